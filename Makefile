@@ -26,7 +26,7 @@ PIP := pip install --quiet --disable-pip-version-check
 # Where an image sets it, every process of every suite would compile its modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install demo up check test test-clients test-system test-all coverage flaky model parity parity-goldens parity-exporters onnx-blocks sanitize equality fuzz faults drill audit test-compose failovers drill-failovers valkey check-deploy observability software-gpu dashboards dashboard-pictures manifests docs docs-pages lock bench bench-recovery bench-plans bench-simulator overload clean
+.PHONY: help install demo up check test test-clients test-system test-all coverage flaky model parity parity-goldens parity-templates parity-exporters onnx-blocks sanitize equality fuzz faults drill audit test-compose failovers drill-failovers valkey check-deploy observability software-gpu dashboards dashboard-pictures manifests docs docs-pages lock bench bench-recovery bench-plans bench-simulator overload clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -142,7 +142,7 @@ check: install ## lint, format, strict types, import rules
 model: install ## every order of events of the protocol, minutes
 	$(BIN)/python -m tests.protocol_model $(ARGS)
 
-parity: parity-goldens parity-exporters ## what others compute and export; installs torch
+parity: parity-goldens parity-templates parity-exporters ## what others compute and export; installs torch
 
 # Every client of tests/clients in an environment of its own, against a whole system; ARGS="-k litellm" takes one. Those of
 # Node are left out where there is no npm.
@@ -166,6 +166,13 @@ parity-goldens: install $(PARITY_VENV)/.installed ## against transformers; insta
 	$(PARITY_VENV)/bin/python -m tests.parity.make_goldens --check
 	$(PARITY_VENV)/bin/python -m tests.parity.make_readings --check
 	$(BIN)/pytest --quiet tests/parity/test_goldens.py tests/parity/test_readings.py $(ARGS)
+
+# The chat templates of many families, which a source distribution on PyPI holds, rendered by us and by transformers.
+TEMPLATES := build/templates
+parity-templates: $(PARITY_VENV)/.installed ## real chat templates against transformers; installs torch
+	@test -n "$(wildcard $(TEMPLATES)/*.tar.gz)" || $(PARITY_VENV)/bin/$(PIP:install%=download%) $(PARITY_PIP) --no-deps \
+		--no-binary llama-cpp-python --dest $(TEMPLATES) llama-cpp-python==0.3.36
+	PYTHONPATH=shared:services/gateway $(PARITY_VENV)/bin/python -m tests.parity.chat_templates $(TEMPLATES)/*.tar.gz
 
 # Exports tiny models with each exporter in an environment of its own, since their transformers differ, and takes what
 # they write through split, check, serving as it is, and import. Exports stay in build/exporters until a script changes.

@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 from blockrelay.text.tokenizer import Tokenizer, VisibleText
 from tests.support.models.tokenizers import byte_level, sentencepiece
 
-_TOKENIZERS = [Tokenizer(byte_level().to_str()), Tokenizer(sentencepiece().to_str())]
+_TOKENIZERS = [
+    Tokenizer(library.to_str()) for library in (byte_level(), sentencepiece(), sentencepiece(metaspace=True))
+]
 _tokenizers = st.sampled_from(_TOKENIZERS)
 #: Bytes of an emoji, plain letters and whole words: characters split over tokens are common, as is nonsense.
 _tokens = st.lists(
@@ -19,7 +21,17 @@ _tokens = st.lists(
     ),
     max_size=40,
 )
+#: Often empty, of special tokens alone, of spaces, or ended within a character.
+_prompts = st.one_of(st.lists(st.sampled_from([1, 35, 259, 260]), max_size=3), _tokens)
 _stops = st.lists(st.text(st.sampled_from("abloEND hé🙂\ufffd"), min_size=1, max_size=5), max_size=3)
+
+
+def _after(tokenizer: Tokenizer, prompt: Sequence[int], tokens: Sequence[int], *, final: bool) -> str:
+    """What `tokens` add to the text of `prompt`, by the definition: both together without the prompt's own."""
+    before = _whole(tokenizer, prompt, final=False)
+    whole = _whole(tokenizer, [*prompt, *tokens], final=final)
+    assert whole.startswith(before)
+    return whole[len(before) :]
 
 
 def _whole(tokenizer: Tokenizer, tokens: Sequence[int], *, final: bool) -> str:
@@ -62,30 +74,31 @@ def _visible(text: str, stop: Sequence[str]) -> tuple[str, bool]:
     return text[: len(text) - held], False
 
 
-@given(_tokenizers, _tokens, _stops)
+@given(_tokenizers, _prompts, _tokens, _stops)
 def test_every_position_equals_the_computation_from_scratch(
-    tokenizer: Tokenizer, tokens: list[int], stop: list[str]
+    tokenizer: Tokenizer, prompt: list[int], tokens: list[int], stop: list[str]
 ) -> None:
-    visible = VisibleText(tokenizer, stop=stop)
+    visible = VisibleText(tokenizer, stop=stop, prompt=prompt)
     shown = ""
     for position, token in enumerate(tokens, 1):
         shown += visible.push(token)
-        expected, stopped = _visible(_whole(tokenizer, tokens[:position], final=False), stop)
+        expected, stopped = _visible(_after(tokenizer, prompt, tokens[:position], final=False), stop)
         assert (shown, visible.stopped) == (expected, stopped)
         if stopped:
             break
     shown += visible.finish()
     if visible.stopped:
         return
-    assert shown == _whole(tokenizer, tokens, final=True)
-    assert shown == tokenizer.decode(tokens)
+    assert shown == _after(tokenizer, prompt, tokens, final=True)
+    if not prompt:
+        assert shown == tokenizer.decode(tokens)
 
 
-@given(_tokenizers, _tokens, _stops, st.integers(0, 40))
+@given(_tokenizers, _prompts, _tokens, _stops, st.integers(0, 40))
 def test_a_reader_that_comes_later_continues_where_another_stopped(
-    tokenizer: Tokenizer, tokens: list[int], stop: list[str], position: int
+    tokenizer: Tokenizer, prompt: list[int], tokens: list[int], stop: list[str], position: int
 ) -> None:
-    first, second = VisibleText(tokenizer, stop=stop), VisibleText(tokenizer, stop=stop)
+    first, second = (VisibleText(tokenizer, stop=stop, prompt=prompt) for _ in range(2))
     shown = first.push_all(tokens[:position])
     assert second.push_all(tokens[:position]) == shown
     assert first.push_all(tokens[position:]) == second.push_all(tokens[position:])

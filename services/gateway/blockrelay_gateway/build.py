@@ -34,7 +34,7 @@ def build(settings: GatewaySettings, folder: BlockFolder, *, tenants: Sequence[s
     model = folder.model
     tokenizer = Tokenizer.from_file(folder.tokenizer_path) if folder.tokenizer_path else None
     source = folder.chat_template()
-    template = ChatTemplate(source, bos_token=model.bos_token, eos_token=model.eos_token) if source else None
+    template = ChatTemplate(source, special_tokens=model.template_tokens) if source else None
     builder = RequestBuilder(
         name=settings.served_name(model.name),
         model=model,

@@ -157,6 +157,9 @@ class Manifest:
             del content["model"]["onnx_layers"]
         if not self.ignored_defaults:
             del content["ignored_defaults"]
+        named = dict(content["model"].pop("special_tokens"))
+        if named:
+            content["model"]["special_tokens"] = named
         if self.imported_from is None:
             del content["imported_from"]
         return json.dumps(content, indent=1, sort_keys=True, allow_nan=False).encode() + b"\n"
@@ -297,10 +300,18 @@ def _decode_model(fields: Fields) -> ModelConfig:
         bos_id=fields.optional_integer("bos_id"),
         bos_token=fields.optional_text("bos_token"),
         eos_token=fields.optional_text("eos_token"),
+        special_tokens=_special_tokens(fields),
         onnx_layers=fields.integers("onnx_layers") if fields.has("onnx_layers") else None,
     )
     fields.done()
     return model
+
+
+def _special_tokens(fields: Fields) -> tuple[tuple[str, str], ...]:
+    if not fields.has("special_tokens"):
+        return ()
+    tokens = fields.nested("special_tokens")
+    return tuple((name, tokens.text(name)) for name in sorted(tokens.names()))
 
 
 def _decode_generation(fields: Fields) -> GenerationDefaults:

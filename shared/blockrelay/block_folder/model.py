@@ -56,9 +56,17 @@ class ModelConfig:
     bos_token: str | None
     """How the chat template spells it; None if the tokenizer has none."""
     eos_token: str | None
+    special_tokens: tuple[tuple[str, str], ...] = ()
+    """Other special tokens that the chat template names: their names, such as `pad_token`, and how they are spelled."""
     onnx_layers: tuple[int, ...] | None = None
     """How many layers each of the ONNX files has that the model is, which are served as they are. None: it has blocks
     of ours."""
+
+    @property
+    def template_tokens(self) -> dict[str, str]:
+        """The special tokens by the names that a chat template has for them, without those that the model has not."""
+        ends = {"bos_token": self.bos_token, "eos_token": self.eos_token}
+        return {name: token for name, token in ends.items() if token is not None} | dict(self.special_tokens)
 
     @property
     def onnx_blocks(self) -> int | None:

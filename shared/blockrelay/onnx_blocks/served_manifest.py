@@ -39,6 +39,7 @@ def served_manifest(
             bos_id=texts.bos_id,
             bos_token=texts.bos_token,
             eos_token=texts.eos_token,
+            special_tokens=texts.special_tokens,
             onnx_layers=shape.block_layers,
         ),
         generation=texts.generation,

@@ -5,10 +5,14 @@ tokenizer_config.json lists all added tokens (`added_tokens_decoder`): then the 
 """
 
 import json
+import re
+from collections.abc import Mapping
 from typing import Any, cast
 
 from blockrelay.block_folder.strict_json import Fields
 from blockrelay.errors import UsageError
+
+_ENDS = ("bos_token", "eos_token")
 
 
 def special_tokens(settings: Fields, older: Fields) -> dict[str, str]:
@@ -30,9 +34,25 @@ def special_tokens(settings: Fields, older: Fields) -> dict[str, str]:
                 found[name] = text
             elif given is None:
                 found.pop(name, None)
-            elif name in ("bos_token", "eos_token"):
+            elif name in _ENDS:
                 raise UsageError(f"{file}: {name} must be a string: {json.dumps(given)}")
+        extra: Any = fields.take("extra_special_tokens") if fields.has("extra_special_tokens") else None
+        for name, value in cast(dict[str, object], extra).items() if isinstance(extra, dict) else ():
+            if (text := _text(value)) is not None:
+                found[name] = text
     return found
+
+
+def named_tokens(found: Mapping[str, str], template: str) -> tuple[tuple[str, str], ...]:
+    """Name and text of each of the special tokens `found` that the chat template names, bos_token and eos_token aside.
+
+    What the template does not name is left out: a model's hash covers what its answers depend on.
+    """
+    return tuple(
+        (name, found[name])
+        for name in sorted(found)
+        if name not in _ENDS and re.search(rf"\b{re.escape(name)}\b", template)
+    )
 
 
 def _text(given: object) -> str | None:

@@ -14,7 +14,7 @@ from blockrelay.block_folder.manifest import TOKENIZER_NAME, GenerationDefaults
 from blockrelay.block_folder.strict_json import Fields
 from blockrelay.errors import BlockFolderError, UsageError
 from blockrelay.text.generation_config import generation_defaults, ignored_defaults, ignored_line
-from blockrelay.text.special_tokens import special_tokens
+from blockrelay.text.special_tokens import named_tokens, special_tokens
 from blockrelay.text.tokenizer import Tokenizer
 
 SPECIAL_TOKENS_NAME = "special_tokens_map.json"
@@ -38,6 +38,7 @@ class Texts:
     """As of Manifest."""
     notes: tuple[str, ...] = ()
     """A line for each thing that no file says, or that is not as a user might expect."""
+    special_tokens: tuple[tuple[str, str], ...] = ()
 
 
 def read_texts(folder: Path, *, vocab_size: int, eos_ids: tuple[int, ...] | None, bos_id: int | None) -> Texts:
@@ -72,6 +73,7 @@ def read_texts(folder: Path, *, vocab_size: int, eos_ids: tuple[int, ...] | None
         chat_template=chat_template,
         bos_token=named.get("bos_token"),
         eos_token=eos_token,
+        special_tokens=named_tokens(named, chat_template or ""),
         bos_id=bos_id,
         eos_ids=eos_ids,
         generation=generation_defaults(generation),

@@ -39,12 +39,16 @@ class TokenBytes:
             if added.get("special"):
                 self._special[token] = content.encode()
                 self._bytes[token] = b""
-            else:
-                self._bytes[token] = _decode(content, steps)
+            else:  # spelled as it is in texts, never in the alphabet of bytes
+                self._bytes[token] = _decode(content, [step for step in steps if step["type"] != "ByteLevel"])
 
     def of(self, token: int) -> bytes:
         """What `token` adds to a text: nothing for special and unknown tokens."""
         return self._bytes.get(token, b"")
+
+    def specials(self, text: str) -> list[int]:
+        """The special tokens that are spelled `text`."""
+        return [token for token, content in self._special.items() if content.decode() == text]
 
     def shown(self, token: int) -> bytes:
         """The same, but the name of a special token: for lists of single tokens."""

@@ -2,22 +2,37 @@
 
 `visible(p)` is the longest prefix of the text of tokens 1..p that is complete UTF-8 and cannot be the beginning of a
 stop string. The event of token p carries what `visible(p)` adds to `visible(p - 1)`, the terminal event the rest. It is
-a pure function of the tokens: any gateway continues any stream at any token. Text is made of bytes that tokens stand
-for, so it never changes backwards (`Tokenizer.decode` of the tokenizers library can: a later byte token may turn a
-whole run of earlier ones into replacement characters).
+a pure function of the tokens: any gateway continues any stream at any token. What a request's tokens add to its prompt
+is the text of both together without the prompt's own: the space that a sentencepiece text begins without is missing at
+the beginning of the prompt only, and a character may begin in the prompt. Text is made of bytes that tokens stand for,
+so it never changes backwards (`Tokenizer.decode` of the tokenizers library can: a later byte token may turn a whole run
+of earlier ones into replacement characters).
 
 Only processes that need text import this module (it needs the `tokenizers` package).
 """
 
 import codecs
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from pathlib import Path
+from typing import Any, Protocol
 
 from tokenizers import Tokenizer as LibraryTokenizer
 
 from blockrelay.errors import BadRequest, BlockFolderError
 from blockrelay.protocol.sampling_params import SamplingParams
 from blockrelay.text.token_bytes import TokenBytes
+
+#: Bytes of a character of UTF-8 that is not complete yet, at most.
+_MOST_INCOMPLETE = 3
+
+
+class TokenList(Protocol):
+    """A list of token ids, or an array of them."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Any: ...
 
 
 class Tokenizer:
@@ -72,18 +87,26 @@ class Tokenizer:
         decoder = IncrementalText(self)
         return "".join(decoder.push(token) for token in tokens) + decoder.finish()
 
+    def stop_ids(self, stop: Iterable[str]) -> tuple[int, ...]:
+        """The special tokens that are spelled as one of the strings `stop`: having no text, they stop by their ids."""
+        return tuple(dict.fromkeys(token for text in stop for token in self.bytes.specials(text)))
+
     def token_bytes(self, token: int) -> bytes:
         """The bytes of one token on its own, as log probabilities show it; a special token's are its name's."""
         return self.bytes.shown(token)
 
 
 class IncrementalText:
-    """Text of a growing list of tokens, characters as soon as they are complete. O(1) per token."""
+    """Text of a growing list of tokens, characters as soon as they are complete. O(1) per token.
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    `prompt`: tokens that stand before them, whose own text is not part of it.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, prompt: TokenList = ()) -> None:
         self._bytes = tokenizer.bytes
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        self._strip = self._bytes.strip_start
+        self._strip = self._left_to_strip(prompt)
+        self._utf8.decode(self._end_of(prompt))
 
     def push(self, token: int) -> str:
         """The characters that `token` completes."""
@@ -101,25 +124,52 @@ class IncrementalText:
         """What is left: U+FFFD for a character that never became complete, else nothing."""
         return self._utf8.decode(b"", final=True)
 
+    def _left_to_strip(self, prompt: TokenList) -> int:
+        """How many spaces at the beginning of the text are still to come, and not part of it."""
+        left = self._bytes.strip_start
+        for byte in chain.from_iterable(self._bytes.of(int(prompt[at])) for at in range(len(prompt))):
+            if not left or byte != ord(" "):
+                return 0
+            left -= 1
+        return left
+
+    def _end_of(self, prompt: TokenList) -> bytes:
+        """The last bytes of the prompt: as many as can be a beginning of a character, and one more."""
+        end = b""
+        for at in range(len(prompt) - 1, -1, -1):
+            end = self._bytes.of(int(prompt[at])) + end
+            if len(end) > _MOST_INCOMPLETE:
+                break
+        return end
+
 
 class VisibleText:
     """Text by position of one request (see the module's docstring).
 
     `stop` strings end the text: the one whose last character comes first, the longest of those, and the text is cut
-    before it. `silent` tokens (those that end the request by their id) have no text.
+    before it. `silent` tokens (those that end the request by their id) have no text. `prompt` stands before the text.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, stop: Sequence[str] = (), silent: frozenset[int] = frozenset()) -> None:
-        self._text = IncrementalText(tokenizer)
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        stop: Sequence[str] = (),
+        silent: frozenset[int] = frozenset(),
+        prompt: TokenList = (),
+    ) -> None:
+        self._text = IncrementalText(tokenizer, prompt)
         self._stop = tuple(stop)
         self._silent = silent
         self._held = ""  # shown to nobody yet: it may be the beginning of a stop string
         self._stopped = False
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer, params: SamplingParams, eos_ids: Sequence[int]) -> "VisibleText":
-        """The text of a request with these parameters on a model with these EOS ids."""
-        return cls(tokenizer, stop=params.stop, silent=params.end_ids(eos_ids))
+    def of(
+        cls, tokenizer: Tokenizer, params: SamplingParams, eos_ids: Sequence[int], prompt: TokenList
+    ) -> "VisibleText":
+        """The text of a request with this prompt and these parameters on a model with these EOS ids."""
+        return cls(tokenizer, stop=params.stop, silent=params.end_ids(eos_ids), prompt=prompt)
 
     @property
     def stopped(self) -> bool:

@@ -59,15 +59,16 @@ class Solo:
     def answer(self, prompt: list[int], params: SamplingParams) -> Answer:
         assert params.seed is not None
         eos_ids = self._folder.model.eos_ids
-        visible = VisibleText.of(self._tokenizer, params, eos_ids)
+        visible = VisibleText.of(self._tokenizer, params, eos_ids, prompt)
         done = generate(self._pipeline, prompt, params, seed=params.seed, tokenizer=self._tokenizer)
         text = visible.push_all(done.tokens) + visible.finish()
         logprobs = None
         if params.logprobs is not None:
             names = self._tokenizer.token_bytes  # as clients see them: tokens without text share one
             logprobs = [
-                [float(one.logprob or 0.0), *{names(token): value for token, value in one.top}.values()]
+                [chosen, *({names(token): value for token, value in one.top} | {names(one.token): chosen}).values()]
                 for one in done.sampled
+                for chosen in (float(one.logprob or 0.0),)
             ]
         return Answer(tokens=done.tokens, text=text, finish_reason=done.finish_reason, logprobs=logprobs)
 

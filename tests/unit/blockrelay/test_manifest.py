@@ -103,6 +103,13 @@ def test_what_is_not_applied_is_written_where_there_is_something() -> None:
     assert decode_manifest(manifest.encode()) == manifest
 
 
+def test_special_tokens_are_written_where_the_template_names_some() -> None:
+    named = make_manifest(replace(MODEL, special_tokens=(("pad_token", "<pad>"),)))
+    assert decode_manifest(named.encode()) == named
+    assert named.model.template_tokens == {"bos_token": "<s>", "pad_token": "<pad>"}
+    assert b"special_tokens" not in make_manifest().encode()
+
+
 def test_the_model_hash_changes_with_anything_in_the_manifest_and_not_with_its_spacing() -> None:
     manifest = make_manifest()
     other_file = {**manifest.files, ROTARY_NAME: FileSpec(sha256="01", bytes=manifest.files[ROTARY_NAME].bytes)}

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer as LibraryTokenizer
 from blockrelay.errors import BadRequest, BlockFolderError
 from blockrelay.protocol.sampling_params import SamplingParams
 from blockrelay.text.tokenizer import Tokenizer, VisibleText
-from tests.support.models.tokenizers import byte_level, sentencepiece
+from tests.support.models.tokenizers import WORDS, byte_level, sentencepiece
 
 
 @pytest.fixture(scope="module")
@@ -63,8 +63,20 @@ def test_the_stop_string_that_is_complete_first_wins_and_of_two_the_longer(token
 
 def test_the_token_that_ends_a_request_has_no_text(tokenizer: Tokenizer) -> None:
     params = SamplingParams(stop_token_ids=tuple(tokenizer.encode("!")))
-    visible = VisibleText.of(tokenizer, params, eos_ids=[1])
+    visible = VisibleText.of(tokenizer, params, eos_ids=[1], prompt=[])
     assert visible.push_all([*tokenizer.encode("hi"), 1, *tokenizer.encode("!")]) == "hi"
+
+
+def test_an_added_token_is_spelled_as_it_is_and_not_in_the_alphabet_of_bytes() -> None:
+    library = byte_level()
+    library.add_tokens(["đem", "é"])
+    tokenizer = Tokenizer(library.to_str())
+    for text in ("xđemé <日>", "é"):
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_a_stop_string_may_be_the_name_of_a_special_token(tokenizer: Tokenizer) -> None:
+    assert tokenizer.stop_ids(["</s>", "s", "<tool>", "<s>"]) == (1, 0)
 
 
 def test_special_tokens_have_no_text_but_a_name(tokenizer: Tokenizer) -> None:
@@ -88,6 +100,22 @@ def test_the_first_space_of_a_sentencepiece_text_is_not_part_of_it() -> None:
     hello = tokenizer.encode("▁hello")
     assert tokenizer.decode(hello) == "hello"
     assert tokenizer.decode(hello * 2) == "hello hello"
+
+
+@pytest.mark.parametrize("metaspace", [False, True])
+def test_what_follows_a_prompt_keeps_its_first_space(metaspace: bool) -> None:
+    tokenizer = Tokenizer(sentencepiece(metaspace=metaspace).to_str())
+    begin, space, hello = [1], [259 + WORDS.index("▁")], [259 + WORDS.index("▁hello")]
+    assert VisibleText(tokenizer, prompt=hello).push_all(hello) == " hello"
+    assert VisibleText(tokenizer, prompt=begin).push_all(hello * 2) == "hello hello"
+    assert VisibleText(tokenizer, prompt=[*begin, *space]).push_all(hello) == " hello"
+    stops = VisibleText(tokenizer, prompt=hello, stop=[" hel"])
+    assert (stops.push_all(hello), stops.stopped) == ("", True)
+
+
+def test_a_character_that_begins_in_the_prompt_is_what_its_last_token_adds(tokenizer: Tokenizer) -> None:
+    tokens = tokenizer.encode("a🙂b")
+    assert VisibleText(tokenizer, prompt=tokens[:3]).push_all(tokens[3:]) == "🙂b"
 
 
 def test_text_that_is_not_unicode_is_refused(tokenizer: Tokenizer) -> None:

@@ -182,6 +182,25 @@ def test_special_tokens_of_the_older_file_count_as_well(tmp_path: Path) -> None:
     assert (texts.bos_token, texts.eos_token, texts.eos_ids) == ("<s>", "</s>", (7, 2))
 
 
+def test_other_special_tokens_are_those_that_the_template_names(tmp_path: Path) -> None:
+    settings = {
+        "chat_template": "{{ pad_token + image_token + cls_token + my_unk_token }}{{ add_bos_token }}",
+        "pad_token": {"content": "<pad>", "lstrip": False},
+        "unk_token": "<unk>",
+        "add_bos_token": True,
+        "extra_special_tokens": {"image_token": "<image>"},
+    }
+    older = {"pad_token": "<old>", "cls_token": {"content": "<cls>"}, "eos_token": "</s>"}
+    texts = read(tmp_path, tokenizer_config=settings, special_tokens_map=older)
+    assert texts.special_tokens == (("cls_token", "<cls>"), ("image_token", "<image>"), ("pad_token", "<old>"))
+
+
+def test_a_template_with_the_tags_of_transformers_is_taken(tmp_path: Path) -> None:
+    template = "{% generation %}{{ messages[0].content }}{% endgeneration %}{% break %}"
+    (tmp_path / "chat_template.jinja").write_text("{% for m in messages %}" + template + "{% endfor %}")
+    assert read(tmp_path).chat_template is not None
+
+
 @pytest.mark.parametrize(
     ("files", "message"),
     [
@@ -193,6 +212,7 @@ def test_special_tokens_of_the_older_file_count_as_well(tmp_path: Path) -> None:
         ({"tokenizer_config": {"chat_template": 1}}, "tokenizer_config.json: chat_template must be a string"),
         ({"special_tokens_map": {"eos_token": [1]}}, "special_tokens_map.json: eos_token must be a string: [1]"),
         ({"tokenizer_config": {"bos_token": 7}}, "tokenizer_config.json: bos_token must be a string"),
+        ({"tokenizer_config": {"chat_template": "{{ " + "(" * 9000 + "1" + ")" * 9000 + " }}"}}, "nested too deeply"),
         ({"tokenizer": {"version": "9"}}, "tokenizer.json cannot be read"),
     ],
 )

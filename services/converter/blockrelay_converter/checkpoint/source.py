@@ -52,5 +52,6 @@ def read_source(checkpoint: Path, *, name: str | None = None, max_position: int 
         bos_id=texts.bos_id,
         bos_token=texts.bos_token,
         eos_token=texts.eos_token,
+        special_tokens=texts.special_tokens,
     )
     return Source(config=config, texts=texts, model=model)

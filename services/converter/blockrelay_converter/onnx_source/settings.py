@@ -58,6 +58,7 @@ def read_settings(
         bos_id=texts.bos_id,
         bos_token=texts.bos_token,
         eos_token=texts.eos_token,
+        special_tokens=texts.special_tokens,
     )
     return Settings(model=model, texts=texts, notes=beside.lacking)
 

@@ -35,7 +35,9 @@ class SamplingFields(Strict):
         default=None, description="of 64 bits; default: made from the id of the request, and returned"
     )
     stop: str | list[str] | None = Field(
-        default=None, description="up to 16 strings that end the text and are not part of it"
+        default=None,
+        description="up to 16 strings that end the text and are not part of it; the name of a special token stands "
+        "for the token",
     )
     stop_token_ids: list[int] | None = Field(default=None, description="up to 64 tokens that end the text")
     ignore_eos: bool | None = Field(default=None, description="the model's own end tokens do not end the text")

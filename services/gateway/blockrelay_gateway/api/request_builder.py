@@ -3,6 +3,7 @@
 Each API says how it spells the fields that may be wrong; everything else about them is the same.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,6 +81,7 @@ class RequestBuilder:
             raise BadRequest(f"{names.max_tokens} must be at least 1, not {max_tokens}", param=names.max_tokens)
         if logprobs is not None:
             check_logprobs(logprobs, param=names.logprobs)
+        stop = (fields.stop,) if isinstance(fields.stop, str) else tuple(fields.stop or ())
         asked = max_tokens or self.generation.max_tokens or self.default_max_tokens
         params = SamplingParams(
             max_tokens=min(asked, self.max_tokens_limit or asked, max(1, context - len(prompt))),
@@ -88,8 +90,8 @@ class RequestBuilder:
             top_p=_first(fields.top_p, self.generation.top_p, 1.0),
             min_p=_first(fields.min_p, self.generation.min_p, 0.0),
             seed=derive_seed(name.request) if fields.seed is None else fields.seed,
-            stop=(fields.stop,) if isinstance(fields.stop, str) else tuple(fields.stop or ()),
-            stop_token_ids=tuple(fields.stop_token_ids or ()),
+            stop=stop,
+            stop_token_ids=self._stop_ids(stop, fields.stop_token_ids or ()),
             ignore_eos=bool(fields.ignore_eos),
             use_cache=fields.use_cache is not False,
             logprobs=logprobs,
@@ -117,6 +119,11 @@ class RequestBuilder:
             timeout_s=checked_timeout(fields.timeout),
             priority=fields.priority,
         )
+
+    def _stop_ids(self, stop: Sequence[str], given: Sequence[int]) -> tuple[int, ...]:
+        """The tokens that end the text: those `given`, and special tokens that are named among the strings `stop`."""
+        named = self.tokenizer.stop_ids(stop) if self.tokenizer is not None else ()
+        return (*given, *(token for token in named if token < self.model.vocab_size and token not in given))
 
 
 def checked_timeout(seconds: float | None) -> float | None:

@@ -73,7 +73,7 @@ class Cell:
 
     def relay(self, followed: FollowedRequest) -> Relay:
         """A fresh relay for one reader of `followed`."""
-        return Relay(self.served.tokenizer, followed.params, self.served.folder.model.eos_ids)
+        return Relay(self.served.tokenizer, followed.params, self.served.folder.model.eos_ids, followed.body.prompt)
 
     async def status(self, readers: Readers) -> str:
         """Of the first request, as GET /v1/requests/{id} says it."""

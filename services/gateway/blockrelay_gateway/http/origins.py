@@ -19,7 +19,8 @@ from blockrelay_gateway.http.front import methods_of
 #: Seconds that a browser need not ask again; answer headers that a page may read.
 PREFLIGHT_S = 600
 EXPOSED = (
-    b"x-request-id, x-client-request-id, retry-after, idempotent-replayed, x-blockrelay-ignored, blockrelay-instead-of"
+    b"x-request-id, x-client-request-id, retry-after, idempotent-replayed, x-blockrelay-ignored, x-blockrelay-seed, "
+    b"x-blockrelay-max-tokens, blockrelay-instead-of"
 )
 
 

@@ -18,7 +18,7 @@ from blockrelay.errors import (
 )
 from blockrelay.protocol.messages import EndEntry, LogEntry, TokenEntry, TokenLogprobs
 from blockrelay.protocol.sampling_params import SamplingParams
-from blockrelay.text.tokenizer import Tokenizer, VisibleText
+from blockrelay.text.tokenizer import Tokenizer, TokenList, VisibleText
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,9 +36,11 @@ class Delta:
 class Relay:
     """Turns the entries of one log, from position 1 on, into deltas."""
 
-    def __init__(self, tokenizer: Tokenizer | None, params: SamplingParams, eos_ids: Sequence[int]) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer | None, params: SamplingParams, eos_ids: Sequence[int], prompt: TokenList
+    ) -> None:
         """Without a tokenizer all text is empty."""
-        self._visible = None if tokenizer is None else VisibleText.of(tokenizer, params, eos_ids)
+        self._visible = None if tokenizer is None else VisibleText.of(tokenizer, params, eos_ids, prompt)
         self._offset = 0
 
     def push(self, entry: LogEntry) -> Delta:

@@ -1,7 +1,7 @@
 """From followed requests to what a client reads: whole answers and event streams, the same for every format."""
 
 from collections.abc import AsyncIterator, Sequence
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from blockrelay.errors import BlockrelayError
 from blockrelay.failpoints import reach
@@ -15,10 +15,15 @@ from blockrelay_gateway.streaming.records import Records
 
 
 class ResponseFormat(Protocol):
-    """How one kind of answer looks, streamed or whole. `index` is that of the prompt."""
+    """How one kind of answer looks, streamed or whole. `index` is that of the prompt.
+
+    `opens_early`: its first chunk is sent when the request is accepted, not together with the first token.
+    """
+
+    opens_early: ClassVar[bool]
 
     def opening(self, followed: FollowedRequest) -> dict[str, Any] | None:
-        """A chunk before the first token, or None."""
+        """A chunk before that of the first token, or None."""
         ...
 
     def chunk(self, index: int, delta: Delta, followed: FollowedRequest, fingerprint: str) -> dict[str, Any]:
@@ -80,6 +85,8 @@ async def stream(
 
     A bad end is an event of its own, never a silent close. Without ids every line is `data: ...`, which is all that
     many readers know; there is an event for each position all the same, so that their number says how far one is.
+    What takes the time to the first token takes it to the first event: none comes before a token but where the format
+    `opens_early`.
     """
     requests = readers.requests
     relays = [source.relay(followed) for followed in requests]
@@ -90,8 +97,12 @@ async def stream(
 
     if with_ids:
         yield sse.RETRY
-    if after is None and (opening := form.opening(requests[0])):
-        yield event(opening, seen)
+    opening = b""
+    if after is None and (opened := form.opening(requests[0])):
+        opening = event(opened, seen)
+    if form.opens_early and opening:
+        yield opening
+        opening = b""
     try:
         async for batch in readers.batches(quiet_s=source.keep_alive_s):
             if not batch:
@@ -107,6 +118,8 @@ async def stream(
                 else:
                     fingerprint = requests[index].numerics or await source.records.numerics(requests[index])
                     body = form.chunk(index, delta, requests[index], fingerprint)
+                    parts.append(opening)
+                    opening = b""
                 # A bad end is told even where the client has seen more, and behind that: Redis may have lost it before.
                 if delta.position > seen[index] or error is not None:
                     seen[index] = max(seen[index] + 1, delta.position)

@@ -179,7 +179,7 @@ class Intake:
         if self._role.last_stage and body.logits == "none":
             progress = Progress(
                 params,
-                prompt_tokens=int(body.prompt.size),
+                prompt=body.prompt,
                 context=self._model.max_position,
                 eos_ids=tuple(self._model.eos_ids),
                 tokenizer=self._tokenizer,

@@ -95,6 +95,8 @@ def main(
     tokens = _prompt_tokens(prompt, ids, tokenizer)
     if stop and tokenizer is None:
         raise BadRequest("the model has no tokenizer, so it cannot look for stop strings", param="stop")
+    if tokenizer is not None:
+        params = replace(params, stop_token_ids=tokenizer.stop_ids(params.stop))
     device = _device(folder, stages, gpu, stage_devices, threads or cores())
     params = _checked(params, tokens, folder, "prompt" if ids is None else "ids", explicit=max_tokens is not None)
 
@@ -103,7 +105,7 @@ def main(
         stage_devices=stage_devices,
     )  # fmt: skip
     load_s = time.perf_counter() - started
-    text = _Text(tokenizer, params, folder, stream=not as_json and not explain)
+    text = _Text(tokenizer, params, folder, tokens, stream=not as_json and not explain)
     steps = _Steps(tokenizer, show=explain and not as_json)
     used_seed = derive_seed(",".join(map(str, tokens))) if seed is None else seed
     numerics = pipeline.numerics
@@ -171,9 +173,15 @@ class _Text:
     """Collects the text of the new tokens and, if asked, prints it as it comes."""
 
     def __init__(
-        self, tokenizer: Tokenizer | None, params: SamplingParams, folder: BlockFolder, *, stream: bool
+        self,
+        tokenizer: Tokenizer | None,
+        params: SamplingParams,
+        folder: BlockFolder,
+        prompt: Sequence[int],
+        *,
+        stream: bool,
     ) -> None:
-        self._visible = None if tokenizer is None else VisibleText.of(tokenizer, params, folder.model.eos_ids)
+        self._visible = None if tokenizer is None else VisibleText.of(tokenizer, params, folder.model.eos_ids, prompt)
         self._stream = stream
         self._parts: list[str] = []
 

@@ -222,9 +222,7 @@ def generate(
     already, as in the log of a request that runs again, and have not ended it; what is generated stands behind them.
     """
     model = pipeline.folder.model
-    progress = Progress(
-        params, prompt_tokens=len(prompt), context=model.max_position, eos_ids=model.eos_ids, tokenizer=tokenizer
-    )
+    progress = Progress(params, prompt=prompt, context=model.max_position, eos_ids=model.eos_ids, tokenizer=tokenizer)
     started = time.perf_counter()
     seconds: dict[str, float] = {}
     for token in known:

@@ -18,7 +18,7 @@ from blockrelay.host.cpu import cores
 from blockrelay.protocol.messages import RequestBody
 from blockrelay.protocol.sampling_params import SamplingParams, check_prompt, derive_seed
 from blockrelay.settings import BUNDLED_MODEL, WorkerSettings
-from blockrelay.text.tokenizer import Tokenizer
+from blockrelay.text.tokenizer import IncrementalText, Tokenizer
 from blockrelay_worker.offline.pipeline import CHUNK_ROWS, Pipeline, generate
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
@@ -43,13 +43,17 @@ def main(
         typer.echo(f"a tensor step: its {len(prompt)} tokens have finite logits")
         return
 
+    text = None if tokenizer is None else IncrementalText(tokenizer, prompt)
+
     def show(token: int) -> None:
-        typer.echo(f"{token} " if tokenizer is None else tokenizer.decode([token]), nl=False)
+        typer.echo(f"{token} " if text is None else text.push(token), nl=False)
         sys.stdout.flush()
 
     seed = derive_seed(request) if params.seed is None else params.seed
     done = generate(pipeline, prompt, params, seed=seed, tokenizer=tokenizer, on_token=show)
-    typer.echo(f"\n{len(done.tokens)} tokens, then it ended ({done.finish_reason})")
+    typer.echo(
+        f"{'' if text is None else text.finish()}\n{len(done.tokens)} tokens, then it ended ({done.finish_reason})"
+    )
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from typing import Literal
 
 from blockrelay.protocol.sampling_params import SamplingParams
-from blockrelay.text.tokenizer import Tokenizer, VisibleText
+from blockrelay.text.tokenizer import Tokenizer, TokenList, VisibleText
 
 FinishReason = Literal["stop", "length"]
 
@@ -21,7 +21,7 @@ class Progress:
         self,
         params: SamplingParams,
         *,
-        prompt_tokens: int,
+        prompt: TokenList,
         context: int,
         eos_ids: tuple[int, ...],
         tokenizer: Tokenizer | None,
@@ -30,11 +30,13 @@ class Progress:
         assert tokenizer is not None or not params.stop, "stop strings need a tokenizer; requests are checked for it"
         self.end_ids = params.end_ids(eos_ids)
         #: Tokens so far, prompt included.
-        self.length = prompt_tokens
+        self.length = len(prompt)
         #: Tokens at most, prompt included.
-        self.limit = min(prompt_tokens + params.max_tokens, context)
+        self.limit = min(len(prompt) + params.max_tokens, context)
         # Text is only needed to find stop strings; without them no token is decoded here.
-        self.text = VisibleText.of(tokenizer, params, eos_ids) if tokenizer is not None and params.stop else None
+        self.text = (
+            VisibleText.of(tokenizer, params, eos_ids, prompt) if tokenizer is not None and params.stop else None
+        )
         #: "length" at once for a request that may not have a single new token.
         self.finish_reason: FinishReason | None = "length" if self.length >= self.limit else None
 

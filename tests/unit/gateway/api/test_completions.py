@@ -6,6 +6,7 @@ import pytest
 
 from blockrelay.text.tokenizer import Tokenizer
 from tests.support.gateway.played import NUMERICS, PlayedWorker, RunningGateway, answering
+from tests.support.gateway.streams import stream
 
 
 def test_a_completion_is_the_text_of_the_committed_tokens(
@@ -27,6 +28,20 @@ def test_a_completion_is_the_text_of_the_committed_tokens(
     assert answer["system_fingerprint"] == NUMERICS
     assert answer["model"] == "tiny"
     assert answer["id"] == "cmpl-" + response.headers["x-request-id"].removeprefix("req-")
+
+
+def test_a_character_that_begins_in_the_prompt_is_text_of_the_answer(
+    gateway: RunningGateway, worker: PlayedWorker, tokenizer: Tokenizer
+) -> None:
+    tokens = tokenizer.encode("x🙂y", add_special_tokens=False)
+    cut = next(end for end in range(len(tokens)) if tokenizer.decode(tokens[:end]).endswith("\ufffd"))
+    with answering(worker, lambda _: (tokens[cut:], "length")):
+        answer = gateway.post("/v1/completions", prompt=tokens[:cut])
+        events = stream(gateway, prompt=tokens[:cut])
+    assert answer.json()["choices"][0]["text"] == "🙂y"
+    assert "".join(event.data["choices"][0]["text"] for event in events[:-1]) == "🙂y"
+    stored = gateway.http.get(f"/v1/requests/{answer.headers['x-request-id']}").json()
+    assert stored["text"] == "🙂y"
 
 
 def test_what_is_ignored_is_named_counted_and_refused_where_that_is_asked(

@@ -36,8 +36,7 @@ def requests(folder: BlockFolder, tokenizer: Tokenizer) -> OpenAIRequests:
         tokenizer=tokenizer,
         default_max_tokens=128,
     )
-    marks = folder.model
-    return OpenAIRequests(builder, ChatTemplate(template, bos_token=marks.bos_token, eos_token=marks.eos_token))
+    return OpenAIRequests(builder, ChatTemplate(template, special_tokens=folder.model.template_tokens))
 
 
 def complete(requests: OpenAIRequests, **fields: Any) -> AdmissionRequest:
@@ -113,6 +112,17 @@ def test_every_sampling_field_arrives(requests: OpenAIRequests) -> None:
     assert (params.min_p, params.seed, params.stop, params.stop_token_ids) == (0.05, -3, ("a", "b"), (5,))
     assert (params.ignore_eos, params.logprobs, asked.timeout_s) == (True, 4, 2.5)
     assert asked.body.background
+
+
+def test_a_stop_string_that_names_a_special_token_acts_as_its_id(
+    requests: OpenAIRequests, tokenizer: Tokenizer
+) -> None:
+    end = tokenizer.stop_ids(["</s>"])
+    assert len(end) == 1
+    for asked in (complete, chat):
+        params = asked(requests, stop=["</s>", "x"], stop_token_ids=[5]).params
+        assert (params.stop, params.stop_token_ids) == (("</s>", "x"), (5, *end))
+        assert asked(requests, stop="</s>", stop_token_ids=list(end)).params.stop_token_ids == end
 
 
 def test_the_cache_salt_travels_with_the_request(requests: OpenAIRequests) -> None:
@@ -259,7 +269,7 @@ def test_a_chat_may_go_on_within_its_last_message(requests: OpenAIRequests, toke
 
 
 def test_clients_may_set_variables_of_the_template(requests: OpenAIRequests, tokenizer: Tokenizer) -> None:
-    dated = replace(requests, template=ChatTemplate("{{ date_string }}", bos_token=None, eos_token=None))
+    dated = replace(requests, template=ChatTemplate("{{ date_string }}"))
     asked = chat(dated, chat_template_kwargs={"date_string": "1 May 1999"})
     assert asked.body.prompt.tolist() == tokenizer.encode("1 May 1999", add_special_tokens=False)
 
@@ -281,7 +291,7 @@ def test_a_chat_is_the_template_with_its_own_special_tokens(requests: OpenAIRequ
 
 
 def test_the_day_is_in_the_prompt_only_without_a_key(requests: OpenAIRequests, tokenizer: Tokenizer) -> None:
-    dated = replace(requests, template=ChatTemplate("{{ strftime_now('%d %b %Y') }}", bos_token=None, eos_token=None))
+    dated = replace(requests, template=ChatTemplate("{{ strftime_now('%d %b %Y') }}"))
     request = ChatRequest.model_validate({"messages": [{"role": "user", "content": "hi"}]})
     keyed = dated.chat(request, who=Identity("req-1", "fingerprint")).body.prompt.tolist()
     assert keyed == tokenizer.encode("26 Jul 2024", add_special_tokens=False)

@@ -20,7 +20,7 @@ def log(tokens: list[int], reason: EndReason = "length") -> list[LogEntry]:
 
 
 def answer(tokenizer: Tokenizer | None, params: SamplingParams, entries: list[LogEntry]) -> Answer:
-    relay, collected = Relay(tokenizer, params, (2,)), Answer()
+    relay, collected = Relay(tokenizer, params, (2,), ()), Answer()
     for entry in entries:
         collected.add(relay.push(entry))
     return collected
@@ -35,7 +35,7 @@ def test_the_pieces_add_up_to_the_text_of_the_tokens(tokenizer: Tokenizer, token
 
 @given(st.lists(st.integers(3, 511), min_size=1, max_size=30), st.text("ae t", min_size=1, max_size=3))
 def test_an_offset_is_what_was_shown_before(tokenizer: Tokenizer, tokens: list[int], stop: str) -> None:
-    relay, shown = Relay(tokenizer, SamplingParams(stop=(stop,)), (2,)), 0
+    relay, shown = Relay(tokenizer, SamplingParams(stop=(stop,)), (2,), ()), 0
     for entry in log(tokens):
         delta = relay.push(entry)
         assert delta.offset == shown
@@ -51,7 +51,7 @@ def test_the_token_that_ends_the_text_has_no_text_but_counts(tokenizer: Tokenize
 
 def test_a_stop_string_is_cut_and_never_shown_in_part(tokenizer: Tokenizer) -> None:
     said = tokenizer.encode("Anna has two apples", add_special_tokens=False)
-    relay = Relay(tokenizer, SamplingParams(stop=("two app",)), (2,))
+    relay = Relay(tokenizer, SamplingParams(stop=("two app",)), (2,), ())
     texts = [relay.push(entry).text for entry in log(said, "stop")]
     assert "".join(texts) == "Anna has "
 
@@ -63,7 +63,7 @@ def test_without_a_tokenizer_there_are_tokens_and_no_text() -> None:
 
 def test_log_probabilities_come_with_their_token(tokenizer: Tokenizer) -> None:
     entry = TokenEntry(1, 5, TokenLogprobs(-0.5, ((5, -0.5), (6, -1.5))).encode())
-    delta = Relay(tokenizer, SamplingParams(logprobs=2), ()).push(entry)
+    delta = Relay(tokenizer, SamplingParams(logprobs=2), (), ()).push(entry)
     assert delta.logprobs == TokenLogprobs(-0.5, ((5, -0.5), (6, -1.5)))
 
 

@@ -1,9 +1,11 @@
 """Streams in the forms that clients ask for: plain, with ids, with the usage of each event."""
 
+import json
 from typing import Any
 
 import pytest
 
+from blockrelay.protocol.messages import EndReason
 from tests.support.gateway.played import PlayedWorker, RunningGateway, answering
 from tests.support.gateway.sse_client import read_events
 from tests.support.gateway.streams import WITH_IDS, stream, wait_for_keep_alives
@@ -27,6 +29,40 @@ def test_a_stream_is_plain_for_who_asks_for_no_ids(
     opening, end, done = int("chat" in path), 1, 1
     assert len(events) == opening + len(said) + end + done, "one for each position, also without text"
     assert events[-1] == "data: [DONE]"
+
+
+CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "x"}], "stream": True}
+
+
+def test_a_chat_begins_with_its_first_token_and_headers_tell_what_is_known_before(
+    gateway: RunningGateway, worker: PlayedWorker, said: list[int]
+) -> None:
+    """Benchmark tools take the first event for the first token."""
+    with gateway.http.stream("POST", "/v1/chat/completions", json={**CHAT, "seed": 7, "max_tokens": 9}) as response:
+        assert (response.headers["x-blockrelay-seed"], response.headers["x-blockrelay-max-tokens"]) == ("7", "9")
+        (claimed,) = worker.claim()
+        assert response.headers["x-request-id"] == worker.public(claimed)
+        wait_for_keep_alives(gateway)
+        worker.say(claimed, said[:1])
+        first = next(chunk for chunk in response.iter_raw() if chunk.strip())
+        role, token = [json.loads(line[6:]) for line in first.splitlines() if line.startswith(b"data: ")]
+        assert role["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+        assert (role["choices"][0]["seed"], role["choices"][0]["max_tokens"]) == (7, 9)
+        assert "role" not in token["choices"][0]["delta"]
+        worker.say(claimed, said[1:], end="stop")
+
+
+@pytest.mark.parametrize(("end", "roles"), [("error", 0), ("length", 1)])
+def test_a_chat_without_a_token_has_a_role_only_where_it_ends_well(
+    gateway: RunningGateway, worker: PlayedWorker, end: EndReason, roles: int
+) -> None:
+    with gateway.http.stream("POST", "/v1/chat/completions", json=CHAT) as response:
+        (claimed,) = worker.claim()
+        worker.say(claimed, [], end=end)
+        events = [event.data for event in read_events(response)]
+    assert len(events) == roles + 2
+    assert [one["choices"][0]["delta"].get("role") for one in events[:roles]] == ["assistant"] * roles
+    assert ("error" in events[0]) == (not roles)
 
 
 @pytest.mark.parametrize("header", [{"idempotency-key": "k"}, {"last-event-id": "0"}, {}])

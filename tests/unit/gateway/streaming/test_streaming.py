@@ -1,5 +1,6 @@
 """Streams: one event per token with its position, resumable anywhere, never closed in silence."""
 
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
 
@@ -54,15 +55,15 @@ def test_openais_client_reads_streams_through_silence_and_keep_alives(
         ) as chunks,
     ):
         claimed = worker.claim()[0]
-        for at, chunk in enumerate(chunks):
+        assert len(gateway.cell.followed) == 1
+        worker.say(claimed, said[:1])
+        for at, chunk in enumerate(chunks):  # the role's, then one for each token
             pieces.append(chunk.choices[0].delta.content or "")
-            if at < 2:
-                heard = gateway.cell.followed
-                assert len(heard) == 1
-                worker.say(claimed, said[at : at + 1])
-                if at == 1:  # a silence longer than the keep-alive interval
-                    wait_for_keep_alives(gateway)
-                    worker.say(claimed, said[2:], end="stop")
+            if at == 1:
+                worker.say(claimed, said[1:2])
+            if at == 2:  # a silence longer than the keep-alive interval
+                wait_for_keep_alives(gateway)
+                worker.say(claimed, said[2:], end="stop")
     assert "".join(pieces) == TEXT
 
 
@@ -135,6 +136,25 @@ def test_logprobs_come_in_both_shapes(gateway: RunningGateway, worker: PlayedWor
             (content,) = found[0]["content"]
             assert bytes(content["bytes"]).decode() == content["token"]
             assert content["top_logprobs"][1] == {"token": "</s>", "logprob": -1.0, "bytes": list(b"</s>")}
+
+
+@pytest.mark.parametrize("asked", [0, 1])
+def test_completions_list_the_chosen_token_even_where_it_is_none_of_the_likeliest(
+    gateway: RunningGateway, worker: PlayedWorker, said: list[int], asked: int
+) -> None:
+    best = ((2, -1.0),)[:asked]
+    logprobs = [TokenLogprobs(-5.0, best) for _ in said]
+    for streamed in (True, False):
+        body = {"prompt": "x", "logprobs": asked, "temperature": 2}
+        with ThreadPoolExecutor(1) as pool:
+            reading = pool.submit(lambda body=body | {"stream": streamed}: gateway.post("/v1/completions", **body))
+            (claimed,) = worker.claim()
+            worker.say(claimed, said, logprobs=logprobs, end="length")
+            response = reading.result()
+        answers = [event.data for event in read_events(response)][:-1] if streamed else [response.json()]
+        told = [c["logprobs"] for one in answers for c in one["choices"] if c["logprobs"]]
+        for token, top in ((t, top) for one in told for t, top in zip(one["tokens"], one["top_logprobs"], strict=True)):
+            assert top == {"</s>": -1.0, token: -5.0} if asked else {token: -5.0}
 
 
 def test_a_stream_that_broke_goes_on_behind_the_last_event_it_had(

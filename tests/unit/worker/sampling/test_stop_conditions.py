@@ -16,7 +16,7 @@ def tokenizer() -> Tokenizer:
 
 
 def _reasons(tokens: list[int], *, prompt: int = 3, context: int = 100, **params: Any) -> list[str | None]:
-    progress = Progress(SamplingParams(**params), prompt_tokens=prompt, context=context, eos_ids=(1, 2), tokenizer=None)
+    progress = Progress(SamplingParams(**params), prompt=[0] * prompt, context=context, eos_ids=(1, 2), tokenizer=None)
     return [advance(progress, token) for token in tokens]
 
 
@@ -43,7 +43,7 @@ def test_an_end_token_in_the_last_place_is_a_stop() -> None:
 
 def test_a_stop_string_ends_it_with_the_token_that_completes_it(tokenizer: Tokenizer) -> None:
     progress = Progress(
-        SamplingParams(stop=("b🙂",), max_tokens=6), prompt_tokens=1, context=50, eos_ids=(), tokenizer=tokenizer
+        SamplingParams(stop=("b🙂",), max_tokens=6), prompt=[0], context=50, eos_ids=(), tokenizer=tokenizer
     )
     reasons = [advance(progress, token) for token in tokenizer.encode("ab🙂")]
     assert reasons == [None] * 5 + ["stop"]
@@ -55,5 +55,5 @@ def test_nothing_comes_behind_the_end() -> None:
 
 
 def test_a_request_without_room_is_over_before_it_begins() -> None:
-    progress = Progress(SamplingParams(max_tokens=0), prompt_tokens=3, context=9, eos_ids=(), tokenizer=None)
+    progress = Progress(SamplingParams(max_tokens=0), prompt=[0] * 3, context=9, eos_ids=(), tokenizer=None)
     assert progress.finish_reason == "length"

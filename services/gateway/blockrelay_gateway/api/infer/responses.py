@@ -141,6 +141,8 @@ def pipeline_error(error: BlockrelayError, end: EndEntry, *, session_id: str | N
 class InferFormat:
     """The text form; streamed: one object per token, then the same object as without streaming."""
 
+    opens_early = True
+
     def __init__(self) -> None:
         self._answers: dict[int, Answer] = {}
 

@@ -5,7 +5,7 @@ Everything that can be wrong with a request's content is found here or in `reque
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 from blockrelay.errors import BadRequest
 from blockrelay.protocol.messages import MAX_CHOICES
@@ -57,15 +57,17 @@ class OpenAIRequests:
         if not request.messages:
             raise BadRequest("messages is empty", param="messages")
         messages = [_message(message, index) for index, message in enumerate(request.messages)]
+        answers, continues = request.add_generation_prompt is not False, bool(request.continue_final_message)
+        if continues:
+            _check_continued(messages, answers=answers)
         who = who or random_identity()
         text = self.template.render(
             messages,
             keyed=bool(who.fingerprint),
-            answers=request.add_generation_prompt is not False,
+            answers=answers,
+            continues=continues,
             variables=request.chat_template_kwargs or {},
         )
-        if request.continue_final_message:
-            text = _up_to_last(text, messages, answers=request.add_generation_prompt is not False)
         (name,) = who.names()
         return self.builder.text(
             request,
@@ -114,38 +116,32 @@ def _check_stream_options(request: CompletionRequest | ChatRequest) -> None:
         raise BadRequest("stream_options needs stream: true", param="stream_options")
 
 
-def _up_to_last(text: str, messages: Sequence[Mapping[str, str]], *, answers: bool) -> str:
-    """The prompt up to the end of what the last message says, which the model goes on with."""
+def _check_continued(messages: Sequence[Mapping[str, Any]], *, answers: bool) -> None:
+    """Raise BadRequest unless the model can go on within the last of the messages."""
     if answers:
         raise BadRequest("continue_final_message needs add_generation_prompt: false", param="continue_final_message")
     if messages[-1]["role"] != "assistant":
         raise BadRequest("continue_final_message needs a last message of the assistant", param="continue_final_message")
-    said = messages[-1]["content"]
-    for shown in (said, said.strip()):  # templates may strip it
-        place = text.rfind(shown) if shown else -1
-        if place >= 0:
-            return text[: place + len(shown)]
-    raise BadRequest("the model's chat template does not show the last message as it is", param="messages")
 
 
-def _message(message: ChatMessage, index: int) -> dict[str, str]:
-    """What a template sees of a message: parts of text are joined."""
+def _message(message: ChatMessage, index: int) -> dict[str, Any]:
+    """What a template may see of a message."""
     param = f"messages.{index}"
     said: object = "" if message.content is None and message.role == "assistant" else message.content
     plain = {"role": message.role, "content": _content(said, f"{param}.content")}
     return plain if message.name is None else {**plain, "name": message.name}
 
 
-def _content(content: object, param: str) -> str:
+def _content(content: object, param: str) -> str | list[dict[str, str]]:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
         raise BadRequest(f"{param} must be text or a list of parts", param=param)
-    texts: list[str] = []
+    parts: list[dict[str, str]] = []
     for part in cast(list[object], content):
         fields = cast(dict[str, object], part) if isinstance(part, dict) else {}
         text = fields.get("text")
         if fields.get("type") != "text" or not isinstance(text, str):
             raise BadRequest(f'{param}: only parts {{"type": "text", "text": ...}} are supported', param=param)
-        texts.append(text)
-    return "".join(texts)
+        parts.append({"type": "text", "text": text})
+    return parts or ""

@@ -60,12 +60,20 @@ def in_force(followed: FollowedRequest) -> dict[str, Any]:
     return {"seed": followed.params.seed, "max_tokens": followed.params.max_tokens}
 
 
+def accepted_headers(requests: Sequence[FollowedRequest]) -> dict[str, str]:
+    """What a stream tells at once of what is `in_force`, since its first event comes with the first token."""
+    told = [in_force(followed) for followed in requests]
+    return {f"x-blockrelay-{name.replace('_', '-')}": ",".join(str(one[name]) for one in told) for name in told[0]}
+
+
 def fallback_events(requests: Sequence[FollowedRequest]) -> list[dict[str, Any]]:
     """Blocks that moved to another device in mid-request."""
     return [event.to_json() for followed in requests if followed.end is not None for event in followed.end.fallbacks]
 
 
 class _Base:
+    opens_early = False  # as OpenAI's servers: benchmark tools take the first event for the first token
+
     def __init__(self, kind: Kind, model: str, tokenizer: Tokenizer | None, options: Options) -> None:
         self._kind: Kind = kind
         self._model, self._tokenizer, self._options = model, tokenizer, options
@@ -173,12 +181,15 @@ class CompletionFormat(_Base):
         return {
             "tokens": [self._name(token) for _, _, token in known if token is not None],
             "token_logprobs": [logprobs.logprob if logprobs else None for _, logprobs, _ in known],
-            "top_logprobs": [
-                {self._name(token): value for token, value in logprobs.top} if logprobs else None
-                for _, logprobs, _ in known
-            ],
+            "top_logprobs": [self._best(token, logprobs) for _, logprobs, token in known],
             "text_offset": [delta.offset for delta, _, _ in known],
         }
+
+    def _best(self, token: int | None, logprobs: TokenLogprobs | None) -> dict[str, float] | None:
+        """The likeliest tokens, and the one that was chosen where it is none of them."""
+        if logprobs is None or token is None:
+            return None
+        return {self._name(other): value for other, value in logprobs.top} | {self._name(token): logprobs.logprob}
 
 
 class ChatFormat(_Base):

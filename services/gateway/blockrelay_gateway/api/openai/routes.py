@@ -10,7 +10,7 @@ from blockrelay_gateway.admission.admission_request import AdmissionRequest
 from blockrelay_gateway.admission.idempotency import HEADER, Identity
 from blockrelay_gateway.api import state
 from blockrelay_gateway.api.client_headers import client_headers
-from blockrelay_gateway.api.openai.responses import Kind, Options, format_of
+from blockrelay_gateway.api.openai.responses import Kind, Options, accepted_headers, format_of
 from blockrelay_gateway.api.openai.schemas import ChatRequest, CompletionRequest, StreamOptions
 from blockrelay_gateway.api.openai.strictness import header, ignored_fields, label
 from blockrelay_gateway.api.state import Gateway
@@ -79,6 +79,7 @@ async def _answer(
     if body.stream:
         resumes = HEADER in request.headers or LAST_EVENT_ID in request.headers
         with_ids = resumes or bool(asked_of_stream.event_ids)
+        headers |= accepted_headers(readers.requests)
         return sse.EventStream(stream(cell, readers, form, after=after, with_ids=with_ids), readers, headers)
     with readers:
         if body.background:

@@ -66,7 +66,9 @@ class CompletionRequest(SamplingFields, UnusedFields):
 
     prompt: Any = Field(description="text, token ids, a list of texts or a list of lists of token ids")
     logprobs: int | None = Field(
-        default=None, description="log probabilities of each new token and of so many of the likeliest, 0 to 20"
+        default=None,
+        description="log probabilities of each new token and of so many of the likeliest, 0 to 20; the "
+        "chosen one is always among them",
     )
     stream_options: StreamOptions | None = Field(default=None, description="of a stream")
 

@@ -167,7 +167,7 @@ async def _view(gateway: Gateway, request_id: str, tenant: str) -> dict[str, Any
     cell.records.check(request_id, (record.get(b"model"), record.get(b"tenant")), tenant)
     body = body_of(record, log)
     params = SamplingParams.from_dict(body.params)
-    relay, answer = Relay(gateway.served.tokenizer, params, gateway.folder.model.eos_ids), Answer()
+    relay, answer = Relay(gateway.served.tokenizer, params, gateway.folder.model.eos_ids, body.prompt), Answer()
     for entry in decode_log(log):
         answer.add(relay.push(entry))
     end = answer.end
