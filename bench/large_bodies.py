@@ -122,9 +122,11 @@ def measure(tree: Path, bodies: int) -> None:
             )
             alive.longest, began, asked = 0.0, time.perf_counter(), kinds()
 
-            def send(number: int) -> int:
+            def send(number: int) -> str:
                 path, body = asked[number % len(asked)]
-                return httpx.post(f"{side.url}{path}", content=body, timeout=300).status_code
+                answer = httpx.post(f"{side.url}{path}", content=body, timeout=300)
+                said = "" if answer.is_success else answer.json()["error"]["message"][:80]
+                return f"{answer.status_code} {said}".strip()
 
             answers = collections.Counter(threads.map(send, range(bodies)))
             took = time.perf_counter() - began

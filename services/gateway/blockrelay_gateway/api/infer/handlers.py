@@ -13,31 +13,24 @@ from blockrelay.errors import BadRequest, BlockrelayError, ExecutionError, WireE
 from blockrelay.protocol.messages import EndEntry
 from blockrelay.protocol.tensors import decode_result, to_float16
 from blockrelay_gateway.admission.admission_request import AdmissionRequest
-from blockrelay_gateway.admission.idempotency import Identity
 from blockrelay_gateway.admission.namespaces import scoped_session
-from blockrelay_gateway.api.client_headers import ClientHeaders
 from blockrelay_gateway.api.infer import requests
 from blockrelay_gateway.api.infer.responses import InferFormat, execution, pipeline_error, tensor_success
-from blockrelay_gateway.api.infer.schemas import TENSOR_FIELDS, TENSOR_ONLY_FIELDS, InferRequest
 from blockrelay_gateway.api.infer.session_kv import (
     ServedKv,
-    asked_layers,
     check_kv_lengths,
     fields_of,
     kv_tensors,
-    read_given,
     row_kv,
-    split_tensors,
 )
 from blockrelay_gateway.api.infer.tensor_steps import (
     Session,
     TensorStep,
-    check_names,
     other_shapes,
-    read_inputs,
     read_steps,
     row_session,
 )
+from blockrelay_gateway.api.reading import Tensors
 from blockrelay_gateway.api.state import Gateway
 from blockrelay_gateway.cells.cell import Cell
 from blockrelay_gateway.cells.submission import Place
@@ -86,29 +79,6 @@ class AcceptedStep:
     readers: Readers
 
 
-def is_tensor_form(request: InferRequest) -> bool:
-    """Which form it is. Raises BadRequest for a mixture of both, by the name of the field that does not belong."""
-    given = request.model_fields_set
-    if (request.input_tensors is None) == (request.prompt is None):
-        raise BadRequest("send either prompt or input_tensors", param="prompt")
-    if request.input_tensors is None:
-        for name in sorted(given & TENSOR_ONLY_FIELDS):
-            if getattr(request, name) is not None:
-                raise BadRequest(f"{name} belongs to the tensor form, which has no prompt", param=name)
-        return False
-    for name in sorted(given - TENSOR_FIELDS):
-        if getattr(request, name) is not None:
-            raise BadRequest(f"{name} belongs to the text form, not to input_tensors", param=name)
-    return True
-
-
-async def text_request(
-    gateway: Gateway, request: InferRequest, who: Identity, headers: ClientHeaders
-) -> AdmissionRequest:
-    """The text form, checked. Raises BadRequest."""
-    return await by_size(len(request.prompt or ()), requests.text_request, gateway.builder, request, headers, who)
-
-
 async def finish_text(cell: Cell, readers: Readers) -> Finished:
     """The answer to the text form once it has ended."""
     answers, form = await collect(cell, readers), InferFormat()
@@ -139,14 +109,12 @@ async def text_objects(cell: Cell, readers: Readers) -> AsyncIterator[dict[str, 
                 yield form.chunk(0, delta, followed, "")
 
 
-async def submit_tensors(
-    gateway: Gateway, request: InferRequest, who: Identity, headers: ClientHeaders, tenant: Tenant, *, size: int
-) -> AcceptedStep:
-    """Accept a tensor step, a request for each of its rows, or find those that it repeats. `size`: of the body, bytes.
+async def submit_tensors(gateway: Gateway, asked: Tensors, tenant: Tenant) -> AcceptedStep:
+    """Accept a tensor step, a request for each of its rows, or find those that it repeats.
 
     `finish_tensors` closes the readers.
     """
-    place, steps, rows = await _rows(gateway, request, who, headers, tenant, size)
+    place, steps, rows = await _rows(gateway, asked, tenant)
     cell, readers = await gateway.submission.submit(rows, tenant, together=True, place=place)
     return AcceptedStep(cell, gateway.kv, steps, [requests.accepted(row) for row in rows], readers)
 
@@ -220,17 +188,12 @@ def _side_by_side(values: Sequence[NDArray[np.float32]], steps: Sequence[TensorS
 
 
 async def _rows(
-    gateway: Gateway, request: InferRequest, who: Identity, headers: ClientHeaders, tenant: Tenant, size: int
+    gateway: Gateway, tensors: Tensors, tenant: Tenant
 ) -> tuple[Place | None, list[TensorStep], list[AdmissionRequest]]:
     """Where they have to go, if anywhere, and what they are."""
-    model = gateway.folder.model
-    gateway.builder.check_model(request.model)
-    number = check_names(request.session_id, request.step)
-    served, context = gateway.kv, model.max_position
-    asked = asked_layers(served, request.blocks)
-    tensors, past = split_tensors(request.input_tensors or {})
-    inputs = await by_size(size, read_inputs, tensors, context=context, vocab_size=model.vocab_size)
-    given = await by_size(size, read_given, served, past, rows=inputs.rows, context=context)
+    model, served = gateway.folder.model, gateway.kv
+    request, number, inputs = tensors.request, tensors.number, tensors.inputs
+    given, asked = tensors.given, tensors.layers
     sessions, place = [Session()] * inputs.rows, None
     if (session := request.session_id) is not None:
         names = [row_session(session, 0, inputs.rows), *other_shapes(session, inputs.rows)]
@@ -252,10 +215,10 @@ async def _rows(
             step,
             name,
             logits=logits,
-            headers=headers,
+            headers=tensors.headers,
             kv=row_kv(served, row, len(step.tokens), given=given, asked=asked),
         )
-        for row, (step, name) in enumerate(zip(steps, who.names(inputs.rows), strict=True))
+        for row, (step, name) in enumerate(zip(steps, tensors.who.names(inputs.rows), strict=True))
     ]
     return place, steps, rows
 

@@ -167,5 +167,5 @@ def _model(gateway: Gateway) -> dict[str, Any]:
         "precision": manifest.precision,
         "blocks": model.blocks,
         "model_hash": manifest.model_hash,
-        "chat": gateway.openai.template is not None,
+        "chat": gateway.intake.reading.openai.template is not None,
     }
