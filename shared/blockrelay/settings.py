@@ -84,7 +84,7 @@ class GatewaySettings(Settings):
         default=None,
         ge=1024,
         description="bytes of memory that bodies, what is parsed of them, and tensor answers take at once; default: a "
-        "quarter of what the container still has, at most 256 MiB",
+        "quarter of what the container still has, at most 320 MiB",
     )
     body_helpers: int = Field(
         default=2, ge=1, le=64, description="processes that read large bodies; each is started when it is needed"

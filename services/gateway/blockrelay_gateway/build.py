@@ -25,7 +25,7 @@ from blockrelay_gateway.tracing.ended_requests import Traces
 
 #: Where no setting says how much bodies and answers may take: a share of what this process may still take, at most so
 #: many bytes.
-BODIES_SHARE, MOST_BODIES_BYTES = 4, 256 << 20
+BODIES_SHARE, MOST_BODIES_BYTES = 4, 320 << 20
 
 
 def build(settings: GatewaySettings, folder: BlockFolder, *, tenants: Sequence[str]) -> Gateway:

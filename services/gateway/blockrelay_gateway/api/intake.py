@@ -18,7 +18,7 @@ from blockrelay.errors import BadRequest, Conflict, NotFound, ServiceUnavailable
 from blockrelay.settings import GatewaySettings
 from blockrelay_gateway.admission.idempotency import HEADER
 from blockrelay_gateway.api.client_headers import client_headers
-from blockrelay_gateway.api.reading import Read, Reading, Sender, reading_of
+from blockrelay_gateway.api.reading import Read, Reading, Sender, Tensors, reading_of
 from blockrelay_gateway.helpers.json_size import parsed_bytes
 from blockrelay_gateway.helpers.pool import Helpers
 from blockrelay_gateway.http import authentication
@@ -51,16 +51,20 @@ class Intake:
     helpers: Helpers
 
     async def body(self, request: Request, how: How[T]) -> T:
-        """What the body of a request says. Raises BadRequest and what `helpers` raises, and HTTPException for what is
+        """What the body of a request says. KV that came with a tensor step keeps the room of the body until `accepted`.
+        Raises BadRequest and what `helpers` raises, and HTTPException for what is
         no text."""
         received: ReceivedBody = request.scope[RECEIVED]
         keys = tuple(request.headers.getlist(HEADER))
         tenant = authentication.of(request)
         sender = Sender(tenant.name, client_headers(request.headers), keys)
+        kept = False
         try:
             read = await self.read(received.take(), sender, received.share, how)
+            kept = isinstance(read.content, Tensors)
         finally:
-            received.share.give_back()
+            if not kept:
+                received.share.give_back()
         request.state.session_id = read.session_id  # errors name it
         if read.unreadable:
             raise HTTPException(400, "There was an error parsing the body")
@@ -77,6 +81,11 @@ class Intake:
         room = partial(share.wait, parsed, ROOM_S)
         work = (self.settings, self.reading.model_key, how.__name__, raw, sender)
         return cast(Read[T], await self.helpers.run(sender.tenant, _read, *work, room=room))
+
+
+def accepted(request: Request) -> None:
+    """Nothing of what came with the body is kept any longer."""
+    request.scope[RECEIVED].share.give_back()
 
 
 def content_of(read: Read[T]) -> T:

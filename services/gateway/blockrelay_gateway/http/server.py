@@ -169,12 +169,17 @@ def _socket_for(arrival_s: float, bodies: BodyBudget) -> type[WebSocketsSansIOPr
             begun = False
             try:
                 async for piece in pieces:
-                    await self.writable.wait()
+                    async with asyncio.timeout(arrival_s):  # it holds memory until it is read
+                        await self.writable.wait()
                     (self.conn.send_continuation if begun else self.conn.send_text)(piece, fin=False)
                     begun = True
                     self.transport.write(b"".join(self.conn.data_to_send()))
                 self.conn.send_continuation(b"", fin=True)
                 self.transport.write(b"".join(self.conn.data_to_send()))
+            except TimeoutError:
+                self.conn.fail(1008, f"the answer was not read within {arrival_s:g} seconds")
+                self.handle_parser_exception()
+                raise ClientDisconnected from None
             except InvalidState:
                 raise ClientDisconnected from None
 

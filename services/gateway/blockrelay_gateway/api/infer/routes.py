@@ -1,7 +1,9 @@
 """POST /v1/infer and its WebSocket."""
 
+from contextlib import ExitStack
+
 from fastapi import APIRouter, Request, WebSocket
-from fastapi.responses import Response, StreamingResponse
+from fastapi.responses import Response
 
 from blockrelay_gateway.api import state
 from blockrelay_gateway.api.body_route import OwnBodyRoute, described_by
@@ -9,6 +11,7 @@ from blockrelay_gateway.api.infer import handlers, session_view
 from blockrelay_gateway.api.infer.responses import InferFormat, TensorAnswer
 from blockrelay_gateway.api.infer.schemas import InferRequest
 from blockrelay_gateway.api.infer.websocket import converse
+from blockrelay_gateway.api.intake import accepted
 from blockrelay_gateway.api.reading import Reading, Tensors
 from blockrelay_gateway.http import authentication, openapi, sse
 from blockrelay_gateway.http.errors import JsonAnswer, status_of
@@ -26,11 +29,16 @@ async def infer_once(request: Request) -> Response:
     body = await gateway.intake.body(request, Reading.infer)
     if isinstance(body, Tensors):
         session = body.request.session_id
-        accepted = await handlers.submit_tensors(gateway, body, tenant)
-        readers = accepted.readers
-        with readers:  # also of a client that left before anything was read
-            done = await sse.unless_gone(request, handlers.finish_tensors(accepted, session, tenant))
-        return _answer(done, readers.headers)
+        step = await handlers.submit_tensors(gateway, body, tenant)
+        del body
+        accepted(request)
+        with step.readers, ExitStack() as room:  # also of a client that left before anything was read
+            room.callback(step.share.give_back)
+            done = await sse.unless_gone(request, handlers.finish_tensors(step, session, tenant))
+            if done is not None and done.tensors:
+                answer, within_s = TensorAnswer(done.body, done.tensors), gateway.settings.arrival_timeout_s
+                return sse.LargeAnswer(answer.pieces(), answer.size, room.pop_all(), step.readers.headers, within_s)
+        return _answer(done, step.readers.headers)
     names = [one.request for one in body.asked]
     after = starting_after(request.headers.get(LAST_EVENT_ID), names, streamed=body.stream)
     cell, readers = await gateway.submission.submit(body.asked, tenant)
@@ -45,10 +53,6 @@ async def infer_once(request: Request) -> Response:
 def _answer(done: handlers.Finished | None, headers: dict[str, str]) -> Response:
     if done is None:
         return Response(status_code=499)
-    if done.tensors:
-        answer = TensorAnswer(done.body, done.tensors)
-        headers = {**headers, "content-length": str(answer.size)}
-        return StreamingResponse(answer.pieces(), headers=headers, media_type=JsonAnswer.media_type)
     return JsonAnswer(done.body, status_code=status_of(done.error) if done.error else 200, headers=headers)
 
 

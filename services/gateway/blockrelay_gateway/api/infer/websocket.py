@@ -4,6 +4,7 @@ import asyncio
 import json
 import re
 from collections.abc import Coroutine
+from contextlib import ExitStack
 from typing import Any
 
 from fastapi import WebSocket, WebSocketDisconnect
@@ -147,7 +148,8 @@ class Conversation:
         return self._text(letter.name, cell, readers, background=asked.background, streamed=asked.stream)
 
     async def _tensors(self, name: str | int | None, session: str | None, accepted: handlers.AcceptedStep) -> None:
-        with accepted.readers:
+        with accepted.readers, ExitStack() as room:
+            room.callback(accepted.share.give_back)
             done = await handlers.finish_tensors(accepted, session, self._tenant)
             if done.tensors:
                 pieces = TensorAnswer(_named(done.body, name), done.tensors).pieces()
