@@ -80,7 +80,15 @@ class GatewaySettings(Settings):
         default="", description="names, by commas, that Host may say; default: on loopback localhost, else any; *: any"
     )
     max_body_bytes: int = Field(default=8 << 20, ge=1024, description="bytes of one body or message")
-    max_bodies_bytes: int = Field(default=128 << 20, ge=1024, description="bytes of all bodies that are read at once")
+    max_bodies_bytes: int | None = Field(
+        default=None,
+        ge=1024,
+        description="bytes of memory that bodies, what is parsed of them, and tensor answers take at once; default: a "
+        "quarter of what the container still has, at most 320 MiB",
+    )
+    body_helpers: int = Field(
+        default=2, ge=1, le=64, description="processes that read large bodies; each is started when it is needed"
+    )
     max_connections: int = Field(default=2048, ge=1, description="requests and sockets under way at this gateway")
     arrival_timeout_s: float = Field(
         default=60.0, gt=0, description="longest time that a head, or a body, may take to arrive"

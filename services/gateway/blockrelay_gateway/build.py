@@ -7,22 +7,25 @@ from functools import partial
 from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.cell_list import cells_of
 from blockrelay.errors import UsageError
+from blockrelay.host.memory import available_bytes
 from blockrelay.observability import logs
 from blockrelay.observability.registry import service_registry
 from blockrelay.settings import GatewaySettings, traces_wanted
-from blockrelay.text.tokenizer import Tokenizer
-from blockrelay_gateway.api.infer.session_kv import served_kv
-from blockrelay_gateway.api.openai.chat_template import ChatTemplate
-from blockrelay_gateway.api.openai.requests import OpenAIRequests
-from blockrelay_gateway.api.request_builder import RequestBuilder
+from blockrelay_gateway.api.intake import Intake
+from blockrelay_gateway.api.reading import reading_of
 from blockrelay_gateway.api.state import Gateway
 from blockrelay_gateway.cells.build import build_cell
 from blockrelay_gateway.cells.cell import ServedModel
 from blockrelay_gateway.cells.cells import Cells
 from blockrelay_gateway.cells.submission import Submission
+from blockrelay_gateway.helpers.pool import Helpers
 from blockrelay_gateway.http.body_budget import BodyBudget, BodyTimeout
 from blockrelay_gateway.http.errors import ErrorResponder
 from blockrelay_gateway.tracing.ended_requests import Traces
+
+#: Where no setting says how much bodies and answers may take: a share of what this process may still take, at most so
+#: many bytes.
+BODIES_SHARE, MOST_BODIES_BYTES = 4, 320 << 20
 
 
 def build(settings: GatewaySettings, folder: BlockFolder, *, tenants: Sequence[str]) -> Gateway:
@@ -31,19 +34,10 @@ def build(settings: GatewaySettings, folder: BlockFolder, *, tenants: Sequence[s
     Raises BlockFolderError for an unusable tokenizer or template, UsageError for an unusable file of cells, or where
     traces are wanted and cannot be sent.
     """
-    model = folder.model
-    tokenizer = Tokenizer.from_file(folder.tokenizer_path) if folder.tokenizer_path else None
-    source = folder.chat_template()
-    template = ChatTemplate(source, special_tokens=model.template_tokens) if source else None
-    builder = RequestBuilder(
-        name=settings.served_name(model.name),
-        model=model,
-        generation=folder.manifest.generation,
-        tokenizer=tokenizer,
-        default_max_tokens=settings.default_max_tokens,
-        max_tokens_limit=settings.max_tokens_limit,
+    reading = reading_of(settings, folder)
+    served = ServedModel(
+        folder=folder, key=folder.model_key, name=reading.builder.name, tokenizer=reading.builder.tokenizer
     )
-    served = ServedModel(folder=folder, key=folder.model_key, name=builder.name, tokenizer=tokenizer)
     traces = _traces(settings)
     cells = _cells(settings, served, traces, tenants)
     own = cells.home.metrics
@@ -51,15 +45,16 @@ def build(settings: GatewaySettings, folder: BlockFolder, *, tenants: Sequence[s
     return Gateway(
         settings=settings,
         served=served,
-        kv=served_kv(folder),
-        builder=builder,
-        openai=OpenAIRequests(builder, template),
+        intake=Intake(settings, reading, Helpers(settings.body_helpers)),
         responder=ErrorResponder(own.rejections, own.limited),
         cells=cells,
         submission=Submission(cells, retention_s=retention_s, replicas=replicas),
         traces=traces,
         body_timeout=BodyTimeout(settings.arrival_timeout_s),
-        bodies=BodyBudget(max(settings.max_body_bytes, settings.max_bodies_bytes)),
+        bodies=BodyBudget(
+            settings.max_bodies_bytes or min(MOST_BODIES_BYTES, available_bytes() // BODIES_SHARE),
+            largest_body=settings.max_body_bytes,
+        ),
     )
 
 

@@ -29,6 +29,7 @@ _FIELDS = frozenset({"_tensor_", "dtype", "shape", "data_b64", "data"})
 _MAGIC = b"BRRT"
 _HEADER = struct.Struct("<4sIIII")
 _VERSION = 1
+HEADER_BYTES = _HEADER.size
 
 
 def decode_tensor(value: object, *, param: str, max_elements: int) -> NDArray[Any]:
@@ -108,6 +109,45 @@ def decode_result(data: bytes) -> NDArray[np.float32]:
     if zlib.crc32(memoryview(data)[_HEADER.size :]) != checksum:
         raise WireError("a result has another checksum than its header says")
     return np.frombuffer(data, dtype="<f4", offset=_HEADER.size).reshape(rows, columns)
+
+
+class ResultReader:
+    """Reads a stored result piece by piece: its last rows become float16 in an array of the caller, and no more of it
+    is in memory than one piece."""
+
+    def __init__(self, into: NDArray[np.float16]) -> None:
+        """`into`: contiguous [rows, columns]. A result with fewer rows, or with other columns, is refused."""
+        self._into, self._wanted = into.reshape(-1), into.shape
+        self._checksum = self._found = 0
+        self._left = 0  # values that are to come
+
+    def begin(self, header: bytes) -> int:
+        """The first HEADER_BYTES; how many bytes are to come. Raises WireError."""
+        if len(header) < _HEADER.size:
+            raise WireError(f"a result of {len(header)} bytes has no header")
+        magic, version, self._checksum, rows, columns = cast(tuple[bytes, int, int, int, int], _HEADER.unpack(header))
+        if magic != _MAGIC or version != _VERSION:
+            raise WireError("a result has another magic or version than ours")
+        wanted, vocab = self._wanted
+        if rows < wanted or columns != vocab:
+            raise WireError(f"a result has shape {[rows, columns]}, expected {wanted} rows of {vocab}")
+        self._left = rows * columns
+        return 4 * self._left
+
+    def push(self, piece: bytes) -> None:
+        """The next bytes, whole values. Lets go of the interpreter for most of its time."""
+        self._found = zlib.crc32(piece, self._found)
+        values = np.frombuffer(piece, dtype="<f4")
+        place = self._into.size - self._left  # below 0 in rows that nobody wants
+        self._left -= values.size
+        skipped = max(0, min(values.size, -place))
+        values, place = values[skipped:], place + skipped
+        self._into[place : place + values.size] = to_float16(values)
+
+    def end(self) -> None:
+        """Raises WireError unless every byte was as written."""
+        if self._left or self._found != self._checksum:
+            raise WireError("a result has another checksum than its header says")
 
 
 def _dtype(name: object, param: str) -> np.dtype[Any]:

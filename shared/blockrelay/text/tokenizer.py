@@ -23,6 +23,10 @@ from blockrelay.errors import BadRequest, BlockFolderError
 from blockrelay.protocol.sampling_params import SamplingParams
 from blockrelay.text.token_bytes import TokenBytes
 
+#: Characters from which a text is encoded as a batch of one: the library lets others use the interpreter meanwhile.
+LONG_TEXT = 1 << 14
+#: Normalisers compose characters: up to so many bytes become one.
+COMPOSED = 3
 #: Bytes of a character of UTF-8 that is not complete yet, at most.
 _MOST_INCOMPLETE = 3
 
@@ -46,6 +50,10 @@ class Tokenizer:
             raise BlockFolderError(f"tokenizer.json cannot be read: {error}") from error
         self._library.no_padding()
         self._library.no_truncation()
+        names = self._library.get_vocab(with_added_tokens=True)
+        composed = 1 if self._library.normalizer is None else COMPOSED
+        #: Bytes of a text that one token stands for, at most.
+        self.longest = composed * max((len(name.encode()) for name in names), default=1)
         self.bytes = TokenBytes(definition)
 
     @classmethod
@@ -80,7 +88,10 @@ class Tokenizer:
             raise BadRequest(
                 "the text holds half of a surrogate pair, which is not a character", param="prompt"
             ) from error
-        return self._library.encode(text, add_special_tokens=add_special_tokens).ids
+        if len(text) < LONG_TEXT:
+            return self._library.encode(text, add_special_tokens=add_special_tokens).ids
+        (encoded,) = self._library.encode_batch([text], add_special_tokens=add_special_tokens)
+        return encoded.ids
 
     def decode(self, tokens: Iterable[int]) -> str:
         """The whole text of `tokens`; what is not complete UTF-8 becomes U+FFFD. Special tokens have no text."""

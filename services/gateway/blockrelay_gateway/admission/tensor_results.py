@@ -9,15 +9,19 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 
+import numpy as np
 import redis.asyncio
+from numpy.typing import NDArray
 
 from blockrelay.auth.api_keys import Tenant
 from blockrelay.errors import RedisTrouble
 from blockrelay.protocol.constants import GIVEN_S, READ_RESULT_S
 from blockrelay.protocol.keys import Keys
+from blockrelay.protocol.tensors import HEADER_BYTES, ResultReader
 from blockrelay.redis.client import backoff_s
 from blockrelay.redis.errors import RedisWatch
 from blockrelay_gateway.admission.redis_memory import read_memory
+from blockrelay_gateway.http.offload import by_size
 
 #: Share of the payload Redis' memory that results may take, and where it is the control Redis too. As much again may
 #: be on its way to readers; rows between stages, and pages, need the rest.
@@ -33,6 +37,8 @@ POLL_S = 1.0
 RETRY_FOR_S = 60.0
 #: Pages of KV in one command: a few megabytes.
 FIELDS = 64
+#: Bytes of a result in one command, whole values.
+RESULT_PART = 4 << 20
 
 
 class Results:
@@ -84,21 +90,39 @@ class Results:
         most = self._most or 0
         return most, int(TENANT_SHARE * most) if tenant.name else 0
 
-    async def fetch(self, request: str, *, now_ms: Callable[[], int], give_up: Callable[[], bool]) -> bytes | None:
-        """What was stored for a request that has ended; None when it is gone. READ_RESULT_S later it is.
+    async def fetch(
+        self, request: str, into: NDArray[np.float16], *, now_ms: Callable[[], int], give_up: Callable[[], bool]
+    ) -> bool:
+        """Read what was stored for a request that has ended, its last rows, into an array; False when it is gone.
+        READ_RESULT_S later it is.
 
         What was computed is worth waiting for: raises RedisTrouble when the payload Redis does not give it for a while,
-        or when `give_up` says so. `now_ms`: Redis' clock.
+        or when `give_up` says so, and WireError for a result that is none. `now_ms`: Redis' clock.
         """
-        value = await self._read(
-            lambda: cast(Any, self._payload.getex(self._keys.result(request), ex=READ_RESULT_S)), give_up
-        )
+        name, reader = self._keys.result(request), ResultReader(into)
+
+        async def part(start: int, count: int) -> bytes:
+            ask = partial(cast(Any, self._payload.getrange), name, start, start + count - 1)
+            return await self._read(ask, give_up)
+
+        header = await part(0, HEADER_BYTES)
+        if not header:
+            return False
+        size = reader.begin(header)
+        for start in range(0, size, RESULT_PART):
+            count = min(RESULT_PART, size - start)
+            piece = await part(HEADER_BYTES + start, count)
+            if len(piece) < count:  # its time was over
+                return False
+            await by_size(count, reader.push, piece)
+        reader.end()
+        await self._read(lambda: cast(Any, self._payload.expire(name, READ_RESULT_S)), give_up)
         try:
             gone = {request: now_ms() + 1000 * READ_RESULT_S}
             await cast(Any, self._client.zadd(self._keys.results, gone, xx=True, lt=True))
         except RedisTrouble as error:  # the books then say so as late as of one that nobody reads
             self._watch.met(error)
-        return value
+        return True
 
     async def fetch_kv(self, request: str, fields: Sequence[str], *, give_up: Callable[[], bool]) -> list[bytes] | None:
         """The KV that a request asked for, by field; None when something of it is gone. Otherwise as `fetch`."""

@@ -11,10 +11,10 @@ import numpy as np
 
 from blockrelay.block_folder.manifest import GenerationDefaults
 from blockrelay.block_folder.model import ModelConfig
-from blockrelay.errors import BadRequest, NotFound
+from blockrelay.errors import BadRequest, ContextLengthExceeded, NotFound
 from blockrelay.protocol.messages import RequestBody
 from blockrelay.protocol.sampling_params import SamplingParams, check_logprobs, check_prompt, derive_seed
-from blockrelay.text.tokenizer import Tokenizer
+from blockrelay.text.tokenizer import LONG_TEXT, Tokenizer
 from blockrelay_gateway.admission.admission_request import AdmissionRequest
 from blockrelay_gateway.admission.idempotency import Name
 from blockrelay_gateway.api.client_headers import ClientHeaders
@@ -56,10 +56,27 @@ class RequestBuilder:
         """The tokens of the field `param`."""
         if self.tokenizer is None:
             raise BadRequest(f"the model has no tokenizer: send {param} as token ids", param=param)
+        self._check_length(text, self.tokenizer, param)
         try:
             return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
         except BadRequest as error:
             raise BadRequest(f"{param}: {error}", param=param) from error
+
+    def _check_length(self, text: str, tokenizer: Tokenizer, param: str) -> None:
+        """Raise ContextLengthExceeded for a text that is certainly too long, before it costs time and memory: by its
+        bytes, then by what its beginning takes. What follows a beginning can change its last tokens only.
+        """
+        context = self.model.max_position
+        said = f"This model's maximum context length is {context} tokens, and {param} has"
+        size = len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+        if size > context * tokenizer.longest:
+            raise ContextLengthExceeded(f"{said} {size} bytes, more than so many tokens stand for", param=param)
+        beginning = max(LONG_TEXT, 4 * context)
+        while beginning < len(text):
+            begun = text[:beginning].encode("utf-8", "replace").decode()
+            if len(tokenizer.encode(begun, add_special_tokens=False)) > 2 * context:
+                raise ContextLengthExceeded(f"{said} more than {2 * context}", param=param)
+            beginning *= 2
 
     def text(
         self,

@@ -1,19 +1,16 @@
 """What the routes of all APIs share: the gateway's parts, built once (`build`)."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from pydantic import BaseModel
 from starlette.requests import HTTPConnection
 
-from blockrelay.auth.api_keys import Tenant
 from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.settings import GatewaySettings
-from blockrelay_gateway.admission.idempotency import Identity, identify
 from blockrelay_gateway.api.infer.session_kv import ServedKv
-from blockrelay_gateway.api.openai.requests import OpenAIRequests
+from blockrelay_gateway.api.intake import Intake
 from blockrelay_gateway.api.request_builder import RequestBuilder
 from blockrelay_gateway.cells.cell import ServedModel
 from blockrelay_gateway.cells.cells import Cells
@@ -29,15 +26,21 @@ class Gateway:
 
     settings: GatewaySettings
     served: ServedModel
-    kv: ServedKv
-    builder: RequestBuilder
-    openai: OpenAIRequests
+    intake: Intake
     responder: ErrorResponder
     cells: Cells
     submission: Submission
     traces: Traces | None
     body_timeout: BodyTimeout
     bodies: BodyBudget
+
+    @property
+    def kv(self) -> ServedKv:
+        return self.intake.reading.kv
+
+    @property
+    def builder(self) -> RequestBuilder:
+        return self.intake.reading.builder
 
     @property
     def keep_alive_s(self) -> float:
@@ -55,11 +58,6 @@ class Gateway:
     def broken(self) -> asyncio.Event:
         """Set when background work has failed: only a restart helps."""
         return self.cells.broken
-
-    def identify(self, keys: Sequence[str], body: BaseModel, tenant: Tenant, route: str) -> Identity:
-        """`idempotency.identify` for this gateway. Raises BadRequest."""
-        secret = self.settings.idempotency_secret
-        return identify(keys, body, tenant=tenant.name, route=route, model=self.served.key, secret=secret)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:

@@ -1,47 +1,125 @@
-"""How many bytes of bodies this process holds at once, and how long a body may take to arrive.
+"""How much memory requests and their results take of this process at once, and how long a body may take to arrive.
 
-The other bounds on memory: h11 refuses heads over HEAD_BYTES, a socket that is not read stops what goes into it, a log
-is kept once for all its readers, and ACCEPT bounds how many there are.
+One budget has the bodies that arrive and wait, what is parsed of them (`helpers.json_size`), and tensor answers until
+they are sent. The other bounds on memory: h11 refuses heads over HEAD_BYTES, a socket that is not read stops what goes
+into it, a log is kept once for all its readers, and ACCEPT bounds how many there are.
 """
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable
 from typing import TypeVar
 
-from blockrelay.errors import LimitExceeded, RequestTooSlow, ServiceUnavailable
+from blockrelay.errors import LimitExceeded, RequestTooLarge, RequestTooSlow, ServiceUnavailable
 from blockrelay_gateway.http.errors import retry_after_s
 
 #: Bytes of a request line with its headers.
 HEAD_BYTES = 64 << 10
+#: A body of at most so many bytes is small. Larger ones that wait take half of the budget together, and with what is
+#: parsed and with answers all but an eighth, which is for small ones alone.
+SMALL_BODY = 64 << 10
+WAITING_SHARE, LARGE_SHARE = 1 / 2, 7 / 8
 
 T = TypeVar("T")
 
 
 class BodyBudget:
-    """Bytes of bodies in memory, of all requests together."""
+    """Bytes that all requests and results together may take. The largest body always fits if it is alone."""
 
-    def __init__(self, max_bytes: int) -> None:
-        self.max_bytes, self.used = max_bytes, 0
+    def __init__(self, max_bytes: int, *, largest_body: int = 0) -> None:
+        self.max_bytes, self.used = max(max_bytes, largest_body), 0
+        self.max_waiting = max(int(WAITING_SHARE * self.max_bytes), largest_body)
+        self.max_large = max(int(LARGE_SHARE * self.max_bytes), largest_body)
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+
+    def room(self, count: int, most: int) -> bool:
+        """Whether so many bytes more fit below `most`."""
+        return self.used + count <= most
+
+    def give_back(self, count: int) -> None:
+        self.used -= count
+        while self._waiting and (self._waiting[0][1].done() or self.room(self._waiting[0][0], self.max_large)):
+            count, turn = self._waiting.popleft()
+            if not turn.done():
+                self.used += count
+                turn.set_result(None)
+
+    async def wait(self, count: int, within_s: float) -> None:
+        """Take bytes as soon as they fit, in the order of those who wait. Raises LimitExceeded when they do not in
+        time."""
+        if not self._waiting and self.room(count, self.max_large):
+            self.used += count
+            return
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.append((count, turn))
+        try:
+            async with asyncio.timeout(within_s):
+                await turn
+        except BaseException as error:
+            taken = turn.done() and not turn.cancelled()  # its turn came at the same moment
+            turn.cancel()
+            self.give_back(count if taken else 0)
+            if isinstance(error, TimeoutError):
+                raise _no_room() from None
+            raise
 
 
 class BodyShare:
-    """What one request has of the budget: from the arrival of its body until its answer begins."""
+    """What one request has of the budget: from the arrival of its body until nothing of it is kept."""
 
-    def __init__(self, budget: BodyBudget) -> None:
-        self._budget, self._bytes = budget, 0
+    def __init__(self, budget: BodyBudget, *, large: bool = False) -> None:
+        """`large`: the body is known to be a large one."""
+        self._budget, self._bytes, self._large = budget, 0, large
 
     def take(self, count: int) -> None:
         """Raises LimitExceeded when it would be too much."""
-        if self._budget.used + count > self._budget.max_bytes:
-            said = "too many large requests arrive at once; try again later"
-            raise LimitExceeded(said, scope="cell", limit="bodies", retry_after_s=retry_after_s(0))
+        self._large = self._large or self._bytes + count > SMALL_BODY
+        if count and not self._budget.room(count, self._budget.max_waiting if self._large else self._budget.max_bytes):
+            raise _no_room()
+        self.add(count)
+
+    def add(self, count: int) -> None:
+        """Bytes that are there already, whether there is room or not."""
         self._budget.used += count
+        self._bytes += count
+
+    def check(self, count: int) -> None:
+        """Raise RequestTooLarge where there will never be room for so many bytes more."""
+        if self._bytes + count > self._budget.max_large:
+            most = self._budget.max_large >> 20
+            said = f"the request takes {count >> 20} MiB of memory here, and at most {most} MiB are there for it"
+            raise RequestTooLarge(f"{said}: send less at a time, and tensors as data_b64")
+
+    async def wait(self, count: int, within_s: float) -> None:
+        """Bytes of what is parsed, or of an answer, as soon as there is room. Raises LimitExceeded when there is none
+        in time, and RequestTooLarge where there will never be."""
+        self.check(count)
+        await self._budget.wait(count, within_s)
         self._bytes += count
 
     def give_back(self) -> None:
         """Idempotent."""
-        self._budget.used -= self._bytes
-        self._bytes = 0
+        count, self._bytes = self._bytes, 0
+        self._budget.give_back(count)
+
+
+def _no_room() -> LimitExceeded:
+    said = "too many large requests are here at once; try again later"
+    return LimitExceeded(said, scope="cell", limit="bodies", retry_after_s=retry_after_s(0))
+
+
+class ReceivedBody:
+    """A whole body, whose bytes are kept until somebody takes them, and its share of the budget."""
+
+    def __init__(self, content: bytes, share: BodyShare) -> None:
+        self.size, self.share = len(content), share
+        self._content, self.taken = content, False
+
+    def take(self) -> bytes:
+        """The bytes, once; the share is kept."""
+        self.taken = True
+        content, self._content = self._content, b""
+        return content
 
 
 class BodyTimeout:

@@ -7,13 +7,15 @@ import contextlib
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from blockrelay.errors import LimitExceeded, RequestTooLarge, RequestTooSlow, ServiceUnavailable
-from blockrelay_gateway.http.body_budget import BodyBudget, BodyShare, BodyTimeout
+from blockrelay_gateway.http.body_budget import SMALL_BODY, BodyBudget, BodyShare, BodyTimeout, ReceivedBody
 from blockrelay_gateway.http.errors import ErrorResponder
 
 #: A client that sends too much is read on for a while: closing at once would reset the connection before it could read
 #: our answer.
 DRAIN_FACTOR = 8
 DRAIN_IDLE_S = 0.5
+#: Where a scope has the ReceivedBody. Routes that take it from there keep nothing of it; others get it as messages.
+RECEIVED = "blockrelay.body"
 
 
 class BodyLimit:
@@ -34,11 +36,12 @@ class BodyLimit:
         if scope["type"] != "http" or scope["method"] in ("GET", "HEAD", "OPTIONS"):
             await self._app(scope, receive, send)
             return
-        share = BodyShare(self._budget)
+        declared = dict(scope["headers"]).get(b"content-length", b"")
+        share = BodyShare(self._budget, large=not declared.isdigit() or int(declared) > SMALL_BODY)
         try:
-            body = await self._timeout.wait(self._read(scope, receive, share))
-            if body is not None:
-                await self._pass_on(body, scope, receive, _releasing(send, share))
+            received = await self._timeout.wait(self._read(scope, receive, share))
+            if received is not None:
+                await self._pass_on(received, scope, receive, _releasing(send, share))
         except (RequestTooLarge, RequestTooSlow, LimitExceeded, ServiceUnavailable) as error:
             share.give_back()
             answer = self._responder.answer(scope, error)
@@ -48,7 +51,7 @@ class BodyLimit:
         finally:
             share.give_back()
 
-    async def _read(self, scope: Scope, receive: Receive, share: BodyShare) -> bytes | None:
+    async def _read(self, scope: Scope, receive: Receive, share: BodyShare) -> ReceivedBody | None:
         """The whole body; None when the client left before its end. Raises RequestTooLarge, or LimitExceeded."""
         declared = dict(scope["headers"]).get(b"content-length", b"0")
         size, too_large, more = 0, declared.isdigit() and int(declared) > self._max_bytes, True
@@ -73,22 +76,21 @@ class BodyLimit:
             if more:
                 await self._drain(receive)
             raise RequestTooLarge(f"the body is over the limit of {self._max_bytes} bytes")
-        return b"".join(parts)
+        return ReceivedBody(b"".join(parts), share)
 
-    async def _pass_on(self, whole: bytes, scope: Scope, receive: Receive, send: Send) -> None:
-        body: bytes | None = whole
-        ours = {b"content-type": b"application/json", b"content-length": str(len(whole)).encode()}
+    async def _pass_on(self, received: ReceivedBody, scope: Scope, receive: Receive, send: Send) -> None:
+        replayed = False
+        ours = {b"content-type": b"application/json", b"content-length": str(received.size).encode()}
 
         async def replay() -> Message:
-            nonlocal body
-            if body is None:
+            nonlocal replayed
+            if replayed:
                 return await receive()
-            message: Message = {"type": "http.request", "body": body, "more_body": False}
-            body = None
-            return message
+            replayed = True
+            return {"type": "http.request", "body": received.take(), "more_body": False}
 
         headers = [header for header in scope["headers"] if header[0] not in ours]
-        await self._app({**scope, "headers": [*headers, *ours.items()]}, replay, send)
+        await self._app({**scope, RECEIVED: received, "headers": [*headers, *ours.items()]}, replay, send)
 
     async def _drain(self, receive: Receive) -> None:
         left, more = DRAIN_FACTOR * self._max_bytes, True

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, cast
 
 import uvicorn
 from fastapi import FastAPI
@@ -13,7 +13,8 @@ from websockets.exceptions import InvalidState
 
 from blockrelay.errors import LimitExceeded
 from blockrelay.settings import GatewaySettings
-from blockrelay_gateway.http.body_budget import HEAD_BYTES, BodyBudget, BodyShare
+from blockrelay_gateway.http.body_budget import HEAD_BYTES, BodyBudget, BodyShare, ReceivedBody
+from blockrelay_gateway.http.body_limit import RECEIVED
 
 #: After a signal, streams get their error event at once; this bounds clients that do not read it.
 SHUTDOWN_S = 5
@@ -24,6 +25,8 @@ KEEP_ALIVE_S = 75
 
 #: Key of a `websocket.send` message whose text comes in pieces, an async iterator of UTF-8: one message, in fragments.
 PIECES = "pieces"
+#: Bytes of a text message from which it is passed on as a ReceivedBody: to decode it takes 10 ms and more.
+LARGE_MESSAGE = 256 << 10
 #: What a fragment of a message weighs beside its bytes: an object and its place in a list.
 FRAGMENT_BYTES = 64
 #: Seconds between two looks whether there is room for the rest of a message.
@@ -90,6 +93,7 @@ def _socket_for(arrival_s: float, bodies: BodyBudget) -> type[WebSocketsSansIOPr
             super().__init__(*args, **kwargs)
             self._share = BodyShare(bodies)
             self._held = self._fragments = 0  # bytes of the fragments that are there, and how many they are
+            self._passed_on: list[ReceivedBody] = []
             self._overdue: asyncio.TimerHandle | None = None
             self._waiting: asyncio.TimerHandle | None = None  # for room
 
@@ -100,10 +104,27 @@ def _socket_for(arrival_s: float, bodies: BodyBudget) -> type[WebSocketsSansIOPr
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._settle()
+            for message in self._passed_on:
+                if not message.taken:  # nobody will
+                    message.take()
+                    message.share.give_back()
             super().connection_lost(exc)
 
         def send_receive_event_to_app(self) -> None:
-            super().send_receive_event_to_app()
+            large = self.curr_msg_data_type == "text" and sum(map(len, self.frames)) >= LARGE_MESSAGE
+            if large and not self.close_sent:
+                content = self.frames[0] if len(self.frames) == 1 else b"".join(self.frames)
+                self.frames = []
+                share = BodyShare(bodies)
+                share.add(len(content))  # what has arrived of it leaves this socket's share at the same moment
+                received = ReceivedBody(bytes(content), share)
+                self._passed_on = [one for one in self._passed_on if not one.taken] + [received]
+                self.queue.put_nowait(cast(Any, {"type": "websocket.receive", "text": "", RECEIVED: received}))
+                if not self.read_paused:
+                    self.read_paused = True
+                    self.transport.pause_reading()
+            else:
+                super().send_receive_event_to_app()
             self._settle()
 
         def _count(self) -> None:
@@ -148,12 +169,17 @@ def _socket_for(arrival_s: float, bodies: BodyBudget) -> type[WebSocketsSansIOPr
             begun = False
             try:
                 async for piece in pieces:
-                    await self.writable.wait()
+                    async with asyncio.timeout(arrival_s):  # it holds memory until it is read
+                        await self.writable.wait()
                     (self.conn.send_continuation if begun else self.conn.send_text)(piece, fin=False)
                     begun = True
                     self.transport.write(b"".join(self.conn.data_to_send()))
                 self.conn.send_continuation(b"", fin=True)
                 self.transport.write(b"".join(self.conn.data_to_send()))
+            except TimeoutError:
+                self.conn.fail(1008, f"the answer was not read within {arrival_s:g} seconds")
+                self.handle_parser_exception()
+                raise ClientDisconnected from None
             except InvalidState:
                 raise ClientDisconnected from None
 

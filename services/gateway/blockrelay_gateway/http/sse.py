@@ -7,9 +7,9 @@ from typing import Any, TypeVar
 
 from fastapi import Request
 from starlette.responses import StreamingResponse
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
-from blockrelay_gateway.http.errors import to_json
+from blockrelay_gateway.http.errors import JsonAnswer, to_json
 from blockrelay_gateway.http.front import IS_HEAD
 
 T = TypeVar("T")
@@ -47,6 +47,42 @@ class EventStream(StreamingResponse):
                 await send({"type": "http.response.body", "body": b""})
                 return
             await super().__call__(scope, receive, send)
+
+
+class LargeAnswer(StreamingResponse):
+    """JSON in pieces, `size` bytes of it. `held`, what it takes of memory, is released when it is sent, when the client
+    leaves, or when a client has not taken a piece for `within_s`."""
+
+    def __init__(
+        self,
+        pieces: AsyncIterator[bytes],
+        size: int,
+        held: AbstractContextManager[object],
+        headers: Mapping[str, str],
+        within_s: float,
+    ) -> None:
+        own = {**headers, "content-length": str(size)}
+        super().__init__(pieces, headers=own, media_type=JsonAnswer.media_type)
+        self._held, self._within_s = held, within_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def patient(message: Message) -> None:
+            try:
+                async with asyncio.timeout(self._within_s):
+                    await send(message)
+            except TimeoutError:
+                raise OSError("the client does not read the answer") from None  # as of one that has left
+
+        with self._held:
+            try:
+                await super().__call__(scope, receive, patient)
+            finally:
+                self.body_iterator = _nothing()  # the tensors are kept by nobody
+
+
+async def _nothing() -> AsyncIterator[bytes]:
+    return
+    yield
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T | None:

@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import httpx
 import numpy as np
@@ -16,10 +15,9 @@ from numpy.typing import NDArray
 from websockets.sync.client import connect
 
 from blockrelay.block_folder.folder import BlockFolder, open_block_folder
-from blockrelay.protocol.tensors import decode_tensor, encode_result
+from blockrelay.protocol.tensors import ResultReader, decode_tensor, encode_result
 from blockrelay.settings import GatewaySettings
 from blockrelay_converter.convert import convert
-from blockrelay_gateway.api.infer import handlers
 from blockrelay_gateway.api.infer.responses import TensorAnswer
 from tests.support.gateway.played import PlayedWorker, RunningGateway
 from tests.support.gateway.sse_client import read_events
@@ -83,21 +81,16 @@ def test_a_stream_goes_on_while_a_large_answer_is_made(
     monkeypatch: pytest.MonkeyPatch,
     ask: Callable[[RunningGateway], bytes],
 ) -> None:
-    """Each part of the work waits until the stream has gone on: on the event loop it would wait for ever."""
-    parts = {name: (threading.Event(), threading.Event()) for name in ("_logits", "_side_by_side")}
+    """The first piece of the result waits until the stream has gone on: on the event loop it would wait for ever."""
+    begun, heard = threading.Event(), threading.Event()
 
-    def held(name: str, work: Callable[..., Any]) -> Callable[..., Any]:
-        begun, heard = parts[name]
+    def slowly(reader: ResultReader, piece: bytes) -> None:
+        begun.set()
+        assert heard.wait(20), "no event came meanwhile"
+        push(reader, piece)
 
-        def slowly(*args: Any) -> Any:
-            begun.set()
-            assert heard.wait(20), f"no event came during {name}"
-            return work(*args)
-
-        return slowly
-
-    for name in parts:
-        monkeypatch.setattr(handlers, name, held(name, getattr(handlers, name)))
+    push = ResultReader.push
+    monkeypatch.setattr(ResultReader, "push", slowly)
     with (
         ThreadPoolExecutor() as threads,
         gateway.http.stream("POST", "/v1/completions", json={"prompt": [5], "stream": True}) as response,
@@ -110,11 +103,10 @@ def test_a_stream_goes_on_while_a_large_answer_is_made(
         store.set(worker.keys.result(claimed.request), encode_result(logits))
         store.close()
         worker.say(claimed, [], end="tensor", meta={"execution_times": {}, "route": list(worker.names)})
-        for begun, heard in parts.values():
-            assert begun.wait(20)
-            worker.say(stream, [9])
-            next(events)
-            heard.set()
+        assert begun.wait(20)
+        worker.say(stream, [9])
+        next(events)
+        heard.set()
         answer = asked.result()
     assert len(answer) > 100_000_000
     found = decode_tensor(json.loads(answer)["outputs"]["logits"], param="logits", max_elements=TOKENS * VOCAB)

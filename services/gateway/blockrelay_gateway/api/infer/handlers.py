@@ -11,36 +11,30 @@ from numpy.typing import NDArray
 from blockrelay.auth.api_keys import Tenant
 from blockrelay.errors import BadRequest, BlockrelayError, ExecutionError, WireError
 from blockrelay.protocol.messages import EndEntry
-from blockrelay.protocol.tensors import decode_result, to_float16
 from blockrelay_gateway.admission.admission_request import AdmissionRequest
-from blockrelay_gateway.admission.idempotency import Identity
 from blockrelay_gateway.admission.namespaces import scoped_session
-from blockrelay_gateway.api.client_headers import ClientHeaders
 from blockrelay_gateway.api.infer import requests
+from blockrelay_gateway.api.infer.layout import Layout, answer_bytes, layout_of
 from blockrelay_gateway.api.infer.responses import InferFormat, execution, pipeline_error, tensor_success
-from blockrelay_gateway.api.infer.schemas import TENSOR_FIELDS, TENSOR_ONLY_FIELDS, InferRequest
 from blockrelay_gateway.api.infer.session_kv import (
     ServedKv,
-    asked_layers,
     check_kv_lengths,
     fields_of,
     kv_tensors,
-    read_given,
     row_kv,
-    split_tensors,
 )
 from blockrelay_gateway.api.infer.tensor_steps import (
     Session,
     TensorStep,
-    check_names,
     other_shapes,
-    read_inputs,
     read_steps,
     row_session,
 )
+from blockrelay_gateway.api.reading import Tensors
 from blockrelay_gateway.api.state import Gateway
 from blockrelay_gateway.cells.cell import Cell
 from blockrelay_gateway.cells.submission import Place
+from blockrelay_gateway.http.body_budget import BodyBudget, BodyShare
 from blockrelay_gateway.http.offload import by_size
 from blockrelay_gateway.streaming.deltas import failure
 from blockrelay_gateway.streaming.readers import Readers
@@ -49,6 +43,8 @@ from blockrelay_gateway.streaming.responses import collect
 
 #: Float32 bytes of one result: what `logits: all` may ask for.
 MAX_RESULT_BYTES = 256 << 20
+#: How long the end of a step waits for memory for its answer: results are kept for a minute. Seconds.
+ROOM_S = 45.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,50 +59,37 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A row of a step that has ended: its stored logits, and the pages that it asked for. None: they are gone."""
+    """A row of a step that has ended: whether its logits were there, and the pages that it asked for. None: gone."""
 
     end: EndEntry
-    logits: bytes | None = None
+    has_logits: bool = False
     kv: list[bytes] | None = None
 
     @property
     def lost(self) -> bool:
         """It ended well, and what it came to is not there."""
-        return failure(self.end) is None and (self.logits is None or self.kv is None)
+        return failure(self.end) is None and (not self.has_logits or self.kv is None)
 
 
 @dataclass(frozen=True, slots=True)
 class AcceptedStep:
-    """A tensor step that was accepted in `cell`: what each of its rows is, and their readers. `kv`: of the model."""
+    """A tensor step that was accepted in `cell`: what each of its rows is, and their readers. `kv`: of the model.
+
+    `share` has the memory of its answer, from its end until the answer is sent or given up.
+    """
 
     cell: Cell
     kv: ServedKv
     steps: list[TensorStep]
     rows: list[AdmissionRequest]
     readers: Readers
+    share: BodyShare
 
-
-def is_tensor_form(request: InferRequest) -> bool:
-    """Which form it is. Raises BadRequest for a mixture of both, by the name of the field that does not belong."""
-    given = request.model_fields_set
-    if (request.input_tensors is None) == (request.prompt is None):
-        raise BadRequest("send either prompt or input_tensors", param="prompt")
-    if request.input_tensors is None:
-        for name in sorted(given & TENSOR_ONLY_FIELDS):
-            if getattr(request, name) is not None:
-                raise BadRequest(f"{name} belongs to the tensor form, which has no prompt", param=name)
-        return False
-    for name in sorted(given - TENSOR_FIELDS):
-        if getattr(request, name) is not None:
-            raise BadRequest(f"{name} belongs to the text form, not to input_tensors", param=name)
-    return True
-
-
-async def text_request(
-    gateway: Gateway, request: InferRequest, who: Identity, headers: ClientHeaders
-) -> AdmissionRequest:
-    """The text form, checked. Raises BadRequest."""
-    return await by_size(len(request.prompt or ()), requests.text_request, gateway.builder, request, headers, who)
+    @property
+    def layout(self) -> Layout:
+        """Where the logits of each row stand in those of all."""
+        whole = self.rows[0].body.logits == "all"
+        return layout_of(self.steps if whole else None, rows=len(self.rows))
 
 
 async def finish_text(cell: Cell, readers: Readers) -> Finished:
@@ -139,42 +122,45 @@ async def text_objects(cell: Cell, readers: Readers) -> AsyncIterator[dict[str, 
                 yield form.chunk(0, delta, followed, "")
 
 
-async def submit_tensors(
-    gateway: Gateway, request: InferRequest, who: Identity, headers: ClientHeaders, tenant: Tenant, *, size: int
-) -> AcceptedStep:
-    """Accept a tensor step, a request for each of its rows, or find those that it repeats. `size`: of the body, bytes.
+async def submit_tensors(gateway: Gateway, asked: Tensors, tenant: Tenant) -> AcceptedStep:
+    """Accept a tensor step, a request for each of its rows, or find those that it repeats.
 
     `finish_tensors` closes the readers.
     """
-    place, steps, rows = await _rows(gateway, request, who, headers, tenant, size)
+    place, steps, rows = await _rows(gateway, asked, tenant)
     cell, readers = await gateway.submission.submit(rows, tenant, together=True, place=place)
-    return AcceptedStep(cell, gateway.kv, steps, [requests.accepted(row) for row in rows], readers)
+    kept = [requests.accepted(row) for row in rows]
+    return AcceptedStep(cell, gateway.kv, steps, kept, readers, BodyShare(gateway.bodies))
 
 
 async def finish_tensors(accepted: AcceptedStep, session_id: str | None, tenant: Tenant) -> Finished:
-    """The answer to a tensor step once all its rows have ended."""
+    """The answer to a tensor step once all its rows have ended. The caller gives the step's share back."""
     cell, steps, rows, readers = accepted.cell, accepted.steps, accepted.rows, accepted.readers
     started = min(followed.started for followed in readers.requests)
-    ended = await _ended(cell, readers, rows)
-    lost = [index for index, row in enumerate(ended) if row.lost]
-    if lost:  # their results are gone: compute them once more, outside the session
-        renamed = [requests.renamed(rows[index]) for index in lost]
-        again = await cell.admission.submit(renamed, tenant, together=True)
-        for index, found in zip(lost, await _ended(cell, again, renamed), strict=True):
-            ended[index] = found
-    values: list[NDArray[np.float32]] = []
-    for row, step, asked in zip(ended, steps, rows, strict=True):
+    await _wait(readers)
+    layout, vocab = accepted.layout, cell.served.folder.model.vocab_size
+    await accepted.share.wait(answer_bytes(layout, vocab, accepted.kv, rows), ROOM_S)
+    logits = np.zeros((len(rows), layout.width, vocab), np.float16)  # padding stays zero
+    places = [logits[row, begin:end] for row, (begin, end) in enumerate(layout.places)]
+    try:
+        ended = await _ended(cell, readers, rows, places)
+        lost = [index for index, row in enumerate(ended) if row.lost]
+        if lost:  # their results are gone: compute them once more, outside the session
+            renamed = [requests.renamed(rows[index]) for index in lost]
+            again = await cell.admission.submit(renamed, tenant, together=True)
+            found = await _ended(cell, again, renamed, [places[index] for index in lost])
+            for index, row in zip(lost, found, strict=True):
+                ended[index] = row
+    except WireError as problem:
+        error, end = problem, next(one.end for one in readers.requests if one.end is not None)
+        return Finished(pipeline_error(error, end, session_id=session_id), error)
+    for row in ended:
         error = failure(row.end)
-        if error is None:
-            try:
-                wanted = step.new if asked.body.logits == "all" else 1
-                values.append(await by_size(len(row.logits or b""), _logits, row, wanted, cell))
-            except (ExecutionError, WireError) as problem:
-                error = problem
+        if error is None and row.lost:
+            where = f"payload Redis of cell {cell.name}{cell.results.doubt}"
+            error = ExecutionError(f"the result is not on the {where}; try again")
         if error is not None:
             return Finished(pipeline_error(error, row.end, session_id=session_id), error)
-    places = steps if rows[0].body.logits == "all" else None
-    logits = await by_size(sum(logits.nbytes for logits in values), _side_by_side, values, places)
     tensors: dict[str, NDArray[Any]] = {"logits": logits}
     if layers := rows[0].body.kv_asked:
         shape, pages = accepted.kv.shape, [row.kv or [] for row in ended]
@@ -192,45 +178,13 @@ async def finish_tensors(accepted: AcceptedStep, session_id: str | None, tenant:
     return Finished(body, tensors=tensors)
 
 
-def _logits(row: Row, rows: int, cell: Cell) -> NDArray[np.float32]:
-    """The last `rows` of a stored result, float32 [rows, vocab]. Raises ExecutionError or WireError."""
-    if row.logits is None or row.kv is None:
-        raise ExecutionError(
-            f"the result is not on the payload Redis of cell {cell.name}{cell.results.doubt}; try again"
-        )
-    logits = decode_result(row.logits)
-    if logits.shape[0] < rows or logits.shape[1] != cell.served.folder.model.vocab_size:
-        raise ExecutionError(f"the result has shape {list(logits.shape)}, expected {rows} rows")
-    return logits[-rows:]
-
-
-def _side_by_side(values: Sequence[NDArray[np.float32]], steps: Sequence[TensorStep] | None) -> NDArray[np.float16]:
-    """The logits of all rows as float16 [rows, n, vocab].
-
-    With `steps`, each token's where the token stood in `input_ids`, and zeros for padding; columns in which no row has
-    a token are left out. Without, all rows have equally many.
-    """
-    columns = [0] * len(values) if steps is None else [step.column for step in steps]
-    first = min(columns)
-    width = max(column + len(logits) for column, logits in zip(columns, values, strict=True)) - first
-    output = np.zeros((len(values), width, values[0].shape[1]), np.float16)
-    for row, (column, logits) in enumerate(zip(columns, values, strict=True)):
-        output[row, column - first : column - first + len(logits)] = to_float16(logits)
-    return output
-
-
 async def _rows(
-    gateway: Gateway, request: InferRequest, who: Identity, headers: ClientHeaders, tenant: Tenant, size: int
+    gateway: Gateway, tensors: Tensors, tenant: Tenant
 ) -> tuple[Place | None, list[TensorStep], list[AdmissionRequest]]:
     """Where they have to go, if anywhere, and what they are."""
-    model = gateway.folder.model
-    gateway.builder.check_model(request.model)
-    number = check_names(request.session_id, request.step)
-    served, context = gateway.kv, model.max_position
-    asked = asked_layers(served, request.blocks)
-    tensors, past = split_tensors(request.input_tensors or {})
-    inputs = await by_size(size, read_inputs, tensors, context=context, vocab_size=model.vocab_size)
-    given = await by_size(size, read_given, served, past, rows=inputs.rows, context=context)
+    model, served = gateway.folder.model, gateway.kv
+    request, number, inputs = tensors.request, tensors.number, tensors.inputs
+    given, asked = tensors.given, tensors.layers
     sessions, place = [Session()] * inputs.rows, None
     if (session := request.session_id) is not None:
         names = [row_session(session, 0, inputs.rows), *other_shapes(session, inputs.rows)]
@@ -241,10 +195,8 @@ async def _rows(
     kv = f"{asked}{given.digest if given else ''}" if asked or given else ""
     steps = read_steps(inputs, sessions, session_id=request.session_id, step=number, logits=logits, kv=kv)
     check_kv_lengths([len(step.tokens) for step in steps], served, given=given, asked=asked)
-    new = sum(step.new for step in steps)
-    if logits == "all" and new * model.vocab_size * 4 > MAX_RESULT_BYTES:
-        most = MAX_RESULT_BYTES // (model.vocab_size * 4)
-        raise BadRequest(f'logits "all" takes at most {most} new tokens, not {new}', param="logits")
+    if logits == "all":
+        _check_logits(layout_of(steps, rows=len(steps)), model.vocab_size, gateway.bodies)
     rows = [
         requests.tensor_request(
             gateway.builder,
@@ -252,12 +204,25 @@ async def _rows(
             step,
             name,
             logits=logits,
-            headers=headers,
+            headers=tensors.headers,
             kv=row_kv(served, row, len(step.tokens), given=given, asked=asked),
         )
-        for row, (step, name) in enumerate(zip(steps, who.names(inputs.rows), strict=True))
+        for row, (step, name) in enumerate(zip(steps, tensors.who.names(inputs.rows), strict=True))
     ]
+    layout, most = layout_of(steps if logits == "all" else None, rows=len(rows)), gateway.bodies.max_large
+    if (size := answer_bytes(layout, model.vocab_size, served, rows)) > most:
+        said = f"the answer takes {size >> 20} MiB, and at most {most >> 20} MiB are there for it"
+        raise BadRequest(f"{said}: ask for fewer blocks, or tokens, at a time", param="blocks" if asked else "logits")
     return place, steps, rows
+
+
+def _check_logits(layout: Layout, vocab: int, bodies: BodyBudget) -> None:
+    """Raise BadRequest where the logits of all tokens are more than an answer may have."""
+    most = min(MAX_RESULT_BYTES // 2, bodies.max_large) // (2 * vocab)
+    tokens = len(layout.places) * layout.width
+    if tokens > most:
+        padded = ", with the padding of shorter rows" if tokens > layout.tokens else ""
+        raise BadRequest(f'logits "all" takes at most {most} new tokens, not {tokens}{padded}', param="logits")
 
 
 async def _sessions(cell: Cell, tenant: Tenant, session_id: str, rows: int, step: int) -> list[Session]:
@@ -283,22 +248,31 @@ async def _sessions(cell: Cell, tenant: Tenant, session_id: str, rows: int, step
     return sessions
 
 
-async def _ended(cell: Cell, readers: Readers, rows: Sequence[AdmissionRequest]) -> list[Row]:
-    """How every request ended, and what is stored of it. Closes `readers`."""
+async def _wait(readers: Readers) -> None:
+    """Until every request has ended. Raises ServiceUnavailable when the gateway shuts down first."""
+    async for _ in readers.batches():
+        pass
+
+
+async def _ended(
+    cell: Cell, readers: Readers, rows: Sequence[AdmissionRequest], places: Sequence[NDArray[np.float16]]
+) -> list[Row]:
+    """How every request ended; what is stored of its logits comes into its place. Closes `readers`."""
 
     def give_up() -> bool:
         return cell.followed.closing
 
     with readers:
+        await _wait(readers)
         ended: list[Row] = []
-        for answer, followed, asked in zip(await collect(cell, readers), readers.requests, rows, strict=True):
-            assert answer.end is not None
-            row = Row(answer.end)
-            if answer.end.reason == "tensor":
+        for followed, asked, place in zip(readers.requests, rows, places, strict=True):
+            assert followed.end is not None
+            row = Row(followed.end)
+            if followed.end.reason == "tensor":
                 fields = fields_of(asked.body.kv_asked, asked.body.prompt.size)
                 kv = await cell.results.fetch_kv(followed.id, fields, give_up=give_up)
-                raw = await cell.results.fetch(followed.id, now_ms=cell.state.now_ms, give_up=give_up)
-                row = Row(answer.end, raw, kv)
+                there = await cell.results.fetch(followed.id, place, now_ms=cell.state.now_ms, give_up=give_up)
+                row = Row(followed.end, there, kv)
             if asked.body.kv_given:
                 await cell.results.take_back(asked.request)
             ended.append(row)

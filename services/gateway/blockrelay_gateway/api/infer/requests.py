@@ -5,16 +5,33 @@ from typing import Literal
 
 import numpy as np
 
+from blockrelay.errors import BadRequest
 from blockrelay.protocol.messages import RequestBody
 from blockrelay.protocol.sampling_params import SamplingParams, check_prompt, derive_seed
 from blockrelay.protocol.tensors import result_bytes
 from blockrelay_gateway.admission.admission_request import AdmissionRequest
 from blockrelay_gateway.admission.idempotency import Identity, Name, random_identity
 from blockrelay_gateway.api.client_headers import NO_HEADERS, ClientHeaders
-from blockrelay_gateway.api.infer.schemas import InferRequest
+from blockrelay_gateway.api.infer.schemas import TENSOR_FIELDS, TENSOR_ONLY_FIELDS, InferRequest
 from blockrelay_gateway.api.infer.session_kv import RowKv
 from blockrelay_gateway.api.infer.tensor_steps import TensorStep
 from blockrelay_gateway.api.request_builder import RequestBuilder, checked_salt, checked_timeout
+
+
+def is_tensor_form(request: InferRequest) -> bool:
+    """Which form it is. Raises BadRequest for a mixture of both, by the name of the field that does not belong."""
+    given = request.model_fields_set
+    if (request.input_tensors is None) == (request.prompt is None):
+        raise BadRequest("send either prompt or input_tensors", param="prompt")
+    if request.input_tensors is None:
+        for name in sorted(given & TENSOR_ONLY_FIELDS):
+            if getattr(request, name) is not None:
+                raise BadRequest(f"{name} belongs to the tensor form, which has no prompt", param=name)
+        return False
+    for name in sorted(given - TENSOR_FIELDS):
+        if getattr(request, name) is not None:
+            raise BadRequest(f"{name} belongs to the text form, not to input_tensors", param=name)
+    return True
 
 
 def text_request(

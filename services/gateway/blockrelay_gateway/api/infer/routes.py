@@ -1,50 +1,47 @@
 """POST /v1/infer and its WebSocket."""
 
-from fastapi import APIRouter, Request, WebSocket
-from fastapi.responses import Response, StreamingResponse
+from contextlib import ExitStack
 
-from blockrelay.errors import BadRequest
-from blockrelay_gateway.admission.idempotency import HEADER
+from fastapi import APIRouter, Request, WebSocket
+from fastapi.responses import Response
+
 from blockrelay_gateway.api import state
-from blockrelay_gateway.api.client_headers import client_headers
+from blockrelay_gateway.api.body_route import OwnBodyRoute, described_by
 from blockrelay_gateway.api.infer import handlers, session_view
 from blockrelay_gateway.api.infer.responses import InferFormat, TensorAnswer
 from blockrelay_gateway.api.infer.schemas import InferRequest
 from blockrelay_gateway.api.infer.websocket import converse
+from blockrelay_gateway.api.intake import accepted
+from blockrelay_gateway.api.reading import Reading, Tensors
 from blockrelay_gateway.http import authentication, openapi, sse
 from blockrelay_gateway.http.errors import JsonAnswer, status_of
-from blockrelay_gateway.http.offload import body_size, by_size
 from blockrelay_gateway.streaming.event_ids import HEADER as LAST_EVENT_ID
 from blockrelay_gateway.streaming.event_ids import starting_after
 from blockrelay_gateway.streaming.responses import stream
 
-router = APIRouter(responses=openapi.WORK)
+router = APIRouter(responses=openapi.WORK, route_class=OwnBodyRoute)
 
 
-@router.post("/v1/infer")
-async def infer_once(body: InferRequest, request: Request) -> Response:
+@router.post("/v1/infer", dependencies=[described_by(InferRequest)])
+async def infer_once(request: Request) -> Response:
     """The tensor form or the text form."""
-    gateway = state.of(request)
-    request.state.session_id = body.session_id  # errors name it
-    headers = client_headers(request.headers)
-    if body.id is not None:
-        raise BadRequest("id is for messages on the WebSocket", param="id")
-    if body.idempotency_key is not None:
-        raise BadRequest(f"idempotency_key is for messages on the WebSocket: send the header {HEADER}", param=HEADER)
-    tenant = authentication.of(request)
-    keys = request.headers.getlist(HEADER)
-    who = await by_size(body_size(request), gateway.identify, keys, body, tenant, "infer")
-    if handlers.is_tensor_form(body):
-        size = body_size(request)
-        accepted = await handlers.submit_tensors(gateway, body, who, headers, tenant, size=size)
-        readers = accepted.readers
-        with readers:  # also of a client that left before anything was read
-            finish = handlers.finish_tensors(accepted, body.session_id, tenant)
-            done = await sse.unless_gone(request, finish)
-        return _answer(done, readers.headers)
-    asked = await handlers.text_request(gateway, body, who, headers)
-    after = starting_after(request.headers.get(LAST_EVENT_ID), [asked.request], streamed=bool(body.stream))
-    cell, readers = await gateway.submission.submit([asked], tenant)
+    gateway, tenant = state.of(request), authentication.of(request)
+    body = await gateway.intake.body(request, Reading.infer)
+    if isinstance(body, Tensors):
+        session = body.request.session_id
+        step = await handlers.submit_tensors(gateway, body, tenant)
+        del body
+        accepted(request)
+        with step.readers, ExitStack() as room:  # also of a client that left before anything was read
+            room.callback(step.share.give_back)
+            done = await sse.unless_gone(request, handlers.finish_tensors(step, session, tenant))
+            if done is not None and done.tensors:
+                answer, within_s = TensorAnswer(done.body, done.tensors), gateway.settings.arrival_timeout_s
+                return sse.LargeAnswer(answer.pieces(), answer.size, room.pop_all(), step.readers.headers, within_s)
+        return _answer(done, step.readers.headers)
+    names = [one.request for one in body.asked]
+    after = starting_after(request.headers.get(LAST_EVENT_ID), names, streamed=body.stream)
+    cell, readers = await gateway.submission.submit(body.asked, tenant)
     if body.stream:
         return sse.EventStream(stream(cell, readers, InferFormat(), after=after), readers, readers.headers)
     with readers:
@@ -56,10 +53,6 @@ async def infer_once(body: InferRequest, request: Request) -> Response:
 def _answer(done: handlers.Finished | None, headers: dict[str, str]) -> Response:
     if done is None:
         return Response(status_code=499)
-    if done.tensors:
-        answer = TensorAnswer(done.body, done.tensors)
-        headers = {**headers, "content-length": str(answer.size)}
-        return StreamingResponse(answer.pieces(), headers=headers, media_type=JsonAnswer.media_type)
     return JsonAnswer(done.body, status_code=status_of(done.error) if done.error else 200, headers=headers)
 
 

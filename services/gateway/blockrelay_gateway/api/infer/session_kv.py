@@ -192,14 +192,17 @@ def _row_pages(
 
 
 def kv_tensors(
-    shape: KvShape, layers: Sequence[int], rows: Sequence[Sequence[bytes]], tokens: int
+    shape: KvShape, layers: Sequence[int], rows: Sequence[list[bytes]], tokens: int
 ) -> dict[str, NDArray[Any]]:
     """`present.<layer>.key` and `.value`, [rows, kv_heads, tokens, head_dim], from each row's pages as `fields_of` has
-    them. Raises WireError for pages of another size."""
+    them, which are dropped one layer after the other. Raises WireError for pages of another size."""
     found: dict[str, NDArray[Any]] = {}
     each = -(-tokens // PAGE_TOKENS)
     for index, layer in enumerate(layers):
-        halves = [shape.from_pages(pages[index * each : (index + 1) * each], tokens) for pages in rows]
+        its = slice(index * each, (index + 1) * each)
+        halves = [shape.from_pages(pages[its], tokens) for pages in rows]
+        for pages in rows:
+            pages[its] = [b""] * each
         for number, half in enumerate(HALVES):
             found[f"present.{layer}.{half}"] = np.stack([both[number] for both in halves])
     return found

@@ -2,28 +2,33 @@
 
 import asyncio
 import json
+import re
 from collections.abc import Coroutine
-from contextlib import suppress
+from contextlib import ExitStack
 from typing import Any
 
 from fastapi import WebSocket, WebSocketDisconnect
-from pydantic import ValidationError
+from starlette.types import Message
 
-from blockrelay.errors import BadRequest, BlockrelayError, LimitExceeded, RedisTrouble
+from blockrelay.errors import BlockrelayError, LimitExceeded, RedisTrouble
 from blockrelay_gateway.api.client_headers import client_headers
 from blockrelay_gateway.api.infer import handlers
 from blockrelay_gateway.api.infer.responses import TensorAnswer
-from blockrelay_gateway.api.infer.schemas import InferRequest
+from blockrelay_gateway.api.intake import Intake, content_of
+from blockrelay_gateway.api.reading import Reading, Sender, Tensors, Text
 from blockrelay_gateway.api.state import Gateway
 from blockrelay_gateway.cells.cell import Cell
 from blockrelay_gateway.http import authentication
-from blockrelay_gateway.http.body_budget import BodyBudget, BodyShare
-from blockrelay_gateway.http.errors import from_validation, infer_error, to_json
+from blockrelay_gateway.http.body_budget import BodyBudget, BodyShare, ReceivedBody
+from blockrelay_gateway.http.body_limit import RECEIVED
+from blockrelay_gateway.http.errors import infer_error, to_json
 from blockrelay_gateway.http.server import PIECES
 from blockrelay_gateway.streaming.readers import Readers
 
 #: Messages of one socket that are under way at once; more wait.
 SOCKET_REQUESTS = 64
+_OPENING = re.compile(rb"\s*\{")
+_NAME = re.compile(rb'\s*"(id|session_id)"\s*:\s*("[^"\\\\\x00-\x1f]{0,1000}"|-?[0-9]{1,18})\s*,')
 
 
 async def converse(gateway: Gateway, socket: WebSocket) -> None:
@@ -34,8 +39,12 @@ async def converse(gateway: Gateway, socket: WebSocket) -> None:
         async with asyncio.TaskGroup() as tasks:
             try:
                 while True:
-                    letter = Letter(await socket.receive_text(), conversation.bodies)
-                    await conversation.room.acquire()
+                    letter = Letter(await received(socket), conversation.bodies)
+                    try:
+                        await conversation.room.acquire()
+                    except asyncio.CancelledError:
+                        letter.close()
+                        raise
                     tasks.create_task(conversation.answer(letter)).add_done_callback(
                         lambda _: conversation.room.release()
                     )
@@ -48,6 +57,14 @@ async def converse(gateway: Gateway, socket: WebSocket) -> None:
         pass
 
 
+async def received(socket: WebSocket) -> Message:
+    """The next message. Raises WebSocketDisconnect."""
+    message = await socket.receive()
+    if message["type"] == "websocket.disconnect":
+        raise WebSocketDisconnect(message["code"], message.get("reason"))
+    return message
+
+
 class _Left(Exception):
     """The client has left: ends the task group, which releases all readers."""
 
@@ -56,43 +73,44 @@ class Letter:
     """One message, as long as it is needed: its bytes count among those of all bodies until it is accepted or refused,
     and neither its text nor what was parsed of it is kept any longer."""
 
-    def __init__(self, text: str, bodies: BodyBudget) -> None:
+    def __init__(self, message: Message, bodies: BodyBudget) -> None:
+        """Raises KeyError for a binary message."""
         self.name: str | int | None = None
         self.session: str | None = None
-        self.size = len(text) if text.isascii() else len(text.encode())
-        self._text, self._share = text, BodyShare(bodies)
         self._refusal: LimitExceeded | None = None
+        large: ReceivedBody | None = message.get(RECEIVED)
+        if large is not None:
+            self._raw, self._share = large.take(), large.share
+            return
+        self._raw, self._share = message["text"].encode(), BodyShare(bodies)
         try:
-            self._share.take(self.size)
+            self._share.take(len(self._raw))
         except LimitExceeded as error:
             self._refusal = error
-            with suppress(BadRequest):
-                self._parse()  # at once: what is refused is told by name, and waits for nothing
-            self._text = ""
 
-    def read(self) -> InferRequest:
-        """The request in it. `name` and `session` are those that an answer needs. Raises LimitExceeded, BadRequest."""
+    async def read(self, intake: Intake, sender: Sender) -> Text | Tensors:
+        """What it says. `name` and `session` are those that an answer needs. Raises LimitExceeded, BadRequest and what
+        `Helpers.run` raises."""
+        raw, self._raw = self._raw, b""
+        self.name, self.session = names_at_start(raw)
         if self._refusal is not None:
             raise self._refusal
-        content = self._parse()
-        self._text = ""
-        try:
-            return InferRequest.model_validate(content)
-        except ValidationError as error:
-            raise from_validation(error.errors()) from None
+        read = await intake.read(raw, sender, self._share, Reading.message)
+        self.name, self.session = read.name, read.session_id
+        return content_of(read)
 
     def close(self) -> None:
         """Its request has been accepted or refused. Idempotent."""
         self._share.give_back()
 
-    def _parse(self) -> object:
-        try:
-            content = json.loads(self._text)
-        except (ValueError, RecursionError) as error:
-            raise BadRequest(f"the message is not JSON: {error}") from None
-        if isinstance(content, dict):
-            self.name, self.session = _plain(content, "id"), _plain(content, "session_id")  # pyright: ignore
-        return content
+
+def names_at_start(raw: bytes) -> tuple[Any, Any]:
+    """`id` and `session_id` of a message where they are its first fields: those of one that is not parsed."""
+    found: dict[str, Any] = {}
+    place = _OPENING.match(raw)
+    while place is not None and (field := _NAME.match(raw, place.end())) is not None:
+        found[field[1].decode()], place = json.loads(field[2].decode("utf-8", "replace")), field
+    return found.get("id"), found.get("session_id")
 
 
 class Conversation:
@@ -120,19 +138,18 @@ class Conversation:
 
     async def _begin(self, letter: Letter) -> Coroutine[Any, Any, None]:
         """Have the request accepted; what is left to do does not need the message any more."""
-        request, name = letter.read(), letter.name
-        keys = [] if request.idempotency_key is None else [request.idempotency_key]
         gateway, tenant = self._gateway, self._tenant
-        who, headers = gateway.identify(keys, request, tenant, "infer"), client_headers(self._socket.headers)
-        if handlers.is_tensor_form(request):
-            accepted = await handlers.submit_tensors(gateway, request, who, headers, tenant, size=letter.size)
-            return self._tensors(name, request.session_id, accepted)
-        asked = await handlers.text_request(gateway, request, who, headers)
-        cell, readers = await gateway.submission.submit([asked], tenant)
-        return self._text(name, cell, readers, background=bool(request.background), streamed=bool(request.stream))
+        sender = Sender(tenant.name, client_headers(self._socket.headers))
+        asked = await letter.read(gateway.intake, sender)
+        if isinstance(asked, Tensors):
+            session = asked.request.session_id
+            return self._tensors(letter.name, session, await handlers.submit_tensors(gateway, asked, tenant))
+        cell, readers = await gateway.submission.submit(asked.asked, tenant)
+        return self._text(letter.name, cell, readers, background=asked.background, streamed=asked.stream)
 
     async def _tensors(self, name: str | int | None, session: str | None, accepted: handlers.AcceptedStep) -> None:
-        with accepted.readers:
+        with accepted.readers, ExitStack() as room:
+            room.callback(accepted.share.give_back)
             done = await handlers.finish_tensors(accepted, session, self._tenant)
             if done.tensors:
                 pieces = TensorAnswer(_named(done.body, name), done.tensors).pieces()
@@ -164,8 +181,3 @@ class Conversation:
 
 def _named(body: dict[str, Any], name: str | int | None) -> dict[str, Any]:
     return body if name is None else {"id": name, **body}
-
-
-def _plain(content: dict[str, Any], name: str) -> Any:
-    value = content.get(name)
-    return value if isinstance(value, str | int) else None

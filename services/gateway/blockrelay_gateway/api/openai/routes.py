@@ -1,75 +1,50 @@
 """POST /v1/completions and /v1/chat/completions."""
 
-from collections.abc import Sequence
-
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from blockrelay.observability import logs
-from blockrelay_gateway.admission.admission_request import AdmissionRequest
-from blockrelay_gateway.admission.idempotency import HEADER, Identity
+from blockrelay_gateway.admission.idempotency import HEADER
 from blockrelay_gateway.api import state
-from blockrelay_gateway.api.client_headers import client_headers
+from blockrelay_gateway.api.body_route import OwnBodyRoute, described_by
 from blockrelay_gateway.api.openai.responses import Kind, Options, accepted_headers, format_of
 from blockrelay_gateway.api.openai.schemas import ChatRequest, CompletionRequest, StreamOptions
-from blockrelay_gateway.api.openai.strictness import header, ignored_fields, label
-from blockrelay_gateway.api.state import Gateway
+from blockrelay_gateway.api.openai.strictness import header, label
+from blockrelay_gateway.api.reading import Reading, Text
 from blockrelay_gateway.http import authentication, openapi, sse
 from blockrelay_gateway.http.errors import JsonAnswer, error_body, headers_of, status_of
-from blockrelay_gateway.http.offload import body_size, by_size
 from blockrelay_gateway.streaming.deltas import failure
 from blockrelay_gateway.streaming.event_ids import HEADER as LAST_EVENT_ID
 from blockrelay_gateway.streaming.event_ids import starting_after
 from blockrelay_gateway.streaming.responses import collect, stream
 
-router = APIRouter(responses=openapi.WORK)
+router = APIRouter(responses=openapi.WORK, route_class=OwnBodyRoute)
 
 
-@router.post("/v1/completions")
-async def completions(body: CompletionRequest, request: Request) -> Response:
+@router.post("/v1/completions", dependencies=[described_by(CompletionRequest)])
+async def completions(request: Request) -> Response:
     """Continue one or more prompts."""
-    gateway = state.of(request)
-    headers = client_headers(request.headers)
-    ignored = ignored_fields(body, strict=headers.strict)
-    who = await _identity(gateway, request, body, "completion")
-    asked = await by_size(body_size(request), gateway.openai.completion, body, headers, who)
-    return await _answer(gateway, request, body, asked, "completion", ignored)
+    body = await state.of(request).intake.body(request, Reading.completion)
+    return await _answer(request, body, "completion")
 
 
-@router.post("/v1/chat/completions")
-async def chat_completions(body: ChatRequest, request: Request) -> Response:
+@router.post("/v1/chat/completions", dependencies=[described_by(ChatRequest)])
+async def chat_completions(request: Request) -> Response:
     """Write the assistant's next message."""
-    gateway = state.of(request)
-    headers = client_headers(request.headers)
-    ignored = ignored_fields(body, strict=headers.strict)
-    who = await _identity(gateway, request, body, "chat")
-    asked = await by_size(body_size(request), gateway.openai.chat, body, headers, who)
-    return await _answer(gateway, request, body, [asked], "chat", ignored)
+    body = await state.of(request).intake.body(request, Reading.chat)
+    return await _answer(request, body, "chat")
 
 
-async def _identity(gateway: Gateway, request: Request, body: CompletionRequest | ChatRequest, kind: Kind) -> Identity:
-    keys = request.headers.getlist(HEADER)
-    return await by_size(body_size(request), gateway.identify, keys, body, authentication.of(request), kind)
-
-
-async def _answer(
-    gateway: Gateway,
-    request: Request,
-    body: CompletionRequest | ChatRequest,
-    asked: list[AdmissionRequest],
-    kind: Kind,
-    ignored: Sequence[str],
-) -> Response:
+async def _answer(request: Request, body: Text, kind: Kind) -> Response:
+    gateway, asked, ignored = state.of(request), body.asked, body.ignored
     asked_of_stream = body.stream_options or StreamOptions()
     options = Options(
         include_usage=bool(asked_of_stream.include_usage),
         continuous_usage=bool(asked_of_stream.continuous_usage_stats),
-        return_token_ids=bool(body.return_token_ids) or gateway.served.tokenizer is None,
+        return_token_ids=body.return_token_ids or gateway.served.tokenizer is None,
     )
     form = format_of(kind, gateway.model_name, gateway.served.tokenizer, options)
-    after = starting_after(
-        request.headers.get(LAST_EVENT_ID), [one.request for one in asked], streamed=bool(body.stream)
-    )
+    after = starting_after(request.headers.get(LAST_EVENT_ID), [one.request for one in asked], streamed=body.stream)
     cell, readers = await gateway.submission.submit(asked, authentication.of(request))
     headers = {**readers.headers, **header(ignored)}
     if ignored:

@@ -168,5 +168,5 @@ def _model(gateway: Gateway) -> dict[str, Any]:
         "blocks": model.blocks,
         "model_hash": manifest.model_hash,
         "ignored_defaults": manifest.ignored_defaults,
-        "chat": gateway.openai.template is not None,
+        "chat": gateway.intake.reading.openai.template is not None,
     }

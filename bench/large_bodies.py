@@ -1,0 +1,154 @@
+"""What large bodies do to others at a gateway: `python -m bench.large_bodies [TREE]`, on an otherwise idle machine.
+
+A whole `up` of TREE (default: this checkout) with the bundled model gets `--bodies` large bodies of five kinds at once:
+a text of one letter, empty objects in `metadata`, token ids, a tensor as nested lists, and a chat of many parts.
+Meanwhile `/livez` and a small request are asked again and again.
+
+Printed are the longest time that `/livez` and the small request took while the large bodies were under way, the most
+memory of the gateway's process and of it with its helpers, and what the large bodies were answered.
+"""
+
+import argparse
+import collections
+import json
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+
+from bench.busy import busy_share
+from bench.pairs import MODEL, ROOT, How, running
+
+MIB = 1 << 20
+#: Bytes that a kind has at most: the gateway's default for one body.
+MOST = 8 * MIB - 1024
+LOOK_S = 0.01
+
+
+def kinds() -> list[tuple[str, bytes]]:
+    """Path and body of each of the five."""
+    tensor = {"_tensor_": True, "data": [[1] * 1000] * 2500}
+    part = {"type": "text", "text": "And then she went on. "}
+    return [
+        ("/v1/completions", json.dumps({"prompt": "a" * (4 * MIB)}).encode()),
+        ("/v1/completions", b'{"prompt": "x", "metadata": [' + b"{}," * (MOST // 3 - 20) + b"{}]}"),
+        ("/v1/completions", json.dumps({"prompt": [7] * (MOST // 3 - 20)}).encode()),
+        ("/v1/infer", json.dumps({"input_tensors": {"input_ids": tensor}}).encode()),
+        (
+            "/v1/chat/completions",
+            json.dumps({"messages": [{"role": "user", "content": [part] * 60_000}] * 2}).encode(),
+        ),
+    ]
+
+
+def gateway_of(up: int) -> int:
+    """The process of the gateway that this `up` has started."""
+    for found in _descendants(up):
+        if b"blockrelay_gateway" in (Path("/proc") / str(found) / "cmdline").read_bytes():
+            return found
+    raise RuntimeError("there is no gateway")
+
+
+def _descendants(root: int) -> list[int]:
+    """All processes below this one that live, parents before children."""
+    parents: dict[int, int] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            continue  # it has ended meanwhile
+    found = [root]
+    for process in found:
+        found += [child for child, parent in parents.items() if parent == process]
+    return found[1:]
+
+
+def resident(process: int) -> int:
+    """Bytes of memory of a process; 0 once it has ended."""
+    try:
+        return int((Path("/proc") / str(process) / "statm").read_text().split()[1]) * 4096
+    except OSError:
+        return 0
+
+
+class Meter:
+    """The longest that one thing took while it was done again and again."""
+
+    def __init__(self) -> None:
+        self.longest = 0.0
+
+    def again(self, work: Callable[[], object], stop: threading.Event) -> None:
+        while not stop.is_set():
+            began = time.perf_counter()
+            work()
+            self.longest = max(self.longest, time.perf_counter() - began)
+            stop.wait(LOOK_S)
+
+
+class Memory:
+    """The most memory of a gateway, and of it with its helpers."""
+
+    def __init__(self, gateway: int) -> None:
+        self._gateway, self.own, self.all = gateway, 0, 0
+
+    def look(self) -> None:
+        own = resident(self._gateway)
+        self.own = max(self.own, own)
+        self.all = max(self.all, own + sum(map(resident, _descendants(self._gateway))))
+
+
+def measure(tree: Path, bodies: int) -> None:
+    with running(tree, How(MODEL, (), {}), {}) as side, ThreadPoolExecutor(bodies + 3) as threads:
+        small = {"prompt": "Once", "max_tokens": 1, "temperature": 0}
+        memory, stop = Memory(gateway_of(side.pid)), threading.Event()
+        alive, others, looks = Meter(), Meter(), Meter()
+        with httpx.Client(base_url=side.url, timeout=300) as probe, httpx.Client(base_url=side.url, timeout=300) as one:
+            for _ in range(20):
+                one.post("/v1/completions", json=small).raise_for_status()
+            work = [
+                threads.submit(alive.again, lambda: probe.get("/livez").raise_for_status(), stop),
+                threads.submit(others.again, lambda: one.post("/v1/completions", json=small), stop),
+                threads.submit(looks.again, memory.look, stop),
+            ]
+            time.sleep(0.5)
+            print(
+                f"before: /livez {alive.longest:.3f} s, a small request {others.longest:.3f} s, "
+                f"gateway {memory.own / 1e6:.0f} MB",
+                flush=True,
+            )
+            alive.longest, began, asked = 0.0, time.perf_counter(), kinds()
+
+            def send(number: int) -> str:
+                path, body = asked[number % len(asked)]
+                answer = httpx.post(f"{side.url}{path}", content=body, timeout=300)
+                said = "" if answer.is_success else answer.json()["error"]["message"][:80]
+                return f"{answer.status_code} {said}".strip()
+
+            answers = collections.Counter(threads.map(send, range(bodies)))
+            took = time.perf_counter() - began
+            stop.set()
+            for done in work:
+                done.result()
+    print(
+        f"{bodies} large bodies in {took:.1f} s: /livez {alive.longest:.3f} s, a small request {others.longest:.3f} s, "
+        f"gateway {memory.own / 1e6:.0f} MB, with its helpers {memory.all / 1e6:.0f} MB; answers {dict(answers)}",
+        flush=True,
+    )
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tree", type=Path, nargs="?", default=ROOT, help="a checkout with its environment in .venv")
+    parser.add_argument("--bodies", type=int, default=10)
+    chosen = parser.parse_args(arguments)
+    print(f"others take {busy_share():.0%} of this machine")
+    measure(chosen.tree.resolve(), chosen.bodies)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

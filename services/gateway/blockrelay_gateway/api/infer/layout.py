@@ -1,0 +1,37 @@
+"""Where the logits of a step's rows stand in the one tensor of its answer, and what that takes. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from blockrelay_gateway.admission.admission_request import AdmissionRequest
+from blockrelay_gateway.api.infer.session_kv import ServedKv, fields_of
+from blockrelay_gateway.api.infer.tensor_steps import TensorStep
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """`places`: first column of each row's logits and the one behind its last; all rows have `width` columns."""
+
+    places: tuple[tuple[int, int], ...]
+    width: int
+
+    @property
+    def tokens(self) -> int:
+        """Logits of the rows together, padding aside."""
+        return sum(end - begin for begin, end in self.places)
+
+
+def layout_of(steps: Sequence[TensorStep] | None, *, rows: int) -> Layout:
+    """With `steps`, each token's logits where the token stood in `input_ids`; columns in which no row has a token are
+    left out. Without, those of the last token of each row."""
+    if steps is None:
+        return Layout(((0, 1),) * rows, 1)
+    first = min(step.column for step in steps)
+    places = tuple((step.column - first, step.column - first + step.new) for step in steps)
+    return Layout(places, max(end for _, end in places))
+
+
+def answer_bytes(layout: Layout, vocab: int, kv: ServedKv, rows: Sequence[AdmissionRequest]) -> int:
+    """Memory of the answer: its logits as float16, and the KV that it has."""
+    pages = sum(len(fields_of(row.body.kv_asked, int(row.body.prompt.size))) for row in rows)
+    return len(layout.places) * layout.width * vocab * 2 + pages * 2 * kv.shape.half_bytes

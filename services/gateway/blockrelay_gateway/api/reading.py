@@ -1,0 +1,265 @@
+"""From the bytes of a body to requests that can be accepted: all that takes time in proportion to a body, in one place.
+
+Nothing here waits, and nothing that is returned refers to the body or to what was parsed of it. The gateway does it for
+small bodies, a helper process for large ones (`intake`): both read alike. Pure, but for the names drawn at random.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar, cast
+
+from pydantic import BaseModel, ValidationError
+
+from blockrelay.block_folder.folder import BlockFolder
+from blockrelay.block_folder.model import ModelConfig
+from blockrelay.errors import BadRequest, BlockrelayError
+from blockrelay.settings import GatewaySettings
+from blockrelay.text.tokenizer import Tokenizer
+from blockrelay_gateway.admission.admission_request import AdmissionRequest
+from blockrelay_gateway.admission.idempotency import HEADER, Identity, identify
+from blockrelay_gateway.api.client_headers import ClientHeaders
+from blockrelay_gateway.api.infer import requests as infer_requests
+from blockrelay_gateway.api.infer.schemas import InferRequest
+from blockrelay_gateway.api.infer.session_kv import (
+    GivenKv,
+    ServedKv,
+    asked_layers,
+    read_given,
+    served_kv,
+    split_tensors,
+)
+from blockrelay_gateway.api.infer.tensor_steps import Inputs, check_names, read_inputs
+from blockrelay_gateway.api.openai.chat_template import ChatTemplate
+from blockrelay_gateway.api.openai.requests import OpenAIRequests
+from blockrelay_gateway.api.openai.schemas import ChatRequest, CompletionRequest, StreamOptions
+from blockrelay_gateway.api.openai.strictness import ignored_fields
+from blockrelay_gateway.api.request_builder import RequestBuilder
+from blockrelay_gateway.http.errors import from_validation
+
+Model = TypeVar("Model", bound=BaseModel)
+Content = TypeVar("Content", covariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Sender:
+    """Who sends a body, and what its headers say. `keys`: those for idempotency; `tenant`: the name."""
+
+    tenant: str
+    headers: ClientHeaders
+    keys: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Text:
+    """A body that asks for text: its requests, and how its answer is wanted."""
+
+    asked: list[AdmissionRequest]
+    ignored: tuple[str, ...] = ()
+    stream: bool = False
+    background: bool = False
+    return_token_ids: bool = False
+    stream_options: StreamOptions | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tensors:
+    """A tensor step whose session has not been looked at. `request` has no tensors any more; `number` is its step."""
+
+    request: InferRequest
+    number: int
+    who: Identity
+    headers: ClientHeaders
+    inputs: Inputs
+    given: GivenKv | None
+    layers: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Read(Generic[Content]):
+    """A body that was read: what it says, or why it is refused. `unreadable`: it is no JSON in any of its encodings.
+
+    `session_id` and `name` are what an answer repeats.
+    """
+
+    content: Content | None = None
+    refusal: BlockrelayError | None = None
+    unreadable: bool = False
+    session_id: str | None = None
+    name: str | int | None = None
+
+
+class _Unreadable(Exception):
+    """The bytes are no text, or are nested too deeply."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """Knows the model. `model_key` is its name in Redis; `secret` makes ids of keyed requests."""
+
+    openai: OpenAIRequests
+    kv: ServedKv
+    model_key: str
+    secret: str
+
+    @property
+    def builder(self) -> RequestBuilder:
+        return self.openai.builder
+
+    def completion(self, raw: bytes, sender: Sender) -> Read[Text]:
+        """A body of POST /v1/completions."""
+        try:
+            body = _validated(CompletionRequest, _parsed(raw))
+            ignored = ignored_fields(body, strict=sender.headers.strict)
+            asked = self.openai.completion(body, sender.headers, self._identify(body, sender, "completion"))
+            return Read(content=_text(body, asked, ignored, body.stream_options))
+        except (BlockrelayError, _Unreadable) as error:
+            return _refused(error)
+
+    def chat(self, raw: bytes, sender: Sender) -> Read[Text]:
+        """A body of POST /v1/chat/completions."""
+        try:
+            body = _validated(ChatRequest, _parsed(raw))
+            ignored = ignored_fields(body, strict=sender.headers.strict)
+            asked = self.openai.chat(body, sender.headers, self._identify(body, sender, "chat"))
+            return Read(content=_text(body, [asked], ignored, body.stream_options))
+        except (BlockrelayError, _Unreadable) as error:
+            return _refused(error)
+
+    def infer(self, raw: bytes, sender: Sender) -> Read[Text | Tensors]:
+        """A body of POST /v1/infer."""
+        session: str | None = None
+        try:
+            parsed = _parsed(raw)
+            session = _session(parsed)
+            body = _validated(InferRequest, parsed)
+            del parsed
+            if body.id is not None:
+                raise BadRequest("id is for messages on the WebSocket", param="id")
+            if body.idempotency_key is not None:
+                said = f"idempotency_key is for messages on the WebSocket: send the header {HEADER}"
+                raise BadRequest(said, param=HEADER)
+            return Read(content=self._infer(body, sender), session_id=session)
+        except (BlockrelayError, _Unreadable) as error:
+            return _refused(error, session=session)
+
+    def message(self, raw: bytes, sender: Sender) -> Read[Text | Tensors]:
+        """A message of /v1/infer's WebSocket. `sender` has no keys: they are in messages."""
+        session, name = None, None
+        try:
+            try:
+                parsed = json.loads(raw)
+            except (ValueError, RecursionError) as error:
+                raise BadRequest(f"the message is not JSON: {error}") from None
+            session, name = _plain(parsed, "session_id"), _plain(parsed, "id")
+            body = _validated(InferRequest, parsed)
+            del parsed
+            keys = () if body.idempotency_key is None else (body.idempotency_key,)
+            found = self._infer(body, Sender(sender.tenant, sender.headers, keys))
+            return Read(content=found, session_id=session, name=name)
+        except (BlockrelayError, _Unreadable) as error:
+            return _refused(error, session=session, name=name)
+
+    def _infer(self, body: InferRequest, sender: Sender) -> Text | Tensors:
+        who = self._identify(body, sender, "infer")
+        if not infer_requests.is_tensor_form(body):
+            asked = infer_requests.text_request(self.builder, body, sender.headers, who)
+            return _text(body, [asked])
+        model = self.builder.model
+        self.builder.check_model(body.model)
+        number = check_names(body.session_id, body.step)
+        layers = asked_layers(self.kv, body.blocks)
+        tensors, past = split_tensors(body.input_tensors or {})
+        inputs = read_inputs(tensors, context=model.max_position, vocab_size=model.vocab_size)
+        given = read_given(self.kv, past, rows=inputs.rows, context=model.max_position)
+        return Tensors(
+            request=body.model_copy(update={"input_tensors": None}),
+            number=number,
+            who=who,
+            headers=sender.headers,
+            inputs=inputs,
+            given=given,
+            layers=layers,
+        )
+
+    def _identify(self, body: BaseModel, sender: Sender, route: str) -> Identity:
+        return identify(sender.keys, body, tenant=sender.tenant, route=route, model=self.model_key, secret=self.secret)
+
+
+def reading_of(settings: GatewaySettings, folder: BlockFolder) -> Reading:
+    """The reading of bodies for the model in `folder`. Raises BlockFolderError for a tokenizer or template that
+    cannot be used."""
+    model: ModelConfig = folder.model
+    source = folder.chat_template()
+    builder = RequestBuilder(
+        name=settings.served_name(model.name),
+        model=model,
+        generation=folder.manifest.generation,
+        tokenizer=Tokenizer.from_file(folder.tokenizer_path) if folder.tokenizer_path else None,
+        default_max_tokens=settings.default_max_tokens,
+        max_tokens_limit=settings.max_tokens_limit,
+    )
+    template = ChatTemplate(source, special_tokens=model.template_tokens) if source else None
+    return Reading(
+        openai=OpenAIRequests(builder, template),
+        kv=served_kv(folder),
+        model_key=folder.model_key,
+        secret=settings.idempotency_secret,
+    )
+
+
+def _parsed(raw: bytes) -> object:
+    """The JSON in a body. Raises BadRequest for none, and _Unreadable."""
+    if not raw:
+        raise BadRequest("the body is empty: send a JSON object")
+    try:
+        return json.loads(raw)
+    except json.JSONDecodeError as error:
+        raise BadRequest(f"the body is not JSON: {error.msg}") from None
+    except (ValueError, RecursionError) as error:
+        raise _Unreadable from error
+
+
+def _validated(model: type[Model], parsed: object) -> Model:
+    """The body as `model`. Raises BadRequest naming the first field that is wrong."""
+    if parsed is None:
+        raise BadRequest("the body is empty: send a JSON object")
+    try:
+        return model.model_validate(parsed)
+    except ValidationError as error:
+        raise from_validation(error.errors(include_input=False, include_url=False)) from None
+
+
+def _text(
+    body: CompletionRequest | ChatRequest | InferRequest,
+    asked: list[AdmissionRequest],
+    ignored: Sequence[str] = (),
+    options: StreamOptions | None = None,
+) -> Text:
+    return Text(
+        asked=asked,
+        ignored=tuple(ignored),
+        stream=bool(body.stream),
+        background=bool(body.background),
+        return_token_ids=bool(body.return_token_ids),
+        stream_options=options,
+    )
+
+
+def _refused(
+    error: BlockrelayError | _Unreadable, *, session: str | None = None, name: str | int | None = None
+) -> Read[Any]:
+    if isinstance(error, _Unreadable):
+        return Read(unreadable=True)
+    error.__cause__ = error.__context__ = None  # its frames refer to what was parsed
+    return Read(refusal=error.with_traceback(None), session_id=session, name=name)
+
+
+def _session(parsed: object) -> str | None:
+    found = cast(dict[str, object], parsed).get("session_id") if isinstance(parsed, dict) else None
+    return found if isinstance(found, str) else None
+
+
+def _plain(parsed: object, field: str) -> Any:
+    found = cast(dict[str, object], parsed).get(field) if isinstance(parsed, dict) else None
+    return found if isinstance(found, str | int) else None

@@ -1,0 +1,91 @@
+"""Helper processes that die, hang, and run out of memory: what their caller gets, and the next one."""
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from blockrelay.errors import BadRequest, RequestTooLarge, ServiceUnavailable
+from blockrelay_gateway.helpers.pool import Helpers
+from tests.support.waiting import wait_until
+
+
+def pid() -> int:
+    return os.getpid()
+
+
+def die(_: str) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def die_once(mark: str) -> str:
+    if not Path(mark).exists():
+        Path(mark).touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return "done"
+
+
+def hang(mark: str) -> None:
+    Path(mark).write_text(str(os.getpid()))
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def fill_memory() -> None:
+    raise MemoryError
+
+
+def refuse() -> None:
+    raise BadRequest("no", param="x")
+
+
+def alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+async def test_a_helper_is_another_process_that_stays(tmp_path: Path) -> None:
+    helpers = Helpers(1)
+    first, again = await helpers.run("", pid), await helpers.run("", pid)
+    assert first == again != os.getpid()
+    with pytest.raises(BadRequest) as raised:
+        await helpers.run("", refuse)
+    assert raised.value.param == "x"
+
+
+async def test_a_call_whose_helper_dies_is_made_once_more(tmp_path: Path) -> None:
+    helpers = Helpers(1)
+    assert await helpers.run("", die_once, str(tmp_path / "mark")) == "done"
+    with pytest.raises(ServiceUnavailable, match="died twice"):
+        await helpers.run("", die, "")
+    assert await helpers.run("", pid) != os.getpid(), "the next one starts"
+
+
+async def test_an_idle_helper_that_was_killed_is_replaced() -> None:
+    helpers = Helpers(1)
+    first = await helpers.run("", pid)
+    os.kill(first, signal.SIGKILL)
+    assert await helpers.run("", pid) != first
+
+
+async def test_a_helper_that_hangs_is_killed(tmp_path: Path) -> None:
+    slow, mark = Helpers(1, within_s=4.0), tmp_path / "mark"
+    with pytest.raises(ServiceUnavailable, match="within 4 seconds"):
+        await slow.run("", hang, str(mark))
+    hung = int(mark.read_text())
+    await asyncio.to_thread(wait_until, lambda: not alive(hung), "the helper that hangs is gone")
+    assert await slow.run("", pid) != hung
+
+
+async def test_memory_that_does_not_suffice_is_no_bug() -> None:
+    with pytest.raises(RequestTooLarge, match="not enough memory"):
+        await Helpers(1).run("", fill_memory)
+
+
+def test_helpers_end_with_the_loop() -> None:
+    found = asyncio.run(Helpers(1).run("", pid))
+    wait_until(lambda: not alive(found), "the helper is gone")
