@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from blockrelay.auth.api_keys import PRIORITIES, Tenant
+from blockrelay.auth.api_keys import PRIORITIES, USUAL_PRIORITY, Tenant
 from blockrelay.errors import BadRequest
 from blockrelay.protocol.transitions.calls import Limits
 from blockrelay.settings import GatewaySettings
@@ -12,11 +12,12 @@ from blockrelay_gateway.admission.admission_request import AdmissionRequest
 def priority_of(request: AdmissionRequest, tenant: Tenant) -> int:
     """The priority of its first run. Raises BadRequest for one that the key may not have."""
     if request.priority is None:
-        return max(0, tenant.priority)
+        return max(USUAL_PRIORITY, tenant.priority)
     if request.priority not in PRIORITIES:
         raise BadRequest(f"priority must be from {PRIORITIES[0]} to {PRIORITIES[-1]}", param="priority")
     if request.priority < tenant.priority:
-        raise BadRequest(f"priority must be at least {tenant.priority} with this key", param="priority")
+        said = f"priority {request.priority} is earlier than this key may ask for: send {tenant.priority} or more"
+        raise BadRequest(f"{said}, or use a key that was made with --priority {request.priority}", param="priority")
     return request.priority
 
 

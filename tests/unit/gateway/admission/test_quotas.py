@@ -29,6 +29,7 @@ def keys_of(file: Path) -> dict[str, str]:
         Tenant(name="narrow", concurrency=1),
         Tenant(name="later", priority=5),
         Tenant(name="free"),
+        Tenant(name="first", priority=-5),
         Tenant(name="chief", operator=True),
     ]
     return {tenant.name: add_key(file, tenant) for tenant in tenants}
@@ -103,13 +104,21 @@ def test_requests_under_way(gateway: RunningGateway, worker: PlayedWorker, ask: 
 
 
 def test_a_key_for_later_comes_later(worker: PlayedWorker, ask: Any) -> None:
-    for name, priority in (("later", None), ("free", 7), ("free", None), ("free", -3), ("later", 5)):
+    for name, priority in (("later", None), ("free", 7), ("free", None), ("first", -3), ("later", 5)):
         assert ask(name, prompt=[9], **({} if priority is None else {"priority": priority})).status_code == 202
     order = [worker.record(claimed.request)[b"tenant"].decode() for claimed in worker.claim(5)]
-    assert order == ["free", "free", "later", "later", "free"]
-    for name, priority in (("later", 4), ("free", -101), ("free", 101)):
+    assert order == ["first", "free", "later", "later", "free"]
+    for name, priority in (("later", 4), ("first", -6), ("first", -101), ("free", 101)):
         refused = ask(name, priority=priority)
         assert refused.status_code == 400 and refused.json()["error"]["param"] == "priority"
+
+
+def test_a_key_made_without_options_overtakes_nobody(worker: PlayedWorker, ask: Any) -> None:
+    refused = ask("free", priority=-1)
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == "priority"
+    said = refused.json()["error"]["message"]
+    assert "send 0 or more" in said and "--priority -1" in said, "the remedy"
+    assert [ask("free", priority=priority).status_code for priority in (0, 1)] == [202, 202]
 
 
 def test_a_timeout_that_cannot_be_kept_is_refused_at_once(
