@@ -170,7 +170,7 @@ def test_the_scheduler_tells_the_books_and_what_is_called_for(cell: Cell, redis_
         assert metric(one, "blockrelay_backlog_seconds") == pytest.approx(seconds)
         assert metric(one, "blockrelay_workers_wanted", device="cpu") == 2, "no more than requests"
         for request in ("req-1", "req-2"):
-            cell.scripts.run(calls.finish(request, "expired"))
+            cell.scripts.run(calls.finish(request, "cancelled"))
         wait_until(lambda: metric(one, "blockrelay_workers_wanted", device="cpu") == 0, "nothing is left to do")
     assert metric(one, "blockrelay_oldest_waiting_seconds") == metric(one, "blockrelay_backlog_seconds") == 0
     assert metric(one, "blockrelay_dead_letters") == 0

@@ -213,14 +213,14 @@ class Admission:
     def _prepare(self, request: AdmissionRequest, tenant: Tenant, pages: int, binding: Binding | None) -> _Submitted:
         """Raises BadRequest for a priority that the key may not have."""
         timeout_s = self._settings.request_timeout_s if request.timeout_s is None else request.timeout_s
-        deadline_ms = 0 if timeout_s is None else int((time.time() + timeout_s) * 1000)
+        deadline_ms = 0 if timeout_s is None else self._cell.now_ms() + int(timeout_s * 1000)
         own = scoped(request, tenant)
         acceptance = Acceptance(
             request=own.request,
             body=replace(own.body, gateway=self._gateway),
             model=self._model,
             pages_needed=pages,
-            deadline_ms=deadline_ms and deadline_ms + self._cell.clock_ahead_ms,
+            deadline_ms=deadline_ms,
             fingerprint=own.fingerprint,
             retention_s=self._retention_s(own),
             session=own.session,
@@ -231,9 +231,7 @@ class Admission:
             result_bytes=own.result_bytes,
             binding=binding,
         )
-        followed = FollowedRequest(
-            acceptance, own.params, created=int(time.time()), deadline_ms=deadline_ms, cell=self._cell.name
-        )
+        followed = FollowedRequest(acceptance, own.params, created=int(time.time()), cell=self._cell.name)
         return _Submitted(request, tenant, followed, State.NEW_KEYED if request.fingerprint else State.NEW)
 
     def _retention_s(self, request: AdmissionRequest) -> int:
@@ -275,6 +273,6 @@ class Admission:
             max_tokens=request.params.max_tokens,
             logits=body.logits,
             background=body.background,
-            deadline_ms=followed.deadline_ms or None,
+            deadline_ms=followed.acceptance.deadline_ms or None,
             **content,
         )

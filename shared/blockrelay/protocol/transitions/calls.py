@@ -255,9 +255,9 @@ def finish(
     denied: bool = False,
     abandoned: bool = False,
     confirm: bool = False,
-) -> Call[Literal["FINISHED", "DONE", "UNKNOWN", "LOST", "READ"]]:
+) -> Call[Literal["FINISHED", "DONE", "UNKNOWN", "LOST", "EARLY", "READ"]]:
     """With `run`, only while that run is current; `denied`: only while the request waits for a GPU, whose place no CPU
-    may take.
+    may take. `expired` only behind the deadline by Redis' clock, else EARLY.
 
     `abandoned`: only while no gateway follows it, and ACCEPT of the same id may begin it anew. `confirm`: write
     something even for a request that has ended, so that WAIT behind it speaks of that end too.
