@@ -83,7 +83,9 @@ class Limits:
     stored). Ours: `result_bytes` of all tenants, `wait_s` for the first token, `overcommit` (KV pages promised for each
     that there is), `enforce_deadline` (refuse what would miss its deadline, by the workers' own measure).
     `others` requests with `others_tokens` (prompt and max_tokens) and `others_result_bytes` come right behind this one
-    without limits of their own: they are checked with it, and their tokens charged with it.
+    without limits of their own: they are checked with it, and their tokens charged with it. With `each` they are
+    checked with it, but pay for themselves, by ACCEPTs that count them again; of their tokens `others_rows` are those
+    of prompts, and they need `others_pages` KV pages.
     """
 
     tokens_per_minute: int = 0
@@ -96,6 +98,9 @@ class Limits:
     others: int = 0
     others_tokens: int = 0
     others_result_bytes: int = 0
+    each: bool = False
+    others_rows: int = 0
+    others_pages: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from blockrelay.protocol.capabilities import Pace
 from blockrelay.protocol.transitions import calls
 from blockrelay.settings import GatewaySettings
 from blockrelay_gateway.http.errors import LATEST_S, SPREAD, retry_after_s
-from tests.support.gateway.played import PlayedWorker, RunningGateway
+from tests.support.gateway.played import PlayedWorker, RunningGateway, answering
 from tests.support.scraping import sampled
 from tests.support.waiting import wait_until
 
@@ -92,6 +92,41 @@ def test_tokens_per_minute(gateway: RunningGateway, worker: PlayedWorker, ask: A
 def test_what_a_quota_never_allows_is_a_bad_request(ask: Any, worker: PlayedWorker) -> None:
     refused = ask("frugal", max_tokens=51)
     assert refused.status_code == 400 and refused.json()["error"]["param"] == "max_tokens"
+
+
+def accepted(worker: PlayedWorker) -> int:
+    return int(worker.client.hget(worker.keys.totals(worker.model), "accepted") or 0)  # pyright: ignore[reportArgumentType]
+
+
+def test_several_prompts_are_checked_together(gateway: RunningGateway, worker: PlayedWorker, ask: Any) -> None:
+    def several(tenant: str, count: int, **body: Any) -> httpx.Response:
+        return ask(tenant, prompt=[[3] * 10] * count, background=False, **body)
+
+    assert ask("frugal").status_code == 202
+    for _ in range(3):
+        refused = several("frugal", 2, max_tokens=10)
+        assert refused.status_code == 429, "30 are left, 40 are asked for"
+        assert 9 <= int(refused.headers["retry-after"]) <= 11 * SPREAD, "when all of them fit"
+    assert accepted(worker) == 1 and refused_by(gateway, "tokens_per_minute") == 3
+    assert ask("frugal").status_code == 202, "they cost nothing"
+
+    assert ask("narrow").status_code == 202
+    for tenant, count, tokens, words in (
+        ("frugal", 3, 20, "3 prompts and their max_tokens are 90 tokens; this key may use 60 per minute: send fewer"),
+        ("narrow", 2, 2, "2 prompts count as requests of their own; this key may have 1 under way: send at most 1"),
+    ):
+        never = several(tenant, count, max_tokens=tokens)
+        assert never.status_code == 400 and never.json()["error"]["param"] == "prompt"
+        assert words in never.json()["error"]["message"]
+    assert accepted(worker) == 3
+
+
+def test_several_prompts_that_fit_are_charged_once(worker: PlayedWorker, ask: Any) -> None:
+    with answering(worker, lambda _: ([5], "length")):
+        answer = ask("frugal", prompt=[[3] * 10] * 2, max_tokens=20, background=False)
+    assert answer.status_code == 200 and len(answer.json()["choices"]) == 2
+    level, _ = worker.client.hmget(worker.keys.bucket("frugal"), "level", "at")
+    assert 0 <= float(level or 60) < 5, "60 of 60, and what came back since"
 
 
 def test_requests_under_way(gateway: RunningGateway, worker: PlayedWorker, ask: Any) -> None:

@@ -96,16 +96,25 @@ if in_flight + others >= limits.in_flight then return {'BUSY', in_flight, 1000} 
 -- Of devices that vary none may take what is exact, and they may come yet: CPUs are there for it.
 local class = not ARGS.exact and redis.call('HGET', P .. 'plan:' .. model, 'class') or 'cpu'
 local outstanding = outstanding_of(model)
-if limits.overcommit > 0 and found.pages and outstanding.pages > 0
-  and outstanding.pages + pages_needed * (1 + others) > found.pages * limits.overcommit then
+local more_pages = limits.each and limits.others_pages or pages_needed * others
+if limits.overcommit > 0 and found.pages and (outstanding.pages > 0 or limits.each and others > 0)
+  and outstanding.pages + pages_needed + more_pages > found.pages * limits.overcommit then
   return {'PAGES', outstanding.pages, 1000}
 end
 local due
 if found.token then
   local rank = next_rank(P .. 'shares:' .. model .. ':' .. class, priority, weight, tenant)
+  local need, rows = pages_needed * (1 + others), prompt_tokens + limits.others_tokens
+  local own_before = 0
+  if limits.each then  -- as the last of them will find it, with the others in the queue before it
+    rank, own_before = rank + math.ceil(limits.others_tokens / weight), limits.others_tokens
+    need, rows = pages_needed, prompt_tokens
+    outstanding.queued_rows = outstanding.queued_rows + limits.others_rows
+    outstanding.queued_tokens = outstanding.queued_tokens + limits.others_tokens - limits.others_rows
+    outstanding.pages = outstanding.pages + limits.others_pages
+  end
   local before = tokens_before(P .. 'shares:' .. model .. ':' .. class, rank)
-  local wait, first, all = forecast(found, outstanding, in_flight + others, pages_needed * (1 + others),
-    prompt_tokens + limits.others_tokens, max_tokens, before)
+  local wait, first, all = forecast(found, outstanding, in_flight + others, need, rows, max_tokens, before and before + own_before)
   local longest_wait = math.floor(1000 * limits.wait_s)
   if longest_wait > 0 and 1000 * (wait + first) > longest_wait then
     return {'WAIT', math.ceil(1000 * (wait + first)), math.ceil(1000 * (wait + first)) - longest_wait}
@@ -138,7 +147,8 @@ end
 redis.call('ZADD', P .. 'running', NOW, id)
 redis.call('SADD', P .. 'tenant-requests:' .. tenant, id)
 if per_minute > 0 then
-  redis.call('HSET', bucket, 'level', string.format('%.3f', level - prompt_tokens - max_tokens - limits.others_tokens), 'at', NOW)
+  local charged = prompt_tokens + max_tokens + (limits.each and 0 or limits.others_tokens)
+  redis.call('HSET', bucket, 'level', string.format('%.3f', level - charged), 'at', NOW)
   redis.call('EXPIRE', bucket, 120)
 end
 if session then
