@@ -80,7 +80,7 @@ def show(file: File = None) -> None:
 
 @app.command("remove")
 def remove(name: Name, file: File = None) -> None:
-    """Its key is refused from now on; what was accepted goes on."""
+    """Its key is refused from now on, on open sockets and streams too; what was accepted goes on."""
     remove_key(_file(file), name)
     typer.echo(f"the key of {name} is removed")
 

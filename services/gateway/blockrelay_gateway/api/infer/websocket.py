@@ -9,7 +9,8 @@ from typing import Any
 from fastapi import WebSocket, WebSocketDisconnect
 from pydantic import ValidationError
 
-from blockrelay.errors import BadRequest, BlockrelayError, LimitExceeded, RedisTrouble
+from blockrelay.auth.api_keys import Tenant
+from blockrelay.errors import BadRequest, BlockrelayError, LimitExceeded, RedisTrouble, Unauthorized
 from blockrelay_gateway.api.client_headers import client_headers
 from blockrelay_gateway.api.infer import handlers
 from blockrelay_gateway.api.infer.responses import TensorAnswer
@@ -27,11 +28,12 @@ SOCKET_REQUESTS = 64
 
 
 async def converse(gateway: Gateway, socket: WebSocket) -> None:
-    """Until the client leaves."""
+    """Until the client leaves, or its key is removed and nothing is under way any more."""
     await socket.accept()
     conversation = Conversation(gateway, socket)
     try:
         async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(_watch_key(conversation, socket))
             try:
                 while True:
                     letter = Letter(await socket.receive_text(), conversation.bodies)
@@ -48,8 +50,20 @@ async def converse(gateway: Gateway, socket: WebSocket) -> None:
         pass
 
 
+async def _watch_key(conversation: "Conversation", socket: WebSocket) -> None:
+    """Close the socket of a key that is there no more, once what was accepted has been answered."""
+    while True:
+        await asyncio.sleep(authentication.LOOK_S)
+        try:
+            authentication.asked_again(socket)
+        except Unauthorized as error:
+            if conversation.under_way == 0:
+                await socket.close(code=1008, reason=str(error))
+                raise _Left from None
+
+
 class _Left(Exception):
-    """The client has left: ends the task group, which releases all readers."""
+    """The conversation is over: ends the task group, which releases all readers."""
 
 
 class Letter:
@@ -101,12 +115,13 @@ class Conversation:
     def __init__(self, gateway: Gateway, socket: WebSocket) -> None:
         self._gateway, self._socket = gateway, socket
         self._sending = asyncio.Lock()
-        self._tenant = authentication.of(socket)
+        self.under_way = 0  # messages that are being answered
         self.room = asyncio.Semaphore(SOCKET_REQUESTS)
         self.bodies = gateway.bodies
 
     async def answer(self, letter: Letter) -> None:
         """Answer one message, whatever is in it."""
+        self.under_way += 1
         try:
             finish = await self._begin(letter)
             letter.close()
@@ -117,23 +132,26 @@ class Conversation:
             await self._refuse(error, letter)
         finally:
             letter.close()
+            self.under_way -= 1
 
     async def _begin(self, letter: Letter) -> Coroutine[Any, Any, None]:
         """Have the request accepted; what is left to do does not need the message any more."""
         request, name = letter.read(), letter.name
         keys = [] if request.idempotency_key is None else [request.idempotency_key]
-        gateway, tenant = self._gateway, self._tenant
+        gateway, tenant = self._gateway, authentication.asked_again(self._socket)
         who, headers = gateway.identify(keys, request, tenant, "infer"), client_headers(self._socket.headers)
         if handlers.is_tensor_form(request):
             accepted = await handlers.submit_tensors(gateway, request, who, headers, tenant, size=letter.size)
-            return self._tensors(name, request.session_id, accepted)
+            return self._tensors(name, request.session_id, accepted, tenant)
         asked = await handlers.text_request(gateway, request, who, headers)
         cell, readers = await gateway.submission.submit([asked], tenant)
         return self._text(name, cell, readers, background=bool(request.background), streamed=bool(request.stream))
 
-    async def _tensors(self, name: str | int | None, session: str | None, accepted: handlers.AcceptedStep) -> None:
+    async def _tensors(
+        self, name: str | int | None, session: str | None, accepted: handlers.AcceptedStep, tenant: Tenant
+    ) -> None:
         with accepted.readers:
-            done = await handlers.finish_tensors(accepted, session, self._tenant)
+            done = await handlers.finish_tensors(accepted, session, tenant)
             if done.tensors:
                 pieces = TensorAnswer(_named(done.body, name), done.tensors).pieces()
                 async with self._sending:
