@@ -57,7 +57,9 @@ def limits_for(
         what = f"prompt and max_tokens are {tokens} tokens; this key may use {per_minute} per minute"
         raise BadRequest(what, param="input_tensors" if request.body.logits != "none" else "max_tokens")
     kind, param = ("prompts", "prompt") if each else ("rows", "input_tensors.input_ids")
-    for most, whose in ((tenant.concurrency, "this key"), (settings.max_in_flight, "all clients together")):
+    share = bool(tenant.name) and tenant.concurrency is None
+    half = (settings.max_in_flight + 1) // 2 if share else 0
+    for most, whose in ((tenant.concurrency or half, "this key"), (settings.max_in_flight, "all clients together")):
         if company and most and len(company) >= most:
             what = f"{len(company) + 1} {kind} count as requests of their own; {whose} may have {most} under way"
             raise BadRequest(f"{what}: send at most {most} at a time", param=param)
@@ -69,6 +71,7 @@ def limits_for(
         tenant_result_bytes=results[1],
         overcommit=settings.kv_overcommit,
         enforce_deadline=True,
+        share=share,
         others=len(company),
         others_tokens=theirs,
         others_result_bytes=theirs_bytes,

@@ -36,6 +36,9 @@ def refusal(
             )
         case "CONCURRENT":
             return client("concurrency", f"this key has {answer.detail} requests under way, which is its limit")
+        case "SHARE":
+            said = f"this key has {answer.detail} requests under way, its share of what may be; a key that was made"
+            return client("in_flight", f"{said} with --concurrency N may have N")
         case "TENANT_RESULTS":
             said = f"the logits of this key already take {_mib(answer)} MiB of the payload Redis, nearly its share"
             return client("result_bytes", f"{said}; try again later")

@@ -25,10 +25,15 @@ LOOK_S = 2.0
 #: That, and what a curious client asks; none of it tells about requests.
 _OPEN_PATHS = PROBES | {"/", "/version", "/openapi.json"}
 
+_WITHOUT_BODY = frozenset({"GET", "HEAD", "OPTIONS"})
+
 
 def is_open(scope: Scope) -> bool:
-    """Whether a connection needs neither a key nor room. A socket always does: at `/` it is that of /v1/infer."""
-    return scope["type"] == "http" and scope["path"] in _OPEN_PATHS
+    """Whether a connection needs neither a key nor room.
+
+    A socket always does: at `/` it is that of /v1/infer. So does what may have a body, which would be waited for.
+    """
+    return scope["type"] == "http" and scope["path"] in _OPEN_PATHS and scope["method"] in _WITHOUT_BODY
 
 
 class KeyRing:

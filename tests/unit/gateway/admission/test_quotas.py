@@ -12,7 +12,7 @@ from blockrelay.protocol.capabilities import Pace
 from blockrelay.protocol.transitions import calls
 from blockrelay.settings import GatewaySettings
 from blockrelay_gateway.http.errors import LATEST_S, SPREAD, retry_after_s
-from tests.support.gateway.played import PlayedWorker, RunningGateway, answering
+from tests.support.gateway.played import PlayedWorker, RunningGateway, answering, running_gateway
 from tests.support.scraping import sampled
 from tests.support.waiting import wait_until
 
@@ -136,6 +136,25 @@ def test_requests_under_way(gateway: RunningGateway, worker: PlayedWorker, ask: 
     (claimed,) = worker.claim()
     worker.say(claimed, [5], end="stop")
     assert ask("narrow").status_code == 202
+
+
+def test_a_key_made_without_options_leaves_room_for_others(
+    settings: GatewaySettings, worker: PlayedWorker, file: Path, keys_of: dict[str, str]
+) -> None:
+    wide = add_key(file, Tenant(name="wide", concurrency=8))
+    with running_gateway(settings.model_copy(update={"max_in_flight": 8})) as gateway:
+
+        def status(key: str, prompts: int = 1) -> int:
+            prompt = [[3] * 10] * prompts if prompts > 1 else [3] * 10
+            body = {"prompt": prompt, "max_tokens": 20, "background": prompts == 1}
+            headers = {"authorization": f"Bearer {key}"}
+            return gateway.http.post("/v1/completions", content=json.dumps(body), headers=headers).status_code
+
+        assert status(keys_of["free"], prompts=5) == 400, "more than it may ever have"
+        assert [status(keys_of["free"]) for _ in range(5)] == [202, 202, 202, 202, 429]
+        assert refused_by(gateway, "in_flight") == 1
+        assert [status(keys_of["first"]) for _ in range(3)] == [202, 202, 429], "half of what is left"
+        assert [status(wide) for _ in range(3)] == [202, 202, 503], "it was given more"
 
 
 def test_a_key_for_later_comes_later(worker: PlayedWorker, ask: Any) -> None:

@@ -9,7 +9,7 @@
 --   result_bytes (0: none), confirm (write even where the request is there already: WAIT follows), limits (blockrelay.protocol.transitions.calls.Limits and `in_flight`; 0 stands for no limit but
 --   of `in_flight`), session (calls.SessionStep) or nothing, binding (calls.Binding) or nothing
 -- Answers: OK ms | EXISTS state | OTHER | MOVED version (of the list of cells by which it is elsewhere) | TOO_LARGE pages | NOT_EXACT (all routes vary, and have for a while) | STEP expected-step | REPEAT request-id, or a limit and ms after
---   which to ask again: TOKENS left | CONCURRENT requests | BUSY in-flight | PAGES promised | WAIT ms | LATE ms (until its end) |
+--   which to ask again: TOKENS left | CONCURRENT requests | SHARE requests | BUSY in-flight | PAGES promised | WAIT ms | LATE ms (until its end) |
 --   RESULTS bytes promised | TENANT_RESULTS bytes promised
 local id, model, pages_needed, deadline_ms = ARGS.request, ARGS.model, ARGS.pages_needed, ARGS.deadline_ms
 local prompt_tokens, max_tokens = ARGS.prompt_tokens, ARGS.max_tokens
@@ -93,6 +93,10 @@ end
 -- Our capacity.
 local in_flight = redis.call('ZCARD', P .. 'running')
 if in_flight + others >= limits.in_flight then return {'BUSY', in_flight, 1000} end
+if limits.share then
+  local mine = redis.call('SCARD', P .. 'tenant-requests:' .. tenant)
+  if mine + others + 1 > limits.in_flight - in_flight - others then return {'SHARE', mine, 1000} end
+end
 -- Of devices that vary none may take what is exact, and they may come yet: CPUs are there for it.
 local class = not ARGS.exact and redis.call('HGET', P .. 'plan:' .. model, 'class') or 'cpu'
 local outstanding = outstanding_of(model)
