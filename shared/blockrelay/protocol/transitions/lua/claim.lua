@@ -143,17 +143,35 @@ end
 
 local WINDOW = max_requests + PASSED
 
+-- Whether the request before was not for me. Then it is likely that the next is not either, and a short look may tell: what
+-- nobody has begun and needs more than my pool, or GPUs that are not there.
+local passing = false
+local function is_passed(id)
+  if not passing then return false end
+  local v = redis.call('HMGET', P .. 'request:' .. id, 'state', 'committed', 'pages_needed', 'deadline_ms', 'v', 'denied_block')
+  if v[1] ~= 'queued' or v[2] ~= '0' or tonumber(v[5]) > PROTOCOL or (v[4] ~= '0' and NOW > tonumber(v[4])) then return false end
+  if #me.stages == 1 and tonumber(v[3]) > me.pages then return true end
+  for block in string.gmatch(v[6] or '', '%d+') do
+    if not has_gpu(tonumber(block)) then return true end
+  end
+  return false
+end
+
 -- Each of these gives me what it can. True: nothing more may be given now.
 
 local function give_entries(key, entries)
   local last
   for _, entry in ipairs(entries) do
     if #answer >= max_requests then return true, last end
-    local r = read_record(entry[2][2])
-    if not r or r.state ~= 'queued' then
-      redis.call('XDEL', key, entry[1])
-    elseif not give(r) then
-      return true, last
+    local id = entry[2][2]
+    if not is_passed(id) then
+      local r = read_record(id)
+      if not r or r.state ~= 'queued' then
+        redis.call('XDEL', key, entry[1])
+      elseif not give(r) then
+        return true, last
+      end
+      passing = r and r.state == 'queued'
     end
     last = entry[1]
   end
@@ -174,17 +192,21 @@ local function give_first_runs(where, ids)
   local queue, passed = P .. 'queue:' .. where, 0
   for _, id in ipairs(ids) do
     if #answer >= max_requests then return true, passed end
-    local rank = redis.call('ZSCORE', queue, id)
-    local r = rank and read_record(id)
-    if not r or r.state ~= 'queued' then
-      redis.call('ZREM', queue, id)
-      redis.call('ZREM', P .. 'due:' .. where, id)
-    elseif not give(r) then
-      return true, passed
-    elseif r.state == 'running' then
-      advance(where, tonumber(rank))
-    elseif r.state == 'queued' then
+    if is_passed(id) then
       passed = passed + 1
+    else
+      local rank = redis.call('ZSCORE', queue, id)
+      local r = rank and read_record(id)
+      if not r or r.state ~= 'queued' then
+        redis.call('ZREM', queue, id)
+        redis.call('ZREM', P .. 'due:' .. where, id)
+      elseif not give(r) then
+        return true, passed
+      elseif r.state == 'running' then
+        advance(where, tonumber(rank))
+      end
+      passing = r and r.state == 'queued'
+      if passing then passed = passed + 1 end
     end
   end
   return false, passed
