@@ -99,7 +99,7 @@ FAMILIES = (
     Family("trying", "<worker>", "what `quarantine` was called", "UPGRADE", "", "UPGRADE"),
     Family("lost-devices", "", "hash, device and worker -> JSON: a GPU that its worker has lost and waits for", "worker", "", "member: when it is tried again"),
     Family("device-retry", "<device>", "string: a lost GPU is to be tried now; set by `blockrelay devices retry`", "worker", "", "when it is tried, after 10 s"),
-    Family("dead-letters", "", "stream of requests that killed their workers or could not be computed", "COMMIT DEAD FINISH RERUN UPGRADE", "scheduler", "trimmed to 200"),
+    Family("dead-letters", "", "stream of requests that killed their workers or could not be computed", "COMMIT DEAD FINISH RERUN UPGRADE scheduler", "", "entry: after 7 days (`BLOCKRELAY_DEAD_LETTERS_S`); trimmed to 200"),
 )  # fmt: skip
 
 BY_NAME = {family.name: family for family in FAMILIES}
