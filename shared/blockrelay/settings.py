@@ -141,6 +141,9 @@ class SchedulerSettings(Settings):
     retention_s: int = Field(
         default=RETENTION_S, ge=1, le=MAX_RETENTION_S, description="how long a finished request can still be read"
     )
+    dead_letters_s: int = Field(
+        default=7 * 86400, ge=1, description="how long a dead letter, its prompt with it, is kept"
+    )
     vacancy_s: float = Field(default=15.0, gt=0, description="an empty stage waits this long for a replacement")
     stalled_after_s: float = Field(default=30.0, gt=0, description="a running request without progress is run again")
     prompt_tokens_per_s: float = Field(default=100.0, gt=0, description="slowest prompt speed that is not a stall")

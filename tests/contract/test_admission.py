@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 import redis
@@ -131,6 +132,21 @@ class TestTokens:
         return int(seconds * 1000)
 
 
+def test_several_prompts_are_checked_with_the_first_and_each_pays_for_itself(cell: Cell) -> None:
+    worker(cell, pages=10)
+    several = Limits(tokens_per_minute=60, others=3, each=True, others_tokens=33, others_rows=9, others_pages=6)
+    assert refused(cell, tenant="ada", limits=replace(several, others_tokens=50)).status == "TOKENS"
+    assert refused(cell, tenant="ada", limits=replace(several, concurrency=3)).status == "CONCURRENT"
+    assert refused(cell, tenant="ada", limit=3, limits=several).status == "BUSY"
+    never = refused(cell, tenant="ada", limits=replace(several, overcommit=1, others_pages=9))
+    assert (never.status, never.detail) == ("PAGES", "0"), "though nobody has promised anything"
+    for left in (3, 2, 1, 0):
+        limits = replace(several, others=left, others_tokens=11 * left)
+        assert cell.accept(f"req-{left}", tenant="ada", limits=limits).status == "OK"
+    level = float(cell.client.hget(cell.keys.bucket("ada"), "level") or 0)  # pyright: ignore[reportArgumentType]
+    assert level == pytest.approx(60 - 4 * 11, abs=1)
+
+
 def test_a_tenants_requests_under_way_are_bounded(cell: Cell) -> None:
     limits = Limits(concurrency=2)
     for i in range(2):
@@ -236,6 +252,12 @@ class TestForecast:
         answers = [self.ask(cell, 30, f"req-{i}").status for i in range(12)]
         assert answers == ["OK"] * 8 + ["LATE"] * 4
         assert cell.accept("req-20").status == "OK", "without a deadline it may take its time"
+
+    def test_several_prompts_are_forecast_as_the_last_of_them_will_be(self, cell: Cell) -> None:
+        worker(cell, pace=self.PACE)
+        several = Limits(wait_s=15, others=20, each=True, others_tokens=4000, others_rows=2000, others_pages=260)
+        assert refused(cell, limits=several).status == "WAIT", "as behind 20 that wait"
+        assert cell.accept("req-y", limits=replace(several, wait_s=30)).status == "OK"
 
     def test_another_tenant_waits_for_its_share_only(self, cell: Cell) -> None:
         worker(cell, pace=self.PACE)

@@ -97,6 +97,26 @@ def test_the_users_for_others_are_those_of_the_table(server: key_table.Server) -
     )
 
 
+def test_services_may_list_names_and_nobody_may_flush_or_configure(cell: Cell) -> None:
+    """What deploy/redis/README.md says of all users."""
+    lists = {"gateway": True, "scheduler": True, "worker": True, "keda": False, "probe": False}
+    lines = [line.split() for line in rules("control") if line.startswith("user ") and " off " not in line]
+    assert {words[1] for words in lines} == set(lists)
+    for _, name, *words in lines:
+        commands = " ".join(word for word in words if word[0] in "+-")
+        client = user(cell.client, name, (), commands=commands)
+        try:
+            for command, may in (("SCAN", lists[name]), ("KEYS", False), ("FLUSHDB", False), ("CONFIG GET", False)):
+                ask = (*command.split(), *{"SCAN": ("0",), "KEYS": ("*",), "CONFIG GET": ("*",)}.get(command, ()))
+                try:
+                    client.execute_command(*ask)
+                    assert may, f"{name} may {command}"
+                except RedisRefused:
+                    assert not may, f"{name} may not {command}"
+        finally:
+            client.close()
+
+
 # --- every script with each right taken away ---
 
 

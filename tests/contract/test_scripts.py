@@ -319,6 +319,19 @@ class TestFinish:
         assert cell.scripts.run(calls.finish("req-1", "error", run="stale")) == "LOST"
         assert cell.record()["state"] == "running"
 
+    def test_no_clock_but_that_of_redis_ends_a_request_for_its_deadline(self, cell: Cell) -> None:
+        cell.worker("a", split="1-4")
+        cell.accept("req-1", deadline_ms=cell.now_ms() + 600_000)
+        cell.accept("req-2")
+        (run, _) = cell.claim("a")
+        before = cell.everything()
+        for call in (calls.finish("req-1", "expired"), calls.finish("req-1", "expired", run=run.run)):
+            assert cell.scripts.run(call) == "EARLY", "the caller's clock may be an hour ahead"
+        assert cell.scripts.run(calls.finish("req-2", "expired")) == "EARLY", "it has no deadline"
+        assert cell.everything() == before
+        cell.client.hset(cell.keys.request("req-1"), "deadline_ms", cell.now_ms() - 1)
+        assert cell.scripts.run(calls.finish("req-1", "expired")) == "FINISHED"
+
     def test_everything_a_finished_request_leaves_expires(self, cell: Cell) -> None:
         cell.agree(retention_s=60)
         cell.worker("a", split="1-4")

@@ -149,6 +149,7 @@ class Scheduler:
         self._sweep(workers)
         if time.monotonic() - max(self._last_look, self.liveness.settled_from) >= LOOK_S:
             self._rescuer.rescue()
+            self._rescuer.forget_letters()
             set_gauges(self.link, self.metrics, self.settings, self.model, workers, plan, self._migrate())
             self._last_look = time.monotonic()
         self._state.on("workers_missing" if empty_stages(workers, plan) else "published")

@@ -1,4 +1,5 @@
-"""Ends requests whose deadline has passed and runs those again that are stuck, as `recovery` decides."""
+"""Ends requests whose deadline has passed and runs those again that are stuck, as `recovery` decides; forgets old
+dead letters."""
 
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -45,6 +46,12 @@ class Rescuer:
                     log.warning("REQUEST_WITHOUT_GPU")
             elif self.link.scripts.run(calls.rerun(rescue.request, rescue.run, "stalled")).ended:
                 log.warning("REQUEST_STALLED", run=rescue.run)
+
+    def forget_letters(self) -> None:
+        """Delete dead letters whose time is over: their prompts are not kept for ever. Raises RedisTrouble."""
+        seconds, _ = cast(Any, self.link.client.time())
+        oldest_ms = max(0, seconds - self.settings.dead_letters_s) * 1000
+        self.link.client.xtrim(self.link.keys.dead_letters, minid=oldest_ms, approximate=False)
 
     def _unfinished(self) -> list[UnfinishedRequest]:
         """Unfinished requests that have not moved for a while; prompts are read only of those that may be stuck.

@@ -30,6 +30,8 @@ _FIELDS = {"name", "sha256", "tokens_per_minute", "concurrency", "weight", "prio
 PREFIX = "br-"
 #: Priorities a request may have; lower is earlier.
 PRIORITIES = range(-100, 101)
+#: The earliest one that a key may ask for unless it was given more, and that of requests which name none.
+USUAL_PRIORITY = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,15 +40,15 @@ class Tenant:
 
     `tokens_per_minute` bounds prompt and max_tokens of accepted requests (up to a minute's worth at once),
     `concurrency` its accepted and unfinished requests; None: no bound of its own. `weight` is its share of the workers
-    while others wait too. `priority` is the earliest (lowest) one its requests may have. An `operator` sees
-    the ids of all requests in status events.
+    while others wait too. `priority` is the earliest (lowest) one its requests may have: a key that was given none
+    overtakes nobody. An `operator` sees the ids of all requests in status events.
     """
 
     name: str
     tokens_per_minute: int | None = None
     concurrency: int | None = None
     weight: float = 1.0
-    priority: int = PRIORITIES[0]
+    priority: int = USUAL_PRIORITY
     operator: bool = False
 
     def __post_init__(self) -> None:
@@ -65,8 +67,8 @@ class Tenant:
             raise UsageError(f"operator of key {self.name!r} must be true or false, not {self.operator!r}")
 
 
-#: Every client where keys are off.
-ANYBODY = Tenant(name="")
+#: Every client where keys are off. There is no other tenant to overtake, so that any priority is theirs.
+ANYBODY = Tenant(name="", priority=PRIORITIES[0])
 
 
 @dataclass(frozen=True, slots=True)

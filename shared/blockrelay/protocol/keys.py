@@ -68,7 +68,7 @@ FAMILIES = (
     Family("tenant-requests", "<tenant>", "set of its unfinished requests", f"ACCEPT {_ENDS} UPGRADE", "", "member: at the end"),
     Family("bucket", "<tenant>", "hash: tokens left of its minute, and when", f"ACCEPT {_ENDS}", "", "120 s after the last use"),
     Family("workers", "", "zset worker -> ms of last beat", "BEAT DEAD worker", "ACCEPT CLAIM MIGRATE gateway scheduler", "member: DEAD"),
-    Family("worker", "<id>", "hash: model, device, stage, pages, pages_reserved, pace", f"{_ENDS} BEAT worker UPGRADE", "ACCEPT MIGRATE gateway scheduler", "DEAD"),
+    Family("worker", "<id>", "hash: model, device, stage, pages, pages_reserved, pace; how far into a queue it has passed over what is not for it", f"{_ENDS} BEAT worker UPGRADE", "ACCEPT MIGRATE gateway scheduler", "DEAD"),
     Family("worker-requests", "<worker>", "set of requests whose route has the worker", f"{_ENDS} UPGRADE", "BEAT gateway scheduler", "DEAD"),
     Family("quarantine", "<worker>", "string, the request that the worker tries alone", f"{_ENDS} worker UPGRADE", "", "after the try, DEAD"),
     Family("renewal", "<model>", "string, the GPU whose process is renewed", "worker", "", "when it serves again, after 660 s"),
@@ -99,7 +99,7 @@ FAMILIES = (
     Family("trying", "<worker>", "what `quarantine` was called", "UPGRADE", "", "UPGRADE"),
     Family("lost-devices", "", "hash, device and worker -> JSON: a GPU that its worker has lost and waits for", "worker", "", "member: when it is tried again"),
     Family("device-retry", "<device>", "string: a lost GPU is to be tried now; set by `blockrelay devices retry`", "worker", "", "when it is tried, after 10 s"),
-    Family("dead-letters", "", "stream of requests that killed their workers or could not be computed", "COMMIT DEAD FINISH RERUN UPGRADE", "scheduler", "trimmed to 200"),
+    Family("dead-letters", "", "stream of requests that killed their workers or could not be computed", "COMMIT DEAD FINISH RERUN UPGRADE scheduler", "", "entry: after 7 days (`BLOCKRELAY_DEAD_LETTERS_S`); trimmed to 200"),
 )  # fmt: skip
 
 BY_NAME = {family.name: family for family in FAMILIES}

@@ -29,6 +29,13 @@ def test_a_key_is_found_by_itself_alone(tmp_path: Path) -> None:
         assert find(keys, wrong) is None
 
 
+def test_a_key_that_was_given_no_priority_has_that_of_everybody(tmp_path: Path) -> None:
+    file = tmp_path / "keys.json"
+    file.write_text(json.dumps({"keys": [{"name": "ada", "sha256": HASH}]}))  # by hand, or by an older release
+    add_key(file, Tenant(name="bob"))
+    assert [key.tenant.priority for key in read_keys(file)] == [0, 0]
+
+
 def test_only_hashes_are_stored_for_nobody_else_to_read(tmp_path: Path) -> None:
     file = tmp_path / "keys.json"
     key = add_key(file, Tenant(name="ada"))

@@ -29,7 +29,7 @@ from blockrelay.redis.errors import RedisWatch
 from blockrelay.settings import GatewaySettings
 from blockrelay_gateway.admission.admission_request import AdmissionRequest
 from blockrelay_gateway.admission.cell_watch import CellWatch
-from blockrelay_gateway.admission.limits import limits_for, priority_of
+from blockrelay_gateway.admission.limits import counted_again, limits_for, priority_of
 from blockrelay_gateway.admission.namespaces import scoped
 from blockrelay_gateway.admission.refusals import memory_used_up, pages_of, refusal
 from blockrelay_gateway.admission.submission import Effect, Event, State, answered, step
@@ -105,8 +105,10 @@ class Admission:
         """Accept all requests of a tenant, or find those that a key names or that ran as the same session step before;
         with a reader attached to each.
 
-        `together`: rows of one step. The first that is new passes the limits for all, and its session's
-        compare-and-set keeps other steps out, so that nothing but Redis refuses those behind it.
+        The first that is new passes the limits for all, so that nothing is begun, or charged, of what does not fit.
+        Others may take the room since then: of those behind it what only grows by being accepted is counted again.
+        `together`: rows of one step. Its session's compare-and-set keeps other steps out, so that nothing but Redis
+        refuses those behind the first.
         `binding`: why they go to this cell, if they may not go to another.
         Raises LimitExceeded, BadRequest, ServiceUnavailable, KeyReused, or Conflict when the session is at another
         step; then nothing new of it is queued any more.
@@ -126,9 +128,12 @@ class Admission:
                 if together and not first:
                     answer = await self._accept(one, NO_LIMITS, NO_MOST)
                 else:
-                    limits = await self._limits(request, tenant, requests[index + 1 :] if together else ())
+                    limits = await self._limits(request, tenant, requests[index + 1 :], each=not together)
+                    limits = limits if first else counted_again(limits)
                     answer = await self._accept(one, limits, self._settings.max_in_flight)
-                if error := refusal(answer, request, tenant, page_tokens=PAGE_TOKENS):
+                if error := refusal(
+                    answer, request, tenant, page_tokens=PAGE_TOKENS, company=len(requests) - index - 1
+                ):
                     if isinstance(error, LimitExceeded) and error.scope == "client":
                         self._tenants.limited(tenant.name, error.limit)
                     raise error
@@ -156,9 +161,11 @@ class Admission:
         if full and not await self._streaming.records.exist([request.request for request in requests]):
             raise memory_used_up(f"the queue's memory is nearly used up: {full}")
 
-    async def _limits(self, request: AdmissionRequest, tenant: Tenant, company: Sequence[AdmissionRequest]) -> Limits:
+    async def _limits(
+        self, request: AdmissionRequest, tenant: Tenant, company: Sequence[AdmissionRequest], *, each: bool
+    ) -> Limits:
         results = await self._results.limits(tenant) if request.result_bytes else (0, 0)
-        return limits_for(request, tenant, self._settings, company=company, results=results)
+        return limits_for(request, tenant, self._settings, company=company, each=each, results=results)
 
     async def _apply(self, one: _Submitted, event: Event) -> None:
         """Do what the table says. An effect that fails leaves the state as it was."""
@@ -213,14 +220,14 @@ class Admission:
     def _prepare(self, request: AdmissionRequest, tenant: Tenant, pages: int, binding: Binding | None) -> _Submitted:
         """Raises BadRequest for a priority that the key may not have."""
         timeout_s = self._settings.request_timeout_s if request.timeout_s is None else request.timeout_s
-        deadline_ms = 0 if timeout_s is None else int((time.time() + timeout_s) * 1000)
+        deadline_ms = 0 if timeout_s is None else self._cell.now_ms() + int(timeout_s * 1000)
         own = scoped(request, tenant)
         acceptance = Acceptance(
             request=own.request,
             body=replace(own.body, gateway=self._gateway),
             model=self._model,
             pages_needed=pages,
-            deadline_ms=deadline_ms and deadline_ms + self._cell.clock_ahead_ms,
+            deadline_ms=deadline_ms,
             fingerprint=own.fingerprint,
             retention_s=self._retention_s(own),
             session=own.session,
@@ -231,9 +238,7 @@ class Admission:
             result_bytes=own.result_bytes,
             binding=binding,
         )
-        followed = FollowedRequest(
-            acceptance, own.params, created=int(time.time()), deadline_ms=deadline_ms, cell=self._cell.name
-        )
+        followed = FollowedRequest(acceptance, own.params, created=int(time.time()), cell=self._cell.name)
         return _Submitted(request, tenant, followed, State.NEW_KEYED if request.fingerprint else State.NEW)
 
     def _retention_s(self, request: AdmissionRequest) -> int:
@@ -275,6 +280,6 @@ class Admission:
             max_tokens=request.params.max_tokens,
             logits=body.logits,
             background=body.background,
-            deadline_ms=followed.deadline_ms or None,
+            deadline_ms=followed.acceptance.deadline_ms or None,
             **content,
         )

@@ -28,6 +28,11 @@ POLL_S = 1.0
 LOOKED_S = 0.1
 
 
+def _steady_ms() -> float:
+    """A clock that nobody sets, and that goes on while the machine sleeps."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) * 1000
+
+
 class CellWatch:
     """`full` says why nothing new may be accepted, `protocol_gap` why nothing of the cell may be touched; both are
     empty when it may."""
@@ -45,7 +50,8 @@ class CellWatch:
         self._metrics, self._watch, self._cell = metrics, watch, CellSettings()
         self._looked = float("-inf")
         self.full = self.protocol_gap = ""
-        self.clock_ahead_ms = 0  # of Redis, whose clock decides about deadlines
+        # Of Redis, whose clock decides about deadlines, before our steady one; until the first look, our host's.
+        self._clock_ahead_ms = time.time() * 1000 - _steady_ms()
         #: Requests of the cell that have not ended, at the last look, with what this gateway has heard of since then.
         self.unfinished = 0
 
@@ -59,8 +65,8 @@ class CellWatch:
         return self._cell.retention_s
 
     def now_ms(self) -> int:
-        """Redis' clock."""
-        return int(time.time() * 1000) + self.clock_ahead_ms
+        """Redis' clock, whatever happens to our host's."""
+        return int(_steady_ms() + self._clock_ahead_ms)
 
     def accepted(self) -> None:
         """One more is under way."""
@@ -95,7 +101,7 @@ class CellWatch:
         full = most and used > FULL_SHARE * most
         self._set_full(f"Redis uses {used >> 20} of {most >> 20} MiB" if full else "", used, most)
         seconds, micros = cast(tuple[int, int], await cast(Any, self._client.time()))
-        self.clock_ahead_ms = seconds * 1000 + micros // 1000 - int(time.time() * 1000)
+        self._clock_ahead_ms = seconds * 1000 + micros / 1000 - _steady_ms()
         self.unfinished = await cast(Any, self._client.zcard(self._keys.running))
         cell = await read_cell_settings_async(self._client, self._keys)
         if cell is not None and cell != self._cell:

@@ -1,22 +1,26 @@
 """What a request may take: the limits that ACCEPT checks. Pure."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from blockrelay.auth.api_keys import PRIORITIES, Tenant
+from blockrelay.auth.api_keys import PRIORITIES, USUAL_PRIORITY, Tenant
 from blockrelay.errors import BadRequest
+from blockrelay.protocol.constants import PAGE_TOKENS
 from blockrelay.protocol.transitions.calls import Limits
 from blockrelay.settings import GatewaySettings
 from blockrelay_gateway.admission.admission_request import AdmissionRequest
+from blockrelay_gateway.admission.refusals import pages_of
 
 
 def priority_of(request: AdmissionRequest, tenant: Tenant) -> int:
     """The priority of its first run. Raises BadRequest for one that the key may not have."""
     if request.priority is None:
-        return max(0, tenant.priority)
+        return max(USUAL_PRIORITY, tenant.priority)
     if request.priority not in PRIORITIES:
         raise BadRequest(f"priority must be from {PRIORITIES[0]} to {PRIORITIES[-1]}", param="priority")
     if request.priority < tenant.priority:
-        raise BadRequest(f"priority must be at least {tenant.priority} with this key", param="priority")
+        said = f"priority {request.priority} is earlier than this key may ask for: send {tenant.priority} or more"
+        raise BadRequest(f"{said}, or use a key that was made with --priority {request.priority}", param="priority")
     return request.priority
 
 
@@ -26,11 +30,13 @@ def limits_for(
     settings: GatewaySettings,
     *,
     company: Sequence[AdmissionRequest] = (),
+    each: bool = False,
     results: tuple[int, int] = (0, 0),
 ) -> Limits:
     """What ACCEPT checks. Raises BadRequest for a request that the limits never allow.
 
     `company`: requests that are accepted with this one or not at all, so that what they take is checked with it.
+    `each`: they are prompts of one HTTP request, each of which is asked for by itself; otherwise rows of one step.
     `results`: most bytes of all tensor results, and of the tenant's; 0: no limit.
     Background requests are exempt from the wait limit.
     """
@@ -45,13 +51,18 @@ def limits_for(
     theirs = sum(other.tokens for other in company)
     per_minute, tokens = tenant.tokens_per_minute or 0, request.tokens + theirs
     if per_minute and tokens > per_minute:
+        if each and company:
+            what = f"{len(company) + 1} prompts and their max_tokens are {tokens} tokens"
+            raise BadRequest(f"{what}; this key may use {per_minute} per minute: send fewer at a time", param="prompt")
         what = f"prompt and max_tokens are {tokens} tokens; this key may use {per_minute} per minute"
         raise BadRequest(what, param="input_tensors" if request.body.logits != "none" else "max_tokens")
-    if tenant.concurrency and len(company) >= tenant.concurrency:
-        what = (
-            f"{len(company) + 1} rows count as requests of their own; this key may have {tenant.concurrency} under way"
-        )
-        raise BadRequest(what, param="input_tensors.input_ids")
+    kind, param = ("prompts", "prompt") if each else ("rows", "input_tensors.input_ids")
+    share = bool(tenant.name) and tenant.concurrency is None
+    half = (settings.max_in_flight + 1) // 2 if share else 0
+    for most, whose in ((tenant.concurrency or half, "this key"), (settings.max_in_flight, "all clients together")):
+        if company and most and len(company) >= most:
+            what = f"{len(company) + 1} {kind} count as requests of their own; {whose} may have {most} under way"
+            raise BadRequest(f"{what}: send at most {most} at a time", param=param)
     return Limits(
         tokens_per_minute=per_minute,
         concurrency=tenant.concurrency or 0,
@@ -60,7 +71,20 @@ def limits_for(
         tenant_result_bytes=results[1],
         overcommit=settings.kv_overcommit,
         enforce_deadline=True,
+        share=share,
         others=len(company),
         others_tokens=theirs,
         others_result_bytes=theirs_bytes,
+        each=each,
+        others_rows=sum(int(other.body.prompt.size) for other in company) if each else 0,
+        others_pages=sum(pages_of(other, PAGE_TOKENS) for other in company) if each else 0,
     )
+
+
+def counted_again(limits: Limits) -> Limits:
+    """What is checked of a prompt behind the first one of its HTTP request.
+
+    Its tokens and its place among the requests under way, which another request may have taken since; the forecasts
+    were made for all.
+    """
+    return replace(limits, wait_s=0.0, overcommit=0.0, enforce_deadline=False)

@@ -14,8 +14,10 @@ from blockrelay_gateway.http.errors import retry_after_s
 MEMORY_RETRY_MS = 5000
 
 
-def refusal(answer: Accepted, request: AdmissionRequest, tenant: Tenant, *, page_tokens: int) -> BlockrelayError | None:
-    """The error for an answer; None for one that is not a refusal."""
+def refusal(
+    answer: Accepted, request: AdmissionRequest, tenant: Tenant, *, page_tokens: int, company: int = 0
+) -> BlockrelayError | None:
+    """The error for an answer; None for one that is not a refusal. `company`: so many were to come with the request."""
     retry_s = retry_after_s(answer.retry_ms)
 
     def client(limit: str, message: str) -> LimitExceeded:
@@ -34,6 +36,9 @@ def refusal(answer: Accepted, request: AdmissionRequest, tenant: Tenant, *, page
             )
         case "CONCURRENT":
             return client("concurrency", f"this key has {answer.detail} requests under way, which is its limit")
+        case "SHARE":
+            said = f"this key has {answer.detail} requests under way, its share of what may be; a key that was made"
+            return client("in_flight", f"{said} with --concurrency N may have N")
         case "TENANT_RESULTS":
             said = f"the logits of this key already take {_mib(answer)} MiB of the payload Redis, nearly its share"
             return client("result_bytes", f"{said}; try again later")
@@ -43,6 +48,9 @@ def refusal(answer: Accepted, request: AdmissionRequest, tenant: Tenant, *, page
             )
         case "BUSY":
             return cell("in_flight", f"{answer.detail} requests are under way, which is the limit")
+        case "PAGES" if company and answer.detail == "0":  # nobody else has any: it would be so for ever
+            said = f"{company + 1} prompts need more KV pages together than may be promised: send fewer at a time"
+            return BadRequest(said, param="prompt")
         case "PAGES":
             return cell("kv_pages", f"the KV cache is oversubscribed ({answer.detail} pages promised)")
         case "WAIT":

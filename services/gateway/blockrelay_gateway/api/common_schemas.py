@@ -47,7 +47,7 @@ class SamplingFields(Strict):
     stream: bool | None = Field(default=None, description="answer in events, piece by piece")
     return_token_ids: bool | None = Field(default=None, description="token ids of the prompt and of each piece too")
     background: bool | None = Field(default=None, description="answer at once; read the result from /v1/requests/{id}")
-    priority: int | None = Field(default=None, description="lower is earlier; the key says how low")
+    priority: int | None = Field(default=None, description="lower is earlier; below 0 only with a key made for that")
     timeout: float | None = Field(default=None, description="seconds; the request ends with an error after that")
     cache_salt: str | None = Field(default=None, description="KV pages are shared only among requests of equal salt")
     exact: bool | None = Field(

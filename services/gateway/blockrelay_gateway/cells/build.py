@@ -74,7 +74,9 @@ def build_cell(
     accounting = Accounting(metrics, tenants, [state.ended, *([ended.ended] if ended else [])])
     followed = FollowedRequests(tailer, accounting, abandonment)
     resumption = Resumption(client, keys, records, followers, followed, model=key)
-    repair = Repair(client, keys, scripts, tailer, records, followers, followed, watch, gateway=name)
+    repair = Repair(
+        client, keys, scripts, tailer, records, followers, followed, watch, gateway=name, now_ms=state.now_ms
+    )
 
     readiness = Readiness(client, keys, metrics, model=key, closing=lambda: followed.closing)
     of_its_own = place.payload_redis_url not in (None, place.redis_url)

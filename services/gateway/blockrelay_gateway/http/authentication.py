@@ -4,7 +4,10 @@ Without a file of keys everybody is the tenant without a name. With one, every p
 Neither keys nor their hashes are ever logged, nor put into an answer.
 """
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import cast
 
 from fastapi import Request, WebSocket
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -17,13 +20,20 @@ from blockrelay_gateway.http.errors import ErrorResponder
 
 #: What a load balancer and Prometheus ask, under any name.
 PROBES = frozenset({"/livez", "/readyz", "/health", "/v1/health", "/ping", "/metrics"})
+#: Seconds between two looks whether the key of an open socket or an endless stream is still there.
+LOOK_S = 2.0
 #: That, and what a curious client asks; none of it tells about requests.
 _OPEN_PATHS = PROBES | {"/", "/version", "/openapi.json"}
 
+_WITHOUT_BODY = frozenset({"GET", "HEAD", "OPTIONS"})
+
 
 def is_open(scope: Scope) -> bool:
-    """Whether a connection needs neither a key nor room. A socket always does: at `/` it is that of /v1/infer."""
-    return scope["type"] == "http" and scope["path"] in _OPEN_PATHS
+    """Whether a connection needs neither a key nor room.
+
+    A socket always does: at `/` it is that of /v1/infer. So does what may have a body, which would be waited for.
+    """
+    return scope["type"] == "http" and scope["path"] in _OPEN_PATHS and scope["method"] in _WITHOUT_BODY
 
 
 class KeyRing:
@@ -79,7 +89,9 @@ class Authentication:
                 except Unauthorized as error:
                     await self._responder.refuse(error, scope, receive, send)
                     return
-            scope.setdefault("state", {})["tenant"] = tenant
+            # Kept as a question, too: a socket and a stream outlive what the file of keys said when they were opened.
+            again = partial(self._ring.tenant, _authorization(scope))
+            scope.setdefault("state", {}).update(tenant=tenant, tenant_again=again)
         await self._app(scope, receive, send)
 
 
@@ -88,6 +100,14 @@ def of(connection: Request | WebSocket) -> Tenant:
     tenant = connection.scope["state"]["tenant"]
     assert isinstance(tenant, Tenant)
     return tenant
+
+
+def asked_again(connection: Request | WebSocket) -> Tenant:
+    """The sender by what the file of keys says now, with the limits that it has now.
+
+    Raises Unauthorized when the key of the handshake, or of the request, is not there any more.
+    """
+    return cast(Callable[[], Tenant], connection.scope["state"]["tenant_again"])()
 
 
 def _authorization(scope: Scope) -> str | None:

@@ -39,7 +39,7 @@ def server_config(app: FastAPI, settings: GatewaySettings, bodies: BodyBudget) -
         app,
         log_config=None,
         access_log=False,
-        http=_patient_for(settings.arrival_timeout_s),
+        http=_patient_for(settings.arrival_timeout_s, settings.max_connections),
         h11_max_incomplete_event_size=HEAD_BYTES,
         ws=_socket_for(settings.arrival_timeout_s, bodies),
         ws_max_size=settings.max_body_bytes,
@@ -51,11 +51,14 @@ def server_config(app: FastAPI, settings: GatewaySettings, bodies: BodyBudget) -
     )
 
 
-def _patient_for(arrival_s: float) -> type[H11Protocol]:
+def _patient_for(arrival_s: float, most: int) -> type[H11Protocol]:
     """HTTP that closes a connection on which no head has arrived `arrival_s` after its beginning, or the head's.
 
-    uvicorn itself waits without end, before the first request and for the rest of any head.
+    uvicorn itself waits without end, before the first request and for the rest of any head. Of connections that ask for
+    nothing, the one that has waited longest is closed when there are more than `most`: clients that only connect keep
+    nobody out, since one that asks does so in a moment.
     """
+    silent: dict[H11Protocol, None] = {}  # the longest first
 
     class Connection(H11Protocol):
         _due: float | None = None  # when the head that has begun must be complete, by the loop's clock
@@ -69,14 +72,32 @@ def _patient_for(arrival_s: float) -> type[H11Protocol]:
             at_work = self.cycle is not None and not self.cycle.response_complete  # pyright: ignore[reportUnnecessaryComparison]
             if at_work or self.transport.is_closing() or self.transport.get_protocol() is not self:
                 self._due = None
+                silent.pop(self, None)
             else:
                 self._await_head()
+
+        def on_response_complete(self) -> None:
+            super().on_response_complete()
+            if not self.transport.is_closing() and self.cycle.response_complete:
+                self._count()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            silent.pop(self, None)
+            super().connection_lost(exc)
 
         def _await_head(self) -> None:
             """By uvicorn's own timer for idle connections, which stops it at the next byte."""
             if self._due is None:
                 self._due = self.loop.time() + arrival_s
             self.timeout_keep_alive_task = self.loop.call_at(self._due, self.timeout_keep_alive_handler)
+            self._count()
+
+        def _count(self) -> None:
+            silent.setdefault(self)
+            if len(silent) > most:
+                longest = next(iter(silent))
+                del silent[longest]
+                longest.timeout_keep_alive_handler()
 
     return Connection
 

@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from blockrelay.auth.api_keys import PRIORITIES, Tenant, add_key, read_keys, remove_key
+from blockrelay.auth.api_keys import USUAL_PRIORITY, Tenant, add_key, read_keys, remove_key
 from blockrelay.errors import UsageError
 from blockrelay.settings import GatewaySettings
 
@@ -39,8 +39,12 @@ def add(
     ] = None,
     weight: Annotated[float, typer.Option(metavar="W", help="Share of the workers while others wait too.")] = 1.0,
     priority: Annotated[
-        int, typer.Option(metavar="N", help="The earliest (lowest) priority its requests may have.")
-    ] = PRIORITIES[0],
+        int,
+        typer.Option(
+            metavar="N",
+            help="The earliest (lowest) priority its requests may have; below 0 they overtake those of other keys.",
+        ),
+    ] = USUAL_PRIORITY,
     operator: Annotated[
         bool, typer.Option("--operator", help="Sees the ids of all requests in status events.")
     ] = False,
@@ -76,7 +80,7 @@ def show(file: File = None) -> None:
 
 @app.command("remove")
 def remove(name: Name, file: File = None) -> None:
-    """Its key is refused from now on; what was accepted goes on."""
+    """Its key is refused from now on, on open sockets and streams too; what was accepted goes on."""
     remove_key(_file(file), name)
     typer.echo(f"the key of {name} is removed")
 

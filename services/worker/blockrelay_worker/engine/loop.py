@@ -43,6 +43,8 @@ from blockrelay_worker.transport.worker_records import read_fields
 IDLE_WAIT_S = 0.2
 #: The same while rows wait for pages or for room in the next inbox, which no event tells.
 HELD_WAIT_S = 0.005
+#: When to look again at a run whose deadline has passed here and not by Redis' clock.
+EARLY_S = 1.0
 
 
 class Engine:
@@ -213,8 +215,11 @@ class Engine:
     def _end_overdue(self, now: float) -> None:
         """No step for a request whose deadline has passed: its client does not want the rest."""
         for run in [run for run in self.table.all() if run.is_overdue(now)]:
-            self.links.run_until_reachable(calls.finish(run.request, "expired", run=run.id))
-            self._endings.forget(run.request, run.id)
+            answer = self.links.run_until_reachable(calls.finish(run.request, "expired", run=run.id))
+            if answer == "EARLY":  # its clock was put back since CLAIM
+                run.put_off(now + EARLY_S)
+            else:
+                self._endings.forget(run.request, run.id)
 
     def _room_came(self) -> None:
         self._claim_due = self.role.first_stage

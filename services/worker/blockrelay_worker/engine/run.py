@@ -1,7 +1,7 @@
 """One request on this worker, while it runs here."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -167,6 +167,10 @@ class Run:
     def is_overdue(self, now: float) -> bool:
         """Whether its deadline has passed at `now`, on the monotonic clock."""
         return self.identity.deadline is not None and now > self.identity.deadline
+
+    def put_off(self, deadline: float) -> None:
+        """Redis, whose clock decides, says that there is time left: to be looked at again behind `deadline`."""
+        self.identity = replace(self.identity, deadline=deadline)
 
     def wants_logits(self, position: int) -> bool:
         """Whether the logits of the row at `position` are asked for, the sampling row aside."""

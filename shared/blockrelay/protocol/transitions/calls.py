@@ -62,14 +62,15 @@ class Accepted:
     `detail`: Unix ms of Redis' clock (OK), state (EXISTS), pages (TOO_LARGE), expected step (STEP), request id
     (REPEAT), version of the list of cells by which the request belongs elsewhere (MOVED). OTHER: the id is taken by
     another body. NOT_EXACT: it is `exact`, and every route has a device that varies. A limit of the tenant: tokens left
-    in its bucket (TOKENS), its requests under way (CONCURRENT), bytes promised to its results (TENANT_RESULTS). One of
+    in its bucket (TOKENS), its requests under way (CONCURRENT; SHARE where there are not many more places left), bytes
+    promised to its results (TENANT_RESULTS). One of
     ours: the same of all (RESULTS), requests under way (BUSY), pages promised (PAGES), ms until its first token would
     be there (WAIT) or until its end, which is too late (LATE). With a limit, `retry_ms` says when to ask again.
     """
 
     status: Literal[
-        "OK", "EXISTS", "OTHER", "MOVED", "TOO_LARGE", "NOT_EXACT", "STEP", "REPEAT", "TOKENS", "CONCURRENT", "BUSY",
-        "PAGES", "WAIT", "LATE", "RESULTS", "TENANT_RESULTS",
+        "OK", "EXISTS", "OTHER", "MOVED", "TOO_LARGE", "NOT_EXACT", "STEP", "REPEAT", "TOKENS", "CONCURRENT", "SHARE",
+        "BUSY", "PAGES", "WAIT", "LATE", "RESULTS", "TENANT_RESULTS",
     ]  # fmt: skip
     detail: str
     retry_ms: int = 0
@@ -81,9 +82,12 @@ class Limits:
 
     Of the tenant: `tokens_per_minute`, `concurrency` and `tenant_result_bytes` (of tensor results that are promised or
     stored). Ours: `result_bytes` of all tenants, `wait_s` for the first token, `overcommit` (KV pages promised for each
-    that there is), `enforce_deadline` (refuse what would miss its deadline, by the workers' own measure).
+    that there is), `enforce_deadline` (refuse what would miss its deadline, by the workers' own measure), `share` (the
+    tenant may have as many requests under way as there are places left, so that there is always one for others).
     `others` requests with `others_tokens` (prompt and max_tokens) and `others_result_bytes` come right behind this one
-    without limits of their own: they are checked with it, and their tokens charged with it.
+    without limits of their own: they are checked with it, and their tokens charged with it. With `each` they are
+    checked with it, but pay for themselves, by ACCEPTs that count them again; of their tokens `others_rows` are those
+    of prompts, and they need `others_pages` KV pages.
     """
 
     tokens_per_minute: int = 0
@@ -96,6 +100,10 @@ class Limits:
     others: int = 0
     others_tokens: int = 0
     others_result_bytes: int = 0
+    share: bool = False
+    each: bool = False
+    others_rows: int = 0
+    others_pages: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,9 +263,9 @@ def finish(
     denied: bool = False,
     abandoned: bool = False,
     confirm: bool = False,
-) -> Call[Literal["FINISHED", "DONE", "UNKNOWN", "LOST", "READ"]]:
+) -> Call[Literal["FINISHED", "DONE", "UNKNOWN", "LOST", "EARLY", "READ"]]:
     """With `run`, only while that run is current; `denied`: only while the request waits for a GPU, whose place no CPU
-    may take.
+    may take. `expired` only behind the deadline by Redis' clock, else EARLY.
 
     `abandoned`: only while no gateway follows it, and ACCEPT of the same id may begin it anew. `confirm`: write
     something even for a request that has ended, so that WAIT behind it speaks of that end too.

@@ -240,9 +240,10 @@ class TestSeveralPrompts:
         assert "idempotent-replayed" not in again.headers, "some of it is new"
 
     def test_all_or_none_and_none_is_forgotten(self, settings: GatewaySettings, worker: PlayedWorker) -> None:
-        with running_gateway(settings.model_copy(update={"max_in_flight": 2})) as gateway:
+        with running_gateway(settings.model_copy(update={"max_in_flight": 3})) as gateway:
+            assert gateway.post("/v1/completions", prompt=[40], background=True).status_code == 202
             assert post(gateway, **SEVERAL).status_code == 503
-            assert queued(worker) == 0
+            assert queued(worker) == 1
         with running_gateway(settings) as gateway, answering(worker, repeat(1)):
             answer = post(gateway, **SEVERAL)
         assert [choice["token_ids"] for choice in answer.json()["choices"]] == [[10], [20], [30]]

@@ -12,7 +12,7 @@ from blockrelay.protocol.capabilities import Pace
 from blockrelay.protocol.transitions import calls
 from blockrelay.settings import GatewaySettings
 from blockrelay_gateway.http.errors import LATEST_S, SPREAD, retry_after_s
-from tests.support.gateway.played import PlayedWorker, RunningGateway
+from tests.support.gateway.played import PlayedWorker, RunningGateway, answering, running_gateway
 from tests.support.scraping import sampled
 from tests.support.waiting import wait_until
 
@@ -29,6 +29,7 @@ def keys_of(file: Path) -> dict[str, str]:
         Tenant(name="narrow", concurrency=1),
         Tenant(name="later", priority=5),
         Tenant(name="free"),
+        Tenant(name="first", priority=-5),
         Tenant(name="chief", operator=True),
     ]
     return {tenant.name: add_key(file, tenant) for tenant in tenants}
@@ -93,6 +94,41 @@ def test_what_a_quota_never_allows_is_a_bad_request(ask: Any, worker: PlayedWork
     assert refused.status_code == 400 and refused.json()["error"]["param"] == "max_tokens"
 
 
+def accepted(worker: PlayedWorker) -> int:
+    return int(worker.client.hget(worker.keys.totals(worker.model), "accepted") or 0)  # pyright: ignore[reportArgumentType]
+
+
+def test_several_prompts_are_checked_together(gateway: RunningGateway, worker: PlayedWorker, ask: Any) -> None:
+    def several(tenant: str, count: int, **body: Any) -> httpx.Response:
+        return ask(tenant, prompt=[[3] * 10] * count, background=False, **body)
+
+    assert ask("frugal").status_code == 202
+    for _ in range(3):
+        refused = several("frugal", 2, max_tokens=10)
+        assert refused.status_code == 429, "30 are left, 40 are asked for"
+        assert 9 <= int(refused.headers["retry-after"]) <= 11 * SPREAD, "when all of them fit"
+    assert accepted(worker) == 1 and refused_by(gateway, "tokens_per_minute") == 3
+    assert ask("frugal").status_code == 202, "they cost nothing"
+
+    assert ask("narrow").status_code == 202
+    for tenant, count, tokens, words in (
+        ("frugal", 3, 20, "3 prompts and their max_tokens are 90 tokens; this key may use 60 per minute: send fewer"),
+        ("narrow", 2, 2, "2 prompts count as requests of their own; this key may have 1 under way: send at most 1"),
+    ):
+        never = several(tenant, count, max_tokens=tokens)
+        assert never.status_code == 400 and never.json()["error"]["param"] == "prompt"
+        assert words in never.json()["error"]["message"]
+    assert accepted(worker) == 3
+
+
+def test_several_prompts_that_fit_are_charged_once(worker: PlayedWorker, ask: Any) -> None:
+    with answering(worker, lambda _: ([5], "length")):
+        answer = ask("frugal", prompt=[[3] * 10] * 2, max_tokens=20, background=False)
+    assert answer.status_code == 200 and len(answer.json()["choices"]) == 2
+    level, _ = worker.client.hmget(worker.keys.bucket("frugal"), "level", "at")
+    assert 0 <= float(level or 60) < 5, "60 of 60, and what came back since"
+
+
 def test_requests_under_way(gateway: RunningGateway, worker: PlayedWorker, ask: Any) -> None:
     assert ask("narrow").status_code == 202
     refused = ask("narrow")
@@ -102,14 +138,41 @@ def test_requests_under_way(gateway: RunningGateway, worker: PlayedWorker, ask: 
     assert ask("narrow").status_code == 202
 
 
+def test_a_key_made_without_options_leaves_room_for_others(
+    settings: GatewaySettings, worker: PlayedWorker, file: Path, keys_of: dict[str, str]
+) -> None:
+    wide = add_key(file, Tenant(name="wide", concurrency=8))
+    with running_gateway(settings.model_copy(update={"max_in_flight": 8})) as gateway:
+
+        def status(key: str, prompts: int = 1) -> int:
+            prompt = [[3] * 10] * prompts if prompts > 1 else [3] * 10
+            body = {"prompt": prompt, "max_tokens": 20, "background": prompts == 1}
+            headers = {"authorization": f"Bearer {key}"}
+            return gateway.http.post("/v1/completions", content=json.dumps(body), headers=headers).status_code
+
+        assert status(keys_of["free"], prompts=5) == 400, "more than it may ever have"
+        assert [status(keys_of["free"]) for _ in range(5)] == [202, 202, 202, 202, 429]
+        assert refused_by(gateway, "in_flight") == 1
+        assert [status(keys_of["first"]) for _ in range(3)] == [202, 202, 429], "half of what is left"
+        assert [status(wide) for _ in range(3)] == [202, 202, 503], "it was given more"
+
+
 def test_a_key_for_later_comes_later(worker: PlayedWorker, ask: Any) -> None:
-    for name, priority in (("later", None), ("free", 7), ("free", None), ("free", -3), ("later", 5)):
+    for name, priority in (("later", None), ("free", 7), ("free", None), ("first", -3), ("later", 5)):
         assert ask(name, prompt=[9], **({} if priority is None else {"priority": priority})).status_code == 202
     order = [worker.record(claimed.request)[b"tenant"].decode() for claimed in worker.claim(5)]
-    assert order == ["free", "free", "later", "later", "free"]
-    for name, priority in (("later", 4), ("free", -101), ("free", 101)):
+    assert order == ["first", "free", "later", "later", "free"]
+    for name, priority in (("later", 4), ("first", -6), ("first", -101), ("free", 101)):
         refused = ask(name, priority=priority)
         assert refused.status_code == 400 and refused.json()["error"]["param"] == "priority"
+
+
+def test_a_key_made_without_options_overtakes_nobody(worker: PlayedWorker, ask: Any) -> None:
+    refused = ask("free", priority=-1)
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == "priority"
+    said = refused.json()["error"]["message"]
+    assert "send 0 or more" in said and "--priority -1" in said, "the remedy"
+    assert [ask("free", priority=priority).status_code for priority in (0, 1)] == [202, 202]
 
 
 def test_a_timeout_that_cannot_be_kept_is_refused_at_once(

@@ -8,12 +8,13 @@ from typing import Any
 import httpx
 import pytest
 import websockets.sync.client as websockets
-from websockets.exceptions import InvalidStatus
+from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from blockrelay.auth.api_keys import Tenant, add_key, remove_key
 from blockrelay.errors import UsageError
 from blockrelay.settings import GatewaySettings
 from blockrelay_gateway.app import create_app
+from blockrelay_gateway.http import authentication
 from tests.support.gateway.played import PlayedWorker, RunningGateway
 from tests.support.waiting import wait_until
 
@@ -169,6 +170,68 @@ def test_a_changed_file_counts_at_once_and_a_broken_one_changes_nothing(
     assert (status(ada), status(bob)) == (401, 200)
     file.write_text(good.replace('"eve"', '"eva"'))
     wait_until(lambda: status(eve) == 200, "the mended file is read")
+
+
+@pytest.fixture
+def looked_at_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(authentication, "LOOK_S", 0.05)
+
+
+def test_a_removed_key_is_refused_on_its_open_socket(
+    gateway: RunningGateway, worker: PlayedWorker, file: Path, ada: dict[str, str]
+) -> None:
+    address = gateway.url.replace("http", "ws") + "/v1/infer/ws"
+    with websockets.connect(address, additional_headers=ada) as socket:
+        remove_key(file, "ada")
+        add_key(file, Tenant(name="ada"))  # another key of the same name is another key
+        socket.send(json.dumps({"id": 1, "prompt": "x", "background": True}))
+        answer = json.loads(socket.recv(timeout=10))
+    assert (answer["id"], answer["error"]["code"]) == (1, "invalid_api_key")
+    assert worker.client.zcard(worker.keys.running) == 0
+
+
+def test_the_socket_of_a_removed_key_is_closed_when_what_was_accepted_is_answered(
+    gateway: RunningGateway, worker: PlayedWorker, file: Path, ada: dict[str, str], looked_at_often: None
+) -> None:
+    address = gateway.url.replace("http", "ws") + "/v1/infer/ws"
+    with (
+        websockets.connect(address, additional_headers=ada) as idle,
+        websockets.connect(address, additional_headers=ada) as busy,
+    ):
+        busy.send(json.dumps({"id": 1, "prompt": [3], "max_tokens": 1}))
+        (claimed,) = worker.claim()
+        remove_key(file, "ada")
+        with pytest.raises(ConnectionClosed) as closed:
+            idle.recv(timeout=10)
+        assert closed.value.rcvd is not None and closed.value.rcvd.code == 1008
+        worker.say(claimed, [5], end="length")
+        assert json.loads(busy.recv(timeout=10))["status"] == "success"
+        with pytest.raises(ConnectionClosed):
+            busy.recv(timeout=10)
+
+
+def test_limits_hold_on_open_sockets_from_the_next_message_on(
+    gateway: RunningGateway, worker: PlayedWorker, file: Path, ada: dict[str, str]
+) -> None:
+    address = gateway.url.replace("http", "ws") + "/v1/infer/ws"
+    with websockets.connect(address, additional_headers=ada) as socket:
+        for limit, status in ((None, "queued"), (3, "error")):
+            keys = json.loads(file.read_text())
+            for key in keys["keys"] if limit else ():
+                key["tokens_per_minute"] = limit
+            file.write_text(json.dumps(keys))
+            socket.send(json.dumps({"prompt": [3], "max_tokens": 20, "background": True}))
+            assert json.loads(socket.recv(timeout=10))["status"] == status
+
+
+def test_the_status_stream_of_a_removed_key_ends(
+    gateway: RunningGateway, file: Path, ada: dict[str, str], looked_at_often: None
+) -> None:
+    with gateway.http.stream("GET", "/v1/status/events", headers=ada) as response:
+        lines = response.iter_lines()
+        assert next(lines).startswith("retry:")
+        remove_key(file, "ada")
+        assert any("invalid_api_key" in line for line in lines), "and then it ends"
 
 
 def test_keys_are_in_no_log(

@@ -6,16 +6,18 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from pathlib import Path
 
 import httpx
 import pytest
 import websockets.sync.client as websockets
 from websockets.exceptions import InvalidStatus
 
+from blockrelay.auth.api_keys import Tenant, add_key
 from blockrelay.settings import GatewaySettings
 from blockrelay_gateway.api.infer.schemas import InferRequest
-from tests.support.gateway.played import PlayedWorker, RunningGateway
-from tests.support.gateway.sockets import send_head
+from tests.support.gateway.played import PlayedWorker, RunningGateway, running_gateway
+from tests.support.gateway.sockets import connected, send_head, to_its_end
 from tests.support.waiting import wait_until
 
 MOST, BODIES = 3, 100_000
@@ -48,6 +50,49 @@ def test_more_at_once_are_told_to_come_back(gateway: RunningGateway, worker: Pla
         for path in ("/livez", "/readyz", "/metrics"):
             assert gateway.http.get(path).status_code == 200
     wait_until(lambda: gateway.http.get("/v1/models").status_code == 200, "there is room again")
+
+
+def test_one_key_leaves_room_for_others(settings: GatewaySettings, worker: PlayedWorker, tmp_path: Path) -> None:
+    keys = tmp_path / "keys.json"
+    ada, bob, eve = ({"authorization": f"Bearer {add_key(keys, Tenant(name=n))}"} for n in ("ada", "bob", "eve"))
+    with (
+        running_gateway(settings.model_copy(update={"api_keys": keys, "max_connections": 8})) as gateway,
+        ExitStack() as opened,
+    ):
+        url = gateway.url.replace("http", "ws") + "/v1/infer/ws"
+        for _ in range(3):
+            opened.enter_context(websockets.connect(url, additional_headers=ada))
+        opened.enter_context(gateway.http.stream("GET", "/v1/status/events", headers=ada))
+        refused = gateway.http.get("/v1/models", headers=ada)
+        assert refused.status_code == 429 and "this key" in refused.json()["error"]["message"]
+        assert int(refused.headers["retry-after"]) >= 1
+        with pytest.raises(InvalidStatus) as socket:
+            websockets.connect(url, additional_headers=ada)
+        assert socket.value.response.status_code == 429
+        for _ in range(2):
+            opened.enter_context(gateway.http.stream("GET", "/v1/status/events", headers=bob))
+        assert gateway.http.get("/v1/models", headers=bob).status_code == 429
+        assert gateway.http.get("/v1/models", headers=eve).status_code == 200, "and something for the next"
+
+
+def test_a_body_is_waited_for_nowhere_without_a_key_and_room(gateway: RunningGateway) -> None:
+    with ExitStack() as slow:
+        for _ in range(MOST):
+            connection = slow.enter_context(connected(gateway))
+            connection.sendall(b"POST /livez HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n")
+        wait_until(lambda: gateway.http.post("/livez").status_code == 503, "they count")
+        assert gateway.http.get("/livez").status_code == 200
+
+
+def test_who_only_connects_keeps_nobody_out(gateway: RunningGateway) -> None:
+    with ExitStack() as opened:
+        silent = [opened.enter_context(connected(gateway)) for _ in range(MOST + 2)]
+        for connection in silent[1::2]:
+            connection.sendall(b"GET /v1/mod")  # a head that goes on for ever
+        for _ in range(3):
+            with httpx.Client() as fresh:
+                assert fresh.get(f"{gateway.url}/v1/models").status_code == 200
+        assert to_its_end(silent[0]) == b"", "the one that has waited longest is closed"
 
 
 def test_large_bodies_at_once_are_bounded_together(gateway: RunningGateway, worker: PlayedWorker) -> None:

@@ -51,7 +51,8 @@ def parts_on(client: redis.asyncio.Redis) -> Parts:
     abandonment = Abandonment(followers, scripts, watch, gateway="g", grace_s=1)
     registry = FollowedRequests(tailer, Accounting(metrics, TenantMetrics(CollectorRegistry())), abandonment)
     records = Records(client, keys, "m")
-    return Parts(registry, Repair(client, keys, scripts, tailer, records, followers, registry, watch, gateway="g"))
+    repair = Repair(client, keys, scripts, tailer, records, followers, registry, watch, gateway="g", now_ms=lambda: 0)
+    return Parts(registry, repair)
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """Streams: one event per token with its position, resumable anywhere, never closed in silence."""
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
@@ -11,6 +12,7 @@ import structlog
 from blockrelay.protocol.encoding.request_ids import own_id
 from blockrelay.protocol.messages import TokenLogprobs
 from blockrelay.settings import GatewaySettings
+from blockrelay_gateway.streaming.following import repair
 from tests.support.gateway.played import NUMERICS, PlayedWorker, RunningGateway, answering, running_gateway
 from tests.support.gateway.sse_client import Event, read_events
 from tests.support.gateway.streams import TEXT, WITH_IDS, stream, wait_for_keep_alives
@@ -323,6 +325,31 @@ def test_a_request_past_its_timeout_ends_as_expired(gateway: RunningGateway, wor
     assert answer.status_code == 504
     assert answer.json()["error"]["code"] == "expired"
     assert worker.client.zcard(worker.keys.running) == 0
+
+
+@pytest.mark.parametrize("hours", [-1, 1])
+def test_a_clock_that_is_set_anew_beside_the_gateway_ends_nothing(
+    gateway: RunningGateway, worker: PlayedWorker, monkeypatch: pytest.MonkeyPatch, hours: int
+) -> None:
+    monkeypatch.setattr(repair, "CHECK_EVERY_S", 0.02)
+    true = time.time
+    body = {"prompt": [3, 4], "max_tokens": 2, "timeout": 600, "background": True}
+    before = gateway.post("/v1/completions", **body)
+    monkeypatch.setattr(time, "time", lambda: true() + hours * 3600)
+    after = gateway.post("/v1/completions", **body)
+    assert before.status_code == after.status_code == 202, after.text
+    claimed = worker.claim(2)
+    for one in claimed:
+        left_s = int(worker.record(one.request)[b"deadline_ms"]) / 1000 - true()
+        assert 590 < left_s < 610, "it is that of Redis' clock"
+    (beat,) = worker.client.keys(worker.keys.gateway("*"))  # pyright: ignore[reportGeneralTypeIssues]
+    for _ in range(2):  # then a whole round of its care for requests has passed
+        worker.client.delete(beat)
+        wait_until(lambda: worker.client.exists(beat) == 1, "it says again that it lives")
+    for one in claimed:
+        worker.say(one, [5], end="stop")
+        wait_until(lambda: worker.record(one.request)[b"state"] == b"done", "it ends")  # noqa: B023
+        assert worker.record(one.request)[b"end"] == b"stop"
 
 
 def test_a_gateway_that_shuts_down_tells_its_readers_and_leaves_the_request_alone(

@@ -136,6 +136,8 @@ def test_keys_are_made_listed_and_removed(
     assert code == 0 and made.startswith("br-") and made.count("\n") == 1, err
     _, listed, _ = command("list")
     assert "ada" in listed and "600" in listed and made.strip() not in listed
+    assert command("add", "bob")[0] == 0
+    assert json.loads((tmp_path / "keys.json").read_text())["keys"][1]["priority"] == 0, "it overtakes nobody"
     _, _, err = command("add", "ada")
     assert err == "blockrelay: there is a key named 'ada' already; remove it first to replace it\n"
     assert command("add", "no such name")[0] == 2

@@ -233,3 +233,22 @@ def test_no_step_is_computed_for_a_request_behind_its_deadline(
     end = end_of(cell, "req-1")
     assert end is not None and end.reason == "expired" and end.position == 1
     assert late[0].steps == 1, "its prompt takes four steps"
+
+
+def test_redis_decides_whether_a_deadline_has_passed(
+    w8a8: BlockFolder, client: redis.Redis, keys: Keys, scripts: Scripts
+) -> None:
+    late: list[Late] = []
+
+    def slow(executor: Executor) -> Executor:
+        late.append(Late(executor))
+        return late[0]
+
+    with engine_running(w8a8, client, keys, scripts, broken=slow) as (cell, _):
+        late[0].until = time.time() + 0.5
+        cell.accept(content=body([7] * 250, temperature=0.0), deadline_ms=int(1000 * (late[0].until - 0.1)))
+        wait_until(lambda: cell.record()["state"] == "running", "it is claimed")
+        client.hset(keys.request("req-1"), "deadline_ms", int(1000 * (time.time() + 600)))  # as if its clock went back
+        wait_until(lambda: end_of(cell, "req-1") is not None, "it ends")
+    end = end_of(cell, "req-1")
+    assert end is not None and end.reason == "length"

@@ -10,7 +10,8 @@ from typing import Any
 from fastapi import WebSocket, WebSocketDisconnect
 from starlette.types import Message
 
-from blockrelay.errors import BlockrelayError, LimitExceeded, RedisTrouble
+from blockrelay.auth.api_keys import Tenant
+from blockrelay.errors import BlockrelayError, LimitExceeded, RedisTrouble, Unauthorized
 from blockrelay_gateway.api.client_headers import client_headers
 from blockrelay_gateway.api.infer import handlers
 from blockrelay_gateway.api.infer.responses import TensorAnswer
@@ -32,11 +33,12 @@ _NAME = re.compile(rb'\s*"(id|session_id)"\s*:\s*("[^"\\\\\x00-\x1f]{0,1000}"|-?
 
 
 async def converse(gateway: Gateway, socket: WebSocket) -> None:
-    """Until the client leaves."""
+    """Until the client leaves, or its key is removed and nothing is under way any more."""
     await socket.accept()
     conversation = Conversation(gateway, socket)
     try:
         async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(_watch_key(conversation, socket))
             try:
                 while True:
                     letter = Letter(await received(socket), conversation.bodies)
@@ -65,8 +67,20 @@ async def received(socket: WebSocket) -> Message:
     return message
 
 
+async def _watch_key(conversation: "Conversation", socket: WebSocket) -> None:
+    """Close the socket of a key that is there no more, once what was accepted has been answered."""
+    while True:
+        await asyncio.sleep(authentication.LOOK_S)
+        try:
+            authentication.asked_again(socket)
+        except Unauthorized as error:
+            if conversation.under_way == 0:
+                await socket.close(code=1008, reason=str(error))
+                raise _Left from None
+
+
 class _Left(Exception):
-    """The client has left: ends the task group, which releases all readers."""
+    """The conversation is over: ends the task group, which releases all readers."""
 
 
 class Letter:
@@ -119,12 +133,13 @@ class Conversation:
     def __init__(self, gateway: Gateway, socket: WebSocket) -> None:
         self._gateway, self._socket = gateway, socket
         self._sending = asyncio.Lock()
-        self._tenant = authentication.of(socket)
+        self.under_way = 0  # messages that are being answered
         self.room = asyncio.Semaphore(SOCKET_REQUESTS)
         self.bodies = gateway.bodies
 
     async def answer(self, letter: Letter) -> None:
         """Answer one message, whatever is in it."""
+        self.under_way += 1
         try:
             finish = await self._begin(letter)
             letter.close()
@@ -135,22 +150,25 @@ class Conversation:
             await self._refuse(error, letter)
         finally:
             letter.close()
+            self.under_way -= 1
 
     async def _begin(self, letter: Letter) -> Coroutine[Any, Any, None]:
         """Have the request accepted; what is left to do does not need the message any more."""
-        gateway, tenant = self._gateway, self._tenant
+        gateway, tenant = self._gateway, authentication.asked_again(self._socket)
         sender = Sender(tenant.name, client_headers(self._socket.headers))
         asked = await letter.read(gateway.intake, sender)
         if isinstance(asked, Tensors):
             session = asked.request.session_id
-            return self._tensors(letter.name, session, await handlers.submit_tensors(gateway, asked, tenant))
+            return self._tensors(letter.name, session, await handlers.submit_tensors(gateway, asked, tenant), tenant)
         cell, readers = await gateway.submission.submit(asked.asked, tenant)
         return self._text(letter.name, cell, readers, background=asked.background, streamed=asked.stream)
 
-    async def _tensors(self, name: str | int | None, session: str | None, accepted: handlers.AcceptedStep) -> None:
+    async def _tensors(
+        self, name: str | int | None, session: str | None, accepted: handlers.AcceptedStep, tenant: Tenant
+    ) -> None:
         with accepted.readers, ExitStack() as room:
             room.callback(accepted.share.give_back)
-            done = await handlers.finish_tensors(accepted, session, self._tenant)
+            done = await handlers.finish_tensors(accepted, session, tenant)
             if done.tensors:
                 pieces = TensorAnswer(_named(done.body, name), done.tensors).pieces()
                 async with self._sending:

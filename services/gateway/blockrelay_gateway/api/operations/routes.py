@@ -1,7 +1,9 @@
 """What operators and clients ask about the gateway itself: models, liveness, readiness, metrics."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
+from functools import partial
 from secrets import token_hex
 from typing import Annotated, Any
 
@@ -10,7 +12,8 @@ from fastapi.responses import PlainTextResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from blockrelay import __version__
-from blockrelay.errors import NotFound, ServiceUnavailable
+from blockrelay.auth.api_keys import Tenant
+from blockrelay.errors import NotFound, ServiceUnavailable, Unauthorized
 from blockrelay.observability.metrics.gateway import Question
 from blockrelay.observability.metrics.tenants import OneTenant
 from blockrelay.observability.registry import Together
@@ -19,7 +22,7 @@ from blockrelay.redis.registry import read_plan_async, read_workers_async
 from blockrelay_gateway.api import state
 from blockrelay_gateway.api.state import Gateway
 from blockrelay_gateway.http import authentication, openapi, sse
-from blockrelay_gateway.http.errors import JsonAnswer
+from blockrelay_gateway.http.errors import JsonAnswer, error_body
 from blockrelay_gateway.streaming.status_events import Listener
 
 router = APIRouter(responses=openapi.ERRORS)
@@ -61,7 +64,7 @@ async def status_events(request: Request) -> Response:
     """
     gateway = state.of(request)
     listener = Listener([cell.status_events for cell in gateway.cells], authentication.of(request))
-    events = _status_events(listener, gateway.keep_alive_s)
+    events = _status_events(listener, gateway.keep_alive_s, partial(authentication.asked_again, request))
     return sse.EventStream(events, listener, {"x-request-id": f"status-{token_hex(12)}"})
 
 
@@ -129,10 +132,24 @@ async def tenant_metrics(request: Request) -> Response:
     return Response(generate_latest(told), media_type=CONTENT_TYPE_LATEST)
 
 
-async def _status_events(listener: Listener, keep_alive_s: float) -> AsyncIterator[bytes]:
+async def _status_events(
+    listener: Listener, keep_alive_s: float, tenant_again: Callable[[], Tenant]
+) -> AsyncIterator[bytes]:
+    """Until the key that asked is there no more: `tenant_again` says so every few seconds, and what it may see now."""
     yield sse.RETRY + sse.KEEP_ALIVE
-    async for event in listener.events(keep_alive_s):
-        yield sse.KEEP_ALIVE if event is None else sse.event(event)
+    looked = said = time.monotonic()
+    async for event in listener.events(min(keep_alive_s, authentication.LOOK_S)):
+        now = time.monotonic()
+        if now - looked >= authentication.LOOK_S:
+            looked = now
+            try:
+                listener.tenant = tenant_again()
+            except Unauthorized as error:
+                yield sse.event(error_body(error))
+                return
+        if event is not None or now - said >= keep_alive_s:
+            said = now
+            yield sse.KEEP_ALIVE if event is None else sse.event(event)
 
 
 def _plan(plan: Plan, workers: list[WorkerInfo]) -> dict[str, Any]:

@@ -17,14 +17,13 @@ from blockrelay_gateway.streaming.following.acceptance import Acceptance
 @dataclass(slots=True, eq=False)
 class FollowedRequest:
     """`entries` are all log entries so far: TokenEntry 1..n, then one EndEntry. Times are of the monotonic clock, but
-    for `created` (Unix seconds) and `deadline_ms` (this host's Unix time, 0: none)."""
+    for `created` (Unix seconds)."""
 
     acceptance: Acceptance
     params: SamplingParams
     created: int
     cell: str = ""
     owned: bool = True  # accepted by this gateway, which counts it
-    deadline_ms: int = 0
     started: float = field(default_factory=time.monotonic)
     entries: list[LogEntry] = field(default_factory=list[LogEntry])
     end: EndEntry | None = None

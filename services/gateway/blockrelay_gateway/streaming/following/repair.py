@@ -3,6 +3,7 @@ the same id, seed and deadline, so the tokens are the same; an end that Redis ha
 
 import asyncio
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -46,10 +47,12 @@ class Repair:
         watch: RedisWatch,
         *,
         gateway: str,
+        now_ms: Callable[[], int],
     ) -> None:
+        """`now_ms`: Redis' clock, as far as this gateway knows it. FINISH decides by that clock itself."""
         self._client, self._keys, self._scripts, self._tailer = client, keys, scripts, tailer
         self._records, self._followers, self._followed = records, followers, followed
-        self._watch, self._gateway = watch, gateway
+        self._watch, self._gateway, self._now_ms = watch, gateway, now_ms
 
     async def watch(self) -> None:
         """Until cancelled: end what is past its deadline, send ACCEPT again for records that Redis lost."""
@@ -83,8 +86,8 @@ class Repair:
             ask.hget(self._keys.request(followed.id), "state")
         refused, *states = await ask.execute(raise_on_error=False)
         self._watch.count(sum(isinstance(answer, RedisTrouble) for answer in (refused, *states)))
-        now_ms = time.time() * 1000
-        overdue = [followed.id for followed in unfinished if 0 < followed.deadline_ms < now_ms]
+        now_ms = self._now_ms()
+        overdue = [f.id for f in unfinished if f.owned and 0 < f.acceptance.deadline_ms < now_ms]
         acts = [partial(self._followers.settle, self._followed)]
         acts += [partial(self._check_record, *found) for found in zip(silent, states, strict=True)]
         acts += [partial(self._expire, request) for request in overdue]

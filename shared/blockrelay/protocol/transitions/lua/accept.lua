@@ -9,7 +9,7 @@
 --   result_bytes (0: none), confirm (write even where the request is there already: WAIT follows), limits (blockrelay.protocol.transitions.calls.Limits and `in_flight`; 0 stands for no limit but
 --   of `in_flight`), session (calls.SessionStep) or nothing, binding (calls.Binding) or nothing
 -- Answers: OK ms | EXISTS state | OTHER | MOVED version (of the list of cells by which it is elsewhere) | TOO_LARGE pages | NOT_EXACT (all routes vary, and have for a while) | STEP expected-step | REPEAT request-id, or a limit and ms after
---   which to ask again: TOKENS left | CONCURRENT requests | BUSY in-flight | PAGES promised | WAIT ms | LATE ms (until its end) |
+--   which to ask again: TOKENS left | CONCURRENT requests | SHARE requests | BUSY in-flight | PAGES promised | WAIT ms | LATE ms (until its end) |
 --   RESULTS bytes promised | TENANT_RESULTS bytes promised
 local id, model, pages_needed, deadline_ms = ARGS.request, ARGS.model, ARGS.pages_needed, ARGS.deadline_ms
 local prompt_tokens, max_tokens = ARGS.prompt_tokens, ARGS.max_tokens
@@ -93,19 +93,32 @@ end
 -- Our capacity.
 local in_flight = redis.call('ZCARD', P .. 'running')
 if in_flight + others >= limits.in_flight then return {'BUSY', in_flight, 1000} end
+if limits.share then
+  local mine = redis.call('SCARD', P .. 'tenant-requests:' .. tenant)
+  if mine + others + 1 > limits.in_flight - in_flight - others then return {'SHARE', mine, 1000} end
+end
 -- Of devices that vary none may take what is exact, and they may come yet: CPUs are there for it.
 local class = not ARGS.exact and redis.call('HGET', P .. 'plan:' .. model, 'class') or 'cpu'
 local outstanding = outstanding_of(model)
-if limits.overcommit > 0 and found.pages and outstanding.pages > 0
-  and outstanding.pages + pages_needed * (1 + others) > found.pages * limits.overcommit then
+local more_pages = limits.each and limits.others_pages or pages_needed * others
+if limits.overcommit > 0 and found.pages and (outstanding.pages > 0 or limits.each and others > 0)
+  and outstanding.pages + pages_needed + more_pages > found.pages * limits.overcommit then
   return {'PAGES', outstanding.pages, 1000}
 end
 local due
 if found.token then
   local rank = next_rank(P .. 'shares:' .. model .. ':' .. class, priority, weight, tenant)
+  local need, rows = pages_needed * (1 + others), prompt_tokens + limits.others_tokens
+  local own_before = 0
+  if limits.each then  -- as the last of them will find it, with the others in the queue before it
+    rank, own_before = rank + math.ceil(limits.others_tokens / weight), limits.others_tokens
+    need, rows = pages_needed, prompt_tokens
+    outstanding.queued_rows = outstanding.queued_rows + limits.others_rows
+    outstanding.queued_tokens = outstanding.queued_tokens + limits.others_tokens - limits.others_rows
+    outstanding.pages = outstanding.pages + limits.others_pages
+  end
   local before = tokens_before(P .. 'shares:' .. model .. ':' .. class, rank)
-  local wait, first, all = forecast(found, outstanding, in_flight + others, pages_needed * (1 + others),
-    prompt_tokens + limits.others_tokens, max_tokens, before)
+  local wait, first, all = forecast(found, outstanding, in_flight + others, need, rows, max_tokens, before and before + own_before)
   local longest_wait = math.floor(1000 * limits.wait_s)
   if longest_wait > 0 and 1000 * (wait + first) > longest_wait then
     return {'WAIT', math.ceil(1000 * (wait + first)), math.ceil(1000 * (wait + first)) - longest_wait}
@@ -138,7 +151,8 @@ end
 redis.call('ZADD', P .. 'running', NOW, id)
 redis.call('SADD', P .. 'tenant-requests:' .. tenant, id)
 if per_minute > 0 then
-  redis.call('HSET', bucket, 'level', string.format('%.3f', level - prompt_tokens - max_tokens - limits.others_tokens), 'at', NOW)
+  local charged = prompt_tokens + max_tokens + (limits.each and 0 or limits.others_tokens)
+  redis.call('HSET', bucket, 'level', string.format('%.3f', level - charged), 'at', NOW)
   redis.call('EXPIRE', bucket, 120)
 end
 if session then

@@ -21,8 +21,9 @@ promote()
 -- A request to be tried alone comes alone, so that a worker that dies of its mere arrival has named it.
 local answer, tried = {}, false
 
--- How many that fit nowhere are passed over.
-local PASSED = 32
+-- How many that are not for me are passed over at the front of a queue, and how many behind what I have passed over before:
+-- each call looks at so many more, so that what I could take is found whatever stands before it.
+local PASSED, FURTHER = 32, 128
 
 -- Whether somebody serves a numerics id and could hold the request; the workers are asked at most once.
 local served
@@ -132,23 +133,104 @@ local function give(r)
   return true
 end
 
+-- How far behind the front of a queue I have passed over everything, kept with me; nil: look behind its front. What
+-- leaves a queue before that place moves it, so some may be skipped: the next round finds them, from the front again.
+local function place_in(key) return redis.call('HGET', P .. 'worker:' .. me.id, 'passed ' .. string.sub(key, #P + 1)) end
+local function keep_place(key, place)
+  local mine, field = P .. 'worker:' .. me.id, 'passed ' .. string.sub(key, #P + 1)
+  if place then redis.call('HSET', mine, field, place) else redis.call('HDEL', mine, field) end
+end
+
+local WINDOW = max_requests + PASSED
+
+-- Whether the request before was not for me. Then it is likely that the next is not either, and a short look may tell: what
+-- nobody has begun and needs more than my pool, or GPUs that are not there.
+local passing = false
+local function is_passed(id)
+  if not passing then return false end
+  local v = redis.call('HMGET', P .. 'request:' .. id, 'state', 'committed', 'pages_needed', 'deadline_ms', 'v', 'denied_block')
+  if v[1] ~= 'queued' or v[2] ~= '0' or tonumber(v[5]) > PROTOCOL or (v[4] ~= '0' and NOW > tonumber(v[4])) then return false end
+  if #me.stages == 1 and tonumber(v[3]) > me.pages then return true end
+  for block in string.gmatch(v[6] or '', '%d+') do
+    if not has_gpu(tonumber(block)) then return true end
+  end
+  return false
+end
+
+-- Each of these gives me what it can. True: nothing more may be given now.
+
+local function give_entries(key, entries)
+  local last
+  for _, entry in ipairs(entries) do
+    if #answer >= max_requests then return true, last end
+    local id = entry[2][2]
+    if not is_passed(id) then
+      local r = read_record(id)
+      if not r or r.state ~= 'queued' then
+        redis.call('XDEL', key, entry[1])
+      elseif not give(r) then
+        return true, last
+      end
+      passing = r and r.state == 'queued'
+    end
+    last = entry[1]
+  end
+  return false, last
+end
+
+local function give_stream(key, front)
+  local over, last = give_entries(key, front)
+  if over or #front < WINDOW then return over end
+  local from = place_in(key) or last
+  local behind = redis.call('XRANGE', key, '(' .. from, '+', 'COUNT', FURTHER)
+  over, last = give_entries(key, behind)
+  if over or #behind == FURTHER then keep_place(key, last or from) else keep_place(key, nil) end
+  return over
+end
+
+local function give_first_runs(where, ids)
+  local queue, passed = P .. 'queue:' .. where, 0
+  for _, id in ipairs(ids) do
+    if #answer >= max_requests then return true, passed end
+    if is_passed(id) then
+      passed = passed + 1
+    else
+      local rank = redis.call('ZSCORE', queue, id)
+      local r = rank and read_record(id)
+      if not r or r.state ~= 'queued' then
+        redis.call('ZREM', queue, id)
+        redis.call('ZREM', P .. 'due:' .. where, id)
+      elseif not give(r) then
+        return true, passed
+      elseif r.state == 'running' then
+        advance(where, tonumber(rank))
+      end
+      passing = r and r.state == 'queued'
+      if passing then passed = passed + 1 end
+    end
+  end
+  return false, passed
+end
+
+local function give_queue(where, front)
+  local queue = P .. 'queue:' .. where
+  local over, passed = give_first_runs(where, front)
+  if over or #front < WINDOW then return over end
+  local from = math.max(tonumber(place_in(queue) or 0), passed)
+  local behind = redis.call('ZRANGE', queue, from, from + FURTHER - 1)
+  over, passed = give_first_runs(where, behind)
+  if over or #behind == FURTHER then keep_place(queue, from + passed) else keep_place(queue, nil) end
+  return over
+end
+
 for _, class in ipairs(classes()) do
   local where = me.model .. ':' .. class
   -- What waits for my numerics id is mine in any class: no other device will take it.
   local mine = P .. 'pinned:' .. where .. ':' .. me.numerics
   for _, key in ipairs({mine, P .. 'reruns:' .. where}) do
-    local entries = redis.call('XRANGE', key, '-', '+', 'COUNT', max_requests + PASSED)
-    if #entries > 0 and (key == mine or takes(class, chance)) then
-      if not staffed(chance) then return answer end
-      for _, entry in ipairs(entries) do
-        if #answer >= max_requests then return answer end
-        local r = read_record(entry[2][2])
-        if not r or r.state ~= 'queued' then
-          redis.call('XDEL', key, entry[1])
-        elseif not give(r) then
-          return answer
-        end
-      end
+    local front = redis.call('XRANGE', key, '-', '+', 'COUNT', WINDOW)
+    if #front > 0 and (key == mine or takes(class, chance)) then
+      if not staffed(chance) or give_stream(key, front) then return answer end
     end
   end
 end
@@ -156,25 +238,10 @@ end
 -- First runs: those that would miss their deadline otherwise, then by rank.
 for _, class in ipairs(classes()) do
   local where = me.model .. ':' .. class
-  local urgent = redis.call('ZRANGEBYSCORE', P .. 'due:' .. where, '-inf', NOW + URGENT, 'LIMIT', 0, max_requests + PASSED)
-  local ranked = redis.call('ZRANGE', P .. 'queue:' .. where, 0, max_requests + PASSED - 1)
-  if #urgent + #ranked > 0 and takes(class, chance) then
-    if not staffed(chance) then return answer end
-    for _, ids in ipairs({urgent, ranked}) do
-      for _, id in ipairs(ids) do
-        if #answer >= max_requests then return answer end
-        local rank = redis.call('ZSCORE', P .. 'queue:' .. where, id)
-        local r = rank and read_record(id)
-        if not r or r.state ~= 'queued' then
-          redis.call('ZREM', P .. 'queue:' .. where, id)
-          redis.call('ZREM', P .. 'due:' .. where, id)
-        elseif not give(r) then
-          return answer
-        elseif r.state == 'running' then
-          advance(where, tonumber(rank))
-        end
-      end
-    end
+  local urgent = redis.call('ZRANGEBYSCORE', P .. 'due:' .. where, '-inf', NOW + URGENT, 'LIMIT', 0, WINDOW)
+  local front = redis.call('ZRANGE', P .. 'queue:' .. where, 0, WINDOW - 1)
+  if #urgent + #front > 0 and takes(class, chance) then
+    if not staffed(chance) or give_first_runs(where, urgent) or give_queue(where, front) then return answer end
   end
 end
 return answer
