@@ -1,14 +1,20 @@
 """The processor of this machine."""
 
+import math
 import os
 import platform
 import sys
 from pathlib import Path
 
+from blockrelay.host.control_groups import ROOT, cpu_quota
 
-def cores() -> int:
-    """Cores this process may use (a container may have fewer than the machine)."""
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+
+def cores(*, root: Path = ROOT) -> int:
+    """Cores this process may use: those of its affinity, fewer where a quota of processor time is less, and at least
+    one. A part of a core counts as one: a thread that waits now and then does more than none. `root` is for tests."""
+    here = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    quota = cpu_quota(root)
+    return here if quota is None else max(1, min(here, math.ceil(quota)))
 
 
 def cpu_facts() -> dict[str, str]:
