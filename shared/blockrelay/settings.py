@@ -240,7 +240,10 @@ class WorkerSettings(Settings):
     page_store_ttl_s: int = Field(default=900, ge=1, description="unused KV pages leave the payload Redis after this")
     beat_s: float = Field(default=0.5, gt=0, description="seconds between two signs of life")
     session_timeout_s: float = Field(
-        default=30.0, gt=0, description="a step (of ONNX blocks: a block) that is longer ends the process"
+        default=30.0,
+        gt=0,
+        description="a step (of ONNX blocks: a block) that is longer ends the process, unless its rows should take "
+        "longer by what was measured",
     )
     max_retry_attempts: int = Field(
         default=3,
