@@ -76,7 +76,7 @@ def build_cell(
     resumption = Resumption(client, keys, records, followers, followed, model=key)
     repair = Repair(client, keys, scripts, tailer, records, followers, followed, watch, gateway=name)
 
-    readiness = Readiness(client, keys, metrics, model=key, closing=lambda: followed.closing)
+    readiness = Readiness(client, keys, metrics, model=key, closing=lambda: followed.closing, met=watch.met)
     of_its_own = place.payload_redis_url not in (None, place.redis_url)
     results = Results(client, payload, keys, watch, of_its_own=of_its_own)
     admission = Admission(
