@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from blockrelay.host.cpu import cores
+from blockrelay.errors import UsageError
+from blockrelay.host.cpu import check_threads, cores
+from blockrelay.settings import WorkerSettings, read_settings
 from tests.support.control_groups import write_groups
 
 FOUR = frozenset(range(4))
@@ -64,3 +66,12 @@ def test_version_2_beside_version_1_has_its_own_mount(tmp_path: Path) -> None:
     own = V1.format(path="/") + "0::/user\n"
     groups = {"unified": {"cgroup.controllers": "cpu"}, "unified/user": {"cpu.max": "100000 100000"}}
     assert cores(root=write_groups(tmp_path, own, groups, unified=False)) == 1
+
+
+def test_threads_that_only_wait_for_each_other_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert check_threads(None) is None and check_threads(16) == 16
+    with pytest.raises(UsageError, match="17 threads are too many for the 4 cores of this machine: take at most 16"):
+        check_threads(17)
+    assert read_settings(WorkerSettings, ["--threads", "16"], program="worker").threads == 16
+    with pytest.raises(UsageError, match=r"BLOCKRELAY_THREADS: .*take at most 16"):
+        read_settings(WorkerSettings, ["--threads", "5000"], program="worker")
