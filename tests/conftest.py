@@ -45,6 +45,8 @@ def pytest_configure(config: pytest.Config) -> None:
     caches = os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="br-caches-")  # not the user's own
     config.add_cleanup(lambda: shutil.rmtree(caches, ignore_errors=True))
     os.environ["TMPDIR"] = tempfile.tempdir = folder
+    for name in ("NO_PROXY", "no_proxy"):  # what a proxy is named for is not on this machine
+        os.environ[name] = ",".join(filter(None, ("127.0.0.1,localhost,::1", os.environ.get(name))))
     for name, meaning in (SUITES | OTHER_MARKERS).items():
         config.addinivalue_line("markers", f"{name}: {meaning}")
 

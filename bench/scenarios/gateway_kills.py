@@ -40,7 +40,7 @@ def gateways(system: System) -> dict[str, int]:
 
 def answers(url: str) -> bool:
     try:
-        return httpx.get(f"{url}/readyz", timeout=2).status_code == 200
+        return httpx.get(f"{url}/readyz", timeout=2, trust_env=False).status_code == 200
     except httpx.TransportError:
         return False
 
@@ -49,7 +49,7 @@ def serving(urls: dict[str, int]) -> int:
     """Process of the gateway that has the one stream."""
 
     def has_it(url: str) -> bool:
-        lines = httpx.get(f"{url}/metrics", timeout=2).text.splitlines()
+        lines = httpx.get(f"{url}/metrics", timeout=2, trust_env=False).text.splitlines()
         return any(
             line.startswith("blockrelay_gateway_requests_running") and float(line.split()[-1]) > 0 for line in lines
         )
@@ -86,7 +86,9 @@ def main(arguments: list[str] | None = None) -> int:
     body = {"prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
     with running(chosen.model, 1, ["--gateways", "2", *options]) as system:
         (url, *_) = read_running(system.data).urls
-        golden = httpx.post(f"{url}/v1/completions", json=body, timeout=120).json()["choices"][0]["token_ids"]
+        golden = httpx.post(f"{url}/v1/completions", json=body, timeout=120, trust_env=False).json()["choices"][0][
+            "token_ids"
+        ]
         found: list[float] = []
         for _ in range(chosen.times):
             waited, tokens = kill_in_mid_stream(system, body)

@@ -72,7 +72,7 @@ class Stream:
             "stream": True, "return_token_ids": True, "stream_options": {"include_usage": True},
         }  # fmt: skip
         try:
-            with httpx.stream("POST", f"{self.url}/v1/completions", json=body, timeout=60) as answer:
+            with httpx.stream("POST", f"{self.url}/v1/completions", json=body, timeout=60, trust_env=False) as answer:
                 for line in answer.iter_lines():
                     if line.startswith("data: {"):
                         self._take(json.loads(line.removeprefix("data: ")))
@@ -131,7 +131,7 @@ class System:
 
     def shows_gpus(self) -> bool:
         """Whether the plan says that they compute."""
-        return "GPU" in httpx.get(f"{self.url}/v1/plan", timeout=10).json()["plan"].values()
+        return "GPU" in httpx.get(f"{self.url}/v1/plan", timeout=10, trust_env=False).json()["plan"].values()
 
     def ready_workers(self) -> int:
         try:

@@ -244,19 +244,33 @@ class RedisTrouble(ServiceUnavailable):
     """
 
     cell: str | None = None
+    says = "Redis does not do what it should"
 
     def __init__(self, message: str, *, code: str = "") -> None:
         super().__init__(message)
         self.code = code
 
+    @property
+    def plainly(self) -> str:
+        """What may be said to all who ask: no address, and no name of a user or a key."""
+        if self.code == "PROTOCOL":
+            return str(self)
+        return f"{self.says} ({self.code})" if self.code else self.says
+
 
 class RedisUnavailable(RedisTrouble):
     """Redis is away, loads its data, is busy with a script, or fails over."""
+
+    says = "Redis does not answer"
 
 
 class RedisFull(RedisTrouble):
     """Redis' memory is used up: it takes nothing new."""
 
+    says = "Redis is full"
+
 
 class RedisRefused(RedisTrouble):
     """Redis cannot save what it is given, or our user may not do this: somebody has to change something."""
+
+    says = "Redis refuses"

@@ -17,6 +17,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
 from blockrelay import failpoints
 from blockrelay.errors import UsageError
+from blockrelay.host.cpu import check_threads
 from blockrelay.protocol.constants import DEAD_AFTER_MS, RETENTION_S
 from blockrelay.protocol.encoding.request_ids import CELL
 from blockrelay.protocol.plan import Device
@@ -230,7 +231,7 @@ class WorkerSettings(Settings):
         description="name of the device in plans, such as gpu:0; stages that name it are for this worker; default: gpu",
     )
     port: int = Field(default=0, ge=0, le=65535, description="metrics and health; 0 picks a free port")
-    threads: int = Field(default=1, ge=1, description="threads of the kernels")
+    threads: int = Field(default=1, ge=1, description="threads of the kernels, at most 4 for each core of the machine")
     local_rows: Literal["on", "off"] = Field(
         default="on", description="rows to workers of this host through shared memory (Linux); else all through Redis"
     )
@@ -251,7 +252,10 @@ class WorkerSettings(Settings):
     page_store_ttl_s: int = Field(default=900, ge=1, description="unused KV pages leave the payload Redis after this")
     beat_s: float = Field(default=0.5, gt=0, description="seconds between two signs of life")
     session_timeout_s: float = Field(
-        default=30.0, gt=0, description="a step (of ONNX blocks: a block) that is longer ends the process"
+        default=30.0,
+        gt=0,
+        description="a step (of ONNX blocks: a block) that is longer ends the process, unless its rows should take "
+        "longer by what was measured",
     )
     max_retry_attempts: int = Field(
         default=3,
@@ -283,6 +287,15 @@ class WorkerSettings(Settings):
     def _with_class(cls, given: dict[str, Any]) -> dict[str, Any]:
         """Whoever names a GPU need not say its class too."""
         return given | {"device": "gpu"} if given.get("gpu") and "device" not in given else given
+
+    @field_validator("threads")
+    @classmethod
+    def _are_of_use(cls, value: int) -> int:
+        try:
+            check_threads(value)
+        except UsageError as error:
+            raise ValueError(str(error)) from None
+        return value
 
     @field_validator("graph_mode", mode="before")
     @classmethod

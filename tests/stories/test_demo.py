@@ -8,6 +8,11 @@ from pathlib import Path
 from tests.support.models.tiny_model import write_tiny_model
 from tests.support.systems.up_process import COMMAND
 
+#: Proxies that nobody runs: what the demo calls is its own.
+NO_PROXY_THERE = {
+    "NO_PROXY": "", "HTTP_PROXY": "http://127.0.0.1:9", "http_proxy": "http://127.0.0.1:9", "ALL_PROXY": "socks5://127.0.0.1:9",
+}  # fmt: skip
+
 
 def _in_shared_memory() -> set[str]:
     """What lies in /dev/shm, folders of pages aside: those of other tests come and go."""
@@ -19,7 +24,7 @@ def test_the_demo_streams_a_text_and_shows_a_table_and_leaves_nothing(tmp_path: 
     before = _in_shared_memory()
     argv = [*COMMAND, "demo", "--model", str(model), "--stages", "3"]
     with tempfile.TemporaryDirectory(prefix="br-demo-") as folder:  # short: sockets lie in it
-        env = {**os.environ, "TMPDIR": folder, "COLUMNS": "120"}
+        env = {**os.environ, "TMPDIR": folder, "COLUMNS": "120", **NO_PROXY_THERE}
         done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=100, check=False)
         assert done.returncode == 0, done.stderr
         assert os.listdir(folder) == []

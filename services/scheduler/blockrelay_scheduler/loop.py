@@ -109,7 +109,7 @@ class Scheduler:
         self._watch.failed("schedule", error)
         if self._state.state != "error":
             self._state.on("redis_trouble")
-        self._away = str(error)
+        self._away = error.plainly
         self._last_tick = float("-inf")
 
     def _tick_until(self, stop: threading.Event) -> None:

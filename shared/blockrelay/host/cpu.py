@@ -1,13 +1,36 @@
 """The processor of this machine."""
 
+import math
 import os
 import platform
 import sys
 from pathlib import Path
 
+from blockrelay.errors import UsageError
+from blockrelay.host.control_groups import ROOT, cpu_quota
 
-def cores() -> int:
-    """Cores this process may use (a container may have fewer than the machine)."""
+#: More threads than so many for each core only wait for each other.
+THREADS_PER_CORE = 4
+
+
+def check_threads(threads: int | None) -> int | None:
+    """`threads`, if this machine has a use for so many; any quota may change. Raises UsageError."""
+    most = THREADS_PER_CORE * _affinity()
+    if threads is not None and threads > most:
+        raise UsageError(
+            f"{threads} threads are too many for the {_affinity()} cores of this machine: take at most {most}"
+        )
+    return threads
+
+
+def cores(*, root: Path = ROOT) -> int:
+    """Cores this process may use: those of its affinity, fewer where a quota of processor time is less, and at least
+    one. A part of a core counts as one: a thread that waits now and then does more than none. `root` is for tests."""
+    quota = cpu_quota(root)
+    return _affinity() if quota is None else max(1, min(_affinity(), math.ceil(quota)))
+
+
+def _affinity() -> int:
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 

@@ -5,17 +5,24 @@ import os
 import sys
 from pathlib import Path
 
-_CGROUP = Path("/sys/fs/cgroup")
+from blockrelay.host.control_groups import ROOT, memory_left, memory_limit
 
 
-def available_bytes(*, meminfo: Path = Path("/proc/meminfo"), cgroup: Path = _CGROUP) -> int:
-    """Bytes that can be taken without swapping and without passing the limit of the control group.
+def available_bytes(*, root: Path = ROOT) -> int:
+    """Bytes that can be taken without swapping and without passing a limit of the control groups.
 
-    Half of all memory where the system does not say. The arguments are for tests.
+    Half of all memory where the system does not say. `root` is for tests.
     """
-    free = _meminfo(meminfo)
-    limit, used = _number(cgroup / "memory.max"), _number(cgroup / "memory.current")
-    return free if limit is None else max(0, min(free, limit - (used or 0)))
+    left = memory_left(root)
+    free = _meminfo(root / "proc/meminfo")
+    return free if left is None else min(free, left)
+
+
+def allowed_bytes(*, root: Path = ROOT) -> int:
+    """Bytes that this process may hold at most: the machine's memory, or the limit of the control groups if that is
+    less. `root` is for tests."""
+    limit = memory_limit(root)
+    return total_bytes() if limit is None else min(total_bytes(), limit)
 
 
 def resident_bytes() -> int:
@@ -61,12 +68,3 @@ def _meminfo(path: Path) -> int:
     except OSError:
         pass  # not Linux
     return total_bytes() // 2
-
-
-def _number(path: Path) -> int | None:
-    """The number in a file of the control group; None for "max", and where there is no such file."""
-    try:
-        text = path.read_text().strip()
-    except OSError:
-        return None
-    return int(text) if text.isdigit() else None

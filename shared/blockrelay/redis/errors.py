@@ -47,11 +47,6 @@ _ELSEWHERE = ("MOVED", "ASK")
 _DEMOTED = ("READONLY", "MOVED", "MASTERDOWN", "UNBLOCKED")
 #: No answer (""), or one that a server gives in the course of a failover.
 _DOUBTFUL = ("", "ASK", "CLUSTERDOWN", "TRYAGAIN", "NOREPLICAS", "LOADING")
-_SAYS: dict[type[RedisTrouble], str] = {
-    RedisUnavailable: "Redis does not answer",
-    RedisFull: "Redis is full",
-    RedisRefused: "Redis refuses",
-}
 #: What redis-py puts before the error of a command in a pipeline, tasks' pipelines as a tuple; what the command was may
 #: be anything.
 _PIPELINE = re.compile(r".* of pipeline caused error: (?:\([\"'])?", re.DOTALL)
@@ -94,7 +89,7 @@ def trouble(error: Exception, *, looked_up: bool = False) -> RedisTrouble | None
             kind = RedisUnavailable
         else:
             said += " (a node of a Redis Cluster is addressed as redis+cluster://HOST:PORT/0)"
-    return kind(f"{_SAYS[kind]}: {said}", code=code)
+    return kind(f"{kind.says}: {said}", code=code)
 
 
 def _code(error: Exception, text: str) -> str:
@@ -209,6 +204,6 @@ class RedisWatch:
 
     @property
     def trouble(self) -> str:
-        """What is wrong right now; empty when nobody waits."""
+        """What is wrong right now, as all who ask may hear it; empty when nobody waits."""
         with self._lock:
-            return next((str(error) for error in self._waiting.values()), "")
+            return next((error.plainly for error in self._waiting.values()), "")

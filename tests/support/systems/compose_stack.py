@@ -20,7 +20,10 @@ PROJECT = "blockrelay-test"
 LABEL = f"label=com.docker.compose.project={PROJECT}"
 #: Services whose ports are published.
 PORTS = ("gateway", "prometheus", "alertmanager", "grafana", "jaeger")
-READY = "from urllib.request import urlopen; urlopen('http://127.0.0.1:9102/readyz', timeout=2)"
+READY = (
+    "from urllib.request import ProxyHandler, build_opener; "
+    "build_opener(ProxyHandler({})).open('http://127.0.0.1:9102/readyz', timeout=2)"
+)
 
 
 def run(*command: str, env: dict[str, str] | None = None) -> str:

@@ -32,6 +32,7 @@ from tests.support.scraping import sampled
 from tests.support.waiting import wait_until
 
 PLAYING_GPU, FAILING_GPU = "tests.support.worker.playing_gpu", "tests.support.worker.failing_gpu"
+SLOW_WORKER = "tests.support.worker.slow_worker"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,14 +168,18 @@ class System:
 
     def start_playing_gpu(self) -> subprocess.Popen[bytes]:
         """A worker of the class gpu that computes on this CPU."""
-        return self._start_double(PLAYING_GPU, {})
+        return self._start_double(PLAYING_GPU, {"device": "gpu"})
 
     def start_failing_gpu(self, *, after: int) -> subprocess.Popen[bytes]:
         """A worker of the class gpu whose batches fail behind the first `after`."""
-        return self._start_double(FAILING_GPU, {"FAIL_AFTER": str(after)})
+        return self._start_double(FAILING_GPU, {"device": "gpu"}, FAIL_AFTER=str(after))
 
-    def _start_double(self, module: str, told: dict[str, str]) -> subprocess.Popen[bytes]:
-        variables = _variables({"device": "gpu"}) | told | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    def start_slow_worker(self, *, row_s: float, **env: str) -> subprocess.Popen[bytes]:
+        """A worker of the CPU for which each row takes `row_s` more; environment as of `start_worker`."""
+        return self._start_double(SLOW_WORKER, env, SLOW_ROW_S=str(row_s))
+
+    def _start_double(self, module: str, env: dict[str, str], **told: str) -> subprocess.Popen[bytes]:
+        variables = _variables(env) | told | {"PYTHONPATH": os.pathsep.join(sys.path)}
         self.workers.append(self._spawn(module, f"worker-{len(self.workers)}", variables))
         return self.workers[-1]
 

@@ -11,6 +11,7 @@ _USUAL: dict[str, Any] = {
     "device": "cpu",
     "max_requests": 8,
     "step_target_s": 0.05,
+    "step_limit_s": 30.0,
     "speculation": True,
 }
 

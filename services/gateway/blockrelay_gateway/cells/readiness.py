@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, cast
 
 import redis.asyncio
@@ -14,10 +14,36 @@ from blockrelay.protocol.plan import Plan, WorkerInfo, cell_load, missing_stages
 from blockrelay.redis.protocol_check import read_gap_async
 from blockrelay.redis.registry import read_plan_async, read_workers_async
 
-#: What was read so lately holds: a look reads the whole registry of workers.
-FRESH_S = 1.0
+#: What was read so lately holds, whoever asks: a look reads the whole registry of workers. An obstacle holds for less:
+#: who waits for its end should hear of it.
+FRESH_S, OBSTACLE_FRESH_S = 1.0, 0.2
 #: Neither a scrape nor a probe waits longer for Redis: another cell may be well.
 PATIENCE_S = 2.0
+
+
+class _Remembered:
+    """An answer that is asked for once, for all who ask within FRESH_S."""
+
+    def __init__(self, ask: Callable[[], Coroutine[Any, Any, list[str]]]) -> None:
+        self._ask = ask
+        self._asking: asyncio.Task[list[str]] | None = None
+        self._answer: list[str] = []
+        self._until = float("-inf")
+
+    async def get(self) -> list[str]:
+        if time.monotonic() < self._until:
+            return self._answer
+        if self._asking is None:
+            self._asking = asyncio.create_task(self._look(), name="readiness")
+        return await asyncio.shield(self._asking)  # one who goes takes it from nobody else
+
+    async def _look(self) -> list[str]:
+        try:
+            self._answer = await self._ask()
+        finally:
+            self._asking = None
+        self._until = time.monotonic() + (OBSTACLE_FRESH_S if self._answer else FRESH_S)
+        return self._answer
 
 
 class Readiness:
@@ -32,9 +58,13 @@ class Readiness:
         *,
         model: str,
         closing: Callable[[], bool],
+        met: Callable[[RedisTrouble], None],
     ) -> None:
+        """`met` hears of trouble with Redis, of which those who ask hear less."""
         self._client, self._keys, self._metrics = client, keys, metrics
-        self._model, self._closing = model, closing
+        self._model, self._closing, self._met = model, closing, met
+        self._known_obstacles = _Remembered(lambda: self._asked(self._obstacles()))
+        self._known_missing = _Remembered(lambda: self._asked(self._missing()))
         self._told = float("-inf")
         self.serves = True
 
@@ -42,11 +72,11 @@ class Readiness:
         """Why nothing can be accepted, one sentence each; empty = ready for that."""
         if self._closing():
             return ["the gateway shuts down"]
-        return await self._asked(self._obstacles())
+        return await self._known_obstacles.get()
 
     async def gaps(self) -> list[str]:
         """Why no token can be produced, one sentence each; empty = ready."""
-        return await self.obstacles() or await self._asked(self._missing())
+        return await self.obstacles() or await self._known_missing.get()
 
     async def watch(self) -> None:
         """Until cancelled."""
@@ -59,7 +89,8 @@ class Readiness:
             async with asyncio.timeout(PATIENCE_S):
                 return await reasons
         except RedisTrouble as error:
-            return [str(error)]
+            self._met(error)
+            return [error.plainly]
         except TimeoutError:
             return [f"Redis does not answer: nothing came within {PATIENCE_S:.0f} s"]
 

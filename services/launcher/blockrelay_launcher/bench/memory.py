@@ -2,11 +2,12 @@
 
 import re
 import threading
-import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import httpx
 
 from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.block_folder.manifest import Manifest
@@ -76,8 +77,8 @@ def weigh(folder: BlockFolder, data: Path) -> list[Weight]:
 
 def _weigh_one(manifest: Manifest, worker: dict[str, Any]) -> Weight:
     first, last = worker["first"], worker["last"]
-    with urllib.request.urlopen(f"http://{worker['host']}:{worker['port']}/metrics", timeout=5) as answer:
-        used = _PAGES_USED.search(answer.read().decode())
+    url = f"http://{worker['host']}:{worker['port']}/metrics"
+    used = _PAGES_USED.search(httpx.get(url, timeout=5, trust_env=False).text)
     memory = parse_status(Path(f"/proc/{worker['pid']}/status").read_text())
     return Weight(
         worker=worker["id"],

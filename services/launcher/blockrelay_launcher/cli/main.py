@@ -14,6 +14,7 @@ from typer.exceptions import TyperException
 from blockrelay.errors import BlockrelayError, UsageError
 from blockrelay.exit_codes import FAILED, exit_code
 from blockrelay.extras import Extra, need
+from blockrelay.host.cpu import check_threads
 from blockrelay.redis.cell_address import find_cell
 from blockrelay.redis.connections import checked_url
 from blockrelay.settings import BUNDLED_MODEL, check_names
@@ -168,7 +169,9 @@ def start(
     ] = None,
     threads: Annotated[
         int | None,
-        typer.Option(min=1, help="Threads per worker; default: the cores, shared by the workers of one stage."),
+        typer.Option(
+            min=1, callback=check_threads, help="Threads per worker; default: the cores, shared by one stage's workers."
+        ),
     ] = None,
     speculation: Annotated[
         bool, typer.Option("--speculation/--no-speculation", help="Guess repeated tokens; the text is the same.")

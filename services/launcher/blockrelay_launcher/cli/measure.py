@@ -10,6 +10,7 @@ import typer
 
 from blockrelay.errors import UsageError
 from blockrelay.extras import need
+from blockrelay.host.cpu import check_threads
 from blockrelay.settings import BUNDLED_MODEL
 from blockrelay_launcher.cli.given import is_given
 from blockrelay_launcher.drill.faults import parse_kinds, parse_roles
@@ -35,7 +36,9 @@ def profile(
     out: Annotated[Path, typer.Option(metavar="FILE", help="Where to write what was measured.")] = Path(
         "profiling_results.json"
     ),
-    threads: Annotated[int | None, typer.Option(min=1, help="Threads per worker; default: all cores.")] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, callback=check_threads, help="Threads per worker; default: all cores.")
+    ] = None,
     gpu: Annotated[
         str, typer.Option(metavar="ID,ID", help="These devices too, such as webgpu:0 (blockrelay devices).")
     ] = "",
@@ -70,7 +73,9 @@ def bench(
     new: Annotated[int, typer.Option(metavar="N", help="New tokens of each request.")] = 64,
     rounds: Annotated[int, typer.Option(min=1, help="Measured rounds; the median counts.")] = 3,
     stages: Annotated[int, typer.Option(min=1, help="How many stages the model is cut into.")] = 1,
-    threads: Annotated[int | None, typer.Option(min=1, help="Threads per worker; default: all cores.")] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, callback=check_threads, help="Threads per worker; default: all cores.")
+    ] = None,
     in_process: Annotated[
         bool, typer.Option("--in-process/--no-in-process", help="Measure the executor alone beside the gateway.")
     ] = True,

@@ -36,7 +36,7 @@ SESSIONS: Mapping[str, tuple[str, str]] = {
 def read_totals(worker: Mapping[str, Any]) -> dict[str, Any] | None:
     """Of a worker of `status`; None for one that cannot be reached from here."""
     try:
-        answer = httpx.get(f"http://{worker['host']}:{worker['port']}/metrics", timeout=PATIENCE_S)
+        answer = httpx.get(f"http://{worker['host']}:{worker['port']}/metrics", timeout=PATIENCE_S, trust_env=False)
         return parse_totals(answer.text)
     except (httpx.HTTPError, httpx.InvalidURL, ValueError):
         return None

@@ -5,6 +5,7 @@ of the last event: it begins the request if nobody has accepted it, attaches to 
 """
 
 import contextlib
+import ipaddress
 import json
 import random
 import time
@@ -12,6 +13,7 @@ import uuid
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 
@@ -49,14 +51,17 @@ def resuming_stream(
     """Every event of the answer, in order, once; the last one may hold "error": how the request ended.
 
     `retrying` hears of every interruption; `accepted` hears the id of the request whenever a gateway begins to answer.
-    `http` is a client to use, else there is one for this call. Raises Refused after `patience_s` seconds without an
-    event, and at once when a gateway says that trying again is of no use (400, 401, 422, ...).
+    `http` is a client to use, else there is one for this call: it obeys HTTP_PROXY and the like, unless all gateways
+    are on this machine. Raises Refused after `patience_s` seconds without an event, and at once when a gateway says
+    that trying again is of no use (400, 401, 422, ...).
     """
     sent = {"Idempotency-Key": key or str(uuid.uuid4()), **(headers or {})}
     gateway = random.randrange(len(gateways))
     heard, failures, status, why = time.monotonic(), 0, 0, "no gateway answers"
     with contextlib.ExitStack() as held:
-        http = http or held.enter_context(httpx.Client(timeout=httpx.Timeout(30.0, connect=2.0)))
+        if http is None:
+            trust_env = not all(map(is_on_this_machine, gateways))
+            http = held.enter_context(httpx.Client(timeout=httpx.Timeout(30.0, connect=2.0), trust_env=trust_env))
         while time.monotonic() - heard < patience_s:
             wait = 0.0 if failures == 0 else random.uniform(0.5, 1.0) * min(2.0, 0.05 * 2**failures)
             try:
@@ -84,6 +89,15 @@ def resuming_stream(
             time.sleep(wait)
             gateway, failures = gateway + 1, failures + 1
     raise Refused(status, why)
+
+
+def is_on_this_machine(url: str) -> bool:
+    """Whether the host of a URL is a loopback address or localhost."""
+    host = urlsplit(url).hostname or ""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def read_events(parts: Iterable[bytes]) -> Iterator[Event | None]:

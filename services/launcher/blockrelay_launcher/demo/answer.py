@@ -71,8 +71,10 @@ def request_body(manifest: Manifest, fields: Mapping[str, Any]) -> dict[str, Any
 
 
 def http_client() -> httpx.Client:
-    """For any number of answers at once; making one takes longer than a token."""
-    return httpx.Client(timeout=httpx.Timeout(30.0, connect=2.0), limits=httpx.Limits(max_connections=None))
+    """A client for any number of answers at once of our own gateway, past any proxy; making one takes longer than a
+    token."""
+    limits = httpx.Limits(max_connections=None)
+    return httpx.Client(timeout=httpx.Timeout(30.0, connect=2.0), limits=limits, trust_env=False)
 
 
 def streamed(

@@ -247,7 +247,8 @@ class Load:
             self._look()
             try:
                 url = self.urls[gateway % len(self.urls)] + path
-                answer = httpx.request(method, url, json=body, headers=headers, timeout=httpx.Timeout(30, connect=2))
+                timeout = httpx.Timeout(30, connect=2)
+                answer = httpx.request(method, url, json=body, headers=headers, timeout=timeout, trust_env=False)
                 if answer.is_success:
                     return answer
                 why = Refused(answer.status_code, answer.text[:300])

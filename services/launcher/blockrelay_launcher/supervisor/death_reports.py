@@ -1,7 +1,6 @@
 """Tells the cell at once that a worker process has ended, so that its requests run again within milliseconds."""
 
 import contextlib
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -9,6 +8,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, Literal, cast
 
 from blockrelay.errors import RedisTrouble, RedisUnavailable, ServiceUnavailable
+from blockrelay.host.identity import process_prefix
 from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.transitions import calls
 from blockrelay.redis.client import Scripts, backoff_s, connect
@@ -103,7 +103,7 @@ class DeathReports(threading.Thread):
 
     def _report_all(self, ended: set[int]) -> None:
         if ended:
-            mine = tuple(f"{socket.gethostname()}:{pid}:" for pid in ended)
+            mine = tuple(map(process_prefix, ended))
             for worker in self._registered():
                 if worker.startswith(mine):
                     self._report(worker, "death")

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from blockrelay.errors import ServiceUnavailable
-from blockrelay.host.memory import total_bytes
+from blockrelay.host.memory import allowed_bytes
 
 #: always: every answer is on disk. everysec: the last two seconds may be lost.
 Fsync = Literal["always", "everysec"]
@@ -149,5 +149,5 @@ def unplace(server: EmbeddedRedis) -> None:
 
 
 def _payload_bytes() -> int:
-    """A quarter of the machine's memory: rows on their way are megabytes, but a stopped worker lets them pile up."""
-    return total_bytes() // 4
+    """A quarter of what we may hold: rows on their way are megabytes, but a stopped worker lets them pile up."""
+    return allowed_bytes() // 4

@@ -11,14 +11,16 @@ from blockrelay.auth.web_origins import Rules
 from blockrelay.errors import RedisTrouble, UsageError
 from blockrelay.protocol.keys import Keys
 from blockrelay.redis.client import check_redis, connect
-from blockrelay.settings import GatewaySettings, check_names
+from blockrelay.settings import GatewaySettings, WorkerSettings, check_names
 from blockrelay_launcher.supervisor.data_folder import parse_setting
 from blockrelay_launcher.supervisor.service_specs import given_to_gateways
 from blockrelay_launcher.up_options.options import UpOptions, service_names
 
 
-def check_gateways(options: UpOptions, ports: Sequence[int]) -> None:
-    """Raises UsageError for API keys, origins or names that the gateways would refuse."""
+def check_services(options: UpOptions, ports: Sequence[int]) -> None:
+    """Raises UsageError for API keys, origins or names that the gateways would refuse; ValidationError for settings of
+    workers in the environment that these would."""
+    WorkerSettings()
     settings = GatewaySettings.model_validate({"host": options.host, **given_to_gateways(options, ports)})
     Rules.of(settings)
     if settings.api_keys is not None:

@@ -2,12 +2,12 @@
 
 import http.client
 import json
-import socket
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
 from blockrelay.errors import RedisTrouble
+from blockrelay.host.identity import process_prefix
 from blockrelay.protocol.keys import Keys
 from blockrelay.redis.client import connect
 from blockrelay.redis.registry import read_workers
@@ -43,7 +43,8 @@ def why_workers_wait(redis_url: str, cell: str, model: str, stages: Mapping[int,
             workers = read_workers(client, Keys(cell), model)
         except RedisTrouble as error:
             return str(error)
-    here = f"{socket.gethostname()}:"
-    ready = Counter(worker.pid for worker in workers if worker.ready and worker.id.startswith(here))
+    ready = Counter(
+        worker.pid for worker in workers if worker.ready and worker.id.startswith(process_prefix(worker.pid))
+    )
     waiting = sum(max(0, count - ready[pid]) for pid, count in stages.items())
     return f"{waiting} of {sum(stages.values())} workers have no stage yet" if waiting else ""

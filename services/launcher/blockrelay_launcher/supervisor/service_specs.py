@@ -16,6 +16,7 @@ from blockrelay_launcher.up_options.options import UpOptions, WorkerSpec, names_
 
 #: Share of the memory that is free at start which all workers together may fill with KV pages.
 KV_SHARE = 0.4
+LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,13 +34,13 @@ class Layout:
     settings: Path | None = None
 
     def service(self, name: str, module: str, **settings: object) -> Child:
+        """Listens on loopback unless the settings say otherwise: gateways alone speak to other machines."""
         env = environment_for(
             model=self.options.model,
             redis_url=self.control_url,
             payload_redis_url=self.payload_url,
-            host=self.options.host,
             node_id=name,
-            **settings,
+            **{"host": LOOPBACK, **settings},
         )
         argv = [sys.executable, "-P", "-m", module]  # -P: nothing in the current folder shadows a module
         own = self.settings and self.settings / name
@@ -106,7 +107,7 @@ def gateways(layout: Layout) -> list[Child]:
     given = given_to_gateways(layout.options, layout.ports)
     names = names_of("gateway", len(layout.ports))
     return [
-        layout.service(name, "blockrelay_gateway", port=port, **given)
+        layout.service(name, "blockrelay_gateway", host=layout.options.host, port=port, **given)
         for name, port in zip(names, layout.ports, strict=True)
     ]
 

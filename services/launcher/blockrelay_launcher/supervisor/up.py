@@ -25,7 +25,7 @@ from blockrelay_launcher.supervisor.data_folder import DataFolder, open_data_fol
 from blockrelay_launcher.supervisor.death_reports import DeathReports
 from blockrelay_launcher.supervisor.embedded_redis import EmbeddedRedis, find_server_program, place, unplace
 from blockrelay_launcher.supervisor.ports import kept_ports
-from blockrelay_launcher.supervisor.preflight import check_gateways, check_settings, look_at_redis
+from blockrelay_launcher.supervisor.preflight import check_services, check_settings, look_at_redis
 from blockrelay_launcher.supervisor.readiness import why_not_ready, why_workers_wait
 from blockrelay_launcher.supervisor.redis_checks import warnings_about
 from blockrelay_launcher.supervisor.service_specs import (
@@ -75,7 +75,7 @@ def up(options: UpOptions) -> int:
     if options.planned and any(ANY_GPU in devices for devices in options.planned.devices) and not options.gpus:
         _say("stages are for GPUs, and --gpu names none: CPUs serve them until workers with GPUs join from elsewhere")
     with kept_ports(options.host, options.port, options.gateways) as ports:
-        check_gateways(options, ports)
+        check_services(options, ports)
         if options.data is not None:
             check_settings(options.data / "settings", options)
         for line in look_at_redis(options, settings.cell):

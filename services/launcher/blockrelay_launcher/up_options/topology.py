@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from blockrelay.block_folder.folder import open_block_folder
 from blockrelay.errors import UsageError
+from blockrelay.host.cpu import check_threads
 from blockrelay.planning.devices import decode_fleet
 from blockrelay.protocol.planned_split import ANY_CPU, ANY_GPU, PlannedSplit, is_gpu, is_host_device
 from blockrelay.quantities import parse_quantity
@@ -147,7 +148,9 @@ def options_for(topology: Topology, host: str | None, options: UpOptions) -> UpO
         options,
         model=model,
         planned=planned,
-        local={device.id: LocalDevice(gpu=device.real_gpu, threads=device.threads) for device in devices},
+        local={
+            device.id: LocalDevice(gpu=device.real_gpu, threads=check_threads(device.threads)) for device in devices
+        },
         gpus=tuple(HostGpu(id=device.id, device=device.real_gpu) for device in _used(devices, planned)),
         gateways=int("gateway" in entry.roles),
         schedulers=int("scheduler" in entry.roles),

@@ -9,7 +9,7 @@ from blockrelay.block_folder.model import ungroupable
 from blockrelay.block_folder.precisions import parse_precisions
 from blockrelay.errors import UsageError
 from blockrelay.host.cpu import cpu_name, is_here
-from blockrelay.host.memory import total_bytes
+from blockrelay.host.memory import allowed_bytes
 from blockrelay.planning.costs import costs_of
 from blockrelay.planning.cuts import check_stages
 from blockrelay.planning.devices import Device, Fleet, decode_fleet
@@ -86,7 +86,7 @@ def read_profile(path: Path, folder: BlockFolder) -> Profile:
 def this_machine(profile: Profile | None, where: str) -> Fleet:
     """A device for each class of the profile; without one this machine's CPU, guessed. UsageError for a profile of
     another machine, and for one without a class of which it knows every block."""
-    memory = int(total_bytes() * MEMORY_SHARE)
+    memory = int(allowed_bytes() * MEMORY_SHARE)
     if profile is None:
         cpu = Device(
             id="cpu:0",

@@ -267,6 +267,7 @@ class Engine:
         if work:
             if self._state.state in ("idle", "waiting"):
                 self._state.on("rows_ready")
+            self.links.clock.allow(self._steps.patience_s(work))
             self._steps.run(work)
         return bool(work)
 

@@ -6,12 +6,17 @@ from blockrelay.protocol.capabilities import Capabilities
 from blockrelay.protocol.plan import Device
 from blockrelay_worker.scheduling.limits import BatchLimits
 
+#: Share of the limit of a step that a chunk of prompts should take: rows further down a long prompt cost several times
+#: those that were measured.
+CHUNK_SHARE = 1 / 6
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageRole:
     """Stage `stage` (from 0) of `split`: blocks first..last of `blocks`. `worker` is this process's id in the registry.
 
-    `capabilities` are those that it has registered. `named_tensors`: stages hand on tensors by name, since these
+    A step may last `step_limit_s`, longer where it should by what was measured. `capabilities` are those that it has
+    registered. `named_tensors`: stages hand on tensors by name, since these
     are ONNX blocks that others made.
     """
 
@@ -25,6 +30,7 @@ class StageRole:
     device: Device
     max_requests: int
     step_target_s: float
+    step_limit_s: float
     speculation: bool
     inexact_sharing: bool = False
     named_tensors: bool = False
@@ -48,6 +54,7 @@ class StageRole:
             ragged=self.capabilities.ragged,
             drafts=self.speculation and exact and cuttable and self.capabilities.ragged,
             step_share_s=self.step_target_s / stages,
+            chunk_s=self.step_limit_s * CHUNK_SHARE,
         )
 
     @property

@@ -31,7 +31,7 @@ from blockrelay_worker.execution.page_layout import pages_for
 from blockrelay_worker.execution.process.care import DeviceCare
 from blockrelay_worker.execution.selection import Largest, LogitRows
 from blockrelay_worker.kv.asked import read_asked
-from blockrelay_worker.scheduling.step_cost import StepCost, observed
+from blockrelay_worker.scheduling.step_cost import StepCost, observed, patience_s
 from blockrelay_worker.scheduling.throughput import PaceMeter
 from blockrelay_worker.scheduling.work import Work
 from blockrelay_worker.states import ENGINE, EngineMachine, WorkerMachine, failure_event
@@ -97,6 +97,13 @@ class Steps:
                     self._results.flush(QUARANTINE_COMMIT_S)
             else:
                 self._step(batch)
+
+    def patience_s(self, work: list[Work[Run]]) -> float:
+        """How long a step of `work` may last."""
+        decode_rows = sum(w.rows for w in work if w.decodes)
+        prompt_rows = sum(w.rows for w in work) - decode_rows
+        least_s = self._role.step_limit_s
+        return patience_s(self.cost, decode_rows=decode_rows, prompt_rows=prompt_rows, least_s=least_s)
 
     def look_after(self, care: DeviceCare) -> None:
         """What the device needs between two steps. It may turn out to be lost."""

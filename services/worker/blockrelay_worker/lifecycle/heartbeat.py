@@ -44,8 +44,8 @@ class Beat(threading.Thread):
 
     `pace` is what this worker says of its speed, None before it knows; `pages_used` counts its KV pages in use.
 
-    A step of the engine longer than `session_timeout_s` (told by `step_age`) ends the process: a stuck worker must
-    not look alive. `parts` counts what is done of steps that take long by themselves: they go on.
+    A step of the engine whose `step_age` is more than `step_limit_s` ends the process: a stuck worker must not look
+    alive. `parts` counts what is done of steps that take long by themselves: they go on.
     """
 
     def __init__(
@@ -64,22 +64,26 @@ class Beat(threading.Thread):
         pace: Callable[[], Pace | None],
         pages_used: Callable[[], int],
         every_s: float,
-        session_timeout_s: float,
+        step_limit_s: Callable[[], float],
         stop: threading.Event,
     ) -> None:
         super().__init__(name="beat", daemon=True)
         self._links, self._mailbox = links, mailbox
         self._worker, self._model, self._split, self._stage = worker, model, split, stage
         self._view, self._step_age, self._pace, self._pages_used = view, step_age, pace, pages_used
-        self._every_s, self._session_timeout_s, self._stopped = every_s, session_timeout_s, stop
+        self._every_s, self._step_limit_s, self._stopped = every_s, step_limit_s, stop
         self._parts, self._parts_before = parts, 0
         self._strange: frozenset[tuple[str, str]] = frozenset()
         self._run_id = run_id
 
     def run(self) -> None:
         while not self._stopped.wait(self._every_s):
-            if self._step_age() > self._session_timeout_s:
-                get().error("WORKER_STUCK", seconds=round(self._step_age(), 1), limit=self._session_timeout_s)
+            limit_s, age_s = (
+                self._step_limit_s(),
+                self._step_age(),
+            )  # in this order: no age with the limit of a later step
+            if age_s > limit_s:
+                get().error("WORKER_STUCK", seconds=round(age_s, 1), limit=round(limit_s, 1))
                 os._exit(BROKEN)
             try:
                 why = self._beat()

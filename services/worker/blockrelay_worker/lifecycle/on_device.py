@@ -80,6 +80,7 @@ class OnDevice:
         assert isinstance(executor, DeviceStage), "nothing else is loaded on a device"
         executor.waiting = self._links.clock.waiting  # what other stages take is no time of our step
         executor.went_on = self._links.clock.went_on
+        executor.allowed_s = lambda: self._links.clock.allowed_s
         self._stage = executor
         pool_bytes = self._executors.memory(executor.folder).pool_bytes(stage, executor.pool.pages)
         self._sharing.has_loaded(self._number, stage, pool_bytes)

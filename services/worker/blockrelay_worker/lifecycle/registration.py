@@ -2,7 +2,6 @@
 
 import os
 import secrets
-import socket
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import Any, cast
 from blockrelay.errors import RedisTrouble
 from blockrelay.failpoints import reach
 from blockrelay.host.cpu import cores
+from blockrelay.host.identity import host_name, process_prefix
 from blockrelay.observability.logs import get
 from blockrelay.protocol.capabilities import Capabilities
 from blockrelay.protocol.constants import MAX_WORKERS
@@ -76,7 +76,7 @@ class Registration:
             "pid": os.getpid(),
             "port": port,
             "registered_ms": server_ms(),
-            "node": socket.gethostname(),
+            "node": host_name(),
             "cores": cores(),
             "threads": threads,
             "varies": int(varies),
@@ -214,7 +214,7 @@ class Registration:
 
 
 def _new_id() -> str:
-    return f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
+    return process_prefix(os.getpid()) + secrets.token_hex(4)
 
 
 class LoadingBeat:

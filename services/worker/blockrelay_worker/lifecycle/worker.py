@@ -231,6 +231,7 @@ class Worker:
             device=settings.device,
             max_requests=settings.max_requests,
             step_target_s=settings.step_target_s,
+            step_limit_s=settings.session_timeout_s,
             speculation=settings.speculation == "on",
             inexact_sharing=settings.inexact_sharing == "on"
             and self._executors.varies
@@ -296,7 +297,7 @@ class Worker:
                 pace=lambda: engine.pace.told(time.monotonic()) if role.first_stage else None,
                 pages_used=lambda: table.pool.used_pages,
                 every_s=self._settings.beat_s,
-                session_timeout_s=self._settings.session_timeout_s * (GPU_PATIENCE if self._device else 1),
+                step_limit_s=self._step_limit_s,
                 stop=over,
             )
         )
@@ -323,6 +324,11 @@ class Worker:
             store.flush(FLUSH_S)
             store.close()
         self._state.on("gone")
+
+    def _step_limit_s(self) -> float:
+        """Where there is a device its process is ended before this one."""
+        limit_s = max(self._settings.session_timeout_s, self._links.clock.allowed_s)
+        return limit_s * (GPU_PATIENCE if self._device else 1)
 
     def _shares_pages(self, executor: Executor) -> bool:
         """Not where pages hold nothing (a stage of the head alone). Runs on a device that varies share them with other

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from blockrelay.block_folder.folder import BlockFolder, open_block_folder
 from blockrelay.command_app import run_app
 from blockrelay.errors import RowNotFinite, UsageError
-from blockrelay.host.cpu import cores
+from blockrelay.host.cpu import check_threads, cores
 from blockrelay.settings import BUNDLED_MODEL
 from blockrelay.text.text_file import read_text_file
 from blockrelay.text.tokenizer import Tokenizer
@@ -143,7 +143,9 @@ def main(
         int | None, typer.Option(min=1, help="tokens from window to window [default: half the context]")
     ] = None,
     tokens: Annotated[int | None, typer.Option(min=2, help="use only this many tokens of the text")] = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="[default: the cores of this machine]")] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, callback=check_threads, help="[default: the cores of this machine]")
+    ] = None,
     against: Annotated[
         Path | None, typer.Option(metavar="MODEL", help="another block folder: say what the first costs beside it")
     ] = None,

@@ -24,7 +24,7 @@ import typer
 from blockrelay.block_folder.folder import BlockFolder, open_block_folder
 from blockrelay.command_app import run_app
 from blockrelay.errors import BadRequest, UsageError
-from blockrelay.host.cpu import cores
+from blockrelay.host.cpu import check_threads, cores
 from blockrelay.protocol.planned_split import ANY_GPU, equal_parts
 from blockrelay.protocol.sampling_params import SamplingParams, check_prompt, derive_seed
 from blockrelay.settings import BUNDLED_MODEL, WorkerSettings
@@ -59,7 +59,9 @@ def main(
         bool, typer.Option("--no-kv-cache", help="compute every step from the first token on; the text is the same")
     ] = False,
     logprobs: Annotated[int | None, typer.Option(help="with --json: log probabilities of the n best tokens")] = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="[default: the cores of this machine]")] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, callback=check_threads, help="[default: the cores of this machine]")
+    ] = None,
     stages: Annotated[int, typer.Option(min=1, help="cut the model into this many stages")] = 1,
     gpu: Annotated[
         str, typer.Option(metavar="ID", help="run on this device, such as webgpu:0 (see: blockrelay devices)")

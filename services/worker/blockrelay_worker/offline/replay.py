@@ -14,7 +14,7 @@ import typer
 from blockrelay import failpoints
 from blockrelay.block_folder.folder import open_block_folder
 from blockrelay.command_app import run_app
-from blockrelay.host.cpu import cores
+from blockrelay.host.cpu import check_threads, cores
 from blockrelay.protocol.messages import RequestBody
 from blockrelay.protocol.sampling_params import SamplingParams, check_prompt, derive_seed
 from blockrelay.settings import BUNDLED_MODEL, WorkerSettings
@@ -28,7 +28,9 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_mar
 def main(
     request: Annotated[str, typer.Option(help="its id, of which the seed derives that it did not name")],
     model: Annotated[Path, typer.Option(help="block folder")] = BUNDLED_MODEL,
-    threads: Annotated[int | None, typer.Option(min=1, help="[default: the cores of this machine]")] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, callback=check_threads, help="[default: the cores of this machine]")
+    ] = None,
 ) -> None:
     """Run the request whose body is on stdin."""
     failpoints.arm("worker", WorkerSettings().failpoint)

@@ -33,7 +33,7 @@ def choose_rows(
     """
     waiting = sorted(candidates, key=lambda c: c.last_step)
     if waiting and waiting[0].quarantined:
-        return [(waiting[0].request, min(waiting[0].missing, max_rows))]
+        return [(waiting[0].request, min(waiting[0].missing, max_rows, prompt_rows or max_rows))]
     together = [c for c in waiting if not c.quarantined]
     places = max_rows if max_sequences is None else min(max_rows, max_sequences)
     prompts = [c for c in together if c.missing > 1]
@@ -73,14 +73,15 @@ def choose_arrived(
     max_rows: int,
     prompt_rows: int,
     *,
+    rows_alone: int | None = None,
     max_sequences: int | None = None,
     ragged: bool = True,
 ) -> list[int]:
     """Indexes of `waiting` (in order of arrival) for one iteration: decoding segments first, then prompt chunks.
 
-    One segment per request, its oldest; at most `max_rows` rows of `max_sequences` requests and, beside decoding ones,
-    about `prompt_rows` of prompts, but never nothing: a segment is not cut, so one may be alone over the bound. Unless
-    the batch may be `ragged`, all have as many rows as the oldest.
+    One segment per request, its oldest; at most `max_rows` rows of `max_sequences` requests and, of prompts, about
+    `prompt_rows` beside decoding ones and `rows_alone` without, but never nothing: a segment is not cut, so one may be
+    alone over the bound. Unless the batch may be `ragged`, all have as many rows as the oldest.
     """
     heads: dict[str, int] = {}
     for index, segment in enumerate(waiting):
@@ -100,7 +101,7 @@ def choose_arrived(
         chosen.append(index)
         rows += waiting[index].rows
     first_prompt = len(chosen)
-    bound = min(max_rows, rows + prompt_rows) if chosen else max_rows
+    bound = min(max_rows, rows + prompt_rows) if chosen else min(max_rows, rows_alone or max_rows)
     for index in prompts:
         room = bound if len(chosen) > first_prompt else max_rows
         if chosen and (rows + waiting[index].rows > room or len(chosen) >= places):

@@ -10,7 +10,7 @@ from blockrelay_worker.scheduling.limits import BatchLimits
 from blockrelay_worker.scheduling.micro_batches import decode_share
 from blockrelay_worker.scheduling.preemption import Holding, claimable_pages, startable, victim
 from blockrelay_worker.scheduling.route_members import RouteMembers, RouteShape
-from blockrelay_worker.scheduling.step_cost import StepCost, draft_rows, prompt_rows_beside
+from blockrelay_worker.scheduling.step_cost import StepCost, draft_rows, prompt_rows_alone, prompt_rows_beside
 from blockrelay_worker.scheduling.work import Work
 
 
@@ -113,6 +113,10 @@ class FirstStageBatcher(Generic[R]):
         # Chunks of a pipeline are shorter: the next stage can begin earlier.
         max_rows = limits.max_rows if groups == 1 else max(1, limits.max_rows // (2 * groups))
         decoding = [None if r.missing else r.last_step for r in everything if r.is_decoding]
+        if decoding:
+            prompt_rows = prompt_rows_beside(cost, limits.step_share_s, max_rows)
+        else:
+            prompt_rows = prompt_rows_alone(cost, limits.chunk_s, max_rows)
         chosen = dict(
             choose_rows(
                 list(candidates.values()),
@@ -120,7 +124,7 @@ class FirstStageBatcher(Generic[R]):
                 max_sequences=limits.max_sequences,
                 ragged=limits.ragged,
                 max_decoding=None if self._whole_model else decode_share(decoding, groups),
-                prompt_rows=prompt_rows_beside(cost, limits.step_share_s, max_rows) if decoding else None,
+                prompt_rows=prompt_rows,
             )
         )
         return self._work(runs, candidates, chosen, cost, limits)

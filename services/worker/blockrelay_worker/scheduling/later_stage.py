@@ -12,7 +12,7 @@ from blockrelay.protocol.messages import Forward
 from blockrelay_worker.execution.batch import NamedTensors
 from blockrelay_worker.scheduling.batch_policy import Arrived, choose_arrived
 from blockrelay_worker.scheduling.limits import BatchLimits
-from blockrelay_worker.scheduling.step_cost import StepCost, prompt_rows_beside
+from blockrelay_worker.scheduling.step_cost import StepCost, prompt_rows_alone, prompt_rows_beside
 from blockrelay_worker.scheduling.work import Work
 
 Refusal = Literal["drop", "rerun", "later"]
@@ -75,6 +75,7 @@ class LaterStageBatcher(Generic[R]):
             [w.arrived for w in self._waiting],
             limits.max_rows,
             prompt_rows,
+            rows_alone=prompt_rows_alone(cost, limits.chunk_s, limits.max_rows),
             max_sequences=limits.max_sequences,
             ragged=limits.ragged,
         )

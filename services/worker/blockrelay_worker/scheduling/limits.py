@@ -10,7 +10,8 @@ from blockrelay.protocol.capabilities import Capabilities
 class BatchLimits:
     """At most `max_rows` rows of `max_sequences` requests; all with the same number of rows unless it may be `ragged`.
 
-    Beside decoding requests a step lasts about `step_share_s` seconds. `drafts`: guessed tokens are tried.
+    Beside decoding requests a step lasts about `step_share_s` seconds, one of prompts alone at most `chunk_s`.
+    `drafts`: guessed tokens are tried.
     """
 
     max_rows: int
@@ -18,6 +19,7 @@ class BatchLimits:
     ragged: bool
     drafts: bool
     step_share_s: float
+    chunk_s: float
 
     def obeying(self, others: Iterable[Capabilities]) -> "BatchLimits":
         """These limits where the rows of a batch go through executors of such capabilities too.

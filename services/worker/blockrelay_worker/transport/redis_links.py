@@ -39,6 +39,8 @@ class StepClock:
         self._thread = 0
         self._started: float | None = None
         self._waiting_since: float | None = None
+        self.allowed_s = 0.0
+        """What the step may take."""
         self.parts = 0
         """Parts of steps that were done (`went_on`)."""
 
@@ -47,6 +49,10 @@ class StepClock:
         self._thread, self._started = threading.get_ident(), time.monotonic()
         return self._started
 
+    def allow(self, seconds: float) -> None:
+        """The step that has begun may take so long."""
+        self.allowed_s = seconds
+
     def went_on(self) -> None:
         """A part of the step is done that took long by itself: counted from here on."""
         self.parts += 1
@@ -54,7 +60,7 @@ class StepClock:
             self._started = time.monotonic()
 
     def end(self) -> None:
-        self._started = None
+        self._started, self.allowed_s = None, 0.0
 
     def age(self) -> float:
         """Seconds that the step has computed; 0 between steps."""

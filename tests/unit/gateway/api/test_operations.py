@@ -36,9 +36,24 @@ def reasons(gateway: RunningGateway, question: str = "") -> list[str]:
 def test_ready_means_that_a_token_can_be_produced(gateway: RunningGateway, worker: PlayedWorker) -> None:
     assert reasons(gateway) == []
     worker.scripts.run(calls.dead("w1", silent_s=0))
-    assert reasons(gateway) == ["stage 1 (block_2 to block_2) has no live worker"]
+    gap = ["stage 1 (block_2 to block_2) has no live worker"]
+    wait_until(lambda: reasons(gateway) == gap, "within a second or so")
     worker.register(plan=False)
+    wait_until(lambda: reasons(gateway) == [], "sooner")
+
+
+def test_probes_of_many_are_one_look_into_the_registry(gateway: RunningGateway, worker: PlayedWorker) -> None:
+    def commands() -> int:
+        return int(worker.client.info("stats")["total_commands_processed"])  # pyright: ignore
+
     assert reasons(gateway) == []
+    before = commands()
+    gateway.http.get("/livez")  # what goes on beside
+    beside, before = commands() - before, commands()
+    with ThreadPoolExecutor(8) as pool:
+        probes = list(pool.map(lambda _: gateway.http.get("/readyz").status_code, range(200)))
+    assert probes == [200] * 200
+    assert commands() - before < 200 + 20 * beside, "three for each worker and probe would be 1,200"
 
 
 def test_a_load_balancer_asks_whether_requests_are_accepted(gateway: RunningGateway, worker: PlayedWorker) -> None:
@@ -59,7 +74,7 @@ def test_without_a_plan_or_a_queue_the_reason_says_so(settings: GatewaySettings,
     nowhere = settings.model_copy(update={"redis_url": f"unix://{tmp_path}/none.sock"})
     with running_gateway(nowhere) as gateway:
         for question in ("", "?for=accepting"):
-            assert "Redis does not answer" in reasons(gateway, question)[0]
+            assert reasons(gateway, question) == ["Redis does not answer"], "and not where it is"
         assert gateway.http.get("/livez").status_code == 200
         refused = gateway.post("/v1/infer", session_id="s", step=1, input_tensors={"input_ids": [5]})
         assert refused.status_code == 503

@@ -87,6 +87,9 @@ def test_what_cannot_work_is_one_line(
         (["up", "--model", model, "--stages", "9"], [f"the model has {BLOCKS} blocks", f"choose 1 to {BLOCKS}"]),
         (["up", "--model", model, "--redis", "elsewhere"], ["elsewhere", "not the URL of a Redis"]),
         (["up", "--model", model, "--payload-redis", "redis://h"], ["--payload-redis needs --redis"]),
+        (["up", "--model", model, "--threads", "5000"], ["5000 threads are too many", "take at most"]),
+        (["bench", "--model", model, "--threads", "5000"], ["5000 threads are too many"]),
+        (["profile", "--model", model, "--threads", "5000"], ["5000 threads are too many"]),
         (["status", "--data", tmp_path], ["no `up` runs on", "up.json"]),
         (["cancel", "req-1", "--redis", "redis://h", "--data", tmp_path], ["not both"]),
         (["demo", "--model", model, "--stages", "9"], [f"the model has {BLOCKS} blocks"]),
@@ -112,6 +115,10 @@ def test_a_wrong_setting_is_named(
     monkeypatch.setenv("BLOCKRELAY_CELL", "Not A Cell")
     code, err = here(capsys, monkeypatch, "status")
     assert code == 2 and err.startswith("BLOCKRELAY_CELL: ")
+    monkeypatch.delenv("BLOCKRELAY_CELL")
+    monkeypatch.setenv("BLOCKRELAY_THREADS", "5000")
+    code, err = here(capsys, monkeypatch, "up", "--model", model)
+    assert code == 2 and err.startswith("BLOCKRELAY_THREADS: ") and "5000 threads are too many" in err
 
 
 def test_a_redis_that_is_not_there_is_one_line_and_exit_code_1(

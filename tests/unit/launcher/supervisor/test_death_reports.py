@@ -5,6 +5,7 @@ import socket
 
 import redis
 
+from blockrelay.host.identity import process_prefix
 from blockrelay.protocol.keys import Keys
 from blockrelay.redis.client import Scripts
 from blockrelay.redis.registry import read_books
@@ -16,12 +17,28 @@ from tests.support.redis.redis_server import RedisServer
 from tests.support.waiting import wait_until
 
 
+def test_a_worker_of_another_machine_with_our_name_and_number_lives_on(own_redis: RedisServer) -> None:
+    client: redis.Redis = own_redis.client()
+    keys, said = Keys("t"), list[str]()
+    begin_cell(client, keys)
+    cell = Cell(client, keys, Scripts(client, keys))
+    ours = cell.worker(process_prefix(os.getpid()) + "abc", split="1-4")
+    theirs = cell.worker(f"{socket.gethostname()}:{os.getpid()}:{'0' * 6}abc", split="1-4")
+    reports = DeathReports(Settings(cell="t"), own_redis.url, said.append)
+    reports.start()
+    reports.add(os.getpid())
+    assert reports.flush(10)
+    assert client.zscore(keys.workers, ours) is None and client.zscore(keys.workers, theirs) is not None
+    reports.close()
+    client.close()
+
+
 def test_what_redis_does_not_take_is_reported_later(own_redis: RedisServer) -> None:
     client: redis.Redis = own_redis.client()
     keys, said = Keys("t"), list[str]()
     begin_cell(client, keys)
     cell = Cell(client, keys, Scripts(client, keys))
-    name = cell.worker(f"{socket.gethostname()}:{os.getpid()}:abc", split="1-4")
+    name = cell.worker(process_prefix(os.getpid()) + "abc", split="1-4")
     cell.accept()
     (run,) = cell.claim(name)
     reports = DeathReports(Settings(cell="t"), own_redis.url, said.append)

@@ -9,7 +9,7 @@ import pytest
 
 from blockrelay.errors import RedisUnavailable, UsageError
 from blockrelay.redis.client import connect
-from blockrelay_launcher.supervisor.preflight import check_gateways, check_settings, look_at_redis
+from blockrelay_launcher.supervisor.preflight import check_services, check_settings, look_at_redis
 from blockrelay_launcher.up_options.options import UpOptions
 from tests.support.redis.redis_server import RedisServer
 
@@ -28,12 +28,12 @@ MODEL = Path("model")
 )
 def test_what_the_gateways_would_refuse_is_refused(options: UpOptions, said: str) -> None:
     with pytest.raises(UsageError) as refused:
-        check_gateways(options, [8000, 8001])
+        check_services(options, [8000, 8001])
     assert said in str(refused.value) and "\n" not in str(refused.value)
 
 
 def test_good_options_pass() -> None:
-    check_gateways(UpOptions(model=MODEL, cors_origins="https://chat.example.com", allowed_hosts="example.com"), [8000])
+    check_services(UpOptions(model=MODEL, cors_origins="https://chat.example.com", allowed_hosts="example.com"), [8000])
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 
 from blockrelay.protocol.planned_split import parse_planned
 from blockrelay_launcher.onnx_blocks.describe import ServedBlocks
-from blockrelay_launcher.supervisor.service_specs import Layout, gateways, workers
+from blockrelay_launcher.supervisor.service_specs import Layout, gateways, schedulers, workers
 from blockrelay_launcher.up_options.device_binding import HostGpu, bind
 from blockrelay_launcher.up_options.options import UpOptions
 from blockrelay_launcher.up_options.plan_choice import PlanChoice
@@ -74,3 +74,11 @@ def test_stages_of_onnx_blocks_share_a_process_on_the_cpu_too(tmp_path: Path) ->
     assert kv_bytes[0] == kv_bytes[1] == 2 * kv_bytes[2]
     whole = workers(layout_of(tmp_path, UpOptions(model=tmp_path, blocks=served, replicas=2), 1))
     assert [child.env.get("BLOCKRELAY_GPU_STAGES") for child in whole] == [None, None]
+
+
+def test_only_gateways_listen_where_others_reach_them(tmp_path: Path) -> None:
+    layout = layout_of(tmp_path, UpOptions(model=tmp_path, host="0.0.0.0"), 1)
+    listens = {
+        child.name: child.env["BLOCKRELAY_HOST"] for child in (*gateways(layout), *schedulers(layout), *workers(layout))
+    }
+    assert listens == {"gateway": "0.0.0.0", "scheduler": "127.0.0.1", "worker-1": "127.0.0.1"}

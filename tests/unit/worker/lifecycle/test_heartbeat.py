@@ -62,7 +62,7 @@ class Beating:
             pace=lambda: None,
             pages_used=lambda: 3,
             every_s=0.02,
-            session_timeout_s=30,
+            step_limit_s=lambda: 30.0,
             stop=self.stop,
         )
         self.thread.start()

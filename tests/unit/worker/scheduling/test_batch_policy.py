@@ -23,6 +23,18 @@ def test_a_quarantined_request_runs_alone_in_its_turn() -> None:
     assert choose_rows(later, 16) == [("a", 1)]
 
 
+def test_a_quarantined_prompt_is_cut_as_others_are() -> None:
+    quarantined = [Candidate("s", 500, quarantined=True)]
+    assert choose_rows(quarantined, 512, prompt_rows=64) == [("s", 64)]
+
+
+def test_prompts_that_arrive_together_wait_for_each_other_where_they_take_too_long() -> None:
+    waiting = [Arrived("a", 64, decodes=False), Arrived("b", 64, decodes=False), Arrived("c", 64, decodes=False)]
+    assert choose_arrived(waiting, 512, 32) == [0, 1, 2]
+    assert choose_arrived(waiting, 512, 32, rows_alone=128) == [0, 1]
+    assert choose_arrived(waiting, 512, 32, rows_alone=32) == [0], "a segment is not cut"
+
+
 candidate_lists = st.lists(
     st.builds(Candidate, st.uuids().map(str), st.integers(1, 600), st.booleans(), st.integers(0, 50)),
     max_size=40,

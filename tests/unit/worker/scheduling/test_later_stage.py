@@ -14,7 +14,7 @@ from blockrelay_worker.scheduling.limits import BatchLimits
 from blockrelay_worker.scheduling.step_cost import StepCost
 from blockrelay_worker.scheduling.work import Work
 
-LIMITS = BatchLimits(max_rows=8, max_sequences=8, ragged=True, drafts=False, step_share_s=0.05)
+LIMITS = BatchLimits(max_rows=8, max_sequences=8, ragged=True, drafts=False, step_share_s=0.05, chunk_s=5.0)
 
 
 class Runs:

@@ -26,7 +26,7 @@ from tests.support.worker.first_stage import Stage
 ABLE = Capabilities(
     exact=True, ragged=True, max_rows=256, max_sequences=32, precision="w8a8", numerics_id="n1", kv_tokens=1600
 )
-LIMITS = BatchLimits(max_rows=128, max_sequences=64, ragged=True, drafts=True, step_share_s=1.0)
+LIMITS = BatchLimits(max_rows=128, max_sequences=64, ragged=True, drafts=True, step_share_s=1.0, chunk_s=5.0)
 #: One more row costs nothing.
 FREE_ROWS = StepCost(decode_s=0.01, prompt_row_s=0.001, by_rows=dict.fromkeys((1, 2, 3, 4, 6, 8, 12, 16, 24, 32), 0.01))
 

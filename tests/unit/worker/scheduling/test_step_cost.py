@@ -7,10 +7,13 @@ from blockrelay_worker.scheduling.step_cost import (
     FIRST_ROWS,
     LEAST_ROWS,
     MEMORY_STEPS,
+    SETTLING_STEPS,
     SIZES,
     StepCost,
     draft_rows,
     observed,
+    patience_s,
+    prompt_rows_alone,
     prompt_rows_beside,
 )
 
@@ -34,12 +37,49 @@ def test_before_anything_was_measured_a_small_chunk_goes() -> None:
 
 def test_what_a_step_says_about_its_rows() -> None:
     cost = observed(StepCost(), decode_rows=0, prompt_rows=100, seconds=0.2)
-    assert cost == StepCost(None, 0.002)
+    assert cost == StepCost(None, 0.002, prompt_steps=1)
     cost = observed(cost, decode_rows=4, prompt_rows=0, seconds=0.1)
-    assert cost == StepCost(0.1, 0.002, {4: 0.1}, steps=1)
+    assert cost == StepCost(0.1, 0.002, {4: 0.1}, steps=1, prompt_steps=1)
     assert observed(cost, decode_rows=4, prompt_rows=8, seconds=9.0) == cost, "too few rows to tell"
     mixed = observed(cost, decode_rows=4, prompt_rows=100, seconds=0.3)
     assert mixed.prompt_row_s is not None and abs(mixed.prompt_row_s - 0.002) < 1e-9 and mixed.decode_s == 0.1
+
+
+def test_a_chunk_alone_is_small_until_its_cost_is_known_and_then_as_large_as_it_may_take_long() -> None:
+    assert prompt_rows_alone(StepCost(decode_s=0.1), 5.0, 512) == FIRST_ROWS
+    assert prompt_rows_alone(StepCost(decode_s=0.1, prompt_row_s=0.002), 5.0, 512) == 512
+    assert prompt_rows_alone(StepCost(decode_s=9.0, prompt_row_s=0.05), 5.0, 512) == 96, "no decode row is among them"
+    assert prompt_rows_alone(StepCost(prompt_row_s=1.0), 5.0, 512) == LEAST_ROWS
+
+
+def test_first_steps_that_also_read_weights_from_the_disk_do_not_make_chunks_small() -> None:
+    cost = observed(StepCost(), decode_rows=0, prompt_rows=64, seconds=6.4)
+    assert prompt_rows_alone(cost, 5.0, 512) == 48
+    cost = observed(cost, decode_rows=0, prompt_rows=48, seconds=0.1)
+    assert prompt_rows_alone(cost, 5.0, 512) == 512
+
+
+def test_later_measurements_count_in_part() -> None:
+    cost = StepCost()
+    for _ in range(SETTLING_STEPS + 1):
+        cost = observed(cost, decode_rows=0, prompt_rows=100, seconds=1.0)
+    once = observed(cost, decode_rows=0, prompt_rows=100, seconds=0.1)
+    assert once.prompt_row_s is not None and 0.005 < once.prompt_row_s < 0.01
+
+
+def test_a_step_may_last_as_long_as_its_rows_should_take() -> None:
+    quick = StepCost(prompt_row_s=0.001, by_rows={1: 0.01, 8: 0.02})
+    assert patience_s(quick, decode_rows=8, prompt_rows=512, least_s=30) == 30
+    slow = StepCost(prompt_row_s=0.5, by_rows={1: 4.0})
+    assert patience_s(slow, decode_rows=0, prompt_rows=32, least_s=30) == 64
+    assert patience_s(slow, decode_rows=4, prompt_rows=0, least_s=30) == 64, "at most as many times longer"
+    assert patience_s(slow, decode_rows=4, prompt_rows=32, least_s=30) == 128
+
+
+def test_what_nothing_was_measured_of_may_last_longer_the_more_it_is() -> None:
+    assert patience_s(StepCost(), decode_rows=0, prompt_rows=FIRST_ROWS, least_s=30) == 30
+    assert patience_s(StepCost(), decode_rows=1, prompt_rows=512, least_s=30) == 270
+    assert patience_s(StepCost(), decode_rows=64, prompt_rows=0, least_s=30) == 30
 
 
 @given(st.floats(1e-4, 1.0), st.floats(1e-6, 1e-2), st.floats(0.01, 1.0))

@@ -9,7 +9,7 @@ import onnxruntime as ort
 
 from blockrelay.errors import UsageError
 from blockrelay.host.cpu import cpu_name
-from blockrelay.host.memory import total_bytes
+from blockrelay.host.memory import allowed_bytes
 from blockrelay_worker.execution.onnx.probe import failure, failure_there
 from blockrelay_worker.execution.onnx.providers.cuda import CudaProvider
 from blockrelay_worker.execution.onnx.providers.directml import DirectMlProvider
@@ -47,7 +47,7 @@ class FoundDevice:
 
 def devices_here(environment: Mapping[str, str]) -> list[FoundDevice]:
     """The CPU, then what each provider finds, or why it finds nothing. Every device has computed something."""
-    cpu = FoundDevice(id="cpu", name=cpu_name(), kind="cpu", memory_bytes=total_bytes(), features=("f32",))
+    cpu = FoundDevice(id="cpu", name=cpu_name(), kind="cpu", memory_bytes=allowed_bytes(), features=("f32",))
     return [cpu, *cuda_devices(environment), *_webgpu(environment), *_openvino(), *_directml()]
 
 

@@ -39,8 +39,9 @@ class DeviceStage:
     """Blocks `first_block..last_block` in the process of a device. Who has which page is known here, what is in it
     there; a stage whose process is lost is lost with all its pages.
 
-    `waiting` is entered by a thread that waits for other stages of the device, and `went_on` called when a part of a
-    step is done that takes long; their owner may set them.
+    `waiting` is entered by a thread that waits for other stages of the device, `went_on` called when a part of a step
+    is done that takes long, and `allowed_s` says what the step may take if that is more than usual; their owner may set
+    them.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class DeviceStage:
         self.figures.hear(loaded["figures"])
         self.waiting: Callable[[], AbstractContextManager[None]] = nullcontext
         self.went_on: Callable[[], None] = lambda: None
+        self.allowed_s: Callable[[], float] = lambda: 0.0
 
     @property
     def usable(self) -> bool:
@@ -164,4 +166,5 @@ class DeviceStage:
 
     def _ask(self, kind: str, fields: Mapping[str, Any] | None = None, arrays: Sequence[NDArray[Any]] = ()) -> Message:
         message = Message(kind, {"stage": self._stage, **(fields or {})}, arrays)
-        return self._process.ask(message, limit_s=self._limit_s, waiting=self.waiting, went_on=self.went_on)
+        limit_s = max(self._limit_s, self.allowed_s())
+        return self._process.ask(message, limit_s=limit_s, waiting=self.waiting, went_on=self.went_on)

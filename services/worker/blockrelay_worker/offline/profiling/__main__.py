@@ -18,7 +18,7 @@ from blockrelay.block_folder.manifest import Manifest
 from blockrelay.block_folder.precisions import kv_item_bytes
 from blockrelay.command_app import run_app
 from blockrelay.errors import UsageError
-from blockrelay.host.cpu import cores, machine_name
+from blockrelay.host.cpu import check_threads, cores, machine_name
 from blockrelay.onnx_blocks.served_shape import served_wiring
 from blockrelay.planning.costs import costs_of
 from blockrelay.planning.profile import BASE_CONTEXT, BlockProfile, Hop, ProductTimes, Profile
@@ -57,7 +57,9 @@ def main(
         Path, typer.Option(help="block folder [default: the bundled model]", show_default=False)
     ] = BUNDLED_MODEL,
     out: Annotated[Path, typer.Option(help="file to write")] = Path("profiling_results.json"),
-    threads: Annotated[int | None, typer.Option(min=1, help="of a worker [default: the cores]")] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, callback=check_threads, help="of a worker [default: the cores]")
+    ] = None,
     gpu: Annotated[str, typer.Option(metavar="ID,ID", help="measure these devices too, such as webgpu:0")] = "",
     redis: Annotated[str | None, typer.Option(metavar="URL", help="measure hops over this Redis too")] = None,
     form: Annotated[

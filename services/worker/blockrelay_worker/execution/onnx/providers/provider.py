@@ -16,7 +16,7 @@ import onnxruntime as ort
 from numpy.typing import DTypeLike, NDArray
 
 from blockrelay.errors import UsageError
-from blockrelay.host.memory import available_bytes, total_bytes
+from blockrelay.host.memory import allowed_bytes, available_bytes
 from blockrelay_worker.execution.onnx.compiled.graphs import CompiledGraphs
 
 #: A provider by its name, or with options, as ONNX Runtime takes it.
@@ -195,7 +195,7 @@ class CpuProvider(Provider):
             options.enable_cpu_mem_arena = False
 
     def memory(self) -> tuple[int, int]:
-        return max(0, total_bytes() - available_bytes()), total_bytes()
+        return max(0, allowed_bytes() - available_bytes()), allowed_bytes()
 
     def shrinking(self) -> ort.RunOptions | None:
         return shrinking_arena("cpu:0")
