@@ -9,7 +9,7 @@ from blockrelay.block_folder.model import ModelConfig
 from blockrelay.errors import UsageError
 from blockrelay.text.text_assets import TO_TOKENIZER_JSON, Texts, other_tokenizer, read_texts
 from blockrelay_converter.checkpoint.config import SourceConfig, read_config
-from blockrelay_converter.checkpoint.other_folders import refuse_other_folders
+from blockrelay_converter.checkpoint.other_folders import ADAPTER_NAME, refuse_other_folders
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +19,8 @@ class Source:
     config: SourceConfig
     texts: Texts
     model: ModelConfig
+    notes: tuple[str, ...]
+    """A line for each thing that is lacking, not applied, or not as a user might expect."""
 
 
 def read_source(checkpoint: Path, *, name: str | None = None, max_position: int | None = None) -> Source:
@@ -53,4 +55,7 @@ def read_source(checkpoint: Path, *, name: str | None = None, max_position: int 
         bos_token=texts.bos_token,
         eos_token=texts.eos_token,
     )
-    return Source(config=config, texts=texts, model=model)
+    notes = [*texts.notes]
+    if (checkpoint / ADAPTER_NAME).exists():
+        notes.append(f"{ADAPTER_NAME}: the adapter is not applied, the model is converted without it")
+    return Source(config=config, texts=texts, model=model, notes=tuple(notes))
