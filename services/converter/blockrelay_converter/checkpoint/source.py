@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from blockrelay.block_folder.folder import refuse_onnx_blocks
+from blockrelay.block_folder.hub_cache import model_name
 from blockrelay.block_folder.lfs_pointer import refuse_lfs_pointer
 from blockrelay.block_folder.model import ModelConfig
 from blockrelay.errors import UsageError
@@ -24,7 +25,7 @@ class Source:
 
 
 def read_source(checkpoint: Path, *, name: str | None = None, max_position: int | None = None) -> Source:
-    """Read the JSON files. `name` is what clients call the model (default: the folder's name), `max_position` shortens
+    """Read the JSON files. `name` is what clients call the model (default: `model_name`), `max_position` shortens
     its context. UnsupportedModel, UsageError or BlockFolderError names the file and field."""
     refuse_onnx_blocks(checkpoint)
     refuse_other_folders(checkpoint)
@@ -37,7 +38,7 @@ def read_source(checkpoint: Path, *, name: str | None = None, max_position: int 
     config = read_config((checkpoint / "config.json").read_bytes(), max_position=max_position)
     texts = read_texts(checkpoint, vocab_size=config.vocab_size, eos_ids=config.eos_ids, bos_id=config.bos_id)
     model = ModelConfig(
-        name=name or checkpoint.resolve().name,
+        name=name or model_name(checkpoint),
         family=config.family,
         hidden_size=config.hidden_size,
         layers=config.layers,
