@@ -321,10 +321,17 @@ _LINK = re.compile(r"(tcp|udp|sctp)://")
 
 
 def check_names(environment: Mapping[str, str], *, strict: bool = False) -> None:
-    """Raise UsageError, one line, for a variable BLOCKRELAY_... that no service knows; `strict`: for others too."""
+    """Raise UsageError, one line, for a variable BLOCKRELAY_... that no service knows, or that Kubernetes has set in
+    place of a setting; `strict`: for unknown names of any beginning."""
     for variable, value in sorted(environment.items()):
         name = variable.upper()  # as the settings themselves are read
         ours = strict or name.startswith(_PREFIX)
+        if name in _KNOWN and name.endswith("_PORT") and _LINK.match(value):
+            service = name.lower().removesuffix("_port").replace("_", "-")
+            raise UsageError(
+                f"{variable} is {value}: Kubernetes tells a pod so of a Service called {service}; the pod needs "
+                "`enableServiceLinks: false`, or the Service another name"
+            )
         if not ours or name in _KNOWN or _OF_KUBERNETES.fullmatch(name):
             continue
         if name.endswith("_PORT") and _LINK.match(value):  # Kubernetes too

@@ -38,7 +38,13 @@ def main(
     ] = None,
     text: Annotated[Path | None, typer.Option(help="UTF-8 file that the perplexity is measured on")] = None,
     tokens: Annotated[int, typer.Option(min=2, help="so many tokens of it")] = 4096,
-    name: Annotated[str | None, typer.Option(help="what clients call the model [default: the folder's name]")] = None,
+    name: Annotated[
+        str | None,
+        typer.Option(
+            help="what clients call the model [default: the folder's name; organisation/name of a snapshot in Hugging "
+            "Face's cache]"
+        ),
+    ] = None,
     max_position: Annotated[int | None, typer.Option(min=1, help="shorten the context to this many tokens")] = None,
     force: Annotated[bool, typer.Option("--force", help="replace an existing block folder")] = False,
     calibrate: Annotated[

@@ -75,7 +75,7 @@ def convert(
     answered = [index for index, each in enumerate(precisions, 1) if answers and is_exact(each)]
     look = _calibration(source, config, texts, calibration_text)
     total = source.total_bytes() * (1 + (look is not None)) + sum(source.block_bytes(index) for index in answered)
-    for line in texts.notes:
+    for line in found.notes:
         note(line)
     with staged_folder(out, force=force) as folder:
 

@@ -10,13 +10,15 @@ from typing import Any, cast
 from tokenizers import Tokenizer as LibraryTokenizer
 
 from blockrelay.block_folder.lfs_pointer import refuse_lfs_pointer
-from blockrelay.block_folder.manifest import TOKENIZER_NAME, GenerationDefaults
+from blockrelay.block_folder.manifest import CHAT_TEMPLATE_NAME, TOKENIZER_NAME, GenerationDefaults
 from blockrelay.block_folder.strict_json import Fields
 from blockrelay.errors import BlockFolderError, UsageError
 from blockrelay.text.generation_config import generation_defaults, ignored_defaults, ignored_line
 from blockrelay.text.special_tokens import named_tokens, special_tokens
 from blockrelay.text.tokenizer import Tokenizer
 
+#: Beside chat_template.jinja, those with other names.
+_MORE_TEMPLATES = "additional_chat_templates"
 SPECIAL_TOKENS_NAME = "special_tokens_map.json"
 #: What tokenizers are stored in that we do not read, alone or with others: sentencepiece, GPT-2's, BERT's, tiktoken's.
 _OTHER_TOKENIZERS = ("tokenizer.model*", "*.model", "vocab.json", "vocab.txt", "tekken.json", "*.tiktoken")
@@ -67,7 +69,9 @@ def read_texts(folder: Path, *, vocab_size: int, eos_ids: tuple[int, ...] | None
             notes.append(f"no eos_token_id: answers end at {eos_token} ({ends}), the tokenizer's eos_token")
         eos_ids = tuple(dict.fromkeys((*eos_ids, ends)))
     notes += [] if tokenizer is None else _beyond(tokenizer, vocab_size)
-    chat_template = _checked_template(folder, _chat_template(folder, settings))
+    templates = _chat_templates(folder, settings)
+    chat_template = _checked_template(folder, templates.pop("default", None))
+    notes += [f"not applied: chat templates named {', '.join(sorted(templates))}"] if templates else []
     return Texts(
         tokenizer=definition,
         chat_template=chat_template,
@@ -181,19 +185,27 @@ def _checked_template(folder: Path, source: str | None) -> str | None:
     return source
 
 
-def _chat_template(folder: Path, settings: Fields) -> str | None:
-    path = folder / "chat_template.jinja"
-    if path.is_file():
-        return path.read_text(encoding="utf-8")
-    if not settings.has("chat_template"):
-        return None
-    given: Any = settings.take("chat_template")
+def _chat_templates(folder: Path, settings: Fields) -> dict[str, str]:
+    """Each by its name; chats take the one named "default"."""
+    named: dict[str, str] = {}
+    given: Any = settings.take("chat_template") if settings.has("chat_template") else {}
     if isinstance(given, str):
-        return given
-    if isinstance(given, list):  # several named templates: the one named "default"
+        named["default"] = given
+    elif isinstance(given, list):
         for item in cast(list[object], given):
             entry = Fields(item, "tokenizer_config.json: chat_template", UsageError)
-            if entry.text("name") == "default":
-                return entry.text("template")
-        return None
-    settings.fail("chat_template must be a string or a list of named templates")
+            named[entry.text("name")] = entry.text("template")
+    elif given != {}:
+        settings.fail("chat_template must be a string or a list of named templates")
+    if (own := folder / CHAT_TEMPLATE_NAME).is_file():
+        named = {path.stem: _text_of(path) for path in sorted((folder / _MORE_TEMPLATES).glob("*.jinja"))}
+        named["default"] = _text_of(own)
+    return named
+
+
+def _text_of(path: Path) -> str:
+    """The text of a file. UsageError for what is none."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} is not UTF-8 (byte {error.start})") from error

@@ -39,6 +39,17 @@ def test_names_of_other_services_and_of_other_programs_are_fine(monkeypatch: pyt
     assert read_settings(WorkerSettings, [], program="worker").threads == 1
 
 
+@pytest.mark.parametrize("module", SERVICES)
+def test_a_port_that_kubernetes_has_set_is_named_as_that(module: str) -> None:
+    argv = [sys.executable, "-m", module, *(["status"] if module == "blockrelay_launcher" else [])]
+    env = {**environment_for(), "BLOCKRELAY_PORT": "tcp://10.0.0.1:8000"}
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2 and not done.stdout
+    (line,) = done.stderr.splitlines()
+    assert "BLOCKRELAY_PORT is tcp://10.0.0.1:8000: Kubernetes tells a pod so of a Service called blockrelay;" in line
+    assert "`enableServiceLinks: false`" in line
+
+
 @pytest.mark.parametrize("name", ["BLOCKRELAY_", "BLOCKRELAY_X", "BLOCKRELAY_METRICS_PORT"])
 def test_every_slip_has_a_nearest_name(name: str) -> None:
     with pytest.raises(UsageError, match=f"^{name} is not a setting; the nearest name is BLOCKRELAY_"):

@@ -223,7 +223,8 @@ class TestOtherFolders:
         assert self.refused(repository).endswith(f"cache, not a checkpoint: give {snapshot}")
         (repository / "refs" / "main").unlink()
         assert self.refused(repository).endswith("give " + str(repository / "snapshots" / "ffff"))
-        convert(snapshot, tmp_path / "out", precision="w8a8", report=lambda *_: None, answers=False)
+        made = convert(snapshot, tmp_path / "out", precision="w8a8", report=lambda *_: None, answers=False)
+        assert made.model.name == "acme/tiny-1b"
 
     def test_the_name_of_a_model_on_the_hub(self) -> None:
         message = self.refused(Path("acme/tiny-1b"))

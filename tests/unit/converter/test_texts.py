@@ -167,6 +167,26 @@ def test_a_chat_template_of_its_own_file_comes_first(tmp_path: Path) -> None:
     assert read(tmp_path, tokenizer_config={"chat_template": "config"}).chat_template == "file ü"
 
 
+def test_templates_of_other_names_are_named(tmp_path: Path) -> None:
+    named = [{"name": name, "template": name} for name in ("tool_use", "default", "rag")]
+    write_tokenizer(tmp_path, vocab_size=400)
+    texts = read(tmp_path, tokenizer_config={"chat_template": named})
+    assert (texts.chat_template, texts.notes) == ("default", ("not applied: chat templates named rag, tool_use",))
+    (tmp_path / "chat_template.jinja").write_text("own")
+    texts = read(tmp_path)
+    assert (texts.chat_template, texts.notes) == ("own", ())
+    (tmp_path / "additional_chat_templates").mkdir()
+    (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text("tools")
+    texts = read(tmp_path)
+    assert (texts.chat_template, texts.notes) == ("own", ("not applied: chat templates named tool_use",))
+
+
+def test_a_template_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "chat_template.jinja").write_bytes(b"{{ \xff }}")
+    with pytest.raises(UsageError, match=r"chat_template\.jinja is not UTF-8 \(byte 3\)"):
+        read(tmp_path)
+
+
 def test_special_tokens_are_strings_or_objects(tmp_path: Path) -> None:
     settings = {"bos_token": {"content": "<s>", "lstrip": False}, "eos_token": "</s>"}
     texts = read(tmp_path, tokenizer_config=settings)

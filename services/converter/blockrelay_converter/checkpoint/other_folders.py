@@ -7,7 +7,7 @@ from blockrelay.block_folder.strict_json import Fields
 from blockrelay.errors import UsageError
 
 _PYTORCH = ("pytorch_model*.bin", "*.pth", "*.pt", "*.ckpt", "*.bin")
-_ADAPTER = "adapter_config.json"
+ADAPTER_NAME = "adapter_config.json"
 _GGUF = "is GGUF, which is rounded already: convert the checkpoint with safetensors that it was made of"
 
 
@@ -17,12 +17,12 @@ def refuse_other_folders(place: Path) -> None:
         raise UsageError(_no_folder(place))
     if (place / "snapshots").is_dir() and (is_repository(place) or not (place / "config.json").exists()):
         raise UsageError(_root_of_snapshots(place))
-    weights = any(place.glob("*.safetensors"))
-    if (place / _ADAPTER).exists() and not ((place / "config.json").exists() and any(place.glob("model*.safetensors"))):
+    has_config, has_weights = (place / "config.json").is_file(), any(place.glob("model*.safetensors"))
+    if (place / ADAPTER_NAME).exists() and not (has_config and has_weights):
         raise UsageError(_adapter(place))
-    if not weights and (files := sorted(place.glob("*.gguf"))):
+    if not has_weights and (files := sorted(place.glob("*.gguf"))):
         raise UsageError(f"{files[0]} {_GGUF}")
-    if not (place / "config.json").is_file():
+    if not has_config:
         raise UsageError(f"{place} holds no config.json: give the folder of a checkpoint as Hugging Face has them")
 
 
@@ -63,7 +63,7 @@ def _root_of_snapshots(place: Path) -> str:
 
 
 def _adapter(place: Path) -> str:
-    fields = Fields.parse((place / _ADAPTER).read_bytes(), _ADAPTER, UsageError)
+    fields = Fields.parse((place / ADAPTER_NAME).read_bytes(), ADAPTER_NAME, UsageError)
     name = "base_model_name_or_path"
     base = f" of {fields.text(name)}" if fields.has(name) else ""
     return (

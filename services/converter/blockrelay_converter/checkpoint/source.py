@@ -4,12 +4,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from blockrelay.block_folder.folder import refuse_onnx_blocks
+from blockrelay.block_folder.hub_cache import model_name
 from blockrelay.block_folder.lfs_pointer import refuse_lfs_pointer
 from blockrelay.block_folder.model import ModelConfig
 from blockrelay.errors import UsageError
 from blockrelay.text.text_assets import TO_TOKENIZER_JSON, Texts, other_tokenizer, read_texts
 from blockrelay_converter.checkpoint.config import SourceConfig, read_config
-from blockrelay_converter.checkpoint.other_folders import refuse_other_folders
+from blockrelay_converter.checkpoint.other_folders import ADAPTER_NAME, refuse_other_folders
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,10 +20,12 @@ class Source:
     config: SourceConfig
     texts: Texts
     model: ModelConfig
+    notes: tuple[str, ...]
+    """A line for each thing that is lacking, not applied, or not as a user might expect."""
 
 
 def read_source(checkpoint: Path, *, name: str | None = None, max_position: int | None = None) -> Source:
-    """Read the JSON files. `name` is what clients call the model (default: the folder's name), `max_position` shortens
+    """Read the JSON files. `name` is what clients call the model (default: `model_name`), `max_position` shortens
     its context. UnsupportedModel, UsageError or BlockFolderError names the file and field."""
     refuse_onnx_blocks(checkpoint)
     refuse_other_folders(checkpoint)
@@ -35,7 +38,7 @@ def read_source(checkpoint: Path, *, name: str | None = None, max_position: int 
     config = read_config((checkpoint / "config.json").read_bytes(), max_position=max_position)
     texts = read_texts(checkpoint, vocab_size=config.vocab_size, eos_ids=config.eos_ids, bos_id=config.bos_id)
     model = ModelConfig(
-        name=name or checkpoint.resolve().name,
+        name=name or model_name(checkpoint),
         family=config.family,
         hidden_size=config.hidden_size,
         layers=config.layers,
@@ -54,4 +57,7 @@ def read_source(checkpoint: Path, *, name: str | None = None, max_position: int 
         eos_token=texts.eos_token,
         special_tokens=texts.special_tokens,
     )
-    return Source(config=config, texts=texts, model=model)
+    notes = [*texts.notes]
+    if (checkpoint / ADAPTER_NAME).exists():
+        notes.append(f"{ADAPTER_NAME}: the adapter is not applied, the model is converted without it")
+    return Source(config=config, texts=texts, model=model, notes=tuple(notes))

@@ -61,7 +61,7 @@ def convert_within_budget(
     read_text_file(text)  # what makes no sense is said before hours of work
     source = read_source(checkpoint, name=name, max_position=max_position)
     model = source.model
-    for line in source.texts.notes:
+    for line in source.notes:
         note(line)
     base: Mix = (BASE,) * model.blocks
     cheaper: Mix = tuple(CHEAPER if _can_have(model, index, CHEAPER) else BASE for index in range(1, model.blocks + 1))

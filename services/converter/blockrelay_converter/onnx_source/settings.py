@@ -7,6 +7,7 @@ left out, and named.
 from dataclasses import dataclass
 from pathlib import Path
 
+from blockrelay.block_folder.hub_cache import model_name
 from blockrelay.block_folder.model import HEAD_DIMS, ModelConfig, is_head_dim
 from blockrelay.block_folder.strict_json import Fields
 from blockrelay.errors import UsageError
@@ -41,7 +42,7 @@ def read_settings(
         refuse_sliding_window(config, family, len(llama.layers), beside.max_position)
     texts = beside.texts
     model = ModelConfig(
-        name=name or folder.resolve().name,
+        name=name or model_name(folder),
         family=family,
         hidden_size=llama.hidden_size,
         layers=len(llama.layers),

@@ -84,7 +84,13 @@ def import_blocks(
         Path | None,
         typer.Option(metavar="FILE", help="UTF-8 file on which to measure what the precision costs."),
     ] = None,
-    name: Annotated[str | None, typer.Option(help="What clients call the model; default: the folder's name.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Option(
+            help="What clients call the model; default: the folder's name, or organisation/name of a snapshot in "
+            "Hugging Face's cache."
+        ),
+    ] = None,
     max_position: Annotated[
         int | None, typer.Option(min=1, help="Context length in tokens; default: what files beside the blocks say.")
     ] = None,

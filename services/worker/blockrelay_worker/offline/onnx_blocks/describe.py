@@ -15,6 +15,7 @@ from typing import Annotated
 import typer
 
 from blockrelay.block_folder.folder import MODEL_KEY_DIGITS, ONNX_FOLDER_NAME
+from blockrelay.block_folder.hub_cache import model_name
 from blockrelay.block_folder.manifest import (
     CHAT_TEMPLATE_NAME,
     MANIFEST_NAME,
@@ -60,7 +61,7 @@ def describe(
     specs = {
         path: FileSpec(sha256=hashlib.sha256(content).hexdigest(), bytes=len(content)) for path, content in own.items()
     }
-    manifest = served_manifest(blocks, shape, beside, name=folder.resolve().name, own=specs)
+    manifest = served_manifest(blocks, shape, beside, name=model_name(folder), own=specs)
     out = _place(folder, manifest.model_hash)
     own[ONNX_FOLDER_NAME] = f"{folder.resolve()}\n".encode()
     try:

@@ -27,7 +27,7 @@ def test_blocks_are_checked_where_they_are(with_weights_beside: Path, tmp_path: 
 def test_blocks_are_served_where_they_are(with_weights_beside: Path, tmp_path: Path) -> None:
     snapshot = cached(with_weights_beside, tmp_path / "hub")
     folder = opened(snapshot, tmp_path / "made")
-    assert folder.onnx_root == snapshot
+    assert (folder.onnx_root, folder.model.name) == (snapshot, "acme/tiny-1b")
     wiring = served_wiring(folder.root)
     block = AsIsBlock(CpuProvider(), snapshot, wiring, served_shape(wiring), 4, steps="few")
     assert [one.name for one in block.session.get_outputs()] == ["blockrelay/logits"]
