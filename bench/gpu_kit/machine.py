@@ -47,7 +47,7 @@ def prepare(kit: Path, work: Path, environment: dict[str, str]) -> dict[str, Any
         pip += ["--no-deps", "--no-compile", "--no-cache-dir", "--root-user-action", "ignore", "--upgrade"]
         subprocess.run([*pip, "--target", str(site), *wanted], check=True, capture_output=True, text=True)
     sources = [str(ROOT / folder) for folder in SOURCES]
-    _prepend(environment, "PYTHONPATH", [str(site), *sources])
+    _prepend(environment, "PYTHONPATH", [*sources, str(site)])
     done: dict[str, Any] = {
         "installed": [Path(wheel).name.split("-")[0] for wheel in wanted],
         "kernels": _kernels(kit),

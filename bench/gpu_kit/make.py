@@ -33,6 +33,7 @@ from bench.gpu_kit.contents import (
     fits,
     pins_of,
     too_large,
+    wheel_of,
 )
 
 ROOT = Path(__file__).parents[2]
@@ -73,17 +74,27 @@ def needed(pins: dict[str, str]) -> list[str]:
     return [f"{name}=={pins[name]}" for name in sorted(found)]
 
 
-def _download(into: Path) -> None:
+def _download(into: Path, before: Path) -> None:
+    """Wheels that lie in `before` are taken from there: packing takes minutes."""
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--quiet", "--disable-pip-version-check", "--no-deps"]
     target = ["--only-binary=:all:", "--implementation", "cp", "--python-version", PYTHON, "--dest", str(into)]
     platforms = [word for platform in PLATFORMS for word in ("--platform", platform)]
+    kept = {"==".join(wheel_of(wheel.name)): wheel for wheel in before.glob("*.whl") if fits(wheel.name)}
     wanted = needed(pins_of((ROOT / "requirements.lock").read_text()))
-    subprocess.run([*pip, *target, *platforms, *wanted], check=True)
+    for name in kept.keys() & set(wanted):
+        shutil.copy2(kept[name], into)
+    if missing := sorted(set(wanted) - kept.keys()):
+        subprocess.run([*pip, *target, *platforms, *missing], check=True)
     if wrong := [one.name for one in into.iterdir() if not fits(one.name)]:
         raise SystemExit(f"not for CPython {PYTHON} on x86-64 Linux: {', '.join(wrong)}")
     for wheel in into.iterdir():
-        if wheel.stat().st_size > _LARGE:
+        if wheel.stat().st_size > _LARGE and not _is_packed(wheel):
             _pack(wheel)
+
+
+def _is_packed(wheel: Path) -> bool:
+    with zipfile.ZipFile(wheel) as archive:
+        return any(entry.compress_type == zipfile.ZIP_LZMA for entry in archive.infolist())
 
 
 def _pack(wheel: Path) -> None:
@@ -133,7 +144,7 @@ def make(out: Path) -> None:
     draft = out.with_name(f"{out.name}.draft")
     shutil.rmtree(draft, ignore_errors=True)
     (draft / WHEELS).mkdir(parents=True)
-    _download(draft / WHEELS)
+    _download(draft / WHEELS, out / WHEELS)
     _copy_kernels(draft / KERNELS)
     _get_libraries(draft / LIBRARIES)
     (draft / "run").write_text(_RUN)
