@@ -26,7 +26,7 @@ PIP := pip install --quiet --disable-pip-version-check
 # Where an image sets it, every process of every suite would compile its modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install demo up check test test-clients test-system test-all coverage flaky model parity parity-goldens parity-templates parity-exporters onnx-blocks sanitize equality fuzz faults drill audit test-compose failovers drill-failovers valkey check-deploy observability software-gpu dashboards dashboard-pictures manifests docs docs-pages lock bench bench-recovery bench-plans bench-simulator overload clean
+.PHONY: help install demo up check test test-clients test-system test-all coverage flaky model parity parity-goldens parity-templates parity-exporters onnx-blocks sanitize equality fuzz faults drill audit test-compose failovers drill-failovers valkey check-deploy observability software-gpu gpu-kit gpu-proof dashboards dashboard-pictures manifests docs docs-pages lock bench bench-recovery bench-plans bench-simulator overload clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -110,6 +110,17 @@ software-gpu: install ## WebGPU on drivers that compute on CPUs; needs Debian's 
 	$(BIN)/$(PIP) --no-deps --constraint requirements.lock onnxruntime-ep-webgpu
 	DRIVER=swiftshader .ci/software-gpu $(BIN)/pytest --quiet --timeout 600 -m 'software_gpu and not float16' tests/unit/worker/execution tests/stories $(ARGS)
 	DRIVER=lavapipe .ci/software-gpu $(BIN)/pytest --quiet --timeout 600 -m 'software_gpu and float16' tests/unit/worker/execution $(ARGS)
+
+# Kernels, wheels for Python 3.12 and Vulkan's loader, 45 MB at most: with a checkout beside it, build/gpu-kit/run proves a
+# GPU where nothing else can be had (docs/gpu.md).
+gpu-kit: install ## build/gpu-kit: what proves a GPU on a bare machine; needs a network
+	$(BIN)/python -m bench.gpu_kit.make build/gpu-kit
+
+# The script of the kit with what is installed here, and small shapes, on a driver that computes on CPUs.
+gpu-proof: install ## the script of gpu-kit with small shapes, without a GPU
+	$(BIN)/$(PIP) --no-deps --constraint requirements.lock onnxruntime-ep-webgpu
+	mkdir -p build
+	.ci/software-gpu $(BIN)/python -m bench.gpu_kit build/gpu-proof.json --small $(ARGS)
 
 # Grafana's dashboards from deploy/dashboards; what is committed must be what they say.
 dashboards: install ## deploy/grafana/dashboards, made anew

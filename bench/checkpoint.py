@@ -7,6 +7,7 @@ repository's own text. One file per layer: 16 GB of weights never sit in memory.
 import argparse
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,16 @@ MOST_TOKENS = 8000
 #: hidden, layers, heads, kv heads, head size, MLP, vocabulary. llama8b and llama2-7b are the exact shapes of
 #: Llama-3.1-8B and Llama-2-7B.
 SHAPES = {
+    "tiny": (128, 2, 4, 2, 32, 256, 512),
     "llama75m": (768, 8, 12, 4, 64, 2048, 16000),
     "llama160m": (768, 12, 12, 4, 64, 2048, 32000),
     "llama1b": (2048, 16, 32, 8, 64, 8192, 32000),
     "llama2-7b": (4096, 32, 32, 32, 128, 11008, 32000),
     "llama8b": (4096, 32, 32, 8, 128, 14336, 128256),
 }
+Normal = Callable[..., NDArray[np.float16]]
+#: Weights that are drawn where they repeat.
+_POOL = (1 << 22) + 1
 
 
 def config_of(shape: str) -> dict[str, Any]:
@@ -52,25 +57,39 @@ def config_of(shape: str) -> dict[str, Any]:
     }
 
 
-def write_checkpoint(shape: str, out: Path) -> None:
-    """Write the checkpoint into `out`, whole or not at all."""
+def write_checkpoint(shape: str, out: Path, *, quick: bool = False) -> None:
+    """Write the checkpoint into `out`, whole or not at all. `quick`: in seconds, from weights that repeat, and
+    without a tokenizer."""
     draft = out.with_name(out.name + ".draft")
     draft.mkdir(parents=True, exist_ok=True)
     config = config_of(shape)
     (draft / "config.json").write_text(json.dumps(config, indent=1))
-    _write_tokenizer(draft, config["vocab_size"])
-    _write_weights(draft, config)
+    if not quick:
+        _write_tokenizer(draft, config["vocab_size"])
+    _write_weights(draft, config, _repeated() if quick else _drawn())
     draft.rename(out)
 
 
-def _write_weights(out: Path, config: dict[str, Any]) -> None:
+def _drawn() -> Normal:
     rng = np.random.default_rng(0)
-    hidden, mlp, head_dim = config["hidden_size"], config["intermediate_size"], config["head_dim"]
-    query, key = config["num_attention_heads"] * head_dim, config["num_key_value_heads"] * head_dim
-    index: dict[str, str] = {}
 
     def normal(*shape: int) -> NDArray[np.float16]:
         return (rng.standard_normal(shape, np.float32) * 0.02).astype(np.float16)
+
+    return normal
+
+
+def _repeated() -> Normal:
+    """Out of a pool of an odd length, so that no row of a matrix is as another one."""
+    drawn, rng = _drawn(), np.random.default_rng(1)
+    pool = drawn(_POOL)
+    return lambda *shape: np.resize(np.roll(pool, int(rng.integers(_POOL))), shape)
+
+
+def _write_weights(out: Path, config: dict[str, Any], normal: Normal) -> None:
+    hidden, mlp, head_dim = config["hidden_size"], config["intermediate_size"], config["head_dim"]
+    query, key = config["num_attention_heads"] * head_dim, config["num_key_value_heads"] * head_dim
+    index: dict[str, str] = {}
 
     def save(tensors: dict[str, NDArray[np.float16]]) -> None:
         name = f"model-{len(set(index.values())):05d}.safetensors"

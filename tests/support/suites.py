@@ -23,7 +23,10 @@ SUITES = {
 }
 
 #: Marker -> what it says beside the suite.
-OTHER_MARKERS = {"float16": "needs a device that computes in float16: of the drivers of make software-gpu, lavapipe"}
+OTHER_MARKERS = {
+    "float16": "needs a device that computes in float16: of the drivers of make software-gpu, lavapipe",
+    "driver_on_cpu": "shows what a driver that computes on CPUs does, or chooses for want of float16; no GPU does",
+}
 
 #: The first part of a test's path below `tests/` -> its suite; `quick` for all others.
 FOLDERS = {"stories": "system", "recovery": "system", "faults": "system", "equality": "system", "deploy": "deploy"}

@@ -27,6 +27,7 @@ NO_SUITES = {
     "dashboard-pictures",
     "manifests",
     "lock",
+    "gpu-kit",
 }
 FIGURES = {"bench", "bench-plans", "bench-recovery", "bench-simulator", "overload", "turns"}
 

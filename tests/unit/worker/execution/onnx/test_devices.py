@@ -107,6 +107,7 @@ def told(environment: dict[str, str]) -> dict[str, FoundDevice]:
 
 
 @pytest.mark.software_gpu
+@pytest.mark.driver_on_cpu
 def test_a_driver_that_computes_on_cpus_is_told_from_a_gpu() -> None:
     found = told(dict(os.environ))["webgpu:0"]
     assert not found.problem and found.features == ("f32",) and "on this CPU" in found.name
@@ -114,6 +115,7 @@ def test_a_driver_that_computes_on_cpus_is_told_from_a_gpu() -> None:
 
 
 @pytest.mark.software_gpu
+@pytest.mark.driver_on_cpu
 def test_a_driver_that_computes_on_cpus_must_be_admitted() -> None:
     variable = "ORT_WEBGPU_EP_ALLOW_SOFTWARE_ADAPTER"
     found = told({name: value for name, value in os.environ.items() if name != variable})
@@ -121,6 +123,7 @@ def test_a_driver_that_computes_on_cpus_must_be_admitted() -> None:
 
 
 @pytest.mark.software_gpu
+@pytest.mark.driver_on_cpu
 def test_a_device_without_a_driver_says_what_it_said(tmp_path: Path) -> None:
     found = told(os.environ | {"VK_DRIVER_FILES": str(tmp_path / "none.json"), "LD_LIBRARY_PATH": ""})["webgpu:0"]
     assert found.problem and not found.features

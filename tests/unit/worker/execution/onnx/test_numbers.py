@@ -67,9 +67,10 @@ def run(stages: Sequence[Executor], parts: Sequence[Part]) -> NDArray[np.float32
     ("device", "dtype", "family", "precision", "ends"),
     [
         *(("cpu", "float32", *model) for model in MODELS),
+        *(pytest.param("webgpu:0", "float32", *model, marks=pytest.mark.software_gpu) for model in MODELS[2:4]),
         *(
-            pytest.param("webgpu:0", "float32", *model, marks=pytest.mark.software_gpu)
-            for model in (*MODELS[2:5], MODELS[6])
+            pytest.param("webgpu:0", "float32", *model, marks=(pytest.mark.software_gpu, pytest.mark.driver_on_cpu))
+            for model in (MODELS[4], MODELS[6])
         ),
         *(
             pytest.param("webgpu:0", "float16", family, precision, ends, marks=FLOAT16)

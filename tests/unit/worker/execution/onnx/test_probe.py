@@ -162,6 +162,7 @@ def test_heads_that_a_driver_refuses(w8a8: BlockFolder, device: str, capsys: pyt
     assert not paged_attention(provider, w8a8.model).refusal
 
 
+@pytest.mark.driver_on_cpu
 @pytest.mark.parametrize(("device", "dtype"), [pytest.param("webgpu:0", "float16", marks=FLOAT16)])
 def test_a_driver_that_is_wrong_from_32_rows_on_serves_all_the_same(w8a8: BlockFolder, device: str, dtype: str) -> None:
     # Given a stage on lavapipe: it is cut, and says so

@@ -144,6 +144,7 @@ def test_what_is_no_device(device: str) -> None:
 
 
 @pytest.mark.software_gpu
+@pytest.mark.driver_on_cpu
 def test_what_is_larger_than_any_buffer_of_the_device_is_refused_with_its_size() -> None:
     provider = open_provider("webgpu:0")
     session = provider.session(sum_graph("float32"))

@@ -17,7 +17,7 @@ from blockrelay_worker.execution.onnx.probe import multiplies
 from blockrelay_worker.execution.onnx.providers.opening import open_provider
 from blockrelay_worker.execution.onnx.providers.provider import CpuProvider
 from blockrelay_worker.execution.onnx.weights.arrays import bits_of, block_weights
-from tests.support.worker.onnx_devices import DEVICES
+from tests.support.worker.onnx_devices import CHOSEN, DEVICES
 
 FOLDERS = ["w8a8", "w4a8", "mixed"]
 
@@ -50,7 +50,7 @@ def test_no_weight_changes(folder: BlockFolder) -> None:
     assert layers >= 4
 
 
-@pytest.mark.parametrize(("device", "dtype"), DEVICES[:1] + DEVICES[2:])
+@pytest.mark.parametrize(("device", "dtype"), CHOSEN)
 def test_a_stage_with_small_weights_computes_what_the_reference_does(
     device: str, dtype: str, folder: BlockFolder
 ) -> None:

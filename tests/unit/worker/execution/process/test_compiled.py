@@ -156,6 +156,7 @@ def test_repeated_steps_are_counted_and_so_is_giving_up(
 
 @pytest.mark.software_gpu
 @pytest.mark.float16
+@pytest.mark.driver_on_cpu
 def test_a_driver_finds_the_shaders_of_the_process_before(
     fp16: BlockFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

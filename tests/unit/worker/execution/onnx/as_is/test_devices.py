@@ -72,6 +72,7 @@ def test_in_float16_too(narrow: BlockFolder) -> None:
 
 
 @pytest.mark.software_gpu
+@pytest.mark.driver_on_cpu
 def test_a_device_without_float16_is_refused_by_name(narrow: BlockFolder) -> None:
     """Where the driver has it, the blocks run."""
     try:

@@ -270,6 +270,7 @@ def test_the_head_alone_has_no_steps_to_record(fp32: BlockFolder) -> None:
 
 
 @pytest.mark.software_gpu
+@pytest.mark.driver_on_cpu
 def test_a_driver_that_computes_on_the_cpu_records_nothing_by_itself(fp32: BlockFolder) -> None:
     """It is no faster by it (docs/gpu.md has the figures)."""
     provider = open_provider("webgpu:0")

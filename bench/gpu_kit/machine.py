@@ -1,0 +1,173 @@
+"""Prepares a bare machine: what it lacks goes into folders of the kit's own, and nothing outside them is touched."""
+
+import ctypes
+import json
+import os
+import platform
+import subprocess
+import sys
+import zipfile
+from collections.abc import Mapping
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+from typing import Any
+
+from bench.gpu_kit.contents import KERNELS, LIBRARIES, ON_THE_MACHINE, WHEELS, have, lacking
+from bench.gpu_kit.vulkan import LOADER, descriptions, nvidia_description
+
+ROOT = Path(__file__).parents[2]
+#: As `pythonpath` in pyproject.toml.
+SOURCES = (
+    "shared", "services/gateway", "services/scheduler", "services/worker", "services/converter",
+    "services/converter/storyteller", "services/launcher", ".",
+)  # fmt: skip
+#: Where containers mount NVIDIA's driver.
+_MOUNTED = "/usr/local/nvidia/lib64"
+_KERNELS = ROOT / "services/worker/blockrelay_worker/kernels"
+#: How long a driver may take to say what it is. Seconds.
+_ASK_S = 60
+SOFTWARE = "ORT_WEBGPU_EP_ALLOW_SOFTWARE_ADAPTER"
+
+
+def unusable() -> str:
+    """Why this machine cannot be prepared; empty if it can."""
+    missing = [name for name in ON_THE_MACHINE if have(name) is None]
+    if missing:
+        return f"{sys.executable} has no {' and no '.join(missing)}: install it, or name another Python by PYTHON"
+    return ""
+
+
+def prepare(kit: Path, work: Path, environment: dict[str, str]) -> dict[str, Any]:
+    """Put what is lacking into `work`, and into `environment` what finds it; what was done."""
+    site = work / "site"
+    wheels = sorted(str(file) for file in (kit / WHEELS).glob("*.whl"))
+    wanted = lacking(wheels, have)
+    if wanted:
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-index"]
+        pip += ["--no-deps", "--no-compile", "--no-cache-dir", "--root-user-action", "ignore", "--upgrade"]
+        subprocess.run([*pip, "--target", str(site), *wanted], check=True, capture_output=True, text=True)
+    sources = [str(ROOT / folder) for folder in SOURCES]
+    _prepend(environment, "PYTHONPATH", [*sources, str(site)])
+    done: dict[str, Any] = {
+        "installed": [Path(wheel).name.split("-")[0] for wheel in wanted],
+        "kernels": _kernels(kit),
+        "libraries": _libraries(kit, work, environment),
+    }
+    if found := _driver(environment):
+        done["vulkan_driver"] = found
+    return done
+
+
+def _prepend(environment: dict[str, str], name: str, folders: list[str]) -> None:
+    environment[name] = os.pathsep.join([*folders, *filter(None, [environment.get(name)])])
+
+
+def _kernels(kit: Path) -> str:
+    """Where the kernels are from. Those of the kit are unpacked beside the sources where this Python has none, by its
+    own suffix, so that no other takes them."""
+    packed = kit / KERNELS
+    if any((_KERNELS / f"_baseline{suffix}").exists() for suffix in EXTENSION_SUFFIXES):
+        return "built here"
+    if not packed.exists():
+        return "none"
+    with zipfile.ZipFile(packed) as archive:
+        for entry in archive.namelist():
+            (_KERNELS / entry.replace(".so", EXTENSION_SUFFIXES[0])).write_bytes(archive.read(entry))
+    return "of the kit"
+
+
+def _libraries(kit: Path, work: Path, environment: dict[str, str]) -> list[str]:
+    """Those of the kit that the machine does not have, by name."""
+    folder, taken = work / "libraries", list[str]()
+    if (kit / LIBRARIES).exists():
+        with zipfile.ZipFile(kit / LIBRARIES) as archive:
+            taken = [name for name in archive.namelist() if not _loads(name)]
+            archive.extractall(folder, taken)
+    folders = [str(folder)] if taken else []
+    if Path(_MOUNTED).is_dir():
+        folders.append(_MOUNTED)
+    if folders:
+        _prepend(environment, "LD_LIBRARY_PATH", folders)
+    return taken
+
+
+def _loads(library: str) -> bool:
+    """Whether the machine has it, or what it needs."""
+    try:
+        ctypes.CDLL(library)
+    except OSError:
+        return False
+    return True
+
+
+def _driver(environment: dict[str, str]) -> str:
+    """Which description Vulkan is told to take: NVIDIA's, unless the environment names one. Empty: the loader's own."""
+    if named := environment.get("VK_DRIVER_FILES", environment.get("VK_ICD_FILENAMES", "")):
+        return Path(named).name
+    found = nvidia_description(descriptions())
+    if found is None:
+        return ""
+    environment["VK_DRIVER_FILES"] = str(found)
+    return found.name
+
+
+def described(environment: Mapping[str, str]) -> dict[str, Any]:
+    """Versions, NVIDIA's GPUs and what Vulkan shows, each told by a process of its own: drivers end processes."""
+    names = (
+        "numpy", "onnx", "onnxruntime", "onnxruntime-ep-webgpu", "torch", "cuda-bindings", "nvidia-cuda-nvrtc",
+        "tokenizers", "pytest",
+    )  # fmt: skip
+    ask = "import json, sys; from bench.gpu_kit.contents import have; "
+    ask += "print(json.dumps({name: have(name) for name in sys.argv[1:]}))"
+    smi = "name,driver_version,memory.total,compute_cap"
+    return {
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "cores": len(os.sched_getaffinity(0)),
+        "packages": _json(environment, sys.executable, "-c", ask, *names),
+        "nvidia": _said(environment, "nvidia-smi", f"--query-gpu={smi}", "--format=csv,noheader"),
+        "vulkan": _json(environment, sys.executable, "-m", "bench.gpu_kit.vulkan"),
+        "loader": LOADER,
+    }
+
+
+def find_devices(environment: dict[str, str]) -> list[dict[str, Any]]:
+    """What `blockrelay devices` finds. Where ONNX Runtime sees no GPU though Vulkan does (it looks into the system's
+    folders, which some virtual machines do not have), WebGPU is asked again by the door for drivers on CPUs, which
+    `environment` then has."""
+    found = _devices(environment)
+    if _webgpu(found) or environment.get(SOFTWARE) == "1":
+        return found
+    shown = _json(environment, sys.executable, "-m", "bench.gpu_kit.vulkan") or {}
+    if not any("GPU" in one["type"] for one in shown.get("devices", ())):
+        return found
+    environment[SOFTWARE] = "1"
+    return _devices(environment)
+
+
+def _devices(environment: Mapping[str, str]) -> list[dict[str, Any]]:
+    told = _json(environment, sys.executable, "-m", "blockrelay_worker.offline.devices", "--json") or {}
+    for one in told.get("devices", ()):
+        one.pop("uuid", None)
+    return told.get("devices", [])
+
+
+def _webgpu(devices: list[dict[str, Any]]) -> dict[str, Any] | None:
+    return next((one for one in devices if one["id"] == "webgpu:0" and not one["problem"]), None)
+
+
+def _said(environment: Mapping[str, str], *command: str) -> str:
+    try:
+        done = subprocess.run(
+            command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=_ASK_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"none: {type(error).__name__}"
+    return done.stdout.strip() if done.returncode == 0 else f"none: exit code {done.returncode}"
+
+
+def _json(environment: Mapping[str, str], *command: str) -> Any:
+    try:
+        return json.loads(_said(environment, *command).splitlines()[-1])
+    except (ValueError, IndexError):
+        return None

@@ -1,0 +1,169 @@
+"""The parts of a proof: what each runs, for how long at most, and what of the machine it needs."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from bench.gpu_kit.machine import ROOT
+from bench.gpu_kit.report import Outcome, Result, last_lines
+
+#: Seconds for everything.
+ALL_S = 480.0
+#: Names the file that a part writes its figures to, again with each that it has.
+FIGURES = "GPU_KIT_FIGURES"
+#: A part that leaves with this lacks something here; the last line that it printed says what.
+NOT_HERE = 77
+#: How much longer parts take on a driver that computes on CPUs, with small shapes.
+_SMALL_TIMES = 10.0
+Need = Literal["device", "webgpu", "cuda", "torch"]
+#: What is said of a need that the machine does not meet.
+LACKS: Mapping[Need, str] = {
+    "device": "no device that can be used: see `devices` of the machine",
+    "webgpu": "no device that WebGPU reaches: see `vulkan` and `devices` of the machine",
+    "cuda": "no GPU that nvidia-smi shows",
+    "torch": "no PyTorch",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """`command`: arguments of Python. `figures`: its standard output is one JSON object of figures."""
+
+    name: str
+    command: Sequence[str]
+    limit_s: float
+    needs: tuple[Need, ...] = ()
+    figures: bool = False
+
+    def lacks(self, met: Mapping[Need, bool]) -> str:
+        """What of its needs is not met; empty if all are."""
+        return "; ".join(LACKS[need] for need in self.needs if not met[need])
+
+
+def parts(*, small: bool, float16: bool, work: Path) -> list[Part]:
+    """In order of value. Their limits, and a minute for what goes before them, make up ALL_S."""
+    size = ["--small"] if small else []
+    shape = str(work / "shape")
+    suites = ["-m", "bench.gpu_kit.suites", *size, *(["--float16"] if float16 else [])]
+    story = ["-m", "bench.gpu_kit.suites", "--story", *size]
+    return [
+        Part(
+            name="known answers",
+            command=["-m", "blockrelay_worker.offline.gpu_report"],
+            limit_s=45,
+            needs=("device",),
+            figures=True,
+        ),
+        Part(name="CUDA known answer", command=["-m", "bench.gpu_kit.cuda"], limit_s=15, needs=("cuda",)),
+        Part(name="executor suites", command=suites, limit_s=110, needs=("webgpu",)),
+        Part(name="mixed route", command=story, limit_s=50, needs=("webgpu",)),
+        Part(name="shape", command=["-m", "bench.gpu_kit.shape", shape, *size], limit_s=40),
+        Part(name="speed", command=["-m", "bench.gpu_kit.speed", shape, *size], limit_s=85, needs=("webgpu",)),
+        Part(
+            name="PyTorch eager",
+            command=["-m", "bench.gpu_kit.torch_llama", shape, *size],
+            limit_s=35,
+            needs=("torch",) if small else ("torch", "cuda"),
+        ),
+        Part(
+            name="stall after a kill",
+            command=[
+                *("-m", "bench.scenarios.recovery", "--model", str(ROOT / "shared/blockrelay/models/storyteller")),
+                *("--accidents", "device", "--device", "webgpu:0", "--times", "2", "--context", "200", "--json"),
+            ],
+            limit_s=40,
+            needs=("webgpu",),
+            figures=True,
+        ),
+    ]
+
+
+def limit_of(part: Part, *, small: bool, left_s: float) -> float:
+    """How long a part may take: its own limit, and no more than is left of the whole."""
+    return part.limit_s * _SMALL_TIMES if small else min(part.limit_s, left_s)
+
+
+def run(part: Part, limit_s: float, environment: Mapping[str, str]) -> Result:
+    """The result of a part in a process group of its own, all of which ends with it or at the limit."""
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="gpu-kit-") as folder:
+        figures, out, err = (Path(folder) / name for name in ("figures", "out", "err"))
+        with out.open("wb") as to, err.open("wb") as errors:
+            process = subprocess.Popen(
+                [sys.executable, *part.command],
+                cwd=ROOT,
+                env={**environment, FIGURES: str(figures), "PYTHONUNBUFFERED": "1"},
+                stdout=to,
+                stderr=errors,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+            code: int | None = None
+            with suppress(subprocess.TimeoutExpired), _ended(process):
+                code = process.wait(limit_s)
+        printed = out.read_text(errors="replace")
+        found = _object(printed) if part.figures else _object(figures.read_text() if figures.exists() else "")
+        outcome, problem = judged(code, printed, found)
+        return Result(
+            part=part.name,
+            outcome=outcome,
+            seconds=round(time.monotonic() - began, 1),
+            limit_s=round(limit_s, 1),
+            problem=problem,
+            figures=found,
+            said=[] if outcome == "passed" else last_lines(printed + err.read_text(errors="replace")),
+        )
+
+
+def judged(code: int | None, printed: str, figures: Mapping[str, Any]) -> tuple[Outcome, str]:
+    """The outcome and the problem by an exit code, None for a part that was ended. A trial says itself what failed."""
+    if code is None:
+        return "too slow", "it was ended at its limit"
+    if code == NOT_HERE:
+        return "not here", (printed.strip().splitlines() or ["it does not say what"])[-1]
+    if code:
+        how = f"exit code {code}" if code > 0 else f"ended by {signal.Signals(-code).name}"
+        return "failed", how
+    if wrong := [str(trial["problem"]) for trial in figures.get("trials", ()) if trial.get("problem")]:
+        return "failed", "; ".join(wrong)
+    return "passed", ""
+
+
+@contextmanager
+def _ended(process: "subprocess.Popen[bytes]") -> Iterator[None]:
+    """Nothing of the part stays behind, however it goes: systems that it has begun end too."""
+    try:
+        yield
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _object(text: str) -> dict[str, Any]:
+    start = text.find("{")
+    try:
+        found: Any = json.loads(text[start:]) if start >= 0 else {}
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def tell(figures: Mapping[str, Any]) -> None:
+    """Of a part: these are its figures so far. Outside a proof they are printed."""
+    path = os.environ.get(FIGURES)
+    if path is None:
+        print(json.dumps(figures, indent=1))
+        return
+    draft = Path(f"{path}.draft")
+    draft.write_text(json.dumps(figures))
+    draft.replace(path)
