@@ -26,7 +26,7 @@ PIP := pip install --quiet --disable-pip-version-check
 # Where an image sets it, every process of every suite would compile its modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install demo up check test test-clients test-system test-all coverage flaky model parity parity-goldens parity-templates parity-exporters onnx-blocks sanitize equality fuzz faults drill audit test-compose failovers drill-failovers valkey check-deploy observability software-gpu gpu-kit gpu-proof dashboards dashboard-pictures manifests docs docs-pages lock bench bench-recovery bench-plans bench-simulator overload clean
+.PHONY: help install demo up check test test-clients test-system test-all coverage flaky model parity parity-goldens parity-templates parity-exporters onnx-blocks kernels sanitize equality fuzz faults drill audit test-compose failovers drill-failovers valkey check-deploy observability software-gpu gpu-kit gpu-proof dashboards dashboard-pictures manifests docs docs-pages lock bench bench-recovery bench-plans bench-simulator overload clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -151,6 +151,7 @@ check: install ## lint, format, strict types, import rules
 
 # Every order of events of the protocol, in bounds that take minutes; ARGS names configurations, --quick takes seconds.
 model: install ## every order of events of the protocol, minutes
+	$(BIN)/pytest --quiet --numprocesses auto -m model tests/unit/protocol_model
 	$(BIN)/python -m tests.protocol_model $(ARGS)
 
 parity: parity-goldens parity-templates parity-exporters ## what others compute and export; installs torch
@@ -208,6 +209,9 @@ $(PARITY_VENV)/.installed: pyproject.toml
 	@touch $@
 
 # Builds the native kernels with AddressSanitizer, UBSan and ThreadSanitizer, and runs them.
+kernels: install ## the native kernels in every shape, bit by bit
+	$(BIN)/pytest --quiet --numprocesses auto -m kernels tests/unit/worker/kernels $(ARGS)
+
 sanitize: install ## the native kernels under ASan, UBSan and TSan
 	$(BIN)/pytest --quiet -m sanitizer $(ARGS)
 

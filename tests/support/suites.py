@@ -10,6 +10,8 @@ SUITES = {
     "faults": "every failure point of every service, once with each action (make faults)",
     "equality": "hundreds of requests, each against its solo run (make equality)",
     "emulated": "runs whole models on emulated CPUs; needs qemu-user (make equality)",
+    "model": "every rule and small configuration of the protocol model (make model)",
+    "kernels": "the native kernels in every shape of a head and on long contexts (make kernels)",
     "sanitizer": "builds the kernels with AddressSanitizer and UBSan (make sanitize)",
     "onnx_blocks": "ONNX blocks in the form of every exporter: checked, run, imported, split (make onnx-blocks)",
     "exporters": "needs what real exporters have written (make parity-exporters)",

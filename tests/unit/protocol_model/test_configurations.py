@@ -8,6 +8,8 @@ from tests.protocol_model.configurations import parts
 from tests.protocol_model.explorer import explore
 from tests.protocol_model.protocol import Protocol
 
+pytestmark = pytest.mark.model
+
 
 @pytest.mark.parametrize(
     "bounds", [pytest.param(bounds, id=f"{c.name}: {describe(bounds)}") for c, bounds in parts(full=False)]

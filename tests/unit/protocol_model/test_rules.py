@@ -13,6 +13,8 @@ from tests.protocol_model.data import State
 from tests.protocol_model.explorer import Counterexample, explore
 from tests.protocol_model.protocol import Protocol
 
+pytestmark = pytest.mark.model
+
 #: Rule -> the configuration that needs it, and what becomes of that one without it.
 NOTICED = {
     # starred

@@ -4,6 +4,7 @@ import ctypes
 import platform
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -118,6 +119,12 @@ each_call = pytest.mark.parametrize("call", _CALLS, ids=lambda call: call.__name
 multiplying = [name for name in supported_variants() if load_kernels(1, variant=name).multiplies]
 
 
+@cache
+def _of_the_reference(call: Callable[[Kernels], Results]) -> Results:
+    """Computed once for all variants and modes."""
+    return call(load_kernels(1, variant="reference"))
+
+
 @each_call
 @each_variant
 @pytest.mark.parametrize("bits", [_UPWARD, _NO_SUBNORMALS], ids=["upward", "no-subnormals"])
@@ -125,7 +132,7 @@ def test_a_caller_in_another_mode_gets_the_same_bits_and_keeps_its_mode(
     variant: str, call: Callable[[Kernels], Results], bits: int
 ) -> None:
     kernels = load_kernels(1, variant=variant)
-    expected = call(load_kernels(1, variant="reference"))
+    expected = _of_the_reference(call)
     with mxcsr(bits) as now:
         got = call(kernels)
         kept = now()
@@ -138,7 +145,7 @@ def test_a_caller_in_another_mode_gets_the_same_bits_and_keeps_its_mode(
 def test_threads_that_were_started_in_another_mode_give_the_same_bits(
     variant: str, call: Callable[[Kernels], Results]
 ) -> None:
-    expected = call(load_kernels(1, variant="reference"))
+    expected = _of_the_reference(call)
     with mxcsr(_UPWARD | _NO_SUBNORMALS):
         kernels = load_kernels(3, variant=variant)
     for _ in range(5):  # which thread computes what is left to chance

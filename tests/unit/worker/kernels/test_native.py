@@ -70,6 +70,7 @@ def test_rows_that_are_not_finite_give_the_bits_of_the_reference(chunk: Chunk, v
     _assert_same(chunk, chunk.run)
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize(("rows_", "first", "dim", "group"), [(512, 0, 64, 4), (300, 700, 24, 3), (1, 2000, 128, 8)])
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
 def test_long_segments_give_the_bits_of_the_reference(
@@ -88,6 +89,7 @@ def test_long_segments_give_the_bits_of_the_reference(
     _assert_same(dim, lambda kernels: (kernels.attention(q, k_pages, v_pages, table, segments),))
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize("group", range(1, 9))
 def test_every_head_dim_gives_the_bits_of_the_reference(group: int) -> None:
     # Given two segments around a page boundary, every slot beyond them filled with what another request left there
