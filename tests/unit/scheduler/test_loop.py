@@ -176,16 +176,6 @@ def test_the_scheduler_tells_the_books_and_what_is_called_for(cell: Cell, redis_
     assert metric(one, "blockrelay_dead_letters") == 0
 
 
-def test_dead_letters_are_forgotten_with_their_prompts(cell: Cell, redis_server: RedisServer) -> None:
-    one = scheduler(redis_server.url, dead_letters_s=3600)
-    cell.client.xadd(cell.keys.dead_letters, {"request": "req-old"}, id=f"{cell.now_ms() - 3_700_000}-0")
-    cell.client.xadd(cell.keys.dead_letters, {"request": "req-young"}, id=f"{cell.now_ms() - 3_000_000}-0")
-    with running(one):
-        wait_until(lambda: cell.client.xlen(cell.keys.dead_letters) < 2, "one has been there for longer than that")
-    ((_, kept),) = cell.client.xrange(cell.keys.dead_letters)  # pyright: ignore[reportGeneralTypeIssues]
-    assert kept == {b"request": b"req-young"}
-
-
 def test_two_schedulers_agree_and_count_every_death_once(cell: Cell, redis_server: RedisServer) -> None:
     pair = scheduler(redis_server.url), scheduler(redis_server.url)
     epochs: list[int] = []
