@@ -1,4 +1,4 @@
-// Built with the flags setup.py names for avx512vnni; called only where blockrelay_cpu_level() allows it.
+// Built with the flags setup.py names for avx512vnni; called only where blockrelay_cpu_features() has what it needs.
 #include "kernels.h"
 
 // Makes the file an extension module to the packaging tools; it is opened with ctypes and never imported.

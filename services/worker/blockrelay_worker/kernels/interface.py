@@ -119,7 +119,7 @@ class Kernels(Protocol):
 
     @property
     def multiplies(self) -> bool:
-        """Whether `product` may be called: these kernels have products, faster here than ONNX Runtime's."""
+        """Whether `product` may be called: these kernels have products of w8a8."""
         ...
 
     def product(self, q: I8, scale: F32) -> Product:
@@ -135,6 +135,14 @@ class Kernels(Protocol):
         """The w4a8 product with nibbles q4 [K/2,N], group factors gs [K/32,N] and column scales [N].
 
         It copies `q4` and `gs` and keeps `scale`.
+        """
+        ...
+
+    def share(self, count: int, cost: int, work: Callable[[int], None]) -> None:
+        """Call work(0) to work(count - 1), each once, in any order, on the threads of this object.
+
+        For what other libraries compute, so that it needs no threads of its own. `cost` in float operations, roughly:
+        work that costs little is done by the caller alone. Raises what a call raised.
         """
         ...
 

@@ -18,21 +18,25 @@ from blockrelay_worker.kernels.products import ChannelProduct, GroupProduct
 from blockrelay_worker.kernels.recorded import Call, Recorded, Runner, Value, word, words_of
 from blockrelay_worker.kernels.specification import PAGE
 
-#: Variant to the lowest `blockrelay_cpu_level` it runs on, fastest first.
-VARIANTS: Final = {"avx512vnni": 3, "avx512": 2, "avx2": 1, "baseline": 0}
+#: Bits of `blockrelay_cpu_features`.
+AVX2, AVX512, VNNI, TILES = 1, 2, 4, 8
+#: Variant to the features that it needs, fastest first. None needs tiles: they say nothing about the others.
+VARIANTS: Final = {"avx512vnni": AVX2 | AVX512 | VNNI, "avx512": AVX2 | AVX512, "avx2": AVX2, "baseline": 0}
 
 #: Raised, here and in kernels.h, with every change of a function's arguments or of the numbers.
-LIBRARY_VERSION: Final = 4
+LIBRARY_VERSION: Final = 5
 
 _P = ctypes.c_void_p
 _D = ctypes.c_double
 _INT = ctypes.c_int32
 _LONG = ctypes.c_int64
+_WORK = ctypes.CFUNCTYPE(None, _LONG)
 
 # Result and arguments, as in kernels.h.
 _SIGNATURES: Final[dict[str, tuple[Any, list[Any]]]] = {
     "open": (_P, [_INT]),
     "close": (None, [_P]),
+    "share": (None, [_P, _WORK, _LONG, _LONG]),
     "norm": (_INT, [_P, _P, _P, _D, _P, _LONG, _LONG]),
     "norm_quantise": (_INT, [_P, _P, _P, _D, _P, _P, _LONG, _LONG]),
     "quantise": (_INT, [_P, _P, _P, _P, _LONG, _LONG]),
@@ -102,13 +106,28 @@ def _runner(path: Path) -> Runner:
 
 
 @cache
+def cpu_features() -> int:
+    """What this CPU and its operating system can do, in bits; 0 also where no kernels were built to ask it."""
+    baseline = _file("baseline")
+    return 0 if baseline is None else int(ctypes.CDLL(str(baseline)).blockrelay_cpu_features())
+
+
+def variants_for(features: int) -> tuple[str, ...]:
+    """Variants that a CPU with these features can run, fastest first. Pure."""
+    return tuple(name for name, needed in VARIANTS.items() if not needed & ~features)
+
+
+@cache
 def supported_variants() -> tuple[str, ...]:
     """Variants that were built and that this CPU (and operating system) can run, fastest first."""
-    baseline = _file("baseline")
-    if baseline is None:
+    if _file("baseline") is None:
         return ()
-    level = int(ctypes.CDLL(str(baseline)).blockrelay_cpu_level())
-    return tuple(name for name, needed in VARIANTS.items() if needed <= level and _file(name) is not None)
+    return tuple(name for name in variants_for(cpu_features()) if _file(name) is not None)
+
+
+def has_tiles() -> bool:
+    """Whether the CPU has AMX, whose products ONNX Runtime has and our kernels have not."""
+    return bool(cpu_features() & TILES)
 
 
 def _require(status: int) -> None:
@@ -281,6 +300,20 @@ class NativeKernels:
 
     def group_product(self, q4: U8, gs: F16, scale: F32) -> Product:
         return GroupProduct(self, q4, gs, scale)
+
+    def share(self, count: int, cost: int, work: Callable[[int], None]) -> None:
+        failed: list[BaseException] = []
+
+        def one(index: int) -> None:
+            try:
+                work(index)
+            except BaseException as error:  # noqa: BLE001 - raised below, in the caller's thread
+                failed.append(error)
+
+        assert self._recording is None, "what is not ours cannot be recorded"
+        self._functions["share"](self._pool, _WORK(one), count, cost)
+        if failed:
+            raise failed[0]
 
     @property
     def records(self) -> bool:

@@ -4,6 +4,7 @@ import logging
 import math
 from collections.abc import Callable
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from blockrelay.errors import ExecutionError, UsageError
+from blockrelay.host.cpu import cpu_facts
 from blockrelay_worker import kernels as kernels_module
 from blockrelay_worker.kernels import PAGE, Kernels, float32, load_kernels, supported_variants
+from blockrelay_worker.kernels.native import AVX2, AVX512, TILES, VNNI, cpu_features, variants_for
 from tests.support.worker.kernel_cases import Chunk, Rows, chunks, floats, rows, same_bits
 
 REFERENCE = load_kernels(1, variant="reference")
@@ -305,6 +308,25 @@ def test_no_rows_is_legal(kernels: Kernels) -> None:
         np.zeros((0, 1), np.int32), np.zeros((0, 3), np.int64),
     )  # fmt: skip
     assert out.shape == (0, 16)
+
+
+def test_a_cpu_with_tiles_keeps_vnni() -> None:
+    assert variants_for(AVX2 | AVX512 | VNNI | TILES) == ("avx512vnni", "avx512", "avx2", "baseline")
+    assert variants_for(AVX2 | AVX512) == ("avx512", "avx2", "baseline")
+    assert variants_for(AVX2 | VNNI) == ("avx2", "baseline"), "VNNI is used with AVX-512 only"
+    assert variants_for(0) == ("baseline",)
+
+
+@pytest.mark.skipif(not Path("/proc/cpuinfo").exists(), reason="compares with /proc/cpuinfo")
+def test_features_are_those_that_the_system_names() -> None:
+    flags = set(cpu_facts().get("flags", "").split())
+    needed = {
+        AVX2: {"avx2", "fma", "f16c"},
+        AVX512: {"avx512f", "avx512bw", "avx512vl", "avx512dq"},
+        VNNI: {"avx512_vnni"},
+        TILES: {"amx_int8"},
+    }
+    assert cpu_features() == sum(feature for feature, names in needed.items() if names <= flags)
 
 
 def test_the_fastest_variant_is_taken_unless_another_is_named() -> None:

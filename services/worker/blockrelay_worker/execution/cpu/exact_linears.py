@@ -43,6 +43,11 @@ class ExactLinear:
                 total += centred[:, top : top + EXACT_DEPTH] @ weights
             np.multiply(total.astype(np.float32), self._scale[columns], out=out[:, columns])
 
+    @property
+    def recorded_rows(self) -> int:
+        """No number of rows: these calls are NumPy's."""
+        return 0
+
     def forget_buffers(self) -> None:
         """Nothing to forget."""
 
@@ -81,6 +86,11 @@ class ExactGroupLinear:
                 else:
                     acc = fma(dot, factor.astype(np.float32), acc)
             np.multiply(acc, self._scale[columns], out=out[:, columns])
+
+    @property
+    def recorded_rows(self) -> int:
+        """No number of rows: these calls are NumPy's."""
+        return 0
 
     def forget_buffers(self) -> None:
         """Nothing to forget."""

@@ -1,6 +1,5 @@
 """The blocks of a stage: embedding, layers, head. Each works in place on the residual stream."""
 
-from collections.abc import Mapping
 from typing import Any, cast
 
 import numpy as np
@@ -8,7 +7,8 @@ from numpy.typing import NDArray
 
 from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.block_folder.model import quantises_rows
-from blockrelay_worker.execution.cpu.linears import Linear, NativeLinear, Variant, load_linear
+from blockrelay_worker.execution.cpu.linears import Linear, Variant, load_linear
+from blockrelay_worker.execution.cpu.products.ort_linear import Threads
 from blockrelay_worker.execution.cpu.slot_mapping import Rows
 from blockrelay_worker.execution.cpu.workspace import Workspace
 from blockrelay_worker.kernels.interface import Kernels
@@ -21,7 +21,9 @@ Pages = NDArray[np.float16] | NDArray[np.float32]
 class Layer:
     """Attention and MLP of one layer (Llama's; Qwen's bias and head norms where the folder has them)."""
 
-    def __init__(self, folder: BlockFolder, index: int, *, variant: Variant, threads: int, kernels: Kernels) -> None:
+    def __init__(
+        self, folder: BlockFolder, index: int, *, variant: Variant, threads: Threads, kernels: Kernels
+    ) -> None:
         """Block `index` of the folder."""
         model, tensors = folder.model, {name: np.asarray(array) for name, array in folder.tensors(index).items()}
         self._kernels = kernels
@@ -38,8 +40,6 @@ class Layer:
             kind: load_linear(folder, index, kind, tensors, variant=variant, threads=threads, kernels=kernels)
             for kind in ("qkv", "o", "gate_up", "down")
         }
-        #: `run` may be part of the kernels' programs.
-        self.recordable = _recordable(kernels, self.linears)
 
     def run(self, x: F32, rows: Rows, space: Workspace, k_pages: Pages, v_pages: Pages) -> None:
         """x [R, H] in place; appends the rows' keys and values to their pages."""
@@ -132,7 +132,9 @@ class Layer:
 class Head:
     """Final norm and the product with the vocabulary."""
 
-    def __init__(self, folder: BlockFolder, index: int, *, variant: Variant, threads: int, kernels: Kernels) -> None:
+    def __init__(
+        self, folder: BlockFolder, index: int, *, variant: Variant, threads: Threads, kernels: Kernels
+    ) -> None:
         """Block `index`, the last one of the folder."""
         tensors = {name: np.asarray(array) for name, array in folder.tensors(index).items()}
         self._kernels = kernels
@@ -143,7 +145,6 @@ class Head:
         self.linears = {
             "head": load_linear(folder, index, "head", tensors, variant=variant, threads=threads, kernels=kernels)
         }
-        self.recordable = _recordable(kernels, self.linears)
 
     def run_wanted(self, x: F32, wanted: NDArray[np.intp], space: Workspace, out: F32) -> None:
         """Logits of the rows `wanted` into `out` [n, vocab]; x has either all rows or just these."""
@@ -163,7 +164,3 @@ class Head:
         )
         self.linears["head"](u, out)
         self._kernels.scale_rows(out, scale)
-
-
-def _recordable(kernels: Kernels, linears: Mapping[str, Linear]) -> bool:
-    return kernels.records and all(isinstance(linear, NativeLinear) for linear in linears.values())

@@ -1,21 +1,25 @@
 """How stages come onto a CPU: the fastest products that give the known answers there."""
 
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import ClassVar
 
 from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.block_folder.manifest import Manifest
-from blockrelay.block_folder.model import Precision, is_exact
+from blockrelay.block_folder.model import Precision, block_linears, is_exact
 from blockrelay.errors import KnownAnswerMismatch
 from blockrelay.host.cpu import cpu_name
+from blockrelay.host.memory import available_bytes
 from blockrelay.protocol.plan import Device
 from blockrelay_worker.execution.cpu.linears import Variant
+from blockrelay_worker.execution.cpu.products.both_linear import NEVER, BothLinear, fits_twice, settle
 from blockrelay_worker.execution.cpu.stage import StageExecutor
 from blockrelay_worker.execution.numerics_id import numerics_id
+from blockrelay_worker.execution.page_layout import layout_of
 from blockrelay_worker.execution.self_test import first_mismatch
 from blockrelay_worker.kernels import load_kernels
 from blockrelay_worker.kernels.interface import Kernels
+from blockrelay_worker.kernels.native import has_tiles
 
 _log = logging.getLogger(__name__)
 
@@ -44,30 +48,83 @@ class CpuExecutors:
 
 
 def load_stage(
-    folder: BlockFolder, first_block: int, last_block: int, *, pages: int, threads: int, kernels: Kernels
+    folder: BlockFolder,
+    first_block: int,
+    last_block: int,
+    *,
+    pages: int,
+    threads: int,
+    kernels: Kernels,
+    tiles: bool | None = None,
 ) -> StageExecutor:
     """An executor whose every block has given its known answer on this machine, by the fastest variant that does.
 
-    The check needs two pages. Raises KnownAnswerMismatch naming the block and the CPU. Blocks of precisions that are
-    not exact have no known answers and are loaded as they are.
+    `tiles`: ONNX Runtime may be faster than our products here; None: where the CPU has AMX. The check needs two pages.
+    Raises KnownAnswerMismatch naming the block and the CPU. Blocks of precisions that are not exact have no known
+    answers and are loaded as they are.
     """
-    exact = any(is_exact(precision) for precision in folder.manifest.precisions[first_block - 1 : last_block])
-    variants: list[Variant] = ["u8s8", "u8u8"] if exact else ["u8s8"]
-    if kernels.multiplies and exact:
-        variants.insert(0, "native")
     wrong: str | None = None
+    variants = _variants(folder, first_block, last_block, pages, kernels, has_tiles() if tiles is None else tiles)
     for variant in variants:
         executor = StageExecutor(
             folder, first_block, last_block, pages=pages, threads=threads, kernels=kernels, variant=variant
         )
-        wrong = first_mismatch(executor)
+        wrong = _first_wrong(executor)
         if wrong is None:
             return executor
         if variant != variants[-1]:
-            _log.info("this CPU saturates %s products, seen at %s: others are tried, which do not", variant, wrong)
+            _log.info("%s products are wrong on this CPU, seen at %s: others are tried", variant, wrong)
         executor.close()
     raise KnownAnswerMismatch(
         f"{wrong} of {folder.root} computes other bits on this CPU ({cpu_name()}) with {kernels.variant} kernels than "
         "when it was converted: refusing to serve it; convert the model again, or report this CPU",
         block=str(wrong),
     )
+
+
+def _variants(
+    folder: BlockFolder, first_block: int, last_block: int, pages: int, kernels: Kernels, tiles: bool
+) -> list[Variant]:
+    """Variants of products to try, fastest first."""
+    precisions = folder.manifest.precisions[first_block - 1 : last_block]
+    if not any(map(is_exact, precisions)):
+        return ["u8s8"]
+    if not kernels.multiplies:
+        return ["u8s8", "u8u8"]
+    variants: list[Variant] = ["native", "u8s8", "u8u8"]
+    if tiles:
+        weights = sum(
+            depth * columns
+            for block, precision in enumerate(precisions, first_block)
+            if precision == "w8a8"
+            for depth, columns in map(folder.model.linear_shape, block_linears(block, folder.model.blocks))
+        )
+        kv = layout_of(folder, first_block, last_block).bytes_per_page * pages
+        if weights and fits_twice(weights, available_bytes(), kv):
+            variants.insert(0, "both")
+    return variants
+
+
+def _first_wrong(executor: StageExecutor) -> str | None:
+    """The first block that does not give its known answer, by any product that will serve it; products that are there
+    twice are settled if there is none."""
+    twice = [linear for linear in executor.linears if isinstance(linear, BothLinear)]
+    if not twice:
+        return first_mismatch(executor)
+    for ort_from in (1, NEVER):  # all by ONNX Runtime, then all by ours
+        for linear in twice:
+            linear.ort_from = ort_from
+        executor.products_settled()
+        wrong = first_mismatch(executor)
+        if wrong is not None:
+            return wrong
+    settled = settle(twice)
+    executor.products_settled()
+    executor.details["products"] = f"native, u8s8 {_worded(settled)}"
+    _log.info("products: %s", executor.details["products"])
+    return None
+
+
+def _worded(settled: Mapping[tuple[int, int], int]) -> str:
+    """Such as "from 128 or never rows", of products of different shapes."""
+    return f"from {' or '.join('never' if n == NEVER else str(n) for n in sorted(set(settled.values())))} rows"

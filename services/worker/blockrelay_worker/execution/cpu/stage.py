@@ -1,7 +1,7 @@
 """Runs one stage, consecutive blocks of a model, on ragged batches."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -12,8 +12,9 @@ from blockrelay.errors import BlockFolderError, BlockrelayError, ExecutionError
 from blockrelay.protocol.capabilities import Capabilities
 from blockrelay_worker.execution.batch import Batch, BlockFault, StageOutput, check_segments, hidden_of, tokens_of
 from blockrelay_worker.execution.cpu.layers import Head, Layer
-from blockrelay_worker.execution.cpu.linears import Variant
+from blockrelay_worker.execution.cpu.linears import Linear, Variant
 from blockrelay_worker.execution.cpu.page_memory import PageMemory
+from blockrelay_worker.execution.cpu.products.ort_linear import Threads
 from blockrelay_worker.execution.cpu.slot_mapping import Rows, place
 from blockrelay_worker.execution.cpu.workspace import Workspace
 from blockrelay_worker.execution.executor import PageContent
@@ -72,12 +73,13 @@ class StageExecutor:
             kv_tokens=pages * PAGE,
         )
         self._cos, self._sin = folder.rotary()
+        shared = Threads(kernels, threads)
         self._layers = [
-            Layer(folder, index, variant=variant, threads=threads, kernels=kernels)
+            Layer(folder, index, variant=variant, threads=shared, kernels=kernels)
             for index in range(first_block, min(last_block, model.layers) + 1)
         ]
         self._head = (
-            Head(folder, last_block, variant=variant, threads=threads, kernels=kernels)
+            Head(folder, last_block, variant=variant, threads=shared, kernels=kernels)
             if last_block == model.blocks
             else None
         )
@@ -85,8 +87,21 @@ class StageExecutor:
         self._space = Workspace(model, _FIRST_CAPACITY)
         self._logits = np.empty((0, model.vocab_size), np.float32)
         self._kernels = kernels
-        self._recordable = all(block.recordable for block in (*self._layers, self._head) if block is not None)
         self._programs: dict[tuple[int, ...], Program] = {}
+        self._recorded_rows = 0
+        self.products_settled()
+
+    @property
+    def linears(self) -> Iterator[Linear]:
+        """The products of all blocks."""
+        for part in (*self._layers, *([self._head] if self._head is not None else [])):
+            yield from part.linears.values()
+
+    def products_settled(self) -> None:
+        """Which products serve has changed: what was recorded of others is forgotten."""
+        self._programs.clear()
+        rows = min((linear.recorded_rows for linear in self.linears), default=0)
+        self._recorded_rows = min(_RECORDED_ROWS, rows) if self._kernels.records else 0
 
     def export_pages(self, pages: Sequence[int]) -> list[PageContent]:
         return self.memory.export_pages(pages)
@@ -166,7 +181,7 @@ class StageExecutor:
     ) -> Program:
         """What the blocks do to a batch in these buffers; recorded and kept where that pays and nothing is gathered."""
         count = rows.positions.size
-        if count > _RECORDED_ROWS or not self._recordable or (logits is not None and len(wanted) != count):
+        if count > self._recorded_rows or (logits is not None and len(wanted) != count):
             return Direct(self._parts(x, rows, wanted, logits, first_block, last_block))
         key = (first_block, last_block, *rows.shape)
         program = self._programs.get(key)
@@ -233,9 +248,8 @@ class StageExecutor:
     def _forget_buffers(self) -> None:
         """Drop what refers to buffers that are about to be replaced."""
         self._programs.clear()
-        for part in (*self._layers, *([self._head] if self._head is not None else [])):
-            for linear in part.linears.values():
-                linear.forget_buffers()
+        for linear in self.linears:
+            linear.forget_buffers()
 
 
 def _named(first_block: int, seconds: Sequence[float]) -> dict[str, float]:
