@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from blockrelay.errors import BadRequest, WireError
 from blockrelay.protocol import tensors
@@ -100,6 +101,38 @@ def test_pieces_are_what_a_tensor_says_at_once(count: int) -> None:
 def test_a_result_comes_back_bit_for_bit() -> None:
     rows = np.array([[1.5, -0.0, np.inf], [np.nan, 2.0**-149, 3.0]], dtype=np.float32)
     assert tensors.decode_result(tensors.encode_result(rows)).tobytes() == rows.tobytes()
+
+
+def read_in_pieces(stored: bytes, into: NDArray[np.float16], size: int) -> None:
+    reader = tensors.ResultReader(into)
+    end = tensors.HEADER_BYTES + reader.begin(stored[: tensors.HEADER_BYTES])
+    for start in range(tensors.HEADER_BYTES, end, size):
+        reader.push(stored[start : min(end, start + size)])
+    reader.end()
+
+
+@pytest.mark.parametrize("size", [4, 12, 40, 1000])
+@pytest.mark.parametrize("wanted", [1, 3, 5])
+def test_a_result_that_is_read_in_pieces_is_what_it_is_as_a_whole(size: int, wanted: int) -> None:
+    rows = np.random.default_rng(1).standard_normal((5, 7), np.float32) * 1e5  # some are beyond float16
+    into = np.zeros((wanted, 7), np.float16)
+    read_in_pieces(tensors.encode_result(rows), into, size)
+    assert into.tobytes() == tensors.to_float16(rows[-wanted:]).tobytes()
+
+
+@pytest.mark.parametrize("damage", ["cut", "magic", "bit", "rows", "columns", "short"])
+def test_a_damaged_result_is_noticed_in_pieces_too(damage: str) -> None:
+    good = tensors.encode_result(np.ones((2, 3), dtype=np.float32))
+    bad = {
+        "cut": good[:-4],
+        "magic": b"X" + good[1:],
+        "bit": good[:-1] + bytes([good[-1] ^ 1]),
+        "rows": tensors.encode_result(np.ones((1, 3), dtype=np.float32)),
+        "columns": tensors.encode_result(np.ones((2, 4), dtype=np.float32)),
+        "short": good[:10],
+    }[damage]
+    with pytest.raises(WireError):
+        read_in_pieces(bad, np.zeros((2, 3), np.float16), 8)
 
 
 @pytest.mark.parametrize("damage", ["cut", "longer", "magic", "version", "bit", "rows", "empty"])

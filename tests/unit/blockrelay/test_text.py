@@ -142,3 +142,11 @@ def test_a_decoder_we_cannot_follow_is_refused(decoder: dict[str, Any] | None) -
 def test_a_file_that_is_no_tokenizer_is_refused() -> None:
     with pytest.raises(BlockFolderError, match=r"tokenizer\.json"):
         Tokenizer("{}")
+
+
+@pytest.mark.parametrize("text", ["Tom has a ball. " * 3000, "a" * 40_000, "\u00e9\U0001f600 " * 9000])
+@pytest.mark.parametrize("library", [byte_level(), sentencepiece()], ids=["byte_level", "sentencepiece"])
+def test_a_long_text_has_the_tokens_of_the_library(library: LibraryTokenizer, text: str) -> None:
+    """It is encoded another way, in which the library lets others run."""
+    library.no_truncation()
+    assert Tokenizer(library.to_str()).encode(text) == library.encode(text).ids

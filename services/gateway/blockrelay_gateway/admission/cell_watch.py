@@ -49,6 +49,7 @@ class CellWatch:
         self._client, self._keys, self._scripts, self._followers = client, keys, scripts, followers
         self._metrics, self._watch, self._cell = metrics, watch, CellSettings()
         self._looked = float("-inf")
+        self._again: asyncio.Task[None] | None = None  # a look that has not begun
         self.full = self.protocol_gap = ""
         # Of Redis, whose clock decides about deadlines, before our steady one; until the first look, our host's.
         self._clock_ahead_ms = time.time() * 1000 - _steady_ms()
@@ -116,12 +117,21 @@ class CellWatch:
         self.full = full
 
     async def look_again(self) -> None:
-        """Before a refusal because memory is short: there may be room by now."""
-        if time.monotonic() - self._looked > LOOKED_S:
-            try:
-                await self.poll()
-            except RedisTrouble as error:
-                self._watch.met(error)
+        """Before a refusal because memory is short: there may be room by now. The look begins after this call, and is
+        one for all who come meanwhile: another that is under way may have read the memory before what made room."""
+        if self._again is None:
+            self._again = asyncio.create_task(self._look_soon(), name="look at Redis again")
+        await asyncio.shield(self._again)
+
+    async def _look_soon(self) -> None:
+        try:
+            await asyncio.sleep(max(0.0, self._looked + LOOKED_S - time.monotonic()))
+        finally:
+            self._again = None
+        try:
+            await self.poll()
+        except RedisTrouble as error:
+            self._watch.met(error)
 
     async def _make_room(self, used: int, most: int) -> int:
         """Forget requests that have ended, oldest first, until half the memory is free; the bytes in use then."""

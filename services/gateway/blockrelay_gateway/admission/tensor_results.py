@@ -37,8 +37,9 @@ POLL_S = 1.0
 RETRY_FOR_S = 60.0
 #: Pages of KV in one command: a few megabytes.
 FIELDS = 64
-#: Bytes of a result in one command, whole values.
-RESULT_PART = 4 << 20
+#: Bytes of a result in one command, whole values, and how many results are read at once: a part is there several times
+#: on its way, in no budget.
+RESULT_PART, READ_AT_ONCE = 1 << 20, 4
 
 
 class Results:
@@ -56,6 +57,7 @@ class Results:
         """`of_its_own`: the payload Redis is another one than the control Redis."""
         self._client, self._payload, self._keys, self._watch = client, payload, keys, watch
         self._of_its_own = of_its_own
+        self._reading = asyncio.Semaphore(READ_AT_ONCE)
         self._most: int | None = None  # bytes of all results; None: nobody has looked
         self.full = ""
 
@@ -105,17 +107,18 @@ class Results:
             ask = partial(cast(Any, self._payload.getrange), name, start, start + count - 1)
             return await self._read(ask, give_up)
 
-        header = await part(0, HEADER_BYTES)
-        if not header:
-            return False
-        size = reader.begin(header)
-        for start in range(0, size, RESULT_PART):
-            count = min(RESULT_PART, size - start)
-            piece = await part(HEADER_BYTES + start, count)
-            if len(piece) < count:  # its time was over
+        async with self._reading:
+            header = await part(0, HEADER_BYTES)
+            if not header:
                 return False
-            await by_size(count, reader.push, piece)
-        reader.end()
+            size = reader.begin(header)
+            for start in range(0, size, RESULT_PART):
+                count = min(RESULT_PART, size - start)
+                piece = await part(HEADER_BYTES + start, count)
+                if len(piece) < count:  # its time was over
+                    return False
+                await by_size(count, reader.push, piece)
+            reader.end()
         await self._read(lambda: cast(Any, self._payload.expire(name, READ_RESULT_S)), give_up)
         try:
             gone = {request: now_ms() + 1000 * READ_RESULT_S}

@@ -6,7 +6,7 @@ into it, a log is kept once for all its readers, and ACCEPT bounds how many ther
 """
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable
 from typing import TypeVar
 
@@ -30,6 +30,9 @@ class BodyBudget:
         self.max_bytes, self.used = max(max_bytes, largest_body), 0
         self.max_waiting = max(int(WAITING_SHARE * self.max_bytes), largest_body)
         self.max_large = max(int(LARGE_SHARE * self.max_bytes), largest_body)
+        #: What one tenant with a name may have of what waits.
+        self.max_tenant = max(self.max_waiting // 2, largest_body)
+        self.tenants: Counter[str] = Counter()
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     def room(self, count: int, most: int) -> bool:
@@ -67,12 +70,16 @@ class BodyBudget:
 class BodyShare:
     """What one request has of the budget: from the arrival of its body until nothing of it is kept."""
 
-    def __init__(self, budget: BodyBudget, *, large: bool = False) -> None:
-        """`large`: the body is known to be a large one."""
+    def __init__(self, budget: BodyBudget, *, large: bool = False, tenant: str = "") -> None:
+        """`large`: the body is known to be a large one. `tenant`: whose it is, where that is known."""
         self._budget, self._bytes, self._large = budget, 0, large
+        self._tenant, self._arrived = tenant, 0
 
     def take(self, count: int) -> None:
         """Raises LimitExceeded when it would be too much."""
+        if self._tenant and count and self._budget.tenants[self._tenant] + count > self._budget.max_tenant:
+            said = "this key has too many large requests on their way; try again later"
+            raise LimitExceeded(said, scope="client", limit="bodies", retry_after_s=retry_after_s(0))
         self._large = self._large or self._bytes + count > SMALL_BODY
         if count and not self._budget.room(count, self._budget.max_waiting if self._large else self._budget.max_bytes):
             raise _no_room()
@@ -81,7 +88,9 @@ class BodyShare:
     def add(self, count: int) -> None:
         """Bytes that are there already, whether there is room or not."""
         self._budget.used += count
+        self._budget.tenants[self._tenant] += count
         self._bytes += count
+        self._arrived += count
 
     def check(self, count: int) -> None:
         """Raise RequestTooLarge where there will never be room for so many bytes more."""
@@ -100,6 +109,10 @@ class BodyShare:
     def give_back(self) -> None:
         """Idempotent."""
         count, self._bytes = self._bytes, 0
+        self._budget.tenants[self._tenant] -= self._arrived
+        self._arrived = 0
+        if not self._budget.tenants[self._tenant]:
+            del self._budget.tenants[self._tenant]
         self._budget.give_back(count)
 
 

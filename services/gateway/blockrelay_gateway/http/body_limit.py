@@ -37,7 +37,8 @@ class BodyLimit:
             await self._app(scope, receive, send)
             return
         declared = dict(scope["headers"]).get(b"content-length", b"")
-        share = BodyShare(self._budget, large=not declared.isdigit() or int(declared) > SMALL_BODY)
+        large = not declared.isdigit() or int(declared) > SMALL_BODY
+        share = BodyShare(self._budget, large=large, tenant=scope["state"]["tenant"].name)
         try:
             received = await self._timeout.wait(self._read(scope, receive, share))
             if received is not None:
@@ -54,7 +55,8 @@ class BodyLimit:
     async def _read(self, scope: Scope, receive: Receive, share: BodyShare) -> ReceivedBody | None:
         """The whole body; None when the client left before its end. Raises RequestTooLarge, or LimitExceeded."""
         declared = dict(scope["headers"]).get(b"content-length", b"0")
-        size, too_large, more = 0, declared.isdigit() and int(declared) > self._max_bytes, True
+        announced = int(declared) if declared.isdigit() else 0
+        size, taken, too_large, more = 0, 0, announced > self._max_bytes, True
         parts: list[bytes] = []
         while more and not too_large:
             message = await receive()
@@ -64,7 +66,9 @@ class BodyLimit:
             size += len(part)
             too_large = size > self._max_bytes
             try:
-                share.take(len(part))
+                # All of it at once: of many that arrive together some find room, where else each would for a part only.
+                share.take(new := max(size, announced if size else 0) - taken)
+                taken += new
             except LimitExceeded:
                 parts.clear()
                 if more:

@@ -98,6 +98,27 @@ def test_the_past_does_not_refuse_the_present(settings: GatewaySettings, own_red
             assert gateway.http.get(f"/v1/requests/{background}").status_code == 404
 
 
+def test_everybody_who_would_be_refused_has_the_memory_looked_at(
+    settings: GatewaySettings, own_redis: RedisServer, keys: Keys
+) -> None:
+    """There is room again, which no look has seen yet, and many come at once: nobody is refused by the last look."""
+    settings = settings.model_copy(update={"redis_url": own_redis.url})
+    with redis_link.connect(own_redis.url) as client, running_gateway(settings) as gateway:
+        model = gateway.gateway.served.key
+        PlayedWorker(client=client, scripts=Scripts(client, keys), keys=keys, model=model).register()
+        client.config_set("maxmemory", 20 << 20)
+
+        def post(_: int) -> int:
+            return gateway.post("/v1/completions", **BODY, background=True).status_code
+
+        with ThreadPoolExecutor(16) as threads:
+            for _ in range(3):
+                client.setrange("ballast", 15 << 20, "x")
+                wait_until(lambda: gateway.cell.state.full, "memory is short")
+                client.delete("ballast")
+                assert set(threads.map(post, range(48))) == {202}
+
+
 @pytest.mark.parametrize(("mib", "requests"), [(5, 200), pytest.param(20, 2000, marks=pytest.mark.system)])
 def test_a_stream_of_requests_goes_through_little_memory(
     settings: GatewaySettings, own_redis: RedisServer, keys: Keys, mib: int, requests: int

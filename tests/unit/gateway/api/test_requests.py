@@ -9,7 +9,7 @@ from tokenizers import Tokenizer as LibraryTokenizer
 
 from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.block_folder.manifest import GenerationDefaults
-from blockrelay.errors import BadRequest, NotFound
+from blockrelay.errors import BadRequest, ContextLengthExceeded, NotFound
 from blockrelay.observability.traceparent import clean_traceparent
 from blockrelay.protocol.sampling_params import derive_seed
 from blockrelay.text.tokenizer import Tokenizer
@@ -401,3 +401,37 @@ def test_null_means_the_default_for_every_field(requests: OpenAIRequests) -> Non
 )
 def test_only_a_well_formed_traceparent_is_carried(header: str | None, kept: bool) -> None:
     assert clean_traceparent(header) == (header if kept else "")
+
+
+class NeverEncodes(Tokenizer):
+    """Tokenising is what takes time: a text that is too long by its bytes must not get there."""
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        raise AssertionError("tokenised")
+
+
+def test_a_text_that_is_too_long_by_its_bytes_is_not_tokenised(requests: OpenAIRequests, folder: BlockFolder) -> None:
+    assert folder.tokenizer_path is not None
+    builder = replace(requests.builder, tokenizer=NeverEncodes.from_file(folder.tokenizer_path))
+    assert builder.tokenizer is not None
+    most = builder.model.max_position * builder.tokenizer.longest
+    for text in ("a" * (most + 1), "\u00e9" * (most // 2 + 1)):
+        with pytest.raises(ContextLengthExceeded, match=r"maximum context length is 512 tokens, .* bytes"):
+            builder.encode(text, "prompt")
+    with pytest.raises(AssertionError):
+        builder.encode("a" * most, "prompt")
+
+
+def test_a_text_that_is_too_long_by_its_beginning_is_not_tokenised_whole(
+    requests: OpenAIRequests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a model whose longest token would let a megabyte pass."""
+    tokenizer = requests.builder.tokenizer
+    assert tokenizer is not None
+    monkeypatch.setattr(tokenizer, "longest", 10_000)
+    with pytest.raises(ContextLengthExceeded, match="and prompt has more than 1024"):
+        requests.builder.encode("x y " * 250_000, "prompt")
+    whole = "x " * 20_000
+    monkeypatch.setattr(tokenizer, "longest", 1 << 30)
+    longer = replace(requests.builder, model=replace(requests.builder.model, max_position=1 << 20))
+    assert longer.encode(whole, "prompt") == tokenizer.encode(whole), "one that may fit is tokenised as ever"

@@ -135,7 +135,7 @@ def test_a_message_without_room_is_refused_by_its_name(gateway: RunningGateway, 
     with connect(gateway) as socket:
         with send_head(gateway, 60_000) as slow:
             slow.sendall(b" " * 59_000)
-            wait_until(lambda: gateway.gateway.bodies.used == 59_000, "the slow client's body counts")
+            wait_until(lambda: gateway.gateway.bodies.used == 60_000, "the slow client's body counts")
             socket.send(large)
             answer = json.loads(socket.recv(timeout=20))
             assert (answer["id"], answer["session_id"], answer["error"]["code"]) == ("a", "s", "overloaded")
@@ -157,13 +157,13 @@ def test_a_message_is_not_read_before_there_is_room(gateway: RunningGateway, wor
 
     with send_head(gateway, 60_000) as slow:
         slow.sendall(b" " * 59_000)
-        wait_until(lambda: gateway.gateway.bodies.used == 59_000, "the slow client's body counts")
+        wait_until(lambda: gateway.gateway.bodies.used == 60_000, "the slow client's body counts")
         with connect(gateway) as socket, ThreadPoolExecutor() as threads:
             answer = threads.submit(lambda: (socket.send(in_parts()), socket.recv(timeout=20))[1])
             assert sent.wait(20)
             for _ in range(3):  # rounds of the event loop, each of which reads what there is
                 assert gateway.http.get("/livez").status_code == 200
-            assert gateway.gateway.bodies.used == 59_000
+            assert gateway.gateway.bodies.used == 60_000
             slow.close()
             rest.set()
             assert json.loads(answer.result())["status"] == "queued"
@@ -194,3 +194,26 @@ def test_an_endless_head_is_refused(gateway: RunningGateway) -> None:
     with pytest.raises((httpx.HTTPError, AssertionError)):
         answer = gateway.http.get("/v1/models", headers={"x-long": "a" * 200_000})
         assert answer.is_success
+
+
+def test_a_key_has_half_of_the_room_of_large_bodies(
+    settings: GatewaySettings, tmp_path: Path, worker: PlayedWorker
+) -> None:
+    file = tmp_path / "keys.json"
+    one, other = (add_key(file, Tenant(name=name)) for name in ("one", "other"))
+    more = {"api_keys": file, "max_body_bytes": 20_000, "max_bodies_bytes": 400_000, "max_connections": 9}
+
+    def head(key: str) -> bytes:
+        lines = ("POST /v1/completions HTTP/1.1", "host: localhost", f"authorization: Bearer {key}")
+        return "\r\n".join((*lines, "content-length: 20000", "\r\n")).encode() + b" "
+
+    with running_gateway(settings.model_copy(update=more)) as gateway, ExitStack() as slow:
+        for number in range(1, 6):
+            slow.enter_context(connected(gateway)).sendall(head(one))
+            wait_until(lambda number=number: gateway.gateway.bodies.used == number * 20_000, "its room is taken")
+        answers = [
+            gateway.http.post("/v1/completions", content=b" " * 20_000, headers={"authorization": f"Bearer {key}"})
+            for key in (one, other)
+        ]
+        assert [answer.status_code for answer in answers] == [429, 400]
+        assert int(answers[0].headers["retry-after"]) >= 1
