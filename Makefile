@@ -279,8 +279,8 @@ drill: install ## hurts a loaded system at random and compares every answer
 bench-simulator: install ## how right the simulator of whole systems is
 	$(BIN)/python -m bench.simulate.accuracy $(ARGS)
 
-# Beside other servers, which install themselves into .bench; writes docs/benchmarks.md. ARGS="--help" shows how to take
-# parts. PEER_PIP goes to the installation of peers, for example an index of CPU-only builds of torch.
+# Beside other servers, which install themselves into .bench; writes .bench/benchmarks.md, with ARGS=--publish
+# docs/benchmarks.md. ARGS="--help" shows how to take parts. PEER_PIP goes to the installation of peers, for example an index of CPU-only builds of torch.
 bench: install ## speed beside other servers, an hour
 	PEER_PIP='$(PEER_PIP)' $(BIN)/python -m bench.compare $(ARGS)
 

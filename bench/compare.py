@@ -1,8 +1,8 @@
 """Blockrelay beside other servers on one model and machine: `python -m bench.compare` (`make bench`).
 
-Measures what is not yet in `docs/benchmarks.json`, one unit after the other, and writes `docs/benchmarks.md` and its
-plot from it. Environments, models and conversions lie in `.bench/`. A peer that cannot be installed or measured is
-reported in the table.
+Measures what is not yet in `.bench/benchmarks.json`, one unit after the other, and writes a page and its plot from it
+beside it. `--publish` does so in `docs/`, with what is newer in `.bench/`. Environments, models and conversions lie in
+`.bench/`. A peer that cannot be installed or measured is reported in the table.
 """
 
 import argparse
@@ -27,6 +27,7 @@ ROOT = Path(__file__).parents[1]
 DOCS, WORK = ROOT / "docs", ROOT / ".bench"
 ENVS, MODELS, CONVERTED = WORK / "envs", WORK / "models", WORK / "work"
 BLOCKRELAY = Path(sys.executable).with_name("blockrelay")
+FIGURES = "benchmarks.json"
 #: Seconds that one run may take.
 PATIENCE_S = 900
 
@@ -159,9 +160,21 @@ def _convert(unit: Unit) -> str:
 
 
 def write_pages(store: Store) -> None:
-    DOCS.mkdir(exist_ok=True)
-    (DOCS / "benchmarks.md").write_text(markdown(store.records))
-    (DOCS / PLOT_NAME).write_text(plot(store.records))
+    """Beside the figures."""
+    folder = store.path.parent
+    folder.mkdir(exist_ok=True)
+    (folder / "benchmarks.md").write_text(markdown(store.records))
+    (folder / PLOT_NAME).write_text(plot(store.records))
+
+
+def opened_store(*, publish: bool, docs: Path = DOCS, work: Path = WORK) -> Store:
+    """The figures of this machine's user; to publish, those of the documents with what is newer among them."""
+    own = Store.open(work / FIGURES)
+    if not publish:
+        return own
+    store = Store.open(docs / FIGURES)
+    store.take(own.records)
+    return store
 
 
 def chosen_parts(text: str) -> list[str]:
@@ -190,13 +203,14 @@ def main() -> int:
     parser.add_argument("--again", action="store_true", help="forget what was measured of these parts and sides before")
     parser.add_argument("--prepare", action="store_true", help="install and convert, measure nothing")
     parser.add_argument("--report", action="store_true", help="write the pages from what is stored, measure nothing")
+    parser.add_argument("--publish", action="store_true", help="write into docs/, whose README has some of the figures")
     options = parser.parse_args()
     try:
         parts = chosen_parts(options.only)
     except ValueError as error:
         parser.error(str(error))
     chosen = chosen_sides(options.sides)
-    store = Store.open(DOCS / "benchmarks.json")
+    store = opened_store(publish=options.publish)
     if not options.report:
         store.move_to(describe_machine(), parts)
     units = [] if options.report else [unit for unit in all_units(parts, rounds=options.rounds) if chosen(unit)]

@@ -1,4 +1,4 @@
-"""The measured figures as they lie in `docs/benchmarks.json`, and medians of them. Raw: a record per unit."""
+"""The measured figures as they lie in a `benchmarks.json`, and medians of them. Raw: a record per unit."""
 
 import json
 import math
@@ -51,6 +51,14 @@ class Store:
         """Drop the records of these parts that another machine has measured: figures of two are never compared. Until
         the next `put` in memory only."""
         self.records = [one for one in self.records if one.part not in parts or one.machine == machine]
+
+    def take(self, records: Sequence[Record]) -> None:
+        """Store those that are newer. What another machine has measured of their parts goes."""
+        for record in records:
+            known = next((one for one in self.records if one.key == record.key), None)
+            if known is None or known.at < record.at:
+                self.move_to(record.machine, [record.part])
+                self.put(record)
 
     def put(self, record: Record) -> None:
         """Store a record in place of an older one of its unit."""

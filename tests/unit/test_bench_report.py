@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -10,10 +11,10 @@ from xml.etree import ElementTree
 import pytest
 
 from bench import published
-from bench.compare import chosen_parts, chosen_sides
+from bench.compare import chosen_parts, chosen_sides, opened_store, write_pages
 from bench.environments import PEERS, last_line
 from bench.records import Record, Store, by_round, faults, median, paired_ratio
-from bench.report import markdown, plot
+from bench.report import PLOT_NAME, markdown, plot
 from bench.targets import TARGETS, THIN_STAGES, WIDE_STAGES
 from bench.units import ON_DEMAND, OUR_PRECISIONS, OUR_RUNS, OURS, OURS_SMALL, PARTS, SCENARIOS, all_units
 
@@ -138,6 +139,23 @@ def test_what_was_measured_is_found_again_on_the_same_machine_only(tmp_path: Pat
     store.forget({(again.part, again.side)})
     assert (again.part, again.side) not in {(r.part, r.side) for r in store.records}, "of no round"
     assert store.records
+
+
+def test_documents_get_figures_only_where_that_is_asked_for(tmp_path: Path) -> None:
+    docs, work = tmp_path / "docs", tmp_path / ".bench"
+    before = record("peers", BEST, figures=[entry(1, 128, decode=7, prefill=7)])
+    Store.open(docs / "benchmarks.json").put(before)
+    own = opened_store(publish=False, docs=docs, work=work)
+    assert own.records == [], "what others have measured is none of this machine's"
+    newer = replace(before, at="2999-01-01T00:00:00+00:00", machine={**MACHINE, "cpu": "Quipu"})
+    own.put(newer)
+    write_pages(own)
+    assert {path.name for path in work.iterdir()} == {"benchmarks.json", "benchmarks.md", PLOT_NAME}
+    assert Store.open(docs / "benchmarks.json").records == [before] and len(list(docs.iterdir())) == 1
+    published = opened_store(publish=True, docs=docs, work=work)
+    assert published.records == [newer] and published.path.parent == docs
+    own.put(replace(newer, at="2000-01-01T00:00:00+00:00"))
+    assert opened_store(publish=True, docs=docs, work=work).records == [newer], "an older one is none to publish"
 
 
 def test_figures_of_a_part_are_of_one_machine_and_those_of_others_stay(tmp_path: Path) -> None:
@@ -273,7 +291,7 @@ def test_the_last_words_of_a_failure_are_its_error() -> None:
 @pytest.mark.skipif(not (DOCS / "benchmarks.json").exists(), reason="nothing was measured yet")
 def test_the_committed_page_is_made_of_the_committed_figures() -> None:
     store = Store.open(DOCS / "benchmarks.json")
-    assert (DOCS / "benchmarks.md").read_text() == markdown(store.records), "make bench ARGS=--report"
+    assert (DOCS / "benchmarks.md").read_text() == markdown(store.records), "make bench ARGS='--report --publish'"
     assert (DOCS / "benchmarks.svg").read_text() == plot(store.records)
 
 

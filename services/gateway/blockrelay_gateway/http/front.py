@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable
+from urllib.parse import urlsplit
 
 from starlette.routing import BaseRoute, Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -38,6 +39,8 @@ class Front:
             scope = {**scope, "path": path.removeprefix(prefix) or "/"}
         if scope["type"] == "http" and scope["method"] == "HEAD":  # the server sends no body of it
             scope = {**scope, "method": "GET", IS_HEAD: True}
+        if scope["type"] == "http":
+            send = _with_prefix(send, prefix)
         own = [value for name, value in scope["headers"] if name == REQUEST_ID]
         if len(own) == 1 and _PRINTABLE.fullmatch(own[0]):
             send = _with_header(send, CLIENT_REQUEST_ID, own[0])
@@ -58,6 +61,25 @@ class Options:
             return
         await send({"type": "http.response.start", "status": 204, "headers": [(b"allow", ", ".join(methods).encode())]})
         await send({"type": "http.response.body", "body": b""})
+
+
+def _with_prefix(send: Send, prefix: str) -> Send:
+    """A redirect (of a path with a slash too many) leads to a path of the server that the client has asked: what scheme
+    and name that has, the proxy knows."""
+
+    async def sends(message: Message) -> None:
+        if message["type"] == "http.response.start" and 300 <= message["status"] < 400:
+            headers = [(n, _below(prefix, v) if n == b"location" else v) for n, v in message.get("headers", ())]
+            message = {**message, "headers": headers}
+        await send(message)
+
+    return sends
+
+
+def _below(prefix: str, location: bytes) -> bytes:
+    parts = urlsplit(location.decode("latin-1"))
+    path = prefix + (parts.path.removeprefix(prefix) if parts.path.startswith(f"{prefix}/") else parts.path)
+    return (path + (f"?{parts.query}" if parts.query else "")).encode("latin-1")
 
 
 def _with_header(send: Send, name: bytes, value: bytes) -> Send:

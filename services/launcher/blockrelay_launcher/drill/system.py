@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
+from urllib.parse import unquote
 
 import redis
 
@@ -54,7 +55,7 @@ class DrilledSystem:
         if target == "device":
             return sorted(child for worker in self.pids("worker") for child in _children(worker))
         url = self.redis_urls.get(target, "")
-        what = url.removeprefix("unix://") if url else f"-m blockrelay_{target}"
+        what = unquote(url.removeprefix("unix://")) if url else f"-m blockrelay_{target}"
         return sorted(pid for pid in _children(self.process.pid) if what in _command_line(pid))
 
     @property

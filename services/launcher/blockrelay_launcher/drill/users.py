@@ -5,6 +5,7 @@ import os
 import secrets
 from collections.abc import Sequence
 from pathlib import Path
+from urllib.parse import quote
 
 from blockrelay.errors import UsageError
 from blockrelay.redis.users import ROLES
@@ -38,7 +39,7 @@ def put_in_force(users: Path, data: Path, services: Sequence[str]) -> None:
     (data / "settings").mkdir(mode=0o700)
     for service in services:
         role = service.partition("-")[0]
-        urls = {server: f"unix://{role}:{passwords[role]}@{socket}" for server, socket in sockets.items()}
+        urls = {server: f"unix://{role}:{passwords[role]}@{quote(str(socket))}" for server, socket in sockets.items()}
         lines = [f"BLOCKRELAY_REDIS_URL={urls['control']}", f"BLOCKRELAY_PAYLOAD_REDIS_URL={urls['payload']}"]
         if role == "worker":  # pages on the payload Redis too, so that its user needs all of its rights
             lines.append(f"BLOCKRELAY_PAGE_STORE_REDIS_BYTES={1 << 26}")

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+from urllib.parse import quote
 
 from blockrelay.errors import ServiceUnavailable
 from blockrelay.host.memory import allowed_bytes
@@ -105,7 +106,7 @@ class EmbeddedRedis:
     @property
     def url(self) -> str:
         """The same after every restart on the same data."""
-        return f"unix://{self.socket}"
+        return f"unix://{quote(str(self.socket))}"
 
     def command(self) -> list[str]:
         """The argument vector. The log goes to stdout."""

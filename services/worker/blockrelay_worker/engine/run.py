@@ -10,7 +10,7 @@ from blockrelay.protocol.messages import RequestBody
 from blockrelay.protocol.sampling_params import SamplingParams
 from blockrelay_worker.kernels.specification import PAGE
 from blockrelay_worker.kv.state import KvState
-from blockrelay_worker.sampling.prompt_lookup import Drafter, right_drafts
+from blockrelay_worker.sampling.prompt_lookup import Drafter, KnownTokens, right_drafts
 from blockrelay_worker.sampling.stop_conditions import Progress
 from blockrelay_worker.transport.stage_spans import RunTrace
 
@@ -285,7 +285,7 @@ class Run:
             return []
         assert self.first is not None
         if self.first.drafter is None:
-            self.first.drafter = Drafter()
+            self.first.drafter = Drafter(known=KnownTokens(self.body.prompt))
         # The token after the last draft must still be wanted, or its row was in vain.
         room = min(self.prompt_length + self.params.max_tokens, self.identity.context) - len(self._tokens) - 1
         return self.first.drafter.draft(self._tokens, min(limit, room))

@@ -14,6 +14,7 @@ from blockrelay.protocol.transitions import calls
 from blockrelay_gateway.app import ROUTERS
 from tests.support.gateway.played import PlayedWorker, RunningGateway, running_gateway, settings_for
 from tests.support.redis.redis_server import RedisServer
+from tests.support.waiting import wait_until
 
 HEALTH = ("/health", "/v1/health", "/ping")
 ROUTES = [route for router in ROUTERS for route in router.routes if isinstance(route, Route)]
@@ -37,7 +38,7 @@ def test_health_is_503_exactly_while_no_token_could_be_produced(
     for name in worker.names:
         worker.scripts.run(calls.dead(name, silent_s=0))
     for probe in (path, "/readyz"):
-        assert gateway.http.get(probe).status_code == 503
+        wait_until(lambda at=probe: gateway.http.get(at).status_code == 503, "what was known is not fresh any more")
     assert gateway.http.get(path).json() == {"status": "not ready"}, "no reasons: anybody may ask"
     assert gateway.http.get("/livez").status_code == 200
 
@@ -81,6 +82,14 @@ def test_a_proxy_may_cut_its_prefix_off_or_leave_it(below: RunningGateway, prefi
     with connect(below.url.replace("http", "ws") + prefix) as socket:
         socket.send('{"id": 1, "prompt": []}')
         assert json.loads(socket.recv(timeout=20))["id"] == 1
+
+
+@pytest.mark.parametrize("prefix", ["", "/llm"])
+def test_a_redirect_stays_below_the_prefix(below: RunningGateway, gateway: RunningGateway, prefix: str) -> None:
+    redirected = below.http.get(f"{prefix}/version/?a=1")
+    assert (redirected.status_code, redirected.headers["location"]) == (307, "/llm/version?a=1")
+    assert below.http.get(redirected.headers["location"]).status_code == 200
+    assert gateway.http.get("/version/").headers["location"] == "/version", "no scheme that a proxy for TLS has not"
 
 
 def test_a_page_behind_a_proxy_is_our_own(gateway: RunningGateway) -> None:

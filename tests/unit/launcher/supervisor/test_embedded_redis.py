@@ -129,3 +129,14 @@ def test_a_socket_path_that_is_too_long_moves(tmp_path: Path) -> None:
     assert stat.S_IMODE(server.socket.parent.stat().st_mode) == 0o700
     unplace(server)
     assert not server.socket.parent.exists() and server.folder.exists()
+
+
+@pytest.mark.parametrize("name", ["a#b", "100%41", "a b?c=d", "at@home"])
+def test_a_folder_may_have_any_name(tmp_path: Path, name: str) -> None:
+    server = place(find_server_program(), tmp_path / name, durable=True)
+    with started(server) as (client, _):
+        client.set("k", "v")
+        assert server.socket.is_socket()
+    assert name in str(server.socket), "not too long for a socket"
+    with started(server) as (client, _):
+        assert client.get("k") == b"v"

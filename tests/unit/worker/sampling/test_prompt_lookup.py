@@ -1,9 +1,24 @@
 """Guesses at the next tokens: what repeats is found, and a run that guesses badly stops."""
 
+import random
+import tracemalloc
+from unittest import mock
+
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blockrelay_worker.sampling.prompt_lookup import GROUPS, LONGEST_PAUSE, MOST, Drafter, right_drafts
+from blockrelay_worker.sampling import prompt_lookup
+from blockrelay_worker.sampling.prompt_lookup import (
+    GROUPS,
+    INDEXED,
+    INDEXED_AT_ONCE,
+    LONGEST_PAUSE,
+    MOST,
+    Drafter,
+    KnownTokens,
+    right_drafts,
+)
 
 
 def test_what_followed_the_last_tokens_before_is_the_guess() -> None:
@@ -32,6 +47,37 @@ def test_it_is_a_function_of_the_tokens_however_they_came(tokens: list[int], mos
     for end in range(len(tokens) + 1):
         found = growing.draft(tokens[:end], most)
         assert found == Drafter(length=MOST).draft(tokens[:end], most) == searched(tokens[:end], most)
+
+
+@given(st.lists(st.integers(0, 3), max_size=60), st.integers(0, 60), st.lists(st.integers(1, 9), min_size=60))
+def test_what_the_index_does_not_know_is_searched(tokens: list[int], first: int, news: list[int]) -> None:
+    """With an index of very few tokens, after a prompt of any length, however many tokens come at once."""
+    few = {"INDEXED": 5, "INDEXED_AT_ONCE": 2, "SEARCHED": 4}
+    with mock.patch.dict(vars(prompt_lookup), few):
+        drafter = Drafter(length=MOST, known=KnownTokens(np.array(tokens[:first], np.int32)))
+        end = min(first, len(tokens))
+        for new in news:
+            assert drafter.draft(tokens[:end], 8) == searched(tokens[:end], 8)
+            end = min(end + new, len(tokens))
+
+
+def test_a_long_prompt_is_indexed_in_steps_and_never_whole() -> None:
+    dice = random.Random(1)
+    tokens = [dice.randrange(50_000) for _ in range(131_072)]
+    prompt = np.array(tokens, np.int32)
+    tracemalloc.start()
+    drafter, before = Drafter(known=KnownTokens(prompt)), 0
+    for _ in range(3 * INDEXED // INDEXED_AT_ONCE):
+        drafter.draft(tokens, 8)
+        size = len(drafter._followers)  # pyright: ignore[reportPrivateUsage]
+        assert size - before <= len(GROUPS) * INDEXED_AT_ONCE
+        before = size
+        tokens.append(dice.randrange(50_000))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert before <= len(GROUPS) * 2 * INDEXED and peak < 5 << 20
+    tokens += tokens[70_000:70_004]
+    assert drafter.draft(tokens, 2) == tokens[70_004:70_006], "and yet all of it is found"
 
 
 def searched(tokens: list[int], most: int) -> list[int]:
