@@ -79,7 +79,9 @@ def gpu_report(
 
 def versions() -> dict[str, str]:
     """Of the packages that decide how a device computes."""
-    named = {str(one.metadata["Name"]).lower(): one.version for one in distributions()}
+    named: dict[str, str] = {}
+    for one in distributions():
+        named.setdefault(str(one.metadata["Name"]).lower(), one.version)  # the first one is what is imported
     return {name: named[name] for name in sorted(named) if _PACKAGES.fullmatch(name)}
 
 

@@ -13,7 +13,7 @@ import pytest
 from blockrelay.block_folder.folder import BlockFolder
 from blockrelay_worker.execution.onnx.providers.provider import CpuProvider
 from blockrelay_worker.offline.device_trial import ROWS, try_device
-from blockrelay_worker.offline.gpu_report import anonymous
+from blockrelay_worker.offline.gpu_report import anonymous, versions
 from tests.support.worker.nvidia_smi import install_smi
 
 CUDA_SAYS = (
@@ -65,6 +65,15 @@ class Failing(CpuProvider):
 
     def add_to(self, options: object, *, capture: bool = False) -> list[str]:
         raise RuntimeError("the driver says no")
+
+
+def test_of_two_versions_the_one_that_is_imported_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder of packages before those of the environment, as PYTHONPATH puts it."""
+    (tmp_path / "numpy-99.0.dist-info").mkdir()
+    (tmp_path / "numpy-99.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: numpy\nVersion: 99.0\n")
+    assert versions()["numpy"] != "99.0"
+    monkeypatch.syspath_prepend(tmp_path)
+    assert versions()["numpy"] == "99.0"
 
 
 def test_what_fails_is_told(fp32: BlockFolder) -> None:
