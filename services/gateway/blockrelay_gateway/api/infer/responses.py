@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from numpy.typing import NDArray
 
@@ -141,7 +141,7 @@ def pipeline_error(error: BlockrelayError, end: EndEntry, *, session_id: str | N
 class InferFormat:
     """The text form; streamed: one object per token, then the same object as without streaming."""
 
-    opens_early = True
+    opens_early: ClassVar[bool] = True
 
     def __init__(self) -> None:
         self._answers: dict[int, Answer] = {}

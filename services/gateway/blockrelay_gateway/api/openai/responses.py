@@ -6,7 +6,7 @@ Extensions, all optional to read: `seed`, `max_tokens` (that in force), `token_i
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from blockrelay.errors import BlockrelayError
 from blockrelay.protocol.encoding.request_ids import Prefix
@@ -72,7 +72,7 @@ def fallback_events(requests: Sequence[FollowedRequest]) -> list[dict[str, Any]]
 
 
 class _Base:
-    opens_early = False  # as OpenAI's servers: benchmark tools take the first event for the first token
+    opens_early: ClassVar[bool] = False  # as OpenAI's servers: benchmark tools take the first event for the first token
 
     def __init__(self, kind: Kind, model: str, tokenizer: Tokenizer | None, options: Options) -> None:
         self._kind: Kind = kind
