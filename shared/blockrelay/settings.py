@@ -114,7 +114,12 @@ class GatewaySettings(Settings):
         default=300.0, ge=0, description="refuse what would wait longer for its first token; 0: never"
     )
     kv_overcommit: float = Field(default=64.0, ge=0, description="KV pages promised for each that exists; 0: no limit")
-    default_max_tokens: int = Field(default=128, ge=1, description="max_tokens where request and model name none")
+    default_max_tokens: int | None = Field(
+        default=None,
+        ge=1,
+        description="max_tokens where request and model name none; default: 128, and for chats the rest of the context "
+        "as far as pools and budgets allow (docs/admission.md)",
+    )
     max_tokens_limit: int | None = Field(
         default=None, ge=1, description="no max_tokens counts for more; default: the room in the model's context"
     )

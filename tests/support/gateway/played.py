@@ -46,6 +46,7 @@ class PlayedWorker:
     keys: Keys
     model: str
     names: tuple[str, ...] = ("w0", "w1")
+    split: str = SPLIT
     positions: dict[str, int] = field(default_factory=dict[str, int])  # by run: tokens that it has said
 
     def register(self, *, stages: tuple[int, ...] = (0, 1), pages: int = 1000, plan: bool = True) -> "PlayedWorker":
@@ -57,12 +58,12 @@ class PlayedWorker:
             name = self.names[stage]
             announce(
                 self.client, self.keys, name,
-                model=self.model, split=SPLIT, stage=stage, pages=pages, slots=64, numerics=NUMERICS,
+                model=self.model, split=self.split, stage=stage, pages=pages, slots=64, numerics=NUMERICS,
             )  # fmt: skip
         if plan:
             published = Plan(
                 epoch=0,
-                split=SPLIT,
+                split=self.split,
                 route_class="cpu",
                 assignments={self.names[s]: s for s in stages},
                 blocks={"block_1": "CPU", "block_2": "CPU"},
@@ -82,12 +83,12 @@ class PlayedWorker:
         now = int(seconds) * 1000 + int(micros) // 1000
         self.client.zadd(self.keys.workers, {self.names[stage]: now for stage in stages})
 
-    def claim(self, count: int = 1) -> list[Claimed]:
+    def claim(self, count: int = 1, stages: tuple[int, ...] = (0, 1)) -> list[Claimed]:
         """Wait for `count` jobs and take them, oldest first."""
         found: list[Claimed] = []
 
         def enough() -> bool:
-            self.beat()
+            self.beat(stages)
             call = calls.claim(self.names[0], count - len(found), free_pages=1000)
             found.extend(self.scripts.run(call))
             return len(found) >= count

@@ -31,6 +31,7 @@ from blockrelay_gateway.admission.admission_request import AdmissionRequest
 from blockrelay_gateway.admission.cell_watch import CellWatch
 from blockrelay_gateway.admission.limits import counted_again, limits_for, priority_of
 from blockrelay_gateway.admission.namespaces import scoped
+from blockrelay_gateway.admission.open_ended import PoolShares, bounded
 from blockrelay_gateway.admission.refusals import memory_used_up, pages_of, refusal
 from blockrelay_gateway.admission.submission import Effect, Event, State, answered, step
 from blockrelay_gateway.admission.tensor_results import Results
@@ -80,6 +81,7 @@ class Admission:
         streaming: Streaming,
         cell: CellWatch,
         results: Results,
+        pools: PoolShares,
         metrics: GatewayMetrics,
         tenants: TenantMetrics,
         watch: RedisWatch,
@@ -90,7 +92,8 @@ class Admission:
         settings: GatewaySettings,
     ) -> None:
         """`blocks`: of the model, for the log."""
-        self._scripts, self._streaming, self._cell, self._results = scripts, streaming, cell, results
+        self._scripts, self._streaming, self._cell = scripts, streaming, cell
+        self._results, self._pools = results, pools
         self._metrics, self._tenants, self._watch = metrics, tenants, watch
         self._gateway, self._model, self._blocks, self._settings = gateway, model, blocks, settings
 
@@ -117,6 +120,9 @@ class Admission:
         for request in requests:
             if request.given:
                 await self._results.give(request.request, request.given)
+        if any(request.open_ended for request in requests):
+            share = await self._pools.pages()
+            requests = [bounded(request, tenant, share) for request in requests]
         pages = max(pages_of(request, PAGE_TOKENS) for request in requests) if together else 0
         submitted: list[_Submitted] = []
         try:
@@ -236,6 +242,7 @@ class Admission:
             priority=priority_of(own, tenant),
             reader=self._gateway if own.fingerprint else "",
             result_bytes=own.result_bytes,
+            expected_tokens=own.expected_tokens,
             binding=binding,
         )
         followed = FollowedRequest(acceptance, own.params, created=int(time.time()), cell=self._cell.name)

@@ -22,7 +22,13 @@ class AdmissionRequest:
     result_bytes: int = 0  # what its tensor result, and KV, takes of the payload Redis
     given: Mapping[str, bytes] = field(default_factory=dict[str, bytes])  # KV that its client gave, by `kv_pages.field`
 
+    open_ended: bool = False
+    """Its client named no `max_tokens`, and those of `params` are what the context has room for."""
+    expected_tokens: int | None = None
+    """New tokens that admission counts for it; None: all that it may generate."""
+
     @property
     def tokens(self) -> int:
-        """Of the prompt, and those that it may generate."""
-        return int(self.body.prompt.size) + self.params.max_tokens
+        """Tokens that it is charged when it is accepted: its prompt, and those that it is expected to generate."""
+        new = self.params.max_tokens if self.expected_tokens is None else self.expected_tokens
+        return int(self.body.prompt.size) + new

@@ -87,7 +87,7 @@ def _too_large(request: AdmissionRequest, page_tokens: int, pool: int) -> BadReq
 
 def pages_of(request: AdmissionRequest, page_tokens: int) -> int:
     """KV pages of one block that the request may fill."""
-    return -(-request.tokens // page_tokens)
+    return -(-(int(request.body.prompt.size) + request.params.max_tokens) // page_tokens)
 
 
 def memory_used_up(message: str) -> LimitExceeded:

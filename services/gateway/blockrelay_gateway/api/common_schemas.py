@@ -21,7 +21,7 @@ class SamplingFields(Strict):
     max_tokens: int | None = Field(
         default=None,
         description="new tokens at most, and no more than the context has room for; default: the model's, else "
-        "BLOCKRELAY_DEFAULT_MAX_TOKENS",
+        "BLOCKRELAY_DEFAULT_MAX_TOKENS, else 128, and for chats the rest of the context as far as pools allow",
     )
     temperature: float | None = Field(default=None, description="0 to 2, 0 = greedy; default: the model's, else 1")
     top_p: float | None = Field(

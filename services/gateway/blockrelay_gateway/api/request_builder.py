@@ -17,6 +17,7 @@ from blockrelay.protocol.sampling_params import SamplingParams, check_logprobs, 
 from blockrelay.text.tokenizer import LONG_TEXT, Tokenizer
 from blockrelay_gateway.admission.admission_request import AdmissionRequest
 from blockrelay_gateway.admission.idempotency import Name
+from blockrelay_gateway.admission.open_ended import EXPECTED
 from blockrelay_gateway.api.client_headers import ClientHeaders
 from blockrelay_gateway.api.common_schemas import SamplingFields
 
@@ -37,6 +38,7 @@ class FieldNames:
 class RequestBuilder:
     """Knows the model. Methods raise BadRequest (NotFound for another model) with the field's name.
 
+    `default_max_tokens`: of requests that name none; None: EXPECTED, and for chats what admission finds room for.
     `max_tokens_limit`: at most so many new tokens for any request; None: as many as the context has room for.
     """
 
@@ -44,7 +46,7 @@ class RequestBuilder:
     model: ModelConfig
     generation: GenerationDefaults
     tokenizer: Tokenizer | None
-    default_max_tokens: int
+    default_max_tokens: int | None
     max_tokens_limit: int | None = None
 
     def check_model(self, name: str | None) -> None:
@@ -87,9 +89,11 @@ class RequestBuilder:
         max_tokens: int | None,
         logprobs: int | None,
         headers: ClientHeaders,
+        open_ended: bool = False,
         names: FieldNames = FieldNames(),  # frozen
     ) -> AdmissionRequest:
-        """A request for text; `fields` are those that all APIs spell the same.
+        """A request for text; `fields` are those that all APIs spell the same. `open_ended`: one that may use the
+        rest of the context where neither its client nor the model nor the settings say how many tokens.
 
         `max_tokens` is a ceiling: what is in force is what there is room for in the context behind the prompt.
         """
@@ -99,7 +103,8 @@ class RequestBuilder:
         if logprobs is not None:
             check_logprobs(logprobs, param=names.logprobs)
         stop = (fields.stop,) if isinstance(fields.stop, str) else tuple(fields.stop or ())
-        asked = max_tokens or self.generation.max_tokens or self.default_max_tokens
+        named = max_tokens or self.generation.max_tokens or self.default_max_tokens
+        asked = named or (context if open_ended else EXPECTED)
         params = SamplingParams(
             max_tokens=min(asked, self.max_tokens_limit or asked, max(1, context - len(prompt))),
             temperature=_first(fields.temperature, self.generation.temperature, 1.0),
@@ -135,6 +140,7 @@ class RequestBuilder:
             params=params,
             timeout_s=checked_timeout(fields.timeout),
             priority=fields.priority,
+            open_ended=open_ended and named is None,
         )
 
     def _stop_ids(self, stop: Sequence[str], given: Sequence[int]) -> tuple[int, ...]:

@@ -17,6 +17,7 @@ from blockrelay.redis.errors import RedisWatch
 from blockrelay.settings import GatewaySettings
 from blockrelay_gateway.admission.accept import Admission, Streaming
 from blockrelay_gateway.admission.cell_watch import CellWatch
+from blockrelay_gateway.admission.open_ended import PoolShares
 from blockrelay_gateway.admission.tensor_results import Results
 from blockrelay_gateway.cells.cell import Cell, ServedModel
 from blockrelay_gateway.cells.readiness import Readiness
@@ -86,6 +87,7 @@ def build_cell(
         Streaming(followed=followed, followers=followers, records=records, resumption=resumption),
         state,
         results,
+        PoolShares(client, keys, model=key),
         metrics,
         tenants,
         watch,

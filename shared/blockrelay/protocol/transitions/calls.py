@@ -142,6 +142,7 @@ def accept(
     result_bytes: int = 0,
     confirm: bool = False,
     binding: Binding | None = None,
+    expected_tokens: int | None = None,
 ) -> Call[Accepted]:
     """`deadline_ms` is absolute Unix time in milliseconds, 0 for none. `max_in_flight` of the whole cell.
 
@@ -150,6 +151,8 @@ def accept(
     A lower `priority` is claimed earlier; within one, tenants share the workers by `weight`.
     `reader`: the gateway that reads the request if it exists already; it then counts as one of its followers.
     `result_bytes`: what its tensor result will take of the payload Redis; 0 for tokens.
+    `expected_tokens`: new tokens that the books count for it, where it may have more (what is beyond them is charged at
+    its end).
     `confirm`: write something even for a request that is there already, so that WAIT behind it speaks of that one too.
     `binding`: of a request with a key or a session, where there are several cells.
     """
@@ -160,7 +163,7 @@ def accept(
         "deadline_ms": deadline_ms,
         "body": body.encode(),
         "prompt_tokens": int(body.prompt.size),
-        "max_tokens": int(body.params.get("max_tokens") or 0),
+        "max_tokens": int(body.params.get("max_tokens") or 0) if expected_tokens is None else expected_tokens,
         "fingerprint": fingerprint,
         "retention_s": retention_s,
         "tenant": tenant,

@@ -34,7 +34,7 @@ def requests(folder: BlockFolder, tokenizer: Tokenizer) -> OpenAIRequests:
         model=folder.model,
         generation=GenerationDefaults(),
         tokenizer=tokenizer,
-        default_max_tokens=128,
+        default_max_tokens=None,
     )
     return OpenAIRequests(builder, ChatTemplate(template, special_tokens=folder.model.template_tokens))
 
@@ -138,6 +138,20 @@ def test_a_cache_salt_that_cannot_be_meant_is_refused(requests: OpenAIRequests, 
     with pytest.raises(BadRequest) as refused:
         complete(requests, cache_salt=salt)
     assert refused.value.param == "cache_salt"
+
+
+def test_a_chat_without_a_limit_is_open_ended_and_nothing_else_is(requests: OpenAIRequests) -> None:
+    asked = chat(requests)
+    assert asked.open_ended and asked.params.max_tokens == 512 - asked.body.prompt.size
+    for fields in ({"max_tokens": 400}, {"max_completion_tokens": 4}):
+        assert not chat(requests, **fields).open_ended
+    assert not complete(requests).open_ended
+    settled = OpenAIRequests(replace(requests.builder, default_max_tokens=7), requests.template)
+    modest = OpenAIRequests(replace(requests.builder, generation=GenerationDefaults(max_tokens=9)), requests.template)
+    for builder, most in ((settled, 7), (modest, 9)):
+        assert (chat(builder).params.max_tokens, chat(builder).open_ended) == (most, False)
+    limited = OpenAIRequests(replace(requests.builder, max_tokens_limit=11), requests.template)
+    assert (chat(limited).params.max_tokens, chat(limited).open_ended) == (11, True)
 
 
 def test_the_default_max_tokens_shrinks_to_the_room_in_the_context(requests: OpenAIRequests) -> None:

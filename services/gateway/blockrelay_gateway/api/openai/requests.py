@@ -76,6 +76,7 @@ class OpenAIRequests:
             max_tokens=request.max_completion_tokens if newer else request.max_tokens,
             logprobs=(request.top_logprobs or 0) if request.logprobs else None,
             headers=headers,
+            open_ended=True,
             names=FieldNames(
                 prompt="messages",
                 max_tokens="max_completion_tokens" if newer else "max_tokens",

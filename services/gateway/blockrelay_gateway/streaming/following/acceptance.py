@@ -28,6 +28,7 @@ class Acceptance:
     priority: int = 0
     reader: str = ""
     result_bytes: int = 0
+    expected_tokens: int | None = None
     binding: Binding | None = None
 
     def call(
@@ -52,4 +53,5 @@ class Acceptance:
             max_in_flight=max_in_flight,
             limits=limits,
             confirm=confirm,
+            expected_tokens=self.expected_tokens,
         )

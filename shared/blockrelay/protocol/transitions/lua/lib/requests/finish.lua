@@ -25,10 +25,13 @@ local function finish(r, reason, meta)
   redis.call('HINCRBY', P .. 'outstanding:' .. r.model, 'pages', 0 - r.pages_needed)  -- `-0` is not a number to Redis
   redis.call('HINCRBY', P .. 'totals:' .. r.model, 'ended:' .. reason, 1)
   redis.call('SREM', P .. 'tenant-requests:' .. r.tenant, r.id)
+  local bucket = P .. 'bucket:' .. r.tenant
+  if r.committed > r.max_tokens and redis.call('EXISTS', bucket) == 1 then  -- more than it was charged for
+    redis.call('HINCRBYFLOAT', bucket, 'level', r.max_tokens - r.committed)
+  end
   if r.job == 'queue' then  -- its tenant has not had its share of it
     local cost, share = string.match(r.share, '^(%d+) (.+)$')
     redis.call('ZADD', P .. 'shares:' .. r.model .. ':' .. r.class, 'XX', 'INCR', -cost, share)
-    local bucket = P .. 'bucket:' .. r.tenant
     if redis.call('EXISTS', bucket) == 1 then redis.call('HINCRBYFLOAT', bucket, 'level', r.prompt_tokens + r.max_tokens) end
   end
   local on_gpus, on_cpus = executed(r)
