@@ -10,6 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 REQUEST_ID, CLIENT_REQUEST_ID = b"x-request-id", b"x-client-request-id"
 #: Set in the scope of a HEAD request, which routes see as a GET: nobody reads a body.
 IS_HEAD = "blockrelay.head"
+_SCHEME = re.compile(r"(?i)https?://([^/?#]*)(.*)", re.DOTALL)
 _PRINTABLE = re.compile(rb"[\x21-\x7e]{1,255}")
 
 
@@ -33,6 +34,7 @@ class Front:
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
+        scope = _origin_form(scope)
         path, prefix = scope["path"], self._root_path
         if prefix and (path == prefix or path.startswith(f"{prefix}/")):
             scope = {**scope, "path": path.removeprefix(prefix) or "/"}
@@ -58,6 +60,16 @@ class Options:
             return
         await send({"type": "http.response.start", "status": 204, "headers": [(b"allow", ", ".join(methods).encode())]})
         await send({"type": "http.response.body", "body": b""})
+
+
+def _origin_form(scope: Scope) -> Scope:
+    """`scope` of a target with scheme and host, as proxies are asked: its path, and its host instead of the header."""
+    found = _SCHEME.fullmatch(scope["path"])
+    if found is None:
+        return scope
+    host = found[1].rpartition("@")[2].encode("latin-1", "replace")
+    headers = [header for header in scope["headers"] if header[0] != b"host"]
+    return {**scope, "path": found[2] or "/", "headers": [(b"host", host), *headers]}
 
 
 def _with_header(send: Send, name: bytes, value: bytes) -> Send:
