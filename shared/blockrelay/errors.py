@@ -107,6 +107,10 @@ class RequestTooLarge(BadRequest):
     """The body is over the configured limit."""
 
 
+class UnsupportedEncoding(BadRequest):
+    """The body is compressed, which is not read."""
+
+
 class RequestTooSlow(BadRequest):
     """The body did not arrive in time."""
 

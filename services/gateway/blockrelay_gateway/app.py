@@ -27,6 +27,7 @@ from blockrelay_gateway.http.body_limit import BodyLimit
 from blockrelay_gateway.http.connection_limit import ConnectionLimit
 from blockrelay_gateway.http.front import Front, Options
 from blockrelay_gateway.http.origins import Origins
+from blockrelay_gateway.http.targets import Targets
 
 #: Until the first NODE_READY, how often the gateway looks whether it is.
 READY_POLL_S = 0.5
@@ -66,9 +67,10 @@ def create_app(settings: GatewaySettings) -> FastAPI:
         timeout=gateway.body_timeout,
         responder=gateway.responder,
     )
+    routes = [route for router in ROUTERS for route in router.routes]
+    app.add_middleware(Targets, routes=[*app.routes, *routes], responder=gateway.responder)
     app.add_middleware(ConnectionLimit, max_connections=settings.max_connections, responder=gateway.responder)
     app.add_middleware(Authentication, ring=ring, responder=gateway.responder)
-    routes = [route for router in ROUTERS for route in router.routes]
     # The last one added is the first to run.
     app.add_middleware(Options, routes=[*app.routes, *routes])
     app.add_middleware(Origins, rules=rules, routes=routes, responder=gateway.responder)

@@ -3,9 +3,19 @@
 Unknown fields are errors: a field that is silently ignored is a promise broken.
 """
 
-from pydantic import BaseModel, ConfigDict, Field
+from typing import Annotated
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from blockrelay.protocol.messages import Fallback
+
+
+def _whole(value: object) -> object:
+    """JSON has one kind of number: some clients write 2 as 2.0."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Whole = Annotated[int, BeforeValidator(_whole)]
 
 
 class Strict(BaseModel):
@@ -18,7 +28,7 @@ class SamplingFields(Strict):
     """None = the default."""
 
     model: str | None = Field(default=None, description="the model that is served, or leave it out")
-    max_tokens: int | None = Field(
+    max_tokens: Whole | None = Field(
         default=None,
         description="new tokens at most, and no more than the context has room for; default: the model's, else "
         "BLOCKRELAY_DEFAULT_MAX_TOKENS, else 128, and for chats the rest of the context as far as pools allow",
@@ -27,11 +37,11 @@ class SamplingFields(Strict):
     top_p: float | None = Field(
         default=None, description="then keep the fewest whose probability reaches this; 1 = all"
     )
-    top_k: int | None = Field(default=None, description="keep the k most likely tokens; 0 or -1 = all")
+    top_k: Whole | None = Field(default=None, description="keep the k most likely tokens; 0 or -1 = all")
     min_p: float | None = Field(
         default=None, description="then keep those at least so many times as likely as the best; 0 = all"
     )
-    seed: int | None = Field(
+    seed: Whole | None = Field(
         default=None, description="of 64 bits; default: made from the id of the request, and returned"
     )
     stop: str | list[str] | None = Field(
@@ -39,7 +49,7 @@ class SamplingFields(Strict):
         description="up to 16 strings that end the text and are not part of it; the name of a special token stands "
         "for the token",
     )
-    stop_token_ids: list[int] | None = Field(default=None, description="up to 64 tokens that end the text")
+    stop_token_ids: list[Whole] | None = Field(default=None, description="up to 64 tokens that end the text")
     ignore_eos: bool | None = Field(default=None, description="the model's own end tokens do not end the text")
     use_cache: bool | None = Field(
         default=None, description="false: keep no KV between tokens and compute every step anew (slow; same tokens)"
@@ -47,7 +57,7 @@ class SamplingFields(Strict):
     stream: bool | None = Field(default=None, description="answer in events, piece by piece")
     return_token_ids: bool | None = Field(default=None, description="token ids of the prompt and of each piece too")
     background: bool | None = Field(default=None, description="answer at once; read the result from /v1/requests/{id}")
-    priority: int | None = Field(default=None, description="lower is earlier; below 0 only with a key made for that")
+    priority: Whole | None = Field(default=None, description="lower is earlier; below 0 only with a key made for that")
     timeout: float | None = Field(default=None, description="seconds; the request ends with an error after that")
     cache_salt: str | None = Field(default=None, description="KV pages are shared only among requests of equal salt")
     exact: bool | None = Field(

@@ -77,7 +77,7 @@ class BodyLimit:
             parts.append(part)
         if too_large:
             parts.clear()
-            if more:
+            if more and (size or not _waits(scope)):
                 await self._drain(receive)
             raise RequestTooLarge(f"the body is over the limit of {self._max_bytes} bytes")
         return ReceivedBody(b"".join(parts), share)
@@ -104,6 +104,11 @@ class BodyLimit:
                     message = await receive()
                 left -= len(message.get("body", b""))
                 more = message.get("more_body", False)
+
+
+def _waits(scope: Scope) -> bool:
+    """Its client sends the body when it is asked to, as the first look at it does."""
+    return any(name == b"expect" and value.lower() == b"100-continue" for name, value in scope["headers"])
 
 
 def _releasing(send: Send, share: BodyShare) -> Send:

@@ -34,6 +34,7 @@ from blockrelay.errors import (
     ServiceUnavailable,
     Unauthorized,
     UnknownHost,
+    UnsupportedEncoding,
 )
 from blockrelay.observability import logs
 
@@ -41,6 +42,7 @@ from blockrelay.observability import logs
 _BY_TYPE: tuple[tuple[type[BlockrelayError], int, str, str | None], ...] = (
     (RequestTooLarge, 413, "invalid_request_error", "request_too_large"),
     (RequestTooSlow, 408, "invalid_request_error", "request_timeout"),
+    (UnsupportedEncoding, 415, "invalid_request_error", "unsupported_encoding"),
     (ContextLengthExceeded, 400, "invalid_request_error", "context_length_exceeded"),
     (BadRequest, 400, "invalid_request_error", None),
     (Unauthorized, 401, "invalid_request_error", "invalid_api_key"),
@@ -151,6 +153,15 @@ def from_validation(errors: Sequence[Any]) -> BadRequest:
     return BadRequest(f"{param or 'the body'}: {message}", param=param)
 
 
+def _unreadable(error: Exception) -> BadRequest:
+    """The body is no text of an encoding that JSON has."""
+    cause = error.__cause__
+    if isinstance(cause, UnicodeDecodeError):
+        at = f"byte 0x{cause.object[cause.start]:02x} at {cause.start} is none of it"
+        return BadRequest(f"the body is not {cause.encoding.upper()} text ({at}): send JSON as UTF-8")
+    return BadRequest("the body cannot be read as JSON: it must be UTF-8 text, and not nested too deeply")
+
+
 class ErrorResponder:
     """Turns errors into responses; counts and logs refused new requests."""
 
@@ -205,7 +216,7 @@ def install(app: FastAPI, responder: ErrorResponder, met: Callable[[RedisTrouble
         if error.status_code == 404:
             return responder.answer(request.scope, NotFound(f"there is no {request.method} {request.url.path}"))
         if error.status_code == 400:
-            return responder.answer(request.scope, BadRequest("the body cannot be read as JSON"))
+            return responder.answer(request.scope, _unreadable(error))
         message = str(error.detail)
         if error.status_code == 405:
             allowed = dict(error.headers or {}).get("Allow", "")

@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 REQUEST_ID, CLIENT_REQUEST_ID = b"x-request-id", b"x-client-request-id"
 #: Set in the scope of a HEAD request, which routes see as a GET: nobody reads a body.
 IS_HEAD = "blockrelay.head"
+_SCHEME = re.compile(r"(?i)https?://([^/?#]*)(.*)", re.DOTALL)
 _PRINTABLE = re.compile(rb"[\x21-\x7e]{1,255}")
 
 
@@ -34,6 +35,7 @@ class Front:
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
+        scope = _origin_form(scope)
         path, prefix = scope["path"], self._root_path
         if prefix and (path == prefix or path.startswith(f"{prefix}/")):
             scope = {**scope, "path": path.removeprefix(prefix) or "/"}
@@ -80,6 +82,16 @@ def _below(prefix: str, location: bytes) -> bytes:
     parts = urlsplit(location.decode("latin-1"))
     path = prefix + (parts.path.removeprefix(prefix) if parts.path.startswith(f"{prefix}/") else parts.path)
     return (path + (f"?{parts.query}" if parts.query else "")).encode("latin-1")
+
+
+def _origin_form(scope: Scope) -> Scope:
+    """`scope` of a target with scheme and host, as proxies are asked: its path, and its host instead of the header."""
+    found = _SCHEME.fullmatch(scope["path"])
+    if found is None:
+        return scope
+    host = found[1].rpartition("@")[2].encode("latin-1", "replace")
+    headers = [header for header in scope["headers"] if header[0] != b"host"]
+    return {**scope, "path": found[2] or "/", "headers": [(b"host", host), *headers]}
 
 
 def _with_header(send: Send, name: bytes, value: bytes) -> Send:

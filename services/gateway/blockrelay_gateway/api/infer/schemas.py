@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from blockrelay_gateway.api.common_schemas import SamplingFields
+from blockrelay_gateway.api.common_schemas import SamplingFields, Whole
 
 
 class InferRequest(SamplingFields):
@@ -17,7 +17,7 @@ class InferRequest(SamplingFields):
         default=None,
         description="tensor form: whose KV cache the step goes on with; without one it is a session of one step",
     )
-    step: int | None = Field(default=None, description="tensor form: 1, then one more each time")
+    step: Whole | None = Field(default=None, description="tensor form: 1, then one more each time")
     input_tensors: dict[str, Any] | None = Field(
         default=None,
         description="tensor form: input_ids, attention_mask and position_ids, each {shape, dtype, data} or a list; "

@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from blockrelay_gateway.api.common_schemas import SamplingFields, Strict
+from blockrelay_gateway.api.common_schemas import SamplingFields, Strict, Whole
 
 
 class StreamOptions(Strict):
@@ -65,7 +65,7 @@ class CompletionRequest(SamplingFields, UnusedFields):
     """POST /v1/completions."""
 
     prompt: Any = Field(description="text, token ids, a list of texts or a list of lists of token ids")
-    logprobs: int | None = Field(
+    logprobs: Whole | None = Field(
         default=None,
         description="log probabilities of each new token and of so many of the likeliest, 0 to 20; the "
         "chosen one is always among them",
@@ -87,9 +87,9 @@ class ChatRequest(SamplingFields, UnusedFields):
     """POST /v1/chat/completions."""
 
     messages: list[ChatMessage] = Field(description="the conversation so far, rendered by the model's chat template")
-    max_completion_tokens: int | None = Field(default=None, description="max_tokens by OpenAI's newer name")
+    max_completion_tokens: Whole | None = Field(default=None, description="max_tokens by OpenAI's newer name")
     logprobs: bool | None = Field(default=None, description="log probabilities of each new token")
-    top_logprobs: int | None = Field(default=None, description="with logprobs: so many of the likeliest too, 0 to 20")
+    top_logprobs: Whole | None = Field(default=None, description="with logprobs: so many of the likeliest too, 0 to 20")
     stream_options: StreamOptions | None = Field(default=None, description="of a stream")
     chat_template_kwargs: dict[str, Any] | None = Field(
         default=None, description="variables of the chat template, as `date_string` of Llama's"

@@ -37,8 +37,10 @@ async def models(request: Request) -> Response:
 
 @router.get("/v1/models/{name:path}")
 async def model(name: str, request: Request) -> Response:
-    """The model, if it is ours."""
+    """The model, if it is ours. Without a name: the list."""
     gateway = state.of(request)
+    if not name:
+        return await models(request)
     if name != gateway.model_name:
         raise NotFound(f"model {name!r} does not exist here; this gateway serves {gateway.model_name!r}", param="model")
     return JsonAnswer(_model(gateway))
