@@ -49,7 +49,7 @@ def arguments(*, story: bool, small: bool, float16: bool) -> list[str]:
     marked = "software_gpu and not driver_on_cpu" + ("" if float16 else " and not float16")
     chosen = [STORY] if story else [*SMALL, "-k", "fp32 or selection"] if small else [EXECUTORS]
     spread = [] if story or small else ["-n", str(min(_PROCESSES, os.cpu_count() or 1)), "--dist", "loadfile"]
-    limit = "900" if small else "60"
+    limit = "900" if small else "75"
     return ["-q", "-p", "no:cacheprovider", "-W", "default", "--timeout", limit, "-m", marked, *spread, *chosen]
 
 

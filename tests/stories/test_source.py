@@ -52,7 +52,7 @@ def story(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         with running_up(BUNDLED_MODEL, *options, data=folder / "data") as up:
             with httpx.Client(base_url=up.url, timeout=120) as client:
                 story = Story(up=up, gpu=gpu, faults=faults, client=client, plan_in_force=PLAN, tolerance=TOLERANCE)
-                wait_until(story.healthy, "the device has its blocks", timeout_s=60)
+                wait_until(story.healthy, "the device has its blocks", timeout_s=300)  # shaders may be cold
                 yield story
             assert up.stop() == 0
 
