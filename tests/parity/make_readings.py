@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from tests.parity.reading_cases import CONFIGS, READINGS, TOKENS, Files, readings, write_folder
+from tests.support.models.reading_cases import CONFIGS, READINGS, TOKENS, Files, readings, write_folder
 
 
 def tokens(files: Files) -> dict[str, Any]:

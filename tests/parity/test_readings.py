@@ -7,7 +7,7 @@ import pytest
 
 from blockrelay.text.text_assets import read_texts
 from blockrelay_converter.checkpoint.config import read_config
-from tests.parity.reading_cases import CONFIGS, TOKENS, readings, write_folder
+from tests.support.models.reading_cases import CONFIGS, TOKENS, readings, write_folder
 
 
 @pytest.mark.parametrize("name", TOKENS)

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from tests.support.models.checkpoints import write_tokenizer
 
-READINGS = Path(__file__).parent / "readings.json"
+READINGS = Path(__file__).parents[2] / "parity" / "readings.json"
 Files: TypeAlias = Mapping[str, Mapping[str, Any]]
 
 _OBJECT = {"content": "<s>", "lstrip": False, "rstrip": False, "normalized": False, "single_word": False}
