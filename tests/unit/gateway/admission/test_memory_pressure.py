@@ -106,17 +106,20 @@ def test_everybody_who_would_be_refused_has_the_memory_looked_at(
     with redis_link.connect(own_redis.url) as client, running_gateway(settings) as gateway:
         model = gateway.gateway.served.key
         PlayedWorker(client=client, scripts=Scripts(client, keys), keys=keys, model=model).register()
+        # Redis 6.2 writes to a block of 10 MiB while it rewrites its file, which it would begin for the ballast.
+        client.config_set("auto-aof-rewrite-percentage", 0)
         client.config_set("maxmemory", 20 << 20)
 
-        def post(_: int) -> int:
-            return gateway.post("/v1/completions", **BODY, background=True).status_code
+        def refusal(_: int) -> str:
+            answer = gateway.post("/v1/completions", **BODY, background=True)
+            return "" if answer.is_success else answer.text
 
         with ThreadPoolExecutor(16) as threads:
             for _ in range(3):
                 client.setrange("ballast", 15 << 20, "x")
                 wait_until(lambda: gateway.cell.state.full, "memory is short")
                 client.delete("ballast")
-                assert set(threads.map(post, range(48))) == {202}
+                assert set(threads.map(refusal, range(48))) == {""}
 
 
 @pytest.mark.parametrize(("mib", "requests"), [(5, 200), pytest.param(20, 2000, marks=pytest.mark.system)])
