@@ -34,7 +34,7 @@ def reasons(gateway: RunningGateway, question: str = "") -> list[str]:
 
 
 def test_ready_means_that_a_token_can_be_produced(gateway: RunningGateway, worker: PlayedWorker) -> None:
-    assert reasons(gateway) == []
+    wait_until(lambda: reasons(gateway) == [], "it is ready")
     worker.scripts.run(calls.dead("w1", silent_s=0))
     gap = ["stage 1 (block_2 to block_2) has no live worker"]
     wait_until(lambda: reasons(gateway) == gap, "within a second or so")
@@ -46,7 +46,7 @@ def test_probes_of_many_are_one_look_into_the_registry(gateway: RunningGateway, 
     def commands() -> int:
         return int(worker.client.info("stats")["total_commands_processed"])  # pyright: ignore
 
-    assert reasons(gateway) == []
+    wait_until(lambda: reasons(gateway) == [], "it is ready")
     before = commands()
     gateway.http.get("/livez")  # what goes on beside
     beside, before = commands() - before, commands()
@@ -58,7 +58,8 @@ def test_probes_of_many_are_one_look_into_the_registry(gateway: RunningGateway, 
 
 def test_a_load_balancer_asks_whether_requests_are_accepted(gateway: RunningGateway, worker: PlayedWorker) -> None:
     worker.scripts.run(calls.dead("w1", silent_s=0))
-    assert reasons(gateway, "?for=tokens") == reasons(gateway) != []
+    for question in ("?for=tokens", ""):
+        wait_until(lambda asked=question: reasons(gateway, asked) != [], "what was known is not fresh any more")
     assert reasons(gateway, "?for=accepting") == []
     accepted = gateway.post("/v1/completions", prompt="x", background=True)
     assert accepted.status_code == 202, "it waits for a worker"
