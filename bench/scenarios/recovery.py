@@ -56,6 +56,7 @@ class Stream:
     url: str
     prompt: Sequence[int]
     tokens: int
+    patience_s: float = 60.0
     request: str = ""
     came: list[float] = field(default_factory=list[float])
     cached: int = 0
@@ -72,7 +73,11 @@ class Stream:
             "stream": True, "return_token_ids": True, "stream_options": {"include_usage": True},
         }  # fmt: skip
         try:
+<<<<<<< HEAD
             with httpx.stream("POST", f"{self.url}/v1/completions", json=body, timeout=60, trust_env=False) as answer:
+=======
+            with httpx.stream("POST", f"{self.url}/v1/completions", json=body, timeout=self.patience_s) as answer:
+>>>>>>> kit
                 for line in answer.iter_lines():
                     if line.startswith("data: {"):
                         self._take(json.loads(line.removeprefix("data: ")))
@@ -91,19 +96,19 @@ class Stream:
             self.cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
 
     def wait_for(self, tokens: int) -> None:
-        wait_until(lambda: len(self.came) >= tokens or self.trouble, f"{tokens} tokens")
+        wait_until(lambda: len(self.came) >= tokens or self.trouble, f"{tokens} tokens", timeout_s=self.patience_s)
         if self.trouble:
             raise RuntimeError(self.trouble)
 
     def stall_s(self, at: float) -> float:
         """The longest time between two tokens of which the second came after `at`, once the stream has ended."""
-        self._thread.join(60)
+        self._thread.join(self.patience_s)
         return max(after - before for before, after in pairwise(self.came) if after > at)
 
 
 @dataclass(frozen=True)
 class System:
-    """A running `up` and its Redis."""
+    """A running `up` and its Redis. `patience_s`: how long what it does may take."""
 
     pid: int
     url: str
@@ -111,6 +116,7 @@ class System:
     keys: Keys
     model: str
     workers: int
+    patience_s: float = 60.0
 
     def children(self, parent: int = 0) -> dict[int, str]:
         """Commands of the processes that a process, or else `up`, has begun."""
@@ -163,7 +169,7 @@ def wait_until(condition: Callable[[], object], what: str, *, timeout_s: float =
 
 
 @contextmanager
-def running(model: Path, workers: int, options: Sequence[str]) -> Iterator[System]:
+def running(model: Path, workers: int, options: Sequence[str], *, patience_s: float = 60.0) -> Iterator[System]:
     """`up` with so many workers; ended at the end."""
     with tempfile.TemporaryDirectory(prefix="br-rec-") as data:
         argv = [sys.executable, "-P", "-m", "blockrelay_launcher", "up", "--model", str(model), "--port", "0"]
@@ -174,8 +180,8 @@ def running(model: Path, workers: int, options: Sequence[str]) -> Iterator[Syste
                 url = process.stdout.readline().split()[1]
                 model_key = open_block_folder(model, blocks=[]).model_key
                 keys = Keys(read_running(Path(data)).cell)
-                system = System(process.pid, url, Path(data), keys, model_key, workers)
-                wait_until(lambda: system.ready_workers() == workers, f"{workers} workers")
+                system = System(process.pid, url, Path(data), keys, model_key, workers, patience_s)
+                wait_until(lambda: system.ready_workers() == workers, f"{workers} workers", timeout_s=patience_s)
                 yield system
             finally:
                 process.terminate()
@@ -187,9 +193,9 @@ def running(model: Path, workers: int, options: Sequence[str]) -> Iterator[Syste
 def accident(system: System, what: str, prompts: list[list[int]]) -> tuple[float, int]:
     """The longest stall of any stream, and rows of prompts that were computed again."""
     if what == "device":
-        wait_until(system.shows_gpus, "the plan has its stages")
+        wait_until(system.shows_gpus, "the plan has its stages", timeout_s=system.patience_s)
     tokens = BEFORE + AFTER * (1 if len(prompts) == 1 else 8)
-    streams = [Stream(system.url, prompt, tokens) for prompt in prompts]
+    streams = [Stream(system.url, prompt, tokens, system.patience_s) for prompt in prompts]
     for stream in streams:
         stream.wait_for(BEFORE // 2 if len(streams) > 1 else BEFORE)
     frozen = 0
@@ -212,7 +218,7 @@ def accident(system: System, what: str, prompts: list[list[int]]) -> tuple[float
         if stream.trouble:
             raise RuntimeError(stream.trouble)
     again = sum(len(stream.prompt) - stream.cached for stream in streams)
-    wait_until(system.is_whole, f"{system.workers} workers")
+    wait_until(system.is_whole, f"{system.workers} workers", timeout_s=system.patience_s)
     time.sleep(max(0.0, at + APART_S - time.monotonic()))
     return max(stalls), again
 
@@ -225,6 +231,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--times", type=int, default=20, help="accidents of each kind")
     parser.add_argument("--context", type=int, default=600, help="tokens known when the worker dies")
     parser.add_argument("--seconds", type=float, default=3600, help="begin no accident after this")
+    parser.add_argument("--patience", type=float, default=60, help="seconds that a token, or a load, may take")
     parser.add_argument("--json", action="store_true")
     chosen, options = parser.parse_known_args(arguments)
     rng = random.Random(1)
@@ -240,7 +247,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for accidents, workers, shape in systems:
         if not accidents:
             continue
-        with running(chosen.model, workers, [*shape, *options]) as system:
+        with running(chosen.model, workers, [*shape, *options], patience_s=chosen.patience) as system:
             for what in accidents:
                 count, length = (STREAMS, 64) if what == "redis" else (1, chosen.context - BEFORE)
                 found: list[tuple[float, int]] = []

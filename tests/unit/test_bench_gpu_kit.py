@@ -243,3 +243,9 @@ def test_the_script_says_what_it_cannot_do_without(monkeypatch: pytest.MonkeyPat
     assert not machine.unusable()
     monkeypatch.setattr(machine, "have", lambda name: None if name == "onnx" else "1")
     assert machine.unusable() == f"{sys.executable} has no onnx: install it, or name another Python by PYTHON"
+
+
+def test_the_documents_tell_of_every_part_and_its_limit(tmp_path: Path) -> None:
+    told = (ROOT / "docs" / "gpu.md").read_text()
+    for part in parts(small=False, float16=True, work=tmp_path):
+        assert f"\n| `{part.name}` | {part.limit_s:g} |" in told
