@@ -73,11 +73,10 @@ class Stream:
             "stream": True, "return_token_ids": True, "stream_options": {"include_usage": True},
         }  # fmt: skip
         try:
-<<<<<<< HEAD
-            with httpx.stream("POST", f"{self.url}/v1/completions", json=body, timeout=60, trust_env=False) as answer:
-=======
-            with httpx.stream("POST", f"{self.url}/v1/completions", json=body, timeout=self.patience_s) as answer:
->>>>>>> kit
+            wanted = httpx.stream(
+                "POST", f"{self.url}/v1/completions", json=body, timeout=self.patience_s, trust_env=False
+            )
+            with wanted as answer:
                 for line in answer.iter_lines():
                     if line.startswith("data: {"):
                         self._take(json.loads(line.removeprefix("data: ")))
