@@ -106,7 +106,10 @@ def measure(tree: Path, bodies: int) -> None:
         small = {"prompt": "Once", "max_tokens": 1, "temperature": 0}
         memory, stop = Memory(gateway_of(side.pid)), threading.Event()
         alive, others, looks = Meter(), Meter(), Meter()
-        with httpx.Client(base_url=side.url, timeout=300) as probe, httpx.Client(base_url=side.url, timeout=300) as one:
+        with (
+            httpx.Client(base_url=side.url, timeout=300, trust_env=False) as probe,
+            httpx.Client(base_url=side.url, timeout=300, trust_env=False) as one,
+        ):
             for _ in range(20):
                 one.post("/v1/completions", json=small).raise_for_status()
             work = [
@@ -124,7 +127,7 @@ def measure(tree: Path, bodies: int) -> None:
 
             def send(number: int) -> str:
                 path, body = asked[number % len(asked)]
-                answer = httpx.post(f"{side.url}{path}", content=body, timeout=300)
+                answer = httpx.post(f"{side.url}{path}", content=body, timeout=300, trust_env=False)
                 said = "" if answer.is_success else answer.json()["error"]["message"][:80]
                 return f"{answer.status_code} {said}".strip()
 

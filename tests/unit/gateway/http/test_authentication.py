@@ -71,7 +71,8 @@ def test_without_a_known_key_nothing_is_told(gateway: RunningGateway, header: st
 
 
 def test_health_and_metrics_need_no_key(gateway: RunningGateway, worker: PlayedWorker) -> None:
-    for path in ("/livez", "/readyz", "/metrics", "/openapi.json", "/"):
+    wait_until(lambda: gateway.http.get("/readyz").status_code == 200, "the look at the cell before is forgotten")
+    for path in ("/livez", "/metrics", "/openapi.json", "/"):
         assert gateway.http.get(path).status_code == 200
 
 

@@ -47,7 +47,8 @@ def test_more_at_once_are_told_to_come_back(gateway: RunningGateway, worker: Pla
         for path in ("/v1/infer/ws", ""):
             with pytest.raises(InvalidStatus):
                 connect(gateway, path)
-        for path in ("/livez", "/readyz", "/metrics"):
+        wait_until(lambda: gateway.http.get("/readyz").status_code == 200, "the look at the cell before is forgotten")
+        for path in ("/livez", "/metrics"):
             assert gateway.http.get(path).status_code == 200
     wait_until(lambda: gateway.http.get("/v1/models").status_code == 200, "there is room again")
 
@@ -79,8 +80,8 @@ def test_a_body_is_waited_for_nowhere_without_a_key_and_room(gateway: RunningGat
     with ExitStack() as slow:
         for _ in range(MOST):
             connection = slow.enter_context(connected(gateway))
-            connection.sendall(b"POST /livez HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n")
-        wait_until(lambda: gateway.http.post("/livez").status_code == 503, "they count")
+            connection.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n")
+        wait_until(lambda: gateway.http.post("/v1/completions").status_code == 503, "they count")
         assert gateway.http.get("/livez").status_code == 200
 
 

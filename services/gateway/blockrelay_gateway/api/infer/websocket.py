@@ -154,9 +154,10 @@ class Conversation:
 
     async def _begin(self, letter: Letter) -> Coroutine[Any, Any, None]:
         """Have the request accepted; what is left to do does not need the message any more."""
-        gateway, tenant = self._gateway, authentication.asked_again(self._socket)
-        sender = Sender(tenant.name, client_headers(self._socket.headers))
+        gateway = self._gateway
+        sender = Sender(authentication.of(self._socket).name, client_headers(self._socket.headers))
         asked = await letter.read(gateway.intake, sender)
+        tenant = authentication.asked_again(self._socket)  # of the same name, with the limits that it has now
         if isinstance(asked, Tensors):
             session = asked.request.session_id
             return self._tensors(letter.name, session, await handlers.submit_tensors(gateway, asked, tenant), tenant)
