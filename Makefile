@@ -26,7 +26,7 @@ PIP := pip install --quiet --disable-pip-version-check
 # Where an image sets it, every process of every suite would compile its modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install demo up check test test-clients test-system test-all coverage flaky model parity parity-goldens parity-templates parity-exporters onnx-blocks kernels sanitize equality fuzz faults drill audit test-compose failovers drill-failovers valkey check-deploy observability software-gpu gpu-kit gpu-proof dashboards dashboard-pictures manifests docs docs-pages lock bench bench-recovery bench-plans bench-simulator overload clean
+.PHONY: help install demo up check test test-clients test-system test-all coverage flaky model parity parity-goldens parity-templates parity-exporters onnx-blocks thorough kernels sanitize equality fuzz faults drill audit test-compose failovers drill-failovers valkey check-deploy observability software-gpu gpu-kit gpu-proof dashboards dashboard-pictures manifests docs docs-pages lock bench bench-recovery bench-plans bench-simulator overload clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -51,21 +51,25 @@ test: install ## the quick tests, minutes
 
 # What exporters write, made by scripts of ours in a hundred forms; parity-exporters has the exporters themselves.
 onnx-blocks: install ## ONNX blocks of every form, minutes
-	$(BIN)/pytest --quiet --numprocesses auto --dist loadfile -m onnx_blocks tests/unit $(ARGS)
+	$(BIN)/pytest --quiet --numprocesses auto --dist loadfile -m onnx_blocks tests/unit tests/contract $(ARGS)
+
+# Parts of the product that take long to test, and that `test` therefore leaves out.
+thorough: install ## conversions, simulations and commands as processes, minutes
+	$(BIN)/pytest --quiet --numprocesses auto --dist loadfile -m thorough tests/unit $(ARGS)
 
 # Whole systems that are killed, frozen, starved and cut off, each answer compared.
 test-system: install ## whole systems: kills, stops, full disks; minutes
 	$(BIN)/pytest --quiet --numprocesses auto --dist loadfile --timeout 300 -m system $(ARGS)
 
-# Everything there is, each suite in its long form (.ci/suites.toml); hours. `coverage` has the first three.
+# Everything there is, each suite in its long form (.ci/suites.toml); hours. `coverage` has the first ones.
 test-all: check model demo coverage ## everything there is, hours
-	$(BIN)/python .ci/long_suites.py --everything --long --without test-system --without onnx-blocks
+	$(BIN)/python .ci/long_suites.py --everything --long --without test-system --without onnx-blocks --without thorough --without kernels
 
 # `test` and `test-system` with every line and branch counted, in the processes that they start too (those that are
 # killed with -9 take what they counted with them). Fails below what pyproject.toml demands.
 coverage: install ## what the tests reach, in all processes; fails below the gate
 	$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest --quiet --numprocesses auto --dist loadfile --timeout 600 -m 'quick or system or onnx_blocks' $(ARGS)
+	$(BIN)/coverage run -m pytest --quiet --numprocesses auto --dist loadfile --timeout 600 -m 'quick or system or onnx_blocks or thorough or kernels' $(ARGS)
 	find . -maxdepth 1 -name '.coverage.*' -empty -delete
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report --skip-covered

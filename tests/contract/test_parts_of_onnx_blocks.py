@@ -26,6 +26,8 @@ from tests.support.models.onnx_blocks_served import opened
 from tests.support.models.reference_blocks import ReferenceModel, write_reference_blocks
 from tests.support.models.whole_decoders import dynamo_decoder, optimum_decoder, saved
 
+pytestmark = pytest.mark.onnx_blocks
+
 #: Four layers and the head.
 SHAPE = ReferenceModel(layers=4, hidden=64, heads=4, kv_heads=2, head_dim=16, mlp=128, vocabulary=256)
 BLOCKS = SHAPE.layers + 1

@@ -10,6 +10,7 @@ SUITES = {
     "faults": "every failure point of every service, once with each action (make faults)",
     "equality": "hundreds of requests, each against its solo run (make equality)",
     "emulated": "runs whole models on emulated CPUs; needs qemu-user (make equality)",
+    "thorough": "long tests of one part: conversions, simulations, commands as processes (make thorough)",
     "model": "every rule and small configuration of the protocol model (make model)",
     "kernels": "the native kernels in every shape of a head and on long contexts (make kernels)",
     "sanitizer": "builds the kernels with AddressSanitizer and UBSan (make sanitize)",

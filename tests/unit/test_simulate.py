@@ -10,6 +10,8 @@ from bench.simulate.costs import BlockCosts, Costs
 from bench.simulate.load import Lengths, Load
 from bench.simulate.system import Setup, simulate
 
+pytestmark = pytest.mark.thorough
+
 
 def steps(alone: float, row: float = 0.0, *, head: float = 0.0) -> tuple[BlockCosts, ...]:
     """A layer and a head that have their shares of so long, and of so much more for each row."""

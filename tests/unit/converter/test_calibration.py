@@ -27,6 +27,8 @@ from blockrelay_worker.kernels import load_kernels
 from tests.support.models.checkpoints import Family, write_checkpoint
 from tests.support.models.planted_outliers import plant_outliers
 
+pytestmark = pytest.mark.thorough
+
 TEXT = " ".join(f"Tom has {n} apples and a red ball; the dog is in the garden, behind tree {n * 7}." for n in range(60))
 PROBE = "Every evening the keeper climbed the stairs and lit the lamp. Anna gives the ball to Tom." * 3
 

@@ -17,6 +17,8 @@ from tests.support.models.checkpoints import write_checkpoint
 from tests.support.models.sparse_checkpoint import write_sparse_checkpoint
 from tests.support.waiting import wait_until
 
+pytestmark = pytest.mark.thorough
+
 CONVERTER = (sys.executable, "-m", "blockrelay_converter")
 
 

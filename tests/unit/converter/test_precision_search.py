@@ -18,6 +18,8 @@ from blockrelay_converter.mixing.budget import parse_budget
 from blockrelay_converter.mixing.search import Mix, cheapest
 from tests.support.models.restored_checkpoint import restore_checkpoint
 
+pytestmark = pytest.mark.thorough
+
 CONVERTER = [sys.executable, "-m", "blockrelay_converter"]
 EVALUATE = [sys.executable, "-m", "blockrelay_worker.offline.evaluate"]
 TEXT = (

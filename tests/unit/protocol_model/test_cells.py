@@ -5,6 +5,8 @@ import pytest
 from tests.protocol_model.cells import CellRules, KeyInCells
 from tests.protocol_model.explorer import explore
 
+pytestmark = pytest.mark.model
+
 #: The cell of the key by list 1, 2, ...: it moves, comes back, goes on, stays.
 LISTS = [(0, 1), (0, 1, 0), (0, 1, 2), (0, 1, 0, 1), (0, 0, 1)]
 

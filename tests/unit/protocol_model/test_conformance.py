@@ -13,6 +13,8 @@ from tests.protocol_model.protocol import Protocol
 from tests.support.model_replay import Recorded, Replay, comparable, recording, way
 from tests.support.redis.redis_server import RedisServer
 
+pytestmark = pytest.mark.model
+
 #: As in the scripts; in a configuration that is explored such numbers would be too large.
 REAL = Bounds(
     quarantine_after=QUARANTINE_AFTER,

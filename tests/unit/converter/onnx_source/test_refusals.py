@@ -21,6 +21,8 @@ from tests.support.models.altered_blocks import Change, altered, copied, externa
 from tests.support.models.imported import imported
 from tests.support.models.reference_blocks import SIN, ReferenceModel, write_reference_blocks
 
+pytestmark = pytest.mark.onnx_blocks
+
 MODEL = ReferenceModel(layers=2)
 AT = "/model/layers.1"
 WEIGHTS = "model.layers.1"

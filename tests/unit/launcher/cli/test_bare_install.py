@@ -10,6 +10,8 @@ import pytest
 from blockrelay.extras import MODULES
 from tests.support.project import ROOT
 
+pytestmark = pytest.mark.thorough
+
 #: Runs the command where these modules cannot be imported, nor found.
 WITHOUT = """
 import sys

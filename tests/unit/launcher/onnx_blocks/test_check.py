@@ -16,6 +16,8 @@ from tests.support.models.reference_blocks import ReferenceModel, write_referenc
 from tests.support.systems.up_process import COMMAND
 from tests.support.waiting import wait_until
 
+pytestmark = pytest.mark.onnx_blocks
+
 BLOCKS = 33
 
 

@@ -23,6 +23,8 @@ from tests.support.models.reference_blocks import ReferenceModel, write_referenc
 from tests.support.models.whole_decoders import SMALL, saved
 from tests.support.waiting import wait_until
 
+pytestmark = pytest.mark.onnx_blocks
+
 MODEL, OTHER = ReferenceModel(layers=2), ReferenceModel(layers=2, seed=5)
 
 

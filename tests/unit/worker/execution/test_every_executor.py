@@ -98,7 +98,9 @@ def cases() -> Iterator[ParameterSet]:
         folders, marks = ON_DEVICES.get(kind, (FOLDERS, ()))
         for folder in folders:
             for wrap in ["plain"] if kind in ON_DEVICES else WRAPS:
-                yield pytest.param((kind, wrap, folder), marks=marks, id=f"{folder}-{kind}-{wrap}")
+                # What is in front of an executor knows nothing of precisions.
+                rest = [] if wrap == "plain" or folder == "w8a8" else [pytest.mark.thorough]
+                yield pytest.param((kind, wrap, folder), marks=[*marks, *rest], id=f"{folder}-{kind}-{wrap}")
 
 
 @pytest.fixture(params=cases())

@@ -15,6 +15,8 @@ from blockrelay_worker.execution.process.executors import DeviceExecutors
 from blockrelay_worker.lifecycle.device_claims import DeviceClaims
 from blockrelay_worker.lifecycle.next_device import OtherDevices, devices_of_host, in_order
 
+pytestmark = pytest.mark.thorough
+
 
 def device(name: str, vendor: str = "", *, kind: str = "gpu", problem: str = "", uuid: str = "") -> dict[str, Any]:
     return {"id": name, "kind": kind, "vendor": vendor, "problem": problem, "uuid": uuid}

@@ -14,6 +14,8 @@ from blockrelay_worker.offline.generate import run
 from tests.support.models.onnx_blocks_served import opened
 from tests.support.models.reference_blocks import ReferenceModel, write_reference_blocks
 
+pytestmark = pytest.mark.thorough
+
 
 def _run(folder: BlockFolder, *options: str) -> subprocess.CompletedProcess[str]:
     command = [

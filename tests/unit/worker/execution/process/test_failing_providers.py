@@ -13,6 +13,8 @@ from blockrelay_worker.execution.process.care import DeviceCare
 from blockrelay_worker.execution.process.stage import DeviceStage
 from tests.support.worker.devices import Misbehaving, device_metrics
 
+pytestmark = pytest.mark.thorough
+
 StageThatFails = Callable[[str, str], DeviceStage]
 
 

@@ -15,6 +15,8 @@ from tests.support.models.hub_cache import cached
 from tests.support.models.onnx_blocks_served import opened
 from tests.support.models.whole_decoders import saved
 
+pytestmark = pytest.mark.onnx_blocks
+
 CHECK = ["--device", "cpu", "--batch", "2", "--sequence", "3", "--past", "0"]
 
 

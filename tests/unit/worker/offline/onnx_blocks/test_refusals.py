@@ -29,6 +29,8 @@ from tests.support.models.altered_blocks import (
 from tests.support.models.lfs import POINTER
 from tests.support.models.reference_blocks import ReferenceModel, reference_block
 
+pytestmark = pytest.mark.onnx_blocks
+
 HIDDEN = "/model/layers.0/Add_1_output_0"
 MASK = "/model/ScatterND_output_0"
 
