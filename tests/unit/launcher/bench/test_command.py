@@ -12,8 +12,6 @@ from blockrelay.settings import BUNDLED_MODEL
 from blockrelay_launcher.bench.command import BenchOptions, show
 from tests.support.systems.up_process import COMMAND
 
-pytestmark = pytest.mark.thorough
-
 KEYS = {"requests", "decode_tok_s", "prefill_ms", "ttft_ms_p50", "itl_ms_p50", "itl_ms_p99"}
 
 

@@ -14,8 +14,6 @@ from blockrelay_worker.offline.generate import run
 from tests.support.models.onnx_blocks_served import opened
 from tests.support.models.reference_blocks import ReferenceModel, write_reference_blocks
 
-pytestmark = pytest.mark.thorough
-
 
 def _run(folder: BlockFolder, *options: str) -> subprocess.CompletedProcess[str]:
     command = [
@@ -37,6 +35,7 @@ def _json(folder: BlockFolder, *options: str) -> dict[str, Any]:
     return json.loads(done.stdout)
 
 
+@pytest.mark.thorough
 def test_a_prompt_is_continued_and_the_text_is_that_of_the_tokens(w8a8: BlockFolder) -> None:
     plain = _run(w8a8, "--prompt", "Once upon a time", "--max-tokens", "12")
     report = _json(w8a8, "--prompt", "Once upon a time", "--max-tokens", "12")
@@ -53,6 +52,7 @@ def test_a_prompt_is_continued_and_the_text_is_that_of_the_tokens(w8a8: BlockFol
     assert set(report["timings"]["block_s"]) == {f"block_{index}" for index in range(1, 6)}
 
 
+@pytest.mark.thorough
 def test_stages_threads_and_repetition_do_not_show_in_a_sampled_text(w8a8: BlockFolder) -> None:
     options = ("--ids", "1,5,9", "--max-tokens", "10", "--temperature", "1", "--top-p", "0.9", "--ignore-eos")
     first = _json(w8a8, *options)
@@ -62,12 +62,14 @@ def test_stages_threads_and_repetition_do_not_show_in_a_sampled_text(w8a8: Block
     assert _json(w8a8, *options, "--seed", "99")["tokens"] != first["tokens"]
 
 
+@pytest.mark.thorough
 def test_without_a_kv_cache_the_text_is_the_same(w8a8: BlockFolder) -> None:
     options = ("--ids", "1,5,9", "--max-tokens", "10", "--temperature", "1", "--ignore-eos")
     for stages in ("1", "2"):
         assert _json(w8a8, *options, "--no-kv-cache", "--stages", stages)["tokens"] == _json(w8a8, *options)["tokens"]
 
 
+@pytest.mark.thorough
 def test_a_stop_string_ends_the_text_before_it(w8a8: BlockFolder) -> None:
     text = _json(w8a8, "--prompt", "The dog", "--max-tokens", "20", "--ignore-eos")["text"]
     stop = text[5:8]
