@@ -80,7 +80,7 @@ def test_a_body_is_waited_for_nowhere_without_a_key_and_room(gateway: RunningGat
     with ExitStack() as slow:
 
         def taken() -> bool:
-            """Whether slow bodies take all the room; else there is one more, for one that was closed before its head."""
+            """Whether slow bodies take all the room; else one more comes, as one may be closed before its head."""
             if gateway.http.post("/v1/completions").status_code == 503:
                 return True
             connection = slow.enter_context(connected(gateway))
