@@ -18,8 +18,8 @@ def markdown(records: Sequence[Record]) -> str:
     """The whole page."""
     parts = [
         "# Benchmarks",
-        "Written by `make bench` from [benchmarks.json](benchmarks.json), which holds every figure of every round. "
-        "Do not edit.",
+        "Written by `make bench ARGS=--publish` from [benchmarks.json](benchmarks.json), which holds every figure of "
+        "every round. Do not edit.",
         _machines(records),
         _how(records),
         "## Beside other servers",
