@@ -15,7 +15,7 @@ import pytest
 from openai import OpenAI
 
 from blockrelay.block_folder.folder import open_block_folder
-from blockrelay.text.tokenizer import Tokenizer
+from blockrelay.text.tokenizer import IncrementalText, Tokenizer
 from tests.support.models.tiny_model import write_tiny_model
 from tests.support.scraping import sampled
 from tests.support.systems.failing_gpus import failing_gpus
@@ -173,4 +173,9 @@ def expected_answers(model: Path, jobs: list[Job]) -> list[tuple[list[int], str]
     assert folder.tokenizer_path is not None
     tokenizer = Tokenizer.from_file(folder.tokenizer_path)
     golden = golden_tokens(folder, jobs, seed=5)
-    return [(golden[job.request], tokenizer.decode(golden[job.request])) for job in jobs]
+
+    def text(job: Job) -> str:  # what the tokens add to a prompt that may end within a character
+        added = IncrementalText(tokenizer, job.prompt)
+        return "".join(added.push(token) for token in golden[job.request]) + added.finish()
+
+    return [(golden[job.request], text(job)) for job in jobs]
