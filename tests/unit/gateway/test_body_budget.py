@@ -75,3 +75,18 @@ async def test_a_tenant_has_half_of_what_waits_and_parsing_is_no_part_of_it() ->
     own.give_back()
     await own.wait(6 * MIB, 60)
     BodyShare(budget, tenant="a").take(SMALL_BODY)
+
+
+async def test_what_one_key_has_parsed_keeps_no_body_of_others_out() -> None:
+    budget = BodyBudget(16 * MIB)
+    first, second = BodyShare(budget, large=True, tenant="a"), BodyShare(budget, large=True, tenant="b")
+    first.take(2 * MIB)
+    with pytest.raises(RequestTooLarge):
+        first.check_parsed(6 * MIB)
+    first.check_parsed(5 * MIB)
+    await first.wait(5 * MIB, 60)
+    second.take(4 * MIB)  # more than half of the budget are in use, and less than half of it waits
+    BodyShare(budget, large=True).check_parsed(14 * MIB)
+    for share in (first, second):
+        share.give_back()
+    assert (budget.used, budget.waiting) == (0, 0)

@@ -77,7 +77,7 @@ class Intake:
         parsed = await asyncio.to_thread(parsed_bytes, raw)
         if len(raw) < LARGE and parsed < LARGE_PARSED:
             return await asyncio.to_thread(how, self.reading, raw, sender)
-        share.check(parsed)
+        share.check_parsed(parsed)
         room = partial(share.wait, parsed, ROOM_S)
         work = (self.settings, self.reading.model_key, how.__name__, raw, sender)
         return cast(Read[T], await self.helpers.run(sender.tenant, _read, *work, room=room))

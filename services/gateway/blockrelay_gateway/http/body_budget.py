@@ -16,7 +16,8 @@ from blockrelay_gateway.http.errors import retry_after_s
 #: Bytes of a request line with its headers.
 HEAD_BYTES = 64 << 10
 #: A body of at most so many bytes is small. Larger ones that wait take half of the budget together, and with what is
-#: parsed and with answers all but an eighth, which is for small ones alone.
+#: parsed and with answers all but an eighth, which is for small ones alone. What is parsed of one tenant's body takes
+#: half of that at most, so that the bodies of others find room meanwhile.
 SMALL_BODY = 64 << 10
 WAITING_SHARE, LARGE_SHARE = 1 / 2, 7 / 8
 
@@ -33,6 +34,8 @@ class BodyBudget:
         #: What one tenant with a name may have of what waits.
         self.max_tenant = max(self.max_waiting // 2, largest_body)
         self.tenants: Counter[str] = Counter()
+        self.waiting = 0
+        """Bytes of large bodies that have arrived."""
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     def room(self, count: int, most: int) -> bool:
@@ -74,6 +77,7 @@ class BodyShare:
         """`large`: the body is known to be a large one. `tenant`: whose it is, where that is known."""
         self._budget, self._bytes, self._large = budget, 0, large
         self._tenant, self._arrived = tenant, 0
+        self._waiting = 0  # bytes of it that count as a large body's
 
     def take(self, count: int) -> None:
         """Raises LimitExceeded when it would be too much."""
@@ -81,7 +85,10 @@ class BodyShare:
             said = "this key has too many large requests on their way; try again later"
             raise LimitExceeded(said, scope="client", limit="bodies", retry_after_s=retry_after_s(0))
         self._large = self._large or self._bytes + count > SMALL_BODY
-        if count and not self._budget.room(count, self._budget.max_waiting if self._large else self._budget.max_bytes):
+        budget = self._budget
+        if count and not budget.room(count, budget.max_large if self._large else budget.max_bytes):
+            raise _no_room()
+        if count and self._large and budget.waiting + self._arrived - self._waiting + count > budget.max_waiting:
             raise _no_room()
         self.add(count)
 
@@ -91,12 +98,21 @@ class BodyShare:
         self._budget.tenants[self._tenant] += count
         self._bytes += count
         self._arrived += count
+        if self._large:
+            self._budget.waiting += self._arrived - self._waiting
+            self._waiting = self._arrived
 
     def check(self, count: int) -> None:
         """Raise RequestTooLarge where there will never be room for so many bytes more."""
-        if self._bytes + count > self._budget.max_large:
-            most = self._budget.max_large >> 20
-            said = f"the request takes {count >> 20} MiB of memory here, and at most {most} MiB are there for it"
+        self._check(count, self._budget.max_large)
+
+    def check_parsed(self, count: int) -> None:
+        """Raise RequestTooLarge for so many bytes of what is parsed: the body of one key leaves room for others'."""
+        self._check(count, self._budget.max_large // 2 if self._tenant else self._budget.max_large)
+
+    def _check(self, count: int, most: int) -> None:
+        if self._bytes + count > most:
+            said = f"the request takes {count >> 20} MiB of memory here, and at most {most >> 20} MiB are there for it"
             raise RequestTooLarge(f"{said}: send less at a time, and tensors as data_b64")
 
     async def wait(self, count: int, within_s: float) -> None:
@@ -110,7 +126,8 @@ class BodyShare:
         """Idempotent."""
         count, self._bytes = self._bytes, 0
         self._budget.tenants[self._tenant] -= self._arrived
-        self._arrived = 0
+        self._budget.waiting -= self._waiting
+        self._arrived = self._waiting = 0
         if not self._budget.tenants[self._tenant]:
             del self._budget.tenants[self._tenant]
         self._budget.give_back(count)

@@ -136,7 +136,8 @@ class _Up:
     ready: bool = False
     gpus_ready: bool = False  # they have served, or there are none
     said_at: float = field(default_factory=time.monotonic)
-    told: set[str] = field(default_factory=set[str])  # lines of logs that the error at the end says
+    told: set[str] = field(default_factory=set[str])  # lines of logs that another line says
+    shown: dict[str, str] = field(default_factory=dict[str, str])  # child -> the last line of its log that was shown
 
     @property
     def children(self) -> list[Child]:
@@ -271,7 +272,11 @@ class _Up:
             return  # said at its last end
         child.refused = cause
         self._announce()
-        _say(f"{child.name} {how}; starting it again" + (f" every {LONGEST_DELAY_S:g} s: {cause}" if cause else ""))
+        again = f" every {LONGEST_DELAY_S:g} s" if cause else ""
+        news = (
+            f": {cause}" if cause and cause != self.shown.get(child.name) else ""
+        )  # a look at the logs may have shown it
+        _say(f"{child.name} {how}; starting it again{again}{news}")
 
     def _look_ready(self) -> None:
         why = "; ".join(filter(None, (why_not_ready(local_host(self.options.host), port) for port in self.ports)))
@@ -310,6 +315,7 @@ class _Up:
         for line in lines:
             worth = self.options.verbose or (not child.plain_log and is_worth_showing(line))
             if worth and plain(line) not in self.told:
+                self.shown[child.name] = plain(line)
                 _say(f"{child.name}: {line if self.options.verbose else plain(line)}")
 
     def _stop(self) -> None:
