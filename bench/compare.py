@@ -160,7 +160,7 @@ def _convert(unit: Unit) -> str:
 
 
 def write_pages(store: Store) -> None:
-    """Beside the figures."""
+    """Write the page of benchmarks and its plot beside the figures."""
     folder = store.path.parent
     folder.mkdir(exist_ok=True)
     (folder / "benchmarks.md").write_text(markdown(store.records))

@@ -83,8 +83,8 @@ def have(name: str) -> str | None:
 
 
 def lacking(wheels: Iterable[str], have: Callable[[str], str | None]) -> list[str]:
-    """Those of the wheels that a machine lacks: it does not have the distribution, has an older one, or has another
-    one where only this version does."""
+    """The wheels whose distribution a machine does not have, has in an older version, or in another one where only this
+    version does."""
     return sorted(wheel for wheel in wheels if _lacks(*wheel_of(wheel), have))
 
 

@@ -63,8 +63,8 @@ def _prepend(environment: dict[str, str], name: str, folders: list[str]) -> None
 
 
 def _kernels(kit: Path) -> str:
-    """Where the kernels are from. Those of the kit are unpacked beside the sources where this Python has none, by its
-    own suffix, so that no other takes them."""
+    """Have kernels for this Python: those that were built here, else the kit's, which are unpacked beside the sources
+    under this Python's own suffix. Answers where they are from."""
     packed = kit / KERNELS
     if any((_KERNELS / f"_baseline{suffix}").exists() for suffix in EXTENSION_SUFFIXES):
         return "built here"
@@ -77,7 +77,7 @@ def _kernels(kit: Path) -> str:
 
 
 def _libraries(kit: Path, work: Path, environment: dict[str, str]) -> list[str]:
-    """Those of the kit that the machine does not have, by name."""
+    """Unpack the kit's shared libraries that the machine lacks, and have processes find them; their names."""
     folder, taken = work / "libraries", list[str]()
     if (kit / LIBRARIES).exists():
         with zipfile.ZipFile(kit / LIBRARIES) as archive:

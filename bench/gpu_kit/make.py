@@ -2,7 +2,7 @@
 
     python -m bench.gpu_kit.make [build/gpu-kit]
 
-Wheels of the versions of requirements.lock for the Python of that machine, packed anew (LZMA, which pip reads too); the
+Wheels of the versions of requirements.lock for the Python of that machine, repacked with LZMA, which pip reads too; the
 kernels as they were built here, which no version of Python matters to; Vulkan's loader with what NVIDIA's driver is
 linked with, out of Debian's packages; and `run`.
 """
@@ -37,7 +37,7 @@ from bench.gpu_kit.contents import (
 )
 
 ROOT = Path(__file__).parents[2]
-#: Larger wheels are packed anew.
+#: Bytes above which a wheel is repacked.
 _LARGE = 1_000_000
 _RUN = """#!/bin/sh
 # Proves a GPU (docs/gpu.md): build/gpu-kit/run [REPORT.json]. PYTHON names the Python that has NumPy and PyTorch.

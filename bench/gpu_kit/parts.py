@@ -161,7 +161,7 @@ def _object(text: str) -> dict[str, Any]:
 
 
 def tell(figures: Mapping[str, Any]) -> None:
-    """Of a part: these are its figures so far. Outside a proof they are printed."""
+    """Report the figures that a part has so far; print them outside a proof."""
     path = os.environ.get(FIGURES)
     if path is None:
         print(json.dumps(figures, indent=1))

@@ -43,7 +43,7 @@ class Report:
     finished: bool = False
 
     def content(self) -> dict[str, Any]:
-        """As it is written."""
+        """The report as a JSON object, as it is written into its file."""
         return {
             "report": FORM,
             "blockrelay": self.blockrelay,
@@ -55,7 +55,7 @@ class Report:
         }
 
     def write(self) -> None:
-        """Whole or not at all: whoever ends the script leaves the last whole one."""
+        """Write the report in place of the one before, whole or not at all."""
         draft = self.path.with_name(f"{self.path.name}.draft")
         draft.write_text(json.dumps(self.content(), indent=1) + "\n")
         os.replace(draft, self.path)

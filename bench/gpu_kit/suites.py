@@ -45,7 +45,7 @@ class Outcomes:
 
 
 def arguments(*, story: bool, small: bool, float16: bool) -> list[str]:
-    """Of pytest. What a GPU cannot show is left out."""
+    """The arguments of pytest for the suites that a GPU can run."""
     marked = "software_gpu and not driver_on_cpu" + ("" if float16 else " and not float16")
     chosen = [STORY] if story else [*SMALL, "-k", "fp32 or selection"] if small else [EXECUTORS]
     spread = [] if story or small else ["-n", str(min(_PROCESSES, os.cpu_count() or 1)), "--dist", "loadfile"]

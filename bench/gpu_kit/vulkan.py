@@ -24,7 +24,7 @@ _ROOM = 4096
 
 
 def descriptions(folders: Iterable[str] = FOLDERS) -> list[Path]:
-    """Of drivers, in the order of the folders."""
+    """The description files of Vulkan drivers, in the order of the folders."""
     return [file for folder in folders for file in sorted(Path(folder).glob("*.json"))]
 
 

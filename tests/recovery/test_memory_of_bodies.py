@@ -25,9 +25,8 @@ from blockrelay.protocol.messages import Claimed
 from blockrelay.protocol.tensors import encode_result
 from blockrelay.redis import client as redis_link
 from blockrelay.redis.client import Scripts
-from blockrelay_converter.convert import convert
 from tests.support.gateway.played import PlayedWorker, answering
-from tests.support.models.checkpoints import write_checkpoint
+from tests.support.models.wide_model import write_wide_model
 from tests.support.redis.redis_server import RedisServer
 from tests.support.waiting import wait_until
 
@@ -42,12 +41,7 @@ VOCAB, TOKENS = 50_000, 60
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One layer and a wide vocabulary: answers are large, and cost nothing."""
-    place = tmp_path_factory.mktemp("wide")
-    checkpoint = write_checkpoint(
-        place / "hf", seed=1, hidden_size=32, num_hidden_layers=1, intermediate_size=32, vocab_size=VOCAB
-    )
-    convert(checkpoint, place / "blocks", precision="fp32", report=lambda *_: None, name="tiny", answers=False)
-    return place / "blocks"
+    return write_wide_model(tmp_path_factory.mktemp("wide"), VOCAB)
 
 
 @pytest.fixture

@@ -106,7 +106,7 @@ class Checkpoint:
                 self._stored[name] = found[name]
 
     def names(self) -> frozenset[str]:
-        """Every tensor that may be a weight: whole numbers are counters and tables of whoever trained it."""
+        """Names of all tensors that may be weights; those of whole numbers are counters, and left out."""
         return frozenset(name for name, stored in self._stored.items() if not _WHOLE.fullmatch(stored.dtype))
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> SourceTensor:

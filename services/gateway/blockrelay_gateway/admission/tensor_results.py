@@ -21,7 +21,7 @@ from blockrelay.protocol.tensors import HEADER_BYTES, ResultReader
 from blockrelay.redis.client import backoff_s
 from blockrelay.redis.errors import RedisWatch
 from blockrelay_gateway.admission.redis_memory import read_memory
-from blockrelay_gateway.http.offload import by_size
+from blockrelay_gateway.helpers.offload import by_size
 
 #: Share of the payload Redis' memory that results may take, and where it is the control Redis too. As much again may
 #: be on its way to readers; rows between stages, and pages, need the rest.

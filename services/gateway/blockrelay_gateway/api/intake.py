@@ -20,6 +20,7 @@ from blockrelay_gateway.admission.idempotency import HEADER
 from blockrelay_gateway.api.client_headers import client_headers
 from blockrelay_gateway.api.reading import Read, Reading, Sender, Tensors, reading_of
 from blockrelay_gateway.helpers.json_size import parsed_bytes
+from blockrelay_gateway.helpers.offload import LARGE as NOT_SMALL
 from blockrelay_gateway.helpers.pool import Helpers
 from blockrelay_gateway.http import authentication
 from blockrelay_gateway.http.body_budget import BodyShare, ReceivedBody
@@ -28,8 +29,6 @@ from blockrelay_gateway.http.body_limit import RECEIVED
 T = TypeVar("T")
 #: One way of reading: a method of Reading.
 How = Callable[[Reading, bytes, Sender], Read[T]]
-#: Bytes of a body from which the hop to a thread (about 0.1 ms) is the smaller evil.
-NOT_SMALL = 16 << 10
 #: Bytes of a body, and of what is parsed of it, from which a helper reads it: this process would stand still for 5 ms.
 LARGE, LARGE_PARSED = 256 << 10, 2 << 20
 #: Seconds that a body whose turn has come waits for memory.
@@ -89,7 +88,7 @@ def accepted(request: Request) -> None:
 
 
 def content_of(read: Read[T]) -> T:
-    """What was read. Raises the refusal."""
+    """Return what was read, or raise why it is refused."""
     if read.refusal is not None:
         raise read.refusal
     assert read.content is not None
@@ -97,7 +96,7 @@ def content_of(read: Read[T]) -> T:
 
 
 def _read(settings: GatewaySettings, model_key: str, how: str, raw: bytes, sender: Sender) -> Read[object]:
-    """In a helper."""
+    """Read a body in a helper process, by the method of Reading that is named `how`."""
     found: Read[object] = getattr(_reading(settings, model_key), how)(raw, sender)
     error = found.refusal
     if error is not None and len(str(error)) > MESSAGE_CHARS:

@@ -17,11 +17,10 @@ from websockets.sync.client import connect
 from blockrelay.block_folder.folder import BlockFolder, open_block_folder
 from blockrelay.protocol.tensors import ResultReader, decode_tensor, encode_result
 from blockrelay.settings import GatewaySettings
-from blockrelay_converter.convert import convert
 from blockrelay_gateway.api.infer.responses import TensorAnswer
 from tests.support.gateway.played import PlayedWorker, RunningGateway
 from tests.support.gateway.sse_client import read_events
-from tests.support.models.checkpoints import write_checkpoint
+from tests.support.models.wide_model import write_wide_model
 from tests.support.redis.redis_server import RedisServer
 
 VOCAB, TOKENS = 100_000, 400
@@ -30,12 +29,7 @@ VOCAB, TOKENS = 100_000, 400
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> BlockFolder:
     """As that of the other tests, with the vocabulary of a large model."""
-    place = tmp_path_factory.mktemp("wide")
-    checkpoint = write_checkpoint(
-        place / "hf", seed=1, hidden_size=32, num_hidden_layers=1, intermediate_size=32, vocab_size=VOCAB
-    )
-    convert(checkpoint, place / "blocks", precision="fp32", report=lambda *_: None, name="tiny", answers=False)
-    return open_block_folder(place / "blocks", blocks=())
+    return open_block_folder(write_wide_model(tmp_path_factory.mktemp("wide"), VOCAB), blocks=())
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """The engine loop on a real Redis with a real stage: what fails, fails alone."""
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -216,16 +217,21 @@ class Late(Stumbling):
         return self._executor.run(batch)
 
 
+def kept_in(late: list[Late]) -> Callable[[Executor], Executor]:
+    """Makes an executor late, and puts it into the list."""
+
+    def slow(executor: Executor) -> Executor:
+        late.append(Late(executor))
+        return late[-1]
+
+    return slow
+
+
 def test_no_step_is_computed_for_a_request_behind_its_deadline(
     w8a8: BlockFolder, client: redis.Redis, keys: Keys, scripts: Scripts
 ) -> None:
     late: list[Late] = []
-
-    def slow(executor: Executor) -> Executor:
-        late.append(Late(executor))
-        return late[0]
-
-    with engine_running(w8a8, client, keys, scripts, broken=slow) as (cell, table):
+    with engine_running(w8a8, client, keys, scripts, broken=kept_in(late)) as (cell, table):
         late[0].until = time.time() + 1.0
         cell.accept(content=body([7] * 250, temperature=0.0), deadline_ms=int(1000 * (late[0].until - 0.1)))
         wait_until(lambda: end_of(cell, "req-1") is not None, "it ends")
@@ -239,12 +245,7 @@ def test_redis_decides_whether_a_deadline_has_passed(
     w8a8: BlockFolder, client: redis.Redis, keys: Keys, scripts: Scripts
 ) -> None:
     late: list[Late] = []
-
-    def slow(executor: Executor) -> Executor:
-        late.append(Late(executor))
-        return late[0]
-
-    with engine_running(w8a8, client, keys, scripts, broken=slow) as (cell, _):
+    with engine_running(w8a8, client, keys, scripts, broken=kept_in(late)) as (cell, _):
         late[0].until = time.time() + 0.5
         cell.accept(content=body([7] * 250, temperature=0.0), deadline_ms=int(1000 * (late[0].until - 0.1)))
         wait_until(lambda: cell.record()["state"] == "running", "it is claimed")

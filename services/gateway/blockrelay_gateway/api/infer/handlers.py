@@ -34,8 +34,8 @@ from blockrelay_gateway.api.reading import Tensors
 from blockrelay_gateway.api.state import Gateway
 from blockrelay_gateway.cells.cell import Cell
 from blockrelay_gateway.cells.submission import Place
+from blockrelay_gateway.helpers.offload import by_size
 from blockrelay_gateway.http.body_budget import BodyBudget, BodyShare
-from blockrelay_gateway.http.offload import by_size
 from blockrelay_gateway.streaming.deltas import failure
 from blockrelay_gateway.streaming.readers import Readers
 from blockrelay_gateway.streaming.records import check_number

@@ -1,4 +1,4 @@
-"""Keeps the event loop free: work of numpy on a large answer runs in a thread."""
+"""Keeps the event loop free: work on large bodies and answers runs in a thread."""
 
 import asyncio
 from collections.abc import Callable
