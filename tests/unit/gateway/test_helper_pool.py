@@ -9,6 +9,7 @@ import pytest
 
 from blockrelay.errors import BadRequest, RequestTooLarge, ServiceUnavailable
 from blockrelay_gateway.helpers.pool import Helpers
+from blockrelay_gateway.http.body_budget import BodyBudget, BodyShare
 from tests.support.waiting import wait_until
 
 
@@ -79,6 +80,22 @@ async def test_a_helper_that_hangs_is_killed(tmp_path: Path) -> None:
     hung = int(mark.read_text())
     await asyncio.to_thread(wait_until, lambda: not alive(hung), "the helper that hangs is gone")
     assert await slow.run("", pid) != hung
+
+
+async def test_a_call_without_memory_keeps_no_place_from_those_that_have_it() -> None:
+    """The large one comes first, and fits only when the small ones behind it have been read."""
+    helpers, budget, order = Helpers(1), BodyBudget(16 << 20), list[str]()
+
+    async def read(name: str, arrived: int, parsed: int) -> None:
+        share = BodyShare(budget, large=True)
+        share.take(arrived << 20)
+        await asyncio.sleep(0)  # all have arrived before the first has its turn
+        await helpers.run("", pid, room=lambda: share.take_parsed(parsed << 20))
+        order.append(name)
+        share.give_back()
+
+    await asyncio.gather(read("large", 1, 12), read("small", 2, 1), read("small", 2, 1))
+    assert order == ["small", "small", "large"] and budget.used == 0
 
 
 async def test_memory_that_does_not_suffice_is_no_bug() -> None:

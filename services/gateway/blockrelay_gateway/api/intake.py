@@ -31,8 +31,6 @@ T = TypeVar("T")
 How = Callable[[Reading, bytes, Sender], Read[T]]
 #: Bytes of a body, and of what is parsed of it, from which a helper reads it: this process would stand still for 5 ms.
 LARGE, LARGE_PARSED = 256 << 10, 2 << 20
-#: Seconds that a body whose turn has come waits for memory.
-ROOM_S = 30.0
 #: Characters of a message, and of a field's name, about a body that a helper has read: both may repeat what is in it.
 MESSAGE_CHARS = 2000
 #: Helpers yield to the gateway where cores are short.
@@ -77,7 +75,7 @@ class Intake:
         if len(raw) < LARGE and parsed < LARGE_PARSED:
             return await asyncio.to_thread(how, self.reading, raw, sender)
         share.check_parsed(parsed)
-        room = partial(share.wait, parsed, ROOM_S)
+        room = partial(share.take_parsed, parsed)
         work = (self.settings, self.reading.model_key, how.__name__, raw, sender)
         return cast(Read[T], await self.helpers.run(sender.tenant, _read, *work, room=room))
 

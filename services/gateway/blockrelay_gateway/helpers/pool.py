@@ -18,7 +18,7 @@ T = TypeVar("T")
 Args = TypeVarTuple("Args")
 #: A call whose helper dies is made once more: another reason than the call may have ended it.
 TRIES = 2
-#: How long a call may take, with the time in which it waits for a helper and this one starts. Seconds.
+#: How long a call may take, with the time in which it waits for memory and a helper, and this one starts. Seconds.
 WITHIN_S = 60.0
 
 
@@ -30,19 +30,28 @@ class Helpers:
         self._limiter = CapacityLimiter(count)
 
     async def run(
-        self, tenant: str, work: Callable[[*Args], T], *args: *Args, room: Callable[[], Awaitable[None]] | None = None
+        self,
+        tenant: str,
+        work: Callable[[*Args], T],
+        *args: *Args,
+        room: Callable[[], Awaitable[None] | None] | None = None,
     ) -> T:
-        """`work(*args)` in a helper: a function of a module, with arguments that can be pickled. `room` is waited for
-        when its turn has come.
+        """`work(*args)` in a helper: a function of a module, with arguments that can be pickled.
+
+        `room` takes memory when its turn has come, or answers what to wait for: others have their turns meanwhile, as
+        they may have the memory.
 
         Raises what it raises, RequestTooLarge where memory does not suffice, and ServiceUnavailable when it takes too
         long (its helper is then killed) or its helpers die.
         """
         try:
-            async with asyncio.timeout(self._within_s), self._turns.place(tenant):
-                if room is not None:
-                    await room()
-                return await self._try(work, *args)
+            async with asyncio.timeout(self._within_s):
+                while True:
+                    async with self._turns.place(tenant):
+                        lacking = None if room is None else room()
+                        if lacking is None:
+                            return await self._try(work, *args)
+                    await lacking
         except TimeoutError:
             logs.get().warning("HELPER_TOO_SLOW", within_s=self._within_s)
             said = f"this gateway did not get to read the body within {self._within_s:g} seconds; try again later"

@@ -37,13 +37,24 @@ class BodyBudget:
         self.waiting = 0
         """Bytes of large bodies that have arrived."""
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._watching: list[asyncio.Future[None]] = []
 
     def room(self, count: int, most: int) -> bool:
         """Whether so many bytes more fit below `most`."""
         return self.used + count <= most
 
+    def given_back(self) -> Awaitable[None]:
+        """Something to wait for until bytes have been given back."""
+        turn = asyncio.get_running_loop().create_future()
+        self._watching.append(turn)
+        return turn
+
     def give_back(self, count: int) -> None:
         self.used -= count
+        watching, self._watching = self._watching, []
+        for turn in watching:
+            if not turn.done():
+                turn.set_result(None)
         while self._waiting and (self._waiting[0][1].done() or self.room(self._waiting[0][0], self.max_large)):
             count, turn = self._waiting.popleft()
             if not turn.done():
@@ -115,9 +126,18 @@ class BodyShare:
             said = f"the request takes {count >> 20} MiB of memory here, and at most {most >> 20} MiB are there for it"
             raise RequestTooLarge(f"{said}: send less at a time, and tensors as data_b64")
 
+    def take_parsed(self, count: int) -> Awaitable[None] | None:
+        """Take so many bytes for what is parsed; if there is no room, what to wait for before the next try. The caller
+        keeps nobody out meanwhile: the room may be with those that wait behind it."""
+        if not self._budget.room(count, self._budget.max_large):
+            return self._budget.given_back()
+        self._budget.used += count
+        self._bytes += count
+        return None
+
     async def wait(self, count: int, within_s: float) -> None:
-        """Bytes of what is parsed, or of an answer, as soon as there is room. Raises LimitExceeded when there is none
-        in time, and RequestTooLarge where there will never be."""
+        """Take bytes of an answer as soon as there is room. Raises LimitExceeded when there is none in time, and
+        RequestTooLarge where there will never be."""
         self.check(count)
         await self._budget.wait(count, within_s)
         self._bytes += count
