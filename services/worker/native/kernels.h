@@ -80,7 +80,7 @@ float* swiglu_row(const float* gate_up, const float* row_scale, int64_t row, int
 }  // namespace
 
 // Has to equal native.py's, so that a library left over from an older install is not used.
-BLOCKRELAY_EXPORT int32_t blockrelay_version() { return 5; }
+BLOCKRELAY_EXPORT int32_t blockrelay_version() { return 6; }
 
 // The pool that every other function takes; null if it cannot be made.
 BLOCKRELAY_EXPORT void* blockrelay_open(int32_t threads) {
@@ -95,15 +95,6 @@ BLOCKRELAY_EXPORT void* blockrelay_open(int32_t threads) {
 
 // No call may be running or follow.
 BLOCKRELAY_EXPORT void blockrelay_close(void* pool) { delete static_cast<Pool*>(pool); }
-
-// Calls work(0) to work(count - 1), each once, in any order, on the pool's threads: for work that is not ours. `cost` as
-// of Pool::run.
-BLOCKRELAY_EXPORT void blockrelay_share(void* pool, void (*work)(int64_t), int64_t count, int64_t cost) {
-  static_cast<Pool*>(pool)->run(count, 1, cost, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; i++) work(i);
-    return true;
-  });
-}
 
 BLOCKRELAY_EXPORT int32_t blockrelay_norm(void* pool, const float* x, const float* weight, double epsilon, float* out,
                                           int64_t rows, int64_t n) {

@@ -28,12 +28,12 @@ def load_kernels(threads: int, *, variant: str | None = None) -> Kernels:
     Falls back to the NumPy reference with a warning. UsageError for a named variant that cannot run here.
     """
     if variant == "reference":
-        return ReferenceKernels(threads)
+        return ReferenceKernels()
     usable = supported_variants()
     if variant is None and not usable:
         _log.warning(
             "no native kernels were built: using the NumPy reference kernels, about 100 times slower; "
             "install a C++ compiler (g++ or clang++) and install again"
         )
-        return ReferenceKernels(threads)
+        return ReferenceKernels()
     return NativeKernels(variant or usable[0], threads)

@@ -138,14 +138,6 @@ class Kernels(Protocol):
         """
         ...
 
-    def share(self, count: int, cost: int, work: Callable[[int], None]) -> None:
-        """Call work(0) to work(count - 1), each once, in any order, on the threads of this object.
-
-        For what other libraries compute, so that it needs no threads of its own. `cost` in float operations, roughly:
-        work that costs little is done by the caller alone. Raises what a call raised.
-        """
-        ...
-
     def record(self, parts: Sequence[Callable[[], None]]) -> Program:
         """`parts` as a program that may be run again and again, also when the contents of their buffers have changed.
 

@@ -24,19 +24,17 @@ AVX2, AVX512, VNNI, TILES = 1, 2, 4, 8
 VARIANTS: Final = {"avx512vnni": AVX2 | AVX512 | VNNI, "avx512": AVX2 | AVX512, "avx2": AVX2, "baseline": 0}
 
 #: Raised, here and in kernels.h, with every change of a function's arguments or of the numbers.
-LIBRARY_VERSION: Final = 5
+LIBRARY_VERSION: Final = 6
 
 _P = ctypes.c_void_p
 _D = ctypes.c_double
 _INT = ctypes.c_int32
 _LONG = ctypes.c_int64
-_WORK = ctypes.CFUNCTYPE(None, _LONG)
 
 # Result and arguments, as in kernels.h.
 _SIGNATURES: Final[dict[str, tuple[Any, list[Any]]]] = {
     "open": (_P, [_INT]),
     "close": (None, [_P]),
-    "share": (None, [_P, _WORK, _LONG, _LONG]),
     "norm": (_INT, [_P, _P, _P, _D, _P, _LONG, _LONG]),
     "norm_quantise": (_INT, [_P, _P, _P, _D, _P, _P, _LONG, _LONG]),
     "quantise": (_INT, [_P, _P, _P, _P, _LONG, _LONG]),
@@ -300,20 +298,6 @@ class NativeKernels:
 
     def group_product(self, q4: U8, gs: F16, scale: F32) -> Product:
         return GroupProduct(self, q4, gs, scale)
-
-    def share(self, count: int, cost: int, work: Callable[[int], None]) -> None:
-        failed: list[BaseException] = []
-
-        def one(index: int) -> None:
-            try:
-                work(index)
-            except BaseException as error:  # noqa: BLE001 - raised below, in the caller's thread
-                failed.append(error)
-
-        assert self._recording is None, "what is not ours cannot be recorded"
-        self._functions["share"](self._pool, _WORK(one), count, cost)
-        if failed:
-            raise failed[0]
 
     @property
     def records(self) -> bool:

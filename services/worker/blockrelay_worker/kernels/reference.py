@@ -1,7 +1,6 @@
 """NumPy kernels: the oracle for the native ones, and the slow fallback where no compiler was at hand at install."""
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any, final
 
 import numpy as np
@@ -11,21 +10,13 @@ from blockrelay_worker.kernels import arguments, float32
 from blockrelay_worker.kernels.interface import F16, F32, I8, I32, I64, U8, Pages, Product, Program
 from blockrelay_worker.kernels.specification import FLOAT16_MAX, PAGE
 
-#: Float operations that take longer than it takes to wake a thread.
-_WORTH_SHARING = 1_000_000
 _LOWEST = np.float32(-1e30)
 _FLOAT16_MAX = np.float32(FLOAT16_MAX)
 
 
 @final
 class ReferenceKernels:
-    """`Kernels` as `specification` reads, vectorised over rows and heads; single-threaded, about 100 times slower.
-
-    `threads`, the caller's among them, are for what `share` is given.
-    """
-
-    def __init__(self, threads: int = 1) -> None:
-        self._helpers = ThreadPoolExecutor(threads - 1, "share") if threads > 1 else None
+    """`Kernels` as `specification` reads, vectorised over rows and heads; single-threaded, about 100 times slower."""
 
     @property
     def variant(self) -> str:
@@ -149,17 +140,6 @@ class ReferenceKernels:
 
     def group_product(self, q4: U8, gs: F16, scale: F32) -> Product:
         raise AssertionError("the reference kernels have no products: `exact_linears` is the reference")
-
-    def share(self, count: int, cost: int, work: Callable[[int], None]) -> None:
-        helpers = None if cost < _WORTH_SHARING else self._helpers
-        others = [helpers.submit(work, index) for index in range(1, count)] if helpers else []
-        try:
-            for index in range(min(count, 1) if helpers else count):
-                work(index)
-        finally:
-            wait(others)
-        for other in others:
-            other.result()
 
     @property
     def records(self) -> bool:

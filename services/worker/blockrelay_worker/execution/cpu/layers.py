@@ -8,7 +8,6 @@ from numpy.typing import NDArray
 from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.block_folder.model import quantises_rows
 from blockrelay_worker.execution.cpu.linears import Linear, Variant, load_linear
-from blockrelay_worker.execution.cpu.products.ort_linear import Threads
 from blockrelay_worker.execution.cpu.slot_mapping import Rows
 from blockrelay_worker.execution.cpu.workspace import Workspace
 from blockrelay_worker.kernels.interface import Kernels
@@ -21,9 +20,7 @@ Pages = NDArray[np.float16] | NDArray[np.float32]
 class Layer:
     """Attention and MLP of one layer (Llama's; Qwen's bias and head norms where the folder has them)."""
 
-    def __init__(
-        self, folder: BlockFolder, index: int, *, variant: Variant, threads: Threads, kernels: Kernels
-    ) -> None:
+    def __init__(self, folder: BlockFolder, index: int, *, variant: Variant, threads: int, kernels: Kernels) -> None:
         """Block `index` of the folder."""
         model, tensors = folder.model, {name: np.asarray(array) for name, array in folder.tensors(index).items()}
         self._kernels = kernels
@@ -132,9 +129,7 @@ class Layer:
 class Head:
     """Final norm and the product with the vocabulary."""
 
-    def __init__(
-        self, folder: BlockFolder, index: int, *, variant: Variant, threads: Threads, kernels: Kernels
-    ) -> None:
+    def __init__(self, folder: BlockFolder, index: int, *, variant: Variant, threads: int, kernels: Kernels) -> None:
         """Block `index`, the last one of the folder."""
         tensors = {name: np.asarray(array) for name, array in folder.tensors(index).items()}
         self._kernels = kernels

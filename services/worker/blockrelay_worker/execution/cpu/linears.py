@@ -23,10 +23,11 @@ from numpy.typing import NDArray
 
 from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.block_folder.model import FLOATS, float_graph, in_groups
-from blockrelay.errors import BlockFolderError
+from blockrelay.errors import BlockFolderError, ExecutionError
 from blockrelay_worker.execution.cpu.exact_linears import ExactGroupLinear, ExactLinear
 from blockrelay_worker.execution.cpu.products.both_linear import BothLinear
-from blockrelay_worker.execution.cpu.products.ort_linear import OrtLinear, Threads
+from blockrelay_worker.execution.cpu.products.ort_linear import OrtLinear
+from blockrelay_worker.execution.cpu.products.ort_runtime import shared_runtime
 from blockrelay_worker.kernels.interface import Kernels, Product
 
 Variant = Literal["both", "native", "u8s8", "u8u8", "exact"]
@@ -76,7 +77,7 @@ def load_linear(
     tensors: Mapping[str, NDArray[Any]],
     *,
     variant: Variant,
-    threads: Threads,
+    threads: int,
     kernels: Kernels,
 ) -> Linear:
     """The product `kind` (qkv, o, gate_up, down, head) of block `index`, which has these tensors.
@@ -111,8 +112,9 @@ def load_linear(
     return BothLinear(kernels.product(q, scale), linear, shape=q.shape) if variant == "both" else linear
 
 
-def _ort(folder: BlockFolder, graph: str, weights: Mapping[str, NDArray[Any]], threads: Threads) -> OrtLinear:
+def _ort(folder: BlockFolder, graph: str, weights: Mapping[str, NDArray[Any]], threads: int) -> OrtLinear:
+    runtime = shared_runtime(threads)
     try:
-        return OrtLinear(folder.graph(graph), weights, threads=threads)
-    except Exception as error:  # ONNX Runtime's own exception types have no public common base
+        return OrtLinear(folder.graph(graph), weights, runtime=runtime)
+    except ExecutionError as error:
         raise BlockFolderError(f"{folder.manifest.graphs[graph]}: ONNX Runtime refuses it: {error}") from error

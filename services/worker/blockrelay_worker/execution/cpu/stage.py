@@ -14,7 +14,6 @@ from blockrelay_worker.execution.batch import Batch, BlockFault, StageOutput, ch
 from blockrelay_worker.execution.cpu.layers import Head, Layer
 from blockrelay_worker.execution.cpu.linears import Linear, Variant
 from blockrelay_worker.execution.cpu.page_memory import PageMemory
-from blockrelay_worker.execution.cpu.products.ort_linear import Threads
 from blockrelay_worker.execution.cpu.slot_mapping import Rows, place
 from blockrelay_worker.execution.cpu.workspace import Workspace
 from blockrelay_worker.execution.executor import PageContent
@@ -73,13 +72,12 @@ class StageExecutor:
             kv_tokens=pages * PAGE,
         )
         self._cos, self._sin = folder.rotary()
-        shared = Threads(kernels, threads)
         self._layers = [
-            Layer(folder, index, variant=variant, threads=shared, kernels=kernels)
+            Layer(folder, index, variant=variant, threads=threads, kernels=kernels)
             for index in range(first_block, min(last_block, model.layers) + 1)
         ]
         self._head = (
-            Head(folder, last_block, variant=variant, threads=shared, kernels=kernels)
+            Head(folder, last_block, variant=variant, threads=threads, kernels=kernels)
             if last_block == model.blocks
             else None
         )
