@@ -8,20 +8,19 @@ from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
-from pydantic import ValidationError
-from typer.exceptions import TyperException
 
-from blockrelay.errors import BlockrelayError, UsageError
-from blockrelay.exit_codes import FAILED, exit_code
+from blockrelay.command_app import run_app
+from blockrelay.errors import UsageError
 from blockrelay.extras import Extra, need
 from blockrelay.host.cpu import check_threads
 from blockrelay.redis.cell_address import find_cell
 from blockrelay.redis.connections import checked_url
-from blockrelay.settings import BUNDLED_MODEL, check_names
+from blockrelay.settings import BUNDLED_MODEL, check_names, is_link
 from blockrelay.up_file import read_running
 from blockrelay_launcher.cli import api_keys, cells, dead_letters, measure, status_events
 from blockrelay_launcher.cli import status as cell_status
 from blockrelay_launcher.cli.given import is_given
+from blockrelay_launcher.cli.groups import Grouped
 from blockrelay_launcher.cli.measure import Model
 from blockrelay_launcher.cli.version import version_text
 from blockrelay_launcher.onnx_blocks import command as onnx_blocks
@@ -33,7 +32,7 @@ from blockrelay_launcher.up_options.options import UpOptions
 from blockrelay_launcher.up_options.plan_choice import PlanChoice
 
 app = typer.Typer(
-    name="blockrelay", add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False,
+    name="blockrelay", add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, cls=Grouped,
     context_settings={"help_option_names": ["-h", "--help"]},
 )  # fmt: skip
 
@@ -72,6 +71,8 @@ def root(
     ] = False,
 ) -> None:
     """Serves Llama-family models on the CPUs and GPUs people already have."""
+    for name in [name for name, value in os.environ.items() if is_link(name, value)]:
+        del os.environ[name]  # every port of ours is on the command line, or chosen
     check_names(os.environ)
 
 
@@ -368,18 +369,4 @@ def _become(module: str, arguments: list[str] | None, extra: Extra) -> NoReturn:
 
 def main() -> None:
     """The console script: every error that we raise on purpose, and every wrong option, is one line on stderr."""
-    try:
-        sys.exit(app(standalone_mode=False))
-    except TyperException as error:
-        said = error.format_message()
-        if said and "\n" not in said:  # else the whole help, of a command without arguments
-            said = f"blockrelay: {said.rstrip('.')} (see blockrelay --help, blockrelay COMMAND --help)\n"
-        sys.stderr.write(said)
-        sys.exit(error.exit_code)
-    except ValidationError as error:
-        for problem in error.errors():
-            sys.stderr.write(f"BLOCKRELAY_{'_'.join(map(str, problem['loc'])).upper()}: {problem['msg']}\n")
-        sys.exit(2)
-    except BlockrelayError as error:
-        sys.stderr.write(f"blockrelay: {error}\n")
-        sys.exit(exit_code(error, otherwise=FAILED))
+    sys.exit(run_app(app, name="blockrelay"))
