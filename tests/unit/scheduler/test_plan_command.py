@@ -68,7 +68,7 @@ def test_without_a_profile_it_says_so(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_what_nobody_has_measured_is_a_range_and_the_remedy_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    """bench has found 178 tokens/s on a machine for which the guesses alone make 3,505."""
+    """bench has found 178 tokens/s on a machine for which the guesses alone make 3,505 or more."""
     assert run([]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "not profiled: run `" in shown and "blockrelay profile` and give --profile FILE" in shown
@@ -77,7 +77,7 @@ def test_what_nobody_has_measured_is_a_range_and_the_remedy_is_said(capsys: pyte
     for size, (least, most) in ranges.items():
         assert most >= 4 * least > 0, size
     least, most = ranges["1"]
-    assert least < 178 < 3505 <= most
+    assert least < 178 < most < 3505
 
 
 def test_of_devices_that_are_described_steps_are_not_known(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_of_devices_that_are_described_steps_are_not_known(capsys: pytest.Captur
     (tmp_path / "devices.json").write_text(json.dumps({"devices": [described]}))
     found = said(capsys, "--devices", str(tmp_path / "devices.json"))
     least, most = found["tokens_per_second_range"]["1"]
-    assert most == pytest.approx(found["predicted_tokens_per_second"]["1"]) and least < most / 4
+    assert least < most / 4 and most < found["predicted_tokens_per_second"]["1"]
 
 
 def test_what_was_measured_is_one_figure(capsys: pytest.CaptureFixture[str], profile: Path) -> None:

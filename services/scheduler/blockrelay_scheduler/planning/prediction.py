@@ -25,7 +25,8 @@ SIZES = (1, 4, 16, 64)
 #: Blocks and hops that nobody measured may take so many times as long as predicted, on a device whose speed is guessed
 #: also a part of it only.
 SLOWER, FASTER = 4.0, 8.0
-#: What a step may take beside them where nobody measured it: Redis on a slow disk, sampling, messages.
+#: What a step may take beside them where nobody measured it: Redis (on a fast disk, on a slow one), sampling, messages.
+QUICK_STEP = StepOverhead(seconds=0.5e-3, seconds_per_row=10e-6)
 SLOW_STEP = StepOverhead(seconds=15e-3, seconds_per_row=0.5e-3)
 
 
@@ -92,7 +93,8 @@ def spread(problem: Problem, placement: Placement, one: Predicted) -> tuple[floa
     if profiled and costs.knows_steps:
         return None
     work = one.seconds - one.overhead_seconds
-    beside = 0.0 if costs.knows_steps else SLOW_STEP.seconds + one.requests * SLOW_STEP.seconds_per_row
-    least = work / (FASTER if problem.guessed else 1.0)
-    most = work * (1.0 if profiled else SLOWER) + beside
-    return least + one.overhead_seconds, most + one.overhead_seconds
+    quick, slow = (
+        one.overhead_seconds if costs.knows_steps else step.seconds + one.requests * step.seconds_per_row
+        for step in (QUICK_STEP, SLOW_STEP)
+    )
+    return work / (FASTER if problem.guessed else 1.0) + quick, work * (1.0 if profiled else SLOWER) + slow
