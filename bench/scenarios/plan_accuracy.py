@@ -3,8 +3,8 @@
 Profiles the w8a8 model on this machine, with all cores for a worker and with one, then writes down what the planner
 predicts for twelve settings, and only then runs them: 1 to 3 stages, even and uneven, w8a8 and w4a8 (never profiled),
 a worker at half its speed (never profiled), 1 to 16 requests. Then every strategy plans for this machine and one half
-as fast, for one request and for sixteen, and its plan is run too. Last, whether the ranges that are told without a profile
-hold what was measured. On an otherwise idle machine of two cores; figures
+as fast, for one request and for sixteen, and its plan is run too. Last, whether the ranges that are told without a
+profile hold what was measured. On an otherwise idle machine of two cores; figures
 are never asserted.
 """
 

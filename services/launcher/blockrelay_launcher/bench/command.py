@@ -269,8 +269,7 @@ def show(report: dict[str, Any], console: Console | None = None) -> None:
     together = max((entry["tokens_at_once"] for entry in report["gateway"]), default=1.0)
     if together >= SEVERAL:
         console.print(
-            f"up to {together:.1f} tokens came at once, on average: `next` is the time of one, shared out evenly "
-            "(workers guess tokens ahead where their `up` has no --no-speculation)"
+            f"up to {together:.1f} tokens came at once, on average: `next` is the time of one, shared out evenly"
         )
     if prefix := report.get("prefix"):
         console.print(

@@ -26,7 +26,7 @@ SIZES = (1, 4, 16, 64)
 #: also a part of it only.
 SLOWER, FASTER = 4.0, 8.0
 #: What a step may take beside them where nobody measured it: Redis (on a fast disk, on a slow one), sampling, messages.
-QUICK_STEP = StepOverhead(seconds=0.5e-3, seconds_per_row=10e-6)
+QUICK_STEP = StepOverhead(seconds=0.2e-3, seconds_per_row=10e-6)
 SLOW_STEP = StepOverhead(seconds=15e-3, seconds_per_row=0.5e-3)
 
 
