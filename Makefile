@@ -34,7 +34,12 @@ help: ## this list
 
 install: $(STAMP) ## everything into .venv
 
-$(STAMP): pyproject.toml setup.py $(wildcard services/worker/native/*)
+KERNELS := services/worker/blockrelay_worker/kernels
+# Where there are no kernels, and a compiler has come since the last install, they are built now.
+COMPILER_NEWS := $(if $(wildcard $(KERNELS)/_baseline.*),,$(if $(shell command -v c++ || command -v g++ || command -v clang++),.compiler-news))
+.compiler-news: ;
+
+$(STAMP): pyproject.toml setup.py $(wildcard services/worker/native/*) $(COMPILER_NEWS)
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/$(PIP) $(if $(LOCKED),--constraint requirements.lock) --editable '.[dev]'
 	@touch $@
@@ -295,5 +300,5 @@ overload: install ## ten times more requests than can be served
 # The native kernels go too, so the next target installs again; the environment stays.
 clean: ## what was built and cached; .venv stays
 	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache .coverage* .demo .data site .cache
-	rm -f $(STAMP) services/worker/blockrelay_worker/kernels/*.so
+	rm -f $(STAMP) $(KERNELS)/*.so
 	find services shared tests bench docs -name __pycache__ -type d -prune -exec rm -rf {} +

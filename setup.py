@@ -1,11 +1,15 @@
 """Builds the float kernels once per instruction set; everything else about the package is in pyproject.toml.
 
-The modules are optional: without a C++ compiler the install succeeds and the NumPy kernels serve, slowly. They are
-opened with ctypes, so that no Python headers are needed.
+The modules are optional: without a C++ compiler the install succeeds and the NumPy kernels serve, slowly, which `up`,
+`demo`, `status` and `devices` say (services/worker/blockrelay_worker/kernels/libraries.py). They are opened with
+ctypes, so that no Python headers are needed.
 """
 
+import os
 import platform
+import shutil
 import sys
+import sysconfig
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -29,6 +33,11 @@ if platform.machine().lower() in ("x86_64", "amd64"):
     VARIANTS["avx2"] = ["-mavx2", "-mfma", "-mf16c"]
     VARIANTS["avx512"] = ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma", "-mf16c"]
     VARIANTS["avx512vnni"] = [*VARIANTS["avx512"], "-mavx512vnni"]
+
+# Python asks for the compiler that it was built with itself, which is g++ as a rule.
+own = (os.environ.get("CXX") or sysconfig.get_config_var("CXX") or "c++").split()[0]
+if not shutil.which(own) and shutil.which("clang++"):
+    os.environ |= {"CC": "clang", "CXX": "clang++"}
 
 setup(
     ext_modules=[

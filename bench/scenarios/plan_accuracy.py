@@ -3,7 +3,8 @@
 Profiles the w8a8 model on this machine, with all cores for a worker and with one, then writes down what the planner
 predicts for twelve settings, and only then runs them: 1 to 3 stages, even and uneven, w8a8 and w4a8 (never profiled),
 a worker at half its speed (never profiled), 1 to 16 requests. Then every strategy plans for this machine and one half
-as fast, for one request and for sixteen, and its plan is run too. On an otherwise idle machine of two cores; figures
+as fast, for one request and for sixteen, and its plan is run too. Last, whether the ranges that are told without a
+profile hold what was measured. On an otherwise idle machine of two cores; figures
 are never asserted.
 """
 
@@ -222,6 +223,13 @@ def strategies(bench: Bench, requests: int) -> Iterator[tuple[str, Setting, floa
         yield strategy, replace(pair, parts=tuple(parts)), plan["predicted_tokens_per_second"][str(requests)]
 
 
+def not_profiled(model: Path) -> dict[str, list[float]]:
+    """The least and the most tokens per second that are told of this machine without a profile, by requests at once."""
+    argv = [BLOCKRELAY, "plan", "--model", model, "--context", str(CONTEXT), "--json"]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout)["tokens_per_second_range"]
+
+
 def error(predicted: float, measured: float) -> float:
     return abs(predicted / measured - 1)
 
@@ -261,6 +269,11 @@ def main(arguments: list[str] | None = None) -> int:
         show([row])
     (out / "measured.json").write_text(json.dumps(rows, indent=1))
     errors = [error(row["predicted"], row["measured"]) for row in rows[: len(every)]]
+    ranges = not_profiled(models["w8a8"])
+    for row in (row for row in rows[: len(every)] if row["name"] == "1 stage" and row["precision"] == "w8a8"):
+        least, most = ranges[str(row["requests"])]
+        where = "within" if least <= row["measured"] <= most else "OUTSIDE"
+        print(f"not profiled, {row['requests']} requests: {least:.1f} to {most:.1f}, measured is {where}")
     print(f"twelve settings: median error {median(errors):.1%}, worst {max(errors):.1%}")
     for requests in compared:
         some = [row for row in rows[len(every) :] if row["requests"] == requests]

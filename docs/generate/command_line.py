@@ -19,9 +19,10 @@ from docs.generate.tables import table
 _HEAD = """\
 # Command line
 
-`blockrelay COMMAND --help` shows the same. Exit codes: 0 done, 1 something failed, 2 the command was asked for
-something impossible; `dead-letters replay` ends with 1 when the request fails again, `drill` when an answer was lost or
-differed. [Operations](operations.md) says when to use which.
+`blockrelay COMMAND --help` shows the same; in a checkout `. .venv/bin/activate` puts the command on the path. Every
+error is one line on stderr that begins with `blockrelay: `. Exit codes: 0 done, 1 something failed, 2 the command was
+asked for something impossible; `dead-letters replay` ends with 1 when the request fails again, `drill` when an answer
+was lost or differed. [Operations](operations.md) says when to use which.
 """
 #: Commands that become another process, with that one's options.
 _PASSED_ON: dict[str, typer.Typer] = {

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import sysconfig
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
@@ -49,6 +50,8 @@ One of each strategy of [plans](plans.md), for the bundled model on two devices 
 one with much memory and a fast one with little. Both are so slow that this small model is as heavy for them as a large
 one is for a computer of today.
 
+`blockrelay` is on the path of every image; in a checkout `. .venv/bin/activate` puts it there, once for each shell.
+
 ```sh
 cat > devices.json <<'END'
 {devices}
@@ -80,15 +83,13 @@ def _printed(*arguments: str) -> str:
 
 @contextmanager
 def _inside(folder: Path) -> Iterator[None]:
-    """In a folder, on a terminal of 80 columns."""
-    before, columns = Path.cwd(), os.environ.get("COLUMNS")
+    """In a folder, on a terminal of 80 columns, with the environment active."""
+    before, outside = Path.cwd(), dict(os.environ)
     os.chdir(folder)
-    os.environ["COLUMNS"] = "80"
+    os.environ |= {"COLUMNS": "80", "PATH": f"{sysconfig.get_path('scripts')}:{outside.get('PATH', '')}"}
     try:
         yield
     finally:
         os.chdir(before)
-        if columns is None:
-            del os.environ["COLUMNS"]
-        else:
-            os.environ["COLUMNS"] = columns
+        os.environ.clear()
+        os.environ.update(outside)

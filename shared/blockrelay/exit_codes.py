@@ -6,12 +6,19 @@ import threading
 
 from blockrelay.errors import BlockFolderError, BlockrelayError, RequestError, UsageError
 
+#: Before every error, of commands and of services.
+PREFIX = "blockrelay: "
 #: A command could not do what it was asked for.
 FAILED = 1
 #: With these settings, this model or these Redis servers no start will ever succeed.
 UNUSABLE = 2
 #: A failure that another start may not meet.
 BROKEN = 70
+
+
+def complain(error: object) -> None:
+    """One line on stderr."""
+    sys.stderr.write(f"{PREFIX}{error}\n")
 
 
 def exit_code(error: BlockrelayError, *, otherwise: int = BROKEN) -> int:

@@ -325,13 +325,13 @@ _OF_KUBERNETES = re.compile(
 _LINK = re.compile(r"(tcp|udp|sctp)://")
 
 
-def check_names(environment: Mapping[str, str], *, strict: bool = False) -> None:
+def check_names(environment: Mapping[str, str], *, strict: bool = False, links: bool = False) -> None:
     """Raise UsageError, one line, for a variable BLOCKRELAY_... that no service knows, or that Kubernetes has set in
-    place of a setting; `strict`: for unknown names of any beginning."""
+    place of a setting; `strict`: for unknown names of any beginning, `links`: not for what Kubernetes has set."""
     for variable, value in sorted(environment.items()):
         name = variable.upper()  # as the settings themselves are read
         ours = strict or name.startswith(_PREFIX)
-        if name in _KNOWN and name.endswith("_PORT") and _LINK.match(value):
+        if name in _KNOWN and not links and is_link(name, value):
             service = name.lower().removesuffix("_port").replace("_", "-")
             raise UsageError(
                 f"{variable} is {value}: Kubernetes tells a pod so of a Service called {service}; the pod needs "
@@ -339,15 +339,20 @@ def check_names(environment: Mapping[str, str], *, strict: bool = False) -> None
             )
         if not ours or name in _KNOWN or _OF_KUBERNETES.fullmatch(name):
             continue
-        if name.endswith("_PORT") and _LINK.match(value):  # Kubernetes too
+        if is_link(name, value):
             continue
         nearest = difflib.get_close_matches(name, sorted(_KNOWN), n=1, cutoff=0.0)
         raise UsageError(f"{variable} is not a setting; the nearest name is {nearest[0]}")
 
 
+def is_link(name: str, value: str) -> bool:
+    """Whether Kubernetes tells a pod so of a Service: one called blockrelay looks like our setting."""
+    return name.upper().endswith("_PORT") and _LINK.match(value) is not None
+
+
 def read_settings(kind: type[S], arguments: Sequence[str], *, program: str) -> S:
     """Settings from the command line and the environment. Raises UsageError, one line naming the setting."""
-    check_names(os.environ)
+    check_names(os.environ, links=any(one == "--port" or one.startswith("--port=") for one in arguments))
     how: dict[str, Any] = {
         "_cli_parse_args": list(arguments),
         "_cli_prog_name": program,
@@ -358,10 +363,14 @@ def read_settings(kind: type[S], arguments: Sequence[str], *, program: str) -> S
     try:
         return kind(**how)
     except ValidationError as error:
-        problems = (f"BLOCKRELAY_{'_'.join(map(str, e['loc'])).upper()}: {e['msg']}" for e in error.errors())
-        raise UsageError("; ".join(problems)) from None
+        raise UsageError(problems_of(error)) from None
     except SettingsError as error:
         raise UsageError(str(error)) from None
+
+
+def problems_of(error: ValidationError) -> str:
+    """What is wrong with which settings, in one line."""
+    return "; ".join(f"{_PREFIX}{'_'.join(map(str, one['loc'])).upper()}: {one['msg']}" for one in error.errors())
 
 
 def traces_wanted() -> bool:

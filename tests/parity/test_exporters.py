@@ -166,5 +166,5 @@ REFUSED = {"gpt2": f"block_1.onnx: has no RMS norms; a Llama of {LAYERS} layers 
 def test_what_is_no_llama_is_not_imported(split: Split, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_import([str(split.blocks), str(tmp_path / "out")]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line == f"error: {REFUSED[split.export.model]}"
+    assert line == f"blockrelay: {REFUSED[split.export.model]}"
     assert not list(tmp_path.iterdir())

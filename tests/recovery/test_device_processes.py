@@ -153,7 +153,7 @@ def test_a_budget_that_is_too_small_is_refused_before_anything_is_loaded(
     worker = system.start_worker(**chosen, gpu_memory="1000")
     assert worker.wait(30) == 2
     said = (system.folder / f"worker-{len(system.workers) - 1}.log").read_text().splitlines()[-1]
-    assert said.startswith("worker: block_") and " on cpu, where they may use 1,000" in said
+    assert said.startswith("blockrelay: block_") and " on cpu, where they may use 1,000" in said
     assert ("together with other stages there" in said) == (gpu_stages == 2)
     system.start_worker(**chosen, gpu_memory=str(enough))
     system.wait_ready(2 + gpu_stages)

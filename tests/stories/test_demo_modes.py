@@ -95,7 +95,7 @@ def test_a_chat_goes_on_and_begins_anew() -> None:
     assert code == 0, err
     assert "│ turns               │ 6 (1 failed)" in table and "tokens per second" in table
     assert "time to first token" in table
-    (error,) = [line for line in err.splitlines() if line.startswith("error: ")]
+    (error,) = [line for line in err.splitlines() if line.startswith("blockrelay: ")]
     assert "maximum context length is 1024 tokens, and messages has " in error
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from blockrelay.settings import BUNDLED_MODEL
-from tests.support.documents import COMMANDS, DOCUMENTS, Block, blocks
+from tests.support.documents import COMMANDS, DOCUMENTS, Block, activated, blocks
 from tests.support.systems.up_process import running_up
 
 #: The gateways of the documents, in the order of their ports.
@@ -38,16 +38,20 @@ def test_there_is_something_to_run() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_the_blocks_of_a_page_run(page: Path, data: Path, tmp_path: Path) -> None:
-    """In a folder of their own, where `.data` is that of the system. Whatever HTTP refuses fails."""
+    """In a folder of their own, where `.data` is that of the system and `.venv` the environment, whose programs are on
+    the path from where the page says how. Whatever HTTP refuses fails."""
     (tmp_path / ".data").symlink_to(data)
+    (tmp_path / ".venv").symlink_to(sys.prefix)
     (tmp_path / ".curlrc").write_text("silent\nshow-error\nfail-with-body\n")
     tools = Path(sys.executable).parent
-    env = {**os.environ, "HOME": str(tmp_path), "PATH": f"{tools}:{os.environ['PATH']}"}
+    others = ":".join(one for one in os.environ["PATH"].split(":") if one and Path(one).resolve() != tools.resolve())
+    env = {**os.environ, "HOME": str(tmp_path)}
     urls = json.loads((data / "up.json").read_text())["urls"]
     for block in runnable(page):
         text = block.text
         for said, url in zip(GATEWAYS, urls, strict=True):
             text = text.replace(said, url.removeprefix("http://"))
+        env["PATH"] = f"{tools}:{others}" if activated(page, block.line) else others
         argv = [sys.executable, "-c"] if block.language == "python" else ["bash", "-euo", "pipefail", "-c"]
         done = subprocess.run([*argv, text], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, f"{block}\n{done.stdout}\n{done.stderr}"

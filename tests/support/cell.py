@@ -71,12 +71,13 @@ class Cell:
         numerics: str = "n1",
         capabilities: Capabilities | None = None,
         varies: bool = False,
+        slow: str = "",
     ) -> str:
         """Register a ready worker."""
         announce(
             self.client, self.keys, name,
             model=MODEL, split=split, stage=stage, device=device, pages=pages, slots=slots, numerics=numerics,
-            capabilities=capabilities, varies=varies,
+            capabilities=capabilities, varies=varies, slow=slow,
         )  # fmt: skip
         self.workers.append(name)
         return name

@@ -10,6 +10,8 @@ from tests.support.project import ROOT
 DOCUMENTS = (*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")))
 #: The languages of blocks that somebody may paste and run.
 COMMANDS = ("sh", "bash", "python")
+#: What puts the environment's programs onto the path.
+ACTIVATION = ". .venv/bin/activate"
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
 _MARK = re.compile(r"<!-- not run: ([^>]+) -->\n\Z")
 
@@ -42,6 +44,15 @@ def blocks(page: Path) -> list[Block]:
 def outside_blocks(page: Path) -> str:
     """The text of a document without its fenced blocks."""
     return _FENCE.sub("", page.read_text())
+
+
+def activated(page: Path, line: int) -> bool:
+    """Whether a reader who comes down a document to this line has read how `blockrelay` comes onto the path: there, or
+    on the index of its folder."""
+    before = "\n".join(page.read_text().splitlines()[: line - 1])
+    index = page.with_name("index.md")
+    others = index.read_text() if page.parent.name in ("procedures", "runbooks") and index.exists() else ""
+    return ACTIVATION in before or ACTIVATION in others
 
 
 def anchors(page: Path) -> set[str]:

@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated, TypedDict
+from typing import TYPE_CHECKING, Annotated, TypedDict
 
 import typer
 from rich.console import Console
@@ -10,10 +10,13 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from blockrelay.command_app import run_app
 from blockrelay.errors import UsageError
-from blockrelay_converter.convert import Note, Report, convert
-from blockrelay_converter.mixing.budget import BASE, convert_within_budget, parse_budget, report_lines
-from blockrelay_converter.quantisation.calibration import REPORT_NAME, report_table
+from blockrelay_converter.checkpoint.other_folders import refuse_other_folders
 
+if TYPE_CHECKING:
+    from blockrelay_converter.convert import Note, Report
+
+#: The precision where nobody says one.
+DEFAULT = "w8a8"
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 
@@ -27,7 +30,7 @@ def main(
             help="w8a8: 8-bit, exact on every CPU; w4a8: 4-bit weights, as exact, half the memory, faster for few "
             "requests, a little less like the original; fp32: like the reference implementation; fp16: for GPUs that "
             "compute in float16; several: "
-            f"w8a8,block_33=fp32,block_1-4=w4a8 [default: {BASE}]"
+            f"w8a8,block_33=fp32,block_1-4=w4a8 [default: {DEFAULT}]"
         ),
     ] = None,
     budget_perplexity: Annotated[
@@ -54,6 +57,13 @@ def main(
     known_answers: Annotated[bool, typer.Option(help="compute what each block must answer (workers insist)")] = True,
 ) -> None:
     """Convert a checkpoint of the Llama, Mistral, Qwen2 or Qwen3 family to a block folder."""
+    _check(budget_perplexity, text, precision, known_answers)
+    if not (checkpoint / "block_1.onnx").exists():  # which has a refusal of its own
+        refuse_other_folders(checkpoint)
+    # Only now: what converts takes a second to load.
+    from blockrelay_converter.convert import convert
+    from blockrelay_converter.mixing.budget import convert_within_budget, parse_budget, report_lines
+
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     console = Console(stderr=True)
     progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
@@ -64,7 +74,6 @@ def main(
         progress.update(task, description=what, advance=done, total=total)
 
     budget = None if budget_perplexity is None else parse_budget(budget_perplexity)
-    _check(budget, text, precision, known_answers)
     shared: Shared = {
         "report": report, "note": _note, "name": name, "max_position": max_position, "force": force,
         "calibration_text": calibrate,
@@ -74,14 +83,14 @@ def main(
             manifest = convert_within_budget(checkpoint, out, budget=budget, text=text, tokens=tokens, **shared)
         else:
             manifest = convert(
-                checkpoint, out, precision=BASE if precision is None else precision, answers=known_answers, **shared
+                checkpoint, out, precision=DEFAULT if precision is None else precision, answers=known_answers, **shared
             )
     finally:
         progress.stop()
     if budget is not None:
         typer.echo("\n".join(report_lines(out)))
     elif calibrate is not None:
-        _show_errors((out / REPORT_NAME).read_bytes())
+        _show_errors(out)
     size = sum(file.bytes for file in manifest.files.values())
     typer.echo(f"{out}: {manifest.model.name}, {manifest.precision}, {manifest.model.blocks} blocks, {size} bytes")
 
@@ -89,8 +98,8 @@ def main(
 class Shared(TypedDict):
     """What both ways to convert take."""
 
-    report: Report
-    note: Note
+    report: "Report"
+    note: "Note"
     name: str | None
     max_position: int | None
     force: bool
@@ -101,7 +110,7 @@ def _note(line: str) -> None:
     typer.echo(f"note: {line}", err=True)
 
 
-def _check(budget: float | None, text: Path | None, precision: str | None, known_answers: bool) -> None:
+def _check(budget: str | None, text: Path | None, precision: str | None, known_answers: bool) -> None:
     """UsageError for options that do not go together."""
     if (budget is None) != (text is None):
         raise UsageError("--budget-perplexity and --text FILE go together: the perplexity is measured on that text")
@@ -111,9 +120,11 @@ def _check(budget: float | None, text: Path | None, precision: str | None, known
         raise UsageError("--budget-perplexity runs the blocks: it needs their known answers")
 
 
-def _show_errors(report: bytes) -> None:
+def _show_errors(out: Path) -> None:
     """The table of a calibration, aligned."""
-    lines = report_table(report)
+    from blockrelay_converter.quantisation.calibration import REPORT_NAME, report_table
+
+    lines = report_table((out / REPORT_NAME).read_bytes())
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     typer.echo("relative error of each linear's output, before > after calibration")
     for line in lines:

@@ -21,7 +21,7 @@ from blockrelay import failpoints
 from blockrelay.auth.api_keys import is_open_to_others
 from blockrelay.cell_list import cells_of
 from blockrelay.errors import BlockrelayError, RedisTrouble, UsageError
-from blockrelay.exit_codes import BROKEN, UNUSABLE, exit_code
+from blockrelay.exit_codes import BROKEN, UNUSABLE, complain, exit_code
 from blockrelay.observability import logs
 from blockrelay.protocol.keys import Keys
 from blockrelay.redis.client import check_redis, connect
@@ -142,7 +142,7 @@ def _serve(app: FastAPI, settings: GatewaySettings, listener: socket.socket) -> 
 
 
 def _refuse(reason: str, code: int = UNUSABLE) -> int:
-    print(f"gateway: {reason}", file=sys.stderr)  # noqa: T201
+    complain(reason)
     return code
 
 

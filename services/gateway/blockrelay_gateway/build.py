@@ -7,6 +7,7 @@ from functools import partial
 from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.cell_list import cells_of
 from blockrelay.errors import UsageError
+from blockrelay.extras import how_to_install
 from blockrelay.host.memory import available_bytes
 from blockrelay.observability import logs
 from blockrelay.observability.registry import service_registry
@@ -80,6 +81,6 @@ def _traces(settings: GatewaySettings) -> Traces | None:
     try:
         from blockrelay_gateway.tracing.otlp import OtlpTraces
     except ModuleNotFoundError as error:
-        what = "what sends traces is not installed: install blockrelay[otel]"
+        what = f"what sends traces is not installed: {how_to_install('otel')}"
         raise UsageError(f"OTEL_EXPORTER_OTLP_ENDPOINT is set, and {what}") from error
     return OtlpTraces(node=settings.node_id or logs.node_name("gateway"))

@@ -1,14 +1,23 @@
 """`python -m blockrelay_launcher` and the script `blockrelay`, which every image has."""
 
+import os
 import sys
+
+from blockrelay.errors import UsageError
+from blockrelay.exit_codes import UNUSABLE, complain
+from blockrelay_launcher.passed_on import become_at_once
 
 
 def main() -> None:
     """The command."""
     try:
+        become_at_once(sys.argv[1:], os.environ)
         from blockrelay_launcher.cli.main import main as run
     except KeyboardInterrupt:  # imports take seconds on a slow machine
         sys.exit(130)
+    except UsageError as error:
+        complain(error)
+        sys.exit(UNUSABLE)
     run()
 
 

@@ -7,7 +7,7 @@ import threading
 from blockrelay import failpoints
 from blockrelay.block_folder.folder import open_block_folder
 from blockrelay.errors import BlockrelayError, UsageError
-from blockrelay.exit_codes import end_with_any_thread, exit_code
+from blockrelay.exit_codes import complain, end_with_any_thread, exit_code
 from blockrelay.observability import logs
 from blockrelay.observability.metrics.scheduler import SchedulerMetrics
 from blockrelay.observability.registry import service_registry
@@ -90,7 +90,7 @@ def main() -> int:
         failpoints.arm("scheduler", settings.failpoint)
         serve(settings, stop)
     except BlockrelayError as error:
-        sys.stderr.write(f"scheduler: {error}\n")
+        complain(error)
         return exit_code(error)
     return 0
 

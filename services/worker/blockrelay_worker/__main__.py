@@ -5,7 +5,7 @@ import sys
 
 from blockrelay import failpoints
 from blockrelay.errors import UsageError
-from blockrelay.exit_codes import UNUSABLE, end_with_any_thread
+from blockrelay.exit_codes import UNUSABLE, complain, end_with_any_thread
 from blockrelay.observability import logs
 from blockrelay.settings import WorkerSettings, read_settings
 from blockrelay_worker.lifecycle.workers import Workers
@@ -20,7 +20,7 @@ def main() -> int:
     try:
         settings = read_settings(WorkerSettings, sys.argv[1:], program="python -m blockrelay_worker")
     except UsageError as error:
-        sys.stderr.write(f"worker: {error}\n")
+        complain(error)
         return UNUSABLE
     logs.configure(settings.log_level, node_id=settings.node_id or logs.node_name(settings.device))
     failpoints.arm("worker", settings.failpoint)

@@ -12,6 +12,7 @@ from blockrelay.block_folder.manifest import place_tensors
 from blockrelay.block_folder.model import PRECISIONS, ModelConfig, Precision, block_linears, block_tensors, ungroupable
 from blockrelay.block_folder.precisions import kv_item_bytes
 from blockrelay.errors import UsageError
+from blockrelay.typed_command import typed
 
 #: Rows travel between stages as float32.
 HOP_ITEM_BYTES = 4
@@ -104,8 +105,8 @@ def analyse(model: ModelConfig) -> ModelAnalysis:
     """The costs of every block of a model of this shape. UsageError for ONNX blocks that others made."""
     if model.onnx_blocks is not None:
         raise UsageError(
-            f"{model.name} is ONNX blocks as they are, whose costs no shape tells; `blockrelay profile` measures them, "
-            "and `blockrelay import` makes a block folder of them"
+            f"{model.name} is ONNX blocks as they are, whose costs no shape tells; `{typed('profile --blocks')}` "
+            f"measures them, and `{typed('import')}` makes a block folder of them"
         )
     precisions: tuple[Precision, ...] = tuple(p for p in PRECISIONS if ungroupable(model, (p,) * model.blocks) is None)
     return ModelAnalysis(

@@ -5,6 +5,8 @@ those of the manifest. BlockFolderError names the first file that is wrong.
 """
 
 import hashlib
+import os
+import re
 import stat
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -29,6 +31,7 @@ from blockrelay.block_folder.model import ModelConfig, is_exact
 from blockrelay.errors import BlockFolderError
 from blockrelay.onnx_blocks.blocks_file import read_blocks_file
 from blockrelay.onnx_blocks.weight_places import check_inside
+from blockrelay.typed_command import typed
 
 #: Hex digits: 64 bits.
 MODEL_KEY_DIGITS = 16
@@ -37,6 +40,8 @@ _MAX_MANIFEST_BYTES = 64 << 20
 #: it, since a model is the same wherever it lies.
 ONNX_FOLDER_NAME = "onnx_folder"
 _MAX_PATH_BYTES = 1 << 12
+#: What a hub calls a model.
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,10 +112,15 @@ def open_block_folder(
     """
     root = Path(root)
     if not root.is_dir():
-        raise BlockFolderError(f"{root}: no such block folder")
+        raise BlockFolderError(_no_folder(root))
     refuse_onnx_blocks(root)
     if not (root / MANIFEST_NAME).exists() and (root / "config.json").exists():
-        raise BlockFolderError(f"{root}: a checkpoint, not a block folder; make one of it with `blockrelay convert`")
+        raise BlockFolderError(f"{root}: a checkpoint, not a block folder; make one of it with `{_convert(root)}`")
+    if not os.path.lexists(root / MANIFEST_NAME) and not (root / "blocks").exists():
+        raise BlockFolderError(
+            f"{root}: no block folder, it has no {MANIFEST_NAME}; make one of a Hugging Face checkpoint with "
+            f"`{_convert('CHECKPOINT')}`"
+        )
     _check_plain(root, MANIFEST_NAME)
     with (root / MANIFEST_NAME).open("rb") as file:
         content = file.read(_MAX_MANIFEST_BYTES + 1)
@@ -141,13 +151,30 @@ def open_block_folder(
     return BlockFolder(root=root, manifest=manifest, onnx_root=onnx_root)
 
 
+def _convert(checkpoint: Path | str) -> str:
+    return typed(f"convert {checkpoint} OUT")
+
+
+def _no_folder(root: Path) -> str:
+    """What is wrong with a path that is no folder: it may be what a hub calls a model."""
+    if root.exists():
+        return f"{root}: a file, not a block folder"
+    name = os.path.relpath(root)
+    if not _HUB_NAME.fullmatch(name) or name.startswith("."):
+        return f"{root}: no such block folder"
+    return (
+        f"{root}: no such block folder; to serve {name} of Hugging Face, download its files "
+        f"(`hf download {name} --local-dir CHECKPOINT`) and make a block folder of them with `{_convert('CHECKPOINT')}`"
+    )
+
+
 def refuse_onnx_blocks(root: Path) -> None:
     """Raise BlockFolderError for a folder of ONNX blocks without a manifest: what takes block folders and checkpoints
     does not take it."""
     if (root / "block_1.onnx").exists() and not (root / MANIFEST_NAME).exists():
         raise BlockFolderError(
-            f"{root}: ONNX blocks, not a block folder; make one of them with `blockrelay import`, or serve them as "
-            "they are with `blockrelay up --blocks`"
+            f"{root}: ONNX blocks, not a block folder; make one of them with `{typed(f'import {root} OUT')}`, or serve "
+            f"them as they are with `{typed(f'up --blocks {root}')}`"
         )
 
 

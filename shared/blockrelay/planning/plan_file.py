@@ -10,13 +10,13 @@ from blockrelay.protocol.planned_split import PlannedSplit, parse_planned
 _MAX_BYTES = 16 << 20
 
 
-def read_plan_file(path: Path, blocks: int) -> PlannedSplit:
-    """The stages in a file, for a model of `blocks` blocks.
+def read_plan_file(path: Path, blocks: int | None) -> PlannedSplit:
+    """The stages in a file, for a model of `blocks` blocks (None: nobody knows yet of how many).
 
     UsageError, one line that names the file: it cannot be read, is no plan, or its stages do not cover these blocks.
     """
     planned = parse_planned(read_bounded(path, _MAX_BYTES), str(path))
-    if (count := planned.blocks) != blocks:
+    if blocks is not None and (count := planned.blocks) != blocks:
         odd = f"it lacks block_{count + 1}" if count < blocks else f"there is no block_{blocks + 1}"
         raise UsageError(f"{path}: a plan of {count} blocks, but the model has {blocks}: {odd}")
     return planned

@@ -100,7 +100,8 @@ class WorkerInfo:
     `pages` KV pages of its pool, `pages_used` of them in use; `reserved` pages promised to runs; `running` requests on
     it; `silent_ms` since its last beat; `dead_after_ms` of the cell. `capabilities` once its blocks are loaded; older
     workers tell none. `pace` of a first stage, once it has measured itself. `device_id` is the name under which plans
-    know its device; "": none does. One that `varies` does not compute the same bits twice.
+    know its device; "": none does. One that `varies` does not compute the same bits twice. `slow` is why it computes
+    more slowly than its CPU can, with the remedy; "": it does not.
     """
 
     id: str
@@ -128,6 +129,7 @@ class WorkerInfo:
     capabilities: Capabilities | None = None
     pace: Pace | None = None
     varies: bool = False
+    slow: str = ""
 
     @property
     def whole_model_only(self) -> bool:
@@ -187,6 +189,7 @@ class WorkerInfo:
             capabilities=Capabilities.from_json(f.get(b"capabilities")),
             pace=Pace.from_redis(f),
             varies=f.get(b"varies") == b"1",
+            slow=f.get(b"slow", b"").decode(),
         )
 
 
@@ -204,6 +207,15 @@ def missing_stages(plan: Plan | None, workers: list[WorkerInfo]) -> list[str]:
         if not serving:
             gaps.append(f"stage {index} (block_{stage.first} to block_{stage.last}) has no live worker")
     return gaps
+
+
+def slow_workers(workers: Sequence[WorkerInfo]) -> dict[str, list[str]]:
+    """The ids of those that compute more slowly than their CPU can, by the cause they tell."""
+    found: dict[str, list[str]] = {}
+    for worker in workers:
+        if worker.slow and worker.is_alive:
+            found.setdefault(worker.slow, []).append(worker.id)
+    return found
 
 
 @dataclass(frozen=True, slots=True)

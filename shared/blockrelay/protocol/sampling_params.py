@@ -64,7 +64,10 @@ class SamplingParams:
             _integer("seed", self.seed, MIN_SEED, MAX_SEED)
         _check_stop(self.stop)
         if len(self.stop_token_ids) > MAX_STOP_TOKENS:
-            raise BadRequest(f"stop_token_ids takes at most {MAX_STOP_TOKENS} ids", param="stop_token_ids")
+            raise BadRequest(
+                f"stop_token_ids takes at most {MAX_STOP_TOKENS} ids, not {len(self.stop_token_ids)}",
+                param="stop_token_ids",
+            )
         for token in self.stop_token_ids:
             _integer("stop_token_ids", token, 0, 2**31 - 1)
         for name in ("ignore_eos", "use_cache"):

@@ -35,19 +35,27 @@ def announce(
     device: Device = "cpu",
     capabilities: Capabilities | None = None,
     varies: bool = False,
+    slow: str = "",
 ) -> None:
     """Register `name` as a worker of this stage, ready and with its inbox; both Redis servers are one."""
-    registration = _registration(client, keys, name, model, device, numerics, varies)
+    registration = _registration(client, keys, name, model, device, numerics, varies, slow)
     assignment = Assignment(split, stage, parse_split(split)[stage], epoch=0)
     registration.announce(assignment, pages=pages, slots=slots, capabilities=capabilities)
 
 
 def _registration(
-    client: redis.Redis, keys: Keys, name: str, model: str, device: Device, numerics: str, varies: bool = False
+    client: redis.Redis,
+    keys: Keys,
+    name: str,
+    model: str,
+    device: Device,
+    numerics: str,
+    varies: bool = False,
+    slow: str = "",
 ) -> Registration:
     links = Links(client, client, keys, Scripts(client, keys), _watch, threading.Event())
     registration = Registration(
-        links, model=model, device=device, numerics=numerics, host="h", port=0, threads=1, varies=varies
+        links, model=model, device=device, numerics=numerics, host="h", port=0, threads=1, varies=varies, slow=slow
     )
     registration.worker = name
     return registration

@@ -92,7 +92,7 @@ def test_an_unsupported_model_is_exit_code_2_and_one_line_with_the_field(
     checkpoint = write_checkpoint(tmp_path / "c", seed=1, config=config)
     done = run(checkpoint, tmp_path / "out")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("error: ")
+    assert done.stderr.startswith("blockrelay: ")
     assert field in done.stderr
     assert done.stderr.count("\n") == 1
     assert not (tmp_path / "out").exists()
@@ -103,7 +103,7 @@ def test_a_taken_place_is_exit_code_2_and_one_line_unless_forced(tmp_path: Path)
     assert run(checkpoint, tmp_path / "out", "--no-known-answers").returncode == 0
     again = run(checkpoint, tmp_path / "out")
     assert again.returncode == 2
-    assert again.stderr == f"error: {tmp_path / 'out'} exists and is not empty (--force replaces a block folder)\n"
+    assert again.stderr == f"blockrelay: {tmp_path / 'out'} exists and is not empty (--force replaces a block folder)\n"
     assert run(checkpoint, tmp_path / "out", "--force").returncode == 0
     open_block_folder(tmp_path / "out")
 
@@ -120,7 +120,7 @@ def test_a_taken_place_is_exit_code_2_and_one_line_unless_forced(tmp_path: Path)
 def test_bad_arguments_are_exit_code_2_and_one_line(arguments: tuple[str, ...], named: str) -> None:
     done = run(*arguments)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("error: ")
+    assert done.stderr.startswith("blockrelay: ")
     assert named in done.stderr
     assert done.stderr.count("\n") == 1
 
@@ -136,7 +136,7 @@ def test_a_place_that_cannot_be_written_is_exit_code_1_and_one_line(tmp_path: Pa
     (tmp_path / "file").write_text("")
     done = run(checkpoint, tmp_path / "file" / "out")
     assert done.returncode == 1
-    assert done.stderr.startswith("error: ")
+    assert done.stderr.startswith("blockrelay: ")
     assert done.stderr.count("\n") == 1
 
 
@@ -146,7 +146,7 @@ def test_a_disk_that_takes_no_more_is_exit_code_1_and_one_line_and_leaves_nothin
     uncounted = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE")}  # it writes too
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=uncounted)
     assert done.returncode == 1
-    assert done.stderr.startswith("error: ")
+    assert done.stderr.startswith("blockrelay: ")
     assert done.stderr.count("\n") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["c"]
 

@@ -152,5 +152,5 @@ def test_bad_input_is_one_line_and_exit_code_2(tmp_path: Path, options: list[str
         [*CONVERTER, "story", "out", *options], capture_output=True, text=True, check=False, cwd=checkpoint.parent
     )
     assert done.returncode == 2
-    assert done.stderr.startswith("error: ") and message in done.stderr and done.stderr.count("\n") == 1
+    assert done.stderr.startswith("blockrelay: ") and message in done.stderr and done.stderr.count("\n") == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["TEXT", "story"]

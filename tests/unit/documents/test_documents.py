@@ -10,7 +10,7 @@ from blockrelay import errors
 from blockrelay_gateway.http.errors import status_of
 from blockrelay_launcher.cli.main import app
 from blockrelay_launcher.up_options.topology import read_topology
-from tests.support.documents import COMMANDS, DOCUMENTS, anchors, blocks, outside_blocks
+from tests.support.documents import ACTIVATION, COMMANDS, DOCUMENTS, activated, anchors, blocks, outside_blocks
 from tests.support.project import ROOT
 
 LANGUAGES = (*COMMANDS, "text", "json", "yaml")
@@ -66,6 +66,20 @@ def test_every_command_is_explained() -> None:
     operations = (ROOT / "docs" / "operations.md").read_text()
     for name in getattr(get_command(app), "commands", {}):
         assert re.search(rf"`blockrelay {name}|, `{name} ", operations), name
+
+
+def test_our_command_is_found_where_a_document_has_it_typed() -> None:
+    """The environment of a checkout is not on the path of a new shell."""
+    bare = re.compile(r"(?:^|[|&;(])\s*blockrelay\s", re.M)
+    found = [
+        block for page in DOCUMENTS for block in blocks(page) if block.language == "sh" and bare.search(block.text)
+    ]
+    assert found
+    told = [block for block in found if ACTIVATION in block.text or activated(block.page, block.line)]
+    assert not [str(block) for block in found if block not in told]
+    readme = (ROOT / "README.md").read_text()
+    before = readme[: readme.index(ACTIVATION)]
+    assert not re.findall(r"(?<![/\w.])blockrelay \w+", before), "typed as it stands"
 
 
 def test_every_target_of_the_makefile_that_a_document_names_exists() -> None:

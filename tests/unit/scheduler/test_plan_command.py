@@ -67,6 +67,46 @@ def test_without_a_profile_it_says_so(capsys: pytest.CaptureFixture[str]) -> Non
     assert f"block_1 to block_{BLOCKS} on cpu:0:" in shown
 
 
+def test_what_nobody_has_measured_is_a_range_and_the_remedy_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    """bench has found 178 tokens/s on a machine for which the guesses alone make 3,505 or more."""
+    assert run([]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "not profiled: run `" in shown and "blockrelay profile` and give --profile FILE" in shown
+    assert "tokens/s, at least" in shown and "tokens/s, at most" in shown and "tokens/s │" not in shown
+    ranges = said(capsys)["tokens_per_second_range"]
+    for size, (least, most) in ranges.items():
+        assert most >= 4 * least > 0, size
+    least, most = ranges["1"]
+    assert least < 178 < most
+
+
+def test_of_devices_that_are_described_steps_are_not_known(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Nothing is faster than its memory, and a step does more than read it."""
+    described = {"id": "a", "class": "GPU", "host": "a", "bytes_per_second": 1e9}
+    (tmp_path / "devices.json").write_text(json.dumps({"devices": [described]}))
+    found = said(capsys, "--devices", str(tmp_path / "devices.json"))
+    least, most = found["tokens_per_second_range"]["1"]
+    assert least < most / 4 and most < found["predicted_tokens_per_second"]["1"]
+
+
+def test_what_was_measured_is_one_figure(capsys: pytest.CaptureFixture[str], profile: Path) -> None:
+    measured = json.loads(profile.read_text()) | {"step": {"seconds": 0.002, "seconds_per_row": 0.0001}}
+    profile.write_text(json.dumps(measured))
+    assert said(capsys, "--profile", str(profile))["tokens_per_second_range"] == {}
+    assert run(["--profile", str(profile)]) == 0
+    shown = capsys.readouterr().out
+    assert "not profiled" not in shown and "at least" not in shown
+
+
+def test_what_is_wrong_with_a_plan_is_told_before_a_cell_is_looked_for(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (empty := tmp_path / "empty.json").write_text("{}")
+    for file, words in (("/nope", "/nope"), (str(empty), "empty.json: not what `blockrelay plan --json` writes")):
+        line = refused(capsys, "apply", file, "--redis", f"unix://{tmp_path}/none.sock")
+        assert words in line and "Redis" not in line
+
+
 def test_what_if_shows_both_plans(capsys: pytest.CaptureFixture[str]) -> None:
     found = said(capsys, "what-if", "--add", "gpu:24GB:900GB/s", "--objective", "latency")
     assert found["today"]["stages"][0]["device"] == "cpu:0"

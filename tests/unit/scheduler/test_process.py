@@ -80,9 +80,9 @@ def test_it_waits_for_redis_publishes_a_plan_and_ends_at_sigterm(
 @pytest.mark.parametrize(
     ("settings", "complaint"),
     [
-        ({"stages": 6}, f"scheduler: stages is 6, but the model has {BLOCKS} blocks: choose 1 to {BLOCKS}"),
-        ({"stages": "many"}, "scheduler: BLOCKRELAY_STAGES: Input should be a valid integer"),
-        ({"model": "/nowhere"}, "scheduler: /nowhere: no such block folder"),
+        ({"stages": 6}, f"blockrelay: stages is 6, but the model has {BLOCKS} blocks: choose 1 to {BLOCKS}"),
+        ({"stages": "many"}, "blockrelay: BLOCKRELAY_STAGES: Input should be a valid integer"),
+        ({"model": "/nowhere"}, "blockrelay: /nowhere: no such block folder"),
     ],
 )
 def test_what_cannot_work_is_one_line_and_exit_code_2(model: Path, settings: dict[str, object], complaint: str) -> None:

@@ -1,5 +1,8 @@
 """A checkpoint folder as a whole: what its JSON files say, before any weight is looked at."""
 
+import json
+import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +14,8 @@ from blockrelay.errors import UsageError
 from blockrelay.text.text_assets import TO_TOKENIZER_JSON, Texts, other_tokenizer, read_texts
 from blockrelay_converter.checkpoint.config import SourceConfig, read_config
 from blockrelay_converter.checkpoint.other_folders import ADAPTER_NAME, refuse_other_folders
+
+_NAME = re.compile(r"\w[\w.-]*", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,8 +30,9 @@ class Source:
 
 
 def read_source(checkpoint: Path, *, name: str | None = None, max_position: int | None = None) -> Source:
-    """Read the JSON files. `name` is what clients call the model (default: `model_name`), `max_position` shortens
-    its context. UnsupportedModel, UsageError or BlockFolderError names the file and field."""
+    """Read the JSON files. `name` is what clients call the model (default: `model_name`, or of a folder that is mounted
+    `original_name`), `max_position` shortens its context. UnsupportedModel, UsageError or BlockFolderError names the
+    file and field."""
     refuse_onnx_blocks(checkpoint)
     refuse_other_folders(checkpoint)
     if (other := other_tokenizer(checkpoint)) is not None:
@@ -35,10 +41,13 @@ def read_source(checkpoint: Path, *, name: str | None = None, max_position: int 
             f"without {other} the model takes and gives token ids"
         )
     refuse_lfs_pointer(checkpoint / "config.json")
-    config = read_config((checkpoint / "config.json").read_bytes(), max_position=max_position)
+    content = (checkpoint / "config.json").read_bytes()
+    config = read_config(content, max_position=max_position)
+    unnamed = name is None and os.path.ismount(checkpoint)
+    name = name or (unnamed and original_name(content)) or model_name(checkpoint)
     texts = read_texts(checkpoint, vocab_size=config.vocab_size, eos_ids=config.eos_ids, bos_id=config.bos_id)
     model = ModelConfig(
-        name=name or model_name(checkpoint),
+        name=name,
         family=config.family,
         hidden_size=config.hidden_size,
         layers=config.layers,
@@ -58,6 +67,17 @@ def read_source(checkpoint: Path, *, name: str | None = None, max_position: int 
         special_tokens=texts.special_tokens,
     )
     notes = [*texts.notes]
+    if unnamed:
+        notes.append(f"clients call the model {name}: its folder is where something was mounted; --name names it")
     if (checkpoint / ADAPTER_NAME).exists():
         notes.append(f"{ADAPTER_NAME}: the adapter is not applied, the model is converted without it")
     return Source(config=config, texts=texts, model=model, notes=tuple(notes))
+
+
+def original_name(config: bytes) -> str:
+    """What a config.json, which is one, says that the checkpoint was called: of a hub organisation/name, of a path its
+    last part; empty where it does not say. In a container the folder is called as it was mounted."""
+    named = json.loads(config).get("_name_or_path")
+    if not isinstance(named, str) or not _NAME.fullmatch(named.rpartition("/")[2]):
+        return ""
+    return named if re.fullmatch(r"[\w.-]+/[\w.-]+", named, re.ASCII) else named.rpartition("/")[2]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from blockrelay.block_folder.strict_json import Fields
 from blockrelay.errors import ExecutionError, UsageError
-from blockrelay.exit_codes import UNUSABLE
+from blockrelay.exit_codes import PREFIX, UNUSABLE
 
 _MODULE = "blockrelay_worker.offline.evaluate"
 
@@ -21,6 +21,6 @@ def perplexity(folder: Path, text: Path, tokens: int) -> tuple[float, int]:
     if done.returncode != 0:
         lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
         kind = UsageError if done.returncode == UNUSABLE else ExecutionError
-        raise kind(f"the perplexity could not be measured: {lines[-1].removeprefix('error: ')}")
+        raise kind(f"the perplexity could not be measured: {lines[-1].removeprefix(PREFIX)}")
     report = Fields.parse(done.stdout.encode(), _MODULE, ExecutionError)
     return report.number("perplexity"), report.integer("tokens")

@@ -20,6 +20,7 @@ from blockrelay.onnx_blocks.llama.model import Llama
 from blockrelay.onnx_blocks.llama.pattern import recognise
 from blockrelay.onnx_blocks.served_shape import logits_of
 from blockrelay.quantities import format_quantity
+from blockrelay.typed_command import typed
 from blockrelay_converter.block_writer import BlockSource
 from blockrelay_converter.convert import FolderWriter
 from blockrelay_converter.onnx_source.files import OnnxBlocks, read_onnx_blocks
@@ -87,7 +88,8 @@ class _Import:
         self._notes = [*self._settings.notes, *_notes_on_weights(weights, self._stored, chosen, plain)]
         if options.text is None and chosen not in (self._stored, ("fp32",) * model.blocks):
             self._notes.append(
-                f"what {format_precisions(chosen)} costs is not measured: give --text FILE, or see blockrelay evaluate"
+                f"what {format_precisions(chosen)} costs is not measured: give --text FILE, or see "
+                f"{typed('evaluate --help')}"
             )
         if options.text is not None and self._settings.texts.tokenizer is None:
             raise UsageError("--text needs a tokenizer.json beside the blocks, to read the text with")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from blockrelay.block_folder.strict_json import Fields
 from blockrelay.errors import ExecutionError, OnnxBlocksError, UsageError
-from blockrelay.exit_codes import UNUSABLE
+from blockrelay.exit_codes import PREFIX, UNUSABLE
 from blockrelay.onnx_blocks.llama.import_report import ComparedBlock, ComparedPlaces, decode_compared, encode_places
 
 _COMPARE = "blockrelay_worker.offline.onnx_blocks.comparison.compare"
@@ -40,7 +40,7 @@ def compare(
             worker.kill()
             raise
     if worker.returncode == UNUSABLE:
-        raise OnnxBlocksError(last.removeprefix("error: "))
+        raise OnnxBlocksError(last.removeprefix(PREFIX))
     if worker.returncode:
         raise ExecutionError(f"the blocks could not be compared: {last or f'exit code {worker.returncode}'}")
     return tuple(found)
@@ -52,7 +52,7 @@ def evaluated_cost(folder: Path, against: Path, text: Path) -> float:
     command = [sys.executable, "-P", "-m", _EVALUATE, "--json", "--text", str(text), "--tokens", "4096"]
     command += ["--model", str(folder), "--against", str(against)]
     done = subprocess.run(command, capture_output=True, check=False)
-    last = done.stderr.decode(errors="replace").strip().rpartition("\n")[2].removeprefix("error: ")
+    last = done.stderr.decode(errors="replace").strip().rpartition("\n")[2].removeprefix(PREFIX)
     if done.returncode == UNUSABLE:
         raise UsageError(last)
     if done.returncode:

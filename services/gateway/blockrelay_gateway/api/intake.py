@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar, cast
 
-from fastapi import HTTPException, Request
+from fastapi import Request
 
 from blockrelay.block_folder.folder import open_block_folder
 from blockrelay.errors import BadRequest, Conflict, NotFound, ServiceUnavailable
@@ -49,8 +49,7 @@ class Intake:
 
     async def body(self, request: Request, how: How[T]) -> T:
         """What the body of a request says. KV that came with a tensor step keeps the room of the body until `accepted`.
-        Raises BadRequest and what `helpers` raises, and HTTPException for what is
-        no text."""
+        Raises BadRequest and what `helpers` raises."""
         received: ReceivedBody = request.scope[RECEIVED]
         keys = tuple(request.headers.getlist(HEADER))
         tenant = authentication.of(request)
@@ -63,8 +62,6 @@ class Intake:
             if not kept:
                 received.share.give_back()
         request.state.session_id = read.session_id  # errors name it
-        if read.unreadable:
-            raise HTTPException(400, "There was an error parsing the body")
         return content_of(read)
 
     async def read(self, raw: bytes, sender: Sender, share: BodyShare, how: How[T]) -> Read[T]:

@@ -13,7 +13,8 @@ from pydantic import BaseModel, ValidationError
 
 from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.block_folder.model import ModelConfig
-from blockrelay.errors import BadRequest, BlockrelayError
+from blockrelay.errors import BadRequest, BlockrelayError, ContextLengthExceeded
+from blockrelay.protocol.sampling_params import MAX_STOP_STRINGS, MAX_STOP_TOKENS
 from blockrelay.settings import GatewaySettings
 from blockrelay.text.tokenizer import Tokenizer
 from blockrelay_gateway.admission.admission_request import AdmissionRequest
@@ -35,8 +36,10 @@ from blockrelay_gateway.api.openai.requests import OpenAIRequests
 from blockrelay_gateway.api.openai.schemas import ChatRequest, CompletionRequest, StreamOptions
 from blockrelay_gateway.api.openai.strictness import ignored_fields
 from blockrelay_gateway.api.request_builder import RequestBuilder
-from blockrelay_gateway.http.errors import from_validation
+from blockrelay_gateway.http.errors import from_validation, unreadable
 
+#: Items of lists that requests may have, and what they are.
+MOST_ITEMS = {"stop": (MAX_STOP_STRINGS, "strings"), "stop_token_ids": (MAX_STOP_TOKENS, "ids")}
 Model = TypeVar("Model", bound=BaseModel)
 Content = TypeVar("Content", covariant=True)
 
@@ -77,20 +80,15 @@ class Tensors:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Read(Generic[Content]):
-    """A body that was read: what it says, or why it is refused. `unreadable`: it is no JSON in any of its encodings.
+    """A body that was read: what it says, or why it is refused.
 
     `session_id` and `name` are what an answer repeats.
     """
 
     content: Content | None = None
     refusal: BlockrelayError | None = None
-    unreadable: bool = False
     session_id: str | None = None
     name: str | int | None = None
-
-
-class _Unreadable(Exception):
-    """The bytes are no text, or are nested too deeply."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,17 +111,22 @@ class Reading:
             ignored = ignored_fields(body, strict=sender.headers.strict)
             asked = self.openai.completion(body, sender.headers, self._identify(body, sender, "completion"))
             return Read(content=_text(body, asked, ignored, body.stream_options))
-        except (BlockrelayError, _Unreadable) as error:
+        except BlockrelayError as error:
             return _refused(error)
 
     def chat(self, raw: bytes, sender: Sender) -> Read[Text]:
         """A body of POST /v1/chat/completions."""
         try:
-            body = _validated(ChatRequest, _parsed(raw))
+            parsed = _parsed(raw)
+            if (count := _count(parsed, "messages")) > (context := self.builder.model.max_position):
+                said = f"messages has {count} of them, and the model's context is {context} tokens"
+                raise ContextLengthExceeded(said, param="messages")
+            body = _validated(ChatRequest, parsed)
+            del parsed
             ignored = ignored_fields(body, strict=sender.headers.strict)
             asked = self.openai.chat(body, sender.headers, self._identify(body, sender, "chat"))
             return Read(content=_text(body, [asked], ignored, body.stream_options))
-        except (BlockrelayError, _Unreadable) as error:
+        except BlockrelayError as error:
             return _refused(error)
 
     def infer(self, raw: bytes, sender: Sender) -> Read[Text | Tensors]:
@@ -140,24 +143,21 @@ class Reading:
                 said = f"idempotency_key is for messages on the WebSocket: send the header {HEADER}"
                 raise BadRequest(said, param=HEADER)
             return Read(content=self._infer(body, sender), session_id=session)
-        except (BlockrelayError, _Unreadable) as error:
+        except BlockrelayError as error:
             return _refused(error, session=session)
 
     def message(self, raw: bytes, sender: Sender) -> Read[Text | Tensors]:
         """A message of /v1/infer's WebSocket. `sender` has no keys: they are in messages."""
         session, name = None, None
         try:
-            try:
-                parsed = json.loads(raw)
-            except (ValueError, RecursionError) as error:
-                raise BadRequest(f"the message is not JSON: {error}") from None
+            parsed = _parsed(raw, "message")
             session, name = _plain(parsed, "session_id"), _plain(parsed, "id")
             body = _validated(InferRequest, parsed)
             del parsed
             keys = () if body.idempotency_key is None else (body.idempotency_key,)
             found = self._infer(body, Sender(sender.tenant, sender.headers, keys))
             return Read(content=found, session_id=session, name=name)
-        except (BlockrelayError, _Unreadable) as error:
+        except BlockrelayError as error:
             return _refused(error, session=session, name=name)
 
     def _infer(self, body: InferRequest, sender: Sender) -> Text | Tensors:
@@ -208,26 +208,38 @@ def reading_of(settings: GatewaySettings, folder: BlockFolder) -> Reading:
     )
 
 
-def _parsed(raw: bytes) -> object:
-    """The JSON in a body. Raises BadRequest for none, and _Unreadable."""
+def _parsed(raw: bytes, what: str = "body") -> object:
+    """The JSON in a body or message. Raises BadRequest with the cause where there is none."""
     if not raw:
-        raise BadRequest("the body is empty: send a JSON object")
+        raise BadRequest(f"the {what} is empty: send a JSON object")
     try:
         return json.loads(raw)
-    except json.JSONDecodeError as error:
-        raise BadRequest(f"the body is not JSON: {error.msg}") from None
     except (ValueError, RecursionError) as error:
-        raise _Unreadable from error
+        raise unreadable(error, what) from None
 
 
 def _validated(model: type[Model], parsed: object) -> Model:
     """The body as `model`. Raises BadRequest naming the first field that is wrong."""
     if parsed is None:
         raise BadRequest("the body is empty: send a JSON object")
+    _check_counts(parsed)
     try:
         return model.model_validate(parsed)
     except ValidationError as error:
         raise from_validation(error.errors(include_input=False, include_url=False)) from None
+
+
+def _check_counts(parsed: object) -> None:
+    """Raises BadRequest for a list with more items than a request may have: to look at each may take seconds."""
+    for field, (most, what) in MOST_ITEMS.items():
+        if (count := _count(parsed, field)) > most:
+            raise BadRequest(f"{field} takes at most {most} {what}, not {count}", param=field)
+
+
+def _count(parsed: object, field: str) -> int:
+    """Items of the list in a field; 0 for what is none."""
+    found = cast(dict[str, object], parsed).get(field) if isinstance(parsed, dict) else None
+    return len(cast(list[object], found)) if isinstance(found, list) else 0
 
 
 def _text(
@@ -246,11 +258,7 @@ def _text(
     )
 
 
-def _refused(
-    error: BlockrelayError | _Unreadable, *, session: str | None = None, name: str | int | None = None
-) -> Read[Any]:
-    if isinstance(error, _Unreadable):
-        return Read(unreadable=True)
+def _refused(error: BlockrelayError, *, session: str | None = None, name: str | int | None = None) -> Read[Any]:
     error.__cause__ = error.__context__ = None  # its frames refer to what was parsed
     return Read(refusal=error.with_traceback(None), session_id=session, name=name)
 

@@ -1,6 +1,7 @@
 """Exceptions to HTTP: status and OpenAI's error shape. The one place where a service error becomes an answer."""
 
 import json
+import sys
 from collections.abc import Callable, Sequence
 from random import uniform
 from typing import Any
@@ -67,6 +68,8 @@ SOONEST_S, LATEST_S, SPREAD = 1, 60, 1.5
 #: OpenAI's clients send again what failed with these by their status, and would get the same answer again.
 IN_VAIN = (ExecutionError, DeadlineExceeded)
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+#: Of a whole number that Python reads: more would take minutes.
+MOST_DIGITS = sys.get_int_max_str_digits()
 _NEW_REQUESTS = ("/v1/completions", "/v1/chat/completions", "/v1/infer")
 
 
@@ -108,6 +111,14 @@ def error_body(error: BlockrelayError) -> dict[str, Any]:
     if isinstance(error, NotFound) and param == "model":
         code = "model_not_found"
     return {"error": {"message": message_of(error), "type": kind, "param": param, "code": code}}
+
+
+def wrong_method(path: str, method: str, allowed: Sequence[str]) -> JsonAnswer:
+    """405 for a path that takes other methods."""
+    takes = ", ".join(allowed)
+    message = f"{path} does not take {method}, only {takes}"
+    body = {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": None}}
+    return JsonAnswer(body, status_code=405, headers={"allow": takes})
 
 
 def headers_of(error: BlockrelayError) -> dict[str, str]:
@@ -153,13 +164,19 @@ def from_validation(errors: Sequence[Any]) -> BadRequest:
     return BadRequest(f"{param or 'the body'}: {message}", param=param)
 
 
-def _unreadable(error: Exception) -> BadRequest:
-    """The body is no text of an encoding that JSON has."""
-    cause = error.__cause__
+def unreadable(cause: BaseException | None, what: str = "body") -> BadRequest:
+    """Why a body or message is no JSON, from what the parser has raised."""
     if isinstance(cause, UnicodeDecodeError):
         at = f"byte 0x{cause.object[cause.start]:02x} at {cause.start} is none of it"
-        return BadRequest(f"the body is not {cause.encoding.upper()} text ({at}): send JSON as UTF-8")
-    return BadRequest("the body cannot be read as JSON: it must be UTF-8 text, and not nested too deeply")
+        return BadRequest(f"the {what} is not {cause.encoding.upper()} text ({at}): send JSON as UTF-8")
+    if isinstance(cause, json.JSONDecodeError):
+        where = f" at {cause.pos}" if what == "message" else ""
+        return BadRequest(f"the {what} is not JSON: {cause.msg}{where}")
+    if isinstance(cause, RecursionError):
+        return BadRequest(f"the {what} cannot be read as JSON: its lists and objects are nested too deeply")
+    if isinstance(cause, ValueError):  # what else its parser refuses
+        return BadRequest(f"the {what} cannot be read as JSON: a whole number in it has more than {MOST_DIGITS} digits")
+    return BadRequest(f"the {what} cannot be read as JSON")
 
 
 class ErrorResponder:
@@ -216,12 +233,8 @@ def install(app: FastAPI, responder: ErrorResponder, met: Callable[[RedisTrouble
         if error.status_code == 404:
             return responder.answer(request.scope, NotFound(f"there is no {request.method} {request.url.path}"))
         if error.status_code == 400:
-            return responder.answer(request.scope, _unreadable(error))
-        message = str(error.detail)
-        if error.status_code == 405:
-            allowed = dict(error.headers or {}).get("Allow", "")
-            message = f"{request.url.path} does not take {request.method}, only {allowed}"
-        body = {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": None}}
+            return responder.answer(request.scope, unreadable(error.__cause__))
+        body = {"error": {"message": str(error.detail), "type": "invalid_request_error", "param": None, "code": None}}
         return JsonAnswer(body, status_code=error.status_code, headers=error.headers)
 
     async def queue(request: Request, error: Exception) -> Response:

@@ -15,10 +15,15 @@ _SCHEME = re.compile(r"(?i)https?://([^/?#]*)(.*)", re.DOTALL)
 _PRINTABLE = re.compile(rb"[\x21-\x7e]{1,255}")
 
 
-def methods_of(routes: Iterable[BaseRoute], scope: Scope) -> list[str]:
-    """What the routes of this path take; empty when there is none."""
+def own_methods_of(routes: Iterable[BaseRoute], scope: Scope) -> set[str]:
+    """What the routes of this path are for; empty when there is none."""
     matching = [route for route in routes if isinstance(route, Route) and route.matches(scope)[0] is not Match.NONE]
-    methods = {method for route in matching for method in route.methods or ()}
+    return {method for route in matching for method in route.methods or ()}
+
+
+def methods_of(routes: Iterable[BaseRoute], scope: Scope) -> list[str]:
+    """What this path takes, beside its routes from us; empty when there is none."""
+    methods = own_methods_of(routes, scope)
     return sorted(methods | {"OPTIONS"} | ({"HEAD"} if "GET" in methods else set())) if methods else []
 
 

@@ -14,7 +14,7 @@ from websockets.exceptions import InvalidState
 from blockrelay.errors import LimitExceeded
 from blockrelay.settings import GatewaySettings
 from blockrelay_gateway.http.body_budget import HEAD_BYTES, BodyBudget, BodyShare, ReceivedBody
-from blockrelay_gateway.http.body_limit import RECEIVED
+from blockrelay_gateway.http.body_limit import DRAIN_FACTOR, DRAIN_IDLE_S, RECEIVED
 
 #: After a signal, streams get their error event at once; this bounds clients that do not read it.
 SHUTDOWN_S = 5
@@ -41,7 +41,7 @@ def server_config(app: FastAPI, settings: GatewaySettings, bodies: BodyBudget) -
         access_log=False,
         http=_patient_for(settings.arrival_timeout_s, settings.max_connections),
         h11_max_incomplete_event_size=HEAD_BYTES,
-        ws=_socket_for(settings.arrival_timeout_s, bodies),
+        ws=_socket_for(settings.arrival_timeout_s, bodies, DRAIN_FACTOR * settings.max_body_bytes),
         ws_max_size=settings.max_body_bytes,
         ws_per_message_deflate=False,
         ws_max_queue=1,  # messages of one socket that wait to be read
@@ -102,11 +102,12 @@ def _patient_for(arrival_s: float, most: int) -> type[H11Protocol]:
     return Connection
 
 
-def _socket_for(arrival_s: float, bodies: BodyBudget) -> type[WebSocketsSansIOProtocol]:
+def _socket_for(arrival_s: float, bodies: BodyBudget, most: int) -> type[WebSocketsSansIOProtocol]:
     """WebSockets whose messages count among the bytes of bodies while they arrive.
 
     What finds no room there is not read until there is some; a message that takes longer than `arrival_s` ends its
-    socket (1008). uvicorn itself reads all that comes, and waits without end.
+    socket (1008), and one over the limit too (1009). Up to `most` bytes that still come then are read and forgotten.
+    uvicorn itself reads all that comes, and waits without end.
     """
 
     class Socket(WebSocketsSansIOProtocol):
@@ -117,14 +118,47 @@ def _socket_for(arrival_s: float, bodies: BodyBudget) -> type[WebSocketsSansIOPr
             self._passed_on: list[ReceivedBody] = []
             self._overdue: asyncio.TimerHandle | None = None
             self._waiting: asyncio.TimerHandle | None = None  # for room
+            self._lingering: asyncio.TimerHandle | None = None
+            self._discarded = 0
 
         def data_received(self, data: bytes) -> None:
+            if self._lingering is not None:
+                self._discard(len(data))
+                return
             super().data_received(data)
             if self.handshake_complete and not self.close_sent:
                 self._count()
 
+        def handle_parser_exception(self) -> None:
+            """As uvicorn, but for the end of the connection: closed at once, with bytes of the client on their way, it
+            would be reset, and the client would not read why."""
+            assert self.conn.close_sent is not None
+            code, reason = self.conn.close_sent.code, self.conn.close_sent.reason
+            self.queue.put_nowait({"type": "websocket.disconnect", "code": code, "reason": reason})
+            self.transport.write(b"".join(self.conn.data_to_send()))
+            self.close_sent = True
+            self._settle()
+            self._discard(0)
+            self.transport.resume_reading()
+
+        def _discard(self, size: int) -> None:
+            """Read on for as long as something comes, to a limit."""
+            self._discarded += size
+            if self._lingering is not None:
+                self._lingering.cancel()
+            if self._discarded > most:
+                self.transport.close()
+            else:
+                self._lingering = self.loop.call_later(DRAIN_IDLE_S, self.transport.close)
+
+        def eof_received(self) -> None:
+            if self._lingering is not None:
+                self.transport.close()
+
         def connection_lost(self, exc: Exception | None) -> None:
             self._settle()
+            if self._lingering is not None:
+                self._lingering.cancel()
             for message in self._passed_on:
                 if not message.taken:  # nobody will
                     message.take()

@@ -3,27 +3,48 @@
 import re
 from collections.abc import Iterable, Iterator
 
-from starlette.routing import BaseRoute
+from starlette.routing import BaseRoute, Match, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from blockrelay.errors import BlockrelayError, NotFound, UnsupportedEncoding
-from blockrelay_gateway.http.errors import ErrorResponder
-from blockrelay_gateway.http.front import methods_of
+from blockrelay_gateway.http.errors import ErrorResponder, wrong_method
+from blockrelay_gateway.http.front import methods_of, own_methods_of
 
 
 class Targets:
-    """Plain ASGI: 404 for paths that are not there, with the one that may be meant, and 415 for compressed bodies."""
+    """Plain ASGI: 404 for paths that are not there, with the one that may be meant, 405 for methods that a path does
+    not take, and 415 for compressed bodies."""
 
     def __init__(self, app: ASGIApp, routes: Iterable[BaseRoute], responder: ErrorResponder) -> None:
         """`routes`: all that there are."""
         self._app, self._routes, self._responder = app, list(routes), responder
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        error = self._obstacle(scope) if scope["type"] == "http" else None
+        if scope["type"] == "http" and (allowed := self._other_methods(scope)):
+            await wrong_method(scope["path"], scope["method"], allowed)(scope, receive, send)
+            return
+        error = None
+        if scope["type"] == "http":
+            error = self._obstacle(scope)
+        elif scope["type"] == "websocket":
+            error = self._no_socket(scope)
         if error is None:
             await self._app(scope, receive, send)
         else:
             await self._responder.refuse(error, scope, receive, send)
+
+    def _other_methods(self, scope: Scope) -> list[str]:
+        """What the path takes in place of the method; empty where it is right, or the path is not there."""
+        methods = own_methods_of(self._routes, scope)
+        return [] if scope["method"] in methods else sorted(methods)
+
+    def _no_socket(self, scope: Scope) -> BlockrelayError | None:
+        """NotFound with the path that WebSockets are at, unless this one is among those that they may be at."""
+        sockets = [route for route in self._routes if isinstance(route, WebSocketRoute)]
+        if any(route.matches(scope)[0] is not Match.NONE for route in sockets):
+            return None
+        there = max((route.path for route in sockets), key=len)
+        return NotFound(f"there is no WebSocket at {scope['path']}: did you mean {there}?")
 
     def _obstacle(self, scope: Scope) -> BlockrelayError | None:
         path: str = scope["path"]

@@ -31,6 +31,8 @@ from blockrelay_launcher.bench.targets import GatewaySide, InProcessSide, check_
 OWN_TOKENS, PREFIX_NEW = 16, 2
 #: New tokens of the unmeasured round before the measured ones.
 WARM_UP_NEW = 4
+#: So many tokens at once, on average, are told.
+SEVERAL = 1.05
 #: Columns that the tables need.
 SHOWN_WIDTH = 108
 
@@ -258,12 +260,17 @@ def show(report: dict[str, Any], console: Console | None = None) -> None:
         for entry in report[side]:
             cpu = f"{100 * entry['client_cpu_share']:.1f} %" if "client_cpu_share" in entry else ""
             keys = ("decode_tok_s", "prefill_ms", "ttft_ms_p50", "itl_ms_p50", "itl_ms_p99")
-            shown = (f"{entry[key]:.1f}" for key in keys)
+            shown = ("-" if entry[key] is None else f"{entry[key]:.1f}" for key in keys)
             table.add_row(name, str(entry["requests"]), str(entry["prompt"]), *shown, cpu)
     for entry in report["ratio"]:
         shown = (f"{entry['decode']:.3f}", f"{entry['prefill']:.3f}")
         table.add_row("ratio", str(entry["requests"]), str(entry["prompt"]), *shown)
     console.print(table)
+    together = max((entry["tokens_at_once"] for entry in report["gateway"]), default=1.0)
+    if together >= SEVERAL:
+        console.print(
+            f"up to {together:.1f} tokens came at once, on average: `next` is the time of one, shared out evenly"
+        )
     if prefix := report.get("prefix"):
         console.print(
             f"shared prefix of {prefix['tokens']} tokens: first token after {prefix['first_ttft_ms']:.0f} ms, "

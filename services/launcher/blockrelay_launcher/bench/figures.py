@@ -45,17 +45,28 @@ def decode_rate(tokens: Sequence[Sequence[float]]) -> float:
     return sum((len(came) - 1) / max(came[-1] - came[0], 1e-9) for came in inside)
 
 
+def token_times(came: Sequence[float]) -> list[float]:
+    """What each token took after the one before it. Several that came together, as where workers guess tokens ahead,
+    share the time since the last ones evenly."""
+    times: list[float] = []
+    for (before, _), (at, group) in itertools.pairwise((at, list(group)) for at, group in itertools.groupby(came)):
+        times += [(at - before) / len(group)] * len(group)
+    return times
+
+
 def figures(rounds: Sequence[Round], *, prompt: int) -> dict[str, Any]:
     """One entry of the report: medians over rounds; waiting times are of all requests of all rounds.
 
     `decode_tok_s` as `decode_rate`; `prefill_ms` until every request has its first token; `prompt_tok_s` from it;
-    `tok_s` all new tokens over the whole time; `rounds` how far apart the rounds were.
+    `itl_ms_...` as `token_times`, None where all tokens came together; `tokens_at_once` how many come together, on
+    average; `tok_s` all new tokens over the whole time; `rounds` how far apart the rounds were.
     """
     requests = len(rounds[0].tokens)
     decode = [decode_rate(one.tokens) for one in rounds]
     prefill = [one.prefill_s for one in rounds]
     first = [came[0] - one.sent for one in rounds for came in one.tokens]
-    gaps = [b - a for one in rounds for came in one.tokens for a, b in itertools.pairwise(came)]
+    gaps = [gap for one in rounds for came in one.tokens for gap in token_times(came)]
+    arrivals = sum(len(set(came)) for one in rounds for came in one.tokens)
     new = len(rounds[0].tokens[0])
     entry: dict[str, Any] = {
         "requests": requests,
@@ -65,8 +76,9 @@ def figures(rounds: Sequence[Round], *, prompt: int) -> dict[str, Any]:
         "prefill_ms": _ms(statistics.median(prefill)),
         "prompt_tok_s": round(requests * prompt / statistics.median(prefill), 1),
         "ttft_ms_p50": _ms(percentile(first, 0.5)),
-        "itl_ms_p50": _ms(percentile(gaps, 0.5)),
-        "itl_ms_p99": _ms(percentile(gaps, 0.99)),
+        "itl_ms_p50": _ms(percentile(gaps, 0.5)) if gaps else None,
+        "itl_ms_p99": _ms(percentile(gaps, 0.99)) if gaps else None,
+        "tokens_at_once": round(sum(len(came) for one in rounds for came in one.tokens) / arrivals, 2),
         "tok_s": round(statistics.median(requests * new / one.total_s for one in rounds), 2),
         "rounds": {"decode_tok_s": [round(r, 2) for r in decode], "prefill_ms": [_ms(p) for p in prefill]},
     }

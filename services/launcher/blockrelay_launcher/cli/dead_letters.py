@@ -20,6 +20,7 @@ from blockrelay.protocol.encoding.request_ids import own_id
 from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.messages import RequestBody
 from blockrelay.redis.cell_address import CellAddress, connected, find_cell
+from blockrelay.typed_command import typed
 
 app = typer.Typer(
     name="dead-letters", no_args_is_help=True, help="Requests that could not be computed: list, show, replay, remove."
@@ -94,7 +95,7 @@ def _find(cell: CellAddress, request: str) -> DeadLetter:
     with connected(cell) as client:
         letters = [one for one in read_letters(client, cell.keys) if one.request == own_id(request)]
     if not letters:
-        raise UsageError(f"there is no dead letter of {request} (see: blockrelay dead-letters list)")
+        raise UsageError(f"there is no dead letter of {request} (see: {typed('dead-letters list')})")
     return letters[-1]
 
 
@@ -145,8 +146,10 @@ def replay(
 ) -> None:
     """Run it alone in a process of its own, off-line, and tell what happens. Exit code 1 when it fails again."""
     cell = find_cell(redis, data)
-    letter, folder = _find(cell, request), (model or cell.settings.model).absolute()
-    if open_block_folder(folder, blocks=[]).model_key != letter.model:
+    folder = (model or cell.settings.model).absolute()
+    model_key = open_block_folder(folder, blocks=[]).model_key
+    letter = _find(cell, request)
+    if model_key != letter.model:
         raise UsageError(f"{letter.request} was for another model than {folder}: choose it with --model")
     typer.echo(f"{letter.request}: {letter.why}, {letter.committed} tokens were committed. Now alone:")
     sys.stdout.flush()

@@ -5,27 +5,27 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
-from pydantic import ValidationError
-from typer.exceptions import TyperException
 
-from blockrelay.errors import BlockrelayError, UsageError
-from blockrelay.exit_codes import FAILED, exit_code
-from blockrelay.extras import Extra, need
+from blockrelay.command_app import run_app
+from blockrelay.errors import UsageError
+from blockrelay.extras import need
 from blockrelay.host.cpu import check_threads
 from blockrelay.redis.cell_address import find_cell
 from blockrelay.redis.connections import checked_url
-from blockrelay.settings import BUNDLED_MODEL, check_names
+from blockrelay.settings import BUNDLED_MODEL, check_names, is_link
 from blockrelay.up_file import read_running
 from blockrelay_launcher.cli import api_keys, cells, dead_letters, measure, status_events
 from blockrelay_launcher.cli import status as cell_status
 from blockrelay_launcher.cli.given import is_given
+from blockrelay_launcher.cli.groups import Grouped
 from blockrelay_launcher.cli.measure import Model
 from blockrelay_launcher.cli.version import version_text
 from blockrelay_launcher.onnx_blocks import command as onnx_blocks
 from blockrelay_launcher.onnx_blocks.describe import BlocksOptions, StandInBy, served_blocks
+from blockrelay_launcher.passed_on import become
 from blockrelay_launcher.supervisor.embedded_redis import Fsync
 from blockrelay_launcher.supervisor.up import up
 from blockrelay_launcher.up_options.gpu_choice import first_gpus, named_gpus
@@ -33,7 +33,7 @@ from blockrelay_launcher.up_options.options import UpOptions
 from blockrelay_launcher.up_options.plan_choice import PlanChoice
 
 app = typer.Typer(
-    name="blockrelay", add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False,
+    name="blockrelay", add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, cls=Grouped,
     context_settings={"help_option_names": ["-h", "--help"]},
 )  # fmt: skip
 
@@ -72,6 +72,8 @@ def root(
     ] = False,
 ) -> None:
     """Serves Llama-family models on the CPUs and GPUs people already have."""
+    for name in [name for name, value in os.environ.items() if is_link(name, value)]:
+        del os.environ[name]  # every port of ours is on the command line, or chosen
     check_names(os.environ)
 
 
@@ -319,67 +321,45 @@ Arguments = Annotated[list[str] | None, typer.Argument(metavar="...", help="See 
 @app.command("generate", context_settings=_PASSED_ON, add_help_option=False)
 def generate(arguments: Arguments = None) -> None:
     """Generate text in one process, without services."""
-    _become("blockrelay_worker.offline.generate", arguments, "worker")
+    become("generate", arguments)
 
 
 @app.command("evaluate", context_settings=_PASSED_ON, add_help_option=False)
 def evaluate(arguments: Arguments = None) -> None:
     """Measure how well a model predicts a text (perplexity), in one process."""
-    _become("blockrelay_worker.offline.evaluate", arguments, "worker")
+    become("evaluate", arguments)
 
 
 @app.command("convert", context_settings=_PASSED_ON, add_help_option=False)
 def convert(arguments: Arguments = None) -> None:
     """Convert a Hugging Face checkpoint into a block folder."""
-    _become("blockrelay_converter", arguments, "converter")
+    become("convert", arguments)
 
 
 @app.command("devices", context_settings=_PASSED_ON, add_help_option=False)
 def devices(arguments: Arguments = None) -> None:
     """Show this machine's devices, what each can do, and why one cannot be used."""
-    _become("blockrelay_worker.offline.devices", arguments, "worker")
+    become("devices", arguments)
 
 
 @app.command("gpu-report", context_settings=_PASSED_ON, add_help_option=False)
 def gpu_report(arguments: Arguments = None) -> None:
     """Print one JSON object about this machine's GPUs, with known answers and timings, to send to us."""
-    _become("blockrelay_worker.offline.gpu_report", arguments, "worker")
+    become("gpu-report", arguments)
 
 
 @app.command("plan", context_settings=_PASSED_ON, add_help_option=False)
 def plan(arguments: Arguments = None) -> None:
     """Choose which device runs which blocks, explain it, and compare plans."""
-    _become("blockrelay_scheduler.plan_command", arguments, "scheduler")
+    become("plan", arguments)
 
 
 @app.command("analyse", context_settings=_PASSED_ON, add_help_option=False)
 def analyse(arguments: Arguments = None) -> None:
     """Show what each block of a model costs: parameters, bytes, operations, KV bytes."""
-    _become("blockrelay_converter.analyse", arguments, "worker")
-
-
-def _become(module: str, arguments: list[str] | None, extra: Extra) -> NoReturn:
-    """Services do not import each other, so the command becomes the other process, whose parts `extra` has."""
-    need(extra)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os.execv(sys.executable, [sys.executable, "-P", "-m", module, *(arguments or [])])
+    become("analyse", arguments)
 
 
 def main() -> None:
     """The console script: every error that we raise on purpose, and every wrong option, is one line on stderr."""
-    try:
-        sys.exit(app(standalone_mode=False))
-    except TyperException as error:
-        said = error.format_message()
-        if said and "\n" not in said:  # else the whole help, of a command without arguments
-            said = f"blockrelay: {said.rstrip('.')} (see blockrelay --help, blockrelay COMMAND --help)\n"
-        sys.stderr.write(said)
-        sys.exit(error.exit_code)
-    except ValidationError as error:
-        for problem in error.errors():
-            sys.stderr.write(f"BLOCKRELAY_{'_'.join(map(str, problem['loc'])).upper()}: {problem['msg']}\n")
-        sys.exit(2)
-    except BlockrelayError as error:
-        sys.stderr.write(f"blockrelay: {error}\n")
-        sys.exit(exit_code(error, otherwise=FAILED))
+    sys.exit(run_app(app, name="blockrelay"))

@@ -6,7 +6,6 @@ from typing import Any, cast
 
 import redis
 from rich.console import Console
-from rich.table import Table
 
 from blockrelay.errors import UsageError
 from blockrelay.protocol.encoding.request_ids import own_id
@@ -18,9 +17,13 @@ from blockrelay.redis import registry
 from blockrelay.redis.cell_address import CellAddress, connected
 from blockrelay_launcher.cli.trouble import read_trouble, sentences
 from blockrelay_launcher.cli.worker_totals import SECONDS, SESSIONS, read_totals
+from blockrelay_launcher.tables import print_table
 
 #: Workers that are asked for their totals at a time.
 ASKED_AT_ONCE = 32
+WORKER = ("worker", "device", "stage", "state", "requests", "pages", "last beat")
+#: The seconds of the four parts and the total, then what was counted.
+TOTALS = ("worker", "batches", "inference", "tokens", "transfer", "cache", "total", "prompt tokens", "new tokens")
 
 
 def read_status(cell: CellAddress) -> dict[str, Any]:
@@ -75,22 +78,11 @@ def show(status: dict[str, Any], console: Console | None = None) -> None:
         console.print(f"cell {status['cell']}: no plan yet, no scheduler has run here")
     for model, found in status["models"].items():
         plan = found["plan"]
-        table = Table("stage", "blocks", "workers", "why", title=f"plan of model {model}, epoch {plan['epoch']}")
-        for index, stage in enumerate(parse_split(plan["split"])):
-            count = sum(1 for s in plan["assignments"].values() if s == index)
-            table.add_row(str(index), f"{stage.first}-{stage.last}", str(count), plan["reasons"][index])
-        console.print(table)
-        table = Table("worker", "device", "stage", "state", "requests", "pages", "last beat", title="workers")
-        for w in found["workers"]:
-            stage = "-" if w["stage"] is None else str(w["stage"])
-            pages = f"{w['pages_used']}/{w['pages']}"
-            beat = f"{w['silent_ms'] / 1000:.1f} s ago"
-            table.add_row(w["id"], w["device"], stage, w["state"], str(w["running"]), pages, beat)
-        console.print(table)
-        if any(w.get("totals") for w in found["workers"]):
-            console.print(_totals(found["workers"]))
-        if any((w.get("totals") or {}).get("sessions") for w in found["workers"]):
-            console.print(_sessions(found["workers"]))
+        title = f"plan of model {model}, epoch {plan['epoch']}"
+        print_table(console, title, ("stage", "blocks", "workers", "why"), _stages(plan), folds="why")
+        print_table(console, "workers", WORKER, [_worker(one) for one in found["workers"]])
+        _show_totals(console, found["workers"])
+        _show_sessions(console, found["workers"])
         waiting = ", ".join(f"{name} {depth}" for name, depth in found["queue"].items() if depth) or "empty"
         console.print(f"queue: {waiting}")
         for gap in found["missing"]:
@@ -102,27 +94,42 @@ def show(status: dict[str, Any], console: Console | None = None) -> None:
     console.print(f"in flight: {status['in_flight']}, dead letters: {status['dead_letters']}")
 
 
-def _totals(workers: list[dict[str, Any]]) -> Table:
+def _stages(plan: dict[str, Any]) -> list[tuple[str, ...]]:
+    staff = list(plan["assignments"].values())
+    return [
+        (str(index), f"{stage.first}-{stage.last}", str(staff.count(index)), plan["reasons"][index])
+        for index, stage in enumerate(parse_split(plan["split"]))
+    ]
+
+
+def _worker(one: dict[str, Any]) -> tuple[str, ...]:
+    stage = "-" if one["stage"] is None else str(one["stage"])
+    pages, beat = f"{one['pages_used']}/{one['pages']}", f"{one['silent_ms'] / 1000:.1f} s ago"
+    return one["id"], one["device"], stage, one["state"], str(one["running"]), pages, beat
+
+
+def _show_totals(console: Console, workers: list[dict[str, Any]]) -> None:
     """Since each worker began. The total has what the four others do not: choosing rows, and keeping books."""
-    head = ("worker", "batches", "inference", "tokens", "transfer", "cache", "total", "prompt tokens", "tokens")
-    table = Table(*head, title="what workers spent their time on, in seconds")
+    rows: list[tuple[str, ...]] = []
     for worker in workers:
         if totals := worker.get("totals"):
             seconds = [f"{totals[name]:.2f}" for name in SECONDS]
             counts = [f"{totals[name]:.0f}" for name in ("prompt_tokens", "tokens")]
-            table.add_row(worker["id"], f"{totals['inferences']:.0f}", *seconds, *counts)
-    return table
+            rows.append((worker["id"], f"{totals['inferences']:.0f}", *seconds, *counts))
+    if rows:
+        print_table(console, "what workers spent their time on, in seconds", TOTALS, rows)
 
 
-def _sessions(workers: list[dict[str, Any]]) -> Table:
+def _show_sessions(console: Console, workers: list[dict[str, Any]]) -> None:
     """Of those that serve ONNX blocks as they are, since each began."""
-    head = ("worker", "made", "evicted", "clean-ups", "loading", "running", "jobs", "failed")
-    table = Table(*head, title="sessions of ONNX blocks, times in seconds")
+    rows: list[tuple[str, ...]] = []
     for worker in workers:
         if told := (worker.get("totals") or {}).get("sessions"):
             texts = (f"{told[name]:.2f}" if name.endswith("_s") else f"{told[name]:.0f}" for name in SESSIONS)
-            table.add_row(worker["id"], *texts)
-    return table
+            rows.append((worker["id"], *texts))
+    if rows:
+        head = ("worker", "made", "evicted", "clean-ups", "loading", "running", "jobs", "failed")
+        print_table(console, "sessions of ONNX blocks, times in seconds", head, rows)
 
 
 def cancel(cell: CellAddress, request: str) -> str:

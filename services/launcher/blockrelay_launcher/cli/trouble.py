@@ -12,9 +12,10 @@ from typing import Any, cast
 import redis
 
 from blockrelay.protocol.keys import Keys
-from blockrelay.protocol.plan import WorkerInfo
+from blockrelay.protocol.plan import WorkerInfo, slow_workers
 from blockrelay.quantities import counted, format_seconds
 from blockrelay.redis.registry import read_books, read_lost_devices, read_oldest
+from blockrelay.typed_command import typed
 
 #: Seconds without progress from which on a request is told: a prompt or a queue takes less.
 STILL_S = 5.0
@@ -25,14 +26,15 @@ FULL_SHARE = 0.5
 
 
 def read_trouble(client: redis.Redis, keys: Keys, workers: Mapping[str, Sequence[WorkerInfo]]) -> dict[str, Any]:
-    """As data: `oldest` (request, seconds, state, workers) or None, `books` and `numerics` (requests that wait for an
-    id) by model, `lost_devices` (LostDevice), `memory` (used, limit; bytes, 0: no limit), `answer_s` (the median of
-    some commands, from here to the control Redis and back). `workers` by model."""
+    """As data: `oldest` (request, seconds, state, workers) or None, `books`, `numerics` (requests that wait for an id)
+    and `slow` (workers by cause) by model, `lost_devices` (LostDevice), `memory` (used, limit; bytes, 0: no limit),
+    `answer_s` (the median of some commands, from here to the control Redis and back). `workers` by model."""
     memory = client.info("memory")
     return {
         "oldest": _oldest(client, keys),
         "books": {model: asdict(read_books(client, keys, model)) for model in workers},
         "numerics": {model: _waiting_for_numerics(client, keys, model, there) for model, there in workers.items()},
+        "slow": {model: slow_workers(there) for model, there in workers.items()},
         "lost_devices": [asdict(lost) for lost in read_lost_devices(client, keys)],
         "memory": {"used": int(memory["used_memory"]), "limit": int(memory["maxmemory"])},
         "answer_s": median(_answer_s(client) for _ in range(ASKED)),
@@ -57,12 +59,14 @@ def sentences(trouble: Mapping[str, Any]) -> list[str]:
             f"waiting for a worker of numerics id {numerics}, of which none is left: {counted(count, 'request')}"
             for numerics, count in waiting.items()
         ]
+    for slow in trouble["slow"].values():
+        lines += [f"slow: {cause} ({', '.join(ids)})" for cause, ids in slow.items()]
     for lost in trouble["lost_devices"]:
         where = "in quarantine, tried again" if lost["quarantine"] else "tried again"
         lines.append(
             f"{lost['device']} of {lost['worker']} was lost {counted(lost['losses'], 'time')}, last for "
             f"{lost['reason']}: {where} in {format_seconds(lost['wait_s'])}, or at once by "
-            f"`blockrelay devices retry {lost['device']}` (--data and --redis as here)"
+            f"`{typed('devices retry ' + lost['device'])}` (--data and --redis as here)"
         )
     used, limit = trouble["memory"]["used"], trouble["memory"]["limit"]
     if limit and used >= FULL_SHARE * limit:

@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 from blockrelay import __version__
+from blockrelay.extras import how_to_install
 from blockrelay.protocol.number import NUMBERS
 from blockrelay.settings import BUNDLED_MODEL
 
@@ -16,7 +17,7 @@ def version_text() -> str:
 
 def _bundled_numerics() -> str:
     if importlib.util.find_spec("onnxruntime") is None:
-        return "unknown: onnxruntime is not installed (install blockrelay[worker])"
+        return f"unknown: onnxruntime is not installed ({how_to_install('worker')})"
     argv = [sys.executable, "-P", "-m", "blockrelay_worker.offline.numerics", str(BUNDLED_MODEL)]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     if done.returncode:

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from blockrelay.block_folder.manifest import Manifest
 from blockrelay.errors import ServiceUnavailable
+from blockrelay.exit_codes import complain
 from blockrelay_launcher.background import running_up
 from blockrelay_launcher.client.resuming import Refused
 from blockrelay_launcher.demo.answer import (
@@ -147,5 +148,5 @@ class _Chat:
         """The turn is not part of the conversation."""
         self.totals.turns += 1
         self.totals.failed += 1
-        sys.stderr.write(f"error: {one_line(error)}\n")
+        complain(one_line(error))
         sys.stderr.flush()

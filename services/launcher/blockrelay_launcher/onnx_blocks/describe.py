@@ -10,6 +10,7 @@ import typer
 
 from blockrelay.errors import UsageError
 from blockrelay.onnx_blocks.report import Described, decode_described
+from blockrelay.typed_command import typed
 from blockrelay_launcher.onnx_blocks.stand_in import HeldImport, held_import
 from blockrelay_launcher.onnx_blocks.worker import code_of_silence, worker
 
@@ -61,7 +62,7 @@ class ServedBlocks:
         if self.demands and stages > 1:
             raise UsageError(
                 f"--stand-in imported is for one stage, and the plan has {stages}: with --stand-in files CPUs run the "
-                "files too; or serve the whole import: blockrelay import, then up --model"
+                f"files too; or serve the whole import: {typed('import')}, then up --model"
             )
         if not self.imports or stages > 1:
             return self

@@ -2,12 +2,11 @@
 
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import IO
 
-from blockrelay.exit_codes import FAILED
+from blockrelay.exit_codes import FAILED, complain
 from blockrelay_launcher.supervisor.child_process import die_with_parent
 
 
@@ -44,5 +43,5 @@ def code_of_silence(code: int) -> int:
     said why on stderr; here it is said that something killed it."""
     if code > 0:
         return code
-    sys.stderr.write(f"blockrelay: the process that does the work has ended {how_it_ended(code)}\n")
+    complain(f"the process that does the work has ended {how_it_ended(code)}")
     return FAILED

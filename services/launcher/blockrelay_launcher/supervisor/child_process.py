@@ -7,7 +7,6 @@ die with its parent dies with the thread that started it.
 import ctypes
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -17,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from blockrelay.exit_codes import UNUSABLE
+from blockrelay.exit_codes import PREFIX, UNUSABLE
 from blockrelay.failpoints import reach
 from blockrelay_launcher.supervisor.data_folder import read_service_settings
 from blockrelay_launcher.supervisor.signals import Alarm
@@ -193,10 +192,10 @@ def die_with_parent(number: int) -> Callable[[], None] | None:
 
 def plain(line: str) -> str:
     """What people read of a line of a service's log: of an entry what happened, the error, and the facts that it has;
-    of another line all but the service's role, since `up` puts its name before it."""
+    of another line all but what begins every error, since `up` puts the service's name before it."""
     event = _entry(line)
     if event is None:
-        return re.sub(r"^(gateway|scheduler|worker): ", "", line)
+        return line.removeprefix(PREFIX)
     facts = {name: event.get(name) for name in ("request_id", "session_id", "step")} | event.get("data", {})
     traceback = str(facts.pop("exception", "")).strip()
     error = facts.pop("error", None) or traceback.rpartition("\n")[2]

@@ -3,12 +3,13 @@
 import http.client
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from blockrelay.errors import RedisTrouble
 from blockrelay.host.identity import process_prefix
 from blockrelay.protocol.keys import Keys
+from blockrelay.protocol.plan import WorkerInfo, slow_workers
 from blockrelay.redis.client import connect
 from blockrelay.redis.registry import read_workers
 
@@ -38,13 +39,23 @@ def _reasons(body: bytes) -> str:
 def why_workers_wait(redis_url: str, cell: str, model: str, stages: Mapping[int, int]) -> str:
     """Empty when all workers of these processes of this host serve (pid: how many it has), else how many do not, or
     what Redis says."""
-    with connect(redis_url, cell=cell) as client:
-        try:
-            workers = read_workers(client, Keys(cell), model)
-        except RedisTrouble as error:
-            return str(error)
-    ready = Counter(
-        worker.pid for worker in workers if worker.ready and worker.id.startswith(process_prefix(worker.pid))
-    )
+    try:
+        ready = Counter(worker.pid for worker in _own_workers(redis_url, cell, model, stages) if worker.ready)
+    except RedisTrouble as error:
+        return str(error)
     waiting = sum(max(0, count - ready[pid]) for pid, count in stages.items())
     return f"{waiting} of {sum(stages.values())} workers have no stage yet" if waiting else ""
+
+
+def why_workers_are_slow(redis_url: str, cell: str, model: str, pids: Collection[int]) -> list[str]:
+    """What workers of these processes of this host tell of it, each cause once; nothing where Redis does not answer."""
+    try:
+        return list(slow_workers(_own_workers(redis_url, cell, model, pids)))
+    except RedisTrouble:
+        return []
+
+
+def _own_workers(redis_url: str, cell: str, model: str, pids: Collection[int]) -> list[WorkerInfo]:
+    with connect(redis_url, cell=cell) as client:
+        workers = read_workers(client, Keys(cell), model)
+    return [worker for worker in workers if worker.pid in pids and worker.id.startswith(process_prefix(worker.pid))]

@@ -19,6 +19,7 @@ from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.planned_split import ANY_GPU
 from blockrelay.redis import client as redis_link
 from blockrelay.settings import GatewaySettings, Settings, WorkerSettings, read_settings
+from blockrelay.typed_command import typed, typed_path
 from blockrelay.up_file import Running
 from blockrelay_launcher.supervisor.child_process import LONGEST_DELAY_S, Child, is_worth_showing, plain, stop_all
 from blockrelay_launcher.supervisor.data_folder import DataFolder, open_data_folder
@@ -26,7 +27,7 @@ from blockrelay_launcher.supervisor.death_reports import DeathReports
 from blockrelay_launcher.supervisor.embedded_redis import EmbeddedRedis, find_server_program, place, unplace
 from blockrelay_launcher.supervisor.ports import kept_ports
 from blockrelay_launcher.supervisor.preflight import check_services, check_settings, look_at_redis
-from blockrelay_launcher.supervisor.readiness import why_not_ready, why_workers_wait
+from blockrelay_launcher.supervisor.readiness import why_not_ready, why_workers_are_slow, why_workers_wait
 from blockrelay_launcher.supervisor.redis_checks import warnings_about
 from blockrelay_launcher.supervisor.service_specs import (
     Layout,
@@ -213,7 +214,7 @@ class _Up:
         self.schedulers, self.workers, self.gateways = schedulers(layout), workers(layout), gateways(layout)
         for child in (*self.schedulers, *self.workers, *self.gateways):
             child.start()
-        _say(f"data and logs: {self.folder.path} (blockrelay status --data {self.folder.path})")
+        _say(f"data and logs: {self.folder.path} ({typed(f'status --data {typed_path(self.folder.path)}')})")
 
     def _announce(self) -> None:
         """Write up.json: where everything is, and which services refuse to serve."""
@@ -288,11 +289,14 @@ class _Up:
                 carries_rows = self.options.payload_redis_url is None
                 for warning in warnings_about(self.options.redis_url, self.settings.cell, carries_rows=carries_rows):
                     _say(warning)
+            pids = {child.pid for child in self.workers}
+            for cause in why_workers_are_slow(self.control_url, self.settings.cell, self.model_key, pids):
+                _say(f"slow: {cause}")
             with contextlib.suppress(BrokenPipeError):
                 sys.stdout.write(f"{' '.join(['ready', *self.urls])}\n")
                 sys.stdout.flush()
             if self.options.gpus and self._why_wait(GPU_WORKER):
-                _say("GPUs load their stages; CPUs serve until they have them (blockrelay status)")
+                _say(f"GPUs load their stages; CPUs serve until they have them ({typed('status')})")
         elif time.monotonic() - self.said_at > SAY_WHY_S:
             _say(f"not ready yet: {why}")
             self.said_at = time.monotonic()
@@ -354,4 +358,4 @@ class _Up:
             client.close()
         if count:
             self.folder.kept = True
-            _say(f"unfinished requests: {count}; `blockrelay up --data {self.folder.path}` continues them")
+            _say(f"unfinished requests: {count}; `{typed(f'up --data {self.folder.path}')}` continues them")

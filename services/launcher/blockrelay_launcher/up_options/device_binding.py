@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from blockrelay.errors import UsageError
 from blockrelay.protocol.planned_split import ANY_CPU, ANY_GPU, PlannedSplit, is_gpu, is_host_device
+from blockrelay.typed_command import typed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,4 +99,4 @@ def _too_few(device: str, bound: dict[str, HostGpu], *, named: bool) -> str:
     return f"the plan is for {device}, and {lacking}{f' ({taken})' if taken else ''}; {_SEE}"
 
 
-_SEE = "see blockrelay devices, or name one with --gpu"
+_SEE = f"see {typed('devices')}, or name one with --gpu"

@@ -9,8 +9,10 @@ from dataclasses import replace
 from typing import Any
 
 from blockrelay.errors import UsageError
+from blockrelay.exit_codes import PREFIX
 from blockrelay.protocol.planned_split import is_host_device
 from blockrelay.settings import WorkerSettings
+from blockrelay.typed_command import typed
 from blockrelay_launcher.up_options.device_binding import HostGpu
 
 #: How long devices may take to say what they can do: some are asked for the first time, with shaders to compile.
@@ -60,7 +62,7 @@ def checked(devices: Sequence[Device], names: Sequence[str], option: str = "--gp
         if not found:
             usable = ", ".join(str(one["id"]) for one in devices if one["kind"] != "cpu" and not one["problem"])
             there = f"but {usable}" if usable else "nor another GPU that can be used"
-            raise UsageError(f"{option} {name}: no such device here, {there}; see blockrelay devices")
+            raise UsageError(f"{option} {name}: no such device here, {there}; see {typed('devices')}")
         if _is_missing(found[0]):
             raise UsageError(f"{option} {name}: {found[0]['problem']}")
         device = str(found[0]["id"])
@@ -88,7 +90,9 @@ def _devices_here(option: str) -> list[dict[str, Any]]:
         raise _NoAnswer(f"blockrelay devices was ended by signal {-done.returncode}")
     if done.returncode:
         said = done.stderr.strip().splitlines() or ["it says nothing"]
-        raise UsageError(f"{option}: blockrelay devices ended with code {done.returncode}: {said[-1]}")
+        raise UsageError(
+            f"{option}: blockrelay devices ended with code {done.returncode}: {said[-1].removeprefix(PREFIX)}"
+        )
     return json.loads(done.stdout)["devices"]
 
 
@@ -98,7 +102,7 @@ def chosen(devices: Sequence[Device], count: int) -> tuple[HostGpu, ...]:
     if len(gpus) < count:
         problems = "; ".join(f"{one['id']}: {one['problem']}" for one in devices if _is_gpu(one) and one["problem"])
         found = ", ".join(gpu.id for gpu in gpus) or f"no GPU that can be used ({problems or 'none was found'})"
-        raise UsageError(f"--gpu-workers {count}: here is {found}; see blockrelay devices")
+        raise UsageError(f"--gpu-workers {count}: here is {found}; see {typed('devices')}")
     return gpus[:count]
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from blockrelay.errors import UsageError
+from blockrelay.exit_codes import PREFIX
 from blockrelay.planning.plan_file import read_plan_file
 from blockrelay.protocol.planned_split import PlannedSplit, equal_parts, parse_planned
 
@@ -69,7 +70,7 @@ class PlanChoice:
         argv += [f"--{name}={value}" for name, value in given.items() if value is not None]
         done = subprocess.run(argv, capture_output=True, text=True, check=False)
         if done.returncode:
-            said = done.stderr.strip().removeprefix("error: ") or f"exit code {done.returncode}"
+            said = done.stderr.strip().removeprefix(PREFIX) or f"exit code {done.returncode}"
             raise UsageError(said if said.startswith("strategy ") else f"strategy {self.strategy}: {said}")
         planned = parse_planned(done.stdout, f"strategy {self.strategy}")
         if planned.blocks != blocks:

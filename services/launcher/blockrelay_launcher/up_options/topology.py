@@ -20,6 +20,7 @@ from blockrelay.host.cpu import check_threads
 from blockrelay.planning.devices import decode_fleet
 from blockrelay.protocol.planned_split import ANY_CPU, ANY_GPU, PlannedSplit, is_gpu, is_host_device
 from blockrelay.quantities import parse_quantity
+from blockrelay.typed_command import typed
 from blockrelay_launcher.up_options.device_binding import HostGpu
 from blockrelay_launcher.up_options.options import LocalDevice, UpOptions
 from blockrelay_launcher.up_options.plan_choice import PlanChoice
@@ -284,7 +285,7 @@ def _check_gpu(device: DeviceEntry, error: Callable[[str], UsageError]) -> None:
     if not device.real_gpu:
         raise error(
             f"device {device.id} is of class {device.device_class}, and nothing says which device of the host it is: "
-            "add gpu: webgpu:0, for example (blockrelay devices has them)"
+            f"add gpu: webgpu:0, for example ({typed('devices')} has them)"
         )
 
 

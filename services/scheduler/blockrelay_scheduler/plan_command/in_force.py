@@ -22,6 +22,7 @@ from blockrelay.protocol.planned_split import PlannedSplit
 from blockrelay.redis.cell_address import connected, find_cell
 from blockrelay.redis.plan_history import Origin, PlanEntry, append, read_history, this_person
 from blockrelay.redis.registry import read_lost_devices, read_plan, read_workers
+from blockrelay.typed_command import typed
 from blockrelay_scheduler.planning.plan_change import PlanChange, change, unserved_gpus
 
 #: Seconds within which a scheduler has taken a plan, and between two looks.
@@ -63,6 +64,7 @@ def apply(
     as_json: AsJson = False,
 ) -> None:
     """Give a running cell another plan. Workers that get other blocks hand over what they do and load them."""
+    read_plan_file(file, None)  # what is wrong with it is told before a cell is looked for
     with _served(redis, data, model_key) as served:
         blocks = parse_split(served.plan.split)[-1].last
         planned = read_plan_file(file, blocks)
@@ -120,7 +122,7 @@ def _earlier(entries: list[PlanEntry], wanted: str | None) -> PlanEntry:
         for entry in entries:
             if entry.id == wanted:
                 return entry
-        raise UsageError(f"the history has no entry {wanted}: see `blockrelay plan history`")
+        raise UsageError(f"the history has no entry {wanted}: see `{typed('plan history')}`")
     for entry in entries[1:]:
         if not entry.planned.serves_as(entries[0].planned):
             return entry
@@ -148,7 +150,8 @@ def _bring(served: Served, planned: PlannedSplit, origin: Origin, *, dry_run: bo
         unserved = unserved_gpus(plan, planned, read_workers(served.client, served.keys, served.model))
         said |= {"changed": True, "entry": entry.id, "epoch": plan.epoch, "unserved": unserved}
         if not as_json:
-            typer.echo(f"in force as epoch {plan.epoch} (entry {entry.id}); `blockrelay plan rollback` takes it back")
+            back = typed("plan rollback")
+            typer.echo(f"in force as epoch {plan.epoch} (entry {entry.id}); `{back}` takes it back")
         for line in unserved:
             typer.echo(f"warning: {line}", err=True)
     if as_json:

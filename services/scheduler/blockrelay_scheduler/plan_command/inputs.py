@@ -67,6 +67,7 @@ def read_problem(options: PlanOptions) -> Problem:
         promise=Promise(context=context, requests=options.requests),
         wishes=options.wishes,
         check_cut=partial(check_stages, folder),
+        guessed=not options.devices and profile is None,
     )
 
 

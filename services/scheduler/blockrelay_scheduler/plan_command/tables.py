@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.table import Table
 
 from blockrelay.quantities import counted, format_quantity, format_seconds
+from blockrelay.typed_command import typed
 from blockrelay_scheduler.planning.prediction import SIZES
 from blockrelay_scheduler.planning.report import PlanReport
 
@@ -27,9 +28,9 @@ def show_beside(reports: Mapping[str, PlanReport]) -> None:
         console.print(table)
     table = _by_size("predicted")
     for title, found in reports.items():
-        table.add_row(f"step {title}", *(format_seconds(one.seconds) for one in found.predicted))
+        _add_steps(table, f"step {title}", found)
     for title, found in reports.items():
-        table.add_row(f"tokens/s {title}", *(_rate(one.tokens_per_second) for one in found.predicted))
+        _add_rates(table, f"tokens/s {title}", found)
     console.print(table)
     for title, found in reports.items():
         console.print(f"{title}:")
@@ -69,9 +70,28 @@ def _times(found: PlanReport) -> Table:
         table.add_row("hops", *(format_seconds(one.hop_seconds) for one in found.predicted))
     table.add_row("sampling, messages", *(format_seconds(one.overhead_seconds) for one in found.predicted))
     table.add_section()
-    table.add_row("step of all" if several else "step", *(format_seconds(one.seconds) for one in found.predicted))
-    table.add_row("tokens/s", *(_rate(one.tokens_per_second) for one in found.predicted))
+    _add_steps(table, "step of all" if several else "step", found)
+    _add_rates(table, "tokens/s", found)
     return table
+
+
+def _add_steps(table: Table, name: str, found: PlanReport) -> None:
+    """One row, or two where not all was measured."""
+    if not found.spreads:
+        table.add_row(name, *(format_seconds(one.seconds) for one in found.predicted))
+        return
+    table.add_row(f"{name}, at least", *(format_seconds(least) for least, _ in found.spreads))
+    table.add_row(f"{name}, at most", *(format_seconds(most) for _, most in found.spreads))
+
+
+def _add_rates(table: Table, name: str, found: PlanReport) -> None:
+    """As `_add_steps`."""
+    if not found.spreads:
+        table.add_row(name, *(_rate(one.tokens_per_second) for one in found.predicted))
+        return
+    pairs = list(zip(found.predicted, found.spreads, strict=True))
+    table.add_row(f"{name}, at least", *(_rate(one.requests / most) for one, (_, most) in pairs))
+    table.add_row(f"{name}, at most", *(_rate(one.requests / least) for one, (least, _) in pairs))
 
 
 def _by_size(title: str) -> Table:
@@ -88,6 +108,9 @@ def _print_notes(console: Console, found: PlanReport) -> None:
         console.print(f"- {summary}")
     if found.measured:
         console.print(f"profile: {found.measured}")
+    if found.spreads:
+        run = typed("profile")
+        console.print(f"not profiled: run `{run}` and give --profile FILE; until then speeds are ranges")
     if found.estimated:
         console.print(f"estimated, not profiled: {', '.join(found.estimated)}")
     for assumed in found.assumed:

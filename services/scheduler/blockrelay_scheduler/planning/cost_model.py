@@ -46,7 +46,7 @@ class CostModel:
         if self.profile is not None and set(self.profile.blocks) != names:
             raise UsageError(f"the profile is of another model: {_unlike(self.profile.blocks, self.analysis)}")
         for device in fleet.devices:
-            if not device.is_described and not self._is_profiled(device):
+            if not device.is_described and not self.is_profiled(device):
                 known = ", ".join(self.profile.classes) if self.profile else "none, there is no profile"
                 raise UsageError(
                     f"device {device.id}: nobody measured class {device.device_class} (measured: {known}); give it "
@@ -55,16 +55,16 @@ class CostModel:
 
     def is_estimated(self, device: Device) -> bool:
         """Whether its times are not measured ones."""
-        return not self._is_profiled(device) or (self.measured_in or self.precisions) != self.precisions
+        return not self.is_profiled(device) or (self.measured_in or self.precisions) != self.precisions
 
     def assumptions(self, devices: Sequence[Device], *, hops: bool) -> list[str]:
         """What figures for these devices rest on without anybody having measured it, in words."""
         found: list[str] = []
         if hops and not (self.profile and "redis" in self.profile.hop):
             found.append(f"hops take {format_seconds(DEFAULT_HOP.seconds)} and their bytes, as they did on 2 cores")
-        if self.profile is None or self.profile.step == StepOverhead():
+        if not self.knows_steps:
             found.append("sampling and messages take no time")
-        for name in dict.fromkeys(device.device_class for device in devices if self._is_profiled(device)):
+        for name in dict.fromkeys(device.device_class for device in devices if self.is_profiled(device)):
             assert self.profile is not None
             if any(len(classes[name].seconds) == 1 for classes in self.profile.blocks.values()):
                 found.append(f"{name}: a step of many rows takes as long as one of 1 row, the only ones measured")
@@ -117,12 +117,18 @@ class CostModel:
         step = self.profile.step if self.profile else None
         return step.seconds + rows * step.seconds_per_row if step else 0.0
 
-    def _is_profiled(self, device: Device) -> bool:
+    @property
+    def knows_steps(self) -> bool:
+        """Whether what a step takes beside its blocks was measured."""
+        return self.profile is not None and self.profile.step != StepOverhead()
+
+    def is_profiled(self, device: Device) -> bool:
+        """Whether blocks were measured on devices of its class, in whatever precision."""
         return device.device_class in self._classes
 
     def _block_bytes(self, device: Device, index: int) -> int:
         block, precision = self.analysis.blocks[index - 1], self.precisions[index - 1]
-        if self.profile is not None and self._is_profiled(device) and self._measured_in(index) == precision:
+        if self.profile is not None and self.is_profiled(device) and self._measured_in(index) == precision:
             measured = self.profile.blocks[block.name][device.device_class].bytes
             if measured is not None:
                 return measured
@@ -134,7 +140,7 @@ class CostModel:
 
     def _block_seconds(self, device: Device, index: int, rows: float, context: float) -> float:
         block, precision = self.analysis.blocks[index - 1], self.precisions[index - 1]
-        if self.profile is None or not self._is_profiled(device):
+        if self.profile is None or not self.is_profiled(device):
             return self._roofline(device, index, rows, context)
         times: BlockProfile = self.profile.blocks[block.name][device.device_class]
         measured_in = self._measured_in(index)

@@ -17,10 +17,17 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from blockrelay.planning.devices import Device
+from blockrelay.planning.profile import StepOverhead
 from blockrelay_scheduler.planning.problem import Part, Placement, Problem
 
 #: Requests at once for which plans are predicted.
 SIZES = (1, 4, 16, 64)
+#: Blocks and hops that nobody measured may take so many times as long as predicted, on a device whose speed is guessed
+#: also a part of it only.
+SLOWER, FASTER = 4.0, 8.0
+#: What a step may take beside them where nobody measured it: Redis (on a fast disk, on a slow one), sampling, messages.
+QUICK_STEP = StepOverhead(seconds=0.2e-3, seconds_per_row=10e-6)
+SLOW_STEP = StepOverhead(seconds=15e-3, seconds_per_row=0.5e-3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,3 +84,17 @@ def hop_seconds(problem: Problem, parts: tuple[Part, ...], rows: float, context:
         for part, (a, b) in zip(parts, pairwise(first), strict=False)
     )
     return onwards + costs.hop_seconds(fleet, first[-1], first[0], 0)
+
+
+def spread(problem: Problem, placement: Placement, one: Predicted) -> tuple[float, float] | None:
+    """The least and the most seconds of this step where not all of it was measured; None: it was."""
+    costs = problem.costs
+    profiled = all(costs.is_profiled(problem.fleet.device(name)) for part in placement.parts for name in part.devices)
+    if profiled and costs.knows_steps:
+        return None
+    work = one.seconds - one.overhead_seconds
+    quick, slow = (
+        one.overhead_seconds if costs.knows_steps else step.seconds + one.requests * step.seconds_per_row
+        for step in (QUICK_STEP, SLOW_STEP)
+    )
+    return work / (FASTER if problem.guessed else 1.0) + quick, work * (1.0 if profiled else SLOWER) + slow

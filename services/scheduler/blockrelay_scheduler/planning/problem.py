@@ -61,6 +61,8 @@ class Problem:
     wishes: Wishes = NO_WISHES
     check_cut: Callable[[Sequence[Stage]], None] = lambda _: None
     """Raises BlockFolderError for stages that the model cannot be cut into."""
+    guessed: bool = False
+    """Nobody said how fast the fleet is."""
 
     @property
     def blocks(self) -> int:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from blockrelay_scheduler.planning.prediction import SIZES, Predicted, predict
+from blockrelay_scheduler.planning.prediction import SIZES, Predicted, predict, spread
 from blockrelay_scheduler.planning.problem import Part, Placement, Problem
 
 
@@ -35,6 +35,8 @@ class PlanReport:
     """Devices whose times nobody measured."""
     assumed: tuple[str, ...]
     """What else was not measured, and what is taken instead."""
+    spreads: tuple[tuple[float, float], ...]
+    """The least and the most seconds of each predicted step; none where all was measured."""
 
     @property
     def reasons(self) -> list[str]:
@@ -77,6 +79,10 @@ class PlanReport:
             "predicted_overhead_seconds": {str(one.requests): one.overhead_seconds for one in self.predicted},
             "predicted_step_seconds": {str(one.requests): one.seconds for one in self.predicted},
             "predicted_tokens_per_second": {str(one.requests): one.tokens_per_second for one in self.predicted},
+            "tokens_per_second_range": {
+                str(one.requests): [one.requests / most, one.requests / least]
+                for one, (least, most) in zip(self.predicted, self.spreads, strict=False)
+            },
             "profile": self.measured,
             "estimated": list(self.estimated),
             "assumed": list(self.assumed),
@@ -89,12 +95,14 @@ def report(strategy: str, problem: Problem, placement: Placement) -> PlanReport:
     """What there is to say of a placement."""
     names = dict.fromkeys(name for part in placement.parts for name in part.devices)
     used = [problem.fleet.device(name) for name in names]
+    predicted = tuple(predict(problem, placement, size) for size in SIZES)
     return PlanReport(
         strategy=strategy,
         problem=problem,
         placement=placement,
         stages=tuple(_stage(problem, part) for part in placement.parts),
-        predicted=tuple(predict(problem, placement, size) for size in SIZES),
+        predicted=predicted,
+        spreads=tuple(filter(None, (spread(problem, placement, one) for one in predicted))),
         estimated=tuple(device.id for device in used if problem.costs.is_estimated(device)),
         assumed=tuple(problem.costs.assumptions(used, hops=len(placement.parts) > 1)),
     )

@@ -13,6 +13,7 @@ from blockrelay.block_folder.model import Precision
 from blockrelay.errors import UsageError
 from blockrelay.protocol.plan import Device
 from blockrelay.settings import WorkerSettings
+from blockrelay.typed_command import typed
 from blockrelay_worker.execution.cpu.imported import ImportedExecutors
 from blockrelay_worker.execution.cpu.loading import CpuExecutors
 from blockrelay_worker.execution.executor import Executor
@@ -83,8 +84,8 @@ def gpu_of(settings: WorkerSettings, folder: BlockFolder) -> Gpu | None:
     no broken device. Raises UsageError for settings that do not go together."""
     if settings.device == "gpu" and not settings.gpu:
         raise UsageError(
-            "a worker of the class gpu needs its device: --gpu webgpu:0 (BLOCKRELAY_GPU; `blockrelay devices` has "
-            "them), or --device cpu"
+            "a worker of the class gpu needs its device: --gpu webgpu:0 (BLOCKRELAY_GPU; "
+            f"`{typed('devices')}` has them), or --device cpu"
         )
     if settings.device == "cpu" and settings.gpu:
         raise UsageError(f"--device cpu and --gpu {settings.gpu}: a worker on a GPU is of the class gpu")
@@ -183,7 +184,7 @@ def executors_for(
     if imported is not None:
         return ImportedExecutors(threads, folder, imported)
     if folder.model.onnx_blocks is not None:
-        raise UsageError("ONNX blocks as they are have a process of their own: serve them (blockrelay up --blocks)")
+        raise UsageError(f"ONNX blocks as they are have a process of their own: serve them ({typed('up --blocks')})")
     for implementation in IMPLEMENTATIONS:
         if implementation.serves(device, folder.manifest.precisions):
             return implementation(threads)

@@ -7,24 +7,16 @@ import ctypes
 import weakref
 from collections.abc import Callable, Sequence
 from functools import cache
-from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Any, Final, final
 
 from blockrelay.errors import ExecutionError, UsageError
 from blockrelay_worker.kernels import arguments
 from blockrelay_worker.kernels.interface import F16, F32, I8, I32, I64, U8, Pages, Product, Program
+from blockrelay_worker.kernels.libraries import library, supported_variants
 from blockrelay_worker.kernels.products import ChannelProduct, GroupProduct
 from blockrelay_worker.kernels.recorded import Call, Recorded, Runner, Value, word, words_of
 from blockrelay_worker.kernels.specification import PAGE
-
-#: Bits of `blockrelay_cpu_features`.
-AVX2, AVX512, VNNI, TILES = 1, 2, 4, 8
-#: Variant to the features that it needs, fastest first. None needs tiles: they say nothing about the others.
-VARIANTS: Final = {"avx512vnni": AVX2 | AVX512 | VNNI, "avx512": AVX2 | AVX512, "avx2": AVX2, "baseline": 0}
-
-#: Raised, here and in kernels.h, with every change of a function's arguments or of the numbers.
-LIBRARY_VERSION: Final = 6
 
 _P = ctypes.c_void_p
 _D = ctypes.c_double
@@ -60,20 +52,6 @@ _INDEX_OUT_OF_RANGE: Final = 1
 
 
 @cache
-def _file(variant: str) -> Path | None:
-    """The shared object of a variant where the install put it; None if there is none, or one of another version."""
-    folder = Path(__file__).parent
-    path = next((path for s in EXTENSION_SUFFIXES if (path := folder / f"_{variant}{s}").is_file()), None)
-    if path is None:
-        return None
-    try:
-        version = int(ctypes.CDLL(str(path)).blockrelay_version())
-    except (OSError, AttributeError):  # built for another system, or before versions
-        return None
-    return path if version == LIBRARY_VERSION else None
-
-
-@cache
 def _functions(path: Path) -> dict[str, Callable[..., Any]]:
     """The functions of one shared object, by name without prefix."""
     library = ctypes.CDLL(str(path))
@@ -103,31 +81,6 @@ def _runner(path: Path) -> Runner:
     return Runner(functions["run"], invokers, formats)
 
 
-@cache
-def cpu_features() -> int:
-    """What this CPU and its operating system can do, in bits; 0 also where no kernels were built to ask it."""
-    baseline = _file("baseline")
-    return 0 if baseline is None else int(ctypes.CDLL(str(baseline)).blockrelay_cpu_features())
-
-
-def variants_for(features: int) -> tuple[str, ...]:
-    """Variants that a CPU with these features can run, fastest first. Pure."""
-    return tuple(name for name, needed in VARIANTS.items() if not needed & ~features)
-
-
-@cache
-def supported_variants() -> tuple[str, ...]:
-    """Variants that were built and that this CPU (and operating system) can run, fastest first."""
-    if _file("baseline") is None:
-        return ()
-    return tuple(name for name in variants_for(cpu_features()) if _file(name) is not None)
-
-
-def has_tiles() -> bool:
-    """Whether the CPU has AMX, whose products ONNX Runtime has and our kernels have not."""
-    return bool(cpu_features() & TILES)
-
-
 def _require(status: int) -> None:
     if status:
         raise ExecutionError(
@@ -143,7 +96,7 @@ class NativeKernels:
     """
 
     def __init__(self, variant: str, threads: int) -> None:
-        path = _file(variant) if variant in supported_variants() else None
+        path = library(variant).path if variant in supported_variants() else None
         if path is None:
             raise UsageError(
                 f"kernel variant {variant!r} cannot run here; usable: {', '.join(supported_variants()) or 'none'}"

@@ -60,8 +60,10 @@ class Registration:
         threads: int,
         device_id: str = "",
         varies: bool = False,
+        slow: str = "",
     ) -> None:
-        """`varies`: its device does not compute the same bits twice."""
+        """`varies`: its device does not compute the same bits twice. `slow`: why it computes more slowly than its CPU
+        can, for people."""
         self.worker = _new_id()
         self._links, self._model = links, model
         self._fields: Mapping[Any, Any] = {
@@ -80,6 +82,7 @@ class Registration:
             "cores": cores(),
             "threads": threads,
             "varies": int(varies),
+            **({"slow": slow} if slow else {}),
         }
 
     def wait_for_assignment(self) -> Assignment:

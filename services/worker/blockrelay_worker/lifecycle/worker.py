@@ -31,6 +31,7 @@ from blockrelay_worker.execution.fault_injection import (
 from blockrelay_worker.execution.loader import Executors
 from blockrelay_worker.execution.page_layout import layout_of, pages_for
 from blockrelay_worker.execution.process.executors import DeviceExecutors
+from blockrelay_worker.kernels.libraries import shortcoming
 from blockrelay_worker.kv.prefix_cache import PrefixCache
 from blockrelay_worker.kv.store.factory import open_page_store
 from blockrelay_worker.kv.store.store import PageStore
@@ -139,6 +140,7 @@ class Worker:
             port=self._status.port,
             threads=settings.threads,
             varies=self._executors.varies,
+            slow="" if self._device else shortcoming(),
         )
         assignment = registration.wait_for_assignment()
         self._state.on("assigned")

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from blockrelay.block_folder.folder import BlockFolder, open_block_folder
 from blockrelay.errors import BlockrelayError, DeviceFailed, DeviceLost, KnownAnswerMismatch, UsageError
-from blockrelay.exit_codes import BROKEN, exit_code
+from blockrelay.exit_codes import BROKEN, complain, exit_code
 from blockrelay.observability.logs import get
 from blockrelay.settings import WorkerSettings
 from blockrelay_worker.execution.loader import Executors, executors_for, gpu_of, on_device
@@ -117,7 +117,7 @@ class Workers:
         with self._failed:
             if not self._code:
                 self._code = code
-                sys.stderr.write(f"worker: {error}\n")
+                complain(error)
         self._stop([stop for stop, _ in self._ends])
 
     def _stop(self, stops: list[threading.Event]) -> None:

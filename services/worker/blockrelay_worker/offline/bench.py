@@ -19,7 +19,7 @@ import numpy as np
 
 from blockrelay.block_folder.folder import open_block_folder
 from blockrelay.errors import BlockrelayError
-from blockrelay.exit_codes import FAILED, exit_code
+from blockrelay.exit_codes import FAILED, complain, exit_code
 from blockrelay.protocol.sampling_params import SamplingParams
 from blockrelay_worker.execution.batch import Batch, Segment
 from blockrelay_worker.execution.executor import Executor
@@ -97,7 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             sent, requests = run_round(executor, wanted["prompts"], wanted["new"], max_rows=options.max_rows)
             _answer(json.dumps({"sent": sent, "tokens": [request.came for request in requests]}))
     except BlockrelayError as error:
-        sys.stderr.write(f"{error}\n")
+        complain(error)
         return exit_code(error, otherwise=FAILED)
     return 0
 

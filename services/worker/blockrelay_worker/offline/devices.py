@@ -2,7 +2,8 @@
 
 With `--json` one object is printed: onnxruntime (its version) and devices, a list of objects with id, name, kind (cpu,
 gpu, npu), vendor, uuid, memory_bytes, driver (null: not known), features, problem (empty: it can be used) and missing
-(the problem is that the device, or what it needs, is not here; else it is here and fails). Exit code 2 when several
+(the problem is that the device, or what it needs, is not here; else it is here and fails); and slow, why CPU workers
+compute more slowly than this CPU can (empty: they do not). Exit code 2 when several
 distributions of ONNX Runtime are installed in one environment.
 
 `retry ID` has the workers that lost this device, and wait until they try it again, try it now.
@@ -40,12 +41,16 @@ def devices(
     check_one_onnxruntime()
     # Only here: of two ONNX Runtimes in one environment, neither may be one that can be imported.
     from blockrelay_worker.execution.onnx.devices import devices_here, onnxruntime_version
+    from blockrelay_worker.kernels.libraries import shortcoming
 
-    found = devices_here(os.environ)
+    found, slow = devices_here(os.environ), shortcoming()
     if as_json:
-        typer.echo(json.dumps({"onnxruntime": onnxruntime_version(), "devices": [asdict(one) for one in found]}))
+        told = {"onnxruntime": onnxruntime_version(), "devices": [asdict(one) for one in found], "slow": slow}
+        typer.echo(json.dumps(told))
     else:
         typer.echo(table(found))
+        if slow:
+            typer.echo(f"slow: {slow}")
 
 
 @app.command()

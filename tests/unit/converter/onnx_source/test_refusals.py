@@ -202,7 +202,7 @@ def test_one_line_names_what_is_wrong(
     folder = copied(blocks, tmp_path / "blocks", change)
     assert run([str(folder), str(tmp_path / "new" / "out")]) == 2
     error = capfd.readouterr().err
-    assert error.startswith("error: ") and error.count("\n") == 1
+    assert error.startswith("blockrelay: ") and error.count("\n") == 1
     assert expected in error
     assert sorted(path.name for path in tmp_path.iterdir()) == ["blocks"]
 
@@ -228,7 +228,7 @@ def test_a_taken_place_is_left_alone(blocks: Path, tmp_path: Path, capfd: pytest
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine").write_text("mine")
     assert run([str(blocks), str(tmp_path / "out")]) == 2
-    assert capfd.readouterr().err == f"error: {tmp_path / 'out'} exists and is not empty\n"
+    assert capfd.readouterr().err == f"blockrelay: {tmp_path / 'out'} exists and is not empty\n"
     assert (tmp_path / "out" / "mine").read_text() == "mine"
 
 

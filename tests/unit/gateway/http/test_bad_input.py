@@ -7,10 +7,13 @@ from typing import Any
 
 import pytest
 import redis
+from websockets.exceptions import ConnectionClosedError
+from websockets.sync.client import connect
 
 from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.protocol.keys import Keys
 from blockrelay.settings import GatewaySettings
+from blockrelay_gateway.api import reading
 from tests.support.gateway.played import PlayedWorker, RunningGateway, running_gateway
 from tests.support.redis.redis_server import RedisServer
 
@@ -66,6 +69,9 @@ BAD: dict[str, tuple[str, dict[str, Any], int, str]] = {
         "/v1/infer", ids(shape=[1, 513], data_b64=base64.b64encode(bytes(8 * 513)).decode()), 400,
         "input_tensors.input_ids",
     ),
+    "too many stop strings": ("/v1/completions", {"prompt": "x", "stop": [""] * 9000}, 400, "stop"),
+    "too many stop tokens": ("/v1/completions", {"prompt": "x", "stop_token_ids": [1] * 9000}, 400, "stop_token_ids"),
+    "more messages than tokens": ("/v1/chat/completions", {"messages": [1] * 513}, 400, "messages"),
     "an unknown logits": ("/v1/infer", {**ids(), "logits": "some"}, 400, "logits"),
     "a bad token in the text form": ("/v1/infer", {"prompt": [1 << 70]}, 400, "prompt"),
     "a message id over HTTP": ("/v1/infer", {"prompt": "x", "id": 1}, 400, "id"),
@@ -121,6 +127,24 @@ def test_a_body_far_over_the_limit_does_not_have_to_be_read(gateway: RunningGate
     with socket.create_connection(("127.0.0.1", int(gateway.url.rpartition(":")[2]))) as connection:
         connection.sendall(head.encode())
         assert connection.recv(4096).startswith(b"HTTP/1.1 413 ")
+
+
+def test_a_message_over_the_limit_ends_its_socket_with_the_reason(gateway: RunningGateway) -> None:
+    """Whatever of it is still on its way: a connection that were closed at once would be reset before it is read."""
+    with connect(gateway.url.replace("http", "ws") + "/ws", max_size=None) as socket:
+        with pytest.raises(ConnectionClosedError):
+            socket.send("x" * (400 << 10))
+            socket.recv(timeout=30)
+        assert socket.close_code == 1009
+        assert "65536" in (socket.close_reason or "")
+
+
+def test_lists_are_counted_before_they_are_looked_at(gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_at: list[object] = []
+    monkeypatch.setattr(reading.CompletionRequest, "model_validate", looked_at.append)
+    response = gateway.post("/v1/completions", prompt="x", stop=["a"] * 17)
+    assert response.json()["error"]["message"] == "stop takes at most 16 strings, not 17"
+    assert not looked_at
 
 
 def test_a_position_that_cannot_be_is_named_as_the_client_wrote_it(gateway: RunningGateway) -> None:

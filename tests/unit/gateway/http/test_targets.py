@@ -5,6 +5,8 @@ import json
 import socket
 
 import pytest
+from websockets.exceptions import InvalidStatus
+from websockets.sync.client import connect
 
 from tests.support.gateway.played import PlayedWorker, RunningGateway, answering
 
@@ -56,6 +58,8 @@ def test_a_target_may_have_scheme_and_host(gateway: RunningGateway) -> None:
     [
         ("POST /v1/completions", 1 << 40, "413"),
         ("POST /v1//completions", 2, "404"),
+        ("GET /v1/completions", 2, "405"),
+        ("PUT /v1/infer", 2, "405"),
         ("POST /v1/completions", 2, "100"),
     ],
 )
@@ -66,6 +70,17 @@ def test_a_body_that_is_refused_unread_is_not_asked_for(
     assert spoken(gateway, head).startswith(f"HTTP/1.1 {status} ")
 
 
+@pytest.mark.parametrize("path", ["/v1/infer/wss", "/v1/completions"])
+def test_a_websocket_at_a_wrong_path_is_told_the_right_ones(gateway: RunningGateway, path: str) -> None:
+    with pytest.raises(InvalidStatus) as refused, connect(gateway.url.replace("http", "ws") + path):
+        pass
+    answer = refused.value.response
+    assert answer.status_code == 404
+    error = json.loads(answer.body or b"")["error"]
+    assert error["message"] == f"there is no WebSocket at {path}: did you mean /v1/infer/ws?"
+    assert error["code"] == "not_found"
+
+
 def test_a_compressed_body_is_refused_by_name(gateway: RunningGateway) -> None:
     content, headers = gzip.compress(PROMPT.encode()), {"content-encoding": "gzip"}
     response = gateway.http.post("/v1/completions", content=content, headers=headers)
@@ -73,11 +88,28 @@ def test_a_compressed_body_is_refused_by_name(gateway: RunningGateway) -> None:
     assert "without Content-Encoding: gzip" in response.json()["error"]["message"]
 
 
-def test_a_body_that_is_not_utf_8_is_told_so(gateway: RunningGateway) -> None:
-    for path in ("/v1/completions", "/v1/infer"):
-        response = gateway.http.post(path, content=PROMPT.encode("latin-1"))
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (PROMPT.encode("latin-1"), "is not UTF-8 text (byte 0xe9 at 12 is none of it): send JSON as UTF-8"),
+        (
+            b'{"prompt": [' + b"9" * 50_000 + b"]}",
+            "cannot be read as JSON: a whole number in it has more than 4300 digits",
+        ),
+        (b'{"prompt": ' + b"[" * 50_000, "cannot be read as JSON: its lists and objects are nested too deeply"),
+    ],
+    ids=["latin-1", "digits", "nesting"],
+)
+def test_what_cannot_be_read_is_told_by_its_cause(gateway: RunningGateway, content: bytes, said: str) -> None:
+    """Of each way to read a body: at once, in a thread, and in messages."""
+    for path in ("/v1/completions", "/v1/chat/completions", "/v1/infer"):
+        response = gateway.http.post(path, content=content)
         assert response.status_code == 400
-        assert "UTF-8" in response.json()["error"]["message"]
+        assert response.json()["error"]["message"] == f"the body {said}"
+    if content.isascii():
+        with connect(gateway.url.replace("http", "ws") + "/ws") as socket:
+            socket.send(content.decode())
+            assert json.loads(socket.recv(timeout=30))["error"]["message"] == f"the message {said}"
 
 
 @pytest.mark.parametrize(

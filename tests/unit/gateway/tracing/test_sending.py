@@ -234,4 +234,4 @@ sys.exit(main())
     answer = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
     assert answer.returncode == 2, answer.stderr
     assert answer.stderr.count("\n") == 1
-    assert "install blockrelay[otel]" in answer.stderr
+    assert "install '.[otel]'` in" in answer.stderr

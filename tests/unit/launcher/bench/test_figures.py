@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from blockrelay_launcher.bench.figures import Round, decode_rate, figures, random_prompts, ratio
+from blockrelay_launcher.bench.figures import Round, decode_rate, figures, random_prompts, ratio, token_times
 from blockrelay_launcher.percentile import percentile
 
 
@@ -46,6 +46,17 @@ def test_an_entry_has_medians_of_rounds_and_waits_of_all_requests() -> None:
     assert entry["tok_s"] == pytest.approx(10 / 0.44, abs=0.01)
     assert entry["client_cpu_s"] == pytest.approx(0.02)
     assert entry["rounds"]["prefill_ms"] == pytest.approx([200, 600, 400])
+
+
+def test_tokens_that_come_together_share_the_time_since_the_last_ones() -> None:
+    """As where workers guess tokens ahead: the gaps between most of them are nothing."""
+    came = [1.0, 1.4, 1.4, 1.4, 1.4, 1.6, 1.6]
+    assert token_times(came) == pytest.approx([0.1] * 6)
+    entry = figures([Round(0.0, [came])], prompt=1)
+    assert entry["itl_ms_p50"] == pytest.approx(100)
+    assert entry["tokens_at_once"] == pytest.approx(7 / 3, abs=0.01)
+    assert token_times([1.0, 1.0]) == [], "nobody knows"
+    assert figures([Round(0.0, [[1.0, 1.0]])], prompt=1)["itl_ms_p50"] is None
 
 
 def test_in_process_has_no_client() -> None:

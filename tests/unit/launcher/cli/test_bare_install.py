@@ -40,7 +40,8 @@ def test_the_help_needs_no_extra() -> None:
     assert told.returncode == 0, told.stderr
     assert all(command in told.stdout for command in ("up", "demo", "status", "plan", "convert"))
     assert bare("up", "--help").returncode == bare("bench", "--help").returncode == 0
-    assert bare().stdout or "Commands" in bare().stderr, "no arguments: the help"
+    alone = bare()
+    assert (alone.returncode, alone.stderr) == (0, "") and "First steps" in alone.stdout, "no arguments: the help"
     assert bare("--version").returncode == 0
 
 
@@ -64,7 +65,7 @@ def test_what_is_missing_is_one_line_that_names_the_extra(arguments: tuple[str, 
     told = bare(*arguments)
     assert told.returncode == 2 and told.stdout == "", told
     (line,) = told.stderr.splitlines()
-    assert line.startswith("blockrelay: ") and line.endswith(f"is not installed: install blockrelay[{extra}]")
+    assert line.startswith("blockrelay: ") and f"install '.[{extra}]'` in " in line
 
 
 def test_the_package_alone_has_neither_onnx_runtime_nor_any_part_that_an_extra_has() -> None:

@@ -1,6 +1,7 @@
 """The `blockrelay` command as people type it: what cannot work is one line and exit code 2."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -8,11 +9,13 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 
 from blockrelay.block_folder.folder import open_block_folder
 from blockrelay.protocol.number import NUMBERS
 from blockrelay.settings import BUNDLED_MODEL
-from blockrelay_launcher.cli.main import main
+from blockrelay_launcher.cli.groups import GROUPS
+from blockrelay_launcher.cli.main import app, main
 from blockrelay_worker.execution.numerics_id import numerics_id
 from tests.support.models.tiny_model import BLOCKS, write_tiny_model
 from tests.support.systems.up_process import COMMAND
@@ -45,6 +48,43 @@ def test_generate_and_convert_are_other_processes_with_their_own_help(command: s
     assert shown.returncode == 0 and word in shown.stdout
 
 
+def test_the_command_alone_is_its_help_in_groups_of_one_line_for_each_command() -> None:
+    env = {**os.environ, "COLUMNS": "80", "TERMINAL_WIDTH": "80"}
+    shown = subprocess.run(COMMAND, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert (
+        shown.stdout == subprocess.run([*COMMAND, "--help"], env=env, capture_output=True, text=True, check=True).stdout
+    )
+    commands = {name for names in GROUPS.values() for name in names}
+    assert commands == set(getattr(get_command(app), "commands", {})), "each is in a group"
+    lines = [line.strip("│╭╮╰╯─ ") for line in shown.stdout.splitlines()]
+    titles = [line for line in lines if line in GROUPS]
+    assert titles == list(GROUPS)
+    first = lines.index(titles[0])
+    assert [line.split()[0] for line in lines[first:] if line and line not in GROUPS] == [
+        name for names in GROUPS.values() for name in names
+    ], "one line each"
+
+
+def test_a_group_alone_is_its_help(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for argv in (["keys"], ["dead-letters"]):
+        monkeypatch.setattr(sys, "argv", ["blockrelay", *argv])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        out, err = capsys.readouterr()
+        assert not ended.value.code and "list" in out and not err
+
+
+@pytest.mark.parametrize("name", ["BLOCKRELAY_PORT", "BLOCKRELAY_GATEWAY_PORT"])
+def test_a_service_of_kubernetes_that_is_called_as_we_are_says_nothing_to_commands(
+    name: str, model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ports are on their command lines. Services, which read the setting, refuse it."""
+    monkeypatch.setenv(name, "tcp://10.0.0.1:8000")
+    code, err = here(capsys, monkeypatch, "up", "--model", model, "--stages", "9", "--port", "8123")
+    assert code == 2 and "choose 1 to" in err
+
+
 def test_generate_gets_its_arguments_as_they_are(model: Path) -> None:
     done = run("generate", "--model", model, "--ids", "1,5,9", "--max-tokens", "3", "--ignore-eos", "--json")
     assert done.returncode == 0 and '"tokens"' in done.stdout, done.stderr
@@ -75,6 +115,8 @@ def test_what_cannot_work_is_one_line(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (wrong := tmp_path / "wrong.jsonl").write_text('{"prompt": "fine"}\n{"prompt": \n')
+    (empty := tmp_path / "empty").mkdir()
+    nobody = f"unix://{tmp_path}/none.sock"
     silent = without_chat_template(model, tmp_path / "silent")
     for argv, words in [
         (["nonsense"], ["nonsense", "--help"]),
@@ -82,7 +124,17 @@ def test_what_cannot_work_is_one_line(
         (["up", "--nope"], ["--nope"]),
         (["dead-letters", "show"], ["ID"]),
         (["up", "--model", tmp_path / "none"], ["none", "no such block folder"]),
-        (["up", "--model", model.parent / "checkpoint"], ["a checkpoint", "blockrelay convert"]),
+        (
+            ["up", "--model", model.parent / "checkpoint"],
+            ["a checkpoint", f"blockrelay convert {model.parent}/checkpoint OUT`"],
+        ),
+        (["up", "--model", empty], ["no block folder", "no manifest.json", "convert CHECKPOINT OUT`"]),
+        (
+            ["up", "--model", "meta-llama/Llama-3.2-1B"],
+            ["hf download meta-llama/Llama-3.2-1B", "convert CHECKPOINT OUT`"],
+        ),
+        (["up", "--model", wrong], ["a file, not a block folder"]),
+        (["dead-letters", "replay", "req-1", "--model", empty, "--redis", nobody], ["no block folder"]),
         (["up", "--model", model, "--host", "192.0.2.1", "--port", "0"], ["192.0.2.1", "choose another with --host"]),
         (["up", "--model", model, "--stages", "9"], [f"the model has {BLOCKS} blocks", f"choose 1 to {BLOCKS}"]),
         (["up", "--model", model, "--redis", "elsewhere"], ["elsewhere", "not the URL of a Redis"]),
@@ -107,6 +159,7 @@ def test_what_cannot_work_is_one_line(
     ]:
         code, err = here(capsys, monkeypatch, *argv)
         assert code == 2 and err.count("\n") == 1 and all(word in err for word in words), err
+        assert err.startswith("blockrelay: "), err
 
 
 def test_a_wrong_setting_is_named(
@@ -114,11 +167,11 @@ def test_a_wrong_setting_is_named(
 ) -> None:
     monkeypatch.setenv("BLOCKRELAY_CELL", "Not A Cell")
     code, err = here(capsys, monkeypatch, "status")
-    assert code == 2 and err.startswith("BLOCKRELAY_CELL: ")
+    assert code == 2 and err.startswith("blockrelay: BLOCKRELAY_CELL: ")
     monkeypatch.delenv("BLOCKRELAY_CELL")
     monkeypatch.setenv("BLOCKRELAY_THREADS", "5000")
     code, err = here(capsys, monkeypatch, "up", "--model", model)
-    assert code == 2 and err.startswith("BLOCKRELAY_THREADS: ") and "5000 threads are too many" in err
+    assert code == 2 and err.startswith("blockrelay: BLOCKRELAY_THREADS: ") and "5000 threads are too many" in err
 
 
 def test_a_redis_that_is_not_there_is_one_line_and_exit_code_1(

@@ -40,9 +40,9 @@ def address(redis_server: RedisServer, keys: Keys) -> CellAddress:
     return CellAddress(redis_server.url, Settings(cell=keys.cell))
 
 
-def shown(address: CellAddress) -> str:
+def shown(address: CellAddress, *, width: int = 160) -> str:
     out = io.StringIO()
-    show(read_status(address), Console(file=out, width=160))
+    show(read_status(address), Console(file=out, width=width))
     return out.getvalue()
 
 
@@ -60,6 +60,17 @@ def test_status_shows_plan_workers_and_queue(cell: Cell, address: CellAddress) -
     text = shown(address)
     for part in ("the front half", "epoch 1", "ready", "jobs:cpu 1", "not ready: stage 1", "in flight: 1"):
         assert part in text
+
+
+@pytest.mark.parametrize("width", [60, 80, 160])
+def test_no_heading_is_cut_however_narrow_the_terminal_is(cell: Cell, address: CellAddress, width: int) -> None:
+    cell.scripts.run(calls.publish_plan(MODEL, replaces_epoch=0, inputs="i", route_class="cpu", plan=PLAN.to_json()))
+    cell.worker("a-host.example:12345:abcdef0123abcd")
+    text = shown(address, width=width)
+    assert "…" not in text
+    for heading in ("stage", "blocks", "workers", "why", "device", "state", "requests", "pages", "last beat"):
+        assert heading in text
+    assert "a-host.example:12345:abcdef0123abcd" in text
 
 
 def test_status_says_what_somebody_should_look_at(cell: Cell, address: CellAddress) -> None:
@@ -86,6 +97,17 @@ def test_status_says_what_somebody_should_look_at(cell: Cell, address: CellAddre
     assert 0 < trouble["answer_s"] < 60
     assert "to answer" not in "".join(sentences({**trouble, "answer_s": 0.0003}))
     assert "takes 12 ms to answer" in sentences({**trouble, "answer_s": 0.0123})[-1]
+
+
+def test_status_says_which_workers_are_slow_and_why(cell: Cell, address: CellAddress) -> None:
+    cell.scripts.run(calls.publish_plan(MODEL, replaces_epoch=0, inputs="i", route_class="cpu", plan=PLAN.to_json()))
+    cell.worker("fine")
+    assert "slow" not in shown(address)
+    cell.worker("a", slow="NumPy computes; install a compiler")
+    cell.worker("b", slow="NumPy computes; install a compiler")
+    assert "slow: NumPy computes; install a compiler (a, b)\n" in shown(address)
+    workers = read_status(address)["models"][MODEL]["workers"]
+    assert {one["id"]: one["slow"] for one in workers}["fine"] == ""
 
 
 def read_clock(cell: Cell) -> int:

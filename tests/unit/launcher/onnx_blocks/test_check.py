@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from blockrelay.extras import how_to_install
 from blockrelay.onnx_blocks.blocks_file import read_blocks_file
 from tests.support.models.altered_blocks import altered, copied, resized
 from tests.support.models.reference_blocks import ReferenceModel, write_reference_blocks
@@ -95,13 +96,13 @@ def test_a_folder_that_cannot_be_checked_is_one_line_and_exit_code_2(small: Path
     folder = copied(small, tmp_path / "copy", lambda folder: (folder / "block_1.onnx").write_bytes(b"GGUF" * 100))
     done = run(folder, "--json")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "error: block_1.onnx: is not an ONNX file, or a part of one\n"
+    assert done.stderr == "blockrelay: block_1.onnx: is not an ONNX file, or a part of one\n"
 
 
 def test_the_last_block_is_missing(small: Path, tmp_path: Path) -> None:
     folder = copied(small, tmp_path / "copy", lambda folder: (folder / "block_2.onnx").unlink())
     done = run(folder)
-    said = "error: block_1.onnx: has no output logits, and nor has another block: is the last one missing?\n"
+    said = "blockrelay: block_1.onnx: has no output logits, and nor has another block: is the last one missing?\n"
     assert (done.returncode, done.stdout, done.stderr) == (2, "", said)
 
 
@@ -113,7 +114,7 @@ def test_without_onnx_it_says_what_to_install(small: Path, tmp_path: Path) -> No
     )
     done = run(small, path=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "error: onnx is not installed: install blockrelay[converter]\n"
+    assert done.stderr == f"blockrelay: onnx is not installed: {how_to_install('converter')}\n"
 
 
 def test_a_python_that_is_not_there_is_one_line(small: Path, tmp_path: Path) -> None:

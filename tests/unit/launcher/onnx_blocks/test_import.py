@@ -104,7 +104,7 @@ def test_a_refusal_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
     (tmp_path / "blocks" / "block_1.onnx").write_bytes(b"GGUF" * 100)
     done = run("import", tmp_path / "blocks", tmp_path / "out", "--json")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "error: block_1.onnx: is not an ONNX file, or a part of one\n"
+    assert done.stderr == "blockrelay: block_1.onnx: is not an ONNX file, or a part of one\n"
     assert [path.name for path in tmp_path.iterdir()] == ["blocks"]
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from blockrelay.extras import how_to_install
 from blockrelay.onnx_blocks.blocks_file import read_blocks_file
 from blockrelay.onnx_blocks.splitting.report import SplitBegins, SplitBlock, decode_begin, encode_begin
 from blockrelay_launcher.onnx_blocks.split_table import split_table
@@ -65,7 +66,7 @@ def test_a_refusal_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
     model.write_bytes(b"GGUF" * 100)
     done = run("split", model, tmp_path / "blocks", "--json")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "error: model.onnx: is not an ONNX file, or a part of one\n"
+    assert done.stderr == "blockrelay: model.onnx: is not an ONNX file, or a part of one\n"
     assert not (tmp_path / "blocks").exists()
 
 
@@ -78,7 +79,7 @@ def test_without_onnx_it_says_what_to_install(tmp_path: Path) -> None:
     )
     done = run("split", tmp_path / "model.onnx", tmp_path / "blocks", path=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "error: onnx is not installed: install blockrelay[converter]\n"
+    assert done.stderr == f"blockrelay: onnx is not installed: {how_to_install('converter')}\n"
 
 
 def test_ctrl_c_ends_it_and_the_same_command_goes_on(tmp_path: Path) -> None:

@@ -244,7 +244,7 @@ def test_people_see_errors_and_tracebacks(line: str, shown: bool) -> None:
 @pytest.mark.parametrize(
     ("line", "shown"),
     [
-        ("worker: --gpu webgpu:0: no such device", "--gpu webgpu:0: no such device"),
+        ("blockrelay: --gpu webgpu:0: no such device", "--gpu webgpu:0: no such device"),
         (
             '{"level": "ERROR", "event_type": "DEVICE_LOST", "node_id": "gpu-worker", "data": '
             '{"device": "webgpu:0", "block": null, "error": "it has ended by signal 9", "requests": ["a", "b"]}}',

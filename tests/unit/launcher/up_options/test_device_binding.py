@@ -117,7 +117,7 @@ def test_a_model_in_equal_parts_has_every_gpu_at_every_stage() -> None:
 @pytest.mark.parametrize(
     ("stages", "named", "here", "said"),
     [
-        (SPLIT, [], (), "the plan is for gpu:0, and here is no GPU; see blockrelay devices"),
+        (SPLIT, [], (), "the plan is for gpu:0, and here is no GPU; see "),
         (["GPU a", "GPU b"], [], ("cuda:0",), "the plan is for b, and here is no other GPU (a is cuda:0)"),
         (["GPU a", "GPU b"], ["cpu"], None, "the plan is for b, and --gpu names no further device for it: a is cpu"),
         (["GPU webgpu:3"], ["webgpu:0"], None, "the plan is for webgpu:3, and --gpu names webgpu:0"),

@@ -109,8 +109,8 @@ print(json.dumps({{"devices": [{device("cuda:0")!r}]}}))
     assert known_gpus([HostGpu(id="gpu0", device="cuda:0")]) == (HostGpu(id="gpu0", device="cuda:0"),)
     with pytest.raises(UsageError, match="--topology, device cuda:1: no such device here, but cuda:0"):
         known_gpus([HostGpu(id="gpu0", device="cuda:1")])
-    python.write_text(f"#!{sys.executable}\nimport sys\nsys.exit('error: two of them')\n")
-    with pytest.raises(UsageError, match="ended with code 1: error: two of them"):
+    python.write_text(f"#!{sys.executable}\nimport sys\nsys.exit('blockrelay: two of them')\n")
+    with pytest.raises(UsageError, match="ended with code 1: two of them"):
         first_gpus(1)
     python.write_text("#!/bin/sh\nkill -11 $$\n")  # as a driver does
     (found,) = named_gpus(["cuda:0"])

@@ -17,7 +17,7 @@ from blockrelay.errors import ExecutionError, UsageError
 from blockrelay.host.cpu import cpu_facts
 from blockrelay_worker import kernels as kernels_module
 from blockrelay_worker.kernels import PAGE, Kernels, float32, load_kernels, supported_variants
-from blockrelay_worker.kernels.native import AVX2, AVX512, TILES, VNNI, cpu_features, variants_for
+from blockrelay_worker.kernels.libraries import AVX2, AVX512, TILES, VNNI, cpu_features, variants_for
 from tests.support.worker.kernel_cases import Chunk, Rows, chunks, floats, rows, same_bits
 
 REFERENCE = load_kernels(1, variant="reference")
@@ -343,6 +343,7 @@ def test_without_native_kernels_the_reference_serves_and_says_that_it_is_slow(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(kernels_module, "supported_variants", lambda: ())
+    monkeypatch.setattr(kernels_module, "shortcoming", lambda: "slower, for want of a compiler")
     with caplog.at_level(logging.WARNING):
         assert load_kernels(1).variant == "reference"
     assert "slower" in caplog.text and "compiler" in caplog.text

@@ -119,7 +119,7 @@ def test_bad_input_is_one_line_and_exit_code_2(
     assert run(["--model", str(w8a8.root), "--text", str(tmp_path / "text"), *options]) == 2
     out, err = capsys.readouterr()
     assert out == ""
-    assert err.startswith("error: ")
+    assert err.startswith("blockrelay: ")
     assert complaint in err
     assert err.count("\n") == 1
 

@@ -218,7 +218,7 @@ def test_bad_input_is_one_line_and_exit_code_2(
     out, err = capsys.readouterr()
     assert code == 2
     assert out == ""
-    assert err.startswith("error: ")
+    assert err.startswith("blockrelay: ")
     assert complaint in err
     assert err.count("\n") == 1
 
@@ -226,4 +226,4 @@ def test_bad_input_is_one_line_and_exit_code_2(
 def test_the_process_ends_with_that_code(w8a8: BlockFolder) -> None:
     done = _run(w8a8, "--ids", "1,512")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "error: ids: token id 512 at index 1 is not in 0..511\n"
+    assert done.stderr == "blockrelay: ids: token id 512 at index 1 is not in 0..511\n"

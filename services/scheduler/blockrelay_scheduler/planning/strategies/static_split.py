@@ -4,10 +4,11 @@ from math import fsum
 
 from blockrelay.errors import UsageError
 from blockrelay.quantities import counted, format_seconds
+from blockrelay.typed_command import typed
 from blockrelay_scheduler.planning.problem import Part, Placement, Problem
 
 CPU, GPU = "CPU", "GPU"
-_REMEDIES = {CPU: "", GPU: ": measure one (blockrelay profile --gpu ID), or describe it (--devices)"}
+_REMEDIES = {CPU: "", GPU: f": measure one ({typed('profile --gpu ID')}), or describe it (--devices)"}
 
 
 def static_split(problem: Problem) -> Placement:

@@ -19,7 +19,7 @@ from blockrelay_worker.execution.page_layout import layout_of
 from blockrelay_worker.execution.self_test import first_mismatch
 from blockrelay_worker.kernels import load_kernels
 from blockrelay_worker.kernels.interface import Kernels
-from blockrelay_worker.kernels.native import has_tiles
+from blockrelay_worker.kernels.libraries import has_tiles
 
 _log = logging.getLogger(__name__)
 

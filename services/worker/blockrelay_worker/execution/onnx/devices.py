@@ -8,6 +8,7 @@ from typing import Any, Literal
 import onnxruntime as ort
 
 from blockrelay.errors import UsageError
+from blockrelay.extras import how_to_install
 from blockrelay.host.cpu import cpu_name
 from blockrelay.host.memory import allowed_bytes
 from blockrelay_worker.execution.onnx.probe import failure, failure_there
@@ -172,7 +173,7 @@ def _lacking(provider: type[CudaProvider | OpenVinoProvider | DirectMlProvider])
 
 def _lacking_onnx(provider: type[Provider]) -> str:
     if importlib.util.find_spec("onnx") is None:
-        return f"{provider.name} needs onnx: install blockrelay[{provider.name}]"
+        return f"{provider.name} needs onnx: {how_to_install(provider.name)}"
     return ""
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import onnxruntime as ort
 import pytest
 
+from blockrelay.extras import how_to_install
 from blockrelay_worker.execution.onnx.devices import FoundDevice, cuda_devices, devices_here
 from blockrelay_worker.execution.onnx.providers.cuda import CudaProvider
 from blockrelay_worker.execution.onnx.providers.nvidia_driver import visible
@@ -42,7 +43,7 @@ def test_nvidia_tells_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     one, other = cuda_devices({"CUDA_VISIBLE_DEVICES": "1,0"})
     assert (one.id, one.name, one.uuid, one.memory_bytes) == ("cuda:0", "NVIDIA GB10", "GPU-bb22", None)
     assert (other.id, other.name, other.memory_bytes) == ("cuda:1", "NVIDIA H200", 143771 << 20)
-    assert one.driver == "580.95.05" and "install blockrelay[cuda]" in one.problem and not one.features
+    assert one.driver == "580.95.05" and "install '.[cuda]'` in" in one.problem and not one.features
     assert one.missing and other.missing
     assert not cuda_devices({"CUDA_VISIBLE_DEVICES": ""})
 
@@ -81,7 +82,7 @@ def test_a_plugin_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setitem(sys.modules, "onnxruntime_ep_webgpu", None)
     found = {one.id: one for one in devices_here({})}
     assert not found["cpu"].problem and found["cpu"].memory_bytes
-    assert found["webgpu"].problem == "webgpu needs the plug-in: install blockrelay[webgpu]"
+    assert found["webgpu"].problem == f"webgpu needs the plug-in: {how_to_install('webgpu')}"
     assert found["webgpu"].missing and not found["cpu"].missing
 
 

@@ -40,4 +40,4 @@ def test_the_command_ends_with_2_beside_a_second_one(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "blockrelay_worker.offline.devices"]
     done = subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, check=False)
     assert done.returncode == 2 and not done.stdout
-    assert done.stderr.startswith("error: onnxruntime and onnxruntime-directml are installed in one environment")
+    assert done.stderr.startswith("blockrelay: onnxruntime and onnxruntime-directml are installed in one environment")

@@ -105,7 +105,7 @@ def test_graph_modes_that_contradict_each_other_end_a_worker(
 ) -> None:
     assert Workers(WorkerSettings.model_validate(settings)).run() == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"worker: {said}")
+    assert line.startswith(f"blockrelay: {said}")
 
 
 def test_a_graph_mode_that_nobody_has_is_refused_by_name() -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import DTypeLike
 
+from blockrelay.extras import how_to_install
 from blockrelay_worker.execution.device_memory import default_budget
 from blockrelay_worker.execution.onnx.providers.nvidia_driver import NvidiaGpu
 from blockrelay_worker.execution.onnx.providers.provider import (
@@ -71,8 +72,8 @@ class CudaProvider(Provider):
         if not missing:
             return ""
         return (
-            f"{self.device} needs {missing}, which is not here: blockrelay[cuda] has the libraries of "
-            "CUDA and cuDNN, and NVIDIA's driver has libcuda"
+            f"{self.device} needs {missing}, which is not here: the extra cuda has the libraries of CUDA "
+            f"and cuDNN ({how_to_install('cuda')}), and NVIDIA's driver has libcuda"
         )
 
     captures = True

@@ -5,6 +5,7 @@ import re
 from collections.abc import Mapping
 
 from blockrelay.errors import UsageError
+from blockrelay.typed_command import typed
 from blockrelay_worker.execution.onnx.installation import check_one_onnxruntime
 from blockrelay_worker.execution.onnx.providers.cuda import CudaProvider
 from blockrelay_worker.execution.onnx.providers.directml import DirectMlProvider
@@ -66,4 +67,4 @@ def _check_there(device: str, there: list[str]) -> None:
 def _not_there(device: str, there: list[str]) -> UsageError:
     """One line with the devices that are."""
     found = ", ".join(there) or "none of its kind"
-    return UsageError(f"there is no device {device} here, but {found} (blockrelay devices)")
+    return UsageError(f"there is no device {device} here, but {found} (see {typed('devices')})")

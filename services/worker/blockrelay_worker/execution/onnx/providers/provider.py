@@ -16,6 +16,7 @@ import onnxruntime as ort
 from numpy.typing import DTypeLike, NDArray
 
 from blockrelay.errors import UsageError
+from blockrelay.extras import how_to_install
 from blockrelay.host.memory import allowed_bytes, available_bytes
 from blockrelay_worker.execution.onnx.compiled.graphs import CompiledGraphs
 
@@ -239,5 +240,5 @@ def check_available(provider: type[Provider], package: str, *, place: str = "") 
     if provider.ort_name not in ort.get_available_providers():
         raise UsageError(
             f"{provider.name} needs {place}{package} in an environment of its own: "
-            f"install blockrelay[{provider.name}], and --gpu-python for the worker"
+            f"{how_to_install(provider.name, pip='ITS/bin/pip')}, and --gpu-python for the worker"
         )

@@ -9,6 +9,7 @@ import onnxruntime as ort
 from numpy.typing import DTypeLike
 
 from blockrelay.errors import UsageError
+from blockrelay.extras import how_to_install
 from blockrelay_worker.execution.onnx.providers.provider import ERRORS, Chosen, Provider, only_there
 
 #: Bytes of a buffer that every device has.
@@ -35,7 +36,7 @@ class WebGpuProvider(Provider):
         try:
             plugin: Any = importlib.import_module("onnxruntime_ep_webgpu")
         except ModuleNotFoundError:
-            raise UsageError("webgpu needs the plug-in: install blockrelay[webgpu]") from None
+            raise UsageError(f"webgpu needs the plug-in: {how_to_install('webgpu')}") from None
         if not cls._registered:
             ort.set_default_logger_severity(ERRORS)
             ort.register_execution_provider_library("webgpu", plugin.get_library_path())

@@ -176,7 +176,7 @@ def test_what_is_wrong_is_named(model: Path, tmp_path: Path, capsys: pytest.Capt
     started = time.monotonic()
     said = refused(capsys, folder / "model.onnx", tmp_path / "out")
     assert time.monotonic() - started < 10
-    for word in ["error: model.onnx: ", *words]:
+    for word in ["blockrelay: model.onnx: ", *words]:
         assert word in said
 
 

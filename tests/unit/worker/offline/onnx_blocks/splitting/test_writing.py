@@ -200,7 +200,7 @@ def test_room_is_looked_for_first(huge: Path, tmp_path: Path, capsys: pytest.Cap
     out = tmp_path / "new" / "out"
     assert run(["--copy-weights", str(huge), str(out)]) == 2
     said = capsys.readouterr().err
-    assert said.startswith(f"error: {out.parent} has no room: the blocks take ") and said.count("\n") == 1
+    assert said.startswith(f"blockrelay: {out.parent} has no room: the blocks take ") and said.count("\n") == 1
     assert not out.parent.exists()
     assert run([str(huge), str(out)]) == 0
 
