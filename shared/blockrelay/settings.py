@@ -131,7 +131,7 @@ class GatewaySettings(Settings):
     gateway_drain_s: float = Field(
         default=60.0,
         ge=0,
-        description="seconds from SIGTERM on that requests under way have to end; then clients are told where they go on",
+        description="seconds from SIGTERM on that requests have to end; then clients are told where they go on",
     )
     gateway_linger_s: float = Field(
         default=0.0,
@@ -145,9 +145,7 @@ class GatewaySettings(Settings):
     def _is_part_of_the_drain(cls, value: float, info: ValidationInfo) -> float:
         drain_s = info.data.get("gateway_drain_s", value)
         if value > drain_s:
-            raise ValueError(
-                f"{value:g} s are longer than BLOCKRELAY_GATEWAY_DRAIN_S ({drain_s:g}), whose part they are"
-            )
+            raise ValueError(f"{value:g} s are longer than BLOCKRELAY_GATEWAY_DRAIN_S ({drain_s:g})")
         return value
 
 

@@ -63,8 +63,8 @@ def sized(objects: list[Manifest]) -> Iterator[str]:
 
 
 def ended(objects: list[Manifest]) -> Iterator[str]:
-    """What comes before the end has time: the pause of preStop, and the drain of a worker or a gateway. A gateway listens
-    until nobody is sent to it any more."""
+    """What comes before the end has time: the pause of preStop, and the drain of a worker or a gateway. A gateway
+    listens until nobody is sent to it any more."""
     for workload in kinds(objects, *WORKLOADS):
         grace = int(pod_of(workload).get("terminationGracePeriodSeconds", 30))
         for container in containers(workload):

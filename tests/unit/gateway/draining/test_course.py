@@ -1,4 +1,4 @@
-"""What a gateway that was told to end does, and until when: all of it is decided by a signal, a time and two settings."""
+"""What a gateway that was told to end does, and until when: a signal, a time and two settings decide all of it."""
 
 import signal
 
@@ -12,8 +12,10 @@ from blockrelay_gateway.draining.drain import Drain
 NOW = 1000.0
 
 
-def told(number: int | None = signal.SIGTERM, *, linger_s: float = 10, drain_s: float = 60, **more: bool) -> Course:
-    return course_from(number, NOW, linger_s=linger_s, drain_s=drain_s, **more)
+def told(
+    number: int | None = signal.SIGTERM, *, linger_s: float = 10, drain_s: float = 60, started: bool = True
+) -> Course:
+    return course_from(number, NOW, linger_s=linger_s, drain_s=drain_s, started=started)
 
 
 def phases(course: Course) -> list[tuple[float, Phase]]:

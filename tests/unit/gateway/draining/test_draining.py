@@ -97,24 +97,19 @@ def test_what_is_not_done_in_time_is_told_where_it_goes_on(
     """By a plain stream, which knows no ids of events; the rest is read at any gateway and fits."""
     with running_gateway(settings) as other, ending_gateway(lasting(settings, drain_s=NO_TIME_S)) as gateway:
         with gateway.http.stream("POST", "/v1/completions", json=PLAIN) as response:
-            seen = ""
-            if claims:
-                (claimed,) = worker.claim()
-                worker.say(claimed, said[:1])
-                events = read_events(response)
+            events, seen = read_events(response), ""
+            runs = worker.claim() if claims else []
+            for run in runs:
+                worker.say(run, said[:1])
                 seen = next(events).data["choices"][0]["text"]
-            else:
-                events = read_events(response)
             gateway.tell(signal.SIGTERM)
             error, done = list(events)
         assert done.data == "DONE" and error.data["error"]["code"] == "unavailable"
         _, _, rest = error.data["error"]["message"].rpartition(" ")
         assert rest.startswith("/v1/requests/cmpl-") and rest.endswith("?starting_after=1" if claims else "/events")
         wait_until(lambda: gateway.ended, "it ends")
-        if not claims:
-            (claimed,) = worker.claim()
-            worker.say(claimed, said[:1])
-        worker.say(claimed, said[1:3], end="length")
+        (run,) = runs or worker.claim()
+        worker.say(run, said[1:3] if claims else said[:3], end="length")
         with other.http.stream("GET", rest) as response:
             seen += texts(response)
         again = other.http.get(rest.partition("/events")[0]).json()
@@ -191,15 +186,18 @@ def test_a_socket_that_is_busy_to_the_end_is_told_and_closed(settings: GatewaySe
 def test_a_second_signal_waits_for_nothing(
     settings: GatewaySettings, worker: PlayedWorker, number: int, linger_s: float
 ) -> None:
-    with ending_gateway(lasting(settings, linger_s=linger_s)) as gateway, socket_to(gateway) as busy:
-        with gateway.http.stream("POST", "/v1/completions", json=PLAIN) as response:
-            busy.send(json.dumps({"prompt": "x"}))
-            worker.claim(2)
-            gateway.tell(signal.SIGTERM)
-            gateway.tell(number)
-            error, _ = list(read_events(response))
-            assert "shuts down" in error.data["error"]["message"]
-            wait_until(lambda: gateway.ended, "it ends")
+    with (
+        ending_gateway(lasting(settings, linger_s=linger_s)) as gateway,
+        socket_to(gateway) as busy,
+        gateway.http.stream("POST", "/v1/completions", json=PLAIN) as response,
+    ):
+        busy.send(json.dumps({"prompt": "x"}))
+        worker.claim(2)
+        gateway.tell(signal.SIGTERM)
+        gateway.tell(number)
+        error, _ = list(read_events(response))
+        assert "shuts down" in error.data["error"]["message"]
+        wait_until(lambda: gateway.ended, "it ends")
 
 
 def test_ctrl_c_tells_readers_at_once(settings: GatewaySettings, worker: PlayedWorker) -> None:
