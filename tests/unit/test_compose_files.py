@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from blockrelay.settings import GatewaySettings, SchedulerSettings, Settings, WorkerSettings
+from blockrelay_gateway.draining.course import LAST_WORDS_S
 from tests.support.project import ROOT
 
 SETTINGS: dict[str, type[Settings]] = {
@@ -100,3 +101,13 @@ def test_an_image_for_gpus_installs_its_extra_and_computes_there(target: str) ->
     assert "BLOCKRELAY_DEVICE=gpu" in stage and 'CMD ["python", "-m", "blockrelay_worker"]' in stage
     users = re.findall(r"^USER (\S+)", stage, re.M)
     assert not users or users[-1] == "10001:10001", "it does not run as root"
+
+
+def test_a_gateway_that_is_stopped_has_the_time_that_it_takes() -> None:
+    gateway = services(COMPOSE)["gateway"]
+    drain, linger = (
+        re.fullmatch(rf"\$\{{{name}:-(\d+)\}}", gateway["environment"][name])
+        for name in ("BLOCKRELAY_GATEWAY_DRAIN_S", "BLOCKRELAY_GATEWAY_LINGER_S")
+    )
+    assert drain and linger and 0 < int(linger[1]) <= int(drain[1])
+    assert int(gateway["stop_grace_period"].removesuffix("s")) >= int(drain[1]) + LAST_WORDS_S
