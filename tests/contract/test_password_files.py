@@ -94,8 +94,8 @@ def test_a_connection_that_is_there_goes_on_and_a_new_one_takes_the_new_password
 
 WAYS: dict[str, Callable[[redis.Redis], Callable[[], Any]]] = {
     "command": lambda client: client.client_id,
-    "pipeline": lambda client: lambda: client.pipeline(transaction=False).client_id().execute(),
-    "transaction": lambda client: lambda: client.pipeline(transaction=True).client_id().execute(),
+    "pipeline": lambda client: lambda: client.pipeline(transaction=False).ping().execute(),  # pyright: ignore
+    "transaction": lambda client: lambda: client.pipeline(transaction=True).ping().execute(),  # pyright: ignore
     "script": lambda client: lambda: client.eval("return 1", 0),
     "blocking read": lambda client: lambda: client.xread({"nothing": "0"}, block=1) or "nothing",
 }
