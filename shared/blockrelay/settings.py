@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
+from pydantic_settings import SettingsError
 
 from blockrelay import failpoints
+from blockrelay.auth.redis_settings import RedisSettings
 from blockrelay.errors import UsageError
 from blockrelay.host.cpu import check_threads
 from blockrelay.protocol.constants import DEAD_AFTER_MS, RETENTION_S
@@ -30,20 +31,11 @@ GraphMode = Literal["max-autotune", "use-graph-cache", "reduce-overhead", "enfor
 MAX_RETENTION_S = 366 * 24 * 3600
 
 
-class Settings(BaseSettings):
+class Settings(RedisSettings):
     """What all services share."""
-
-    model_config = SettingsConfigDict(
-        env_prefix="BLOCKRELAY_", frozen=True, extra="ignore", protected_namespaces=(), allow_inf_nan=False
-    )
 
     model: Path = Field(default=BUNDLED_MODEL, description="block folder")
     model_name: str | None = Field(default=None, description="name clients use; default: the manifest's")
-    redis_url: str = Field(
-        default="redis://127.0.0.1:6379/0",
-        description="control Redis (AOF, fsync always); its Sentinels or cluster too (docs/operations.md)",
-    )
-    payload_redis_url: str | None = Field(default=None, description="Redis for rows; default: the control Redis")
     cell: str = Field(default="c0", pattern=rf"^{CELL}$", description="name of the partition")
     node_id: str | None = Field(default=None, description="node_id of log lines; default: role, host and pid")
     host: str = Field(default="127.0.0.1", description="address the service listens on")

@@ -36,7 +36,7 @@ def find_cell(url: str | None, data: Path | None) -> CellAddress:
         running = read_running(data)
         return CellAddress(running.redis_url, Settings(cell=running.cell, model=Path(running.model)))
     settings = Settings()
-    return CellAddress(checked_url(url or settings.redis_url), settings)
+    return CellAddress(checked_url(url or settings.control_redis), settings)
 
 
 @contextlib.contextmanager
@@ -48,7 +48,8 @@ def connected(cell: CellAddress) -> Iterator[redis.Redis]:
         check_protocol(client, cell.keys, join=False)
         yield client
     except RedisTrouble as error:
-        hint = ": is it running? (--redis URL or --data DIR)" if isinstance(error, RedisUnavailable) else ""
+        silent = isinstance(error, RedisUnavailable) and not error.code
+        hint = ": is it running? (--redis URL or --data DIR)" if silent else ""
         raise ServiceUnavailable(f"{error}{hint}") from error
     finally:
         client.close()
