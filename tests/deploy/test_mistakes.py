@@ -221,7 +221,7 @@ def users_without_a_file(objects: list[Manifest]) -> None:
 
 def monitor_of_another_port(objects: list[Manifest]) -> None:
     (monitor,) = [each for each in kinds(objects, "PodMonitor") if each["metadata"]["name"] == "blockrelay"]
-    monitor["spec"]["podMetricsEndpoints"][0]["port"] = "metrics"
+    monitor["spec"]["podMetricsEndpoints"][0]["port"] = "http"
 
 
 def jobs_of_another_name(objects: list[Manifest]) -> None:

@@ -8,8 +8,7 @@ import promql_parser
 import pytest
 import yaml
 
-from blockrelay.protocol.keys import SCRIPTS_OF
-from blockrelay.redis.users import rules
+from blockrelay.redis.users import ROLES, rules
 from deploy.manifests import FILES
 from tests.support.project import ROOT
 from tests.support.promql import registered, selectors
@@ -56,7 +55,7 @@ def test_valkey_keeps_what_the_control_redis_keeps() -> None:
     del options["--dir"]  # the chart's own
     assert told == options
     users = read(K8S / "charts" / "valkey-users.yaml")["auth"]["aclUsers"]
-    assert users.keys() == {*SCRIPTS_OF, "keda"}
+    assert users.keys() == set(ROLES)
     lines = [line for line in rules("control") if line.split()[1] in users]
     assert lines == [f"user {name} on #{name.upper()}_SHA256 {one['permissions']}" for name, one in users.items()]
     assert values["sentinel"]["masterSet"] == "blockrelay" and values["replica"]["replicas"] == 3

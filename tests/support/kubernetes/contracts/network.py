@@ -5,6 +5,7 @@ from base64 import b64decode
 from collections.abc import Iterator
 from urllib.parse import parse_qs, urlsplit
 
+from blockrelay.settings import GatewaySettings
 from tests.support.kubernetes.contracts.objects import (
     WORKLOADS,
     called,
@@ -14,11 +15,15 @@ from tests.support.kubernetes.contracts.objects import (
     labels_of,
     matches,
     of_others,
+    peers_of,
     ports_of,
     settings_of,
 )
 from tests.support.kubernetes.rendering import Manifest
 
+#: A gateway's sockets may be silent for as long as their clients are.
+LONGEST_SILENCE_S = 600
+_BODY = f"{GatewaySettings.model_fields['max_body_bytes'].default >> 20}m"
 _PORT_NAME = re.compile(r"(?=.*[a-z])[a-z0-9]([-a-z0-9]{0,13}[a-z0-9])?")
 
 
@@ -73,10 +78,9 @@ def closed(objects: list[Manifest]) -> Iterator[str]:
         if shut != {"Ingress", "Egress"}:
             yield f"{called(workload)}: no policy closes {' and '.join(sorted({'Ingress', 'Egress'} - shut))}"
     for policy in policies:
-        rules = [rule for way in ("ingress", "egress") for rule in policy["spec"].get(way, [])]
-        peers = [peer for rule in rules for peer in (*rule.get("from", ()), *rule.get("to", ()))]
-        selectors = [policy["spec"]["podSelector"], *(peer.get("podSelector", {}) for peer in peers)]
-        expressions = [one for selector in selectors for one in selector.get("matchExpressions", [])]
+        selectors = [policy["spec"]["podSelector"], *(peer.get("podSelector", {}) for peer in peers_of(policy))]
+        found = [one for selector in selectors for one in selector.get("matchExpressions", [])]
+        expressions = [one for one in found if one["key"] == "app.kubernetes.io/component"]
         for value in (value for expression in expressions for value in expression["values"]):
             if value not in {labels_of(workload).get("app.kubernetes.io/component") for workload in workloads}:
                 yield f"{called(policy)}: nothing of ours is called {value}"
@@ -92,14 +96,15 @@ def reached(objects: list[Manifest]) -> Iterator[str]:
         if len(urls) != 2:
             yield f"{called(client)}: it has {len(urls)} addresses of Redis servers, not 2"
         for url in urls:
-            yield from _reaches(objects, client, url)
+            yield from reaches(objects, client, url)
             mounts = {mount["mountPath"] for one in containers(client) for mount in one.get("volumeMounts", [])}
             for path in parse_qs(urlsplit(url).query).get("ssl_ca_certs", []):
                 if path.rpartition("/")[0] not in mounts:
                     yield f"{called(client)}: nothing is mounted where {path} should be"
 
 
-def _reaches(objects: list[Manifest], client: Manifest, url: str) -> Iterator[str]:
+def reaches(objects: list[Manifest], client: Manifest, url: str) -> Iterator[str]:
+    """The server of the address is there, speaks as it says, and policies let the client come."""
     policies = kinds(objects, "NetworkPolicy")
     there = ways(policies, client, "egress", "to")
     if "+sentinel" in urlsplit(url).scheme:
@@ -127,6 +132,41 @@ def redis_urls(objects: list[Manifest], workload: Manifest) -> list[str]:
     named = [source.get("secretRef", {}).get("name") for c in containers(workload) for source in c.get("envFrom", [])]
     data = [secrets[name]["data"] for name in named if name in secrets]
     return [b64decode(value).decode() for some in data for name, value in some.items() if name.endswith("REDIS_URL")]
+
+
+def ingress(objects: list[Manifest]) -> Iterator[str]:
+    """An Ingress ends at a port that is there, over TLS, and lets a stream through as it comes."""
+    services = {one["metadata"]["name"]: one for one in kinds(objects, "Service")}
+    for one in kinds(objects, "Ingress"):
+        hosts = {rule["host"] for rule in one["spec"]["rules"]}
+        covered = {host for tls in one["spec"].get("tls", []) for host in tls["hosts"]}
+        yield from (f"{called(one)}: {host} is served without TLS" for host in sorted(hosts - covered))
+        for backend in (p["backend"]["service"] for rule in one["spec"]["rules"] for p in rule["http"]["paths"]):
+            offered = services.get(backend["name"], {"spec": {"ports": []}})["spec"]["ports"]
+            if backend["port"].get("name") not in {port["name"] for port in offered}:
+                yield f"{called(one)}: no Service {backend['name']} has port {backend['port']}"
+        told = {name.partition("/")[2]: value for name, value in one["metadata"].get("annotations", {}).items()}
+        for what in ("proxy-buffering", "proxy-request-buffering"):
+            if told.get(what) != "off":
+                yield f"{called(one)}: {what} is on: no token comes before the last one"
+        for what in ("proxy-read-timeout", "proxy-send-timeout"):
+            if int(told.get(what, 60)) < LONGEST_SILENCE_S:
+                yield f"{called(one)}: {what} breaks a WebSocket that waits"
+        if told.get("proxy-body-size") != _BODY:
+            yield f"{called(one)}: proxy-body-size is not BLOCKRELAY_MAX_BODY_BYTES"
+
+
+def callers(objects: list[Manifest], workload: Manifest, port: object) -> list[Manifest] | None:
+    """Who may come to this port of its pods; None: everybody."""
+    found: list[Manifest] = []
+    for policy in _policies_of(kinds(objects, "NetworkPolicy"), workload):
+        for rule in policy["spec"].get("ingress", []):
+            named = [one["port"] for one in rule.get("ports", [])]
+            if not named or port in named:
+                if "from" not in rule:
+                    return None
+                found += rule["from"]
+    return found
 
 
 def _policies_of(policies: list[Manifest], workload: Manifest) -> list[Manifest]:
