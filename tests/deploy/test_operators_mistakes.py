@@ -3,6 +3,7 @@
 Of selectors, zones, priorities, probes, images and metrics, and a model that nobody chose.
 """
 
+from base64 import b64encode
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ from tests.deploy.test_mistakes import one
 from tests.support.kubernetes.contracts.objects import INSTANCE, containers, found_by, kinds, pod_of, selectors_of
 from tests.support.kubernetes.contracts.rules import complaints
 from tests.support.kubernetes.rendering import Manifest
+from tests.support.kubernetes.variants import FAILOVER
 
 Render = Callable[[str], list[Manifest]]
 Mistake = Callable[[list[Manifest]], None]
@@ -256,3 +258,73 @@ def test_another_installation_finds_nothing_of_ours(render: Render) -> None:
         for each in first:
             for selector in selectors_of(each):
                 assert found_by(selector, first) and not found_by(selector, second), each["metadata"]["name"]
+
+
+# A control Redis that fails over.
+
+
+def one_master_for_ever(objects: list[Manifest]) -> None:
+    (secret,) = [each for each in kinds(objects, "Secret") if "redis-worker" in each["metadata"]["name"]]
+    url = b"rediss://worker:x@blockrelay-redis-control-0.blockrelay-redis-pods:6379/0"
+    secret["data"]["BLOCKRELAY_PAYLOAD_REDIS_URL"] = b64encode(url.replace(b"-pods", b"-podz")).decode()
+
+
+def sentinels_on_one_host(objects: list[Manifest]) -> None:
+    del pod_of(one(objects, "StatefulSet", "sentinel"))["affinity"]
+
+
+def sentinels_without_tls(objects: list[Manifest]) -> None:
+    args = containers(one(objects, "StatefulSet", "sentinel"))[0]["args"]
+    args[args.index("--tls-port")] = "--port"
+
+
+def sentinels_are_shut_out(objects: list[Manifest]) -> None:
+    objects.remove(one(objects, "NetworkPolicy", "sentinels"))
+
+
+def nobody_goes_to_sentinels(objects: list[Manifest]) -> None:
+    objects.remove(one(objects, "NetworkPolicy", "to-sentinels"))
+
+
+def sentinels_without_names(objects: list[Manifest]) -> None:
+    del one(objects, "Service", "sentinel")["spec"]["clusterIP"]
+
+
+def two_sentinels(objects: list[Manifest]) -> None:
+    one(objects, "StatefulSet", "sentinel")["spec"]["replicas"] = 2
+
+
+def keda_asks_one_server(objects: list[Manifest]) -> None:
+    one(objects, "ScaledObject", "worker-cpu")["spec"]["triggers"][0]["type"] = "redis"
+
+
+def keda_asks_for_another_master(objects: list[Manifest]) -> None:
+    trigger = one(objects, "ScaledObject", "worker-cpu")["spec"]["triggers"][0]
+    trigger["metadata"]["sentinelMaster"] = "mymaster"
+
+
+def keda_gets_to_no_sentinel(objects: list[Manifest]) -> None:
+    one(objects, "NetworkPolicy", "keda")["spec"]["podSelector"]["matchExpressions"][0]["values"] = ["redis-control"]
+
+
+def exporter_of_the_first_alone(objects: list[Manifest]) -> None:
+    del one(objects, "PodMonitor", "redis")["spec"]["podMetricsEndpoints"][-1]
+
+
+def users_of_sentinels_left_out(objects: list[Manifest]) -> None:
+    objects[:] = [each for each in objects if "sentinel-users" not in each["metadata"]["name"]]
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        one_master_for_ever, sentinels_on_one_host, sentinels_without_tls, sentinels_are_shut_out,
+        nobody_goes_to_sentinels, sentinels_without_names, two_sentinels, keda_asks_one_server,
+        keda_asks_for_another_master, keda_gets_to_no_sentinel, exporter_of_the_first_alone,
+        users_of_sentinels_left_out,
+    ],
+)  # fmt: skip
+def test_what_would_stop_a_failover_is_found(render: Render, mistake: Mistake) -> None:
+    objects = render(FAILOVER)
+    mistake(objects)
+    assert complaints(objects)

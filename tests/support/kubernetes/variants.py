@@ -22,6 +22,17 @@ def example_of(place: str) -> dict[str, object]:
     return yaml.safe_load("\n".join(lines))
 
 
+def _told_of_sentinels() -> list[dict[str, object]]:
+    """What the roles of the overlay `demo` are told in place of the address of one server."""
+    hosts = ",".join(f"blockrelay-sentinel-{number}.blockrelay-sentinel" for number in range(3))
+    literals = [
+        f"BLOCKRELAY_REDIS_URL=redis+sentinel://{hosts}/blockrelay/0",
+        "BLOCKRELAY_PAYLOAD_REDIS_URL=redis://blockrelay-redis-payload:6379/0",
+    ]
+    roles = ("gateway", "scheduler", "worker")
+    return [{"name": f"blockrelay-redis-{role}", "behavior": "replace", "literals": literals} for role in roles]
+
+
 #: Ours.
 OVERLAYS = tuple(sorted(path.name for path in (ROOT / "deploy" / "k8s" / "overlays").iterdir()))
 #: Overlays on `demo` -> what they add.
@@ -33,7 +44,12 @@ ON_DEMO: dict[str, dict[str, object]] = {
     "with-gateway-api": example_of("components/gateway-api"),
     "with-an-ingress": example_of("components/ingress"),
     "with-an-exporter": {"components": ["../../components/redis-exporter", "../../components/prometheus-operator"]},
-    "another-instance": example_of("base") | {"components": ["../../components/prometheus-operator"]},
+    "with-sentinels": {"components": ["../../components/sentinel"], "secretGenerator": _told_of_sentinels()},
+    "another-instance": example_of("base")
+    | {
+        "components": [f"../../components/{name}" for name in ("sentinel", "prometheus-operator")],
+        "secretGenerator": _told_of_sentinels(),
+    },
     "with-gpus": example_of("components/worker-gpu"),
     "with-other-cells": example_of("components/cells"),
     "with-valkey": {
@@ -55,10 +71,14 @@ ON_DEMO: dict[str, dict[str, object]] = {
 }
 #: The first JSON of docs/cells.md.
 _CELLS = re.compile(r"```json\n(.*?)```", re.DOTALL)
-VARIANTS = (*OVERLAYS, *ON_DEMO)
+#: Production as it is behind the documented commands for Sentinels.
+FAILOVER = "production-with-sentinels"
+VARIANTS = (*OVERLAYS, *ON_DEMO, FAILOVER)
 #: Its commands make what the overlay for production takes, and choose a model for it.
 SECRETS = "make-secrets"
 MODEL = "no-model"
+#: Its commands give production a control Redis that fails over.
+SENTINELS = "make-sentinel-secrets"
 
 
 def file_of_cells() -> str:
@@ -93,4 +113,7 @@ def prepare(folder: Path) -> dict[str, Path]:
     written = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     (overlays / "with-a-plan" / "plan.json").write_text(written)
     (overlays / "with-other-cells" / "cells.json").write_text(file_of_cells())
-    return {name: overlays / name for name in VARIANTS}
+    again = folder / FAILOVER
+    shutil.copytree(folder / "deploy", again / "deploy")
+    run(command_of("kubernetes.md", SENTINELS), again)
+    return {name: overlays / name for name in VARIANTS} | {FAILOVER: again / "deploy/k8s/overlays/production"}

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 import yaml
 
-from tests.support.kubernetes.contracts.network import callers, reaches
+from tests.support.kubernetes.contracts.network import callers, reaches, servers_at
 from tests.support.kubernetes.contracts.objects import (
     WORKLOADS,
     called,
@@ -74,9 +74,12 @@ def exported(objects: list[Manifest]) -> Iterator[str]:
         believes = "REDIS_EXPORTER_TLS_CA_CERT_FILE" in environment(container)
         if believes != any(url.startswith("rediss://") for url in asked):
             yield f"{called(exporter)}: it {'has' if believes else 'lacks'} an authority for {asked}"
-        servers = {one["metadata"]["name"] for one in kinds(objects, "Service") if "redis-" in one["metadata"]["name"]}
-        missing = servers - {urlsplit(url).hostname for url in asked}
-        yield from (f"{called(exporter)}: nobody asks it about {name}" for name in sorted(missing))
+        for server in (
+            one for one in kinds(objects, *WORKLOADS) if one["metadata"]["name"].endswith(("-control", "-payload"))
+        ):
+            hosts = [host for url in asked if server in servers_at(objects, host := str(urlsplit(url).hostname))]
+            if len(set(hosts)) != server["spec"].get("replicas", 1):
+                yield f"{called(exporter)}: of {called(server)} it is asked about {hosts}"
 
 
 def exporters(objects: list[Manifest]) -> list[Manifest]:

@@ -104,26 +104,51 @@ def reached(objects: list[Manifest]) -> Iterator[str]:
 
 
 def reaches(objects: list[Manifest], client: Manifest, url: str) -> Iterator[str]:
-    """The server of the address is there, speaks as it says, and policies let the client come."""
+    """The servers of the address are there, speak as it says, and policies let the client come."""
+    parts = urlsplit(url)
+    hosts = [host.partition(":")[0] for host in parts.netloc.rpartition("@")[2].split(",")]
+    if "+sentinel" in parts.scheme:
+        there = ways(kinds(objects, "NetworkPolicy"), client, "egress", "to")
+        if any(of_others(way.get("podSelector", {})) for way in there):
+            return
+        for server in (one for one in kinds(objects, *WORKLOADS) if one["metadata"]["name"].endswith("redis-control")):
+            yield from _meets(objects, client, server, secure=parts.scheme.startswith("rediss"))
+    for host in hosts:
+        servers = servers_at(objects, host)
+        if not servers:
+            yield f"{called(client)}: nothing serves {host}"
+        for server in servers:
+            yield from _meets(objects, client, server, secure=parts.scheme.startswith("rediss"))
+
+
+def servers_at(objects: list[Manifest], host: str) -> list[Manifest]:
+    """Whose pods this name stands for: that of a Service, or that of one pod of a Service without an address."""
+    first, *rest = host.split(".")
+    for one in kinds(objects, "Service"):
+        found = found_by({"matchLabels": one["spec"]["selector"]}, objects)
+        headless = one["spec"].get("clusterIP") == "None"
+        if one["metadata"]["name"] == first and not headless:
+            return found
+        if headless and rest and one["metadata"]["name"] == rest[0]:
+            return [
+                server for server in found if first in pods_of(server) and server["spec"].get("serviceName") == rest[0]
+            ]
+    return []
+
+
+def pods_of(workload: Manifest) -> list[str]:
+    """Names of the pods of a StatefulSet."""
+    return [f"{workload['metadata']['name']}-{number}" for number in range(workload["spec"].get("replicas", 1))]
+
+
+def _meets(objects: list[Manifest], client: Manifest, server: Manifest, *, secure: bool) -> Iterator[str]:
     policies = kinds(objects, "NetworkPolicy")
-    there = ways(policies, client, "egress", "to")
-    if "+sentinel" in urlsplit(url).scheme:
-        if not any(of_others(way.get("podSelector", {})) for way in there):
-            yield f"{called(client)}: no policy lets it reach the Sentinels"
-        return
-    name = urlsplit(url).hostname
-    services = [one for one in kinds(objects, "Service") if one["metadata"]["name"] == name]
-    servers = [found for one in services for found in found_by({"matchLabels": one["spec"]["selector"]}, objects)]
-    if not servers:
-        yield f"{called(client)}: nothing serves {name}"
-    for server in servers:
-        back = ways(policies, server, "ingress", "from")
-        for open_to, peer in ((there, server), (back, client)):
-            if not any(matches(way["podSelector"], labels_of(peer)) for way in open_to if "podSelector" in way):
-                yield f"{called(client)}: no policy lets it reach {called(server)}"
-        secure = "--tls-port" in containers(server)[0]["args"]
-        if secure != (urlsplit(url).scheme == "rediss"):
-            yield f"{called(client)}: {name} {'has' if secure else 'has no'} TLS"
+    there, back = ways(policies, client, "egress", "to"), ways(policies, server, "ingress", "from")
+    for open_to, peer in ((there, server), (back, client)):
+        if not any(matches(way["podSelector"], labels_of(peer)) for way in open_to if "podSelector" in way):
+            yield f"{called(client)}: no policy lets it reach {called(server)}"
+    if secure != ("--tls-port" in containers(server)[0]["args"]):
+        yield f"{called(client)}: {called(server)} has {'no TLS' if secure else 'TLS'}"
 
 
 def redis_urls(objects: list[Manifest], workload: Manifest) -> list[str]:

@@ -31,6 +31,10 @@ IMAGES_OF_OTHERS: Mapping[str, tuple[frozenset[str], frozenset[str]]] = {
         }),
         frozenset({"/scrape", "/health"}),
     ),
+    "redis": (
+        frozenset({"NAMESPACE", "READER_PASSWORD", "REPLICA_PASSWORD", "SENTINEL_PASSWORD", "PEER_PASSWORD"}),
+        frozenset(),
+    ),
 }  # fmt: skip
 #: Pods that a chart brings: nothing here has them.
 OF_OTHERS = [{"key": "app.kubernetes.io/name", "operator": "In", "values": ["valkey"]}]
@@ -133,20 +137,24 @@ def environment(container: Manifest) -> dict[str, str | None]:
     return {one["name"]: one.get("value") for one in container.get("env", [])}
 
 
+def of_other_image(container: Manifest) -> tuple[frozenset[str], frozenset[str]]:
+    """The variables that it reads, and the paths that it answers."""
+    name = image_of(container)[0]
+    found = IMAGES_OF_OTHERS.get(name) or IMAGES_OF_OTHERS.get(name.rpartition("/")[2])
+    return found or (frozenset(), frozenset())
+
+
 def paths_of(workload: Manifest, port: object) -> frozenset[str]:
     """What is answered at one of its ports, by name or number."""
-    for container in containers(workload):
-        name, metrics = image_of(container)[0], environment(container).get("BLOCKRELAY_METRICS_PORT")
-        if name in IMAGES_OF_OTHERS:
-            return IMAGES_OF_OTHERS[name][1]
-        if name in IMAGES:
-            told = IMAGES[name][2]
-            if metrics is None:
-                return told
-            own = [p for p in container["ports"] if p["containerPort"] == int(metrics)]
-            apart = any(port in (p["name"], p["containerPort"]) for p in own)
-            return frozenset({"/metrics"}) if apart else told - {"/metrics"}
-    return frozenset()
+    (container,) = containers(workload)
+    name, metrics = image_of(container)[0], environment(container).get("BLOCKRELAY_METRICS_PORT")
+    if name not in IMAGES:
+        return of_other_image(container)[1]
+    told = IMAGES[name][2]
+    own = [one for one in container["ports"] if metrics is not None and one["containerPort"] == int(metrics)]
+    if not own:
+        return told
+    return frozenset({"/metrics"}) if port in (own[0]["name"], own[0]["containerPort"]) else told - {"/metrics"}
 
 
 def cell_of(workload: Manifest) -> str | None:

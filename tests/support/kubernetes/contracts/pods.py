@@ -5,13 +5,13 @@ from collections.abc import Iterator
 
 from tests.support.kubernetes.contracts.objects import (
     IMAGES,
-    IMAGES_OF_OTHERS,
     WORKLOADS,
     called,
     containers,
     environment,
     image_of,
     kinds,
+    of_other_image,
     paths_of,
     pod_of,
     ports_of,
@@ -53,13 +53,15 @@ def configured(objects: list[Manifest]) -> Iterator[str]:
             for source in container.get("envFrom", []):
                 ((kind, told),) = source.items()
                 found = given.get((kind.removesuffix("Ref"), told["name"]))
+                if found is None and told.get("optional"):
+                    continue
                 if found is None:
                     yield f"{called(workload)}: there is no {kind.removesuffix('Ref')} {told['name']}"
                 else:
                     names += found.get("data", {})
             ours = IMAGES.get(image_of(container)[0])
             known = {f"BLOCKRELAY_{field.upper()}" for field in ours[0].model_fields} if ours else set[str]()
-            known |= IMAGES_OF_OTHERS.get(image_of(container)[0], (set[str](),))[0]
+            known |= of_other_image(container)[0]
             yield from (f"{called(workload)}: its service has no setting {name}" for name in names if name not in known)
             if ours and "BLOCKRELAY_CELL" not in names:
                 yield f"{called(workload)}: it does not read its cell from its label"
