@@ -6,18 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.kubernetes.contracts.objects import containers, kinds, pod_of
+from tests.support.kubernetes.contracts.objects import containers, kinds, one, pod_of
 from tests.support.kubernetes.contracts.rules import complaints
 from tests.support.kubernetes.custom_resources import custom_complaints
 from tests.support.kubernetes.rendering import Manifest, schema_complaints
 
 Render = Callable[[str], list[Manifest]]
 Mistake = Callable[[list[Manifest]], None]
-
-
-def one(objects: list[Manifest], kind: str, name: str) -> Manifest:
-    (found,) = [each for each in kinds(objects, kind) if each["metadata"]["name"] == f"blockrelay-{name}"]
-    return found
 
 
 def gateway(objects: list[Manifest]) -> Manifest:

@@ -9,8 +9,15 @@ from typing import Any
 
 import pytest
 
-from tests.deploy.test_mistakes import one
-from tests.support.kubernetes.contracts.objects import INSTANCE, containers, found_by, kinds, pod_of, selectors_of
+from tests.support.kubernetes.contracts.objects import (
+    INSTANCE,
+    containers,
+    found_by,
+    kinds,
+    one,
+    pod_of,
+    selectors_of,
+)
 from tests.support.kubernetes.contracts.rules import complaints
 from tests.support.kubernetes.rendering import Manifest
 from tests.support.kubernetes.variants import FAILOVER

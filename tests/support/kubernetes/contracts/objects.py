@@ -48,6 +48,12 @@ def kinds(objects: Iterable[Manifest], *wanted: str) -> list[Manifest]:
     return [one for one in objects if one["kind"] in wanted]
 
 
+def one(objects: Iterable[Manifest], kind: str, name: str) -> Manifest:
+    """The only one of this kind that is called blockrelay-NAME."""
+    (found,) = [each for each in kinds(objects, kind) if each["metadata"]["name"] == f"blockrelay-{name}"]
+    return found
+
+
 def called(one: Manifest) -> str:
     return f"{one['kind']} {one['metadata'].get('name')}"
 

@@ -12,10 +12,11 @@ from blockrelay.errors import UsageError
 from blockrelay.settings import GatewaySettings
 from blockrelay_gateway.api.operations.scrape import Scrape, metrics_port
 from blockrelay_gateway.app import create_app
-from tests.support.gateway.played import PlayedWorker, RunningGateway, serving
+from tests.support.gateway.played import RunningGateway, serving
+from tests.support.gateway.process import launch
 from tests.support.redis.redis_server import RedisServer
 from tests.support.scraping import assert_service_describes_itself, sampled
-from tests.unit.gateway.api.test_operations import launch
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture
@@ -34,9 +35,7 @@ def both(apart: GatewaySettings) -> Iterator[tuple[RunningGateway, str]]:
     server.close()
 
 
-def test_clients_find_no_metrics_and_prometheus_nothing_else(
-    both: tuple[RunningGateway, str], worker: PlayedWorker
-) -> None:
+def test_clients_find_no_metrics_and_prometheus_nothing_else(both: tuple[RunningGateway, str]) -> None:
     gateway, metrics = both
     answer = gateway.http.get("/metrics")
     assert answer.status_code == 404 and answer.json()["error"]["code"] == "not_found"
@@ -44,9 +43,12 @@ def test_clients_find_no_metrics_and_prometheus_nothing_else(
     assert gateway.http.get("/v1/models").status_code == gateway.http.get("/metrics/tenants").status_code == 200
     for path in ("/v1/models", "/v1/completions", "/readyz", "/livez", "/metrics/tenants", "/"):
         assert httpx.get(metrics + path, trust_env=False).status_code == 404
-    told = httpx.get(f"{metrics}/metrics", trust_env=False)
-    assert_service_describes_itself(told.text, "gateway")
-    assert sampled(told.text, "blockrelay_ready", question="tokens") == 1, "its gauges are set by each scrape"
+
+    def told() -> str:
+        return httpx.get(f"{metrics}/metrics", trust_env=False).text
+
+    assert_service_describes_itself(told(), "gateway")
+    wait_until(lambda: sampled(told(), "blockrelay_ready", question="accepting") == 1, "a scrape sets its gauges")
 
 
 def test_without_the_setting_there_is_no_second_port(settings: GatewaySettings) -> None:
