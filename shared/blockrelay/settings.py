@@ -58,6 +58,12 @@ class Settings(RedisSettings):
 
 class GatewaySettings(Settings):
     port: int = Field(default=8000, ge=0, le=65535, description="port of the API, metrics and health")
+    metrics_port: int | None = Field(
+        default=None,
+        ge=0,
+        le=65535,
+        description="port of /metrics alone, which are not at the API's then; 0: a free one",
+    )
     api_keys: Path | None = Field(
         default=None, description="file of API keys (blockrelay keys); default: no key needed"
     )

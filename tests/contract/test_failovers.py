@@ -366,12 +366,12 @@ def test_a_planned_failover_is_noticed_although_the_old_master_goes_on(servers: 
     """For ten seconds it takes what it is given, and all of that is thrown away; here nobody can make it a replica."""
     if isinstance(servers, Cluster):
         return
-    admin = "default" if servers.security is None else "admin"
+    sentinels_come_as = "default" if servers.security is None else "sentinel"
     with servers.client() as client:
         connection = OneConnection(client)
         connection.ask("XADD", LOG, "*", "a", "b")
         old, new = servers.fail_over()
-        old.ask("ACL", "SETUSER", admin, "-slaveof", "-replicaof")
+        old.ask("ACL", "SETUSER", sentinels_come_as, "-slaveof", "-replicaof")
 
         def arrives_at_the_new_master() -> bool:
             _worked(lambda: connection.ask("XADD", LOG, "*", "a", "b"))
@@ -381,7 +381,7 @@ def test_a_planned_failover_is_noticed_although_the_old_master_goes_on(servers: 
             wait_until(arrives_at_the_new_master, "the new master is found")
             assert old.role() == "master"
         finally:
-            old.ask("ACL", "SETUSER", admin, "+slaveof", "+replicaof")
+            old.ask("ACL", "SETUSER", sentinels_come_as, "+slaveof", "+replicaof")
 
 
 def _quiet(ask: Callable[[], Any]) -> Any:

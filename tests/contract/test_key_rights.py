@@ -8,13 +8,12 @@ import pytest
 import redis
 
 from blockrelay.errors import RedisRefused
-from blockrelay.protocol import keys as key_table
 from blockrelay.protocol.keys import FAMILIES, SCRIPTS_OF, Keys, declared
 from blockrelay.protocol.messages import Commit
 from blockrelay.protocol.number import PROTOCOL
 from blockrelay.protocol.transitions import calls, source
 from blockrelay.redis.client import Scripts
-from blockrelay.redis.users import families_of, rules
+from blockrelay.redis.users import families_of, files, rules
 from tests.support.cell import MODEL, Cell
 from tests.support.project import ROOT
 from tests.support.redis.rights import user
@@ -89,17 +88,16 @@ def test_a_service_uses_the_keys_that_the_table_says(role: str) -> None:
     assert written_down <= named | by_shared_code, "the table says more than the code uses"
 
 
-@pytest.mark.parametrize("server", ["control", "payload"])
-def test_the_users_for_others_are_those_of_the_table(server: key_table.Server) -> None:
-    shipped = (ROOT / "deploy" / "redis" / f"{server}.acl").read_text()
-    assert shipped.splitlines() == rules(server), (
-        f"python -m blockrelay.redis.users {server} > deploy/redis/{server}.acl"
-    )
+@pytest.mark.parametrize("name", files())
+def test_the_users_for_others_are_those_of_the_table(name: str) -> None:
+    shipped = (ROOT / "deploy" / "redis" / f"{name}.acl").read_text()
+    assert shipped.splitlines() == files()[name], f"python -m blockrelay.redis.users {name} > deploy/redis/{name}.acl"
 
 
 def test_services_may_list_names_and_nobody_may_flush_or_configure(cell: Cell) -> None:
     """What deploy/redis/README.md says of all users."""
-    lists = {"gateway": True, "scheduler": True, "worker": True, "keda": False, "reloader": False, "probe": False}
+    lists = {"gateway": True, "scheduler": True, "worker": True}
+    lists |= dict.fromkeys(("keda", "exporter", "reloader", "probe"), False)
     lines = [line.split() for line in rules("control") if line.startswith("user ") and " off " not in line]
     assert {words[1] for words in lines} == set(lists)
     for _, name, *words in lines:

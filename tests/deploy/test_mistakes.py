@@ -6,18 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.kubernetes.contracts.objects import containers, kinds, pod_of
+from tests.support.kubernetes.contracts.objects import containers, kinds, one, pod_of
 from tests.support.kubernetes.contracts.rules import complaints
 from tests.support.kubernetes.custom_resources import custom_complaints
 from tests.support.kubernetes.rendering import Manifest, schema_complaints
 
 Render = Callable[[str], list[Manifest]]
 Mistake = Callable[[list[Manifest]], None]
-
-
-def one(objects: list[Manifest], kind: str, name: str) -> Manifest:
-    (found,) = [each for each in kinds(objects, kind) if each["metadata"]["name"] == f"blockrelay-{name}"]
-    return found
 
 
 def gateway(objects: list[Manifest]) -> Manifest:
@@ -254,7 +249,7 @@ def users_without_a_file(objects: list[Manifest]) -> None:
 
 def monitor_of_another_port(objects: list[Manifest]) -> None:
     (monitor,) = [each for each in kinds(objects, "PodMonitor") if each["metadata"]["name"] == "blockrelay"]
-    monitor["spec"]["podMetricsEndpoints"][0]["port"] = "metrics"
+    monitor["spec"]["podMetricsEndpoints"][0]["port"] = "http"
 
 
 def jobs_of_another_name(objects: list[Manifest]) -> None:

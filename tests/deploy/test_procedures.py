@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 
 from blockrelay.auth.api_keys import read_keys
 from blockrelay.auth.password_file import read_password
@@ -26,11 +27,16 @@ def top(overlays: dict[str, Path], tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_release_is_replaced_by_its_tag(top: Path) -> None:
+def test_a_release_is_replaced_by_its_digests(top: Path) -> None:
+    overlay = top / "deploy/k8s/overlays/production"
+    before = {one["name"]: one for one in yaml.safe_load((overlay / "kustomization.yaml").read_text())["images"]}
     (block,) = runnable("procedures/upgrade.md")
     run(block, top)
-    text = (top / "deploy/k8s/overlays/production/kustomization.yaml").read_text()
-    assert text.count("newTag: 0.2.1 }\n") == text.count("newTag") == 3
+    after = {one["name"]: one for one in yaml.safe_load((overlay / "kustomization.yaml").read_text())["images"]}
+    for number, role in enumerate(("gateway", "scheduler", "worker"), start=1):
+        name = f"blockrelay/{role}"
+        assert after.pop(name) == before.pop(name) | {"digest": f"sha256:{str(number) * 64}"}
+    assert after == before, "Redis and its exporter are others' to release"
 
 
 def test_secrets_are_rotated_step_by_step(top: Path) -> None:

@@ -4,6 +4,8 @@ import json
 import os
 import re
 import shutil
+import signal
+import socket
 import subprocess
 import sys
 from base64 import b64decode, b64encode
@@ -11,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 import pytest
@@ -63,18 +66,25 @@ class Servers:
                 if not shown or name in shown:
                     (place / volume["name"] / name).write_bytes(b64decode(value))
 
-    def start(self, workload: Manifest) -> subprocess.Popen[bytes]:
-        self.mount(workload)
+    def start(self, workload: Manifest, *more: str) -> subprocess.Popen[bytes]:
+        if not (self.folder / workload["metadata"]["name"]).exists():
+            self.mount(workload)
         arguments = [self.moved(workload, text) for text in containers(workload)[0]["args"]]
         arguments[arguments.index("--tls-port") + 1] = str(self.ports[workload["metadata"]["name"]])
-        return subprocess.Popen([PROGRAM, *arguments[1:], "--bind", "127.0.0.1"], stdout=subprocess.DEVNULL)
+        return subprocess.Popen([PROGRAM, *arguments[1:], "--bind", "127.0.0.1", *more], stdout=subprocess.DEVNULL)
 
-    def ready(self, workload: Manifest) -> bool:
-        """What its readiness probe says."""
-        shell, flag, text = containers(workload)[0]["readinessProbe"]["exec"]["command"]
-        here = f"redis-cli -p {self.ports[workload['metadata']['name']]} "
-        command = self.moved(workload, text).replace("redis-cli ", here)
-        return subprocess.run([shell, flag, command], capture_output=True, check=False).returncode == 0
+    def says(self, workload: Manifest, probe: str, *, timeout_s: float = 10.0) -> bool:
+        """What this probe of it says; no answer in time is a No."""
+        port = str(self.ports[workload["metadata"]["name"]])
+        words = [self.moved(workload, word) for word in containers(workload)[0][probe]["exec"]["command"]]
+        if words[0] == "redis-cli":
+            words[1:1] = ["-p", port]
+        else:
+            words[-1] = words[-1].replace("redis-cli ", f"redis-cli -p {port} ")
+        try:
+            return subprocess.run(words, capture_output=True, check=False, timeout=timeout_s).returncode == 0
+        except subprocess.TimeoutExpired:
+            return False
 
     def client(self, url: str, password: Path | None = None) -> redis.Redis:
         """To the server of the address, which listens here, and whose certificate has the names of its Service."""
@@ -105,7 +115,9 @@ def servers(overlays: dict[str, Path], tmp_path_factory: pytest.TempPathFactory)
         try:
             started += [both.start(one) for one in workloads]
             for one in workloads:
-                wait_until(lambda one=one: both.ready(one), f"the probe of {one['metadata']['name']} says so")
+                wait_until(
+                    lambda one=one: both.says(one, "readinessProbe"), f"the probe of {one['metadata']['name']} says so"
+                )
             yield both
         finally:
             for process in started:
@@ -233,3 +245,57 @@ def test_the_certificate_has_the_names_that_services_and_keda_use(servers: Serve
         [*asked, "-verify_hostname", "redis.example", secrets / "tls.crt"], capture_output=True, check=False
     )
     assert done.returncode != 0
+
+
+@needs_tls
+def test_the_exporter_asks_what_it_needs_and_sees_nothing_else(servers: Servers) -> None:
+    (secret,) = [one for one in kinds(servers.objects, "Secret") if "redis-exporter" in one["metadata"]["name"]]
+    told = {name: b64decode(value).decode() for name, value in secret["data"].items()}
+    (monitor,) = [one for one in kinds(servers.objects, "PodMonitor") if one["metadata"]["name"] == "blockrelay-redis"]
+    targets = [one["params"]["target"][0] for one in monitor["spec"]["podMetricsEndpoints"]]
+    assert len(targets) == 2
+    for target in targets:
+        user = f"{told['REDIS_USER']}:{told['REDIS_PASSWORD']}"
+        with servers.client(target.replace("://", f"://{user}@")) as client:
+            info: dict[str, Any] = client.info("all")  # pyright: ignore[reportAssignmentType]
+            assert info["maxmemory"] == 1 << 30 and "aof_last_write_status" in info
+            for command in ("CONFIG GET *", "SLOWLOG GET 1", "SCAN 0", "MONITOR", "CLIENT LIST"):
+                with pytest.raises(RedisRefused):
+                    client.execute_command(*command.split())
+            with pytest.raises(RedisRefused):
+                client.get(KEYS.running)
+
+
+@needs_tls
+def test_a_redis_that_reads_its_file_lives_and_one_that_answers_nothing_does_not(
+    overlays: dict[str, Path], tmp_path: Path
+) -> None:
+    objects = render(overlays["production"])
+    (control,) = kinds(objects, "StatefulSet")
+    name = control["metadata"]["name"]
+    with kept_ports("127.0.0.1", 0, 1) as ports:
+        server = Servers(objects, tmp_path, {name: ports[0]})
+        process = server.start(control)
+        try:
+            wait_until(lambda: server.says(control, "readinessProbe"), "it is ready")
+            (gateway,) = [
+                one for one in kinds(objects, "Deployment") if one["metadata"]["name"] == "blockrelay-gateway"
+            ]
+            url = next(url for url in redis_urls(objects, gateway) if name in url)
+            with server.client(url) as client, client.pipeline(transaction=False) as pipeline:
+                for number in range(30_000):
+                    pipeline.hset(KEYS.request(str(number)), "v", "1")
+                pipeline.execute()
+            process.kill()
+            process.wait()
+            # Ten seconds and more; it looks at its clients once in 1,024 commands.
+            process = server.start(control, "--key-load-delay", "400")
+            wait_until(lambda: server.says(control, "startupProbe"), "it has begun to read")
+            assert server.says(control, "livenessProbe") and not server.says(control, "readinessProbe")
+            os.kill(process.pid, signal.SIGSTOP)
+            with socket.create_connection(("127.0.0.1", ports[0]), timeout=5):
+                pass  # its port is open
+            assert not server.says(control, "livenessProbe", timeout_s=1)
+        finally:
+            process.kill()
+            process.wait()

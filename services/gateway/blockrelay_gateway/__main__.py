@@ -28,6 +28,7 @@ from blockrelay.observability import logs
 from blockrelay.protocol.keys import Keys
 from blockrelay.redis.client import check_redis, connect
 from blockrelay.settings import GatewaySettings, read_settings
+from blockrelay_gateway.api.operations.scrape import metrics_port
 from blockrelay_gateway.api.state import Gateway
 from blockrelay_gateway.app import create_app
 from blockrelay_gateway.draining.course import Course, Phase, course_from
@@ -135,9 +136,14 @@ def main() -> int:
         try:
             app = create_app(settings)
             look_at_redis(settings)
+            metrics = metrics_port(settings, app.state.scrape)
         except BlockrelayError as error:
             return _refuse(str(error), exit_code(error))
-        return _serve(app, settings, listener)
+        try:
+            return _serve(app, settings, listener)
+        finally:
+            if metrics is not None:
+                metrics.close()
 
 
 def look_at_redis(settings: GatewaySettings) -> None:

@@ -18,6 +18,7 @@ from blockrelay.settings import GatewaySettings
 from blockrelay_gateway.api.infer import routes as infer_routes
 from blockrelay_gateway.api.openai import routes as openai_routes
 from blockrelay_gateway.api.operations import routes as ops_routes
+from blockrelay_gateway.api.operations.scrape import Scrape
 from blockrelay_gateway.api.requests import routes as request_routes
 from blockrelay_gateway.api.state import Gateway
 from blockrelay_gateway.build import build
@@ -48,13 +49,15 @@ def create_app(settings: GatewaySettings) -> FastAPI:
     gateway = build(settings, open_block_folder(settings.model, blocks=()), tenants=ring.names)
     works = {"API keys": partial(_watch_keys, ring, gateway)} if settings.api_keys else {}
     watching = Background(works, gateway.broken)
+    scrape = Scrape(gateway.cells)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         async with gateway.running(), watching.running():
             saying = asyncio.create_task(_say_when_ready(gateway), name="readiness")
             try:
-                yield
+                with scrape.answered():
+                    yield
             finally:
                 saying.cancel()
                 await asyncio.gather(saying, return_exceptions=True)
@@ -64,7 +67,7 @@ def create_app(settings: GatewaySettings) -> FastAPI:
         title="Blockrelay", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None,
         servers=_servers(settings),
     )  # fmt: skip
-    app.state.gateway = gateway
+    app.state.gateway, app.state.scrape = gateway, scrape
     http_errors.install(app, gateway.responder, gateway.cells.met)
     app.add_middleware(
         BodyLimit,
@@ -74,6 +77,8 @@ def create_app(settings: GatewaySettings) -> FastAPI:
         responder=gateway.responder,
     )
     routes = [route for router in ROUTERS for route in router.routes]
+    if settings.metrics_port is not None:
+        routes = [route for route in routes if getattr(route, "path", None) != ops_routes.METRICS]
     app.add_middleware(Targets, routes=[*app.routes, *routes], responder=gateway.responder)
     app.add_middleware(ConnectionLimit, max_connections=settings.max_connections, responder=gateway.responder)
     app.add_middleware(Authentication, ring=ring, responder=gateway.responder)

@@ -1,4 +1,4 @@
-"""`/livez`, `/readyz` and `/metrics` for services without a web framework (worker, scheduler)."""
+"""`/livez`, `/readyz` and `/metrics` for services without a web framework, and a gateway's port for metrics alone."""
 
 import contextlib
 import json
@@ -25,10 +25,13 @@ _PHRASES = {200: "OK", 404: "Not Found", 405: "Method Not Allowed", 503: "Servic
 class StatusServer:
     """Serves from daemon threads until `close`. `port` 0 picks a free one; `.port` is the one in use.
 
-    `gaps` answers readiness: a list of reasons why the service is not ready, empty when it is.
+    `gaps` answers readiness: a list of reasons why the service is not ready, empty when it is. Without it there is
+    nothing here but the metrics.
     """
 
-    def __init__(self, host: str, port: int, registry: CollectorRegistry, gaps: Callable[[], list[str]]) -> None:
+    def __init__(
+        self, host: str, port: int, registry: CollectorRegistry, gaps: Callable[[], list[str]] | None = None
+    ) -> None:
         self._server = _Server(host, port, registry, gaps)
         self.port: int = self._server.server_address[1]
         self._thread = threading.Thread(target=self._server.serve_forever, name="status", daemon=True)
@@ -48,7 +51,7 @@ class _Server(socketserver.ThreadingTCPServer):
     block_on_close = False
     request_queue_size = MOST
 
-    def __init__(self, host: str, port: int, registry: CollectorRegistry, gaps: Callable[[], list[str]]) -> None:
+    def __init__(self, host: str, port: int, registry: CollectorRegistry, gaps: Callable[[], list[str]] | None) -> None:
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self.registry, self.gaps = registry, gaps
         self._open: dict[socket.socket, float] = {}  # since when, the oldest first
@@ -111,9 +114,9 @@ class _Connection(socketserver.BaseRequestHandler):
         match target.partition("?")[0]:
             case "/metrics":
                 return 200, CONTENT_TYPE_LATEST, generate_latest(server.registry)
-            case "/livez":
+            case "/livez" if server.gaps is not None:
                 return 200, _JSON, b'{"status": "ok"}'
-            case "/readyz":
+            case "/readyz" if server.gaps is not None:
                 reasons = server.gaps()
                 said = {"status": "not ready" if reasons else "ready", "reasons": reasons}
                 return 503 if reasons else 200, _JSON, json.dumps(said).encode()

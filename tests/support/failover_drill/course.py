@@ -21,13 +21,13 @@ from blockrelay_launcher.drill.workload import References, make_asks
 from blockrelay_launcher.up_options.options import names_of
 from tests.support.failover_drill.failovers import Failovers
 from tests.support.failover_drill.load import FailoverLoad
-from tests.support.redis.failover import Arrangement, Cluster, WithSentinels, arranged
+from tests.support.redis.failover import Arrangement, AsDeployed, Cluster, WithSentinels, arranged
 from tests.support.redis.redis_server import RedisServer
 from tests.support.systems.cell_file import CellFile
 from tests.support.waiting import wait_until
 
 GATEWAYS, WORKERS = 2, 2  # in all; of each cell
-KINDS: dict[str, type[WithSentinels] | type[Cluster]] = {"sentinel": WithSentinels, "cluster": Cluster}
+KINDS: dict[str, type[WithSentinels] | type[Cluster]] = {"sentinel": AsDeployed, "cluster": Cluster}
 
 
 def cells_of(redis: str, *, secured: bool) -> tuple[str, ...]:

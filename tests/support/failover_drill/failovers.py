@@ -88,6 +88,6 @@ class Failovers(DrillPart):
 
 def _cut_off(master: Process) -> None:
     """Its replicas hear nothing of it any more, until it has been started again."""
-    replicas_come_as = "default" if master.security is None else "admin"
+    replicas_come_as = "default" if master.security is None else "replica"
     master.ask("ACL", "SETUSER", replicas_come_as, "-psync", "-sync")
     master.ask("CLIENT", "KILL", "TYPE", "replica")

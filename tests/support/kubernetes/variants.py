@@ -15,24 +15,43 @@ from tests.support.kubernetes.documented import command_of, run
 from tests.support.project import ROOT
 
 
-def example_of(component: str) -> dict[str, object]:
-    """What the head of a component says that an overlay has to have."""
-    text = (ROOT / "deploy" / "k8s" / "components" / component / "kustomization.yaml").read_text()
+def example_of(place: str) -> dict[str, object]:
+    """What the head of a component, or of the base, says that an overlay has to have."""
+    text = (ROOT / "deploy" / "k8s" / place / "kustomization.yaml").read_text()
     lines = [line.removeprefix("#   ") for line in text.splitlines() if line.startswith("#   ")]
     return yaml.safe_load("\n".join(lines))
+
+
+def _told_of_sentinels() -> list[dict[str, object]]:
+    """What the roles of the overlay `demo` are told in place of the address of one server."""
+    hosts = ",".join(f"blockrelay-sentinel-{number}.blockrelay-sentinel" for number in range(3))
+    literals = [
+        f"BLOCKRELAY_REDIS_URL=redis+sentinel://{hosts}/blockrelay/0",
+        "BLOCKRELAY_PAYLOAD_REDIS_URL=redis://blockrelay-redis-payload:6379/0",
+    ]
+    roles = ("gateway", "scheduler", "worker")
+    return [{"name": f"blockrelay-redis-{role}", "behavior": "replace", "literals": literals} for role in roles]
 
 
 #: Ours.
 OVERLAYS = tuple(sorted(path.name for path in (ROOT / "deploy" / "k8s" / "overlays").iterdir()))
 #: Overlays on `demo` -> what they add.
 ON_DEMO: dict[str, dict[str, object]] = {
-    "with-a-plan": example_of("plan"),
+    "with-a-plan": example_of("components/plan"),
     "with-hpa": {"components": ["../../components/hpa", "../../components/prometheus-operator"]},
-    "with-a-model-image": example_of("model-image"),
+    "with-a-model-image": example_of("components/model-image"),
     "with-a-model-volume": {"components": ["../../components/model-pvc"]},
-    "with-gateway-api": example_of("gateway-api"),
-    "with-gpus": example_of("worker-gpu"),
-    "with-other-cells": example_of("cells"),
+    "with-gateway-api": example_of("components/gateway-api"),
+    "with-an-ingress": example_of("components/ingress"),
+    "with-an-exporter": {"components": ["../../components/redis-exporter", "../../components/prometheus-operator"]},
+    "with-sentinels": {"components": ["../../components/sentinel"], "secretGenerator": _told_of_sentinels()},
+    "another-instance": example_of("base")
+    | {
+        "components": [f"../../components/{name}" for name in ("sentinel", "prometheus-operator")],
+        "secretGenerator": _told_of_sentinels(),
+    },
+    "with-gpus": example_of("components/worker-gpu"),
+    "with-other-cells": example_of("components/cells"),
     "with-valkey": {
         "components": ["../../components/valkey"],
         "secretGenerator": [
@@ -52,9 +71,14 @@ ON_DEMO: dict[str, dict[str, object]] = {
 }
 #: The first JSON of docs/cells.md.
 _CELLS = re.compile(r"```json\n(.*?)```", re.DOTALL)
-VARIANTS = (*OVERLAYS, *ON_DEMO)
-#: Its commands make what the overlay for production takes.
+#: Production as it is behind the documented commands for Sentinels.
+FAILOVER = "production-with-sentinels"
+VARIANTS = (*OVERLAYS, *ON_DEMO, FAILOVER)
+#: Its commands make what the overlay for production takes, and choose a model for it.
 SECRETS = "make-secrets"
+MODEL = "no-model"
+#: Its commands give production a control Redis that fails over.
+SENTINELS = "make-sentinel-secrets"
 
 
 def file_of_cells() -> str:
@@ -69,6 +93,7 @@ def prepare(folder: Path) -> dict[str, Path]:
     left_out = shutil.ignore_patterns("secrets", "__pycache__")
     shutil.copytree(ROOT / "deploy", folder / "deploy", ignore=left_out)
     run(command_of("kubernetes.md", SECRETS), folder)
+    run(command_of("kubernetes.md", MODEL), folder)
     overlays = folder / "deploy" / "k8s" / "overlays"
     for name, more in ON_DEMO.items():
         (overlays / name).mkdir()
@@ -88,4 +113,7 @@ def prepare(folder: Path) -> dict[str, Path]:
     written = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     (overlays / "with-a-plan" / "plan.json").write_text(written)
     (overlays / "with-other-cells" / "cells.json").write_text(file_of_cells())
-    return {name: overlays / name for name in VARIANTS}
+    again = folder / FAILOVER
+    shutil.copytree(folder / "deploy", again / "deploy")
+    run(command_of("kubernetes.md", SENTINELS), again)
+    return {name: overlays / name for name in VARIANTS} | {FAILOVER: again / "deploy/k8s/overlays/production"}

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import redis
 from redis.crc import key_slot
@@ -20,7 +20,8 @@ from blockrelay.protocol.keys import Keys
 from blockrelay.redis import client as redis_link
 from blockrelay.redis.errors import CommandError
 from blockrelay_launcher.supervisor.ports import kept_ports
-from tests.support.redis.server_process import HOST, Process, Security, password_of
+from tests.support.redis.deployed import sentinel_options, server_options
+from tests.support.redis.server_process import HOST, HOSTNAME, Process, Security, password_of
 from tests.support.waiting import wait_until
 
 NAME, CELL = "blockrelay", "c0"
@@ -160,11 +161,11 @@ class Arrangement(ABC):
         return next(server for server in self.servers if server.port == port)
 
     def _server_options(self) -> dict[str, str]:
-        options = {"save": '""', "appendonly": "yes", "appendfsync": "always", "maxmemory-policy": "noeviction"}
-        options |= {"repl-diskless-sync": "yes", "repl-diskless-sync-delay": "0", "repl-ping-replica-period": "1"}
+        """Those of deploy/k8s."""
+        options = server_options(HOSTNAME)
         if self.security:
             options |= {"aclfile": str(self.security.folder / "users.acl")}
-            options |= {"masteruser": "admin", "masterauth": password_of("admin")}
+            options |= {"masteruser": "replica", "masterauth": password_of("replica")}
         return options
 
 
@@ -183,10 +184,12 @@ class WithSentinels(Arrangement):
     """One master, two replicas, three Sentinels, two of which must agree."""
 
     sentinels: list[Process] = field(default_factory=list[Process])
+    #: Whether masters are missed sooner than where they are deployed.
+    in_a_hurry: ClassVar[bool] = True
 
     def start(self, ports: Sequence[int]) -> None:
         for number, port in enumerate(ports[:3]):
-            options = self._server_options() | ({"replicaof": f"{HOST} {ports[0]}"} if number else {})
+            options = self._server_options() | ({"replicaof": f"{HOSTNAME} {ports[0]}"} if number else {})
             self.servers.append(Process(self.folder / f"server-{number}", port, options, self.security))
             self.servers[-1].start()
         wait_until(lambda: all(_follows(server) for server in self.servers[1:]), "the replicas follow")
@@ -199,14 +202,15 @@ class WithSentinels(Arrangement):
         self.mend()
 
     def _sentinel_options(self, master: int) -> dict[str, str]:
-        options = {
-            "sentinel monitor": f"{NAME} {HOST} {master} 2",
-            "sentinel down-after-milliseconds": f"{NAME} {DOWN_MS}",
-            "sentinel failover-timeout": f"{NAME} 6000",
-        }
+        """Those of deploy/k8s; in a hurry but for the times."""
+        options = sentinel_options(HOSTNAME, HOSTNAME, master)
+        if self.in_a_hurry:
+            options |= {"sentinel down-after-milliseconds": f"{NAME} {DOWN_MS}"}
+            options |= {"sentinel failover-timeout": f"{NAME} 6000"}
         if self.security:
+            user = f"{NAME} sentinel", f"{NAME} {password_of('sentinel')}"
             options = {"aclfile": str(self.security.folder / "sentinels.acl"), **options}
-            options |= {"sentinel auth-user": f"{NAME} admin", "sentinel auth-pass": f"{NAME} {password_of('admin')}"}
+            options |= {"sentinel auth-user": user[0], "sentinel auth-pass": user[1]}
             options |= {"sentinel sentinel-user": "peer", "sentinel sentinel-pass": password_of("peer")}
         return options
 
@@ -242,7 +246,7 @@ class WithSentinels(Arrangement):
             master = self.master()
             for server in self.servers:
                 if server is not master and server.role() == "master":
-                    server.ask("REPLICAOF", HOST, master.port)
+                    server.ask("REPLICAOF", HOSTNAME, master.port)
             return all(_follows(server) for server in self.servers if server is not master)
 
         self.wait_until(follow, "the others follow")
@@ -263,6 +267,12 @@ class WithSentinels(Arrangement):
             and master.role() == "master"
             and all(_follows(server) for server in self.servers if server is not master)
         )
+
+
+class AsDeployed(WithSentinels):
+    """The same by the times of deploy/k8s, too."""
+
+    in_a_hurry = False
 
 
 @dataclass

@@ -1,6 +1,7 @@
 """One server or Sentinel of an arrangement that fails over, plain, or with TLS and users."""
 
 import hashlib
+import re
 import signal
 import subprocess
 from contextlib import suppress
@@ -12,11 +13,13 @@ import trustme
 
 from blockrelay.errors import RedisTrouble, RedisUnavailable
 from blockrelay.redis import client as redis_link
-from blockrelay.redis.users import ROLES, rules
+from blockrelay.redis.users import files
 from tests.support.redis.redis_server import find_binary
 from tests.support.waiting import wait_until
 
 HOST = "127.0.0.1"
+#: As which servers and Sentinels know each other.
+HOSTNAME = "localhost"
 #: How often a server is asked that has no time to answer.
 TRIES = 5
 #: CPython (3.11.7, ssl.py `_create`) leaves a socket to the garbage collector whose peer had gone before the handshake
@@ -26,7 +29,7 @@ LEFT_BY_SSL = r"unclosed <ssl\.SSLSocket fd=\d+, family=\d+, type=\d+, proto=\d+
 
 @dataclass(frozen=True)
 class Security:
-    """TLS for everybody, the users of deploy/redis and `admin` on the servers, `reader` and `peer` on the Sentinels."""
+    """TLS for everybody, the users of deploy/redis on servers and Sentinels, and `admin`, who is the tests'."""
 
     folder: Path
 
@@ -34,15 +37,12 @@ class Security:
     def make(cls, folder: Path) -> "Security":
         authority = trustme.CA()
         authority.cert_pem.write_to_path(str(folder / "ca.pem"))
-        authority.issue_cert(HOST).private_key_and_cert_chain_pem.write_to_path(str(folder / "server.pem"))
-        users = "\n".join(rules("control"))
-        for role in ROLES:
-            users = users.replace(f"{role.upper()}_SHA256", hashlib.sha256(password_of(role).encode()).hexdigest())
-        admin = f"user admin on >{password_of('admin')} ~* &* +@all"
-        (folder / "users.acl").write_text(f"{users}\n{admin}\n")
-        peer = f"user peer on >{password_of('peer')} &* +@all"
-        reader = f"user reader on >{password_of('reader')} -@all +sentinel|masters"
-        (folder / "sentinels.acl").write_text(f"user default off\n{reader}\n{peer}\n")
+        authority.issue_cert(HOST, HOSTNAME).private_key_and_cert_chain_pem.write_to_path(str(folder / "server.pem"))
+        made, admin = files(), f"user admin on >{password_of('admin')} ~* &* +@all"
+        for name, lines in (("users", made["control"] + made["replication"]), ("sentinels", made["sentinel"])):
+            text = "\n".join([*lines, admin, ""])
+            text = re.sub(r"#([A-Z]+)_SHA256", lambda found: f"#{_digest(found[1].lower())}", text)
+            (folder / f"{name}.acl").write_text(text)
         return cls(folder)
 
     @property
@@ -58,6 +58,10 @@ class Security:
 
 def password_of(user: str) -> str:
     return f"password-of-{user}"
+
+
+def _digest(user: str) -> str:
+    return hashlib.sha256(password_of(user).encode()).hexdigest()
 
 
 @dataclass
@@ -77,7 +81,7 @@ class Process:
         where = {"port": str(self.port)}
         if self.security:
             where = {"port": "0", "tls-port": str(self.port), **self.security.tls}
-        common = {"bind": HOST, "dir": str(self.folder), "logfile": str(self.folder / "log")}
+        common = {"bind": f"{HOST} -::1", "dir": str(self.folder), "logfile": str(self.folder / "log")}
         lines = [f"{name} {value}" for name, value in {**common, **where, **self.options}.items()]
         config = self.folder / "config"
         if not config.exists():  # Sentinels write into it what they know, and into those of servers whom to follow
@@ -91,8 +95,7 @@ class Process:
         """For administrators."""
         if self.security is None:
             return f"redis://{HOST}:{self.port}/0"
-        user = "peer" if self.sentinel else "admin"
-        return f"rediss://{user}:{password_of(user)}@{HOST}:{self.port}/0?{self.security.parameters}"
+        return f"rediss://admin:{password_of('admin')}@{HOST}:{self.port}/0?{self.security.parameters}"
 
     def ask(self, *words: str | int) -> Any:
         """Patiently where it is there and has no time: a machine may be busy."""

@@ -9,8 +9,7 @@ import pytest
 import yaml
 
 from blockrelay.auth.password_file import read_password
-from blockrelay.protocol.keys import SCRIPTS_OF
-from blockrelay.redis.users import rules
+from blockrelay.redis.users import ROLES, rules
 from deploy.manifests import FILES
 from tests.support.kubernetes.contracts.limits import ended
 from tests.support.project import ROOT
@@ -69,7 +68,7 @@ def test_valkey_keeps_what_the_control_redis_keeps() -> None:
     del options["--dir"]  # the chart's own
     assert told == options
     users = read(K8S / "charts" / "valkey-users.yaml")["auth"]["aclUsers"]
-    assert users.keys() == {*SCRIPTS_OF, "keda"}
+    assert users.keys() == set(ROLES)
     lines = [line for line in rules("control") if line.split()[1] in users]
     assert lines == [f"user {name} on #{name.upper()}_SHA256 {one['permissions']}" for name, one in users.items()]
     assert values["sentinel"]["masterSet"] == "blockrelay" and values["replica"]["replicas"] == 3
@@ -81,8 +80,8 @@ def secrets(tmp_path: Path) -> Path:
     return tmp_path / "secrets"
 
 
-def make(folder: Path, *more: str) -> None:
-    subprocess.run([K8S / "make-secrets", folder, *more], check=True, capture_output=True)
+def make(folder: Path, *more: str, script: str = "make-secrets") -> None:
+    subprocess.run([K8S / script, folder, *more], check=True, capture_output=True)
 
 
 def test_secrets_that_are_there_stay(secrets: Path) -> None:
@@ -120,3 +119,30 @@ def test_a_cell_and_a_namespace_of_another_name(tmp_path: Path) -> None:
     acl = (tmp_path / "s" / "control.acl").read_text()
     assert "~{c7}:running" in acl and "{c0}" not in acl and "_SHA256" not in acl
     assert "address=blockrelay-redis-control.models.svc:6379\n" in (tmp_path / "s" / "keda.env").read_text()
+
+
+def test_secrets_of_sentinels_stand_on_the_others_and_stay(secrets: Path) -> None:
+    make(secrets, script="make-sentinel-secrets")
+    before = {path: path.read_bytes() for path in secrets.rglob("*") if path.is_file()}
+    control = (secrets / "control.acl").read_text()
+    assert control.count("user replica on #") == control.count("user sentinel on #") == 1
+    assert "_SHA256" not in control + (secrets / "sentinel.acl").read_text()
+    for role in ("gateway", "scheduler", "worker"):
+        first, *_ = (secrets / f"{role}.env").read_text().splitlines()
+        assert first.startswith(f"BLOCKRELAY_REDIS_URL=rediss+sentinel://{role}:") and first.count(":26379") == 3
+        assert "&ssl_ca_certs=/etc/blockrelay/redis/ca.crt" in first and "sentinel_username=reader&" in first
+    make(secrets)
+    assert "sentinel" not in (secrets / "gateway.env").read_text()
+    make(secrets, script="make-sentinel-secrets")
+    assert {path: path.read_bytes() for path in secrets.rglob("*") if path.is_file()} == before
+    (secrets / "tls.crt").unlink()
+    make(secrets)
+    make(secrets, script="make-sentinel-secrets")
+    asked = ["openssl", "verify", "-CAfile", secrets / "ca.crt", "-verify_hostname"]
+    for name in ("blockrelay-sentinel-2.blockrelay-sentinel.blockrelay.svc", "blockrelay-redis-payload"):
+        subprocess.run([*asked, name, secrets / "tls.crt"], check=True, capture_output=True)
+
+
+def test_secrets_of_sentinels_want_the_others_first(tmp_path: Path) -> None:
+    done = subprocess.run([K8S / "make-sentinel-secrets", tmp_path], capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and "run make-secrets first" in done.stderr

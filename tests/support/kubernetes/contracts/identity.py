@@ -5,6 +5,8 @@ from collections.abc import Iterator
 
 from blockrelay import __version__
 from tests.support.kubernetes.contracts.objects import (
+    INSTANCE,
+    OF_THE_CLUSTER,
     WORKLOADS,
     called,
     found_by,
@@ -12,6 +14,7 @@ from tests.support.kubernetes.contracts.objects import (
     labels_of,
     matches,
     of_others,
+    selectors_of,
 )
 from tests.support.kubernetes.rendering import Manifest
 
@@ -20,13 +23,14 @@ API_VERSIONS = {
     "Namespace": "v1", "ServiceAccount": "v1", "Secret": "v1", "ConfigMap": "v1", "Service": "v1",
     "PersistentVolumeClaim": "v1", "Deployment": "apps/v1", "StatefulSet": "apps/v1",
     "PodDisruptionBudget": "policy/v1", "NetworkPolicy": "networking.k8s.io/v1",
-    "HorizontalPodAutoscaler": "autoscaling/v2",
+    "HorizontalPodAutoscaler": "autoscaling/v2", "PriorityClass": "scheduling.k8s.io/v1",
+    "Ingress": "networking.k8s.io/v1",
     "ScaledObject": "keda.sh/v1alpha1", "TriggerAuthentication": "keda.sh/v1alpha1",
     "PodMonitor": "monitoring.coreos.com/v1", "PrometheusRule": "monitoring.coreos.com/v1",
     "Gateway": "gateway.networking.k8s.io/v1", "HTTPRoute": "gateway.networking.k8s.io/v1",
 }  # fmt: skip
 #: Every pod has them; the component and the cell say which one it is.
-LABELS = ("name", "part-of", "version", "component")
+LABELS = ("name", "instance", "part-of", "version", "component")
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
 
@@ -47,8 +51,10 @@ def in_namespaces(objects: list[Manifest]) -> Iterator[str]:
         if one["metadata"].get("labels", {}).get("pod-security.kubernetes.io/enforce") != "restricted":
             yield f"{called(one)} does not enforce restricted pods"
     for one in objects:
-        if one["kind"] != "Namespace" and one["metadata"].get("namespace") not in names:
+        if (one["kind"] in OF_THE_CLUSTER) != ("namespace" not in one["metadata"]):
             yield f"{called(one)} is in namespace {one['metadata'].get('namespace')}"
+        elif one["kind"] not in OF_THE_CLUSTER and one["metadata"]["namespace"] not in names:
+            yield f"{called(one)} is in namespace {one['metadata']['namespace']}"
 
 
 def named(objects: list[Manifest]) -> Iterator[str]:
@@ -74,6 +80,18 @@ def labelled(objects: list[Manifest]) -> Iterator[str]:
         cells.add(labels.get("blockrelay.io/cell"))
     if len(cells) != 1 or None in cells:
         yield f"pods of one namespace are of the cells {cells}"
+
+
+def instanced(objects: list[Manifest]) -> Iterator[str]:
+    """Nothing that finds our pods finds those of another installation in the same namespace."""
+    workloads = kinds(objects, *WORKLOADS)
+    instances = {labels_of(workload).get(INSTANCE) for workload in workloads}
+    if len(instances) != 1:
+        yield f"pods of one installation are of the instances {instances}"
+    strangers = [{**labels_of(workload), INSTANCE: "of somebody else"} for workload in workloads]
+    for one in objects:
+        if any(matches(selector, labels) for selector in selectors_of(one) for labels in strangers):
+            yield f"{called(one)} takes pods of another installation for ours: a selector has no {INSTANCE}"
 
 
 def selected(objects: list[Manifest]) -> Iterator[str]:

@@ -5,6 +5,7 @@ from base64 import b64decode
 from collections.abc import Iterator
 from urllib.parse import parse_qs, urlsplit
 
+from blockrelay.settings import GatewaySettings
 from tests.support.kubernetes.contracts.objects import (
     WORKLOADS,
     called,
@@ -14,11 +15,15 @@ from tests.support.kubernetes.contracts.objects import (
     labels_of,
     matches,
     of_others,
+    peers_of,
     ports_of,
     settings_of,
 )
 from tests.support.kubernetes.rendering import Manifest
 
+#: A gateway's sockets may be silent for as long as their clients are.
+LONGEST_SILENCE_S = 600
+_BODY = f"{GatewaySettings.model_fields['max_body_bytes'].default >> 20}m"
 _PORT_NAME = re.compile(r"(?=.*[a-z])[a-z0-9]([-a-z0-9]{0,13}[a-z0-9])?")
 
 
@@ -73,10 +78,9 @@ def closed(objects: list[Manifest]) -> Iterator[str]:
         if shut != {"Ingress", "Egress"}:
             yield f"{called(workload)}: no policy closes {' and '.join(sorted({'Ingress', 'Egress'} - shut))}"
     for policy in policies:
-        rules = [rule for way in ("ingress", "egress") for rule in policy["spec"].get(way, [])]
-        peers = [peer for rule in rules for peer in (*rule.get("from", ()), *rule.get("to", ()))]
-        selectors = [policy["spec"]["podSelector"], *(peer.get("podSelector", {}) for peer in peers)]
-        expressions = [one for selector in selectors for one in selector.get("matchExpressions", [])]
+        selectors = [policy["spec"]["podSelector"], *(peer.get("podSelector", {}) for peer in peers_of(policy))]
+        found = [one for selector in selectors for one in selector.get("matchExpressions", [])]
+        expressions = [one for one in found if one["key"] == "app.kubernetes.io/component"]
         for value in (value for expression in expressions for value in expression["values"]):
             if value not in {labels_of(workload).get("app.kubernetes.io/component") for workload in workloads}:
                 yield f"{called(policy)}: nothing of ours is called {value}"
@@ -95,32 +99,58 @@ def reached(objects: list[Manifest]) -> Iterator[str]:
         mounts = {mount["mountPath"] for one in containers(client) for mount in one.get("volumeMounts", [])}
         files = told(objects, client, "REDIS_PASSWORD_FILE")
         for url in urls:
-            yield from _reaches(objects, client, url)
+            yield from reaches(objects, client, url)
             for path in (*files, *parse_qs(urlsplit(url).query).get("ssl_ca_certs", [])):
                 if path.rpartition("/")[0] not in mounts:
                     yield f"{called(client)}: nothing is mounted where {path} should be"
 
 
-def _reaches(objects: list[Manifest], client: Manifest, url: str) -> Iterator[str]:
+def reaches(objects: list[Manifest], client: Manifest, url: str) -> Iterator[str]:
+    """The servers of the address are there, speak as it says, and policies let the client come."""
+    parts = urlsplit(url)
+    hosts = [host.partition(":")[0] for host in parts.netloc.rpartition("@")[2].split(",")]
+    if "+sentinel" in parts.scheme:
+        there = ways(kinds(objects, "NetworkPolicy"), client, "egress", "to")
+        if any(of_others(way.get("podSelector", {})) for way in there):
+            return
+        for server in (one for one in kinds(objects, *WORKLOADS) if one["metadata"]["name"].endswith("redis-control")):
+            yield from _meets(objects, client, server, secure=parts.scheme.startswith("rediss"))
+    for host in hosts:
+        servers = servers_at(objects, host)
+        if not servers:
+            yield f"{called(client)}: nothing serves {host}"
+        for server in servers:
+            yield from _meets(objects, client, server, secure=parts.scheme.startswith("rediss"))
+
+
+def servers_at(objects: list[Manifest], host: str) -> list[Manifest]:
+    """Whose pods this name stands for: that of a Service, or that of one pod of a Service without an address."""
+    first, *rest = host.split(".")
+    for one in kinds(objects, "Service"):
+        found = found_by({"matchLabels": one["spec"]["selector"]}, objects)
+        headless = one["spec"].get("clusterIP") == "None"
+        if one["metadata"]["name"] == first and not headless:
+            return found
+        if headless and rest and one["metadata"]["name"] == rest[0]:
+            return [
+                server for server in found if first in pods_of(server) and server["spec"].get("serviceName") == rest[0]
+            ]
+    return []
+
+
+def pods_of(workload: Manifest) -> list[str]:
+    """Names of the pods of a StatefulSet."""
+    return [f"{workload['metadata']['name']}-{number}" for number in range(workload["spec"].get("replicas", 1))]
+
+
+def _meets(objects: list[Manifest], client: Manifest, server: Manifest, *, secure: bool) -> Iterator[str]:
     policies = kinds(objects, "NetworkPolicy")
-    there = ways(policies, client, "egress", "to")
-    if "+sentinel" in urlsplit(url).scheme:
-        if not any(of_others(way.get("podSelector", {})) for way in there):
-            yield f"{called(client)}: no policy lets it reach the Sentinels"
-        return
-    name = urlsplit(url).hostname
-    services = [one for one in kinds(objects, "Service") if one["metadata"]["name"] == name]
-    servers = [found for one in services for found in found_by({"matchLabels": one["spec"]["selector"]}, objects)]
-    if not servers:
-        yield f"{called(client)}: nothing serves {name}"
-    for server in servers:
-        back = ways(policies, server, "ingress", "from")
-        for open_to, peer in ((there, server), (back, client)):
-            if not any(matches(way["podSelector"], labels_of(peer)) for way in open_to if "podSelector" in way):
-                yield f"{called(client)}: no policy lets it reach {called(server)}"
-        secure = "--tls-port" in containers(server)[0]["args"]
-        if secure != (urlsplit(url).scheme == "rediss"):
-            yield f"{called(client)}: {name} {'has' if secure else 'has no'} TLS"
+    there, back = ways(policies, client, "egress", "to"), ways(policies, server, "ingress", "from")
+    for open_to, peer in ((there, server), (back, client)):
+        if not any(matches(way["podSelector"], labels_of(peer)) for way in open_to if "podSelector" in way):
+            yield f"{called(client)}: no policy lets it reach {called(server)}"
+    if secure != ("--tls-port" in containers(server)[0]["args"]):
+        yield f"{called(client)}: {called(server)} has {'no TLS' if secure else 'TLS'}"
 
 
 def redis_urls(objects: list[Manifest], workload: Manifest) -> list[str]:
@@ -134,6 +164,41 @@ def told(objects: list[Manifest], workload: Manifest, setting: str) -> list[str]
     named = [source.get("secretRef", {}).get("name") for c in containers(workload) for source in c.get("envFrom", [])]
     data = [secrets[name]["data"] for name in named if name in secrets]
     return [b64decode(value).decode() for some in data for name, value in some.items() if name.endswith(setting)]
+
+
+def ingress(objects: list[Manifest]) -> Iterator[str]:
+    """An Ingress ends at a port that is there, over TLS, and lets a stream through as it comes."""
+    services = {one["metadata"]["name"]: one for one in kinds(objects, "Service")}
+    for one in kinds(objects, "Ingress"):
+        hosts = {rule["host"] for rule in one["spec"]["rules"]}
+        covered = {host for tls in one["spec"].get("tls", []) for host in tls["hosts"]}
+        yield from (f"{called(one)}: {host} is served without TLS" for host in sorted(hosts - covered))
+        for backend in (p["backend"]["service"] for rule in one["spec"]["rules"] for p in rule["http"]["paths"]):
+            offered = services.get(backend["name"], {"spec": {"ports": []}})["spec"]["ports"]
+            if backend["port"].get("name") not in {port["name"] for port in offered}:
+                yield f"{called(one)}: no Service {backend['name']} has port {backend['port']}"
+        told = {name.partition("/")[2]: value for name, value in one["metadata"].get("annotations", {}).items()}
+        for what in ("proxy-buffering", "proxy-request-buffering"):
+            if told.get(what) != "off":
+                yield f"{called(one)}: {what} is on: no token comes before the last one"
+        for what in ("proxy-read-timeout", "proxy-send-timeout"):
+            if int(told.get(what, 60)) < LONGEST_SILENCE_S:
+                yield f"{called(one)}: {what} breaks a WebSocket that waits"
+        if told.get("proxy-body-size") != _BODY:
+            yield f"{called(one)}: proxy-body-size is not BLOCKRELAY_MAX_BODY_BYTES"
+
+
+def callers(objects: list[Manifest], workload: Manifest, port: object) -> list[Manifest] | None:
+    """Who may come to this port of its pods; None: everybody."""
+    found: list[Manifest] = []
+    for policy in _policies_of(kinds(objects, "NetworkPolicy"), workload):
+        for rule in policy["spec"].get("ingress", []):
+            named = [one["port"] for one in rule.get("ports", [])]
+            if not named or port in named:
+                if "from" not in rule:
+                    return None
+                found += rule["from"]
+    return found
 
 
 def _policies_of(policies: list[Manifest], workload: Manifest) -> list[Manifest]:

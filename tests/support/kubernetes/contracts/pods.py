@@ -8,17 +8,21 @@ from tests.support.kubernetes.contracts.objects import (
     WORKLOADS,
     called,
     containers,
+    environment,
     image_of,
     kinds,
+    of_other_image,
     paths_of,
     pod_of,
     ports_of,
+    settings_of,
 )
 from tests.support.kubernetes.rendering import Manifest
 from tests.support.project import ROOT
 
 #: What kustomize puts behind a name that goes by the content.
 _OF_CONTENT = re.compile(r"-[2456789bcdfghkmt]{10}$")
+_DIGEST = re.compile("sha256:[0-9a-f]{64}")
 PROBES = ("startupProbe", "livenessProbe", "readinessProbe")
 
 
@@ -35,8 +39,8 @@ def probed(objects: list[Manifest]) -> Iterator[str]:
                 asked = probe.get("httpGet") or probe.get("tcpSocket")
                 if asked is not None and asked["port"] not in known:
                     yield f"{called(workload)}: {name}: no port {asked['port']}"
-                if "httpGet" in probe and probe["httpGet"]["path"] not in paths_of(workload):
-                    yield f"{called(workload)}: {name}: nobody answers {probe['httpGet']['path']}"
+                if "httpGet" in probe and asked and asked["path"] not in paths_of(workload, asked["port"]):
+                    yield f"{called(workload)}: {name}: nobody answers {asked['path']} at {asked['port']}"
 
 
 def configured(objects: list[Manifest]) -> Iterator[str]:
@@ -51,12 +55,15 @@ def configured(objects: list[Manifest]) -> Iterator[str]:
             for source in container.get("envFrom", []):
                 ((kind, told),) = source.items()
                 found = given.get((kind.removesuffix("Ref"), told["name"]))
+                if found is None and told.get("optional"):
+                    continue
                 if found is None:
                     yield f"{called(workload)}: there is no {kind.removesuffix('Ref')} {told['name']}"
                 else:
                     names += found.get("data", {})
             ours = IMAGES.get(image_of(container)[0])
             known = {f"BLOCKRELAY_{field.upper()}" for field in ours[0].model_fields} if ours else set[str]()
+            known |= of_other_image(container)[0]
             yield from (f"{called(workload)}: its service has no setting {name}" for name in names if name not in known)
             if ours and "BLOCKRELAY_CELL" not in names:
                 yield f"{called(workload)}: it does not read its cell from its label"
@@ -74,11 +81,40 @@ def imaged(objects: list[Manifest]) -> Iterator[str]:
                 continue
             target = dockerfile.partition(f"AS {IMAGES[name][1]}\n")[2]
             (port,) = re.findall(r"^EXPOSE (\d+)", target.partition("\nFROM ")[0], re.MULTILINE)
-            if [one["containerPort"] for one in container["ports"]] != [int(port)]:
-                yield f"{called(workload)}: its image listens on {port}"
+            metrics = environment(container).get("BLOCKRELAY_METRICS_PORT")
+            listens = [int(port), *([] if metrics is None else [int(metrics)])]
+            if [one["containerPort"] for one in container["ports"]] != listens:
+                yield f"{called(workload)}: its image listens on {' and '.join(map(str, listens))}"
             user = pod_of(workload)["securityContext"].get("runAsUser")
             if f"USER {user}:" not in dockerfile:
                 yield f"{called(workload)}: its image has no user {user}"
+
+
+def pinned(objects: list[Manifest]) -> Iterator[str]:
+    """Where images are said by digest, all are: what runs is what was tried."""
+    images = [
+        (called(one), *image_of(container)) for one in kinds(objects, *WORKLOADS) for container in containers(one)
+    ]
+    if not any(_DIGEST.fullmatch(version) for *_, version in images):
+        return
+    for workload, name, version in images:
+        if not _DIGEST.fullmatch(version):
+            yield f"{workload}: {name}:{version} is no digest"
+
+
+def modelled(objects: list[Manifest]) -> Iterator[str]:
+    """All services have the same model, from a volume; where images are pinned, never the bundled one."""
+    services = [one for one in kinds(objects, *WORKLOADS) if settings_of(one) is not None]
+    models = {environment(containers(one)[0]).get("BLOCKRELAY_MODEL") for one in services}
+    if len(models) > 1:
+        yield f"services have the models {models}"
+    for one in services:
+        (container,) = containers(one)
+        model = environment(container).get("BLOCKRELAY_MODEL")
+        if model is None and _DIGEST.fullmatch(image_of(container)[1]):
+            yield f"{called(one)}: it serves the bundled model: add components/model-image or components/model-pvc"
+        if model is not None and model not in {mount["mountPath"] for mount in container["volumeMounts"]}:
+            yield f"{called(one)}: no model is mounted at {model}: add components/model-image or components/model-pvc"
 
 
 def mounted(objects: list[Manifest]) -> Iterator[str]:

@@ -3,8 +3,8 @@
 from base64 import b64decode
 from collections.abc import Iterator
 
-from tests.support.kubernetes.contracts.network import ways
-from tests.support.kubernetes.contracts.objects import called, cell_of, containers, found_by, kinds
+from tests.support.kubernetes.contracts.network import servers_at, ways
+from tests.support.kubernetes.contracts.objects import called, cell_of, containers, kinds, ports_of
 from tests.support.kubernetes.rendering import Manifest
 from tests.support.promql import registered
 
@@ -17,6 +17,18 @@ TRIGGER = frozenset({
 AUTHENTICATION = frozenset(
     {"address", "host", "port", "username", "password", "tls", "cert", "key", "keyPassword", "ca"}
 )
+#: The same of the trigger `redis-sentinel`.
+SENTINELS_TRIGGER = TRIGGER - {"address", "host", "port", "addressFromEnv", "hostFromEnv", "portFromEnv"} | {
+    "addresses", "hosts", "ports", "addressesFromEnv", "hostsFromEnv", "portsFromEnv", "sentinelMaster",
+    "sentinelUsernameFromEnv", "sentinelPasswordFromEnv", "sentinelMasterFromEnv",
+}  # fmt: skip
+SENTINELS_AUTHENTICATION = AUTHENTICATION - {"address", "host", "port"} | {
+    "addresses", "hosts", "ports", "sentinelUsername", "sentinelPassword",
+}  # fmt: skip
+KNOWN = {
+    "redis": (TRIGGER, AUTHENTICATION),
+    "redis-sentinel": (SENTINELS_TRIGGER, SENTINELS_AUTHENTICATION),
+}
 
 
 def targets_of(objects: list[Manifest], scaler: Manifest) -> list[Manifest]:
@@ -48,12 +60,17 @@ def by_unfinished_requests(objects: list[Manifest]) -> Iterator[str]:
     for one in kinds(objects, "ScaledObject"):
         for trigger in one["spec"]["triggers"]:
             told = trigger["metadata"]
-            if trigger["type"] != "redis" or unknown(told, TRIGGER):
-                yield f"{called(one)}: the trigger {trigger['type']} knows no {unknown(told, TRIGGER)}"
+            ours = kinds(objects, "StatefulSet")
+            kind = "redis-sentinel" if any(s["metadata"]["name"].endswith("-sentinel") for s in ours) else "redis"
+            if trigger["type"] != kind or unknown(told, KNOWN[kind][0]):
+                strange = unknown(told, KNOWN[kind][0])
+                yield f"{called(one)}: the trigger {trigger['type']} is not {kind}, or knows no {strange}"
+            if kind == "redis-sentinel" and told.get("sentinelMaster") != "blockrelay":
+                yield f"{called(one)}: Sentinels know no master {told.get('sentinelMaster')}"
             for target in targets_of(objects, one):
                 if told.get("listName") != f"{{{cell_of(target)}}}:running":
                     yield f"{called(one)}: {told.get('listName')} is not what is unfinished in {cell_of(target)}"
-            yield from _authenticated(objects, one, trigger.get("authenticationRef", {}).get("name"))
+            yield from _authenticated(objects, one, trigger.get("authenticationRef", {}).get("name"), KNOWN[kind][1])
 
 
 def unknown(names: object, known: frozenset[str]) -> list[str]:
@@ -61,36 +78,41 @@ def unknown(names: object, known: frozenset[str]) -> list[str]:
     return sorted(set(names) - known)
 
 
-def _authenticated(objects: list[Manifest], scaler: Manifest, name: str | None) -> Iterator[str]:
+def _authenticated(objects: list[Manifest], scaler: Manifest, name: str | None, known: frozenset[str]) -> Iterator[str]:
     found = [one for one in kinds(objects, "TriggerAuthentication") if one["metadata"]["name"] == name]
     if not found:
         yield f"{called(scaler)}: there is no TriggerAuthentication {name}"
         return
     told: dict[str, str] = {}
     for source in found[0]["spec"]["secretTargetRef"]:
-        if source["parameter"] not in AUTHENTICATION:
+        if source["parameter"] not in known:
             yield f"{called(found[0])}: the trigger knows no {source['parameter']}"
         secrets = [one for one in kinds(objects, "Secret") if one["metadata"]["name"] == source["name"]]
         if not secrets or source["key"] not in secrets[0]["data"]:
             yield f"{called(found[0])}: there is no {source['key']} in a Secret {source['name']}"
         else:
             told[source["parameter"]] = b64decode(secrets[0]["data"][source["key"]]).decode()
-    host, _, port = told.get("address", "").rpartition(":")
-    for service in kinds(objects, "Service"):
-        if host == f"{service['metadata']['name']}.{service['metadata']['namespace']}.svc":
-            servers = found_by({"matchLabels": service["spec"]["selector"]}, objects)
-            break
-    else:
-        yield f"{called(found[0])}: {host} is no Service that another namespace finds"
-        return
-    if int(port) not in {one["port"] for one in service["spec"]["ports"]}:
-        yield f"{called(found[0])}: {called(service)} has no port {port}"
-    for server in servers:
-        if (told.get("tls") == "enable") != ("--tls-port" in containers(server)[0]["args"]):
-            yield f"{called(found[0])}: TLS here and not there"
-        peers = ways(kinds(objects, "NetworkPolicy"), server, "ingress", "from")
-        if not any("keda" in peer.get("namespaceSelector", {}).get("matchLabels", {}).values() for peer in peers):
-            yield f"{called(scaler)}: no policy lets KEDA reach {called(server)}"
+    addresses = told.get("addresses", told.get("address", "")).split(",")
+    for host, _, port in (address.rpartition(":") for address in addresses):
+        servers = servers_at(objects, host)
+        space = scaler["metadata"].get("namespace")
+        if not servers or not host.endswith(f".{space}.svc"):
+            yield f"{called(found[0])}: {host} is no Service that another namespace finds"
+        for server in servers:
+            yield from _met(objects, scaler, server, port, secure=told.get("tls") == "enable")
+    if "addresses" in told:
+        for server in (one for one in kinds(objects, "StatefulSet") if one["metadata"]["name"].endswith("-control")):
+            yield from _met(objects, scaler, server, "6379", secure=told.get("tls") == "enable")
+
+
+def _met(objects: list[Manifest], scaler: Manifest, server: Manifest, port: str, *, secure: bool) -> Iterator[str]:
+    if int(port) not in ports_of([server]):
+        yield f"{called(scaler)}: {called(server)} has no port {port}"
+    if secure != ("--tls-port" in containers(server)[0]["args"]):
+        yield f"{called(scaler)}: TLS here and not there"
+    peers = ways(kinds(objects, "NetworkPolicy"), server, "ingress", "from")
+    if not any("keda" in peer.get("namespaceSelector", {}).get("matchLabels", {}).values() for peer in peers):
+        yield f"{called(scaler)}: no policy lets KEDA reach {called(server)}"
 
 
 def by_workers_wanted(objects: list[Manifest]) -> Iterator[str]:

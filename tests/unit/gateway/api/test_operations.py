@@ -3,8 +3,6 @@
 import json
 import shutil
 import socket
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -18,9 +16,10 @@ from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.protocol.encoding.request_ids import own_id
 from blockrelay.protocol.number import PROTOCOL
 from blockrelay.protocol.transitions import calls
-from blockrelay.settings import GatewaySettings, environment_for
+from blockrelay.settings import GatewaySettings
 from blockrelay_gateway.cells.readiness import Readiness
 from tests.support.gateway.played import PlayedWorker, RunningGateway, answering, running_gateway
+from tests.support.gateway.process import launch
 from tests.support.redis.redis_server import RedisServer
 from tests.support.scraping import assert_service_describes_itself, sampled
 from tests.support.waiting import wait_until
@@ -276,15 +275,6 @@ def test_a_bug_of_ours_is_an_error_in_the_usual_shape(
     assert response.status_code == 500
     assert "internal error" in response.json()["error"]["message"]
     wait_until(lambda: "ZeroDivisionError" in caplog.text, "the traceback is in the log")
-
-
-def launch(settings: dict[str, str]) -> "subprocess.Popen[str]":
-    return subprocess.Popen(
-        [sys.executable, "-W", "error", "-m", "blockrelay_gateway"],
-        env=environment_for(**settings),
-        stderr=subprocess.PIPE,
-        text=True,
-    )
 
 
 def test_a_port_in_use_is_one_line_and_exit_code_2(folder: BlockFolder) -> None:

@@ -1,6 +1,5 @@
 """What operators and clients ask about the gateway itself: models, liveness, readiness, metrics."""
 
-import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from functools import partial
@@ -20,11 +19,14 @@ from blockrelay.observability.registry import Together
 from blockrelay.protocol.plan import Plan, WorkerInfo, missing_stages, parse_split
 from blockrelay.redis.registry import read_plan_async, read_workers_async
 from blockrelay_gateway.api import state
+from blockrelay_gateway.api.operations import scrape
 from blockrelay_gateway.api.state import Gateway
 from blockrelay_gateway.http import authentication, openapi, sse
 from blockrelay_gateway.http.errors import JsonAnswer, error_body
 from blockrelay_gateway.streaming.status_events import Listener
 
+#: Not here where metrics have a port of their own.
+METRICS = "/metrics"
 router = APIRouter(responses=openapi.ERRORS)
 CellName = Annotated[str | None, Query(description="of several cells; default: the gateway's own")]
 
@@ -113,14 +115,10 @@ async def root(request: Request) -> Response:
     return JsonAnswer({"name": "blockrelay", "version": __version__, "model": state.of(request).model_name})
 
 
-@router.get("/metrics", response_class=PlainTextResponse)
+@router.get(METRICS, response_class=PlainTextResponse)
 async def metrics(request: Request) -> Response:
-    """Prometheus text."""
-    cells = state.of(request).cells
-    await asyncio.gather(*(cell.readiness.tell_metrics() for cell in cells))
-    for cell in cells:
-        cell.metrics.cell_list_version.set(cells.version)
-    told = Together(cell.metrics.registry for cell in cells)
+    """Prometheus text; with BLOCKRELAY_METRICS_PORT at that port, and not here."""
+    told = await scrape.told(state.of(request).cells)
     return Response(generate_latest(told), media_type=CONTENT_TYPE_LATEST)
 
 
