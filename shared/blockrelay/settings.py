@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
 from blockrelay import failpoints
@@ -128,6 +128,25 @@ class GatewaySettings(Settings):
         default=10.0, gt=0, description="seconds of silence after which a stream shows that it is alive"
     )
     request_timeout_s: float | None = Field(default=None, gt=0, description="deadline of a request that names none")
+    gateway_drain_s: float = Field(
+        default=60.0,
+        ge=0,
+        description="seconds from SIGTERM on that requests have to end; then clients are told where they go on",
+    )
+    gateway_linger_s: float = Field(
+        default=0.0,
+        ge=0,
+        description="seconds of these in which the gateway still listens and is not ready any more: as long as load "
+        "balancers may send it requests",
+    )
+
+    @field_validator("gateway_linger_s")
+    @classmethod
+    def _is_part_of_the_drain(cls, value: float, info: ValidationInfo) -> float:
+        drain_s = info.data.get("gateway_drain_s", value)
+        if value > drain_s:
+            raise ValueError(f"{value:g} s are longer than BLOCKRELAY_GATEWAY_DRAIN_S ({drain_s:g})")
+        return value
 
 
 class SchedulerSettings(Settings):
@@ -362,26 +381,6 @@ def read_settings(kind: type[S], arguments: Sequence[str], *, program: str) -> S
         raise UsageError("; ".join(problems)) from None
     except SettingsError as error:
         raise UsageError(str(error)) from None
-
-
-def traces_wanted() -> bool:
-    """Whether OpenTelemetry's variables name a place for traces; the rest of them is for its SDK (docs/tracing.md).
-
-    Raises UsageError, one line, for what cannot be had.
-    """
-    if os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true" or os.environ.get("OTEL_TRACES_EXPORTER") == "none":
-        return False
-    for_traces = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
-    endpoint = for_traces or os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT")
-    if not endpoint:
-        return False
-    if not re.match(r"https?://[^/]", endpoint):
-        name = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT" if for_traces else "OTEL_EXPORTER_OTLP_ENDPOINT"
-        raise UsageError(f"{name}: {endpoint} is no address such as http://127.0.0.1:4318")
-    protocol = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL")
-    if protocol not in (None, "", "http/protobuf"):
-        raise UsageError(f"OTEL_EXPORTER_OTLP_PROTOCOL: {protocol} is not spoken here, only http/protobuf is")
-    return True
 
 
 def environment_for(**fields: object) -> dict[str, str]:

@@ -61,7 +61,18 @@ def empty_image(objects: list[Manifest]) -> None:
 
 
 def long_pre_stop(objects: list[Manifest]) -> None:
-    gateway(objects)["lifecycle"]["preStop"]["sleep"]["seconds"] = 30
+    """Behind it the drain has no time any more."""
+    gateway(objects)["lifecycle"] = {"preStop": {"sleep": {"seconds": 10}}}
+
+
+def long_gateway_drain(objects: list[Manifest]) -> None:
+    told = {each["name"]: each for each in gateway(objects)["env"]}
+    told["BLOCKRELAY_GATEWAY_DRAIN_S"]["value"] = "120"
+
+
+def deaf_at_once(objects: list[Manifest]) -> None:
+    env = gateway(objects)["env"]
+    env[:] = [each for each in env if each["name"] != "BLOCKRELAY_GATEWAY_LINGER_S"]
 
 
 def shared_single_writer(objects: list[Manifest]) -> None:
@@ -259,7 +270,8 @@ SEEN_BY_SCHEMA_OF_OTHERS: tuple[Mistake, ...] = (misspelt_interval, interval_as_
 #: Of the overlay demo.
 MISTAKES: tuple[Mistake, ...] = (
     long_port_name, other_labels, request_above_limit, mount_without_volume, budget_with_both, bad_name, empty_image,
-    long_pre_stop, shared_single_writer, port_70000, quantity, removed_version, privileged, elsewhere, unknown_setting,
+    long_pre_stop, long_gateway_drain, deaf_at_once, shared_single_writer, port_70000, quantity, removed_version,
+    privileged, elsewhere, unknown_setting,
     service_links, drain_without_time, policy_for_nobody, no_policies, no_way_to_names, misspelt_worker,
     nobody_may_come, misspelt_redis, nobody_may_go, last_one_must_stay, volume_of_root, of_another_cell,
     of_another_release, cell_by_hand,

@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from blockrelay.settings import GatewaySettings, SchedulerSettings, Settings, WorkerSettings
+from blockrelay_gateway.draining.course import LAST_WORDS_S
 from tests.support.project import ROOT
 
 SETTINGS: dict[str, type[Settings]] = {
@@ -116,3 +117,13 @@ def test_no_stage_for_gpus_stands_above_a_target_for_cpus() -> None:
         assert not set(names[: names.index(target)]) & set(gpu), f"{target} takes gigabytes that it does not need"
     webgpu = names[: names.index("worker-webgpu")]
     assert "worker-cuda-packages" not in webgpu, "an image for AMD and Intel needs nothing of NVIDIA's"
+
+
+def test_a_gateway_that_is_stopped_has_the_time_that_it_takes() -> None:
+    gateway = services(COMPOSE)["gateway"]
+    drain, linger = (
+        re.fullmatch(rf"\$\{{{name}:-(\d+)\}}", gateway["environment"][name])
+        for name in ("BLOCKRELAY_GATEWAY_DRAIN_S", "BLOCKRELAY_GATEWAY_LINGER_S")
+    )
+    assert drain and linger and 0 < int(linger[1]) <= int(drain[1])
+    assert int(gateway["stop_grace_period"].removesuffix("s")) >= int(drain[1]) + LAST_WORDS_S

@@ -1,13 +1,15 @@
 """`python -m blockrelay_gateway`: settings from options or BLOCKRELAY_*, one process, one event loop.
 
-Exit codes: 0 after a signal, 2 when it cannot start for a reason that one line explains, 70 for what another start
-may not meet.
+SIGTERM lets it end what it has accepted, SIGINT (Ctrl-C) tells clients at once how to go on, and a second signal waits
+for nothing. Exit codes: 0 after a signal, 2 when it cannot start for a reason that one line explains, 70 for what
+another start may not meet.
 """
 
 import asyncio
 import contextlib
 import gc
 import logging
+import math
 import resource
 import signal
 import socket
@@ -28,18 +30,24 @@ from blockrelay.redis.client import check_redis, connect
 from blockrelay.settings import GatewaySettings, read_settings
 from blockrelay_gateway.api.state import Gateway
 from blockrelay_gateway.app import create_app
+from blockrelay_gateway.draining.course import Course, Phase, course_from
 from blockrelay_gateway.http.server import server_config
+
+#: Seconds in which a gateway that ends at once still writes what tells its readers so.
+LAST_EVENT_S = 0.1
 
 
 class GatewayServer(uvicorn.Server):
-    """Tells the streams about a signal before uvicorn waits for them, and ends with the gateway's background work: one
-    without it must not look alive."""
+    """Takes its course from a signal on (`draining.course`), and ends with the gateway's background work: one without
+    it must not look alive."""
 
     _loop: asyncio.AbstractEventLoop
 
     def __init__(self, config: uvicorn.Config, gateway: Gateway) -> None:
         super().__init__(config)
         self._gateway = gateway
+        self._course: Course | None = None
+        self._alarm: asyncio.TimerHandle | None = None
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
@@ -52,13 +60,51 @@ class GatewayServer(uvicorn.Server):
 
     async def _end_when_broken(self) -> None:
         await self._gateway.broken.wait()
-        self._gateway.close()
-        self.should_exit = True
+        self._end(None)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """A signal handler, in the middle of anything: what touches tasks is left to the event loop."""
-        self._loop.call_soon_threadsafe(self._gateway.close)
-        super().handle_exit(sig, frame)
+        self._captured_signals.append(sig)
+        self._loop.call_soon_threadsafe(self._end, sig)
+
+    def _end(self, number: int | None) -> None:
+        settings, first = self._gateway.settings, self._course is None
+        self._course = course_from(
+            number,
+            self._loop.time(),
+            linger_s=settings.gateway_linger_s,
+            drain_s=settings.gateway_drain_s,
+            started=self.started,
+            under_way=self._course,
+        )
+        if first:
+            told = signal.Signals(number).name if number else ""
+            logs.get().info("NODE_DRAINING", signal=told, connections=len(self.server_state.connections))
+        self._follow(self._course)
+
+    def _follow(self, course: Course) -> None:
+        """Do what the phase that has come says, and look again when it is over."""
+        if self._alarm is not None:
+            self._alarm.cancel()
+        now = self._loop.time()
+        phase = course.phase(now)
+        if phase >= Phase.CUTTING and self._gateway.drain.phase < Phase.CUTTING:
+            logs.get().info("DRAIN_OVER", under_way=len(self.server_state.tasks))
+        self._gateway.enter(phase)
+        if phase >= Phase.FINISHING and not self.should_exit:
+            # Behind it uvicorn cancels what is left. It reads this when it sees that it should exit.
+            self.config.timeout_graceful_shutdown = math.ceil(course.gone - now) + 1
+            self.should_exit = True
+        if phase == Phase.GONE:
+            self._loop.call_later(LAST_EVENT_S, self._leave_at_once)
+        if (change := course.next_change(now)) is not None:
+            self._alarm = self._loop.call_at(change, self._follow, course)
+
+    def _leave_at_once(self) -> None:
+        """A connection that stays open would keep the server from ending."""
+        self.force_exit = len(self._captured_signals) > 1
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
 
 
 class _JsonLog(logging.Handler):
@@ -72,7 +118,7 @@ class _JsonLog(logging.Handler):
 
 
 def main() -> int:
-    """Serve until SIGINT or SIGTERM. The exit code."""
+    """Serve until a signal, and as long as it lets requests go on. The exit code."""
     try:
         settings = read_settings(GatewaySettings, sys.argv[1:], program="python -m blockrelay_gateway")
     except UsageError as error:
@@ -134,9 +180,10 @@ def _serve(app: FastAPI, settings: GatewaySettings, listener: socket.socket) -> 
     logs.get().info("NODE_STARTING", host=settings.host, port=listener.getsockname()[1])
     gc.collect()
     gc.freeze()  # the modules stay: a look at all of them would hold up every stream
-    server = GatewayServer(server_config(app, settings, app.state.gateway.bodies), app.state.gateway)
+    gateway: Gateway = app.state.gateway
+    server = GatewayServer(server_config(app, settings, gateway.bodies, gateway.drain), gateway)
     server.run(sockets=[listener])
-    if app.state.gateway.broken.is_set():
+    if gateway.broken.is_set():
         return BROKEN
     return 0 if server.started else 1
 

@@ -74,7 +74,7 @@ def create_app(settings: GatewaySettings) -> FastAPI:
     # The last one added is the first to run.
     app.add_middleware(Options, routes=[*app.routes, *routes])
     app.add_middleware(Origins, rules=rules, routes=routes, responder=gateway.responder)
-    app.add_middleware(Front, root_path=settings.root_path)
+    app.add_middleware(Front, root_path=settings.root_path, drain=gateway.drain)
     # Not include_router: it analyses each handler anew for every application, at the first request.
     app.router.routes.extend(routes)
     return app

@@ -10,7 +10,7 @@ from blockrelay.errors import UsageError
 from blockrelay.host.memory import available_bytes
 from blockrelay.observability import logs
 from blockrelay.observability.registry import service_registry
-from blockrelay.settings import GatewaySettings, traces_wanted
+from blockrelay.settings import GatewaySettings
 from blockrelay_gateway.api.intake import Intake
 from blockrelay_gateway.api.reading import reading_of
 from blockrelay_gateway.api.state import Gateway
@@ -18,10 +18,12 @@ from blockrelay_gateway.cells.build import build_cell
 from blockrelay_gateway.cells.cell import ServedModel
 from blockrelay_gateway.cells.cells import Cells
 from blockrelay_gateway.cells.submission import Submission
+from blockrelay_gateway.draining.drain import Drain
 from blockrelay_gateway.helpers.pool import Helpers
 from blockrelay_gateway.http.body_budget import BodyBudget, BodyTimeout
 from blockrelay_gateway.http.errors import ErrorResponder
 from blockrelay_gateway.tracing.ended_requests import Traces
+from blockrelay_gateway.tracing.wanted import traces_wanted
 
 #: Where no setting says how much bodies and answers may take: a share of what this process may still take, at most so
 #: many bytes.
@@ -39,7 +41,8 @@ def build(settings: GatewaySettings, folder: BlockFolder, *, tenants: Sequence[s
         folder=folder, key=folder.model_key, name=reading.builder.name, tokenizer=reading.builder.tokenizer
     )
     traces = _traces(settings)
-    cells = _cells(settings, served, traces, tenants)
+    drain = Drain()
+    cells = _cells(settings, served, traces, tenants, drain)
     own = cells.home.metrics
     retention_s, replicas = settings.keyed_retention_s, settings.accept_replicas
     return Gateway(
@@ -48,6 +51,7 @@ def build(settings: GatewaySettings, folder: BlockFolder, *, tenants: Sequence[s
         intake=Intake(settings, reading, Helpers(settings.body_helpers)),
         responder=ErrorResponder(own.rejections, own.limited),
         cells=cells,
+        drain=drain,
         submission=Submission(cells, retention_s=retention_s, replicas=replicas),
         traces=traces,
         body_timeout=BodyTimeout(settings.arrival_timeout_s),
@@ -58,11 +62,15 @@ def build(settings: GatewaySettings, folder: BlockFolder, *, tenants: Sequence[s
     )
 
 
-def _cells(settings: GatewaySettings, served: ServedModel, traces: Traces | None, tenants: Sequence[str]) -> Cells:
+def _cells(
+    settings: GatewaySettings, served: ServedModel, traces: Traces | None, tenants: Sequence[str], drain: Drain
+) -> Cells:
     broken = asyncio.Event()
     found = cells_of(settings)
     home = found.home(settings.cell)
-    make = partial(build_cell, served=served, settings=settings, traces=traces, broken=broken, names=tenants)
+    make = partial(
+        build_cell, served=served, settings=settings, traces=traces, broken=broken, drain=drain, names=tenants
+    )
     return Cells(
         found,
         make,

@@ -1,10 +1,11 @@
 """A gateway in a thread, a real Redis, and workers that the test plays by calling the real scripts."""
 
 import json
+import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,7 +25,7 @@ from blockrelay.protocol.transitions import calls
 from blockrelay.redis.client import Scripts
 from blockrelay.redis.protocol_check import check_protocol
 from blockrelay.settings import GatewaySettings
-from blockrelay_gateway.__main__ import look_at_redis
+from blockrelay_gateway.__main__ import GatewayServer, look_at_redis
 from blockrelay_gateway.api.state import Gateway
 from blockrelay_gateway.app import create_app
 from blockrelay_gateway.cells.cell import Cell
@@ -201,21 +202,67 @@ def running_gateway(settings: GatewaySettings) -> Iterator[RunningGateway]:
         yield running
 
 
+@dataclass(kw_only=True)
+class EndingGateway(RunningGateway):
+    """A gateway that can be told to end."""
+
+    server: GatewayServer
+    thread: threading.Thread
+
+    def tell(self, number: int) -> None:
+        """Send it a signal, which no thread but the main one can get, and wait until it has acted on it."""
+        self.server.handle_exit(number, None)
+        wait_until(lambda: self.gateway.drain.begun, "it has heard the signal")
+
+    @property
+    def listens(self) -> bool:
+        try:
+            socket.create_connection((self.http.base_url.host, self.http.base_url.port or 80)).close()
+        except ConnectionRefusedError:
+            return False
+        return True
+
+    @property
+    def ended(self) -> bool:
+        return not self.thread.is_alive()
+
+
+@contextmanager
+def ending_gateway(settings: GatewaySettings) -> Iterator[EndingGateway]:
+    """As `running_gateway`, served as the process serves it; it need not end by itself."""
+    app = create_app(settings)
+    gateway = app.state.gateway
+    server = GatewayServer(server_config(app, settings, gateway.bodies, gateway.drain), gateway)
+    with _in_a_thread(server, gateway) as (url, thread), httpx.Client(base_url=url, timeout=30) as http:
+        try:
+            yield EndingGateway(url=url, gateway=gateway, http=http, server=server, thread=thread)
+        finally:
+            with suppress(RuntimeError):  # its loop has ended
+                for _ in range(2):
+                    server.handle_exit(signal.SIGINT, None)
+
+
 @contextmanager
 def serving(app: FastAPI) -> Iterator[RunningGateway]:
     """As `running_gateway`, of an application that is there."""
+    gateway = app.state.gateway
+    server = uvicorn.Server(server_config(app, gateway.settings, gateway.bodies, gateway.drain))
+    with _in_a_thread(server, gateway) as (url, _), httpx.Client(base_url=url, timeout=30) as http:
+        yield RunningGateway(url=url, gateway=gateway, http=http)
+
+
+@contextmanager
+def _in_a_thread(server: uvicorn.Server, gateway: Gateway) -> Iterator[tuple[str, threading.Thread]]:
+    """Where it listens, and its thread."""
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
-    gateway = app.state.gateway
     look_at_redis(gateway.settings)  # before its own first look, as the service does
-    server = uvicorn.Server(server_config(app, gateway.settings, gateway.bodies))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     try:
         wait_until(lambda: server.started, "the gateway listens")
-        with httpx.Client(base_url=url, timeout=30) as http:
-            yield RunningGateway(url=url, gateway=app.state.gateway, http=http)
+        yield url, thread
     finally:
         server.should_exit = True
         thread.join()

@@ -268,7 +268,7 @@ class System:
         processes = [*self.gateways, *self.workers, *self.schedulers]
         for process in processes:
             process.send_signal(signal.SIGCONT)
-            process.terminate()
+            process.send_signal(signal.SIGINT if process in self.gateways else signal.SIGTERM)  # no gateway drains
         end = time.monotonic() + 10
         for process in processes:
             try:

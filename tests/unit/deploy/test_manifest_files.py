@@ -11,6 +11,7 @@ import yaml
 from blockrelay.protocol.keys import SCRIPTS_OF
 from blockrelay.redis.users import rules
 from deploy.manifests import FILES
+from tests.support.kubernetes.contracts.limits import ended
 from tests.support.project import ROOT
 from tests.support.promql import registered, selectors
 
@@ -24,6 +25,17 @@ def read(path: Path) -> Any:
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_what_is_committed_is_what_the_sources_say(path: Path) -> None:
     assert path.read_text() == FILES[path](), "make manifests writes it anew"
+
+
+def test_every_service_has_time_to_end_what_it_has_begun() -> None:
+    files = [*(K8S / "base").glob("*.yaml"), *(K8S / "components" / "worker-gpu").glob("*.yaml")]
+    objects = [each for file in files for each in yaml.safe_load_all(file.read_text())]
+    (gateway,) = [o for o in objects if o["kind"] == "Deployment" and o["metadata"]["name"] == "blockrelay-gateway"]
+    pod = gateway["spec"]["template"]["spec"]
+    pod["containers"][0]["image"] += ":1"  # overlays say the version
+    assert not list(ended(objects))
+    pod["terminationGracePeriodSeconds"] = 60
+    assert "does not end within 60 s" in "".join(ended(objects))
 
 
 def test_every_dashboard_becomes_a_config_map() -> None:

@@ -49,6 +49,15 @@ def alive(process: int) -> bool:
     return True
 
 
+async def test_signals_to_all_processes_end_the_gateway_not_its_helpers() -> None:
+    """It may be draining, and what it reads for clients is not done."""
+    helpers = Helpers(1)
+    helper = await helpers.run("", pid)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        os.kill(helper, number)
+    assert await helpers.run("", pid) == helper
+
+
 async def test_a_helper_is_another_process_that_stays(tmp_path: Path) -> None:
     helpers = Helpers(1)
     first, again = await helpers.run("", pid), await helpers.run("", pid)

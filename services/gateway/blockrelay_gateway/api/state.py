@@ -15,6 +15,8 @@ from blockrelay_gateway.api.request_builder import RequestBuilder
 from blockrelay_gateway.cells.cell import ServedModel
 from blockrelay_gateway.cells.cells import Cells
 from blockrelay_gateway.cells.submission import Submission
+from blockrelay_gateway.draining.course import Phase
+from blockrelay_gateway.draining.drain import Drain
 from blockrelay_gateway.http.body_budget import BodyBudget, BodyTimeout
 from blockrelay_gateway.http.errors import ErrorResponder
 from blockrelay_gateway.tracing.ended_requests import Traces
@@ -29,6 +31,7 @@ class Gateway:
     intake: Intake
     responder: ErrorResponder
     cells: Cells
+    drain: Drain
     submission: Submission
     traces: Traces | None
     body_timeout: BodyTimeout
@@ -67,15 +70,20 @@ class Gateway:
                 try:
                     yield
                 finally:
-                    self.close()
+                    self.enter(Phase.CUTTING)
         finally:
             if self.traces is not None:
                 await self.traces.close()
 
-    def close(self) -> None:
-        """No reader and no body is waited for any more; requests go on."""
-        self.cells.close()
-        self.body_timeout.close()
+    def enter(self, phase: Phase) -> None:
+        """A phase of the gateway's end begins. From FINISHING on, streams that would never end are over; from CUTTING
+        on, no reader and no body is waited for any more. Accepted requests go on."""
+        self.drain.enter(phase)
+        if phase >= Phase.FINISHING:
+            self.cells.end_status_events()
+        if phase >= Phase.CUTTING:
+            self.cells.close()
+            self.body_timeout.close()
 
 
 def of(connection: HTTPConnection) -> Gateway:

@@ -21,6 +21,7 @@ from blockrelay_gateway.admission.open_ended import PoolShares
 from blockrelay_gateway.admission.tensor_results import Results
 from blockrelay_gateway.cells.cell import Cell, ServedModel
 from blockrelay_gateway.cells.readiness import Readiness
+from blockrelay_gateway.draining.drain import Drain
 from blockrelay_gateway.http.background import Background
 from blockrelay_gateway.streaming.following.abandonment import Abandonment
 from blockrelay_gateway.streaming.following.accounting import Accounting
@@ -43,12 +44,13 @@ def build_cell(
     settings: GatewaySettings,
     *,
     broken: asyncio.Event,
+    drain: Drain,
     names: Sequence[str] = (),
     registry: CollectorRegistry | None = None,
     traces: Traces | None = None,
 ) -> Cell:
     """`registry`: of the metrics, if the process has one for them; `traces`: where spans go; `broken` is set when
-    background work has failed; `names` of the tenants that there are."""
+    background work has failed; `drain` says how far the gateway's end has come; `names` of the tenants there are."""
     key, blocks = served.key, served.folder.model.blocks
     labels = {"cell": place.name, "model": served.name}
     metrics = GatewayMetrics(registry or ServiceRegistry(labels), blocks=blocks)
@@ -79,7 +81,7 @@ def build_cell(
         client, keys, scripts, tailer, records, followers, followed, watch, gateway=name, now_ms=state.now_ms
     )
 
-    readiness = Readiness(client, keys, metrics, model=key, closing=lambda: followed.closing, met=watch.met)
+    readiness = Readiness(client, keys, metrics, model=key, drain=drain, met=watch.met)
     of_its_own = place.payload_redis_url not in (None, place.redis_url)
     results = Results(client, payload, keys, watch, of_its_own=of_its_own)
     admission = Admission(

@@ -102,6 +102,11 @@ class Cells:
                 await asyncio.gather(watching, return_exceptions=True)
             await asyncio.gather(*(running.aclose() for running in self._running.values()))
 
+    def end_status_events(self) -> None:
+        """End the streams of those who follow what stages do: no answer ends them."""
+        for cell in self:
+            cell.status_events.close()
+
     def close(self) -> None:
         """No reader is waited for any more; requests go on."""
         for cell in self:

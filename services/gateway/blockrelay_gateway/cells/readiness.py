@@ -13,6 +13,7 @@ from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.plan import Plan, WorkerInfo, cell_load, missing_stages
 from blockrelay.redis.protocol_check import read_gap_async
 from blockrelay.redis.registry import read_plan_async, read_workers_async
+from blockrelay_gateway.draining.drain import Drain
 
 #: What was read so lately holds, whoever asks: a look reads the whole registry of workers. An obstacle holds for less:
 #: who waits for its end should hear of it.
@@ -47,8 +48,8 @@ class _Remembered:
 
 
 class Readiness:
-    """`model` is its key in Redis; `closing` says whether this gateway shuts down. `serves`: whether a token could be
-    produced when `watch` last looked."""
+    """`model` is its key in Redis; `drain` says whether this gateway ends. `serves`: whether a token could be produced
+    when `watch` last looked."""
 
     def __init__(
         self,
@@ -57,12 +58,12 @@ class Readiness:
         metrics: GatewayMetrics,
         *,
         model: str,
-        closing: Callable[[], bool],
+        drain: Drain,
         met: Callable[[RedisTrouble], None],
     ) -> None:
         """`met` hears of trouble with Redis, of which those who ask hear less."""
         self._client, self._keys, self._metrics = client, keys, metrics
-        self._model, self._closing, self._met = model, closing, met
+        self._model, self._drain, self._met = model, drain, met
         self._known_obstacles = _Remembered(lambda: self._asked(self._obstacles()))
         self._known_missing = _Remembered(lambda: self._asked(self._missing()))
         self._told = float("-inf")
@@ -70,8 +71,8 @@ class Readiness:
 
     async def obstacles(self) -> list[str]:
         """Why nothing can be accepted, one sentence each; empty = ready for that."""
-        if self._closing():
-            return ["the gateway shuts down"]
+        if said := self._drain.why_not_ready:
+            return [said]
         return await self._known_obstacles.get()
 
     async def gaps(self) -> list[str]:

@@ -2,9 +2,11 @@
 
 The pool is anyio's: each helper is a fresh interpreter on two pipes, reads its next call when it has answered the last
 one, and ends when the gateway's end of a pipe is closed, also by kill -9. One that dies takes only its own call along.
+Signals that a terminal or a service manager sends to all processes end the gateway, which may still need its helpers.
 """
 
 import asyncio
+import signal
 from collections.abc import Awaitable, Callable
 from typing import TypeVar, TypeVarTuple
 
@@ -62,7 +64,13 @@ class Helpers:
     async def _try(self, work: Callable[[*Args], T], *args: *Args) -> T:
         for attempt in range(TRIES):
             try:
-                return await to_process.run_sync(work, *args, cancellable=True, limiter=self._limiter)
+                return await to_process.run_sync(_in_helper, work, *args, cancellable=True, limiter=self._limiter)
             except BrokenWorkerProcess:
                 logs.get().warning("HELPER_DIED", attempt=attempt + 1)
         raise ServiceUnavailable("the process that was reading the body died twice; nothing was queued, try again")
+
+
+def _in_helper(work: Callable[[*Args], T], *args: *Args) -> T:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    return work(*args)

@@ -7,8 +7,11 @@ from urllib.parse import urlsplit
 from starlette.routing import BaseRoute, Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from blockrelay_gateway.draining.drain import Drain
+
 #: The client's own id comes back in the second, beside ours, which is called as its.
 REQUEST_ID, CLIENT_REQUEST_ID = b"x-request-id", b"x-client-request-id"
+CLOSE = (b"connection", b"close")
 #: Set in the scope of a HEAD request, which routes see as a GET: nobody reads a body.
 IS_HEAD = "blockrelay.head"
 _SCHEME = re.compile(r"(?i)https?://([^/?#]*)(.*)", re.DOTALL)
@@ -25,11 +28,12 @@ def methods_of(routes: Iterable[BaseRoute], scope: Scope) -> list[str]:
 class Front:
     """Plain ASGI, the first to run.
 
-    A proxy may pass a path on with the prefix `root_path` under which it publishes us, or without it.
+    A proxy may pass a path on with the prefix `root_path` under which it publishes us, or without it. Once the gateway
+    was told to end (`drain`), answers close their connections: the next request goes elsewhere.
     """
 
-    def __init__(self, app: ASGIApp, root_path: str) -> None:
-        self._app, self._root_path = app, root_path.rstrip("/")
+    def __init__(self, app: ASGIApp, root_path: str, drain: Drain) -> None:
+        self._app, self._root_path, self._drain = app, root_path.rstrip("/"), drain
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -42,7 +46,7 @@ class Front:
         if scope["type"] == "http" and scope["method"] == "HEAD":  # the server sends no body of it
             scope = {**scope, "method": "GET", IS_HEAD: True}
         if scope["type"] == "http":
-            send = _with_prefix(send, prefix)
+            send = _with_farewell(_with_prefix(send, prefix), self._drain)
         own = [value for name, value in scope["headers"] if name == REQUEST_ID]
         if len(own) == 1 and _PRINTABLE.fullmatch(own[0]):
             send = _with_header(send, CLIENT_REQUEST_ID, own[0])
@@ -73,6 +77,18 @@ def _with_prefix(send: Send, prefix: str) -> Send:
         if message["type"] == "http.response.start" and 300 <= message["status"] < 400:
             headers = [(n, _below(prefix, v) if n == b"location" else v) for n, v in message.get("headers", ())]
             message = {**message, "headers": headers}
+        await send(message)
+
+    return sends
+
+
+def _with_farewell(send: Send, drain: Drain) -> Send:
+    """Of an answer that begins while the gateway ends."""
+
+    async def sends(message: Message) -> None:
+        if message["type"] == "http.response.start" and drain.begun:
+            headers = [header for header in message.get("headers", ()) if header[0].lower() != CLOSE[0]]
+            message = {**message, "headers": [*headers, CLOSE]}
         await send(message)
 
     return sends

@@ -13,15 +13,18 @@ from websockets.exceptions import InvalidState
 
 from blockrelay.errors import LimitExceeded
 from blockrelay.settings import GatewaySettings
+from blockrelay_gateway.draining.course import LAST_WORDS_S, Phase
+from blockrelay_gateway.draining.drain import Drain
 from blockrelay_gateway.http.body_budget import HEAD_BYTES, BodyBudget, BodyShare, ReceivedBody
 from blockrelay_gateway.http.body_limit import RECEIVED
 
-#: After a signal, streams get their error event at once; this bounds clients that do not read it.
-SHUTDOWN_S = 5
 #: An idle connection lives longer here than in usual clients and proxies, so that they close it and never write into
 #: one that we are closing.
 KEEP_ALIVE_S = 75
-
+#: Once nobody listens any more, idle connections are kept for so long: a request may be on its way on one.
+LAST_REQUEST_S = 0.5
+#: How long a WebSocket of a gateway that ends waits for the other side's word that it is closed.
+LAST_CLOSE_S = 1.0
 
 #: Key of a `websocket.send` message whose text comes in pieces, an async iterator of UTF-8: one message, in fragments.
 PIECES = "pieces"
@@ -33,30 +36,32 @@ FRAGMENT_BYTES = 64
 ROOM_S = 0.05
 
 
-def server_config(app: FastAPI, settings: GatewaySettings, bodies: BodyBudget) -> uvicorn.Config:
+def server_config(app: FastAPI, settings: GatewaySettings, bodies: BodyBudget, drain: Drain) -> uvicorn.Config:
     """h11: httptools knows no bound of a head. No compression: it would take seconds for a tensor of 100 MB."""
     return uvicorn.Config(
         app,
         log_config=None,
         access_log=False,
-        http=_patient_for(settings.arrival_timeout_s, settings.max_connections),
+        http=_patient_for(settings.arrival_timeout_s, settings.max_connections, drain),
         h11_max_incomplete_event_size=HEAD_BYTES,
-        ws=_socket_for(settings.arrival_timeout_s, bodies),
+        ws=_socket_for(settings.arrival_timeout_s, bodies, drain),
         ws_max_size=settings.max_body_bytes,
         ws_per_message_deflate=False,
         ws_max_queue=1,  # messages of one socket that wait to be read
-        timeout_graceful_shutdown=SHUTDOWN_S,
+        timeout_graceful_shutdown=int(LAST_WORDS_S),
         timeout_keep_alive=KEEP_ALIVE_S,
         server_header=False,
     )
 
 
-def _patient_for(arrival_s: float, most: int) -> type[H11Protocol]:
+def _patient_for(arrival_s: float, most: int, drain: Drain) -> type[H11Protocol]:
     """HTTP that closes a connection on which no head has arrived `arrival_s` after its beginning, or the head's.
 
     uvicorn itself waits without end, before the first request and for the rest of any head. Of connections that ask for
     nothing, the one that has waited longest is closed when there are more than `most`: clients that only connect keep
     nobody out, since one that asks does so in a moment.
+
+    When the server ends, idle connections are closed: at once, or after LAST_REQUEST_S where requests still go on.
     """
     silent: dict[H11Protocol, None] = {}  # the longest first
 
@@ -69,12 +74,17 @@ def _patient_for(arrival_s: float, most: int) -> type[H11Protocol]:
 
         def data_received(self, data: bytes) -> None:
             super().data_received(data)
-            at_work = self.cycle is not None and not self.cycle.response_complete  # pyright: ignore[reportUnnecessaryComparison]
-            if at_work or self.transport.is_closing() or self.transport.get_protocol() is not self:
+            if not self._idle() or self.transport.is_closing() or self.transport.get_protocol() is not self:
                 self._due = None
                 silent.pop(self, None)
             else:
                 self._await_head()
+
+        def shutdown(self) -> None:
+            if self._idle() and drain.phase == Phase.FINISHING:
+                self.loop.call_later(LAST_REQUEST_S, self._close_if_idle)
+            else:
+                super().shutdown()
 
         def on_response_complete(self) -> None:
             super().on_response_complete()
@@ -84,6 +94,13 @@ def _patient_for(arrival_s: float, most: int) -> type[H11Protocol]:
         def connection_lost(self, exc: Exception | None) -> None:
             silent.pop(self, None)
             super().connection_lost(exc)
+
+        def _idle(self) -> bool:
+            return self.cycle is None or self.cycle.response_complete  # pyright: ignore[reportUnnecessaryComparison]
+
+        def _close_if_idle(self) -> None:
+            if self._idle():
+                self.timeout_keep_alive_handler()
 
         def _await_head(self) -> None:
             """By uvicorn's own timer for idle connections, which stops it at the next byte."""
@@ -102,11 +119,12 @@ def _patient_for(arrival_s: float, most: int) -> type[H11Protocol]:
     return Connection
 
 
-def _socket_for(arrival_s: float, bodies: BodyBudget) -> type[WebSocketsSansIOProtocol]:
+def _socket_for(arrival_s: float, bodies: BodyBudget, drain: Drain) -> type[WebSocketsSansIOProtocol]:
     """WebSockets whose messages count among the bytes of bodies while they arrive.
 
     What finds no room there is not read until there is some; a message that takes longer than `arrival_s` ends its
-    socket (1008). uvicorn itself reads all that comes, and waits without end.
+    socket (1008). uvicorn itself reads all that comes, and waits without end; and when it ends, it closes sockets whose
+    messages have not been answered. Here the conversation closes its socket (`drain`).
     """
 
     class Socket(WebSocketsSansIOProtocol):
@@ -122,6 +140,12 @@ def _socket_for(arrival_s: float, bodies: BodyBudget) -> type[WebSocketsSansIOPr
             super().data_received(data)
             if self.handshake_complete and not self.close_sent:
                 self._count()
+
+        def shutdown(self) -> None:
+            if drain.begun and not self.close_sent:
+                self.close_timeout = LAST_CLOSE_S
+            else:
+                super().shutdown()
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._settle()

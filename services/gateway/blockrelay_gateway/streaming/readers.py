@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from types import TracebackType
 
-from blockrelay.errors import ServiceUnavailable
 from blockrelay.protocol.messages import LogEntry
+from blockrelay_gateway.draining.drain import GatewayEnds
 from blockrelay_gateway.streaming.following.followed_request import FollowedRequest
 from blockrelay_gateway.streaming.following.registry import FollowedRequests
 
@@ -50,7 +50,7 @@ class Readers:
     async def batches(self, *, quiet_s: float | None = None) -> AsyncIterator[list[tuple[int, LogEntry]]]:
         """(index of the request, entry) of everything new, until all have ended; [] after `quiet_s` seconds of silence.
 
-        Raises ServiceUnavailable when the gateway shuts down.
+        Raises GatewayEnds when the gateway shuts down.
         """
         event, loop = self._event, asyncio.get_running_loop()
         assert event is not None, "closed"
@@ -74,7 +74,7 @@ class Readers:
                     return
                 if self._registry.closing:
                     where = f"/v1/requests/{self.requests[0].public_id()}"
-                    raise ServiceUnavailable(f"this gateway shuts down; the request goes on, read it at {where}")
+                    raise GatewayEnds(f"this gateway shuts down; the request goes on, read it at {where}")
                 if alarm is not None and quiet_s is not None and loop.time() >= alarm.when():
                     quiet = loop.time() >= heard + quiet_s
                     heard = loop.time() if quiet else heard

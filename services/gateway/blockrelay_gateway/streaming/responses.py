@@ -5,6 +5,8 @@ from typing import Any, ClassVar, Protocol
 
 from blockrelay.errors import BlockrelayError
 from blockrelay.failpoints import reach
+from blockrelay.protocol.encoding.request_ids import Prefix
+from blockrelay_gateway.draining.drain import GatewayEnds
 from blockrelay_gateway.http import sse
 from blockrelay_gateway.http.errors import error_body
 from blockrelay_gateway.streaming.deltas import Answer, Delta, Relay, failure
@@ -21,6 +23,11 @@ class ResponseFormat(Protocol):
     """
 
     opens_early: ClassVar[bool]
+
+    @property
+    def prefix(self) -> Prefix:
+        """The beginning of ids in this format."""
+        ...
 
     def opening(self, followed: FollowedRequest) -> dict[str, Any] | None:
         """A chunk before that of the first token, or None."""
@@ -64,7 +71,7 @@ class Source(Protocol):
 
 
 async def collect(source: Source, readers: Readers) -> list[Answer]:
-    """Wait for the end of every request. Raises ServiceUnavailable when the gateway shuts down first."""
+    """Wait for the end of every request. Raises GatewayEnds when the gateway shuts down first."""
     relays = [source.relay(followed) for followed in readers.requests]
     answers = [Answer() for _ in readers.requests]
     async for batch in readers.batches():
@@ -131,6 +138,12 @@ async def stream(
         last = [followed.tokens + 2 for followed in requests]
         if good and seen != last and (closing := form.closing(requests)):
             yield event(closing, last)
-    except BlockrelayError as error:  # the gateway shuts down
+    except GatewayEnds:
+        where = f"/v1/requests/{requests[0].public_id(form.prefix)}/events"
+        if form.opens_early or any(seen):
+            where += f"?starting_after={'.'.join(map(str, seen))}"
+        said = f"this gateway shuts down; the request goes on, read the rest at {where}"
+        yield sse.event(error_body(GatewayEnds(said)))
+    except BlockrelayError as error:
         yield sse.event(error_body(error))
     yield sse.DONE

@@ -154,13 +154,13 @@ class Child:
             self._tail = None
 
 
-def stop_all(children: list[Child], alarm: Alarm, *, patience_s: float) -> list[Child]:
-    """SIGTERM to all of them, SIGKILL to those still there after `patience_s` or at a second stop request.
+def stop_all(children: list[Child], alarm: Alarm, *, patience_s: float, number: int = signal.SIGTERM) -> list[Child]:
+    """The signal `number` to all of them, SIGKILL to those still there after `patience_s` or at a second stop request.
 
     Returns those that had to be killed. None is running afterwards.
     """
     for child in children:
-        child.signal(signal.SIGTERM)
+        child.signal(number)
     end = time.monotonic() + patience_s
     while any(_alive(c) for c in children) and time.monotonic() < end and alarm.stop_requests < 2:
         alarm.wait(min(0.1, max(0.0, end - time.monotonic())))

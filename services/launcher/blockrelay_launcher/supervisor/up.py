@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 import sys
 import time
 from collections.abc import Iterable
@@ -319,7 +320,11 @@ class _Up:
                 _say(f"{child.name}: {line if self.options.verbose else plain(line)}")
 
     def _stop(self) -> None:
-        """Workers drain first, while Redis and the gateway still take their last tokens; Redis goes last."""
+        """Workers drain first, while Redis and the gateway still take their last tokens; Redis goes last.
+
+        Gateways do not drain: with the workers gone, no answer would end. Before they serve, SIGINT may be a traceback.
+        """
+        leave = signal.SIGINT if self.ready else signal.SIGTERM
         for group, patience_s in (
             (self.workers, WorkerSettings().drain_s + WORKERS_S),
             (self.gateways, GATEWAY_S),
@@ -328,7 +333,8 @@ class _Up:
         ):
             if group is self.redis and self.embedded and self.ready:
                 self._keep_unfinished(self.embedded[0])
-            for child in stop_all(group, self.alarm, patience_s=patience_s):
+            number = leave if group is self.gateways else signal.SIGTERM
+            for child in stop_all(group, self.alarm, patience_s=patience_s, number=number):
                 _say(f"{child.name} did not end by itself and was killed")
             if group is self.workers and self.death_reports:
                 for child in group:

@@ -119,6 +119,8 @@ class Worker:
             links.watch.met(error)  # whoever needs it waits for it
 
     def _gaps(self) -> list[str]:
+        if self._links.drain.asked or self._stop.is_set():
+            return ["this worker is draining: it takes nothing new"]
         return [] if self._ready else [self._links.watch.trouble or "this worker has no stage yet"]
 
     def _one_life(self) -> None:

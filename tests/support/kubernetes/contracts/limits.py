@@ -4,10 +4,11 @@ import re
 from collections.abc import Iterator
 from math import isnan, nan
 
-from tests.support.kubernetes.contracts.objects import WORKLOADS, called, containers, kinds, pod_of
+from blockrelay.settings import GatewaySettings
+from tests.support.kubernetes.contracts.objects import WORKLOADS, called, containers, kinds, pod_of, settings_of
 from tests.support.kubernetes.rendering import Manifest
 
-#: Seconds that a worker may need behind its drain.
+#: Seconds that a worker, or a gateway, may need behind its drain.
 HANDING_OVER_S = 10
 _QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]+)?)(m|k|M|G|T|Ki|Mi|Gi|Ti)?")
 _FACTORS = {
@@ -62,15 +63,21 @@ def sized(objects: list[Manifest]) -> Iterator[str]:
 
 
 def ended(objects: list[Manifest]) -> Iterator[str]:
-    """What comes before the end has time: the pause of preStop, and a worker's drain."""
+    """What comes before the end has time: the pause of preStop, and the drain of a worker or a gateway. A gateway
+    listens until nobody is sent to it any more."""
     for workload in kinds(objects, *WORKLOADS):
         grace = int(pod_of(workload).get("terminationGracePeriodSeconds", 30))
         for container in containers(workload):
             sleeps = container.get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0)
-            drain = {one["name"]: one.get("value") for one in container.get("env", [])}.get("BLOCKRELAY_DRAIN_S")
+            env = {one["name"]: one.get("value") for one in container.get("env", [])}
+            drain = env.get("BLOCKRELAY_DRAIN_S")
+            if settings_of(workload) is GatewaySettings:
+                drain = env.get("BLOCKRELAY_GATEWAY_DRAIN_S", GatewaySettings.model_fields["gateway_drain_s"].default)
+                if not sleeps and not float(env.get("BLOCKRELAY_GATEWAY_LINGER_S", 0)):
+                    yield f"{called(workload)}: it listens no more while balancers still send it requests"
             if sleeps >= grace:
                 yield f"{called(workload)}: preStop takes all of the {grace} s"
-            if drain is not None and float(drain) + HANDING_OVER_S > grace:
+            if drain is not None and sleeps + float(drain) + HANDING_OVER_S > grace:
                 yield f"{called(workload)}: a drain of {drain} s does not end within {grace} s"
 
 

@@ -41,13 +41,14 @@ def deaf_to_sigterm() -> Iterator[None]:
 @pytest.mark.usefixtures("deaf_to_sigterm")
 async def test_a_signal_touches_nothing_in_the_middle_of_other_work(settings: GatewaySettings) -> None:
     app = create_app(settings)
-    server = GatewayServer(server_config(app, settings, app.state.gateway.bodies), app.state.gateway)
+    gateway = app.state.gateway
+    server = GatewayServer(server_config(app, settings, gateway.bodies, gateway.drain), gateway)
     listener = tcp_socket("127.0.0.1")
     listener.bind(("127.0.0.1", 0))
     serving = asyncio.create_task(server.serve([listener]))
     await asyncio.to_thread(wait_until, lambda: server.started, "the gateway listens")
     signal.raise_signal(signal.SIGTERM)
-    assert not app.state.gateway.cells.home.followed.closing, "the handler itself has closed it"
+    assert not gateway.drain.begun, "the handler itself has told the others"
     await asyncio.sleep(0)
-    assert app.state.gateway.cells.home.followed.closing
+    assert gateway.drain.begun
     await serving

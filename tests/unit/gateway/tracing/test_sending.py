@@ -12,8 +12,9 @@ import pytest
 from blockrelay.errors import UsageError
 from blockrelay.protocol.encoding.request_ids import own_id
 from blockrelay.protocol.encoding.stage_span import StageSpan
-from blockrelay.settings import GatewaySettings, traces_wanted
+from blockrelay.settings import GatewaySettings
 from blockrelay_gateway.tracing import ended_requests
+from blockrelay_gateway.tracing.wanted import traces_wanted
 from tests.support.gateway.played import PlayedWorker, RunningGateway, running_gateway
 from tests.support.trace_receiver import TraceReceiver, attributes, trace_receiver
 from tests.support.waiting import wait_until

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 from numpy.typing import NDArray
 
 from blockrelay.errors import BlockrelayError
+from blockrelay.protocol.encoding.request_ids import Prefix
 from blockrelay.protocol.messages import EndEntry
 from blockrelay.protocol.tensors import base64_pieces
 from blockrelay_gateway.api.openai.responses import in_force, usage
@@ -144,6 +145,7 @@ class InferFormat:
     opens_early: ClassVar[bool] = True
 
     def __init__(self) -> None:
+        self.prefix: Prefix = "req"
         self._answers: dict[int, Answer] = {}
 
     def opening(self, followed: FollowedRequest) -> dict[str, Any] | None:

@@ -19,6 +19,7 @@ from blockrelay_gateway.api.intake import Intake, content_of
 from blockrelay_gateway.api.reading import Reading, Sender, Tensors, Text
 from blockrelay_gateway.api.state import Gateway
 from blockrelay_gateway.cells.cell import Cell
+from blockrelay_gateway.draining.drain import RESTART_CODE, RESTART_REASON
 from blockrelay_gateway.http import authentication
 from blockrelay_gateway.http.body_budget import BodyBudget, BodyShare, ReceivedBody
 from blockrelay_gateway.http.body_limit import RECEIVED
@@ -33,15 +34,21 @@ _NAME = re.compile(rb'\s*"(id|session_id)"\s*:\s*("[^"\\\\\x00-\x1f]{0,1000}"|-?
 
 
 async def converse(gateway: Gateway, socket: WebSocket) -> None:
-    """Until the client leaves, or its key is removed and nothing is under way any more."""
+    """Until the client leaves, or its key is removed or the gateway ends, and nothing is under way any more."""
+    time_to_leave = gateway.drain.time_to_leave()
     await socket.accept()
     conversation = Conversation(gateway, socket)
     try:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(_watch_key(conversation, socket))
+            tasks.create_task(_leave_when_it_is_time(conversation, socket, time_to_leave))
             try:
                 while True:
                     letter = Letter(await received(socket), conversation.bodies)
+                    if conversation.leaving:  # its close code says that what has no answer is to be sent again
+                        letter.close()
+                        continue
+                    conversation.begin()
                     try:
                         await conversation.room.acquire()
                     except asyncio.CancelledError:
@@ -77,6 +84,15 @@ async def _watch_key(conversation: "Conversation", socket: WebSocket) -> None:
             if conversation.under_way == 0:
                 await socket.close(code=1008, reason=str(error))
                 raise _Left from None
+
+
+async def _leave_when_it_is_time(conversation: "Conversation", socket: WebSocket, time_to_leave: asyncio.Event) -> None:
+    """Take no more messages, and close the socket once those that were taken have been answered."""
+    await time_to_leave.wait()
+    conversation.leaving = True
+    await conversation.idle.wait()
+    await socket.close(code=RESTART_CODE, reason=RESTART_REASON)
+    raise _Left
 
 
 class _Left(Exception):
@@ -133,13 +149,20 @@ class Conversation:
     def __init__(self, gateway: Gateway, socket: WebSocket) -> None:
         self._gateway, self._socket = gateway, socket
         self._sending = asyncio.Lock()
-        self.under_way = 0  # messages that are being answered
+        self.under_way = 0  # messages that were taken and are not answered
+        self.idle = asyncio.Event()  # set while there are none
+        self.idle.set()
+        self.leaving = False  # no message is taken any more
         self.room = asyncio.Semaphore(SOCKET_REQUESTS)
         self.bodies = gateway.bodies
 
+    def begin(self) -> None:
+        """A message was taken; `answer` has to follow."""
+        self.under_way += 1
+        self.idle.clear()
+
     async def answer(self, letter: Letter) -> None:
         """Answer one message, whatever is in it."""
-        self.under_way += 1
         try:
             finish = await self._begin(letter)
             letter.close()
@@ -151,6 +174,8 @@ class Conversation:
         finally:
             letter.close()
             self.under_way -= 1
+            if not self.under_way:
+                self.idle.set()
 
     async def _begin(self, letter: Letter) -> Coroutine[Any, Any, None]:
         """Have the request accepted; what is left to do does not need the message any more."""

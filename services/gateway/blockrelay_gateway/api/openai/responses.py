@@ -76,12 +76,13 @@ class _Base:
 
     def __init__(self, kind: Kind, model: str, tokenizer: Tokenizer | None, options: Options) -> None:
         self._kind: Kind = kind
+        self.prefix: Prefix = _PREFIXES[kind]
         self._model, self._tokenizer, self._options = model, tokenizer, options
 
     def _head(self, followed: FollowedRequest, fingerprint: str, *, chunk: bool) -> dict[str, Any]:
         name = "text_completion" if self._kind == "completion" else "chat.completion"
         return {
-            "id": followed.public_id(_PREFIXES[self._kind]),
+            "id": followed.public_id(self.prefix),
             "object": f"{name}.chunk" if chunk and self._kind == "chat" else name,
             "created": followed.created,
             "model": self._model,

@@ -1,0 +1,247 @@
+"""Whether a roll of gateways breaks anything: `python -m bench.scenarios.gateway_roll --model DIR --streams 200`.
+
+A system of its own with two gateways behind a balancer that sends new connections to those that say they are ready, as
+a Service of Kubernetes does. Plain streams by OpenAI's client, without keys and without retries, are under way on both;
+then each gateway is replaced: a new one begins, and when it is ready the old one gets SIGTERM. Short requests come all
+the time. Every answer is compared with that of an undisturbed system.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import httpx
+from openai import AsyncOpenAI, OpenAIError
+
+from bench.scenarios.recovery import System, running
+from blockrelay.settings import environment_for
+from blockrelay.up_file import read_running
+from blockrelay_launcher.supervisor.ports import kept_ports
+
+#: Different requests among the streams; short ones have so many tokens.
+BODIES, SHORT = 8, 4
+#: How often the balancer looks, and short requests that are under way at once.
+LOOK_S, SHORT_AT_ONCE = 0.5, 4
+#: Seconds that a gateway listens after SIGTERM: the balancer has looked twice.
+LINGER_S = 4 * LOOK_S
+
+
+@dataclass(frozen=True, slots=True)
+class RunningGateway:
+    url: str
+    process: "subprocess.Popen[bytes]"
+
+
+@dataclass
+class Report:
+    """`broken` says how; `differing` are those with another text; `stream_s` is how long each stream took, `gone_s` how
+    long each gateway from its SIGTERM on."""
+
+    streams: int = 0
+    short: int = 0
+    broken: list[str] = field(default_factory=list[str])
+    differing: int = 0
+    stream_s: list[float] = field(default_factory=list[float])
+    gone_s: list[float] = field(default_factory=list[float])
+
+
+class Balancer:
+    """New connections go in turn to gateways that are ready; a connection stays where it is."""
+
+    def __init__(self, gateways: Sequence[RunningGateway]) -> None:
+        self.gateways = list(gateways)
+        self.ready: list[str] = []
+        self._looked = asyncio.Event()
+        self._turn = 0
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[str]:
+        """Its URL."""
+        looking = asyncio.create_task(self._look())
+        server = await asyncio.start_server(self._pass_on, "127.0.0.1", 0)
+        try:
+            yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        finally:
+            looking.cancel()
+            server.close()
+
+    async def shows(self, gateway: RunningGateway) -> None:
+        """Until it sends requests there."""
+        while gateway.url not in self.ready:
+            await self._looked.wait()
+
+    async def _look(self) -> None:
+        async with httpx.AsyncClient(trust_env=False, timeout=5) as http:
+            while True:
+                self.ready = [one.url for one in self.gateways if await _is_ready(http, one.url)]
+                self._looked.set()
+                self._looked.clear()
+                await asyncio.sleep(LOOK_S)
+
+    async def _pass_on(self, client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
+        self._turn += 1
+        url = httpx.URL(self.ready[self._turn % len(self.ready)])
+        try:
+            gateway, to_gateway = await asyncio.open_connection(url.host, url.port)
+        except OSError:
+            to_client.transport.abort()
+            return
+        await asyncio.gather(_copy(client, to_gateway), _copy(gateway, to_client), return_exceptions=True)
+
+
+async def _is_ready(http: httpx.AsyncClient, url: str) -> bool:
+    with contextlib.suppress(httpx.TransportError):
+        return (await http.get(f"{url}/readyz?for=accepting")).status_code == 200
+    return False
+
+
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    try:
+        while part := await reader.read(1 << 16):
+            writer.write(part)
+            await writer.drain()
+    finally:
+        writer.close()
+
+
+def body_of(index: int, tokens: int) -> dict[str, Any]:
+    """One of the requests: sampled, so that nothing but the same seed gives the same text."""
+    prompt = [10 + (index * 31 + at * 7) % 200 for at in range(16)]
+    extra = {"ignore_eos": True, "return_token_ids": True, "timeout": 3600}
+    return {"prompt": prompt, "max_tokens": tokens, "temperature": 0.8, "seed": index, "extra_body": extra}
+
+
+async def answers_of(url: str, tokens: int) -> list[list[int]]:
+    """The token ids of every request, whole and undisturbed."""
+    async with client_of(url) as api:
+        asked = (api.completions.create(model="", **body_of(index, tokens)) for index in range(BODIES))
+        return [answer.choices[0].model_extra["token_ids"] for answer in await asyncio.gather(*asked)]  # pyright: ignore
+
+
+def client_of(url: str) -> AsyncOpenAI:
+    """It does not try again: what breaks is seen."""
+    return AsyncOpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0, timeout=3600)
+
+
+async def roll(
+    gateways: Sequence[RunningGateway], another: Callable[[], RunningGateway], *, streams: int, tokens: int
+) -> Report:
+    """Replace every gateway under so many streams. `another` starts one; the caller ends those that are left."""
+    report, balancer, over = Report(), Balancer(gateways), asyncio.Event()
+    long, short = await answers_of(gateways[0].url, tokens), await answers_of(gateways[0].url, SHORT)
+    begun = asyncio.Semaphore(0)
+
+    async def stream(api: AsyncOpenAI, index: int) -> None:
+        report.streams += 1
+        found: list[int] = []
+        started = time.monotonic()
+        try:
+            async for chunk in await api.completions.create(model="", stream=True, **body_of(index % BODIES, tokens)):
+                begun.release() if not found else None
+                found += chunk.choices[0].model_extra["token_ids"]  # pyright: ignore
+        except Exception as error:  # noqa: BLE001  # of whatever library: the stream is broken
+            begun.release()
+            report.broken.append(repr(error))
+            return
+        report.stream_s.append(time.monotonic() - started)
+        report.differing += found != long[index % BODIES]
+
+    async def ask_on(api: AsyncOpenAI) -> None:
+        while not over.is_set():
+            report.short += 1
+            try:
+                answer = await api.completions.create(model="", **body_of(report.short % BODIES, SHORT))
+                report.differing += answer.choices[0].model_extra["token_ids"] not in short  # pyright: ignore
+            except OpenAIError as error:
+                report.broken.append(repr(error))
+
+    async with balancer.running() as url, client_of(url) as api, asyncio.TaskGroup() as tasks:
+        for gateway in gateways:
+            await balancer.shows(gateway)
+        for index in range(streams):
+            tasks.create_task(stream(api, index))
+        for _ in range(SHORT_AT_ONCE):
+            tasks.create_task(ask_on(api))
+        for _ in range(streams):
+            await begun.acquire()
+        for gateway in gateways:
+            new = await asyncio.to_thread(another)
+            balancer.gateways.append(new)
+            await balancer.shows(new)
+            gateway.process.send_signal(signal.SIGTERM)
+            told = time.monotonic()
+            await asyncio.to_thread(gateway.process.wait)
+            report.gone_s.append(time.monotonic() - told)
+            balancer.gateways.remove(gateway)
+        over.set()
+    return report
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, required=True, help="block folder")
+    parser.add_argument("--streams", type=int, default=200)
+    parser.add_argument("--tokens", type=int, default=400, help="of each stream")
+    parser.add_argument("--drain", type=float, default=60.0, help="seconds that a gateway lets them go on")
+    parser.add_argument("--json", action="store_true")
+    chosen, options = parser.parse_known_args(arguments)
+    with running(chosen.model, 1, options) as system, contextlib.ExitStack() as ended:
+
+        def another() -> RunningGateway:
+            gateway = _start(system, chosen.model, chosen.drain)
+            ended.callback(_end, gateway)
+            return gateway
+
+        report = asyncio.run(roll([another(), another()], another, streams=chosen.streams, tokens=chosen.tokens))
+    figures = {
+        "streams": report.streams,
+        "stream_p50_s": round(median(report.stream_s or [0.0]), 1),
+        "stream_max_s": round(max(report.stream_s or [0.0]), 1),
+        "short": report.short,
+        "broken": len(report.broken),
+        "differing": report.differing,
+        "gateways_gone_s": [round(each, 1) for each in report.gone_s],
+    }
+    print(json.dumps(figures) if chosen.json else "  ".join(f"{name} {value}" for name, value in figures.items()))
+    for how in sorted(set(report.broken))[:10]:
+        print(how, file=sys.stderr)
+    return 1 if report.broken or report.differing else 0
+
+
+def _start(system: System, model: Path, drain_s: float) -> RunningGateway:
+    found = read_running(system.data)
+    with kept_ports("127.0.0.1", 0, 1) as (port,):
+        env = environment_for(
+            model=model,
+            redis_url=found.redis_url,
+            payload_redis_url=found.payload_redis_url,
+            cell=found.cell,
+            port=port,
+            gateway_drain_s=drain_s,
+            gateway_linger_s=LINGER_S,
+        )
+        with (system.data / f"gateway-{port}.log").open("ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "blockrelay_gateway"], env={**os.environ, **env}, stdout=log, stderr=log
+            )
+        return RunningGateway(f"http://127.0.0.1:{port}", process)
+
+
+def _end(gateway: RunningGateway) -> None:
+    gateway.process.send_signal(signal.SIGINT)
+    gateway.process.wait()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""How a gateway ends: what it still does once it has been told to, and who acts on it."""

@@ -1,0 +1,26 @@
+"""Whether traces are wanted, by the variables of OpenTelemetry."""
+
+import os
+import re
+
+from blockrelay.errors import UsageError
+
+
+def traces_wanted() -> bool:
+    """Whether OpenTelemetry's variables name a place for traces; the rest of them is for its SDK (docs/tracing.md).
+
+    Raises UsageError, one line, for what cannot be had.
+    """
+    if os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true" or os.environ.get("OTEL_TRACES_EXPORTER") == "none":
+        return False
+    for_traces = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+    endpoint = for_traces or os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT")
+    if not endpoint:
+        return False
+    if not re.match(r"https?://[^/]", endpoint):
+        name = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT" if for_traces else "OTEL_EXPORTER_OTLP_ENDPOINT"
+        raise UsageError(f"{name}: {endpoint} is no address such as http://127.0.0.1:4318")
+    protocol = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL")
+    if protocol not in (None, "", "http/protobuf"):
+        raise UsageError(f"OTEL_EXPORTER_OTLP_PROTOCOL: {protocol} is not spoken here, only http/protobuf is")
+    return True
