@@ -1,4 +1,4 @@
-"""What compose.yaml lets its containers take and who reaches them: limits, folders in memory, ports, Redis' password."""
+"""What compose.yaml lets its containers take and who reaches them: limits, folders, ports, passwords."""
 
 import json
 import re
@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import redis
 import yaml
 
+from blockrelay.errors import RedisRefused
+from blockrelay.redis.client import connect
 from tests.support.project import ROOT
 from tests.support.redis.redis_server import find_binary
 from tests.support.waiting import wait_until
@@ -161,9 +162,10 @@ def test_the_password_is_made_once_and_redis_takes_it(tmp_path: Path) -> None:
     assert exporter == dict.fromkeys(job["static_configs"][0]["targets"], password.strip())
 
     with redis_server(tmp_path / "redis.conf", tmp_path) as socket:
-        with pytest.raises(redis.AuthenticationError):
-            redis.Redis(unix_socket_path=socket).ping()
-        assert redis.Redis(unix_socket_path=socket, password=password.strip()).ping()
+        with connect(f"unix://{socket}") as client, pytest.raises(RedisRefused):
+            client.ping()
+        with connect(f"unix://:{password.strip()}@{socket}") as client:
+            assert client.ping()
 
 
 def test_the_proxy_waits_as_long_as_gateways_do_and_not_longer_than_the_engine() -> None:
@@ -179,4 +181,4 @@ def test_the_proxy_sends_nothing_twice_and_breaks_no_stream_of_a_gateway_that_dr
     assert [line for line in lines if line.startswith("retry-on")] == ["retry-on conn-failure"]
     assert "on-marked-down" not in HAPROXY, "a gateway that is not ready has streams"
     assert "http-buffer-request" not in HAPROXY and "option abortonclose" in lines
-    assert [line for line in lines if line.startswith("http-check send")][0].split()[5] == "/readyz?for=accepting"
+    assert next(line for line in lines if line.startswith("http-check send")).split()[5] == "/readyz?for=accepting"
