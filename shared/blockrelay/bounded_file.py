@@ -17,10 +17,10 @@ def read_bounded(path: Path, most: int) -> bytes:
     return content
 
 
-def file_stamp(path: Path) -> tuple[int, int, int] | None:
-    """Changes whenever the file does; None while there is none."""
+def file_stamp(path: Path) -> tuple[int, ...] | None:
+    """Changes whenever the file does, or what a link on the way to it leads to; None while there is none."""
     try:
         found = os.stat(path)
     except OSError:
         return None
-    return found.st_mtime_ns, found.st_size, found.st_ino
+    return found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino, found.st_dev

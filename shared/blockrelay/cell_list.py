@@ -88,7 +88,7 @@ def cells_of(settings: GatewaySettings) -> CellFile:
     """Those of the file, or the one that the settings name. Raises UsageError for a file that cannot be used."""
     if settings.cells:
         return read_cells(settings.cells)
-    place = CellPlace(settings.cell, settings.redis_url, settings.payload_redis_url)
+    place = CellPlace(settings.cell, settings.control_redis, settings.payload_redis)
     return CellFile({place.name: place}, (CellList(0, 0.0, {place.name: 1}),))
 
 

@@ -4,6 +4,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 
 from fastapi import FastAPI
 
@@ -23,6 +24,7 @@ from blockrelay_gateway.build import build
 from blockrelay_gateway.cells.cell import Cell
 from blockrelay_gateway.http import errors as http_errors
 from blockrelay_gateway.http.authentication import Authentication, KeyRing
+from blockrelay_gateway.http.background import Background
 from blockrelay_gateway.http.body_limit import BodyLimit
 from blockrelay_gateway.http.connection_limit import ConnectionLimit
 from blockrelay_gateway.http.front import Front, Options
@@ -31,6 +33,8 @@ from blockrelay_gateway.http.targets import Targets
 
 #: Until the first NODE_READY, how often the gateway looks whether it is.
 READY_POLL_S = 0.5
+#: Seconds between two looks at the file of API keys while nobody asks.
+LOOK_AT_KEYS_S = 1.0
 ROUTERS = (openai_routes.router, infer_routes.router, request_routes.router, ops_routes.router)
 
 
@@ -42,10 +46,12 @@ def create_app(settings: GatewaySettings) -> FastAPI:
     """
     ring, rules = KeyRing(settings.api_keys), Rules.of(settings)
     gateway = build(settings, open_block_folder(settings.model, blocks=()), tenants=ring.names)
+    works = {"API keys": partial(_watch_keys, ring, gateway)} if settings.api_keys else {}
+    watching = Background(works, gateway.broken)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        async with gateway.running():
+        async with gateway.running(), watching.running():
             saying = asyncio.create_task(_say_when_ready(gateway), name="readiness")
             try:
                 yield
@@ -83,6 +89,20 @@ def create_app(settings: GatewaySettings) -> FastAPI:
 def _servers(settings: GatewaySettings) -> list[dict[str, str]] | None:
     """For clients that are made of /openapi.json."""
     return [{"url": settings.root_path}] if settings.root_path else None
+
+
+async def _watch_keys(ring: KeyRing, gateway: Gateway) -> None:
+    """Have the file of keys looked at while nobody asks; metrics say what is in force, and each tenant's series begin
+    with its key."""
+    told = ring.read_at
+    while True:
+        ring.look()
+        for cell in gateway.cells:
+            cell.metrics.tell_keys(len(ring), ring.read_at, unreadable=ring.unreadable)
+            if ring.read_at != told:
+                cell.tenants.expect(ring.names)
+        told = ring.read_at
+        await asyncio.sleep(LOOK_AT_KEYS_S)
 
 
 async def _say_when_ready(gateway: Gateway) -> None:

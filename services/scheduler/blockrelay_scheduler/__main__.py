@@ -31,8 +31,8 @@ def serve(settings: SchedulerSettings, stop: threading.Event) -> None:
     planned = planned_by(settings, blocks)
     check_stages(folder, planned.stages)
     keys = Keys(settings.cell)
-    client = connect(settings.redis_url, cell=settings.cell)
-    payload = connect(settings.payload_redis_url, cell=settings.cell) if settings.payload_redis_url else client
+    client = connect(settings.control_redis, cell=settings.cell)
+    payload = connect(settings.payload_redis, cell=settings.cell) if settings.payload_redis else client
     link = Link(client, payload, keys, Scripts(client, keys))
     metrics = SchedulerMetrics(
         service_registry("scheduler", cell=settings.cell, model=settings.served_name(folder.model.name))

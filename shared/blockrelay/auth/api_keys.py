@@ -104,7 +104,7 @@ def read_keys(path: Path) -> tuple[StoredKey, ...]:
         content: Any = json.loads(path.read_text())
     except OSError as error:
         raise UsageError(f"the file of API keys {path} cannot be read: {error.strerror or error}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"the file of API keys {path} is not JSON: {error}") from error
     try:
         entries = cast(dict[str, Any], content)["keys"] if isinstance(content, dict) else None
@@ -121,18 +121,33 @@ def read_keys(path: Path) -> tuple[StoredKey, ...]:
 
 
 def write_keys(path: Path, keys: tuple[StoredKey, ...]) -> None:
-    """Replace the file as a whole, readable by its owner only: who reads it meanwhile sees the old or the new one."""
+    """Replace the file as a whole: who reads it meanwhile sees the old or the new one. A new file is its owner's alone
+    to read; one that was there keeps its mode and its group, by which a gateway of another user may read it."""
     content = {"keys": [_plain(key) for key in keys]}
+    place = Path(os.path.realpath(path))  # a link stays one
     try:
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
-        with os.fdopen(handle, "w") as file:
-            json.dump(content, file, indent=1)
-            file.write("\n")
-            file.flush()
-            os.fsync(handle)
-        os.replace(name, path)
+        handle, name = tempfile.mkstemp(dir=place.parent, prefix=f".{place.name}-")
+        try:
+            with os.fdopen(handle, "w") as file:
+                json.dump(content, file, indent=1)
+                file.write("\n")
+                file.flush()
+                _let_read_as_before(handle, place)
+                os.fsync(handle)
+            os.replace(name, place)
+        except BaseException:
+            os.unlink(name)
+            raise
     except OSError as error:
         raise UsageError(f"the file of API keys {path} cannot be written: {error.strerror or error}") from error
+
+
+def _let_read_as_before(handle: int, place: Path) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        before = place.stat()
+        with contextlib.suppress(PermissionError):  # not a group of ours
+            os.fchown(handle, -1, before.st_gid)
+        os.fchmod(handle, before.st_mode & 0o777)
 
 
 def add_key(path: Path, tenant: Tenant) -> str:

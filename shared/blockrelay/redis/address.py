@@ -4,8 +4,9 @@
     redis+sentinel://[USER:PASSWORD@]HOST[:26379],.../NAME[/DB]    the master that Sentinels name
     redis+cluster://[USER:PASSWORD@]HOST[:6379],.../0              the node of a cluster that has the keys of our cell
 
-`rediss+sentinel` and `rediss+cluster` are the same over TLS. Nothing here connects to anything, and no message has a
-user, a password or a parameter in it.
+`rediss+sentinel` and `rediss+cluster` are the same over TLS. In place of a password each may have the parameter
+`password_file`, and for its Sentinels `sentinel_password_file` (`blockrelay.auth.password_file`). Nothing here connects
+to anything, and no message has a user, a password or a parameter in it.
 """
 
 import re
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
+from blockrelay.auth.password_file import PARAMETER
 from blockrelay.errors import UsageError
 
 _LOOKED_UP = re.compile(r"(rediss?)\+(sentinel|cluster)://")
@@ -20,8 +22,8 @@ _PORTS = {"sentinel": 26379, "cluster": 6379}
 #: What Sentinel's own configuration allows.
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
 #: Meant for the servers. Sentinels have users and passwords of their own, and no databases.
-_NOT_FOR_SENTINELS = {"username", "password"}
-_OF_SENTINELS = {"sentinel_username", "sentinel_password"}
+_NOT_FOR_SENTINELS = {"username", "password", PARAMETER}
+_OF_SENTINELS = {"sentinel_username", "sentinel_password", f"sentinel_{PARAMETER}"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,8 @@ class LookedUpAddress:
         user, password = given.get("sentinel_username", ""), given.get("sentinel_password", "")
         who = f"{quote(user, safe='')}:{quote(password, safe='')}@" if user or password else ""
         shared = {n: v for n, v in given.items() if not n.startswith("sentinel_") and n not in _NOT_FOR_SENTINELS}
+        if file := given.get(f"sentinel_{PARAMETER}"):
+            shared[PARAMETER] = file
         return f"{self._scheme}://{who}{node}/?{urlencode(shared)}"
 
 

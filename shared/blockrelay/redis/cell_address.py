@@ -36,7 +36,7 @@ def find_cell(url: str | None, data: Path | None) -> CellAddress:
         running = read_running(data)
         return CellAddress(running.redis_url, Settings(cell=running.cell, model=Path(running.model)))
     settings = Settings()
-    return CellAddress(checked_url(url or settings.redis_url), settings)
+    return CellAddress(checked_url(url or settings.control_redis), settings)
 
 
 @contextlib.contextmanager

@@ -17,14 +17,14 @@ import redis.asyncio
 import redis.asyncio.client
 import redis.client
 
-from blockrelay.errors import RedisRefused, RedisTrouble, RedisUnavailable, UsageError
+from blockrelay.errors import RedisTrouble, RedisUnavailable, UsageError
 from blockrelay.failpoints import reach_script
 from blockrelay.protocol.keys import Keys, declared
 from blockrelay.protocol.transitions.calls import Call
 from blockrelay.protocol.transitions.source import NAMES, source
 from blockrelay.redis.connections import make_async_pool, make_pool, must_hold, must_hold_async
 from blockrelay.redis.discovery import NOT_FOUND
-from blockrelay.redis.errors import CommandError, ours, translated
+from blockrelay.redis.errors import NO_PASSWORD, CommandError, ours, translated
 from blockrelay.redis.protocol_check import check_protocol
 
 T = TypeVar("T")
@@ -238,7 +238,7 @@ def backoff_s(attempt: int) -> float:
 
 
 #: Answers by which Redis says, at the start, that it will never serve this user, or that it is not a Redis.
-_NEVER = ("NOAUTH", "WRONGPASS", "NOPERM", "DENIED", "INVALID", "DB", NOT_FOUND)
+_NEVER = ("NOAUTH", "WRONGPASS", NO_PASSWORD, "NOPERM", "DENIED", "INVALID", "DB", NOT_FOUND)
 
 
 def check_redis(client: redis.Redis, name: str, *, cell: Keys | None = None) -> None:
@@ -258,9 +258,9 @@ def check_redis(client: redis.Redis, name: str, *, cell: Keys | None = None) -> 
             raise
         if error.code == NOT_FOUND:
             raise UsageError(f"the {name} is not found: {error}") from error
-        if isinstance(error, RedisRefused):
-            raise UsageError(f"the {name} does not let us in: {error}") from error
-        raise UsageError(f"the {name} is not a Redis: {error}") from error
+        if error.code == "INVALID":
+            raise UsageError(f"the {name} is not a Redis: {error}") from error
+        raise UsageError(f"the {name} does not let us in: {error}") from error
     except CommandError as error:
         raise UsageError(f"the {name} does not support what we need: {error}") from error
 

@@ -9,6 +9,7 @@ import asyncio
 import builtins
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, cast
 
 import redis
@@ -19,6 +20,8 @@ from redis.backoff import NoBackoff
 from redis.connection import SSLConnection
 from redis.retry import Retry
 
+from blockrelay.auth.redis_credentials import take_password_file
+from blockrelay.bounded_file import file_stamp
 from blockrelay.errors import RedisUnavailable, UsageError
 from blockrelay.redis.address import parse_address, unusable
 from blockrelay.redis.discovery import AsyncLookup, Lookup
@@ -26,7 +29,7 @@ from blockrelay.redis.errors import RedisError, TimedOut, Unreachable, casts_dou
 
 _UNEXPECTED = re.compile(r"unexpected keyword argument '(\w{1,40})'")
 #: Messages of redis-py that quote nothing but names of parameters.
-_QUOTES_NOTHING = ("Invalid value for ",)
+_QUOTES_NOTHING = ("Invalid value for ", "it has a password and ")
 _SCHEMES = tuple(f"{one}://" for one in ("redis", "rediss", "unix")) + tuple(
     f"{one}+{kind}://" for kind in ("sentinel", "cluster") for one in ("redis", "rediss")
 )
@@ -52,8 +55,26 @@ class Interruptible:
             self.socket_timeout = patience
 
 
+class FreshCertificates(AsyncSSLConnection):
+    """A TLS connection that reads its files of certificates again when it connects and they have changed.
+
+    redis-py's for threads reads them each time; its for tasks keeps what it has read once, for as long as its pool.
+    """
+
+    _read: tuple[object, ...] | None = None
+
+    def _connection_arguments(self) -> Any:
+        context = self.ssl_context
+        files = (context.ca_certs, context.certfile, context.keyfile)
+        stamps = tuple(file_stamp(Path(file)) for file in files if file)
+        if stamps != self._read:
+            context.context, self._read = None, stamps
+        return super()._connection_arguments()
+
+
 def interruptible(kind: Any) -> Any:
     """The same kind of asyncio connection (TCP, TLS or unix socket: the URL says), interruptible."""
+    kind = FreshCertificates if kind is AsyncSSLConnection else kind
     return type(kind.__name__, (Interruptible, kind), {})
 
 
@@ -157,7 +178,7 @@ class AsyncLookedUpConnection(Interruptible, redis.asyncio.Connection):
             raise
 
 
-class _AsyncLookedUpTlsConnection(AsyncLookedUpConnection, AsyncSSLConnection):
+class _AsyncLookedUpTlsConnection(AsyncLookedUpConnection, FreshCertificates):
     pass
 
 
@@ -207,6 +228,7 @@ def make_pool(url: str, cell: str | None, options: Mapping[str, Any]) -> redis.C
         options["lookup"] = Lookup(address, cell, options)
     try:
         pool = redis.ConnectionPool.from_url(server, **options)
+        take_password_file(pool.connection_kwargs)
         if address is not None:
             tls = issubclass(pool.connection_class, SSLConnection)
             pool.connection_class = _LookedUpTlsConnection if tls else LookedUpConnection
@@ -231,6 +253,7 @@ def make_async_pool(url: str, cell: str | None, options: Mapping[str, Any], *, c
         options["lookup"] = AsyncLookup(address, cell, options, interruptible)
     try:
         pool = AsyncPool.from_url(server, max_connections=connections, **options)
+        take_password_file(pool.connection_kwargs)
         pool.cell = cell
         if address is None:
             pool.connection_class = interruptible(pool.connection_class)

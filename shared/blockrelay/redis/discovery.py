@@ -18,6 +18,7 @@ import redis
 import redis.asyncio
 from redis.crc import key_slot
 
+from blockrelay.auth.redis_credentials import take_password_file
 from blockrelay.errors import RedisRefused, RedisTrouble, RedisUnavailable
 from blockrelay.redis.address import LookedUpAddress, Node
 from blockrelay.redis.errors import CommandError, translated
@@ -289,6 +290,7 @@ class Lookup(_Known):
 
     def _ask(self, node: Node) -> Any:
         pool = redis.ConnectionPool.from_url(self._address.seed_url(node), **self._options)
+        take_password_file(pool.connection_kwargs)
         try:
             with redis.Redis.from_pool(pool) as client, translated(pool):
                 return client.execute_command(self._places.question)
@@ -337,6 +339,7 @@ class AsyncLookup(_Known):
     async def _ask(self, node: Node) -> Any:
         pool = redis.asyncio.ConnectionPool.from_url(self._address.seed_url(node), **self._options)
         pool.connection_class = self._interruptible(pool.connection_class)
+        take_password_file(pool.connection_kwargs)
         try:
             async with redis.asyncio.Redis.from_pool(pool) as client:
                 with translated(pool):

@@ -66,6 +66,12 @@ SAY_EVERY_S = 10.0
 CommandError = ResponseError
 #: For what redis-py cannot see and yet is to be treated as its own errors.
 Unreachable, TimedOut = ConnectionError, TimeoutError
+#: For a connection that has no password to show.
+NoPassword = AuthenticationError
+#: `RedisTrouble.code` of a file of a password that cannot be used.
+NO_PASSWORD = "PASSWORD"
+#: Answers about who we are. With a password in a file they pass: the file is read again for the next connection.
+_NOT_LET_IN = ("WRONGPASS", "NOAUTH", NO_PASSWORD)
 #: Of a transaction: somebody else has changed a key that it watches; nothing was done.
 Overtaken = WatchError
 
@@ -83,7 +89,7 @@ def trouble(error: Exception, *, looked_up: bool = False) -> RedisTrouble | None
         kind, code = RedisUnavailable, "INVALID"
     else:
         return None
-    said = text if not code or text.startswith(code) else f"{code} {text}"
+    said = text if code in ("", NO_PASSWORD) or text.startswith(code) else f"{code} {text}"
     if code in _ELSEWHERE:
         if looked_up:
             kind = RedisUnavailable
@@ -128,6 +134,8 @@ def translated(pool: Any = None) -> Generator[None]:
     except (RedisError, OSError) as error:
         if (told := trouble(error, looked_up=_is_looked_up(pool))) is None:
             raise
+        if told.code in _NOT_LET_IN and pool is not None:
+            told = _with_remedy(told, pool)
         if not told.code and pool is not None and _is_tls(pool) and not _not_reached(error):
             told = type(told)(f"{told} (over TLS, rediss://: a Redis without TLS does not answer that)")
         told.cell = getattr(pool, "cell", None)
@@ -136,6 +144,17 @@ def translated(pool: Any = None) -> Generator[None]:
 
 def _is_looked_up(pool: Any) -> bool:
     return pool is not None and "lookup" in pool.connection_kwargs
+
+
+def _with_remedy(told: RedisTrouble, pool: Any) -> RedisTrouble:
+    """Whoever has its password in a file waits as for a Redis that is away: a rotation is under way, or went wrong."""
+    file = getattr(pool.connection_kwargs.get("credential_provider"), "file", None)
+    if file is None:
+        return told
+    remedy = f"the password is the first line of {file}, read for each new connection: put one there that Redis knows"
+    said = str(told).removeprefix(f"{told.says}: ")
+    remedy += ", or let Redis read its users again (ACL LOAD)"
+    return RedisUnavailable(f"Redis does not let us in: {said}; {remedy}", code=told.code)
 
 
 def _is_tls(pool: Any) -> bool:

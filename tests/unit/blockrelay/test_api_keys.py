@@ -1,6 +1,8 @@
 """The file of API keys: what is stored, what is refused, and what `blockrelay keys` does with it."""
 
+import errno
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -44,6 +46,33 @@ def test_only_hashes_are_stored_for_nobody_else_to_read(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["keys.json"]
 
 
+def test_a_file_that_others_may_read_stays_so_and_a_link_stays_a_link(tmp_path: Path) -> None:
+    """A gateway in a container is another user, and a folder may show the file through a link."""
+    file, link = tmp_path / "real" / "keys.json", tmp_path / "keys.json"
+    file.parent.mkdir()
+    link.symlink_to(file)
+    add_key(link, Tenant(name="ada"))
+    file.chmod(0o640)
+    add_key(link, Tenant(name="bob"))
+    assert link.is_symlink() and file.stat().st_mode & 0o777 == 0o640
+    assert [key.tenant.name for key in read_keys(file)] == ["ada", "bob"]
+    assert [p.name for p in file.parent.iterdir()] == ["keys.json"]
+
+
+def test_a_file_that_cannot_be_replaced_stays_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "keys.json"
+    add_key(file, Tenant(name="ada"))
+    before = file.read_text()
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(UsageError, match="cannot be written: No space left"):
+        add_key(file, Tenant(name="bob"))
+    assert file.read_text() == before and [p.name for p in tmp_path.iterdir()] == ["keys.json"]
+
+
 def test_a_name_is_there_once_and_can_be_removed(tmp_path: Path) -> None:
     file = tmp_path / "keys.json"
     key = add_key(file, Tenant(name="ada"))
@@ -59,6 +88,7 @@ def test_a_name_is_there_once_and_can_be_removed(tmp_path: Path) -> None:
     ("content", "words"),
     [
         ("{", "not JSON"),
+        ('{"keys": ' + 100_000 * "[", "not JSON"),
         ("[]", "must hold"),
         ('{"keys": [], "more": 1}', "must hold"),
         ('{"keys": {}}', "must hold"),

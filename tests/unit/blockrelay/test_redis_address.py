@@ -52,6 +52,15 @@ def test_sentinels_get_their_own_user_and_the_other_parameters() -> None:
     assert "p@" not in repr(found) and "%40" not in repr(found)
 
 
+def test_sentinels_and_servers_each_have_a_file_of_their_own_password() -> None:
+    found = parsed("redis+sentinel://u@s/m?password_file=/a/b&sentinel_username=v&sentinel_password_file=/c")
+    assert found.seed_url(found.seeds[0]) == "redis://v:@s:26379/?password_file=%2Fc"
+    assert found.server_url(A) == "redis://u@a:1/0?password_file=%2Fa%2Fb"
+    assert parsed("redis+sentinel://u@s/m?password_file=/a").seed_url(A) == "redis://a:1/?"
+    cluster = parsed("redis+cluster://u@a/0?password_file=/a")
+    assert cluster.seed_url(A) == cluster.server_url(A) == "redis://u@a:1/0?password_file=%2Fa"
+
+
 @pytest.mark.parametrize(
     ("url", "why"),
     [
@@ -78,6 +87,8 @@ def test_sentinels_get_their_own_user_and_the_other_parameters() -> None:
         ("rediss+cluster://a?ssl_cert_reqs=perhaps", "cannot be read"),
         ("redis+sentinels://a/m", "begins with none of"),
         ("redis://a?color=red", "unknown parameter 'color'"),
+        ("redis://u:p@a?password_file=/x", "it has a password and a password_file"),
+        ("redis+cluster://a?password=p&password_file=/x", "it has a password and a password_file"),
         ("redis://a:99999", "cannot be read"),
         ("localhost:6379", "begins with none of"),
     ],

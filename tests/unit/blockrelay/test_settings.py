@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from blockrelay.errors import UsageError
-from blockrelay.settings import WorkerSettings, check_names, environment_for, read_settings
+from blockrelay.settings import Settings, WorkerSettings, check_names, environment_for, read_settings
 
 SERVICES = ["blockrelay_gateway", "blockrelay_scheduler", "blockrelay_worker", "blockrelay_launcher"]
 
@@ -54,3 +54,46 @@ def test_a_port_that_kubernetes_has_set_is_named_as_that(module: str) -> None:
 def test_every_slip_has_a_nearest_name(name: str) -> None:
     with pytest.raises(UsageError, match=f"^{name} is not a setting; the nearest name is BLOCKRELAY_"):
         check_names({name: "1"})
+
+
+@pytest.mark.parametrize(
+    ("files", "control", "payload"),
+    [
+        ({}, "redis://u@a", "redis://u@b?db=1"),
+        ({"redis_password_file": "/x y"}, "redis://u@a?password_file=%2Fx+y", "redis://u@b?db=1&password_file=%2Fx+y"),
+        ({"redis_password_file": ""}, "redis://u@a", "redis://u@b?db=1"),
+        ({"payload_redis_password_file": "/y"}, "redis://u@a", "redis://u@b?db=1&password_file=%2Fy"),
+        (
+            {"redis_password_file": "/x", "payload_redis_password_file": "/y"},
+            "redis://u@a?password_file=%2Fx",
+            "redis://u@b?db=1&password_file=%2Fy",
+        ),
+        (
+            {"redis_password_file": "/x", "payload_redis_password_file": ""},
+            "redis://u@a?password_file=%2Fx",
+            "redis://u@b?db=1",
+        ),
+    ],
+)
+def test_both_redis_servers_have_the_password_of_one_file_unless_the_other_has_its_own(
+    files: dict[str, str], control: str, payload: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"redis_url": "redis://u@a", "payload_redis_url": "redis://u@b?db=1", **files}.items():
+        monkeypatch.setenv(f"BLOCKRELAY_{name.upper()}", value)
+    settings = Settings()
+    assert (settings.control_redis, settings.payload_redis) == (control, payload)
+
+
+def test_a_payload_redis_whose_url_has_a_password_needs_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BLOCKRELAY_PAYLOAD_REDIS_URL", "redis://u:p@b")
+    monkeypatch.setenv("BLOCKRELAY_REDIS_PASSWORD_FILE", "/x")
+    assert Settings().payload_redis == "redis://u:p@b"
+
+
+@pytest.mark.parametrize("url", ["redis://u:p@a", "redis://a?password=p", "redis+sentinel://u:p@a,b/m"])
+@pytest.mark.parametrize("server", ["", "PAYLOAD_"])
+def test_two_passwords_for_one_redis_are_refused(server: str, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(f"BLOCKRELAY_{server}REDIS_URL", url)
+    monkeypatch.setenv(f"BLOCKRELAY_{server}REDIS_PASSWORD_FILE", "/x")
+    with pytest.raises(UsageError, match=f"BLOCKRELAY_{server}REDIS_PASSWORD_FILE: .*{server}REDIS_URL has a password"):
+        read_settings(WorkerSettings, [], program="worker")

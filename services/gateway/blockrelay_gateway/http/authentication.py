@@ -4,6 +4,7 @@ Without a file of keys everybody is the tenant without a name. With one, every p
 Neither keys nor their hashes are ever logged, nor put into an answer.
 """
 
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -37,13 +38,23 @@ def is_open(scope: Scope) -> bool:
 
 
 class KeyRing:
-    """The keys of the file, read again whenever it changes."""
+    """The keys of the file, read again whenever it changes: when somebody asks, and when its owner has it look.
+
+    `read_at`: when those in force were read, in Unix seconds; 0 where keys are off. `unreadable`: what stands in the
+    file now cannot be used.
+    """
 
     def __init__(self, path: Path | None) -> None:
         """None: keys are off. Raises UsageError for a file that cannot be used."""
         self._path = path
         self._stamp = path and file_stamp(path)
         self._keys: tuple[StoredKey, ...] = read_keys(path) if path else ()
+        self.read_at = time.time() if path else 0.0
+        self.unreadable = False
+
+    def __len__(self) -> int:
+        """How many are in force."""
+        return len(self._keys)
 
     @property
     def names(self) -> list[str]:
@@ -54,7 +65,7 @@ class KeyRing:
         """The sender of this Authorization header. Raises Unauthorized."""
         if self._path is None:
             return ANYBODY
-        self._reload(self._path)
+        self.look()
         scheme, _, key = (header or "").partition(" ")
         if scheme.lower() != "bearer" or not key:
             raise Unauthorized("this gateway needs an API key: send the header Authorization: Bearer KEY")
@@ -62,16 +73,21 @@ class KeyRing:
             return found
         raise Unauthorized("the API key is not known here")
 
-    def _reload(self, path: Path) -> None:
-        stamp = file_stamp(path)
-        if stamp == self._stamp:
+    def look(self) -> None:
+        """Read the file if it is another one than before. While it cannot be used (half-written by hand, or gone), the
+        keys that we have stay in force."""
+        if self._path is None or (stamp := file_stamp(self._path)) == self._stamp:
             return
         self._stamp = stamp
         try:
-            self._keys = read_keys(path)
+            self._keys = read_keys(self._path)
+        except UsageError as error:
+            self.unreadable = True
+            advice = "those read before stay in force until the file is mended"
+            logs.get().error("API_KEYS_UNREADABLE", error=str(error), keys=len(self._keys), advice=advice)
+        else:
+            self.read_at, self.unreadable = time.time(), False
             logs.get().info("API_KEYS_READ", keys=len(self._keys))
-        except UsageError as error:  # half-written by hand, or gone: those we have stay in force
-            logs.get().error("API_KEYS_UNREADABLE", error=str(error))
 
 
 class Authentication:

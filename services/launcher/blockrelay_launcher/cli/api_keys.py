@@ -11,7 +11,9 @@ from blockrelay.auth.api_keys import USUAL_PRIORITY, Tenant, add_key, read_keys,
 from blockrelay.errors import UsageError
 from blockrelay.settings import GatewaySettings
 
-app = typer.Typer(name="keys", no_args_is_help=True, help="API keys: make, list, remove. Gateways see changes at once.")
+app = typer.Typer(
+    name="keys", no_args_is_help=True, help="API keys: make, list, remove. Gateways that run read the changed file."
+)
 
 File = Annotated[
     Path | None,

@@ -39,6 +39,8 @@ class Layout:
             model=self.options.model,
             redis_url=self.control_url,
             payload_redis_url=self.payload_url,
+            redis_password_file=None,  # those of the environment are for the Redis servers of the environment
+            payload_redis_password_file=None,
             node_id=name,
             **{"host": LOOPBACK, **settings},
         )

@@ -99,8 +99,8 @@ class Links:
         cls, settings: WorkerSettings, errors: Counter, stop: threading.Event, drain: Drain | None = None
     ) -> "Links":
         """Connects lazily: nothing is sent yet."""
-        control = connect(settings.redis_url, cell=settings.cell)
-        payload = connect(settings.payload_redis_url, cell=settings.cell) if settings.payload_redis_url else control
+        control = connect(settings.control_redis, cell=settings.cell)
+        payload = connect(settings.payload_redis, cell=settings.cell) if settings.payload_redis else control
         keys = Keys(settings.cell)
         scripts = Scripts(control, keys)
         return cls(control, payload, keys, scripts, RedisWatch(errors), stop, drain or Drain())

@@ -127,4 +127,24 @@ class GatewayMetrics:
             "Version of the list of cells that is in force at this gateway, 0 without one",
             registry=registry,
         )
+        self.api_keys = Gauge(
+            "blockrelay_gateway_api_keys", "How many API keys are in force at this gateway, 0 without a file of them",
+            registry=registry,
+        )  # fmt: skip
+        self.api_keys_read_at = Gauge(
+            "blockrelay_gateway_api_keys_loaded_timestamp_seconds",
+            "When this gateway read the API keys that are in force (Unix time), 0 without a file of them",
+            registry=registry,
+        )
+        self.api_keys_unreadable = Gauge(
+            "blockrelay_gateway_api_keys_unreadable",
+            "Whether the file of API keys cannot be used as it is now (1), so that those read before stay in force",
+            registry=registry,
+        )
         self.redis_errors = redis_errors(registry)
+
+    def tell_keys(self, count: int, read_at: float, *, unreadable: bool) -> None:
+        """What a gateway knows of its file of API keys."""
+        self.api_keys.set(count)
+        self.api_keys_read_at.set(read_at)
+        self.api_keys_unreadable.set(unreadable)
