@@ -164,7 +164,7 @@ def test_the_password_is_made_once_and_redis_takes_it(tmp_path: Path) -> None:
     with redis_server(tmp_path / "redis.conf", tmp_path) as socket:
         with connect(f"unix://{socket}") as client, pytest.raises(RedisRefused):
             client.ping()
-        with connect(f"unix://:{password.strip()}@{socket}") as client:
+        with connect(f"unix://{socket}?password_file={tmp_path / 'password'}") as client:
             assert client.ping()
 
 
