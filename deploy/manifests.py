@@ -29,9 +29,14 @@ def alerts() -> str:
 
 
 def valkey_users() -> str:
-    """Values for valkey-helm, which puts name and digest before what it calls permissions."""
+    """Values for valkey-helm, which puts name and digest before what it calls permissions, and has the server read its
+    users in a way of its own."""
     lines = (line.split(maxsplit=4) for line in rules("control"))
-    users = {name: {"permissions": rights} for _, name, *more, rights in lines if more and name in ROLES}
+    users = {
+        name: {"permissions": rights}
+        for _, name, *more, rights in lines
+        if more and name in ROLES and name != "reloader"
+    }
     return _MADE + yaml.safe_dump({"auth": {"aclUsers": users}}, sort_keys=False, width=10_000)
 
 

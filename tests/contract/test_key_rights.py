@@ -99,7 +99,7 @@ def test_the_users_for_others_are_those_of_the_table(server: key_table.Server) -
 
 def test_services_may_list_names_and_nobody_may_flush_or_configure(cell: Cell) -> None:
     """What deploy/redis/README.md says of all users."""
-    lists = {"gateway": True, "scheduler": True, "worker": True, "keda": False, "probe": False}
+    lists = {"gateway": True, "scheduler": True, "worker": True, "keda": False, "reloader": False, "probe": False}
     lines = [line.split() for line in rules("control") if line.startswith("user ") and " off " not in line]
     assert {words[1] for words in lines} == set(lists)
     for _, name, *words in lines:

@@ -36,7 +36,8 @@ KINDS = {
     "services": "Service",
     "pod": "Pod",
 }
-#: A cluster that is not there.
+#: What a command makes of a file for the next one in its pipe; and a cluster that is not there.
+SECRET = '{"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "any"}}'
 NOWHERE = {
     "apiVersion": "v1",
     "kind": "Config",
@@ -63,12 +64,15 @@ def test_kubectl_understands_a_command_and_misses_nothing_but_the_cluster(
         [os.environ["KUBECTL"], *call[1:]],
         cwd=top,
         env={**os.environ, "KUBECONFIG": str(tmp_path / "config")},
-        stdin=subprocess.DEVNULL,
+        input=SECRET,
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
     )
+    if "--dry-run=client" in call:
+        assert done.returncode == 0 and "kind: Secret" in done.stdout, f"{block}: {done.stdout}{done.stderr}"
+        return
     assert "127.0.0.1:1" in done.stderr and "refused" in done.stderr, f"{block}: {done.stdout}{done.stderr}"
 
 
@@ -88,7 +92,9 @@ def test_a_command_names_what_is_there(block: Block, call: list[str], render: Re
     """Objects, pods, containers and files of the overlay whose namespace it says; what it creates is for a chart."""
     if "create" in call:
         values = "".join(path.read_text() for path in (ROOT / "deploy" / "k8s" / "charts").iterdir())
-        assert f": {call[call.index('generic') + 1]}\n" in values, block
+        secrets = {one["metadata"]["name"] for one in kinds(render("production"), "Secret")}
+        name = call[call.index("generic") + 1]
+        assert f": {name}\n" in values or name in secrets, block
         return
     space = call[call.index("-n") + 1] if "-n" in call else "blockrelay"
     objects = render(SPACES[space])
@@ -104,7 +110,7 @@ def test_a_command_names_what_is_there(block: Block, call: list[str], render: Re
             if re.fullmatch("blockrelay-[a-z0-9-]*[a-z0-9]", part) and part != space:
                 assert (kind, part) in there, f"{block}: no {kind} {part}"
     for flag, exists in (("-f", Path.is_file), ("-k", Path.is_dir)):
-        if flag in flags and flags[flags.index(flag) + 1] != ".":
+        if flag in flags and flags[flags.index(flag) + 1] not in (".", "-"):
             assert exists(ROOT / flags[flags.index(flag) + 1]), block
     if "-c" in flags:
         (redis,) = kinds(objects, "StatefulSet")

@@ -1,14 +1,16 @@
 """The overlays and components of deploy/k8s: valid in every version that we claim, and in agreement with the code."""
 
+import shutil
+import subprocess
 from base64 import b64decode
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import pytest
 import yaml
 
+from blockrelay.auth.api_keys import Tenant, add_key
 from blockrelay_worker.execution.process.executors import LOAD_LIMIT_S
 from tests.support.kubernetes import rendering
 from tests.support.kubernetes.contracts.objects import containers, kinds, pod_of
@@ -16,6 +18,7 @@ from tests.support.kubernetes.contracts.rules import complaints
 from tests.support.kubernetes.custom_resources import custom_complaints
 from tests.support.kubernetes.rendering import Manifest, is_custom, schema_complaints
 from tests.support.kubernetes.variants import VARIANTS
+from tests.support.project import ROOT
 
 #: The three newest, and the oldest that we claim.
 VERSIONS = ("1.37", "1.36", "1.35", "1.30")
@@ -123,10 +126,29 @@ def test_each_role_has_a_password_of_its_own_of_which_redis_reads_the_digest(ren
         return b64decode(data[what]).decode()
 
     passwords = {
-        r: urlsplit(told(r, "BLOCKRELAY_REDIS_URL")).password or "" for r in ("gateway", "scheduler", "worker")
+        r: b64decode(secrets[f"blockrelay-password-{r}"]["password"]).decode().strip()
+        for r in ("gateway", "scheduler", "worker")
     }
-    passwords["keda"] = told("keda", "password")
-    assert len(set(passwords.values())) == 4
+    passwords["keda"], passwords["reloader"] = told("keda", "password"), told("users", "reloader").strip()
+    assert len(set(passwords.values())) == 5
     for role, password in passwords.items():
         users = told("users", "control.acl")
         assert f"user {role} on #{sha256(password.encode()).hexdigest()} " in users and password not in users
+
+
+def test_a_new_key_password_or_certificate_replaces_no_pod(render: Render, overlays: dict[str, Path]) -> None:
+    """What pods are made of stays as it is, and so do the names of what they mount."""
+    folder = overlays["production"].parent / "production-later"
+    shutil.copytree(overlays["production"], folder)
+    add_key(folder / "secrets" / "api-keys.json", Tenant(name="another"))
+    for role in ("gateway", "scheduler", "worker", "reloader"):
+        (folder / "secrets" / "passwords" / role).write_text("another\n")
+    (folder / "secrets" / "ca.crt").unlink()
+    (folder / "secrets" / "tls.crt").unlink()
+    subprocess.run([ROOT / "deploy" / "k8s" / "make-secrets", folder / "secrets"], check=True)
+    after = rendering.render(folder)
+    pods = ("Deployment", "StatefulSet")
+    assert kinds(after, *pods) == kinds(render("production"), *pods)
+    (keys,) = [one["data"] for one in kinds(after, "Secret") if one["metadata"]["name"] == "blockrelay-api-keys"]
+    assert b"another" in b64decode(keys["api-keys.json"])
+    shutil.rmtree(folder)

@@ -225,6 +225,28 @@ def nobody_to_believe(objects: list[Manifest]) -> None:
     containers(one(objects, "Deployment", "worker-cpu"))[0]["volumeMounts"][0]["mountPath"] = "/etc/redis"
 
 
+def password_elsewhere(objects: list[Manifest]) -> None:
+    containers(one(objects, "Deployment", "gateway"))[0]["volumeMounts"] = [
+        each for each in gateway(objects)["volumeMounts"] if each["name"] != "redis-password"
+    ]
+    pod_of(one(objects, "Deployment", "gateway"))["volumes"] = [
+        each for each in pod_of(one(objects, "Deployment", "gateway"))["volumes"] if each["name"] != "redis-password"
+    ]
+
+
+def keys_as_one_file(objects: list[Manifest]) -> None:
+    (mount,) = [each for each in gateway(objects)["volumeMounts"] if each["name"] == "api-keys"]
+    mount |= {"mountPath": f"{mount['mountPath']}/api-keys.json", "subPath": "api-keys.json"}
+
+
+def keys_under_new_names(objects: list[Manifest]) -> None:
+    (secret,) = [each for each in kinds(objects, "Secret") if each["metadata"]["name"] == "blockrelay-api-keys"]
+    (volume,) = [
+        each for each in pod_of(one(objects, "Deployment", "gateway"))["volumes"] if each["name"] == "api-keys"
+    ]
+    secret["metadata"]["name"] = volume["secret"]["secretName"] = "blockrelay-api-keys-7k2h9dt6mc"
+
+
 def users_without_a_file(objects: list[Manifest]) -> None:
     (secret,) = [each for each in kinds(objects, "Secret") if "redis-users" in each["metadata"]["name"]]
     del secret["data"]["payload.acl"]
@@ -280,7 +302,8 @@ MISTAKES: tuple[Mistake, ...] = (
 OF_COMPONENTS: tuple[Mistake, ...] = (
     trigger_of_another_cell, trigger_of_a_queue, misspelt_parameter, scaler_of_nobody, number_is_set_back,
     scaler_elsewhere, scaled_twice, keda_without_a_password, keda_is_shut_out, address_of_our_namespace_only,
-    url_without_tls, nobody_to_believe, users_without_a_file, monitor_of_another_port, jobs_of_another_name,
+    url_without_tls, nobody_to_believe, password_elsewhere, keys_as_one_file, keys_under_new_names,
+    users_without_a_file, monitor_of_another_port, jobs_of_another_name,
     prometheus_is_shut_out, stale_alerts, dashboard_left_out,
 )  # fmt: skip
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from blockrelay.auth.api_keys import read_keys
+from blockrelay.auth.password_file import read_password
 from blockrelay.protocol.keys import Keys
 from blockrelay.redis.client import Scripts
 from tests.support.cell import Cell, begin_cell
@@ -34,11 +35,11 @@ def test_a_release_is_replaced_by_its_tag(top: Path) -> None:
 
 def test_secrets_are_rotated_step_by_step(top: Path) -> None:
     secrets = top / "deploy/k8s/overlays/production/secrets"
-    learn, take, forget, certificate, *authority, keys = runnable("procedures/rotate-secrets.md")
-    old = (secrets / "passwords" / "gateway").read_text().strip()
+    keys, learn, take, forget, certificate, *authority = runnable("procedures/rotate-secrets.md")
+    old, told = (secrets / "passwords" / "gateway").read_text().strip(), (secrets / "gateway.env").read_text()
 
     def in_use() -> str:
-        return (secrets / "gateway.env").read_text().partition("gateway:")[2].partition("@")[0]
+        return read_password(secrets / "passwords" / "gateway")
 
     def digests() -> int:
         return (secrets / "control.acl").read_text().count(" #")
@@ -50,6 +51,7 @@ def test_secrets_are_rotated_step_by_step(top: Path) -> None:
     assert in_use() != old and digests() == known + 1
     run(forget, top)
     assert in_use() != old and digests() == known
+    assert (secrets / "gateway.env").read_text() == told, "a change of it replaces gateways"
 
     def believed(certificate: Path) -> bool:
         asked = ["openssl", "verify", "-CAfile", secrets / "ca.crt", certificate]

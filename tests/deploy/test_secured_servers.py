@@ -1,23 +1,31 @@
 """Real Redis servers started as the overlay `production` starts them, reached as its Secrets say."""
 
+import json
+import os
+import re
 import shutil
 import subprocess
-from base64 import b64decode
+import sys
+from base64 import b64decode, b64encode
 from collections.abc import Iterator
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
 import pytest
 import redis
 
+from blockrelay.auth.password_file import with_password_file
 from blockrelay.errors import RedisRefused, RedisTrouble
 from blockrelay.protocol.keys import Keys
 from blockrelay.redis import client as redis_link
+from blockrelay.redis.client import server_run_id
 from blockrelay_launcher.supervisor.ports import kept_ports
-from tests.support.kubernetes.contracts.network import redis_urls
+from tests.support.kubernetes.contracts.network import redis_urls, told
 from tests.support.kubernetes.contracts.objects import containers, kinds, pod_of
 from tests.support.kubernetes.rendering import Manifest, render
+from tests.support.project import ROOT
 from tests.support.redis.keda import unfinished
 from tests.support.redis.redis_server import find_binary, has_tls
 from tests.support.waiting import wait_until
@@ -47,9 +55,9 @@ class Servers:
         """What its volumes show, as files."""
         secrets = {one["metadata"]["name"]: one["data"] for one in kinds(self.objects, "Secret")}
         place = self.folder / workload["metadata"]["name"]
-        (place / "data").mkdir(parents=True)
+        (place / "data").mkdir(parents=True, exist_ok=True)
         for volume in (one for one in pod_of(workload)["volumes"] if "secret" in one):
-            (place / volume["name"]).mkdir()
+            (place / volume["name"]).mkdir(exist_ok=True)
             shown = {item["key"] for item in volume["secret"].get("items", [])}
             for name, value in secrets[volume["secret"]["secretName"]].items():
                 if not shown or name in shown:
@@ -68,15 +76,22 @@ class Servers:
         command = self.moved(workload, text).replace("redis-cli ", here)
         return subprocess.run([shell, flag, command], capture_output=True, check=False).returncode == 0
 
-    def client(self, url: str) -> redis.Redis:
+    def client(self, url: str, password: Path | None = None) -> redis.Redis:
         """To the server of the address, which listens here, and whose certificate has the names of its Service."""
         parts = urlsplit(url)
         user = parts.netloc.rpartition("@")[0]
         path = self.folder / "blockrelay-redis-control" / "tls" / "ca.crt"
         place = f"{user}@127.0.0.1:{self.ports[parts.hostname or '']}"
-        return redis_link.connect(
-            urlunsplit(parts._replace(netloc=place, query=f"ssl_ca_certs={path}&ssl_check_hostname=false"))
-        )
+        query = f"ssl_ca_certs={path}&ssl_check_hostname=false"
+        found = urlunsplit(parts._replace(netloc=place, query=query))
+        return redis_link.connect(with_password_file(found, password and str(password)))
+
+    def password_of(self, workload: Manifest) -> Path:
+        """The file that its container is told of, as its volumes show it."""
+        (path,) = map(Path, told(self.objects, workload, "REDIS_PASSWORD_FILE"))
+        mounts = containers(workload)[0]["volumeMounts"]
+        (volume,) = [mount["name"] for mount in mounts if mount["mountPath"] == str(path.parent)]
+        return self.folder / workload["metadata"]["name"] / volume / path.name
 
 
 @pytest.fixture(scope="module")
@@ -110,14 +125,83 @@ def test_every_role_comes_in_by_the_addresses_of_its_secret(servers: Servers, ro
     (workload,) = [
         one for one in kinds(servers.objects, "Deployment") if one["metadata"]["name"] == f"blockrelay-{role}"
     ]
+    servers.mount(workload)
+    file = servers.password_of(workload)
     urls = redis_urls(servers.objects, workload)
     assert len(urls) == 2
     for url in urls:
-        with servers.client(url) as client:
+        with servers.client(url, file) as client:
             assert client.ping()
-        password = urlsplit(url).password or ""
-        with servers.client(url.replace(password, "wrong")) as client, pytest.raises(RedisRefused):
+        with servers.client(url.replace("@", ":wrong@")) as client, pytest.raises(RedisRefused):
             client.ping()
+
+
+#: `kubectl` for load-users: what pods show is in folders here, and their servers listen here.
+STAND_IN = """\
+#!{python}
+import base64, json, subprocess, sys
+words, told = sys.argv[1:], json.loads({told!r})
+if "get" in words:
+    assert words[words.index("secret") + 1] == "blockrelay-redis-users"
+    field = words[-1].removeprefix("jsonpath={{.data.").removesuffix("}}").replace(chr(92), "")
+    sys.stdout.write(json.load(open(told["secret"]))[field])
+else:
+    pod, command = words[words.index("exec") + 1].partition("/")[2], words[words.index("--") + 1 :]
+    for old, new in (*told["paths"][pod].items(), ("redis-cli ", f"redis-cli -p {{told['ports'][pod]}} ")):
+        command = [word.replace(old, new) for word in command]
+    sys.exit(subprocess.run(command).returncode)
+"""
+
+
+@needs_tls
+def test_users_are_read_again_by_one_command_when_they_have_reached_the_pods(
+    servers: Servers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A password that Redis is to know from now on comes in at once, and the servers run on."""
+    (secret,) = [one for one in kinds(servers.objects, "Secret") if one["metadata"]["name"] == "blockrelay-redis-users"]
+    (gateway,) = [
+        one for one in kinds(servers.objects, "Deployment") if one["metadata"]["name"] == "blockrelay-gateway"
+    ]
+    servers.mount(gateway)
+    known = servers.password_of(gateway)
+    new, file = tmp_path / "new", tmp_path / "secret.json"
+    new.write_text("another\n")
+    digest = sha256(b"another").hexdigest()
+    data = {
+        name: re.sub(r"(user gateway on )", rf"\1#{digest} ", b64decode(value).decode()) if ".acl" in name else ""
+        for name, value in secret["data"].items()
+    }
+    file.write_text(json.dumps({name: b64encode(text.encode()).decode() for name, text in data.items()}))
+    workloads = {one["metadata"]["name"]: one for one in kinds(servers.objects, "StatefulSet", "Deployment")}
+    redises = {name: workloads[name] for name in servers.ports}
+    paths = {
+        name: {m["mountPath"]: servers.moved(one, m["mountPath"]) for m in containers(one)[0]["volumeMounts"]}
+        for name, one in redises.items()
+    }
+    world = {"secret": str(file), "paths": paths, "ports": servers.ports}
+    stand_in = tmp_path / "bin" / "kubectl"
+    stand_in.parent.mkdir()
+    stand_in.write_text(STAND_IN.format(python=sys.executable, told=json.dumps(world)))
+    stand_in.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{stand_in.parent}:{os.environ['PATH']}")
+    urls = redis_urls(servers.objects, gateway)
+    ids: list[str] = []
+    for url in urls:
+        with servers.client(url, known) as client:
+            ids.append(server_run_id(client))
+        with servers.client(url, new) as client, pytest.raises(RedisTrouble):
+            client.ping()
+
+    loading = subprocess.Popen([ROOT / "deploy" / "k8s" / "load-users"], stdout=subprocess.PIPE, text=True)
+    for name in redises:  # the kubelet is later than the command
+        acl = "control.acl" if "control" in name else "payload.acl"
+        (servers.folder / name / "users" / acl).write_text(data[acl])
+    said, _ = loading.communicate(timeout=60)
+    assert loading.returncode == 0 and said.count("knows the users of the Secret") == 2
+    for url, before in zip(urls, ids, strict=True):
+        for password in (known, new):
+            with servers.client(url, password) as client:
+                assert server_run_id(client) == before, "nothing was restarted"
 
 
 @needs_tls

@@ -1,8 +1,8 @@
 """The Redis users of deploy/redis, made from the table of keys: `python -m blockrelay.redis.users control|payload`.
 
 A script runs with the rights of its caller, so a role may use what it uses itself and what its scripts use. Beside the
-services there are `keda`, an autoscaler that may count the unfinished requests, and `probe`, who needs no password and
-may ask whether the server answers.
+services there are `keda`, an autoscaler that may count the unfinished requests, `reloader`, who has the server read its
+file of users again, and `probe`, who needs no password and may ask whether the server answers.
 """
 
 import sys
@@ -30,8 +30,10 @@ _KEDA = f"-@all +ping +hello +eval +type +zcard +llen ~{Keys(CELL).running}"
 #: server that reads its append-only file again (Redis 7.0 and Valkey 8.0 were seen to, 6.2 was not) runs what is
 #: between MULTI and EXEC as this user, and leaves out what it may not do: all that scripts have written would be gone.
 DEFAULT_USER = "user default off resetpass ~* &* +@all"
+#: Passwords are changed in the file; who may say so learns nothing of it.
+_RELOADER = "-@all +ping +acl|load"
 #: Users with a password: ROLE_SHA256 of the files stands for its digest.
-ROLES = (*SCRIPTS_OF, "keda")
+ROLES = (*SCRIPTS_OF, "keda", "reloader")
 
 
 def _pattern(family: Family) -> str:
@@ -54,6 +56,7 @@ def rules(server: Server) -> list[str]:
         lines.append(f"user {role} on #{role.upper()}_SHA256 resetchannels {commands} {patterns}{channels}")
     if server == "control":
         lines.append(f"user keda on #KEDA_SHA256 resetchannels {_KEDA}")
+    lines.append(f"user reloader on #RELOADER_SHA256 resetchannels {_RELOADER}")
     return lines
 
 

@@ -83,7 +83,8 @@ def closed(objects: list[Manifest]) -> Iterator[str]:
 
 
 def reached(objects: list[Manifest]) -> Iterator[str]:
-    """Services reach DNS and the Redis servers of their Secrets; those with TLS have the certificate to believe."""
+    """Services reach DNS and the Redis servers of their Secrets, have the certificate to believe of those with TLS, and
+    the password that they are to come with."""
     policies = kinds(objects, "NetworkPolicy")
     for client in (one for one in kinds(objects, *WORKLOADS) if settings_of(one) is not None):
         if not any("namespaceSelector" in to for to in ways(policies, client, "egress", "to")):
@@ -91,10 +92,11 @@ def reached(objects: list[Manifest]) -> Iterator[str]:
         urls = redis_urls(objects, client)
         if len(urls) != 2:
             yield f"{called(client)}: it has {len(urls)} addresses of Redis servers, not 2"
+        mounts = {mount["mountPath"] for one in containers(client) for mount in one.get("volumeMounts", [])}
+        files = told(objects, client, "REDIS_PASSWORD_FILE")
         for url in urls:
             yield from _reaches(objects, client, url)
-            mounts = {mount["mountPath"] for one in containers(client) for mount in one.get("volumeMounts", [])}
-            for path in parse_qs(urlsplit(url).query).get("ssl_ca_certs", []):
+            for path in (*files, *parse_qs(urlsplit(url).query).get("ssl_ca_certs", [])):
                 if path.rpartition("/")[0] not in mounts:
                     yield f"{called(client)}: nothing is mounted where {path} should be"
 
@@ -123,10 +125,15 @@ def _reaches(objects: list[Manifest], client: Manifest, url: str) -> Iterator[st
 
 def redis_urls(objects: list[Manifest], workload: Manifest) -> list[str]:
     """Addresses in the Secrets that its containers get."""
+    return told(objects, workload, "REDIS_URL")
+
+
+def told(objects: list[Manifest], workload: Manifest, setting: str) -> list[str]:
+    """What stands under names that end in `setting`, in the Secrets that its containers get."""
     secrets = {one["metadata"]["name"]: one for one in kinds(objects, "Secret")}
     named = [source.get("secretRef", {}).get("name") for c in containers(workload) for source in c.get("envFrom", [])]
     data = [secrets[name]["data"] for name in named if name in secrets]
-    return [b64decode(value).decode() for some in data for name, value in some.items() if name.endswith("REDIS_URL")]
+    return [b64decode(value).decode() for some in data for name, value in some.items() if name.endswith(setting)]
 
 
 def _policies_of(policies: list[Manifest], workload: Manifest) -> list[Manifest]:

@@ -17,6 +17,8 @@ from tests.support.kubernetes.contracts.objects import (
 from tests.support.kubernetes.rendering import Manifest
 from tests.support.project import ROOT
 
+#: What kustomize puts behind a name that goes by the content.
+_OF_CONTENT = re.compile(r"-[2456789bcdfghkmt]{10}$")
 PROBES = ("startupProbe", "livenessProbe", "readinessProbe")
 
 
@@ -96,6 +98,18 @@ def mounted(objects: list[Manifest]) -> Iterator[str]:
                 yield f"{called(workload)}: ReadWriteOncePod stands alone"
             if "fsGroup" not in pod_of(workload).get("securityContext", {}):
                 yield f"{called(workload)}: without fsGroup its user cannot write on its volume"
+
+
+def renewed(objects: list[Manifest]) -> Iterator[str]:
+    """A Secret that pods show as files keeps its name and is mounted as a folder: a change reaches pods as they are."""
+    for workload in kinds(objects, *WORKLOADS):
+        shown = {one["name"]: one["secret"] for one in pod_of(workload).get("volumes", []) if "secret" in one}
+        for name in (secret["secretName"] for secret in shown.values()):
+            if _OF_CONTENT.search(name):
+                yield f"{called(workload)}: a change of Secret {name} replaces its pods"
+        for mount in (mount for container in containers(workload) for mount in container.get("volumeMounts", [])):
+            if mount["name"] in shown and "subPath" in mount:
+                yield f"{called(workload)}: a change does not reach {mount['mountPath']}, which is a subPath"
 
 
 def _missing(objects: list[Manifest], volume: Manifest) -> Iterator[str]:

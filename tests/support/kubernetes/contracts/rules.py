@@ -10,7 +10,7 @@ OF_AN_OVERLAY: tuple[Rule, ...] = (identity.of_today, identity.in_namespaces)
 OF_A_NAMESPACE: tuple[Rule, ...] = (
     identity.named, identity.labelled, identity.selected, identity.disrupted,
     network.ports, network.closed, network.reached,
-    pods.probed, pods.configured, pods.imaged, pods.mounted,
+    pods.probed, pods.configured, pods.imaged, pods.mounted, pods.renewed,
     limits.confined, limits.sized, limits.ended,
     scaling.scaled, scaling.by_unfinished_requests, scaling.by_workers_wanted,
     monitoring.scraped, monitoring.alerted,
