@@ -64,17 +64,20 @@ class Balancer:
         self.ready: list[str] = []
         self._looked = asyncio.Event()
         self._turn = 0
+        self._passing: set[asyncio.Task[None]] = set()
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[str]:
         """Its URL."""
         looking = asyncio.create_task(self._look())
-        server = await asyncio.start_server(self._pass_on, "127.0.0.1", 0)
+        server = await asyncio.start_server(self._accepted, "127.0.0.1", 0)
         try:
             yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         finally:
-            looking.cancel()
             server.close()
+            for task in (looking, *self._passing):
+                task.cancel()
+            await asyncio.gather(looking, *self._passing, return_exceptions=True)
 
     async def shows(self, gateway: RunningGateway) -> None:
         """Until it sends requests there."""
@@ -89,15 +92,24 @@ class Balancer:
                 self._looked.clear()
                 await asyncio.sleep(LOOK_S)
 
+    def _accepted(self, client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
+        task = asyncio.create_task(self._pass_on(client, to_client))
+        self._passing.add(task)
+        task.add_done_callback(self._passing.discard)
+
     async def _pass_on(self, client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
         self._turn += 1
         url = httpx.URL(self.ready[self._turn % len(self.ready)])
-        try:
+        with contextlib.closing(to_client), contextlib.suppress(OSError):
             gateway, to_gateway = await asyncio.open_connection(url.host, url.port)
-        except OSError:
-            to_client.transport.abort()
-            return
-        await asyncio.gather(_copy(client, to_gateway), _copy(gateway, to_client), return_exceptions=True)
+            with contextlib.closing(to_gateway):
+                both = [asyncio.create_task(_copy(client, to_gateway)), asyncio.create_task(_copy(gateway, to_client))]
+                try:
+                    await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    for one in both:
+                        one.cancel()
+                    await asyncio.gather(*both, return_exceptions=True)
 
 
 async def _is_ready(http: httpx.AsyncClient, url: str) -> bool:
@@ -107,25 +119,29 @@ async def _is_ready(http: httpx.AsyncClient, url: str) -> bool:
 
 
 async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    try:
-        while part := await reader.read(1 << 16):
-            writer.write(part)
-            await writer.drain()
-    finally:
-        writer.close()
+    while part := await reader.read(1 << 16):
+        writer.write(part)
+        await writer.drain()
 
 
-def body_of(index: int, tokens: int) -> dict[str, Any]:
+def body_of(model: str, index: int, tokens: int) -> dict[str, Any]:
     """One of the requests: sampled, so that nothing but the same seed gives the same text."""
     prompt = [10 + (index * 31 + at * 7) % 200 for at in range(16)]
     extra = {"ignore_eos": True, "return_token_ids": True, "timeout": 3600}
-    return {"prompt": prompt, "max_tokens": tokens, "temperature": 0.8, "seed": index, "extra_body": extra}
+    return {
+        "model": model,
+        "prompt": prompt,
+        "max_tokens": tokens,
+        "temperature": 0.8,
+        "seed": index,
+        "extra_body": extra,
+    }
 
 
-async def answers_of(url: str, tokens: int) -> list[list[int]]:
+async def answers_of(url: str, model: str, tokens: int) -> list[list[int]]:
     """The token ids of every request, whole and undisturbed."""
     async with client_of(url) as api:
-        asked = (api.completions.create(model="", **body_of(index, tokens)) for index in range(BODIES))
+        asked = (api.completions.create(**body_of(model, index, tokens)) for index in range(BODIES))
         return [answer.choices[0].model_extra["token_ids"] for answer in await asyncio.gather(*asked)]  # pyright: ignore
 
 
@@ -139,7 +155,9 @@ async def roll(
 ) -> Report:
     """Replace every gateway under so many streams. `another` starts one; the caller ends those that are left."""
     report, balancer, over = Report(), Balancer(gateways), asyncio.Event()
-    long, short = await answers_of(gateways[0].url, tokens), await answers_of(gateways[0].url, SHORT)
+    async with client_of(gateways[0].url) as api:
+        model = (await api.models.list()).data[0].id
+    long, short = [await answers_of(gateways[0].url, model, length) for length in (tokens, SHORT)]
     begun = asyncio.Semaphore(0)
 
     async def stream(api: AsyncOpenAI, index: int) -> None:
@@ -147,7 +165,7 @@ async def roll(
         found: list[int] = []
         started = time.monotonic()
         try:
-            async for chunk in await api.completions.create(model="", stream=True, **body_of(index % BODIES, tokens)):
+            async for chunk in await api.completions.create(stream=True, **body_of(model, index % BODIES, tokens)):
                 begun.release() if not found else None
                 found += chunk.choices[0].model_extra["token_ids"]  # pyright: ignore
         except Exception as error:  # noqa: BLE001  # of whatever library: the stream is broken
@@ -161,7 +179,7 @@ async def roll(
         while not over.is_set():
             report.short += 1
             try:
-                answer = await api.completions.create(model="", **body_of(report.short % BODIES, SHORT))
+                answer = await api.completions.create(**body_of(model, report.short % BODIES, SHORT))
                 report.differing += answer.choices[0].model_extra["token_ids"] not in short  # pyright: ignore
             except OpenAIError as error:
                 report.broken.append(repr(error))

@@ -5,7 +5,7 @@ import asyncio
 from bench.scenarios.gateway_roll import LINGER_S, RunningGateway, roll
 from tests.support.systems.system import StartSystem
 
-STREAMS, TOKENS = 24, 200
+STREAMS, TOKENS = 16, 200
 #: Streams last for seconds: both gateways have some to let end when they listen no more.
 SLOW = {"inject_speed": "0.05"}
 

@@ -21,7 +21,7 @@ from blockrelay_gateway.http.body_limit import RECEIVED
 #: An idle connection lives longer here than in usual clients and proxies, so that they close it and never write into
 #: one that we are closing.
 KEEP_ALIVE_S = 75
-#: Once nobody listens any more, idle connections are kept for so long: a request may be on its way on one.
+#: Once nobody listens any more, connections that are idle are kept for so long: a request may be on its way on one.
 LAST_REQUEST_S = 0.5
 #: How long a WebSocket of a gateway that ends waits for the other side's word that it is closed.
 LAST_CLOSE_S = 1.0
@@ -81,15 +81,19 @@ def _patient_for(arrival_s: float, most: int, drain: Drain) -> type[H11Protocol]
                 self._await_head()
 
         def shutdown(self) -> None:
-            if self._idle() and drain.phase == Phase.FINISHING:
-                self.loop.call_later(LAST_REQUEST_S, self._close_if_idle)
-            else:
+            if drain.phase != Phase.FINISHING:
                 super().shutdown()
+            elif self._idle():
+                self._close_soon()
 
         def on_response_complete(self) -> None:
             super().on_response_complete()
             if not self.transport.is_closing() and self.cycle.response_complete:
                 self._count()
+                if drain.phase == Phase.FINISHING:  # an answer that began before the end did not say so
+                    self._close_soon()
+                elif drain.phase > Phase.FINISHING:
+                    self.timeout_keep_alive_handler()
 
         def connection_lost(self, exc: Exception | None) -> None:
             silent.pop(self, None)
@@ -97,6 +101,9 @@ def _patient_for(arrival_s: float, most: int, drain: Drain) -> type[H11Protocol]
 
         def _idle(self) -> bool:
             return self.cycle is None or self.cycle.response_complete  # pyright: ignore[reportUnnecessaryComparison]
+
+        def _close_soon(self) -> None:
+            self.loop.call_later(LAST_REQUEST_S, self._close_if_idle)
 
         def _close_if_idle(self) -> None:
             if self._idle():

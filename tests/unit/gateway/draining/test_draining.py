@@ -20,6 +20,7 @@ from tests.support.gateway.sse_client import read_events
 from tests.support.waiting import wait_until
 
 PLAIN: dict[str, Any] = {"prompt": "x", "stream": True, "max_tokens": 3}
+BODY = json.dumps(PLAIN)
 LONG_S, NO_TIME_S = 600.0, 0.05
 
 
@@ -213,18 +214,31 @@ def test_ctrl_c_tells_readers_at_once(settings: GatewaySettings, worker: PlayedW
 
 
 def test_a_request_on_its_way_on_a_connection_that_is_kept_is_answered(
-    settings: GatewaySettings, worker: PlayedWorker, monkeypatch: pytest.MonkeyPatch
+    settings: GatewaySettings, worker: PlayedWorker, said: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Also where an answer was under way when the end began: its head did not say that it is the last one."""
     monkeypatch.setattr(http_server, "LAST_REQUEST_S", LONG_S)
-    with ending_gateway(lasting(settings)) as gateway, connected(gateway) as fresh, connected(gateway) as kept:
+    with (
+        ending_gateway(lasting(settings)) as gateway,
+        connected(gateway) as fresh,
+        connected(gateway) as kept,
+        connected(gateway) as streaming,
+    ):
         kept.sendall(b"GET /version HTTP/1.1\r\nhost: localhost\r\n\r\n")
         first = b""
         while not first.endswith(b"}"):
             first += kept.recv(4096)
         assert first.startswith(b"HTTP/1.1 200") and b"connection: close" not in first
+        head = f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(BODY)}\r\n\r\n"
+        streaming.sendall((head + BODY).encode())
+        (claimed,) = worker.claim()
         gateway.tell(signal.SIGTERM)
         wait_until(lambda: not gateway.listens, "nobody listens")
-        for connection in (fresh, kept):
+        worker.say(claimed, said[:3], end="length")
+        events = b""
+        while not events.endswith(b"\r\n0\r\n\r\n"):
+            events += streaming.recv(4096)
+        for connection in (fresh, kept, streaming):
             connection.sendall(b"GET /version HTTP/1.1\r\nhost: localhost\r\n\r\n")
             answer = to_its_end(connection)
             assert answer.startswith(b"HTTP/1.1 200") and b"connection: close" in answer
