@@ -219,6 +219,7 @@ def test_kill_9_of_a_gateway_breaks_its_own_answers_only_and_loses_none(up: Up) 
     assert 0 < len(broken) < len(jobs)
 
     up.stack.start(gateways[0])
+    up.stack.wait_healthy(gateways[0])
 
     def is_asked_again() -> bool:
         assert up.complete(jobs[0], stream=False) == up.golden[jobs[0].request]
