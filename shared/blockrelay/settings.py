@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
+from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic_settings import SettingsError
 
 from blockrelay import failpoints
-from blockrelay.auth.password_file import has_password, with_password_file
+from blockrelay.auth.redis_settings import RedisSettings
 from blockrelay.errors import UsageError
 from blockrelay.host.cpu import check_threads
 from blockrelay.protocol.constants import DEAD_AFTER_MS, RETENTION_S
@@ -31,28 +31,11 @@ GraphMode = Literal["max-autotune", "use-graph-cache", "reduce-overhead", "enfor
 MAX_RETENTION_S = 366 * 24 * 3600
 
 
-class Settings(BaseSettings):
+class Settings(RedisSettings):
     """What all services share."""
-
-    model_config = SettingsConfigDict(
-        env_prefix="BLOCKRELAY_", frozen=True, extra="ignore", protected_namespaces=(), allow_inf_nan=False
-    )
 
     model: Path = Field(default=BUNDLED_MODEL, description="block folder")
     model_name: str | None = Field(default=None, description="name clients use; default: the manifest's")
-    redis_url: str = Field(
-        default="redis://127.0.0.1:6379/0",
-        description="control Redis (AOF, fsync always); its Sentinels or cluster too (docs/operations.md)",
-    )
-    payload_redis_url: str | None = Field(default=None, description="Redis for rows; default: the control Redis")
-    redis_password_file: str | None = Field(
-        default=None,
-        description="file whose first line is the password for redis_url, read for each new connection; default: the "
-        "URL has it",
-    )
-    payload_redis_password_file: str | None = Field(
-        default=None, description="the same for payload_redis_url; default: the same file; empty: none"
-    )
     cell: str = Field(default="c0", pattern=rf"^{CELL}$", description="name of the partition")
     node_id: str | None = Field(default=None, description="node_id of log lines; default: role, host and pid")
     host: str = Field(default="127.0.0.1", description="address the service listens on")
@@ -62,30 +45,9 @@ class Settings(BaseSettings):
     log_prompts: bool = Field(default=False, description="write prompts and texts into the log (never by default)")
     failpoint: str = Field(default="", description="die, sleep, fail or wait at a named point (docs/failpoints.md)")
 
-    @property
-    def control_redis(self) -> str:
-        """The URL of the control Redis, which names the file of its password if there is one."""
-        return with_password_file(self.redis_url, self.redis_password_file)
-
-    @property
-    def payload_redis(self) -> str | None:
-        """The same of the Redis for rows."""
-        if self.payload_redis_url is None:
-            return None
-        file = self.payload_redis_password_file
-        return with_password_file(self.payload_redis_url, self.redis_password_file if file is None else file)
-
     def served_name(self, own: str) -> str:
         """What clients and metrics call the model whose manifest calls it `own`."""
         return self.model_name or own
-
-    @field_validator("redis_password_file", "payload_redis_password_file")
-    @classmethod
-    def _is_the_only_password(cls, value: str | None, info: ValidationInfo) -> str | None:
-        url = str(info.field_name).replace("password_file", "url")
-        if value and has_password(info.data.get(url) or ""):
-            raise ValueError(f"BLOCKRELAY_{url.upper()} has a password already: take it out, or leave the file out")
-        return value
 
     @field_validator("failpoint")
     @classmethod

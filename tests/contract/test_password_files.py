@@ -9,9 +9,10 @@ from typing import Any, cast
 import pytest
 import redis
 
-from blockrelay.errors import RedisRefused, RedisTrouble, RedisUnavailable, UsageError
+from blockrelay.errors import RedisRefused, RedisTrouble, RedisUnavailable, ServiceUnavailable, UsageError
 from blockrelay.protocol.keys import Keys
 from blockrelay.redis import client as redis_link
+from blockrelay.redis.cell_address import CellAddress, connected
 from blockrelay.redis.client import AsyncOneConnection, OneConnection
 from blockrelay.redis.subscription import subscribed, subscribed_async
 from blockrelay.settings import Settings
@@ -94,8 +95,8 @@ def test_a_connection_that_is_there_goes_on_and_a_new_one_takes_the_new_password
 
 WAYS: dict[str, Callable[[redis.Redis], Callable[[], Any]]] = {
     "command": lambda client: client.client_id,
-    "pipeline": lambda client: lambda: client.pipeline(transaction=False).client_id().execute(),
-    "transaction": lambda client: lambda: client.pipeline(transaction=True).client_id().execute(),
+    "pipeline": lambda client: lambda: client.pipeline(transaction=False).ping().execute(),  # pyright: ignore
+    "transaction": lambda client: lambda: client.pipeline(transaction=True).ping().execute(),  # pyright: ignore
     "script": lambda client: lambda: client.eval("return 1", 0),
     "blocking read": lambda client: lambda: client.xread({"nothing": "0"}, block=1) or "nothing",
 }
@@ -212,6 +213,13 @@ def test_at_the_start_it_is_a_line_that_ends_the_service(url: str, folder: Swapp
         pytest.raises(UsageError, match=r"^the control Redis does not let us in: .*/password"),
     ):
         redis_link.check_redis(client, "control Redis", cell=KEYS)
+
+
+def test_a_command_is_told_what_helps_and_not_to_look_whether_redis_runs(url: str, folder: SwappedFolder) -> None:
+    folder.swap({"password": "wrong\n"})
+    with pytest.raises(ServiceUnavailable) as told, connected(CellAddress(url, Settings())):
+        pass
+    assert "ACL LOAD" in str(told.value) and "is it running" not in str(told.value)
 
 
 def test_a_wrong_password_of_the_url_is_refused_as_before(server: RedisServer) -> None:

@@ -48,7 +48,8 @@ def connected(cell: CellAddress) -> Iterator[redis.Redis]:
         check_protocol(client, cell.keys, join=False)
         yield client
     except RedisTrouble as error:
-        hint = ": is it running? (--redis URL or --data DIR)" if isinstance(error, RedisUnavailable) else ""
+        silent = isinstance(error, RedisUnavailable) and not error.code
+        hint = ": is it running? (--redis URL or --data DIR)" if silent else ""
         raise ServiceUnavailable(f"{error}{hint}") from error
     finally:
         client.close()

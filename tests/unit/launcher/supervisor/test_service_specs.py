@@ -82,3 +82,13 @@ def test_only_gateways_listen_where_others_reach_them(tmp_path: Path) -> None:
         child.name: child.env["BLOCKRELAY_HOST"] for child in (*gateways(layout), *schedulers(layout), *workers(layout))
     }
     assert listens == {"gateway": "0.0.0.0", "scheduler": "127.0.0.1", "worker-1": "127.0.0.1"}
+
+
+def test_the_password_of_another_redis_is_for_no_service_of_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A shell may reach another cell. The embedded Redis has no password, and that of --redis is in its address."""
+    for name in ("REDIS_URL", "REDIS_PASSWORD_FILE", "PAYLOAD_REDIS_PASSWORD_FILE"):
+        monkeypatch.setenv(f"BLOCKRELAY_{name}", "redis://there" if name.endswith("URL") else "/etc/there")
+    (gateway,) = gateways(layout_of(tmp_path, UpOptions(model=tmp_path), 1))
+    assert not {"/etc/there", "redis://there"} & set(gateway.env.values())
