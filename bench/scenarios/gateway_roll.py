@@ -24,7 +24,8 @@ from typing import Any
 import httpx
 from openai import AsyncOpenAI, OpenAIError
 
-from bench.scenarios.recovery import System, running
+from bench.scenarios.gateway_kills import answers
+from bench.scenarios.recovery import System, running, wait_until
 from blockrelay.settings import environment_for
 from blockrelay.up_file import read_running
 from blockrelay_launcher.supervisor.ports import kept_ports
@@ -33,8 +34,8 @@ from blockrelay_launcher.supervisor.ports import kept_ports
 BODIES, SHORT = 8, 4
 #: How often the balancer looks, and short requests that are under way at once.
 LOOK_S, SHORT_AT_ONCE = 0.5, 4
-#: Seconds that a gateway listens after SIGTERM: the balancer has looked twice.
-LINGER_S = 4 * LOOK_S
+#: Seconds that a gateway listens after SIGTERM, as in deploy/k8s.
+LINGER_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +47,13 @@ class RunningGateway:
 @dataclass
 class Report:
     """`broken` says how; `differing` are those with another text; `stream_s` is how long each stream took, `gone_s` how
-    long each gateway from its SIGTERM on."""
+    long each gateway from its SIGTERM on. `refused`: connections for a gateway that listened no more."""
 
     streams: int = 0
     short: int = 0
     broken: list[str] = field(default_factory=list[str])
     differing: int = 0
+    refused: int = 0
     stream_s: list[float] = field(default_factory=list[float])
     gone_s: list[float] = field(default_factory=list[float])
 
@@ -63,7 +65,7 @@ class Balancer:
         self.gateways = list(gateways)
         self.ready: list[str] = []
         self._looked = asyncio.Event()
-        self._turn = 0
+        self._turn = self.refused = 0
         self._passing: set[asyncio.Task[None]] = set()
 
     @contextlib.asynccontextmanager
@@ -100,8 +102,12 @@ class Balancer:
     async def _pass_on(self, client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
         self._turn += 1
         url = httpx.URL(self.ready[self._turn % len(self.ready)])
-        with contextlib.closing(to_client), contextlib.suppress(OSError):
-            gateway, to_gateway = await asyncio.open_connection(url.host, url.port)
+        with contextlib.closing(to_client):
+            try:
+                gateway, to_gateway = await asyncio.open_connection(url.host, url.port)
+            except OSError:
+                self.refused += 1
+                return
             with contextlib.closing(to_gateway):
                 both = [asyncio.create_task(_copy(client, to_gateway)), asyncio.create_task(_copy(gateway, to_client))]
                 try:
@@ -170,7 +176,7 @@ async def roll(
                 found += chunk.choices[0].model_extra["token_ids"]  # pyright: ignore
         except Exception as error:  # noqa: BLE001  # of whatever library: the stream is broken
             begun.release()
-            report.broken.append(repr(error))
+            report.broken.append(f"a stream behind {len(found)} tokens: {error!r}")
             return
         report.stream_s.append(time.monotonic() - started)
         report.differing += found != long[index % BODIES]
@@ -182,7 +188,7 @@ async def roll(
                 answer = await api.completions.create(**body_of(model, report.short % BODIES, SHORT))
                 report.differing += answer.choices[0].model_extra["token_ids"] not in short  # pyright: ignore
             except OpenAIError as error:
-                report.broken.append(repr(error))
+                report.broken.append(f"a short request: {error!r}")
 
     async with balancer.running() as url, client_of(url) as api, asyncio.TaskGroup() as tasks:
         for gateway in gateways:
@@ -203,6 +209,7 @@ async def roll(
             report.gone_s.append(time.monotonic() - told)
             balancer.gateways.remove(gateway)
         over.set()
+    report.refused = balancer.refused
     return report
 
 
@@ -229,6 +236,7 @@ def main(arguments: list[str] | None = None) -> int:
         "short": report.short,
         "broken": len(report.broken),
         "differing": report.differing,
+        "refused": report.refused,
         "gateways_gone_s": [round(each, 1) for each in report.gone_s],
     }
     print(json.dumps(figures) if chosen.json else "  ".join(f"{name} {value}" for name, value in figures.items()))
@@ -253,7 +261,9 @@ def _start(system: System, model: Path, drain_s: float) -> RunningGateway:
             process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "blockrelay_gateway"], env={**os.environ, **env}, stdout=log, stderr=log
             )
-        return RunningGateway(f"http://127.0.0.1:{port}", process)
+        url = f"http://127.0.0.1:{port}"
+        wait_until(lambda: answers(url), "a gateway")
+    return RunningGateway(url, process)
 
 
 def _end(gateway: RunningGateway) -> None:

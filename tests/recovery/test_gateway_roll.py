@@ -2,10 +2,12 @@
 
 import asyncio
 
-from bench.scenarios.gateway_roll import LINGER_S, RunningGateway, roll
+from bench.scenarios.gateway_roll import LOOK_S, RunningGateway, roll
 from tests.support.systems.system import StartSystem
 
 STREAMS, TOKENS = 16, 200
+#: Long enough for a balancer that looks every LOOK_S, on a machine that is busy.
+LINGER_S = 8 * LOOK_S
 #: Streams last for seconds: both gateways have some to let end when they listen no more.
 SLOW = {"inject_speed": "0.05"}
 

@@ -1,6 +1,7 @@
 """A gateway with the memory of the shipped pod, 512 MiB, under bodies and answers that want many times that."""
 
 import json
+import signal
 import socket
 import subprocess
 import sys
@@ -106,7 +107,7 @@ def gateway_of(model: Path, control: RedisServer, payload: RedisServer, log: Pat
         wait_until(alive, "the gateway answers", timeout_s=60)
         yield Gateway(process, url)
     finally:
-        process.terminate()
+        process.send_signal(signal.SIGINT)  # what is under way has nobody who answers it
         assert process.wait(30) == 0, log.read_text()[-2000:]
 
 

@@ -3,6 +3,7 @@
 import signal
 from collections.abc import Sequence
 
+import httpx
 import pytest
 
 from blockrelay.block_folder.folder import BlockFolder
@@ -193,6 +194,9 @@ def test_a_second_signal_ends_a_drain_at_once(start_system: StartSystem, long_jo
     leaving.terminate()
     leaving.send_signal(signal.SIGCONT)
     wait_until(lambda: any(w.draining for w in system.infos()), "it drains")
+    (info,) = system.infos()
+    answer = httpx.get(f"http://{info.host}:{info.port}/readyz")
+    assert answer.status_code == 503 and "draining" in answer.json()["reasons"][0]
     leaving.terminate()
     assert leaving.wait(30) == 0
     assert not system.all_ended(jobs) and reruns(system, jobs) > 0

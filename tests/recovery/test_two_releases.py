@@ -129,7 +129,7 @@ class Rolling:
 
 def ended(process: "subprocess.Popen[bytes]", among: list["subprocess.Popen[bytes]"]) -> None:
     process.send_signal(signal.SIGTERM)
-    assert process.wait(60) == 0
+    assert process.wait(90) == 0
     among.remove(process)
 
 

@@ -20,6 +20,7 @@ from blockrelay.protocol.messages import EndEntry, TokenEntry
 from blockrelay.redis.client import connect
 from blockrelay.up_file import read_running
 from tests.support.cell import read_log
+from tests.support.gateway.sse_client import read_events
 from tests.support.models.tiny_model import write_tiny_model
 from tests.support.redis.redis_server import RedisServer
 from tests.support.systems.failing_gpus import failing_gpus
@@ -125,6 +126,21 @@ def test_killed_with_9_it_leaves_no_orphan_and_the_next_one_goes_on_with_what_wa
         assert isinstance(end, EndEntry) and end.reason == "length"
         client.close()
         assert up.stop() == 0
+
+
+def test_a_stream_that_is_under_way_does_not_hold_the_end_up_and_is_told_how_to_go_on(
+    model: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its worker goes first: it would wait for its gateway's whole drain in vain."""
+    monkeypatch.setenv("BLOCKRELAY_INJECT_SPEED", "0.001")
+    monkeypatch.setenv("BLOCKRELAY_DRAIN_S", "0")
+    body = {"prompt": [1, 5, 9], "max_tokens": 300, "stream": True, "ignore_eos": True}
+    with running_up(model, data=data) as up:
+        with httpx.stream("POST", f"{up.url}/v1/completions", json=body, timeout=60) as response:
+            up.process.send_signal(signal.SIGINT)
+            *_, error, done = read_events(response)
+        assert done.data == "DONE" and "/v1/requests/cmpl-" in error.data["error"]["message"]
+        assert up.process.wait(40) == 0
 
 
 def test_a_body_that_is_on_its_way_does_not_hold_the_end_up(model: Path, data: Path) -> None:

@@ -13,10 +13,16 @@ from typing import Any
 import httpx
 import pytest
 import websockets.sync.client as websockets
+from fastapi import WebSocket
+from starlette.types import Message
 
 from blockrelay.settings import GatewaySettings
 from blockrelay_gateway.api.infer.schemas import InferRequest
+from blockrelay_gateway.api.infer.websocket import converse
 from blockrelay_gateway.api.openai.schemas import ChatRequest, CompletionRequest
+from blockrelay_gateway.app import create_app
+from blockrelay_gateway.http.body_budget import BodyShare, ReceivedBody
+from blockrelay_gateway.http.body_limit import RECEIVED
 from tests.support.gateway.played import PlayedWorker, RunningGateway
 from tests.support.waiting import wait_until
 
@@ -178,3 +184,20 @@ def test_a_message_of_a_client_that_leaves_holds_no_room(gateway: RunningGateway
                 socket.send(json.dumps({"id": number, "prompt": "x"}) + " " * LARGE)
             wait_until(lambda: gateway.gateway.bodies.used > 2 * LARGE, "they are there")
         wait_until(lambda: gateway.gateway.bodies.used == 0, "their room is given back")
+
+
+async def test_a_message_whose_client_has_left_before_its_turn_holds_no_room(settings: GatewaySettings) -> None:
+    app = create_app(settings)
+    gateway = app.state.gateway
+    share = BodyShare(gateway.bodies)
+    share.take(LARGE)
+    letter = {"type": "websocket.receive", "text": "", RECEIVED: ReceivedBody(b"{}", share)}
+    messages = [{"type": "websocket.connect"}, letter, {"type": "websocket.disconnect", "code": 1001}]
+
+    async def receive() -> Message:
+        return messages.pop(0)
+
+    async def send(message: Message) -> None: ...
+
+    await converse(gateway, WebSocket({"type": "websocket", "app": app, "headers": []}, receive, send))
+    assert not messages and gateway.bodies.used == 0

@@ -5,6 +5,7 @@ import json
 import re
 from collections.abc import Coroutine
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 from fastapi import WebSocket, WebSocketDisconnect
@@ -54,9 +55,8 @@ async def converse(gateway: Gateway, socket: WebSocket) -> None:
                     except asyncio.CancelledError:
                         letter.close()
                         raise
-                    tasks.create_task(conversation.answer(letter)).add_done_callback(
-                        lambda _: conversation.room.release()
-                    )
+                    answering = tasks.create_task(conversation.answer(letter))
+                    answering.add_done_callback(partial(conversation.over, letter))
             except KeyError:
                 await socket.close(code=1003, reason="send text messages, not binary ones")
                 raise _Left from None
@@ -176,6 +176,11 @@ class Conversation:
             self.under_way -= 1
             if not self.under_way:
                 self.idle.set()
+
+    def over(self, letter: Letter, _: asyncio.Task[None]) -> None:
+        """A message was answered, or its client has left, perhaps before `answer` had its first turn."""
+        letter.close()
+        self.room.release()
 
     async def _begin(self, letter: Letter) -> Coroutine[Any, Any, None]:
         """Have the request accepted; what is left to do does not need the message any more."""

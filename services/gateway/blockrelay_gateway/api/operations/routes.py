@@ -83,8 +83,8 @@ async def livez(request: Request) -> Response:
 async def readyz(request: Request, question: Annotated[Question, Query(alias="for")] = "tokens") -> Response:
     """200 only when a token can be produced: Redis answers and every stage of the plan has a live worker.
 
-    `?for=accepting` asks less, what a load balancer wants to know: that Redis answers and this gateway does not shut
-    down. Requests are accepted then and wait for workers, ended ones can be read. Of several cells one is enough.
+    `?for=accepting` asks less, what a load balancer wants to know: that Redis answers and this gateway was not told
+    to end. Requests are accepted then and wait for workers, ended ones can be read. Of several cells one is enough.
     """
     ready, reasons = await state.of(request).cells.readiness(question)
     return JsonAnswer(
