@@ -248,5 +248,5 @@ def test_redis_asks_for_a_password_that_nobody_finds_from_outside(up: Up) -> Non
     for container in up.stack.containers():
         assert password not in json.dumps(up.stack.inspect(container))
         if up.stack.inspect(container)["State"]["Running"]:
-            assert password not in run("docker", "top", container, "-eo", "args")
+            assert password not in run("docker", "top", container, "-eo", "pid,args")
     assert password not in up.stack.compose("logs", "--no-color")
