@@ -22,7 +22,7 @@ from blockrelay.settings import BUNDLED_MODEL
 from blockrelay_converter.convert import convert
 from tests.support.models.checkpoints import write_checkpoint
 from tests.support.models.tiny_model import write_tiny_model
-from tests.support.systems.compose_stack import ComposeStack, leftovers, mountable_copy
+from tests.support.systems.compose_stack import ComposeStack, leftovers, mountable_copy, run
 from tests.support.systems.system import Job, golden_tokens, make_jobs
 from tests.support.waiting import wait_until
 
@@ -221,15 +221,32 @@ def test_no_container_may_do_more_than_it_needs(up: Up) -> None:
     for container in up.stack.containers():
         found = up.stack.inspect(container)
         service, host = found["Config"]["Labels"]["com.docker.compose.service"], found["HostConfig"]
+        assert host["Memory"] > 0 and host["NanoCpus"] > 0, service
+        assert host["Tmpfs"] and all("size=" in options for options in host["Tmpfs"].values()), service
         assert host["ReadonlyRootfs"] and host["CapDrop"] == ["ALL"] and not host["Privileged"], service
         assert "no-new-privileges:true" in host["SecurityOpt"], service
         assert service == "redis" or found["Config"]["User"] not in ("", "0", "root"), service
         for binding in host["PortBindings"] or {}:
             addresses = [b["HostIp"] for b in host["PortBindings"][binding]]
             published.setdefault(service, []).extend(addresses)
-        wait_until(
-            lambda: up.stack.inspect(container)["State"]["Health"]["Status"] == "healthy",  # noqa: B023
-            f"{service} is healthy",
-            timeout_s=60,
+        if service != "redis-password":  # it has ended
+            up.stack.wait_healthy(container)
+    assert published == {"proxy": ["127.0.0.1"]}
+
+
+def test_redis_asks_for_a_password_that_nobody_finds_from_outside(up: Up) -> None:
+    for service in ("redis", "redis-payload"):
+        (container,) = up.stack.containers(service)
+        asked = subprocess.run(
+            ["docker", "exec", container, "redis-cli", "ping"], capture_output=True, text=True, check=False
         )
-    assert published == {"gateway": ["127.0.0.1"]}
+        assert "NOAUTH" in asked.stdout, asked
+    password = up.stack.python(
+        up.stack.containers("scheduler")[0], "print(open('/run/redis-password/password').read().strip())"
+    ).stdout.strip()
+    assert len(password) == 64
+    for container in up.stack.containers():
+        assert password not in json.dumps(up.stack.inspect(container))
+        if up.stack.inspect(container)["State"]["Running"]:
+            assert password not in run("docker", "top", container, "-eo", "pid,args")
+    assert password not in up.stack.compose("logs", "--no-color")

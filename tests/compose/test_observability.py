@@ -68,7 +68,7 @@ def stack() -> Iterator[ComposeStack]:
         stack.down()
         try:
             stack.build()
-            stack.up("gateway", "worker", "scheduler", "webhook", *watching)
+            stack.up("proxy", "gateway", "worker", "scheduler", "webhook", *watching)
             yield stack
         finally:
             stack.down()

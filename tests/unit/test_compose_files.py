@@ -67,7 +67,7 @@ def test_a_gpu_worker_takes_its_gpu_and_comes_only_when_asked_for(service: str, 
     else:
         assert worker["devices"] == ["${GPU_DEVICE:-/dev/dri}:/dev/dri"]
     assert worker["environment"]["BLOCKRELAY_DEVICE"] == "gpu"
-    confined = ("read_only", "tmpfs", "cap_drop", "security_opt", "networks", "restart", "stop_grace_period")
+    confined = ("read_only", "cap_drop", "security_opt", "networks", "restart", "stop_grace_period")
     assert [worker[name] for name in confined] == [other[name] for name in confined]
 
 
@@ -101,6 +101,22 @@ def test_an_image_for_gpus_installs_its_extra_and_computes_there(target: str) ->
     assert "BLOCKRELAY_DEVICE=gpu" in stage and 'CMD ["python", "-m", "blockrelay_worker"]' in stage
     users = re.findall(r"^USER (\S+)", stage, re.M)
     assert not users or users[-1] == "10001:10001", "it does not run as root"
+
+
+def test_no_stage_for_gpus_stands_above_a_target_for_cpus() -> None:
+    """The builder before BuildKit builds every stage from the first to the target."""
+    stages = re.split(r"^FROM ", (ROOT / "deploy" / "Dockerfile").read_text(), flags=re.M)[1:]
+    names = [stage.split()[2] for stage in stages]
+    gpu = [
+        n for n, stage in zip(names, stages, strict=True) if re.search(r"\[cuda\]|\[webgpu\]|vulkan|DEVICE=gpu", stage)
+    ]
+    assert {"worker-cuda", "worker-cuda-packages", "worker-webgpu", "worker-webgpu-packages"} == set(gpu)
+    targets = {one["build"]["target"] for one in services(COMPOSE).values() if "build" in one}
+    assert targets - set(gpu) == {"gateway", "scheduler", "worker", "converter"}
+    for target in targets - set(gpu):
+        assert not set(names[: names.index(target)]) & set(gpu), f"{target} takes gigabytes that it does not need"
+    webgpu = names[: names.index("worker-webgpu")]
+    assert "worker-cuda-packages" not in webgpu, "an image for AMD and Intel needs nothing of NVIDIA's"
 
 
 def test_a_gateway_that_is_stopped_has_the_time_that_it_takes() -> None:

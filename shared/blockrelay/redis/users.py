@@ -3,8 +3,8 @@ control or payload, or replication (lines that control servers with replicas hav
 
 A script runs with the rights of its caller, so a role may use what it uses itself and what its scripts use. Beside the
 services there are `keda`, an autoscaler that may count the unfinished requests, `exporter`, which tells a monitoring
-system how the server is, `reloader`, who has the server read its file of users again, and `probe`, who needs no password
-and may ask whether the server answers.
+system how the server is, `reloader`, who has the server read its file of users again, and `probe`, who needs no
+password and may ask whether the server answers.
 """
 
 import sys

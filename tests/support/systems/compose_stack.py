@@ -18,7 +18,7 @@ from tests.support.waiting import wait_until
 ROOT = Path(__file__).parents[3]
 PROJECT = "blockrelay-test"
 LABEL = f"label=com.docker.compose.project={PROJECT}"
-#: Services whose ports are published.
+#: What answers at a published port, by the variable NAME_PORT; all gateways at one.
 PORTS = ("gateway", "prometheus", "alertmanager", "grafana", "jaeger")
 READY = (
     "from urllib.request import ProxyHandler, build_opener; "
@@ -79,9 +79,11 @@ class ComposeStack:
     def build(self) -> None:
         self.compose("build")
 
-    def up(self, *services: str) -> None:
-        """Ready: a token can be produced. What stands still is started again. `services`: only these."""
-        self.compose("up", "--detach", *services)
+    def up(self, *services: str, **scale: int) -> None:
+        """Ready: a token can be produced. What stands still is started again. `services`: only these; `scale`: how many
+        of each."""
+        many = [option for name, count in scale.items() for option in ("--scale", f"{name}={count}")]
+        self.compose("up", "--detach", *many, *services)
         try:
             wait_until(self.is_ready, "/readyz of the gateway says yes", timeout_s=120, poll_s=0.1)
         except AssertionError as error:
@@ -120,6 +122,17 @@ class ComposeStack:
 
     def start(self, container: str) -> None:
         run("docker", "start", container)
+
+    def wait_healthy(self, container: str) -> None:
+        """Its own check says so."""
+        healthy = lambda: self.inspect(container)["State"]["Health"]["Status"] == "healthy"  # noqa: E731
+        wait_until(healthy, f"{container[:12]} is healthy", timeout_s=120, poll_s=0.2)
+
+    def gateway_sample(self, container: str, name: str) -> float:
+        """A metric of one gateway, asked at its own address."""
+        networks = self.inspect(container)["NetworkSettings"]["Networks"]
+        address = networks[f"{PROJECT}_inside"]["IPAddress"]
+        return sampled(httpx.get(f"http://{address}:8000/metrics", timeout=5).text, name)
 
     def wait_worker_ready(self, workers: Sequence[str], *, timeout_s: float = 60.0) -> None:
         """Each of them has a stage."""
