@@ -8,6 +8,7 @@ from blockrelay.block_folder.analysis import ModelAnalysis, analyse
 from blockrelay.block_folder.model import Precision
 from blockrelay.quantities import format_quantity, format_seconds
 from blockrelay_converter.analyse import run
+from blockrelay_converter.sizing import measured
 from blockrelay_converter.sizing.capacity import (
     FIRST_TOKEN_SYNCS,
     SHARE,
@@ -19,7 +20,7 @@ from blockrelay_converter.sizing.capacity import (
     model_need,
 )
 from blockrelay_converter.sizing.command import NEW, PROMPT
-from blockrelay_converter.sizing.measured import SOURCES
+from blockrelay_converter.sizing.measured import SOURCES, Cost, Measured
 from blockrelay_converter.sizing.pace import given_pace
 from blockrelay_converter.sizing.shapes import SHAPES
 from blockrelay_converter.sizing.sized import size
@@ -103,6 +104,27 @@ _WATCH: Sequence[tuple[str, str, str]] = (
     ("rows between stages", "`blockrelay_worker_forwarded_bytes_total` by `way`", "near what the network carries"),
     ("gateways", "CPU of each, `blockrelay_gateway_requests_running`", "above 0.7 cores: one more"),
 )  # fmt: skip
+_COSTS: Sequence[tuple[str, Cost, str]] = (
+    ("Redis: commands, those of scripts counted", measured.REDIS_COMMANDS, ""),
+    ("Redis: CPU", measured.REDIS_CPU, "s"),
+    ("Redis: bytes on its wires", measured.REDIS_WIRE, "B"),
+    ("Redis: memory, under way", measured.UNDER_WAY_BYTES, "B"),
+    ("Redis: memory, ended and kept", measured.ENDED_BYTES, "B"),
+    ("disk: bytes of the append-only file", measured.FILE_BYTES, "B"),
+    ("disk: bytes written", measured.DEVICE_BYTES, "B"),
+    ("disk: syncs, none of them shared", measured.SYNCS, ""),
+    ("gateway: CPU", measured.GATEWAY_CPU, "s"),
+)
+_SINGLE: Sequence[tuple[str, Measured, str]] = (
+    ("gateway: CPU of a read of all its logs in a cell", measured.GATEWAY_READ_S, "s"),
+    ("gateway: memory of an open stream", measured.GATEWAY_STREAM_BYTES, "B"),
+    ("gateway: memory alone", measured.GATEWAY_ALONE_BYTES, "B"),
+    ("gateway: memory of its helpers, once bodies were large", measured.GATEWAY_HELPERS_BYTES, "B"),
+    ("gateway: a token on the wire to its client", measured.CLIENT_TOKEN_BYTES, "B"),
+    ("scheduler: memory", measured.SCHEDULER_BYTES, "B"),
+    ("worker: memory beside weights and KV", measured.WORKER_ALONE_BYTES, "B"),
+    ("worker: operations of a core in a second, `w8a8`", measured.CORE_OPERATIONS, ""),
+)
 _FOOT = """
 [Metrics](metrics.md) has them all, [autoscaling](autoscaling.md) what adds workers by itself, and
 [one million streams](one-million-streams.md) what comes first when a system grows beyond this page.
@@ -115,7 +137,7 @@ def page() -> str:
         (_HEAD, _example(), "\n## Weights\n\n", _weights(), "\n## Keys and values\n\n", _keys_and_values(),
          "\n## Memory of a worker\n\n", _memory(), "\n## Control Redis, its disk, gateways\n\n", _by_rate(),
          "\n## Which disk\n\n", _disks(), "\n## Network between stages\n\n", _network(), _RULES,
-         _sources(), _watch(), _FOOT)
+         _costs(), _sources(), _watch(), _FOOT)
     )  # fmt: skip
 
 
@@ -157,9 +179,10 @@ def _weights() -> str:
 
 
 def _keys_and_values() -> str:
+    kinds: Sequence[tuple[Precision, str]] = (("w8a8", "16 bits"), ("fp32", "32 bits (all blocks `fp32`)"))
     rows: list[list[str]] = []
     for name, one in _analyses().items():
-        for precision, said in (("w8a8", "16 bits"), ("fp32", "32 bits (all blocks `fp32`)")):
+        for precision, said in kinds:
             needs = [_need(name, one, precision, _load(context)) for context in _CONTEXTS]
             full = [_bytes(need.kv_bytes_per_context) for need in needs]
             rows.append([SHAPES[name].name, said, _bytes(needs[0].kv_bytes_per_token), *full])
@@ -257,6 +280,28 @@ def _sources() -> str:
         "same requests and tokens took gateways and Redis 2.2 to 2.8 times as many: leave them cores of their own.\n"
         "`capacity` is a fit to six loads by least squares. Counts and bytes do not depend on how fast a machine is;\n"
         "the worst of the six is off by 1 % in bytes of the file, 11 % in commands, 13 % in bytes on the wire.\n"
+    )
+
+
+def _costs() -> str:
+    rows: list[list[str]] = []
+    for name, cost, unit in _COSTS:
+        parts = (cost.request, cost.token, cost.prompt_token, cost.commit, cost.second)
+        rows.append([name, *(_cost(part, unit) for part in parts), f"`{cost.source}`"])
+    heads = ("of", "a request", "a new token", "a token of a prompt", "a COMMIT", "a second without any", "rests on")
+    singles = [(name, _cost(one.value, unit), f"`{one.source}`") for name, one, unit in _SINGLE]
+    return f"\n## What was measured\n\n{table(heads, rows)}\n{table(('of', 'each', 'rests on'), singles)}"
+
+
+def _cost(value: float, unit: str) -> str:
+    if not value:
+        return "-"
+    return (
+        format_seconds(value)
+        if unit == "s"
+        else f"{value:.3g} {unit}".rstrip()
+        if value < 100
+        else format_quantity(value, unit)
     )
 
 

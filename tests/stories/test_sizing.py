@@ -71,7 +71,12 @@ def test_redis_and_its_disk_do_what_sizing_says(up: UpProcess, clients: int, req
 
 def test_a_cost_that_is_wrong_would_be_seen(up: UpProcess) -> None:
     """The comparison above has teeth: the bytes of a token alone are no cost of a request."""
-    found = grown(up, lambda: [ask(up, number, 4) for number in range(10)] and None)
+
+    def work() -> None:
+        for number in range(10):
+            ask(up, number, 4)
+
+    found = grown(up, work)
     load = Load(requests_per_second=10 / found.seconds, prompt=PROMPT, new=4, context=CONTEXT)
     without = Cost(source="capacity", token=measured.FILE_BYTES.token)
     assert found.seconds * a_second(without, load, 0.0) * FACTOR < found.counters["aof"]
