@@ -3,6 +3,7 @@
 import io
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
+from math import ceil
 
 from blockrelay.block_folder.analysis import ModelAnalysis, analyse
 from blockrelay.block_folder.model import Precision
@@ -121,6 +122,7 @@ _SINGLE: Sequence[tuple[str, Measured, str]] = (
     ("gateway: memory alone", measured.GATEWAY_ALONE_BYTES, "B"),
     ("gateway: memory of its helpers, once bodies were large", measured.GATEWAY_HELPERS_BYTES, "B"),
     ("gateway: a token on the wire to its client", measured.CLIENT_TOKEN_BYTES, "B"),
+    ("Redis: memory alone", measured.REDIS_ALONE_BYTES, "B"),
     ("scheduler: memory", measured.SCHEDULER_BYTES, "B"),
     ("worker: memory beside weights and KV", measured.WORKER_ALONE_BYTES, "B"),
     ("worker: operations of a core in a second, `w8a8`", measured.CORE_OPERATIONS, ""),
@@ -216,7 +218,7 @@ def _by_rate() -> str:
     found = [_capacity(rate) for rate in _RATES]
     rows = [
         ["new tokens a second", *(format_quantity(rate * NEW) for rate in _RATES)],
-        ["requests at once", *(f"{c.requests_at_once:,.0f}" for c in found)],
+        ["requests at once", *(f"{ceil(c.requests_at_once):,}" for c in found)],
         ["cells", *(str(c.cells) for c in found)],
         ["Redis: commands a second", *(format_quantity(c.redis_commands_per_second) for c in found)],
         ["Redis: cores", *(f"{c.redis_cpu:.2g}" for c in found)],

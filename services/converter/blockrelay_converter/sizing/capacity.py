@@ -223,7 +223,7 @@ def capacity(model: ModelNeed, load: Load, pace: Pace) -> Capacity:
     cells = _whole(redis_cpu / SHARE)
     syncs = a_second(measured.SYNCS, load, commits)
     whole = at_once + load.requests_per_second * measured.LINGERS_S
-    redis_bytes = whole * _each(measured.UNDER_WAY_BYTES, load)
+    redis_bytes = cells * measured.REDIS_ALONE_BYTES.value + whole * _each(measured.UNDER_WAY_BYTES, load)
     kept = load.requests_per_second * RETENTION_S * _each(measured.ENDED_BYTES, load)
     gateway_cpu = a_second(measured.GATEWAY_CPU, load, commits)
     # A gateway reads every cell, and of so many that it would do little else, those of its group.

@@ -57,6 +57,8 @@ SYNCS = Cost(source="capacity", request=2.9, commit=1.15, second=3.3)
 REDIS_CPU = Cost(source="streams", request=0.000594, token=0.0000193, commit=0.000116)
 #: Bytes on its wires, to and from all.
 REDIS_WIRE = Cost(source="capacity", request=3470.0, token=205.0, prompt_token=13.4, commit=721.0, second=25_800.0)
+#: Bytes of its process without requests.
+REDIS_ALONE_BYTES = Measured(17e6, "capacity")
 #: Bytes of it (the same of ids) for a request under way, and for one that has ended and is kept.
 UNDER_WAY_BYTES = Cost(source="capacity", request=7060.0, token=6.0, prompt_token=4.0)
 #: A log is kept as it is for so long after its request's end, for slow readers (docs/redis-keys.md). Seconds.

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from math import ceil
 from textwrap import wrap
 from typing import Any
 
@@ -19,7 +20,7 @@ _UNITS: dict[Unit, Callable[[float], str]] = {
     "B/s": lambda value: format_quantity(value, "B/s"),
     "/s": lambda value: format_quantity(value, "/s"),
     "s": format_seconds,
-    "cores": lambda value: f"{value:.2g} cores",
+    "cores": lambda value: f"{value:.2g} cores" if value < 10 else f"{value:,.0f} cores",
     "": lambda value: f"{value:,.0f}",
 }
 
@@ -106,7 +107,7 @@ def _by_pace(slow: Capacity, fast: Capacity, paces: Paces, load: Load) -> Iterat
         rows=[
             pace,
             row("workers", f"workers, {SHARE:.0%} busy", lambda c: c.workers, "", paces.source),
-            row("requests_at_once", "requests at once", lambda c: c.requests_at_once, "", "model"),
+            row("requests_at_once", "requests at once", lambda c: ceil(c.requests_at_once), "", "model"),
             row("gateways", "gateways", lambda c: c.gateways, "", "streams"),
             row("gateway_cpu", "  CPU of all of them", lambda c: c.gateway_cpu, "cores", "streams"),
             row("gateway_bytes", "  memory of each, with helpers", lambda c: c.gateway_bytes, "B", "capacity"),

@@ -61,6 +61,14 @@ def test_a_pace_that_is_given_leaves_no_range(capsys: pytest.CaptureFixture[str]
     assert "low" not in json.dumps(found["control_redis"])
 
 
+def test_a_load_of_next_to_nothing_needs_a_system_all_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    found = said(capsys, "1b", "--sizing", "--requests-per-second", "0.001", "--tokens-per-second-per-worker", "100")
+    processes = found["processes"]
+    for name, least in {"workers": 1, "requests_at_once": 1, "gateways": 2, "schedulers": 2, "cells": 1}.items():
+        assert processes[name]["value"] == least, name
+    assert found["control_redis"]["bytes"]["value"] > 10e6
+
+
 def test_a_profile_says_how_fast_a_worker_is(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     times = BlockProfile(seconds={1: 0.001, 256: 0.256})  # a millisecond for each row
     blocks = {f"block_{index}": {"CPU": times, "GPU": BlockProfile(seconds={1: 1e-5})} for index in range(1, 34)}
