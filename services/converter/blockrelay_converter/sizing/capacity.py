@@ -221,6 +221,7 @@ def capacity(model: ModelNeed, load: Load, pace: Pace) -> Capacity:
     commits = min(commits, load.tokens_per_second)
     redis_cpu = a_second(measured.REDIS_CPU, load, commits)
     cells = _whole(redis_cpu / SHARE)
+    free = 1 - redis_cpu / cells  # of every second, for syncs: while it computes, Redis does not sync
     syncs = a_second(measured.SYNCS, load, commits)
     whole = at_once + load.requests_per_second * measured.LINGERS_S
     redis_bytes = cells * measured.REDIS_ALONE_BYTES.value + whole * _each(measured.UNDER_WAY_BYTES, load)
@@ -244,9 +245,9 @@ def capacity(model: ModelNeed, load: Load, pace: Pace) -> Capacity:
             file_bytes_per_second=a_second(measured.FILE_BYTES, load, commits),
             device_bytes_per_second=a_second(measured.DEVICE_BYTES, load, commits),
             syncs_per_second=syncs,
-            fsync_own_s=(1 - redis_cpu / cells) / (syncs / cells),
-            fsync_step_s=step_s / SYNCS_A_WRITE,
-            fsync_first_token_s=FIRST_TOKEN_DISK_S / (FIRST_TOKEN_SYNCS * SYNCS_A_WRITE),
+            fsync_own_s=free / (syncs / cells),
+            fsync_step_s=free * step_s / SYNCS_A_WRITE,
+            fsync_first_token_s=free * FIRST_TOKEN_DISK_S / (FIRST_TOKEN_SYNCS * SYNCS_A_WRITE),
         ),
         payload_bytes_per_second=model.hop_bytes_per_row * load.tokens_per_second,
         payload_prompt_bytes_per_second=model.hop_bytes_per_row * load.prompt_tokens_per_second,
@@ -261,7 +262,7 @@ def capacity(model: ModelNeed, load: Load, pace: Pace) -> Capacity:
 
 def disk_effect(found: Capacity, fsync_s: float) -> DiskEffect:
     """Redis does nothing else while it syncs: what it computes takes its share of every second between syncs."""
-    free = max(1e-9, 1 - found.redis_cpu / found.cells)
+    free = 1 - found.redis_cpu / found.cells
     round_s = fsync_s / free
     writes = found.disk.syncs_per_second / found.cells
     waits_s = SYNCS_A_WRITE * round_s

@@ -9,7 +9,7 @@ from typing import Any
 from blockrelay.block_folder.precisions import format_precisions
 from blockrelay.quantities import counted, format_quantity, format_seconds
 from blockrelay_converter.sizing import measured
-from blockrelay_converter.sizing.capacity import FIRST_TOKEN_DISK_S, SHARE, Capacity, Load, ModelNeed
+from blockrelay_converter.sizing.capacity import FIRST_TOKEN_DISK_S, SHARE, Capacity, Load, ModelNeed, disk_effect
 from blockrelay_converter.sizing.measured import SOURCES
 from blockrelay_converter.sizing.pace import Paces
 from blockrelay_converter.sizing.sized import Sized
@@ -26,6 +26,8 @@ _UNITS: dict[Unit, Callable[[float], str]] = {
 
 
 _WIDTH = 80
+#: Seconds of a sync for which it is said what they do: a local SSD, and a slow disk of a network.
+FSYNCS = (0.001, 0.01)
 #: Ends of a range that are nearer than that are shown as one.
 _ALIKE = 1.03
 
@@ -93,6 +95,15 @@ def _by_pace(slow: Capacity, fast: Capacity, paces: Paces, load: Load) -> Iterat
         low, high = sorted((of(slow), of(fast)))
         return Row(key=key, says=says, low=low, high=high, unit=unit, source=source)
 
+    def with_fsync(fsync_s: float) -> Iterator[Row]:
+        said, of = format_seconds(fsync_s), f"with_{1000 * fsync_s:g}_ms"
+        for key, says, field, unit in (
+            ("first_token_s", f"with one of {said}: a first token waits", "first_token_s", "s"),
+            ("writes_a_sync", "  acceptances, COMMITs that share one", "writes_a_sync", ""),
+            ("commits_per_second", "  COMMITs of a worker, at most", "commits_per_second_a_worker", "/s"),
+        ):
+            yield row(f"{of}_{key}", says, lambda c, f=field: getattr(disk_effect(c, fsync_s), f), unit, "model")
+
     pace = Row(
         key="tokens_per_second_per_route",
         says="new tokens/s of a worker" if load.stages == 1 else "new tokens/s of a worker in each stage",
@@ -141,6 +152,7 @@ def _by_pace(slow: Capacity, fast: Capacity, paces: Paces, load: Load) -> Iterat
             row("fsync_step_s", "  for tokens one step at a time", lambda c: c.disk.fsync_step_s, "s", "model"),
             row("fsync_first_token_s", f"  for at most {format_seconds(FIRST_TOKEN_DISK_S)} of a first token",
                 lambda c: c.disk.fsync_first_token_s, "s", "model"),
+            *(one for fsync_s in FSYNCS for one in with_fsync(fsync_s)),
         ],
     )  # fmt: skip
     yield Section(

@@ -17,6 +17,7 @@ from blockrelay.errors import UsageError
 from blockrelay.settings import BUNDLED_MODEL
 from blockrelay_converter.sizing import measured
 from blockrelay_converter.sizing.capacity import (
+    FIRST_TOKEN_DISK_S,
     SHARE,
     Capacity,
     Load,
@@ -123,8 +124,9 @@ class TestDisk:
         said = found()
         for name in ("fsync_step_s", "fsync_first_token_s"):
             assert said.disk.fsync_needed_s <= getattr(said.disk, name)
-        effect = disk_effect(said, said.disk.fsync_step_s * (1 - said.redis_cpu))
-        assert effect.steps_a_commit == pytest.approx(1.0)
+        assert disk_effect(said, said.disk.fsync_step_s).steps_a_commit == pytest.approx(1.0)
+        assert disk_effect(said, 2 * said.disk.fsync_step_s).steps_a_commit == pytest.approx(2.0)
+        assert disk_effect(said, said.disk.fsync_first_token_s).first_token_s == pytest.approx(FIRST_TOKEN_DISK_S)
 
     def test_writes_share_syncs_where_the_disk_is_slow(self) -> None:
         said = found()

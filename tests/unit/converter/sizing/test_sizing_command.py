@@ -38,6 +38,15 @@ def test_every_figure_says_what_it_rests_on(capsys: pytest.CaptureFixture[str]) 
     assert len([key for key in found["model"] if key.endswith("cpu_bytes")]) == 4
 
 
+def test_a_slow_disk_delays_and_refuses_nobody(capsys: pytest.CaptureFixture[str]) -> None:
+    disk = said(capsys, "8b", *ASKED, "--tokens-per-second-per-worker", "1000")["disk"]
+    fast, slow = disk["with_1_ms_first_token_s"]["value"], disk["with_10_ms_first_token_s"]["value"]
+    assert slow == pytest.approx(10 * fast) and fast > 0.006, "three writes, two syncs each"
+    assert disk["with_10_ms_writes_a_sync"]["value"] > 1 == disk["with_1_ms_writes_a_sync"]["value"]
+    commits = [disk[f"with_{ms}_ms_commits_per_second"]["value"] for ms in (1, 10)]
+    assert commits[0] == pytest.approx(10 * commits[1])
+
+
 def test_a_block_folder_has_its_own_precision(capsys: pytest.CaptureFixture[str]) -> None:
     folder = open_block_folder(BUNDLED_MODEL, blocks=[])
     found = said(capsys, str(BUNDLED_MODEL), "--sizing")
