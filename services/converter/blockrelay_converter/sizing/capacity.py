@@ -81,7 +81,7 @@ class StageNeed:
     cpu_weight_bytes: int
     kv_bytes_per_token: int
     kv_bytes: int
-    """Of all requests that the worker has at once, each with its prompt and new tokens."""
+    """KV of all requests that the worker has at once, each with its prompt and new tokens."""
 
     @property
     def cpu_memory(self) -> float:
@@ -135,7 +135,7 @@ class DiskEffect:
     writes_a_sync: float
     """Acceptances and COMMITs that share one, at this load."""
     first_token_s: float
-    """At most, of a first token."""
+    """How long a first token waits for the disk, at most."""
     commits_per_second_a_worker: float
     """At most: a worker has one COMMIT under way, and the next has all tokens since."""
     steps_a_commit: float
@@ -201,7 +201,7 @@ def model_need(analysis: ModelAnalysis, precisions: Sequence[Precision], load: L
 
 
 def _whole(number: float) -> int:
-    """At least one."""
+    """The next whole number, at least one."""
     return max(1, ceil(number - _ROUNDING))
 
 
@@ -261,7 +261,8 @@ def capacity(model: ModelNeed, load: Load, pace: Pace) -> Capacity:
 
 
 def disk_effect(found: Capacity, fsync_s: float) -> DiskEffect:
-    """Redis does nothing else while it syncs: what it computes takes its share of every second between syncs."""
+    """What syncs of so many seconds do. Redis does nothing else meanwhile: what it computes takes its share of every
+    second between them."""
     free = 1 - found.redis_cpu / found.cells
     round_s = fsync_s / free
     writes = found.disk.syncs_per_second / found.cells
@@ -281,5 +282,5 @@ def a_second(cost: Cost, load: Load, commits: float) -> float:
 
 
 def _each(cost: Cost, load: Load) -> float:
-    """Of one request with its tokens."""
+    """What one request with its tokens takes."""
     return cost.request + load.prompt * cost.prompt_token + load.new * cost.token

@@ -35,12 +35,12 @@ class Wishes:
     cores: int | None
 
     def given(self) -> list[str]:
-        """Those that were given, as people write them."""
+        """The options that were given, as people write them."""
         return [f"--{name.replace('_', '-')}" for name in self.__slots__ if getattr(self, name) is not None]
 
 
 def sized_by(model: str, wishes: Wishes) -> Sized:
-    """UsageError and the like in one line for what cannot be."""
+    """The model, sized as the options say. UsageError and the like, in one line, for what cannot be."""
     shape, converted = read_shape(model)
     if wishes.precision is None and converted is not None:
         precisions = converted

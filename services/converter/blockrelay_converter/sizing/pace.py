@@ -29,7 +29,7 @@ class Paces:
 
 
 def given_pace(tokens_per_second: float) -> Paces:
-    """UsageError for what no worker can have."""
+    """The pace that a worker is said to have. UsageError for one that none can have."""
     if not 0 < tokens_per_second < 1e9:
         raise UsageError("--tokens-per-second-per-worker must be above 0, and what a worker can have")
     return Paces(slow=Pace(tokens_per_second), fast=Pace(tokens_per_second), source="given")
@@ -57,8 +57,8 @@ def _attended(load: Load) -> float:
 
 
 def profiled_pace(profile: Profile, load: Load, *, blocks: int, device: str | None) -> Paces:
-    """From what the blocks of the model took on one class of device: the slowest stage bounds the route. UsageError for
-    a profile of another model, or one that does not tell which class is meant."""
+    """The pace that follows from what the blocks of the model took on one class of device: the slowest stage bounds
+    the route. UsageError for a profile of another model, or one that does not tell which class is meant."""
     if len(profile.blocks) != blocks or set(profile.blocks) != {f"block_{index}" for index in range(1, blocks + 1)}:
         raise UsageError(
             f"the profile has {len(profile.blocks)} blocks and the model {blocks}: profile this model with "
@@ -78,7 +78,7 @@ def profiled_pace(profile: Profile, load: Load, *, blocks: int, device: str | No
 
 
 def _request_seconds(profile: Profile, blocks: Sequence[BlockProfile], load: Load, *, has_head: bool) -> float:
-    """Of a stage for each request, beside as many others as there may be at once."""
+    """Seconds that a stage computes for each request, beside as many others as there may be at once."""
     context = load.prompt + load.new / 2
     layers = blocks[:-1] if has_head else blocks
     reading = sum(block.at(PROMPT_ROWS, load.prompt / 2) for block in layers) / PROMPT_ROWS

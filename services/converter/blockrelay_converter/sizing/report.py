@@ -166,7 +166,7 @@ def _by_pace(slow: Capacity, fast: Capacity, paces: Paces, load: Load) -> Iterat
 
 
 def lines(sized: Sized) -> list[str]:
-    """For a terminal of 80 columns."""
+    """The lines that a terminal of 80 columns shows."""
     load = sized.load
     said = [
         f"{sized.name} in {format_precisions(sized.precisions)}, context {load.context}, "

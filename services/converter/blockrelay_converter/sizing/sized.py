@@ -12,7 +12,7 @@ from blockrelay_converter.sizing.pace import Paces
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sized:
-    """`slow` and `fast` are for the two ends of the paces, which are the same where a pace is known."""
+    """A model under a load, and what it needs at the two ends of its paces, which are one where the pace is known."""
 
     name: str
     precisions: tuple[Precision, ...]
@@ -29,7 +29,8 @@ def size(
     load: Load,
     pace: Callable[[ModelAnalysis], Paces],
 ) -> Sized:
-    """UsageError for a context that the model does not have, and what `analyse` and `model_need` refuse."""
+    """The model and the load, sized at both ends of the pace. UsageError for a context that the model does not have,
+    and what `analyse` and `model_need` refuse."""
     if load.context > model.max_position:
         raise UsageError(f"--context {load.context} is beyond the {model.max_position} of {model.name}")
     analysis = analyse(replace(model, max_position=load.context))
