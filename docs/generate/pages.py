@@ -13,6 +13,7 @@ from docs.generate import (
     plan_examples,
     redis_keys,
     settings,
+    sizing,
     states,
 )
 
@@ -31,6 +32,7 @@ _PAGES = {
     "compatibility.md": compatibility.page,
     "plan-examples.md": plan_examples.page,
     "states.md": states.page,
+    "sizing.md": sizing.page,
 }
 
 

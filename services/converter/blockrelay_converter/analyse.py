@@ -1,4 +1,7 @@
-"""`blockrelay analyse MODEL [--json]`: what a model costs, block by block, from its shape. Reads no weight."""
+"""`blockrelay analyse MODEL [--sizing] [--json]`: what a model costs, block by block, and what a load of it needs.
+
+All from its shape and from measured costs: no weight is read.
+"""
 
 import json
 import sys
@@ -18,21 +21,70 @@ from blockrelay.block_folder.folder import open_block_folder
 from blockrelay.block_folder.manifest import MANIFEST_NAME
 from blockrelay.block_folder.model import Precision
 from blockrelay.command_app import run_app
+from blockrelay.errors import UsageError
 from blockrelay.quantities import format_quantity
 from blockrelay_converter.block_writer import BlockSource
 from blockrelay_converter.checkpoint.safetensors import Checkpoint
 from blockrelay_converter.checkpoint.source import read_source
+from blockrelay_converter.sizing.command import AT_ONCE, CONTEXT, CORES, NEW, PRECISION, PROMPT, Wishes, sized_by
+from blockrelay_converter.sizing.report import lines, to_json
+from blockrelay_converter.sizing.shapes import NAMES
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 
 @app.command()
 def main(
-    model: Annotated[Path, typer.Argument(help="block folder, or Hugging Face folder")],
+    model: Annotated[
+        str | None, typer.Argument(help=f"block folder, or Hugging Face folder; with --sizing also a shape: {NAMES}")
+    ] = None,
+    named: Annotated[str | None, typer.Option("--model", metavar="MODEL", help="the same, as an option")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object instead of a table")] = False,
+    sizing: Annotated[
+        bool, typer.Option("--sizing", help="what a load needs: memory, Redis, disk, network, processes")
+    ] = False,
+    precision: Annotated[
+        str | None,
+        typer.Option(help=f"of the weights, as `convert` takes it [default: the folder's, else {PRECISION}]"),
+    ] = None,
+    context: Annotated[
+        int | None, typer.Option(help=f"tokens that a request may have [default: {CONTEXT}, or the model's]")
+    ] = None,
+    requests_per_second: Annotated[float | None, typer.Option(help="of the load [default: 1]")] = None,
+    prompt: Annotated[int | None, typer.Option(help=f"tokens of each prompt [default: {PROMPT}]")] = None,
+    new: Annotated[int | None, typer.Option(help=f"new tokens of each request [default: {NEW}]")] = None,
+    stages: Annotated[int | None, typer.Option(help="equal parts that the model is cut into [default: 1]")] = None,
+    requests_at_once: Annotated[
+        int | None, typer.Option(help=f"of a worker, its BLOCKRELAY_MAX_REQUESTS [default: {AT_ONCE}]")
+    ] = None,
+    tokens_per_second_per_worker: Annotated[
+        float | None, typer.Option(help="new tokens/s under this load, of a worker or of one in each stage")
+    ] = None,
+    profile: Annotated[
+        Path | None, typer.Option(help="profiling_results.json of this model, which says how fast a worker is")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="which of the profile's: CPU or GPU")] = None,
+    cores: Annotated[int | None, typer.Option(help=f"of a CPU worker that was not profiled [default: {CORES}]")] = None,
 ) -> None:
-    """Show parameters, bytes, operations and KV bytes of every block of a model, without reading its weights."""
-    analysis = read_analysis(model)
+    """Show parameters, bytes, operations and KV bytes of every block of a model, without reading its weights.
+
+    With --sizing: what a load needs, and what each figure rests on (docs/sizing.md).
+    """
+    if (model is None) == (named is None):
+        raise UsageError("give one model, as MODEL or with --model")
+    chosen = model or named or ""
+    wishes = Wishes(
+        precision=precision, context=context, requests_per_second=requests_per_second, prompt=prompt, new=new,
+        stages=stages, requests_at_once=requests_at_once, tokens_per_second_per_worker=tokens_per_second_per_worker,
+        profile=profile, device=device, cores=cores,
+    )  # fmt: skip
+    if sizing:
+        sized = sized_by(chosen, wishes)
+        typer.echo(json.dumps(to_json(sized), indent=1) if as_json else "\n".join(lines(sized)))
+        return
+    if stray := wishes.given():
+        raise UsageError(f"{stray[0]} says what to size: give --sizing too")
+    analysis = read_analysis(Path(chosen))
     typer.echo(json.dumps(analysis.to_json(), indent=1)) if as_json else show(analysis)
 
 

@@ -1,0 +1,286 @@
+"""From a model, a load and a pace to what they need. Pure arithmetic; docs/sizing.md tells its rules."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil
+
+from blockrelay.block_folder.analysis import ModelAnalysis
+from blockrelay.block_folder.model import FLOATS, Precision
+from blockrelay.block_folder.precisions import kv_item_bytes
+from blockrelay.errors import UsageError
+from blockrelay.protocol.constants import PAGE_TOKENS, RETENTION_S
+from blockrelay.protocol.planned_split import equal_parts
+from blockrelay_converter.sizing import measured
+from blockrelay_converter.sizing.measured import Cost
+
+#: Of a core, a worker's second and a Redis' thread what is planned for; the rest is for bursts.
+SHARE = 0.7
+#: Of Redis' memory, what ended requests may fill before they are forgotten early.
+KEPT_SHARE = 0.5
+#: Rounding that makes nobody start a process more.
+_ROUNDING = 1e-9
+#: Writes that a first token waits for, one behind the other: ACCEPT, CLAIM, COMMIT. Each may find a sync under way and
+#: then waits for that one and its own.
+FIRST_TOKEN_SYNCS, SYNCS_A_WRITE = 3, 2
+#: Seconds that the disk may add to a first token.
+FIRST_TOKEN_DISK_S = 0.1
+#: Fewer are no service that survives a node.
+LEAST_GATEWAYS = LEAST_SCHEDULERS = 2
+#: The rotary tables: two numbers of 32 bits for each pair of a head, at each position.
+_ROTARY_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """Requests of a second, tokens of each, the stages that the model is cut into, and how many requests each route of
+    workers has at once at most (BLOCKRELAY_MAX_REQUESTS)."""
+
+    requests_per_second: float
+    prompt: int
+    new: int
+    context: int
+    stages: int = 1
+    at_once: int = 64
+
+    def __post_init__(self) -> None:
+        for option, value in {
+            "--requests-per-second": self.requests_per_second, "--prompt": self.prompt, "--new": self.new,
+            "--context": self.context, "--stages": self.stages, "--requests-at-once": self.at_once,
+        }.items():  # fmt: skip
+            if not 0 < value <= 1e9:
+                raise UsageError(f"{option} must be above 0, and a number that a system can have")
+        if self.prompt + self.new > self.context:
+            raise UsageError(
+                f"a prompt of {self.prompt} and {self.new} new tokens are beyond the context of {self.context}: "
+                "lower --prompt or --new, or raise --context"
+            )
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.requests_per_second * self.new
+
+    @property
+    def prompt_tokens_per_second(self) -> float:
+        return self.requests_per_second * self.prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """New tokens a second of one route (a worker, or one of each stage) under this load, prompts included."""
+
+    tokens_per_second: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageNeed:
+    """One stage, of one route: its blocks, and bytes. A CPU widens fp16 weights, a GPU takes the file's."""
+
+    first: int
+    last: int
+    weight_bytes: int
+    cpu_weight_bytes: int
+    kv_bytes_per_token: int
+    kv_bytes: int
+    """KV of all requests that the worker has at once, each with its prompt and new tokens."""
+
+    @property
+    def cpu_memory(self) -> float:
+        return self.cpu_weight_bytes + self.kv_bytes + measured.WORKER_ALONE_BYTES.value
+
+    @property
+    def gpu_memory(self) -> int:
+        return self.weight_bytes + self.kv_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelNeed:
+    """Bytes that do not depend on a load's rate."""
+
+    weight_bytes: int
+    rotary_bytes: int
+    stages: tuple[StageNeed, ...]
+    kv_bytes_per_token: int
+    kv_bytes_per_request: int
+    kv_bytes_per_context: int
+    hop_bytes_per_row: int
+    """What all stages together send on for a row."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiskNeed:
+    """The append-only file with `appendfsync always`: bytes of a second, in the file and on the device; syncs where no
+    writes share one; and the longest sync with which all is well, by what it is for."""
+
+    file_bytes_per_second: float
+    device_bytes_per_second: float
+    syncs_per_second: float
+    fsync_own_s: float
+    """Up to here every write may have a sync of its own; behind it they share."""
+    fsync_step_s: float
+    """Up to here the tokens of each step are on disk before the next step's."""
+    fsync_first_token_s: float
+    """Up to here the disk adds no more than FIRST_TOKEN_DISK_S to a first token."""
+
+    @property
+    def fsync_needed_s(self) -> float:
+        return min(self.fsync_step_s, self.fsync_first_token_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiskEffect:
+    """What a disk does to a cell, by how long its syncs take."""
+
+    syncs_per_second: float
+    """At most: behind each comes what has waited meanwhile, so that none is one too many."""
+    writes_a_sync: float
+    """Acceptances and COMMITs that share one, at this load."""
+    first_token_s: float
+    """How long a first token waits for the disk, at most."""
+    commits_per_second_a_worker: float
+    """At most: a worker has one COMMIT under way, and the next has all tokens since."""
+    steps_a_commit: float
+    """Steps whose tokens come together because the disk is slower than the step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capacity:
+    """All that a load needs at one pace. Bytes and seconds of a second where the name says so."""
+
+    routes: int
+    workers: int
+    requests_at_once: float
+    step_s: float
+    cells: int
+    redis_commands_per_second: float
+    redis_cpu: float
+    redis_bytes: float
+    redis_maxmemory: float
+    redis_wire_bytes_per_second: float
+    disk: DiskNeed
+    payload_bytes_per_second: float
+    payload_prompt_bytes_per_second: float
+    gateways: int
+    gateway_cpu: float
+    gateway_bytes: float
+    client_bytes_per_second: float
+    schedulers: int = LEAST_SCHEDULERS
+
+
+def model_need(analysis: ModelAnalysis, precisions: Sequence[Precision], load: Load, *, head_dim: int) -> ModelNeed:
+    """What the model takes, whatever the rate. UsageError for more stages than blocks, or a precision that the model's
+    widths do not allow."""
+    if missing := sorted(set(precisions) - set(analysis.precisions)):
+        raise UsageError(f"{analysis.model} cannot be {missing[0]}: it has layers that no groups of 32 inputs fit")
+    item = kv_item_bytes(precisions)
+    tokens = _in_pages(load.prompt + load.new)
+    blocks = list(zip(analysis.blocks, precisions, strict=True))
+    stages: list[StageNeed] = []
+    for part in equal_parts(len(blocks), load.stages).stages:
+        own = blocks[part.first - 1 : part.last]
+        kv = item * sum(block.kv_values_per_token for block, _ in own)
+        stages.append(
+            StageNeed(
+                first=part.first,
+                last=part.last,
+                weight_bytes=sum(block.bytes[precision] for block, precision in own),
+                cpu_weight_bytes=sum(block.bytes["fp32" if p in FLOATS else p] for block, p in own),
+                kv_bytes_per_token=kv,
+                kv_bytes=load.at_once * tokens * kv,
+            )
+        )
+    kv = sum(stage.kv_bytes_per_token for stage in stages)
+    return ModelNeed(
+        weight_bytes=sum(stage.weight_bytes for stage in stages),
+        rotary_bytes=_ROTARY_BYTES * load.context * head_dim,
+        stages=tuple(stages),
+        kv_bytes_per_token=kv,
+        kv_bytes_per_request=kv * tokens,
+        kv_bytes_per_context=kv * _in_pages(load.context),
+        hop_bytes_per_row=sum(analysis.blocks[stage.last - 1].hop_bytes_per_row for stage in stages[:-1]),
+    )
+
+
+def _whole(number: float) -> int:
+    """The next whole number, at least one."""
+    return max(1, ceil(number - _ROUNDING))
+
+
+def _in_pages(tokens: int) -> int:
+    """Tokens that whole pages have room for."""
+    return -(-tokens // PAGE_TOKENS) * PAGE_TOKENS
+
+
+def capacity(model: ModelNeed, load: Load, pace: Pace) -> Capacity:
+    """What the load needs where each route has this pace."""
+    routes = _whole(load.tokens_per_second / (SHARE * pace.tokens_per_second))
+    step_s = load.at_once / pace.tokens_per_second
+    # A request is there for as many steps as it has tokens; never more of them than the routes take.
+    at_once = min(load.tokens_per_second * step_s, float(routes * load.at_once))
+    # A COMMIT has what one step gave, of the requests that a route has at once.
+    commits = routes / step_s
+    commits = min(commits, load.tokens_per_second)
+    redis_cpu = a_second(measured.REDIS_CPU, load, commits)
+    cells = _whole(redis_cpu / SHARE)
+    free = 1 - redis_cpu / cells  # of every second, for syncs: while it computes, Redis does not sync
+    syncs = a_second(measured.SYNCS, load, commits)
+    whole = at_once + load.requests_per_second * measured.LINGERS_S
+    redis_bytes = cells * measured.REDIS_ALONE_BYTES.value + whole * _each(measured.UNDER_WAY_BYTES, load)
+    kept = load.requests_per_second * RETENTION_S * _each(measured.ENDED_BYTES, load)
+    gateway_cpu = a_second(measured.GATEWAY_CPU, load, commits)
+    # A gateway reads every cell, and of so many that it would do little else, those of its group.
+    reading = min(SHARE / 2, measured.GATEWAY_READ_S.value * measured.GATEWAY_READS_A_SECOND * cells)
+    gateways = max(LEAST_GATEWAYS, _whole(gateway_cpu / (SHARE - reading)))
+    return Capacity(
+        routes=routes,
+        workers=routes * load.stages,
+        requests_at_once=at_once,
+        step_s=step_s,
+        cells=cells,
+        redis_commands_per_second=a_second(measured.REDIS_COMMANDS, load, commits),
+        redis_cpu=redis_cpu,
+        redis_bytes=redis_bytes + kept,
+        redis_maxmemory=(redis_bytes + kept) / KEPT_SHARE,
+        redis_wire_bytes_per_second=a_second(measured.REDIS_WIRE, load, commits),
+        disk=DiskNeed(
+            file_bytes_per_second=a_second(measured.FILE_BYTES, load, commits),
+            device_bytes_per_second=a_second(measured.DEVICE_BYTES, load, commits),
+            syncs_per_second=syncs,
+            fsync_own_s=free / (syncs / cells),
+            fsync_step_s=free * step_s / SYNCS_A_WRITE,
+            fsync_first_token_s=free * FIRST_TOKEN_DISK_S / (FIRST_TOKEN_SYNCS * SYNCS_A_WRITE),
+        ),
+        payload_bytes_per_second=model.hop_bytes_per_row * load.tokens_per_second,
+        payload_prompt_bytes_per_second=model.hop_bytes_per_row * load.prompt_tokens_per_second,
+        gateways=gateways,
+        gateway_cpu=gateway_cpu + gateways * reading,
+        gateway_bytes=measured.GATEWAY_ALONE_BYTES.value
+        + measured.GATEWAY_HELPERS_BYTES.value
+        + measured.GATEWAY_STREAM_BYTES.value * ceil(at_once / gateways),
+        client_bytes_per_second=measured.CLIENT_TOKEN_BYTES.value * load.tokens_per_second,
+    )
+
+
+def disk_effect(found: Capacity, fsync_s: float) -> DiskEffect:
+    """What syncs of so many seconds do. Redis does nothing else meanwhile: what it computes takes its share of every
+    second between them."""
+    free = 1 - found.redis_cpu / found.cells
+    round_s = fsync_s / free
+    writes = found.disk.syncs_per_second / found.cells
+    waits_s = SYNCS_A_WRITE * round_s
+    return DiskEffect(
+        syncs_per_second=1 / round_s,
+        writes_a_sync=max(1.0, writes * round_s),
+        first_token_s=FIRST_TOKEN_SYNCS * waits_s,
+        commits_per_second_a_worker=1 / waits_s,
+        steps_a_commit=max(1.0, waits_s / found.step_s),
+    )
+
+
+def a_second(cost: Cost, load: Load, commits: float) -> float:
+    """What a second of this load, in which so many COMMITs are called, takes of one thing."""
+    return load.requests_per_second * _each(cost, load) + commits * cost.commit + cost.second
+
+
+def _each(cost: Cost, load: Load) -> float:
+    """What one request with its tokens takes."""
+    return cost.request + load.prompt * cost.prompt_token + load.new * cost.token

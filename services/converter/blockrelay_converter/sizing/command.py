@@ -1,0 +1,84 @@
+"""What `blockrelay analyse --sizing` does with its options."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from blockrelay.block_folder.analysis import ModelAnalysis
+from blockrelay.block_folder.precisions import parse_precisions
+from blockrelay.errors import UsageError
+from blockrelay.planning.profile import Profile, decode_profile
+from blockrelay_converter.sizing.capacity import Load
+from blockrelay_converter.sizing.pace import Paces, given_pace, profiled_pace, scaled_pace
+from blockrelay_converter.sizing.shapes import read_shape
+from blockrelay_converter.sizing.sized import Sized, size
+
+_Value = TypeVar("_Value")
+#: Where nothing is said.
+PRECISION, CONTEXT, PROMPT, NEW, REQUESTS_PER_SECOND, AT_ONCE, CORES = "w8a8", 8192, 512, 256, 1.0, 64, 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wishes:
+    """The options; None: not given."""
+
+    precision: str | None
+    context: int | None
+    requests_per_second: float | None
+    prompt: int | None
+    new: int | None
+    stages: int | None
+    requests_at_once: int | None
+    tokens_per_second_per_worker: float | None
+    profile: Path | None
+    device: str | None
+    cores: int | None
+
+    def given(self) -> list[str]:
+        """The options that were given, as people write them."""
+        return [f"--{name.replace('_', '-')}" for name in self.__slots__ if getattr(self, name) is not None]
+
+
+def sized_by(model: str, wishes: Wishes) -> Sized:
+    """The model, sized as the options say. UsageError and the like, in one line, for what cannot be."""
+    shape, converted = read_shape(model)
+    if wishes.precision is None and converted is not None:
+        precisions = converted
+    else:
+        precisions = parse_precisions(wishes.precision or PRECISION, shape.blocks)
+    context = min(CONTEXT, shape.max_position) if wishes.context is None else wishes.context
+    load = Load(
+        requests_per_second=_or(wishes.requests_per_second, REQUESTS_PER_SECOND),
+        prompt=_or(wishes.prompt, min(PROMPT, max(1, context // 2))),
+        new=_or(wishes.new, min(NEW, max(1, context // 4))),
+        context=context,
+        stages=_or(wishes.stages, 1),
+        at_once=_or(wishes.requests_at_once, AT_ONCE),
+    )
+    known = [name for name in ("--tokens-per-second-per-worker", "--profile", "--cores") if name in wishes.given()]
+    if len(known) > 1:
+        raise UsageError(f"{' and '.join(known)} say the same thing twice: how fast a worker is")
+    if wishes.device is not None and wishes.profile is None:
+        raise UsageError("--device says which of a profile's devices is meant: give --profile too")
+    profile = None if wishes.profile is None else _read_profile(wishes.profile)
+
+    def pace(analysis: ModelAnalysis) -> Paces:
+        if wishes.tokens_per_second_per_worker is not None:
+            return given_pace(wishes.tokens_per_second_per_worker)
+        if profile is not None:
+            return profiled_pace(profile, load, blocks=shape.blocks, device=wishes.device)
+        return scaled_pace(analysis, precisions, load, cores=_or(wishes.cores, CORES))
+
+    return size(shape, precisions, load, pace)
+
+
+def _or(value: _Value | None, otherwise: _Value) -> _Value:
+    return otherwise if value is None else value
+
+
+def _read_profile(path: Path) -> Profile:
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}; `blockrelay profile` writes it") from None
+    return decode_profile(content, str(path))
