@@ -15,6 +15,11 @@ from blockrelay.observability.registry import service_registry
 #: What the Redis exporter tells, of all that it does: tests/observability asks a real one.
 EXPORTED = (
     "redis_up",
+    "redis_aof_last_write_status",
+    "redis_aof_last_bgrewrite_status",
+    "redis_rdb_last_bgsave_status",
+    "redis_master_link_up",
+    "redis_connected_slave_lag_seconds",
     "redis_commands_duration_seconds_total",
     "redis_commands_processed_total",
     "redis_memory_used_bytes",
@@ -23,6 +28,10 @@ EXPORTED = (
     "redis_connected_clients",
     "redis_blocked_clients",
 )
+#: What the kubelet tells of volumes.
+KUBELET = {
+    f"kubelet_volume_stats_{what}_bytes": {"namespace", "persistentvolumeclaim"} for what in ("available", "capacity")
+}
 #: Over how much of the past a rate is taken where a test asks.
 RATE_INTERVAL = "15s"
 

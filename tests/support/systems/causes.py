@@ -46,6 +46,7 @@ class Watched:
     tenant: str
     start: StartSystem
     here: System
+    gateway: dict[str, str]  # its settings
 
     def ask(self, prompt: list[int], *, tokens: int = 40, key: str = "", **more: Any) -> httpx.Response:
         body = {"prompt": prompt, "max_tokens": tokens, "ignore_eos": True, **more}
@@ -58,12 +59,26 @@ class Watched:
         with ThreadPoolExecutor(count) as pool:
             return list(pool.map(lambda job: self.ask(list(job.prompt), **how).status_code, jobs))
 
+    def start_gateway(self) -> None:
+        """Another gateway instead of the one that there was."""
+        self.url, _ = self.system.start_gateway(**self.gateway)
+        for job in ("blockrelay-gateway", "blockrelay-tenants"):
+            self.prometheus.forget(job)
+            self.prometheus.add(job, self.url.removeprefix("http://"))
+
+    def start_scheduler(self) -> None:
+        """Another scheduler instead of the one that there was."""
+        before = ports_of_schedulers(self.system)
+        self.system.start_scheduler()
+        wait_until(lambda: len(ports_of_schedulers(self.system)) > len(before), "the scheduler is ready")
+        self.prometheus.add("blockrelay-scheduler", f"127.0.0.1:{ports_of_schedulers(self.system)[-1]}")
+
     def watch(self, system: System, *, scheduler: bool = True) -> None:
         """Scrape the workers of a system, and its scheduler."""
         live = [worker for worker in system.infos() if worker.state == "ready"]
         self.prometheus.add("blockrelay-worker", *(f"127.0.0.1:{worker.port}" for worker in live))
         if scheduler:
-            self.prometheus.add("blockrelay-scheduler", f"127.0.0.1:{port_of_scheduler(system)}")
+            self.prometheus.add("blockrelay-scheduler", f"127.0.0.1:{ports_of_schedulers(system)[-1]}")
 
     def seen(self, expr: str) -> bool:
         """Whether Prometheus has it now."""
@@ -80,13 +95,16 @@ class Watched:
             self.here = self.system
 
 
+Cause = Callable[[Watched], AbstractContextManager[None]]
+
+
 @contextmanager
 def watched_system(start: StartSystem, folder: Path, **prometheus: object) -> Iterator[Watched]:
     """`prometheus`: more of its configuration."""
     operator = add_key(keys := folder / "keys.json", Tenant(name="chief", operator=True))
     tenant = add_key(keys, Tenant(name="ada", tokens_per_minute=200))
     system = start(stages=2, replicas=2, worker=STORE)
-    url, _ = system.start_gateway(api_keys=str(keys), max_in_flight="24", grace_s="0.2")
+    gateway = {"api_keys": str(keys), "max_in_flight": "24", "grace_s": "0.2"}
     (folder / "operator-key").write_text(operator)
     secret = {"authorization": {"credentials_file": str(folder / "operator-key")}}
     jobs: dict[str, dict[str, Any]] = {
@@ -98,20 +116,19 @@ def watched_system(start: StartSystem, folder: Path, **prometheus: object) -> It
     with ExitStack() as stack:
         (port, exporter) = stack.enter_context(kept_ports("127.0.0.1", 0, 2))
         stack.enter_context(running_exporter(exporter))
-        jobs["redis"] = through_exporter(exporter)
+        jobs["blockrelay-redis"] = through_exporter(exporter)
         beside = stack.enter_context(running_prometheus(folder / "prometheus", port, jobs, **prometheus))
-        found = Watched(system, beside, url, operator, tenant, start, system)
+        found = Watched(system, beside, "", operator, tenant, start, system, gateway)
         found.watch(system)
-        for job in ("blockrelay-gateway", "blockrelay-tenants"):
-            beside.add(job, url.removeprefix("http://"))
-        beside.add("redis", system.control.url, system.payload.url)
+        found.start_gateway()
+        beside.add("blockrelay-redis", system.control.url, system.payload.url)
         yield found
 
 
-def port_of_scheduler(system: System) -> int:
-    ready = re.search(r'"NODE_READY".*"port": (\d+)', (system.folder / "scheduler.log").read_text())
-    assert ready is not None
-    return int(ready[1])
+def ports_of_schedulers(system: System) -> list[int]:
+    """Of all that were ready, the newest last."""
+    log = (system.folder / "scheduler.log").read_text()
+    return [int(port) for port in re.findall(r'"NODE_READY".*"port": (\d+)', log)]
 
 
 @contextmanager
@@ -307,7 +324,7 @@ def redis(on: Watched) -> Iterator[None]:
 
 
 #: By the names that panels have for them.
-CAUSES: dict[str, Callable[[Watched], AbstractContextManager[None]]] = {
+CAUSES: dict[str, Cause] = {
     "load": load,
     "prefixes": prefixes,
     "tenants": tenants,

@@ -13,7 +13,7 @@ from tests.support.project import ROOT
 
 _PROMETHEUS = yaml.safe_load((ROOT / "deploy" / "prometheus" / "prometheus.yml").read_text())
 #: Alerts and panels choose by them.
-JOBS = {job["job_name"] for job in _PROMETHEUS["scrape_configs"] if job["job_name"] != "redis"}
+JOBS = {job["job_name"] for job in _PROMETHEUS["scrape_configs"] if job["job_name"] != "blockrelay-redis"}
 ALERTS = yaml.safe_load((ROOT / "deploy" / "prometheus" / "alerts.yml").read_text())
 DASHBOARDS = ROOT / "deploy" / "grafana" / "dashboards"
 

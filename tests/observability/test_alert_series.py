@@ -1,0 +1,177 @@
+"""Alerts whose causes cannot be had here, by series: they go in, the alert comes out, and comes for nothing else."""
+
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.support.alert_drill import ALERTS, alerts
+from tests.support.project import ROOT
+from tests.support.prometheus import binary
+
+pytestmark = pytest.mark.observability
+
+#: Needs two machines that compute other bits under one numerics id, a kubelet, a clock that is months ahead, or hours.
+BY_SERIES_ONLY = {"BlockrelayAnswersDiverge", "BlockrelayRedisDisk"}
+C0 = 'cell="c0",model="m"'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """Series, a value for each minute, and the labels of those that fire at `at` (beside the severity)."""
+
+    what: str
+    alert: str
+    series: Mapping[str, str]
+    at: str = "10m"
+    fires: Sequence[Mapping[str, str]] = field(default_factory=tuple[Mapping[str, str], ...])
+
+
+def _build(cell: str, service: str) -> str:
+    return f'blockrelay_build_info{{cell="{cell}",model="m",service="{service}",instance="{service}-{cell}"}}'
+
+
+def _up_to_minute_3(*gone: tuple[str, str]) -> dict[str, str]:
+    """Two cells, of which `gone` end after three minutes."""
+    all_of = [(cell, service) for cell in ("c0", "c1") for service in ("gateway", "scheduler", "worker")]
+    return {_build(*one): "1 1 1 1 _x10" if one in gone else "1x14" for one in all_of}
+
+
+_COMMITS = f'blockrelay_worker_commits_total{{{C0},instance="a",verdict="%s"}}'
+_VOLUME = 'kubelet_volume_stats_%s_bytes{namespace="n",persistentvolumeclaim="data-redis-control-0"}'
+_REDIS = 'job="blockrelay-redis",instance="redis://%s:6379"'
+_EVERYONE = ("gateway", "scheduler", "worker")
+
+CASES = (
+    Case(
+        what="an answer that diverges",
+        alert="BlockrelayAnswersDiverge",
+        series={_COMMITS % "DIVERGED": "0 0 1x8", _COMMITS % "LOST": "0 3 5 9x7"},
+        fires=[{"cell": "c0", "model": "m"}],
+    ),
+    Case(
+        what="commits that are lost alone",
+        alert="BlockrelayAnswersDiverge",
+        series={_COMMITS % "DIVERGED": "0x10", _COMMITS % "LOST": "0 3 5 9x7"},
+    ),
+    Case(
+        what="no series at all", alert="BlockrelayServiceAbsent", series={}, fires=[{"service": s} for s in _EVERYONE]
+    ),
+    Case(what="two cells that are well", alert="BlockrelayServiceAbsent", series=_up_to_minute_3()),
+    Case(
+        what="a cell without a scheduler beside another",
+        alert="BlockrelayServiceAbsent",
+        series=_up_to_minute_3(("c1", "scheduler")),
+        fires=[{"cell": "c1", "service": "scheduler"}],
+    ),
+    Case(
+        what="a cell that sleeps",
+        alert="BlockrelayServiceAbsent",
+        series={
+            **_up_to_minute_3(("c1", "worker")),
+            'blockrelay_workers_wanted{cell="c1",model="m",device="cpu"}': "0x14",
+        },
+    ),
+    Case(
+        what="all cells sleep",
+        alert="BlockrelayServiceAbsent",
+        series={
+            **_up_to_minute_3(("c0", "worker"), ("c1", "worker")),
+            'blockrelay_workers_wanted{cell="c0",model="m",device="cpu"}': "0x14",
+            'blockrelay_workers_wanted{cell="c1",model="m",device="cpu"}': "0x14",
+        },
+    ),
+    Case(
+        what="a cell whose workers are gone while one is wanted, beside one that sleeps",
+        alert="BlockrelayServiceAbsent",
+        series={
+            **_up_to_minute_3(("c0", "worker"), ("c1", "worker")),
+            'blockrelay_workers_wanted{cell="c0",model="m",device="cpu"}': "1x14",
+            'blockrelay_workers_wanted{cell="c1",model="m",device="cpu"}': "0x14",
+        },
+        fires=[{"cell": "c0", "service": "worker"}],
+    ),
+    Case(
+        what="one Redis of two that is not asked any more",
+        alert="BlockrelayRedisUnwatched",
+        series={f"redis_up{{{_REDIS % 'a'}}}": "1x60", f"redis_up{{{_REDIS % 'b'}}}": "1x50 stale"},
+        at="55m",
+        fires=[{"job": "blockrelay-redis"}],
+    ),
+    Case(
+        what="a Redis without a limit",
+        alert="BlockrelayRedisMemory",
+        series={
+            f"redis_memory_used_bytes{{{_REDIS % 'a'}}}": "900x10",
+            f"redis_memory_max_bytes{{{_REDIS % 'a'}}}": "0x10",
+        },
+    ),
+    Case(
+        what="a disk with little left",
+        alert="BlockrelayRedisDisk",
+        series={_VOLUME % "available": "19x10", _VOLUME % "capacity": "100x10"},
+        fires=[{"namespace": "n", "persistentvolumeclaim": "data-redis-control-0"}],
+    ),
+    Case(
+        what="a file that cannot be written",
+        alert="BlockrelayRedisAppendFails",
+        series={f"redis_aof_last_write_status{{{_REDIS % 'a'}}}": "1 1 0x8"},
+        fires=[{"job": "blockrelay-redis", "instance": "redis://a:6379"}],
+    ),
+    Case(
+        what="a replica that lags",
+        alert="BlockrelayRedisReplica",
+        series={f'redis_connected_slave_lag_seconds{{{_REDIS % "a"},slave_ip="10.0.0.7"}}': "1 1 12x8"},
+        fires=[{"job": "blockrelay-redis", "instance": "redis://a:6379", "slave_ip": "10.0.0.7"}],
+    ),
+)
+
+
+def asked(case: Case) -> dict[str, Any]:
+    """As `promtool test rules` reads it: who fires is compared, not the words."""
+    labels = [
+        {"alertname": case.alert, "alertstate": "firing", **alerts()[case.alert]["labels"], **f} for f in case.fires
+    ]
+    sample = [
+        {"labels": "{" + ",".join(f'{k}="{v}"' for k, v in sorted(one.items())) + "}", "value": 1} for one in labels
+    ]
+    return {
+        "name": case.what,
+        "interval": "1m",
+        "input_series": [{"series": name, "values": values} for name, values in case.series.items()],
+        "promql_expr_test": [
+            {
+                "expr": f'max without (__name__) (ALERTS{{alertname="{case.alert}",alertstate="firing"}})',
+                "eval_time": case.at,
+                "exp_samples": sample,
+            }
+        ],
+    }
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.what)
+def test_series_go_in_and_an_alert_comes_out(case: Case, tmp_path: Path) -> None:
+    test = {"rule_files": [str(ALERTS)], "evaluation_interval": "1m", "tests": [asked(case)]}
+    (tmp_path / "test.yml").write_text(yaml.safe_dump(test))
+    done = subprocess.run(
+        [binary("promtool"), "test", "rules", str(tmp_path / "test.yml")], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_what_has_no_cause_here_has_series() -> None:
+    assert {case.alert for case in CASES if case.fires} >= BY_SERIES_ONLY
+
+
+def test_the_files_of_compose_are_what_the_programs_read() -> None:
+    for command in (
+        [binary("promtool"), "check", "rules", str(ALERTS)],
+        [binary("promtool"), "check", "config", "--syntax-only", str(ALERTS.parent / "prometheus.yml")],
+        [binary("amtool"), "check-config", str(ROOT / "deploy" / "alertmanager" / "alertmanager.yml")],
+    ):
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
