@@ -16,7 +16,12 @@ from tests.support.prometheus import binary
 pytestmark = pytest.mark.observability
 
 #: Needs two machines that compute other bits under one numerics id, a kubelet, a clock that is months ahead, or hours.
-BY_SERIES_ONLY = {"BlockrelayAnswersDiverge", "BlockrelayRedisDisk"}
+BY_SERIES_ONLY = {
+    "BlockrelayAnswersDiverge",
+    "BlockrelayRedisDisk",
+    "BlockrelayFirstTokenLate",
+    "BlockrelayQueueLong",
+}
 C0 = 'cell="c0",model="m"'
 
 
@@ -39,6 +44,21 @@ def _up_to_minute_3(*gone: tuple[str, str]) -> dict[str, str]:
     """Two cells, of which `gone` end after three minutes."""
     all_of = [(cell, service) for cell in ("c0", "c1") for service in ("gateway", "scheduler", "worker")]
     return {_build(*one): "1 1 1 1 _x10" if one in gone else "1x14" for one in all_of}
+
+
+_ENDED = f'blockrelay_finished_requests_total{{{C0},finished_reason="%s"}}'
+
+
+def _requests(*, refused: tuple[str, int], ended: tuple[str, int]) -> dict[str, str]:
+    """So many in each minute, by status and reason."""
+    rejections = f'blockrelay_admission_rejections_total{{{C0},status="{refused[0]}"}}'
+    return {rejections: f"0+{refused[1]}x80", _ENDED % ended[0]: f"0+{ended[1]}x80"}
+
+
+def _histogram(name: str, buckets: Mapping[str, int]) -> dict[str, str]:
+    """So many in each minute, up to each bound."""
+    counts = {**buckets, "+Inf": max(buckets.values())}
+    return {f'{name}_bucket{{{C0},le="{bound}"}}': f"0+{count}x80" for bound, count in counts.items()}
 
 
 _COMMITS = f'blockrelay_worker_commits_total{{{C0},instance="a",verdict="%s"}}'
@@ -109,6 +129,63 @@ CASES = (
             f"redis_memory_used_bytes{{{_REDIS % 'a'}}}": "900x10",
             f"redis_memory_max_bytes{{{_REDIS % 'a'}}}": "0x10",
         },
+    ),
+    Case(
+        what="errors of ours",
+        alert="BlockrelayErrorsBurnFast",
+        series=_requests(refused=("503", 1), ended=("stop", 50)),
+        fires=[{"cell": "c0", "model": "m"}],
+    ),
+    Case(
+        what="ends by error",
+        alert="BlockrelayErrorsBurnFast",
+        series=_requests(refused=("503", 0), ended=("error", 1)) | _requests(refused=("503", 0), ended=("stop", 50)),
+        fires=[{"cell": "c0", "model": "m"}],
+    ),
+    Case(
+        what="what clients do wrong",
+        alert="BlockrelayErrorsBurnFast",
+        series=_requests(refused=("400", 30), ended=("stop", 50))
+        | _requests(refused=("429", 30), ended=("expired", 1)),
+    ),
+    Case(
+        what="few errors",
+        alert="BlockrelayErrorsBurnFast",
+        series=_requests(refused=("500", 1), ended=("stop", 150)),
+        at="70m",
+    ),
+    Case(
+        what="few errors for hours",
+        alert="BlockrelayErrorsBurnSlow",
+        series=_requests(refused=("500", 1), ended=("stop", 150)),
+        at="70m",
+        fires=[{"cell": "c0", "model": "m"}],
+    ),
+    Case(
+        what="errors that are over",
+        alert="BlockrelayErrorsBurnFast",
+        series={_ENDED % "error": "0+9x60 540x20", _ENDED % "stop": "0+50x80"},
+        at="70m",
+    ),
+    Case(
+        what="first tokens that come late",
+        alert="BlockrelayFirstTokenLate",
+        series=_histogram("blockrelay_time_to_first_token_seconds", {"10.0": 9, "20.0": 10}),
+        at="20m",
+        fires=[{"cell": "c0", "model": "m"}],
+    ),
+    Case(
+        what="first tokens that come in time",
+        alert="BlockrelayFirstTokenLate",
+        series=_histogram("blockrelay_time_to_first_token_seconds", {"10.0": 99, "20.0": 100}),
+        at="20m",
+    ),
+    Case(
+        what="a queue that is long",
+        alert="BlockrelayQueueLong",
+        series=_histogram("blockrelay_worker_request_queue_time_seconds", {"20.0": 8, "80.0": 10}),
+        at="20m",
+        fires=[{"cell": "c0", "model": "m"}],
     ),
     Case(
         what="a disk with little left",

@@ -30,6 +30,8 @@ EXPECTED = (
     Expected("kill", "BlockrelayProcessDown", "{dead}"),
     Expected("books", "BlockrelayBooksDoNotBalance", "the books do not balance by 3"),
     Expected("overload", "BlockrelayRefuses", 'limit="in_flight"'),
+    Expected("overload", "BlockrelayErrorsBurnFast", 'status="503"'),
+    Expected("overload", "BlockrelayErrorsBurnSlow", 'status="503"'),
     Expected("crowd", "BlockrelayPreempts", r'instance="127.0.0.1:\d+"'),
     Expected("gpu", "BlockrelayGpuFails", r'block="block_\d+", instance="127.0.0.1:\d+", reason="gpu_error"'),
     Expected("device", "BlockrelayDeviceLost", r'instance="127.0.0.1:\d+", reason="process_ended"'),

@@ -190,7 +190,9 @@ def culprits(on: Watched, expected: Expected) -> Sequence[str]:
 def drill(
     watched: Watched, told: Told, expected: Sequence[Expected], causes: Mapping[str, Cause], *, timeout_s: float = 45
 ) -> None:
-    """Each cause fires its alerts, whose runbooks name it and which resolve; prints after how many seconds."""
+    """Each cause fires its alerts, whose runbooks name it and which resolve.
+
+    Prints after how many seconds, of the cause and of the beginning of its mending."""
     seconds: list[tuple[Expected, float, float]] = []
     for cause in dict.fromkeys(one.cause for one in expected):
         of_it = [one for one in expected if one.cause == cause]
@@ -201,7 +203,7 @@ def drill(
                 fired[one.name] = told.at[one.alert] - began
                 printed = run(first_command(one.alert), watched)
                 assert any(re.search(line, printed) for line in culprits(watched, one)), (one, printed)
-        mended = time.time()
+            mended = time.time()
         for one in of_it:
             if one.alert == "BlockrelayProcessDown":  # until Prometheus is told that its target is gone
                 watched.prometheus.forget_those_that_are_down("blockrelay-worker")

@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry
 from blockrelay.observability.metrics.gateway import GatewayMetrics
 from blockrelay.observability.metrics.scheduler import SchedulerMetrics
 from blockrelay.observability.metrics.tenants import TenantMetrics
+from blockrelay.observability.metrics.whose import taken
 from blockrelay.observability.metrics.worker import WorkerMetrics
 from blockrelay.observability.registry import service_registry
 
@@ -34,6 +35,7 @@ KUBELET = {
 }
 #: Over how much of the past a rate is taken where a test asks.
 RATE_INTERVAL = "15s"
+_SUFFIXES = ("", "_total", "_info", "_bucket", "_sum", "_count")
 
 
 def filled_in(expr: str, interval: str = RATE_INTERVAL) -> str:
@@ -55,7 +57,7 @@ def registered() -> dict[str, set[str]]:
         for family in collector.collect():
             labels = {*(getattr(collector, "_labelnames", ()) or getattr(family, "_labelnames", ()))}
             labels |= {label for sample in family.samples for label in sample.labels}
-            for suffix in ("", "_total", "_info", "_bucket", "_sum", "_count"):
+            for suffix in _SUFFIXES:
                 found[family.name + suffix] = labels | {"cell", "model", "job", "instance", "le"}
     return found
 
@@ -69,6 +71,39 @@ def selectors(node: Any) -> Iterator[Any]:
             yield from selectors(below)
     for below in getattr(node, "args", None) or ():
         yield from selectors(below)
+
+
+def misread(tree: Any) -> list[str]:
+    """Metrics of the cell that a query adds up over processes, and of processes of which it takes the largest."""
+    how = {f"{name}{suffix}": take for name, take in _takes().items() for suffix in _SUFFIXES}
+    return [
+        f"{name}: {asked}, not {how[name]}"
+        for name, asked, by in aggregated(tree)
+        if name in how and "instance" not in by
+        if asked not in {"max": ("max", "min"), "sum": ("sum", "count", "")}[how[name]]
+    ]
+
+
+def aggregated(node: Any, by: str = "", labels: tuple[str, ...] = ()) -> Iterator[tuple[str, str, tuple[str, ...]]]:
+    """Each metric below a node, the aggregation that it is in, and the labels that this keeps."""
+    if isinstance(node, promql_parser.VectorSelector):
+        yield str(node.name), by, labels
+    if isinstance(node, promql_parser.AggregateExpr):
+        by, labels = str(node.op), tuple(getattr(node.modifier, "labels", None) or ())
+    for name in ("vector_selector", "expr", "lhs", "rhs", "vs"):
+        if (below := getattr(node, name, None)) is not None:
+            yield from aggregated(below, by, labels)
+    for below in getattr(node, "args", None) or ():
+        yield from aggregated(below, by, labels)
+
+
+def _takes() -> dict[str, str]:
+    """Each family of ours -> how it is taken; build information is the same of all who have it."""
+    found: dict[str, str] = {}
+    for group in (GatewayMetrics, SchedulerMetrics, TenantMetrics, WorkerMetrics):
+        group(registry := CollectorRegistry())
+        found |= {family.name: taken(family.name, family.type) for family in registry.collect()}
+    return found
 
 
 def grouped_by(node: Any) -> Iterator[str]:

@@ -14,7 +14,7 @@ import yaml
 from deploy.manifests import RULES as FILE
 from deploy.manifests import linked
 from tests.support.project import ROOT
-from tests.support.promql import KUBELET, grouped_by, registered, selectors
+from tests.support.promql import KUBELET, grouped_by, misread, registered, selectors
 
 ALL: list[dict[str, Any]] = [rule for group in yaml.safe_load(FILE.read_text())["groups"] for rule in group["rules"]]
 RULES = [rule for rule in ALL if "alert" in rule]
@@ -34,6 +34,7 @@ def page_of(rule: dict[str, Any]) -> Path:
 def test_a_rule_asks_for_what_there_is(rule: dict[str, Any]) -> None:
     tree = promql_parser.parse(rule["expr"])
     kept = set(grouped_by(tree))
+    assert not misread(tree)
     for selector in selectors(tree):
         assert selector.name in KNOWN, f"{selector.name} is no metric of ours"
         asked = {matcher.name for matcher in selector.matchers.matchers}

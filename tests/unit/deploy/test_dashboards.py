@@ -11,7 +11,7 @@ import pytest
 from deploy.dashboards.__main__ import DASHBOARDS, FOLDER
 from deploy.dashboards.build import to_json
 from deploy.dashboards.panel import Dashboard, Panel
-from tests.support.promql import filled_in, grouped_by, registered, selectors
+from tests.support.promql import filled_in, grouped_by, misread, registered, selectors
 
 PANELS = [(board, panel) for board in DASHBOARDS for panel in board.panels]
 NAMES = [f"{board.name}: {panel.title}" for board, panel in PANELS]
@@ -59,12 +59,24 @@ def test_a_panel_has_the_unit_of_what_it_shows(_: Dashboard, panel: Panel) -> No
             assert panel.unit == "s"
         elif any("_bytes" in name for name in names):
             assert panel.unit == "bytes"
-        elif any(name.endswith("_perc") for name in names):
+        elif any(name.endswith("_ratio") for name in names):
             assert panel.unit == "percentunit"
         elif "rate(" in query.expr and "_sum" not in query.expr:
             assert panel.unit in ("reqps", "ops", "cps")
         else:
             assert panel.unit in ("short", "none")
+
+
+@pytest.mark.parametrize(("_", "panel"), PANELS, ids=NAMES)
+def test_a_panel_adds_up_what_is_of_processes_and_nothing_of_the_cell(_: Dashboard, panel: Panel) -> None:
+    for query in panel.queries:
+        assert not misread(promql_parser.parse(filled_in(query.expr)))
+
+
+def test_a_sum_over_schedulers_would_be_found() -> None:
+    assert misread(promql_parser.parse("sum by (reason) (rate(blockrelay_reruns_total[1m]))"))
+    assert misread(promql_parser.parse("sum(blockrelay_requests_in_flight)"))
+    assert misread(promql_parser.parse("max(rate(blockrelay_generation_tokens_total[1m]))"))
 
 
 def test_a_typing_mistake_would_be_found() -> None:

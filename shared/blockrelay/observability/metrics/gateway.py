@@ -37,7 +37,7 @@ class GatewayMetrics:
         """`blocks`: of the model."""
         self.registry = registry
         self.requests = counter(
-            "blockrelay_request_success",
+            "blockrelay_finished_requests",
             "How many requests ended, by reason",
             registry,
             finished_reason=get_args(EndReason),
@@ -110,7 +110,7 @@ class GatewayMetrics:
             "blockrelay_num_requests_waiting", "How many requests of the cell wait for a worker", registry=registry
         )
         self.kv_cache_usage = Gauge(
-            "blockrelay_kv_cache_usage_perc",
+            "blockrelay_kv_cache_usage_ratio",
             "Share of KV pages in use (0 to 1), in the stage of the cell that has least left",
             registry=registry,
         )

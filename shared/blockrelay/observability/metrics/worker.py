@@ -91,7 +91,7 @@ class WorkerMetrics:
             "blockrelay_worker_kv_pages_total", "How many KV pages there are", registry=registry
         )
         self.kv_cache_usage = Gauge(
-            "blockrelay_worker_kv_cache_usage_perc", "Share of KV pages in use (0 to 1)", registry=registry
+            "blockrelay_worker_kv_cache_usage_ratio", "Share of KV pages in use (0 to 1)", registry=registry
         )
         self.kv_pages_cached = Gauge(
             "blockrelay_worker_kv_pages_cached",
