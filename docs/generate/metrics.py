@@ -11,6 +11,7 @@ from blockrelay.observability.metrics.tenants import TenantMetrics
 from blockrelay.observability.metrics.whose import BOOKS, taken
 from blockrelay.observability.metrics.worker import WorkerMetrics
 from blockrelay.observability.registry import DEPRECATED, service_registry
+from blockrelay.observability.sensors import Sensors
 from docs.generate.tables import table
 
 _HEAD = """\
@@ -45,6 +46,7 @@ _GROUPS: dict[str, Callable[[CollectorRegistry], object]] = {
     "Gateway, by API key": TenantMetrics,
     "Scheduler": SchedulerMetrics,
     "Worker": WorkerMetrics,
+    "Worker with a GPU": lambda registry: Sensors(registry, list),
 }
 
 

@@ -12,6 +12,7 @@ from blockrelay.observability.metrics.tenants import TenantMetrics
 from blockrelay.observability.metrics.whose import taken
 from blockrelay.observability.metrics.worker import WorkerMetrics
 from blockrelay.observability.registry import service_registry
+from blockrelay.observability.sensors import Sensors
 
 #: What the Redis exporter tells, of all that it does: tests/observability asks a real one.
 EXPORTED = (
@@ -51,6 +52,8 @@ def registered() -> dict[str, set[str]]:
         own = CollectorRegistry()
         group(own)
         collectors += cast(Any, own)._collector_to_names
+    Sensors(own := CollectorRegistry(), list)
+    collectors += cast(Any, own)._collector_to_names
     collectors += cast(Any, registry)._collector_to_names
     found: dict[str, set[str]] = {name: {"job", "instance"} for name in EXPORTED}
     for collector in collectors:

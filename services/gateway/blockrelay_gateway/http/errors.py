@@ -8,7 +8,6 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
-from prometheus_client import Counter
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
@@ -37,6 +36,7 @@ from blockrelay.errors import (
     UnsupportedEncoding,
 )
 from blockrelay.observability import logs
+from blockrelay.observability.metrics.gateway import NEW_REQUESTS, GatewayMetrics
 
 #: Kind of error, then status, type and code of the answer; the first row that fits counts.
 _BY_TYPE: tuple[tuple[type[BlockrelayError], int, str, str | None], ...] = (
@@ -67,7 +67,25 @@ SOONEST_S, LATEST_S, SPREAD = 1, 60, 1.5
 #: OpenAI's clients send again what failed with these by their status, and would get the same answer again.
 IN_VAIN = (ExecutionError, DeadlineExceeded)
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-_NEW_REQUESTS = ("/v1/completions", "/v1/chat/completions", "/v1/infer")
+#: Kind of error and what `blockrelay_refused_requests_total` calls it; the first row that fits counts.
+_REASONS: tuple[tuple[type[BlockrelayError], str], ...] = (
+    (RequestTooLarge, "too_long"),
+    (ContextLengthExceeded, "too_long"),
+    (RequestTooSlow, "slow_client"),
+    (Unauthorized, "unauthorized"),
+    (ForeignOrigin, "unauthorized"),
+    (UnknownHost, "unauthorized"),
+    (NotFound, "not_found"),
+    (Conflict, "conflict"),
+    (KeyReused, "conflict"),
+    (RequestError, "malformed"),
+    (RedisFull, "redis_memory"),
+    (RedisTrouble, "redis"),
+    (ServiceUnavailable, "unavailable"),
+    (DeadlineExceeded, "expired"),
+    (Cancelled, "cancelled"),
+    (BlockrelayError, "failed"),
+)
 
 
 def retry_after_s(wait_ms: int) -> int:
@@ -108,6 +126,13 @@ def error_body(error: BlockrelayError) -> dict[str, Any]:
     if isinstance(error, NotFound) and param == "model":
         code = "model_not_found"
     return {"error": {"message": message_of(error), "type": kind, "param": param, "code": code}}
+
+
+def reason_of(error: BlockrelayError) -> str:
+    """Why a request is refused, in one word: the limit's name where it is one."""
+    if isinstance(error, LimitExceeded):
+        return error.limit
+    return next(reason for kind, reason in _REASONS if isinstance(error, kind))
 
 
 def headers_of(error: BlockrelayError) -> dict[str, str]:
@@ -165,13 +190,13 @@ def _unreadable(error: Exception) -> BadRequest:
 class ErrorResponder:
     """Turns errors into responses; counts and logs refused new requests."""
 
-    def __init__(self, rejections: Counter, limited: Counter) -> None:
-        self._rejections, self._limited = rejections, limited
+    def __init__(self, metrics: GatewayMetrics) -> None:
+        self._rejections, self._limited, self._refused = metrics.rejections, metrics.limited, metrics.refused
 
     def answer(self, scope: Scope, error: BlockrelayError) -> Response:
         """The response for `error`, in the shape of the endpoint; `session_id` of the scope's state rides along."""
         status, path = status_of(error), scope["path"]
-        if scope["method"] == "POST" and path in _NEW_REQUESTS:
+        if scope["method"] == "POST" and path in NEW_REQUESTS:
             self.count(path, error)
         body = (
             infer_error(error, scope.get("state", {}).get("session_id")) if path == "/v1/infer" else error_body(error)
@@ -191,6 +216,7 @@ class ErrorResponder:
         """A new request was refused."""
         status = status_of(error)
         self._rejections.labels(str(status)).inc()
+        self._refused.labels(path, reason_of(error)).inc()
         if isinstance(error, LimitExceeded):
             self._limited.labels(error.limit).inc()
         param = error_body(error)["error"]["param"]

@@ -9,6 +9,7 @@ from blockrelay.observability.histograms import Histograms, ThreadCounter
 from blockrelay.observability.metrics.devices import DeviceMetrics
 from blockrelay.observability.metrics.instruments import (
     BLOCK_BUCKETS,
+    REQUEST_BUCKETS,
     ROW_BUCKETS,
     STEP_BUCKETS,
     TTFT_BUCKETS,
@@ -68,6 +69,12 @@ class WorkerMetrics:
             "blockrelay_worker_request_queue_time_seconds",
             "How long from ACCEPT to CLAIM",
             buckets=TTFT_BUCKETS,
+            registry=registry,
+        )
+        self.prefill_time = Histogram(
+            "blockrelay_worker_request_prefill_time_seconds",
+            "How long from CLAIM to the first token of a run, at the first stage",
+            buckets=REQUEST_BUCKETS,
             registry=registry,
         )
         self.commits = counter(

@@ -180,8 +180,10 @@ def test_every_instrument_of_the_gateway_is_observed(gateway: RunningGateway, wo
     assert gateway.metric("blockrelay_finished_requests_total", finished_reason="length") == 1
     assert gateway.metric("blockrelay_prompt_tokens_total") == 3
     assert gateway.metric("blockrelay_generation_tokens_total") == 2
-    for histogram in ("time_to_first_token", "inter_token_latency", "e2e_request_latency"):
+    for histogram in ("time_to_first_token", "inter_token_latency", "e2e_request_latency", "request_decode_time"):
         assert gateway.metric(f"blockrelay_{histogram}_seconds_count") == 1
+    assert gateway.metric("blockrelay_request_prompt_tokens_sum") == 3
+    assert gateway.metric("blockrelay_request_generation_tokens_sum") == 2
     scraped = gateway.http.get("/metrics").text
     assert "blockrelay_disconnected_clients_total" in scraped
     assert_service_describes_itself(scraped, "gateway")
