@@ -1,5 +1,6 @@
 """Queries of dashboards and alerts: with what Grafana fills in, and taken apart."""
 
+import re
 from collections.abc import Iterator
 from typing import Any, cast
 
@@ -40,8 +41,8 @@ _SUFFIXES = ("", "_total", "_info", "_bucket", "_sum", "_count")
 
 
 def filled_in(expr: str, interval: str = RATE_INTERVAL) -> str:
-    """`expr` for all cells and models."""
-    return expr.replace("$__rate_interval", interval).replace("$cell", ".+").replace("$model", ".+")
+    """`expr` for all cells, models and Redis servers."""
+    return re.sub(r"\$(cell|model|redis)\b", ".+", expr.replace("$__rate_interval", interval))
 
 
 def registered() -> dict[str, set[str]]:
