@@ -5,6 +5,7 @@ from typing import Any, cast
 
 from prometheus_client import CollectorRegistry
 
+from blockrelay.observability.certificates import Certificates
 from blockrelay.observability.metrics.gateway import GatewayMetrics
 from blockrelay.observability.metrics.scheduler import SchedulerMetrics
 from blockrelay.observability.metrics.tenants import TenantMetrics
@@ -45,6 +46,7 @@ _GROUPS: dict[str, Callable[[CollectorRegistry], object]] = {
     "Gateway": GatewayMetrics,
     "Gateway, by API key": TenantMetrics,
     "Scheduler": SchedulerMetrics,
+    "Scheduler with Redis over TLS": lambda registry: Certificates(registry, {}),
     "Worker": WorkerMetrics,
     "Worker with a GPU": lambda registry: Sensors(registry, list),
 }

@@ -21,6 +21,7 @@ BY_SERIES_ONLY = {
     "BlockrelayRedisDisk",
     "BlockrelayFirstTokenLate",
     "BlockrelayQueueLong",
+    "BlockrelayCertificateEnds",
 }
 C0 = 'cell="c0",model="m"'
 
@@ -63,6 +64,7 @@ def _histogram(name: str, buckets: Mapping[str, int]) -> dict[str, str]:
 
 _COMMITS = f'blockrelay_worker_commits_total{{{C0},instance="a",verdict="%s"}}'
 _VOLUME = 'kubelet_volume_stats_%s_bytes{namespace="n",persistentvolumeclaim="data-redis-control-0"}'
+_MANAGED = 'certmanager_certificate_expiration_timestamp_seconds{namespace="n",name="%s"}'
 _REDIS = 'job="blockrelay-redis",instance="redis://%s:6379"'
 _EVERYONE = ("gateway", "scheduler", "worker")
 
@@ -186,6 +188,26 @@ CASES = (
         series=_histogram("blockrelay_worker_request_queue_time_seconds", {"20.0": 8, "80.0": 10}),
         at="20m",
         fires=[{"cell": "c0", "model": "m"}],
+    ),
+    Case(
+        what="an authority that ends in 13 days",
+        alert="BlockrelayCertificateEnds",
+        series={f'blockrelay_certificate_end_seconds{{{C0},redis="control",instance="s"}}': f"{13 * 86400}x10"},
+        fires=[{"cell": "c0", "model": "m", "redis": "control"}],
+    ),
+    Case(
+        what="a certificate that was not made anew",
+        alert="BlockrelayCertificateEnds",
+        series={
+            _MANAGED % "redis-control": f"{6 * 86400}x10",
+            _MANAGED % "somebody-else": "0x10",
+        },
+        fires=[{"namespace": "n", "name": "redis-control"}],
+    ),
+    Case(
+        what="an authority that ends in 15 days",
+        alert="BlockrelayCertificateEnds",
+        series={f'blockrelay_certificate_end_seconds{{{C0},redis="control",instance="s"}}': f"{15 * 86400}x10"},
     ),
     Case(
         what="a disk with little left",

@@ -7,6 +7,7 @@ from typing import Any, cast
 import promql_parser
 from prometheus_client import CollectorRegistry
 
+from blockrelay.observability.certificates import Certificates
 from blockrelay.observability.metrics.gateway import GatewayMetrics
 from blockrelay.observability.metrics.scheduler import SchedulerMetrics
 from blockrelay.observability.metrics.tenants import TenantMetrics
@@ -35,6 +36,8 @@ EXPORTED = (
 KUBELET = {
     f"kubelet_volume_stats_{what}_bytes": {"namespace", "persistentvolumeclaim"} for what in ("available", "capacity")
 }
+#: What cert-manager tells of its certificates.
+CERT_MANAGER = {"certmanager_certificate_expiration_timestamp_seconds": {"namespace", "name"}}
 #: Over how much of the past a rate is taken where a test asks.
 RATE_INTERVAL = "15s"
 _SUFFIXES = ("", "_total", "_info", "_bucket", "_sum", "_count")
@@ -53,8 +56,9 @@ def registered() -> dict[str, set[str]]:
         own = CollectorRegistry()
         group(own)
         collectors += cast(Any, own)._collector_to_names
-    Sensors(own := CollectorRegistry(), list)
-    collectors += cast(Any, own)._collector_to_names
+    for add in (lambda own: Sensors(own, list), lambda own: Certificates(own, {})):
+        add(own := CollectorRegistry())
+        collectors += cast(Any, own)._collector_to_names
     collectors += cast(Any, registry)._collector_to_names
     found: dict[str, set[str]] = {name: {"job", "instance"} for name in EXPORTED}
     for collector in collectors:

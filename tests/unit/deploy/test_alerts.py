@@ -14,13 +14,13 @@ import yaml
 from deploy.manifests import RULES as FILE
 from deploy.manifests import linked
 from tests.support.project import ROOT
-from tests.support.promql import KUBELET, grouped_by, misread, registered, selectors
+from tests.support.promql import CERT_MANAGER, KUBELET, grouped_by, misread, registered, selectors
 
 ALL: list[dict[str, Any]] = [rule for group in yaml.safe_load(FILE.read_text())["groups"] for rule in group["rules"]]
 RULES = [rule for rule in ALL if "alert" in rule]
 #: What is computed ahead, and the labels that it keeps.
 RECORDED = {rule["record"]: set(grouped_by(promql_parser.parse(rule["expr"]))) for rule in ALL if "record" in rule}
-KNOWN = registered() | RECORDED | {"up": {"job", "instance"}} | KUBELET
+KNOWN = registered() | RECORDED | {"up": {"job", "instance"}} | KUBELET | CERT_MANAGER
 RUNBOOKS = ROOT / "docs" / "runbooks"
 
 
