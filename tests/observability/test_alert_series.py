@@ -9,20 +9,12 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.support.alert_drill import ALERTS, alerts
+from tests.support.alert_drill import ALERTS, BY_SERIES_ONLY, alerts
 from tests.support.project import ROOT
 from tests.support.prometheus import binary
 
 pytestmark = pytest.mark.observability
 
-#: Needs two machines that compute other bits under one numerics id, a kubelet, a clock that is months ahead, or hours.
-BY_SERIES_ONLY = {
-    "BlockrelayAnswersDiverge",
-    "BlockrelayRedisDisk",
-    "BlockrelayFirstTokenLate",
-    "BlockrelayQueueLong",
-    "BlockrelayCertificateEnds",
-}
 C0 = 'cell="c0",model="m"'
 
 

@@ -8,9 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.observability.test_alert_series import BY_SERIES_ONLY
-from tests.observability.test_outages import STOPPED
-from tests.support.alert_drill import Expected, alerts, drill, drilled_system, hastened
+from tests.support.alert_drill import BY_SERIES_ONLY, STOPPED, Expected, alerts, drill, drilled_system, hastened
 from tests.support.systems.causes import CAUSES
 from tests.support.systems.outages import OUTAGES
 from tests.support.systems.system import StartSystem

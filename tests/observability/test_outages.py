@@ -7,21 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.alert_drill import Expected, drill, drilled_system, shipped
+from tests.support.alert_drill import STOPPED, drill, drilled_system, shipped
 from tests.support.systems.outages import OUTAGES
 from tests.support.systems.system import StartSystem
 
 pytestmark = [pytest.mark.observability, pytest.mark.timeout(900)]
-
-ABSENT, DOWN = "BlockrelayServiceAbsent", "BlockrelayRedisDown"
-STOPPED = (
-    Expected("gateways", ABSENT, 'service="gateway"', service="gateway"),
-    Expected("schedulers", ABSENT, 'service="scheduler"', service="scheduler"),
-    Expected("workers", ABSENT, 'service="worker"', service="worker"),
-    Expected("servers", DOWN, r"redis_up\{.*redis\.sock"),
-    Expected("everything", DOWN, r"redis_up\{.*redis\.sock"),
-    *(Expected("everything", ABSENT, f'service="{one}"', service=one) for one in ("gateway", "scheduler", "worker")),
-)
 
 
 def test_whatever_stops_is_told_and_told_to_be_back(start_system: StartSystem, tmp_path: Path) -> None:

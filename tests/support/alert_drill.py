@@ -49,6 +49,26 @@ class Expected:
         return f"{self.alert} ({self.service})" if self.service else self.alert
 
 
+_ABSENT, _DOWN = "BlockrelayServiceAbsent", "BlockrelayRedisDown"
+#: What stops, and who tells of it (tests/observability/test_outages.py).
+STOPPED = (
+    Expected("gateways", _ABSENT, 'service="gateway"', service="gateway"),
+    Expected("schedulers", _ABSENT, 'service="scheduler"', service="scheduler"),
+    Expected("workers", _ABSENT, 'service="worker"', service="worker"),
+    Expected("servers", _DOWN, r"redis_up\{.*redis\.sock"),
+    Expected("everything", _DOWN, r"redis_up\{.*redis\.sock"),
+    *(Expected("everything", _ABSENT, f'service="{one}"', service=one) for one in ("gateway", "scheduler", "worker")),
+)
+#: Needs two machines that compute other bits under one numerics id, a kubelet, a clock that is months ahead, or hours.
+BY_SERIES_ONLY = {
+    "BlockrelayAnswersDiverge",
+    "BlockrelayRedisDisk",
+    "BlockrelayFirstTokenLate",
+    "BlockrelayQueueLong",
+    "BlockrelayCertificateEnds",
+}
+
+
 def shipped() -> Rules:
     """The rules as they are."""
     return yaml.safe_load(ALERTS.read_text())

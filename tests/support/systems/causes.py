@@ -47,11 +47,12 @@ class Watched:
     start: StartSystem
     here: System
     gateway: dict[str, str]  # its settings
+    client: httpx.Client  # one for all: to make one takes longer than a request
 
     def ask(self, prompt: list[int], *, tokens: int = 40, key: str = "", **more: Any) -> httpx.Response:
         body = {"prompt": prompt, "max_tokens": tokens, "ignore_eos": True, **more}
         headers = {"authorization": f"Bearer {key or self.operator}"}
-        return httpx.post(f"{self.url}/v1/completions", json=body, headers=headers, timeout=120)
+        return self.client.post(f"{self.url}/v1/completions", json=body, headers=headers)
 
     def ask_many(self, count: int, **how: Any) -> list[int]:
         """Statuses of so many different requests at once."""
@@ -118,7 +119,9 @@ def watched_system(start: StartSystem, folder: Path, **prometheus: object) -> It
         stack.enter_context(running_exporter(exporter))
         jobs["blockrelay-redis"] = through_exporter(exporter)
         beside = stack.enter_context(running_prometheus(folder / "prometheus", port, jobs, **prometheus))
-        found = Watched(system, beside, "", operator, tenant, start, system, gateway)
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+        client = stack.enter_context(httpx.Client(timeout=120, limits=limits))
+        found = Watched(system, beside, "", operator, tenant, start, system, gateway, client)
         found.watch(system)
         found.start_gateway()
         beside.add("blockrelay-redis", system.control.url, system.payload.url)

@@ -8,12 +8,10 @@ from dataclasses import replace
 
 from blockrelay.block_folder.folder import BlockFolder, open_block_folder
 from blockrelay.errors import DeviceLost, RedisTrouble
-from blockrelay.host.gpu_sensors import read_gpus
 from blockrelay.host.memory import available_bytes
 from blockrelay.observability.logs import get
 from blockrelay.observability.metrics.worker import WorkerMetrics
 from blockrelay.observability.registry import service_registry
-from blockrelay.observability.sensors import Sensors
 from blockrelay.observability.status_server import StatusServer
 from blockrelay.protocol.plan import Stage
 from blockrelay.protocol.transitions import calls
@@ -87,8 +85,6 @@ class Worker:
         self._metrics.states.show(self._state)
         self._loaded: tuple[Assignment, Executor] | None = None
         shared = executors if isinstance(executors, DeviceExecutors) else None
-        if shared is not None:
-            Sensors(self._registry, read_gpus)
         others = others or OtherDevices(settings.gpu, "", python="")
         self._device = shared and OnDevice(shared, number, settings, self._links, self._metrics, self._model, others)
         self._status = StatusServer(settings.host, settings.port, self._metrics.registry, self._gaps)
