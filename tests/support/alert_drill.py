@@ -212,7 +212,7 @@ def drill(
 ) -> None:
     """Each cause fires its alerts, whose runbooks name it and which resolve.
 
-    Prints after how many seconds, of the cause and of the beginning of its mending."""
+    Prints after how many seconds: of the cause, and of the end of its mending (0: before it was over)."""
     seconds: list[tuple[Expected, float, float]] = []
     for cause in dict.fromkeys(one.cause for one in expected):
         of_it = [one for one in expected if one.cause == cause]
@@ -223,7 +223,7 @@ def drill(
                 fired[one.name] = told.at[one.alert] - began
                 printed = run(first_command(one.alert), watched)
                 assert any(re.search(line, printed) for line in culprits(watched, one)), (one, printed)
-            mended = time.time()
+        mended = time.time()
         for one in of_it:
             if one.alert == "BlockrelayProcessDown":  # until Prometheus is told that its target is gone
                 watched.prometheus.forget_those_that_are_down("blockrelay-worker")
