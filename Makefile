@@ -142,9 +142,10 @@ dashboard-pictures: install ## pictures of every panel from a real run; needs De
 	$(BIN)/pytest --quiet -m observability tests/observability/test_panels.py --panels-to build/panels.json
 	$(BIN)/python -m deploy.dashboards.pictures build/panels.json
 
-# What deploy/k8s has from elsewhere, where kustomize cannot read it there: alerts, users of Redis.
+# What deploy/k8s has from elsewhere, where kustomize cannot read it there: alerts, users of Redis. DOCS=https://... makes
+# that the address that alerts link to.
 manifests: install ## what deploy/k8s has of alerts and Redis users, made anew
-	$(BIN)/python -m deploy.manifests
+	$(BIN)/python -m deploy.manifests $(if $(DOCS),--docs $(DOCS))
 
 $(DEPLOY_VENV)/.installed: Makefile
 	@test -x $(DEPLOY_VENV)/bin/python || $(PYTHON) -m venv $(DEPLOY_VENV)

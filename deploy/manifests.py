@@ -1,8 +1,12 @@
 """`python -m deploy.manifests`: write anew what deploy/k8s has from elsewhere, where kustomize cannot read it there.
 
-The alerts of deploy/prometheus, and the Redis users as values for the chart of Valkey.
+The alerts of deploy/prometheus, and the Redis users as values for the chart of Valkey. `--docs URL` first makes URL the
+address of the documentation in the links of the alerts.
 """
 
+import argparse
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from textwrap import indent
 
@@ -11,6 +15,7 @@ import yaml
 from blockrelay.redis.users import ROLES, rules
 
 DEPLOY = Path(__file__).resolve().parent
+RULES = DEPLOY / "prometheus" / "alerts.yml"
 ALERTS = DEPLOY / "k8s" / "components" / "prometheus-operator" / "alerts.yaml"
 VALKEY_USERS = DEPLOY / "k8s" / "charts" / "valkey-users.yaml"
 _MADE = "# Made by `make manifests`; do not edit.\n"
@@ -21,11 +26,17 @@ metadata:
   name: blockrelay
 spec:
 """
+_LINK = re.compile(r"(?<=runbook_url: )\S+(?=/runbooks/)")
+
+
+def linked(text: str, docs: str) -> str:
+    """The alerts with links to runbooks below `docs`, an address with a scheme."""
+    return _LINK.sub(lambda _: docs.rstrip("/"), text)
 
 
 def alerts() -> str:
     """A PrometheusRule with the groups of alerts.yml."""
-    return _MADE + _RULE + indent((DEPLOY / "prometheus" / "alerts.yml").read_text(), "  ")
+    return _MADE + _RULE + indent(RULES.read_text(), "  ")
 
 
 def valkey_users() -> str:
@@ -43,7 +54,17 @@ def valkey_users() -> str:
 FILES = {ALERTS: alerts, VALKEY_USERS: valkey_users}
 
 
-def main() -> None:
+def _address(text: str) -> str:
+    if re.fullmatch(r"https?://\S+", text):
+        return text
+    raise argparse.ArgumentTypeError(f"{text!r} is no address: give one such as https://wiki.example.com/blockrelay")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m deploy.manifests", description="Write what deploy/k8s has made.")
+    parser.add_argument("--docs", metavar="URL", type=_address, help="where the pages of docs/ are served")
+    if docs := parser.parse_args(arguments).docs:
+        RULES.write_text(linked(RULES.read_text(), docs))
     for path, content in FILES.items():
         path.write_text(content())
 

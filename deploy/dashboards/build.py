@@ -2,7 +2,7 @@
 
 import json
 
-from grafana_foundation_sdk.builders import common, dashboard, prometheus, stat, timeseries
+from grafana_foundation_sdk.builders import common, dashboard, heatmap, prometheus, stat, timeseries
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.common import (
     BigValueColorMode,
@@ -12,8 +12,10 @@ from grafana_foundation_sdk.models.common import (
     VisibilityMode,
 )
 from grafana_foundation_sdk.models.dashboard import DashboardLinkType, DataSourceRef, VariableRefresh
+from grafana_foundation_sdk.models.heatmap import HeatmapColorMode
+from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
-from deploy.dashboards.panel import Dashboard, Panel, Query
+from deploy.dashboards.panel import VARIABLES, Dashboard, Panel, Query
 
 #: Of 24 columns and any number of rows.
 _WIDTH, _HEIGHT, _STAT_WIDTH, _STAT_HEIGHT = 12, 8, 6, 4
@@ -30,8 +32,6 @@ def to_json(one: Dashboard) -> str:
         .time("now-1h", "now")
         .refresh("10s")
         .with_variable(dashboard.DatasourceVariable("datasource").label("Prometheus").type("prometheus"))
-        .with_variable(_variable("cell"))
-        .with_variable(_variable("model"))
         .link(
             dashboard.DashboardLink("Blockrelay")
             .type(DashboardLinkType.DASHBOARDS)
@@ -39,10 +39,12 @@ def to_json(one: Dashboard) -> str:
             .as_dropdown(True)
         )
     )
+    for name in one.variables:
+        made.with_variable(_variable(name))
     for heading, panels in one.rows:
         made.with_row(dashboard.Row(heading))
         for panel in panels:
-            made.with_panel(_stat(panel) if panel.stat else _graph(panel))
+            made.with_panel(_BUILDERS[panel.kind](panel))
     return json.dumps(made.build(), cls=JSONEncoder, indent=2, sort_keys=True) + "\n"
 
 
@@ -51,7 +53,7 @@ def _variable(label: str) -> dashboard.QueryVariable:
     return (
         dashboard.QueryVariable(label)
         .datasource(_SOURCE)
-        .query(f"label_values(blockrelay_build_info, {label})")
+        .query(VARIABLES[label])
         .refresh(VariableRefresh.ON_TIME_RANGE_CHANGED)
         .include_all(True)
         .all_value(".+")
@@ -109,3 +111,24 @@ def _stat(panel: Panel) -> stat.Panel:
     for number, query in enumerate(panel.queries):
         made.with_target(_target(number, query))
     return made
+
+
+def _heat_map(panel: Panel) -> heatmap.Panel:
+    """Buckets as Prometheus has them: each row of the map is one, its colour how many values came."""
+    (query,) = panel.queries
+    return (
+        heatmap.Panel()
+        .title(panel.title)
+        .description(panel.meaning)
+        .datasource(_SOURCE)
+        .span(_WIDTH)
+        .height(_HEIGHT)
+        .calculate(False)
+        .y_axis(heatmap.YAxisConfig().unit(panel.unit))
+        .color(heatmap.HeatmapColorOptions().mode(HeatmapColorMode.SCHEME).scheme("Oranges").steps(64))
+        .show_y_histogram()
+        .with_target(_target(0, query).format(PromQueryFormat.HEATMAP))
+    )
+
+
+_BUILDERS = {"graph": _graph, "number": _stat, "heat map": _heat_map}

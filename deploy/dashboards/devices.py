@@ -1,9 +1,15 @@
-"""Is a GPU well? How often it was lost, what went to CPUs for it, how it computes and what it holds."""
+"""Is a GPU well? How busy and hot it is, how often it was lost, what went to CPUs for it, what it holds."""
 
-from deploy.dashboards.panel import Dashboard, Panel, Query, increase, of_processes, rate
+from deploy.dashboards.panel import Dashboard, Panel, Query, increase, of_cell, of_processes, rate
 
 _STAGE, _GPU = "blockrelay_worker_stage_latency_seconds", 'device="gpu"'
 _STEP_TIME = f"{rate(f'{_STAGE}_sum', 'stage', where=_GPU)} / {rate(f'{_STAGE}_count', 'stage', where=_GPU)}"
+
+
+def _sensor(what: str) -> Query:
+    """Workers of one machine tell the same."""
+    return Query(of_cell(f"blockrelay_worker_gpu_{what}", "instance, gpu"), "{{instance}} {{gpu}}")
+
 
 DEVICES = Dashboard(
     name="devices",
@@ -29,7 +35,7 @@ DEVICES = Dashboard(
                     meaning="GPUs that were lost three times in ten minutes: tried again an hour later.",
                     queries=[Query(of_processes("blockrelay_worker_device_quarantined"))],
                     cause="device",
-                    stat=True,
+                    kind="number",
                 ),
                 Panel(
                     title="New processes",
@@ -60,7 +66,7 @@ DEVICES = Dashboard(
                     meaning="Bytes per second to GPUs and from them: rows, logits, KV pages that move; no weights.",
                     queries=[Query(rate("blockrelay_worker_device_bus_bytes_total", "direction"), "{{direction}}")],
                     cause="device",
-                    unit="bytes",
+                    unit="Bps",
                 ),
                 Panel(
                     title="What is held",
@@ -79,6 +85,32 @@ DEVICES = Dashboard(
                     queries=[Query(of_processes("blockrelay_worker_device_memory_used_bytes"))],
                     cause="device",
                     unit="bytes",
+                ),
+            ),
+        ),
+        (
+            "Sensors",
+            (
+                Panel(
+                    title="Utilisation",
+                    meaning="Share of the time in which a GPU computed, for whomever, where its driver tells.",
+                    queries=[_sensor("utilisation_ratio")],
+                    cause="device",
+                    unit="percentunit",
+                ),
+                Panel(
+                    title="Temperature",
+                    meaning="Where its driver tells. A GPU that is too hot computes more slowly.",
+                    queries=[_sensor("temperature_celsius")],
+                    cause="device",
+                    unit="celsius",
+                ),
+                Panel(
+                    title="Power",
+                    meaning="Where its driver tells.",
+                    queries=[_sensor("power_watts")],
+                    cause="device",
+                    unit="watt",
                 ),
             ),
         ),

@@ -12,14 +12,14 @@ KV_CACHE = Dashboard(
                 Panel(
                     title="KV pages in use",
                     meaning="Share, in the stage of the cell that has least left.",
-                    queries=[Query(of_cell("blockrelay_kv_cache_usage_perc"))],
+                    queries=[Query(of_cell("blockrelay_kv_cache_usage_ratio"))],
                     cause="load",
                     unit="percentunit",
                 ),
                 Panel(
                     title="KV pages by worker",
                     meaning="Share in use, by process.",
-                    queries=[Query(of_processes("blockrelay_worker_kv_cache_usage_perc", "instance"), "{{instance}}")],
+                    queries=[Query(of_processes("blockrelay_worker_kv_cache_usage_ratio", "instance"), "{{instance}}")],
                     cause="load",
                     unit="percentunit",
                 ),
@@ -75,8 +75,10 @@ KV_CACHE = Dashboard(
                 ),
                 Panel(
                     title="Bytes that a tier holds",
-                    meaning="As far as workers know.",
-                    queries=[Query(of_cell("blockrelay_worker_page_store_bytes", "tier"), "{{tier}}")],
+                    meaning="As far as each worker knows: `redis` is one for all, others are of a host.",
+                    queries=[
+                        Query(of_cell("blockrelay_worker_page_store_bytes", "tier, instance"), "{{tier}} {{instance}}")
+                    ],
                     cause="prefixes",
                     unit="bytes",
                 ),

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 #: Units as Grafana calls them.
-Unit = Literal["short", "s", "bytes", "percentunit", "reqps", "ops", "cps", "none"]
+Unit = Literal["short", "s", "bytes", "Bps", "percentunit", "reqps", "ops", "cps", "celsius", "watt", "none"]
+Kind = Literal["graph", "number", "heat map"]
 Cause = Literal[
     "load", "overload", "crowd", "prefixes", "tenants", "kill", "gpu", "device", "poison", "numerics", "redis", "tiers",
     "memory", "books",
@@ -27,7 +28,19 @@ CAUSES: dict[Cause, str] = {
     "tiers": "a tier of the page store goes away",
     "redis": "both Redis go away",
 }
-#: The variables that every dashboard has: series of what was renamed, which have no `model`, are not meant.
+#: What has a value only where a GPU has sensors that its driver tells of: asked for on no machine without one.
+NEEDS_HARDWARE = (
+    "blockrelay_worker_gpu_utilisation_ratio",
+    "blockrelay_worker_gpu_temperature_celsius",
+    "blockrelay_worker_gpu_power_watts",
+)
+#: A choice that a dashboard offers -> where its values are.
+VARIABLES = {
+    "cell": "label_values(blockrelay_build_info, cell)",
+    "model": "label_values(blockrelay_build_info, model)",
+    "redis": 'label_values(redis_up{job="blockrelay-redis"}, instance)',
+}
+#: Of the cell's dashboards. Series of what was renamed, which have no `model`, are not meant.
 SELECTED = 'cell=~"$cell", model=~"$model"'
 
 
@@ -41,23 +54,31 @@ class Query:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Panel:
-    """A graph, or a single number (`stat`). `meaning` is what people read beside it; `cause` changes its value."""
+    """What people look at. `meaning` is what they read beside it; `cause` changes its value.
+
+    A heat map has one query: how many values a histogram has got, by its bounds (`heat`).
+    """
 
     title: str
     meaning: str
     queries: Sequence[Query]
     cause: Cause
     unit: Unit = "short"
-    stat: bool = False
+    kind: Kind = "graph"
+
+    @property
+    def needs_hardware(self) -> bool:
+        return any(name in query.expr for query in self.queries for name in NEEDS_HARDWARE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dashboard:
-    """Rows of panels under a heading."""
+    """Rows of panels under a heading. `variables`: what can be chosen, which every query takes to heart."""
 
     name: str
     title: str
     rows: Sequence[tuple[str, Sequence[Panel]]]
+    variables: Sequence[str] = ("cell", "model")
 
     @property
     def panels(self) -> list[Panel]:
@@ -110,7 +131,24 @@ def quantile(share: float, metric: str, by: str = "") -> str:
 
 def quantiles(metric: str) -> tuple[Query, ...]:
     """The usual three."""
-    return tuple(Query(quantile(share, metric), f"p{100 * share:.0f}") for share in (0.5, 0.95, 0.99))
+    return tuple(Query(quantile(share, metric), f"p{100 * share:.0f}") for share in (0.5, 0.9, 0.99))
+
+
+def heat(metric: str) -> tuple[Query]:
+    """Of a histogram, over all processes: how many values came in the interval, up to each bound."""
+    return (Query(increase(f"{metric}_bucket", "le"), "{{le}}"),)
+
+
+def errors() -> Query:
+    """The share of requests that ended in an error of ours: a 5xx, or `error`."""
+    refused, ended = "blockrelay_admission_rejections_total", "blockrelay_finished_requests_total"
+    every, ours = 'status=~"5.."', 'finished_reason="error"'
+
+    def both(more: str) -> str:
+        first, second = (f"rate({name}[$__rate_interval])" for name in (refused + _selected(every), ended + more))
+        return f"sum ({first} or {second})"
+
+    return Query(f"{both(_selected(ours))} / {both(_selected(''))}", "errors")
 
 
 def mean(metric: str, by: str = "") -> str:

@@ -18,6 +18,7 @@ from deploy.dashboards.panel import Dashboard, Panel
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "dashboards"
 _COLUMNS = 2
+_UNITS = {"s": "s", "bytes": "B", "Bps": "B/s", "celsius": "°C", "watt": "W"}
 _MOST_NAMED = 6  # series of a panel whose names fit below it
 
 
@@ -36,11 +37,28 @@ def _draw(board: Dashboard, run: dict[str, Any], path: Path) -> None:
     for index, drawn in enumerate(axes.flat):
         if index < len(board.panels):
             panel = board.panels[index]
-            _draw_panel(drawn, panel, run["panels"][board.name][panel.title], run)
+            if panel.kind == "heat map":
+                _draw_map(drawn, panel, run["panels"][board.name].get(panel.title, []), run)
+                continue
+            _draw_panel(drawn, panel, run["panels"][board.name].get(panel.title, []), run)
         else:
             drawn.set_axis_off()
     figure.savefig(path, dpi=70, metadata={"Software": None})
     pyplot.close(figure)
+
+
+def _draw_map(drawn: Any, panel: Panel, series: list[list[Any]], run: dict[str, Any]) -> None:
+    """Counts up to each bound -> how many lie between it and the one before."""
+    bounds = sorted(((float(legend), dict(points)) for legend, points in series), key=lambda one: one[0])
+    times = sorted({at for _, points in bounds for at in points})
+    counts = [[points.get(at, 0.0) for at in times] for _, points in bounds]
+    below = [[0.0] * len(times), *counts]
+    between = [[max(0.0, b - a) for a, b in zip(*two, strict=True)] for two in zip(below, counts, strict=False)]
+    seconds = [at - run["began"] for at in times]
+    drawn.pcolormesh(seconds, range(len(bounds)), between, cmap="Oranges", shading="nearest")
+    drawn.set_yticks(range(len(bounds)), [f"{bound:g}" for bound, _ in bounds])
+    drawn.set_title(panel.title, fontsize=10, loc="left")
+    drawn.tick_params(labelsize=6)
 
 
 def _draw_panel(drawn: Any, panel: Panel, series: list[list[Any]], run: dict[str, Any]) -> None:
@@ -58,7 +76,7 @@ def _draw_panel(drawn: Any, panel: Panel, series: list[list[Any]], run: dict[str
     if panel.unit == "percentunit":
         drawn.yaxis.set_major_formatter(PercentFormatter(1.0))
     else:
-        drawn.yaxis.set_major_formatter(EngFormatter({"s": "s", "bytes": "B"}.get(panel.unit, ""), sep=""))
+        drawn.yaxis.set_major_formatter(EngFormatter(_UNITS.get(panel.unit, ""), sep=""))
     if drawn.get_legend_handles_labels()[0]:
         drawn.legend(fontsize=6, loc="upper left", framealpha=0.6)
 

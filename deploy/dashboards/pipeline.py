@@ -1,8 +1,13 @@
 """Where does the time of a token go? By block, stage and device: latency, bubbles, hand-overs from GPU to CPU."""
 
-from deploy.dashboards.panel import Dashboard, Panel, Query, increase, mean, of_cell, quantile, rate
+from deploy.dashboards.panel import Dashboard, Panel, Query, heat, increase, mean, of_cell, quantile, rate
 
 _SECONDS = "blockrelay_worker_{}_seconds_total"
+
+
+def _block(share: float) -> Query:
+    return Query(quantile(share, "blockrelay_worker_block_latency_seconds", "block, device"), "{{block}} {{device}}")
+
 
 PIPELINE = Dashboard(
     name="pipeline",
@@ -12,13 +17,14 @@ PIPELINE = Dashboard(
             "Stages",
             (
                 Panel(
-                    title="Latency of a stage, p95",
+                    title="Latency of a stage",
                     meaning="How long a stage takes for one batch, by stage and device.",
                     queries=[
                         Query(
-                            quantile(0.95, "blockrelay_worker_stage_latency_seconds", "stage, device"),
-                            "stage {{stage}} {{device}}",
+                            quantile(share, "blockrelay_worker_stage_latency_seconds", "stage, device"),
+                            f"stage {{{{stage}}}} {{{{device}}}}, p{100 * share:.0f}",
                         )
+                        for share in (0.5, 0.99)
                     ],
                     cause="load",
                     unit="s",
@@ -71,7 +77,7 @@ PIPELINE = Dashboard(
                     meaning="Bytes per second: `local` to workers of the same host, `redis` to others.",
                     queries=[Query(rate("blockrelay_worker_forwarded_bytes_total", "way"), "{{way}}")],
                     cause="load",
-                    unit="bytes",
+                    unit="Bps",
                 ),
                 Panel(
                     title="Plan",
@@ -85,13 +91,26 @@ PIPELINE = Dashboard(
             "Blocks",
             (
                 Panel(
-                    title="Latency of a block, mean",
+                    title="Latency of a block, median",
                     meaning="How long one block takes for one batch. One that stands out is the one to look at.",
-                    queries=[
-                        Query(mean("blockrelay_worker_block_latency_seconds", "block, device"), "{{block}} {{device}}")
-                    ],
+                    queries=[_block(0.5)],
                     cause="load",
                     unit="s",
+                ),
+                Panel(
+                    title="Latency of a block, p99",
+                    meaning="Far above the median: its machine has other things to do, or batches differ in size.",
+                    queries=[_block(0.99)],
+                    cause="load",
+                    unit="s",
+                ),
+                Panel(
+                    title="Latency of blocks",
+                    meaning="All of them together: how many batches took how long.",
+                    queries=heat("blockrelay_worker_block_latency_seconds"),
+                    cause="load",
+                    unit="s",
+                    kind="heat map",
                 ),
                 Panel(
                     title="From GPU to CPU",

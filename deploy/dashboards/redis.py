@@ -2,18 +2,21 @@
 
 from deploy.dashboards.panel import Dashboard, Panel, Query
 
+_SELECTED = '{job="blockrelay-redis", instance=~"$redis"}'
+
 
 def _each(metric: str) -> str:
-    return f"sum by (instance) ({metric})"
+    return f"sum by (instance) ({metric}{_SELECTED})"
 
 
 def _each_rate(metric: str) -> str:
-    return f"sum by (instance) (rate({metric}[$__rate_interval]))"
+    return f"sum by (instance) (rate({metric}{_SELECTED}[$__rate_interval]))"
 
 
 REDIS = Dashboard(
     name="redis",
     title="Blockrelay / Redis",
+    variables=("redis",),
     rows=(
         (
             "Both servers",
@@ -47,6 +50,27 @@ REDIS = Dashboard(
                     ],
                     cause="memory",
                     unit="bytes",
+                ),
+                Panel(
+                    title="Memory, share",
+                    meaning="From 50 % on ended requests are forgotten early, from 70 % on new ones are refused.",
+                    queries=[
+                        Query(
+                            f"{_each('redis_memory_used_bytes')} / ({_each('redis_memory_max_bytes')} > 0)",
+                            "{{instance}}",
+                        )
+                    ],
+                    cause="memory",
+                    unit="percentunit",
+                ),
+                Panel(
+                    title="What was written well",
+                    meaning="1: the append-only file was written, and written anew, without an error.",
+                    queries=[
+                        Query(_each("redis_aof_last_write_status"), "{{instance}}, written"),
+                        Query(_each("redis_aof_last_bgrewrite_status"), "{{instance}}, written anew"),
+                    ],
+                    cause="redis",
                 ),
                 Panel(
                     title="Append-only file",

@@ -1,11 +1,45 @@
-"""What do clients feel? First token, time between tokens, the queue, what is refused."""
+"""What do clients feel? What fails and is refused, first token, time between tokens, the queue, lengths."""
 
-from deploy.dashboards.panel import Dashboard, Panel, Query, increase, of_cell, of_cell_rate, quantile, quantiles, rate
+from deploy.dashboards.panel import (
+    Dashboard,
+    Panel,
+    Query,
+    errors,
+    heat,
+    increase,
+    of_cell,
+    of_cell_rate,
+    quantiles,
+    rate,
+)
 
 REQUESTS = Dashboard(
     name="requests",
     title="Blockrelay / Requests",
     rows=(
+        (
+            "Errors and refusals",
+            (
+                Panel(
+                    title="Errors of ours",
+                    meaning="Share of requests: refused with a 5xx, or ended by `error`.",
+                    queries=[errors()],
+                    cause="overload",
+                    unit="percentunit",
+                ),
+                Panel(
+                    title="Refused, by route and reason",
+                    meaning="A limit by its name; `malformed`, `unauthorized` and the like are the clients' own.",
+                    queries=[
+                        Query(
+                            f"{increase('blockrelay_refused_requests_total', 'route, reason')} > 0",
+                            "{{route}} {{reason}}",
+                        )
+                    ],
+                    cause="overload",
+                ),
+            ),
+        ),
         (
             "Latency",
             (
@@ -31,11 +65,44 @@ REQUESTS = Dashboard(
                     unit="s",
                 ),
                 Panel(
-                    title="Time in the queue, p95",
+                    title="Time in the queue",
                     meaning="From the acceptance of a request to the worker that takes it.",
-                    queries=[Query(quantile(0.95, "blockrelay_worker_request_queue_time_seconds"))],
+                    queries=quantiles("blockrelay_worker_request_queue_time_seconds"),
                     cause="load",
                     unit="s",
+                ),
+                Panel(
+                    title="Prefill time",
+                    meaning="From the worker that takes a request to its first token.",
+                    queries=quantiles("blockrelay_worker_request_prefill_time_seconds"),
+                    cause="load",
+                    unit="s",
+                ),
+                Panel(
+                    title="Decode time",
+                    meaning="From the first token of a request to its end.",
+                    queries=quantiles("blockrelay_request_decode_time_seconds"),
+                    cause="load",
+                    unit="s",
+                ),
+            ),
+        ),
+        (
+            "Lengths",
+            (
+                Panel(
+                    title="Prompt lengths",
+                    meaning="Tokens of the prompts of requests that ended.",
+                    queries=heat("blockrelay_request_prompt_tokens"),
+                    cause="load",
+                    kind="heat map",
+                ),
+                Panel(
+                    title="Answer lengths",
+                    meaning="Tokens that requests got, of those that ended.",
+                    queries=heat("blockrelay_request_generation_tokens"),
+                    cause="load",
+                    kind="heat map",
                 ),
             ),
         ),

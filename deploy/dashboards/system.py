@@ -5,6 +5,7 @@ from deploy.dashboards.panel import (
     Dashboard,
     Panel,
     Query,
+    errors,
     increase,
     of_cell,
     of_cell_rate,
@@ -17,6 +18,30 @@ SYSTEM = Dashboard(
     title="Blockrelay / System",
     rows=(
         (
+            "Errors and saturation",
+            (
+                Panel(
+                    title="Errors of ours",
+                    meaning="Share of requests: refused with a 5xx, or ended by `error`. 0.1 % is what alerts allow.",
+                    queries=[errors()],
+                    cause="overload",
+                    unit="percentunit",
+                ),
+                Panel(
+                    title="Saturation",
+                    meaning="The fullest stage's KV pages, the busiest worker's time. At 100 % queues grow.",
+                    queries=[
+                        Query(of_cell("blockrelay_kv_cache_usage_ratio"), "KV pages"),
+                        Query(
+                            f"max ({rate('blockrelay_worker_stage_busy_seconds_total', 'instance')})", "busiest worker"
+                        ),
+                    ],
+                    cause="load",
+                    unit="percentunit",
+                ),
+            ),
+        ),
+        (
             "Now",
             (
                 Panel(
@@ -24,14 +49,14 @@ SYSTEM = Dashboard(
                     meaning="1: Redis answers and a gateway takes requests. They wait if no worker is there.",
                     queries=[Query(of_cell("blockrelay_ready", where='question="accepting"'))],
                     cause="redis",
-                    stat=True,
+                    kind="number",
                 ),
                 Panel(
                     title="Produces tokens",
                     meaning="1: every stage of the plan has a live worker.",
                     queries=[Query(of_cell("blockrelay_ready", where='question="tokens"'))],
                     cause="kill",
-                    stat=True,
+                    kind="number",
                 ),
                 Panel(
                     title="Longest without progress",
@@ -39,7 +64,7 @@ SYSTEM = Dashboard(
                     queries=[Query(of_cell("blockrelay_oldest_waiting_seconds"))],
                     cause="kill",
                     unit="s",
-                    stat=True,
+                    kind="number",
                 ),
                 Panel(
                     title="Books: accepted, neither ended nor in flight",
@@ -53,7 +78,7 @@ SYSTEM = Dashboard(
                         )
                     ],
                     cause="books",
-                    stat=True,
+                    kind="number",
                 ),
             ),
         ),

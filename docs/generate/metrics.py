@@ -5,11 +5,14 @@ from typing import Any, cast
 
 from prometheus_client import CollectorRegistry
 
+from blockrelay.observability.certificates import Certificates
 from blockrelay.observability.metrics.gateway import GatewayMetrics
 from blockrelay.observability.metrics.scheduler import SchedulerMetrics
 from blockrelay.observability.metrics.tenants import TenantMetrics
+from blockrelay.observability.metrics.whose import BOOKS, taken
 from blockrelay.observability.metrics.worker import WorkerMetrics
-from blockrelay.observability.registry import service_registry
+from blockrelay.observability.registry import DEPRECATED, service_registry
+from blockrelay.observability.sensors import Sensors
 from docs.generate.tables import table
 
 _HEAD = """\
@@ -24,9 +27,10 @@ The name tells whose it is:
   worker what it computed, re-runs included.
 - Any other counter or histogram means the same wherever it comes from: add up all processes.
 - Any other gauge speaks of the whole cell, and every process that tells it tells the same: take the maximum,
-  `max by (cell, model) (blockrelay_requests_in_flight)`. So do `blockrelay_accepted_total` and
-  `blockrelay_ended_total`, which Redis keeps: no process's end sets them back, and what was accepted has ended or is
-  in flight.
+  `max by (cell, model) (blockrelay_requests_in_flight)`. So do the counters that Redis keeps, BOOKS:
+  take the maximum of their rates. No process's end sets them back, and what was accepted has ended or is in flight.
+
+The column *take* says it of each: `sum` over processes, or `max`. Panels and alerts do so.
 
 Every series of ours has the labels `cell` and `model` (the name that clients use: give all services of a cell the same
 `BLOCKRELAY_MODEL_NAME`, or none). A counter's labels come from closed lists, below, and each of its series is there
@@ -42,7 +46,9 @@ _GROUPS: dict[str, Callable[[CollectorRegistry], object]] = {
     "Gateway": GatewayMetrics,
     "Gateway, by API key": TenantMetrics,
     "Scheduler": SchedulerMetrics,
+    "Scheduler with Redis over TLS": lambda registry: Certificates(registry, {}),
     "Worker": WorkerMetrics,
+    "Worker with a GPU": lambda registry: Sensors(registry, list),
 }
 
 
@@ -53,13 +59,16 @@ def page() -> str:
         registries[title] = CollectorRegistry()
         group(registries[title])
     tables = "".join(f"\n## {title}\n\n{_rows(registry)}" for title, registry in registries.items())
-    return _HEAD + tables + f"\n## Values of labels\n\n{_values(registries.values())}"
+    head = _HEAD.replace("BOOKS", ", ".join(f"`{name}_total`" for name in BOOKS))
+    old = table(("until the next release", "from now on"), [(f"`{a}`", f"`{b}`") for a, b in DEPRECATED.items()])
+    tables += f"\n## Deprecated names\n\nThey are told beside their successors, with the same labels.\n\n{old}"
+    return head + tables + f"\n## Values of labels\n\n{_values(registries.values())}"
 
 
 def _rows(registry: CollectorRegistry) -> str:
     collectors: Any = cast(Any, registry)._collector_to_names
     rows = sorted(_row(collector, family) for collector in collectors for family in collector.collect())
-    return table(("metric", "type", "labels", "meaning"), rows)
+    return table(("metric", "type", "labels", "take", "meaning"), rows)
 
 
 def _values(registries: Iterable[CollectorRegistry]) -> str:
@@ -74,7 +83,7 @@ def _values(registries: Iterable[CollectorRegistry]) -> str:
     return table(("label", "values"), list(found))
 
 
-def _row(collector: Any, family: Any) -> tuple[str, str, str, str]:
+def _row(collector: Any, family: Any) -> tuple[str, ...]:
     of_samples = sorted({label for sample in family.samples for label in sample.labels} - {"le"})
     labels = getattr(collector, "_labelnames", ()) or getattr(family, "_labelnames", ()) or of_samples
     suffix = {"counter": "_total", "info": "_info"}.get(family.type, "")
@@ -82,5 +91,6 @@ def _row(collector: Any, family: Any) -> tuple[str, str, str, str]:
         f"`{family.name}{suffix}`",
         family.type,
         ", ".join(f"`{label}`" for label in labels),
+        taken(family.name, family.type),
         family.documentation,
     )

@@ -97,7 +97,7 @@ def test_everything_is_scraped_and_every_rule_is_loaded(stack: ComposeStack) -> 
         "blockrelay-scheduler": 1,
         "blockrelay-worker": workers,
         "blockrelay-tenants": 1,
-        "redis": 2,
+        "blockrelay-redis": 2,
     }
 
     def scraped() -> dict[str, int]:
@@ -108,7 +108,7 @@ def test_everything_is_scraped_and_every_rule_is_loaded(stack: ComposeStack) -> 
     rules = ask(f"{prometheus}/api/v1/rules")["data"]["groups"]
     committed = yaml.safe_load((ROOT / "deploy" / "prometheus" / "alerts.yml").read_text())["groups"]
     names = [[rule["name"] for rule in group["rules"]] for group in rules]
-    assert names == [[rule["alert"] for rule in group["rules"]] for group in committed]
+    assert names == [[rule.get("alert") or rule["record"] for rule in group["rules"]] for group in committed]
     memory = ask(f"{prometheus}/api/v1/query", query="redis_memory_max_bytes")["data"]["result"]
     assert len(memory) == 2 and all(float(series["value"][1]) > 0 for series in memory)
 

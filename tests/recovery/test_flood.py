@@ -104,7 +104,7 @@ def test_readers_that_do_not_read_hold_little_memory(model: Path, tmp_path: Path
                 sleeper.sendall(head + content)
 
             def ended() -> float:
-                return sampled(httpx.get(f"{up.url}/metrics").text, "blockrelay_request_success_total")
+                return sampled(httpx.get(f"{up.url}/metrics").text, "blockrelay_finished_requests_total")
 
             wait_until(lambda: ended() >= 100, "all requests have ended", timeout_s=90)
             assert httpx.post(f"{up.url}/v1/completions", json={"prompt": [5], "max_tokens": 2}).status_code == 200

@@ -49,6 +49,12 @@ class Prometheus:
         self._jobs[job] -= {dict(series)["instance"] for series in down}
         self._write(job)
 
+    def forget(self, *jobs: str) -> None:
+        """All targets of these, as a discovery does that finds none."""
+        for job in jobs:
+            self._jobs[job] = set()
+            self._write(job)
+
     def _write(self, job: str) -> None:
         file = self.targets / f"{job}.json"
         file.with_suffix(".new").write_text(json.dumps([{"targets": sorted(self._jobs[job])}]))
@@ -124,9 +130,9 @@ def running_exporter(port: int) -> Iterator[None]:
 
 
 def through_exporter(port: int) -> dict[str, Any]:
-    """What the job `redis` of deploy/prometheus/prometheus.yml says, for an exporter at this port."""
+    """What the job `blockrelay-redis` of deploy/prometheus/prometheus.yml says, for an exporter at this port."""
     committed = yaml.safe_load((ROOT / "deploy" / "prometheus" / "prometheus.yml").read_text())
-    (job,) = [job for job in committed["scrape_configs"] if job["job_name"] == "redis"]
+    (job,) = [job for job in committed["scrape_configs"] if job["job_name"] == "blockrelay-redis"]
     *relabelled, address = job["relabel_configs"]
     exporter = {**address, "replacement": f"127.0.0.1:{port}"}
     return {"metrics_path": job["metrics_path"], "relabel_configs": [*relabelled, exporter]}

@@ -50,7 +50,7 @@ def build(settings: GatewaySettings, folder: BlockFolder, *, tenants: Sequence[s
         settings=settings,
         served=served,
         intake=Intake(settings, reading, Helpers(settings.body_helpers)),
-        responder=ErrorResponder(own.rejections, own.limited),
+        responder=ErrorResponder(own),
         cells=cells,
         drain=drain,
         submission=Submission(cells, retention_s=retention_s, replicas=replicas),

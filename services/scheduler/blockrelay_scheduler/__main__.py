@@ -9,6 +9,7 @@ from blockrelay.block_folder.folder import open_block_folder
 from blockrelay.errors import BlockrelayError, UsageError
 from blockrelay.exit_codes import complain, end_with_any_thread, exit_code
 from blockrelay.observability import logs
+from blockrelay.observability.certificates import Certificates
 from blockrelay.observability.metrics.scheduler import SchedulerMetrics
 from blockrelay.observability.registry import service_registry
 from blockrelay.observability.status_server import StatusServer
@@ -37,6 +38,7 @@ def serve(settings: SchedulerSettings, stop: threading.Event) -> None:
     metrics = SchedulerMetrics(
         service_registry("scheduler", cell=settings.cell, model=settings.served_name(folder.model.name))
     )
+    Certificates(metrics.registry, {"control": settings.redis_url, "payload": settings.payload_redis_url})
     scheduler = Scheduler(settings=settings, link=link, metrics=metrics, model=folder.model_key, planned=planned)
     try:
         status = StatusServer(settings.host, settings.port, metrics.registry, scheduler.gaps)

@@ -24,12 +24,19 @@ _RENAMED_SINCE_0_1 = frozenset(
         "state_transfer_seconds", "token_generation_seconds",
     )
 )  # fmt: skip
+#: Names that misled -> told for this release beside their successors, with the same labels.
+DEPRECATED = {
+    "blockrelay_request_success": "blockrelay_finished_requests",
+    "blockrelay_kv_cache_usage_perc": "blockrelay_kv_cache_usage_ratio",
+    "blockrelay_worker_kv_cache_usage_perc": "blockrelay_worker_kv_cache_usage_ratio",
+}
+_BEFORE = {new: old for old, new in DEPRECATED.items()}
 
 
 class ServiceRegistry(CollectorRegistry):
     """A registry whose series of ours all carry the same labels, `labels`, beside their own.
 
-    What a worker called otherwise before is told under its old name too, without these labels, as it was.
+    What had another name is told under that too: in release 0.1.0 that of a worker, without these labels, as it was.
     """
 
     def __init__(self, labels: dict[str, str]) -> None:
@@ -50,10 +57,12 @@ class ServiceRegistry(CollectorRegistry):
             if not family.name.startswith(_OURS):
                 yield family
                 continue
-            if family.name in _RENAMED_SINCE_0_1:
-                yield _under_its_old_name(family)
-            family.samples = [sample._replace(labels={**self._labels, **sample.labels}) for sample in family.samples]
-            yield family
+            before = _BEFORE.get(family.name)
+            for told in (family, _called(family, before)) if before else (family,):
+                if told.name in _RENAMED_SINCE_0_1:
+                    yield _under_its_old_name(told)
+                told.samples = [sample._replace(labels={**self._labels, **sample.labels}) for sample in told.samples]
+                yield told
 
 
 class Together(CollectorRegistry):
@@ -72,6 +81,13 @@ class Together(CollectorRegistry):
                 if families[family.name] is not family:
                     families[family.name].samples.extend(family.samples)
         return families.values()
+
+
+def _called(family: Metric, old: str) -> Metric:
+    """A family under the name that it had, as long as nothing has changed its samples."""
+    made = Metric(old, f"Deprecated, gone with the next release: {family.name} tells the same", family.type)
+    made.samples = [sample._replace(name=sample.name.replace(family.name, old, 1)) for sample in family.samples]
+    return made
 
 
 def _under_its_old_name(family: Metric) -> Metric:

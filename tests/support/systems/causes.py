@@ -46,11 +46,13 @@ class Watched:
     tenant: str
     start: StartSystem
     here: System
+    gateway: dict[str, str]  # its settings
+    client: httpx.Client  # one for all: to make one takes longer than a request
 
     def ask(self, prompt: list[int], *, tokens: int = 40, key: str = "", **more: Any) -> httpx.Response:
         body = {"prompt": prompt, "max_tokens": tokens, "ignore_eos": True, **more}
         headers = {"authorization": f"Bearer {key or self.operator}"}
-        return httpx.post(f"{self.url}/v1/completions", json=body, headers=headers, timeout=120)
+        return self.client.post(f"{self.url}/v1/completions", json=body, headers=headers)
 
     def ask_many(self, count: int, **how: Any) -> list[int]:
         """Statuses of so many different requests at once."""
@@ -58,12 +60,26 @@ class Watched:
         with ThreadPoolExecutor(count) as pool:
             return list(pool.map(lambda job: self.ask(list(job.prompt), **how).status_code, jobs))
 
+    def start_gateway(self) -> None:
+        """Another gateway instead of the one that there was."""
+        self.url, _ = self.system.start_gateway(**self.gateway)
+        for job in ("blockrelay-gateway", "blockrelay-tenants"):
+            self.prometheus.forget(job)
+            self.prometheus.add(job, self.url.removeprefix("http://"))
+
+    def start_scheduler(self) -> None:
+        """Another scheduler instead of the one that there was."""
+        before = ports_of_schedulers(self.system)
+        self.system.start_scheduler()
+        wait_until(lambda: len(ports_of_schedulers(self.system)) > len(before), "the scheduler is ready")
+        self.prometheus.add("blockrelay-scheduler", f"127.0.0.1:{ports_of_schedulers(self.system)[-1]}")
+
     def watch(self, system: System, *, scheduler: bool = True) -> None:
         """Scrape the workers of a system, and its scheduler."""
         live = [worker for worker in system.infos() if worker.state == "ready"]
         self.prometheus.add("blockrelay-worker", *(f"127.0.0.1:{worker.port}" for worker in live))
         if scheduler:
-            self.prometheus.add("blockrelay-scheduler", f"127.0.0.1:{port_of_scheduler(system)}")
+            self.prometheus.add("blockrelay-scheduler", f"127.0.0.1:{ports_of_schedulers(system)[-1]}")
 
     def seen(self, expr: str) -> bool:
         """Whether Prometheus has it now."""
@@ -80,13 +96,17 @@ class Watched:
             self.here = self.system
 
 
+Cause = Callable[[Watched], AbstractContextManager[None]]
+
+
 @contextmanager
 def watched_system(start: StartSystem, folder: Path, **prometheus: object) -> Iterator[Watched]:
     """`prometheus`: more of its configuration."""
-    operator = add_key(keys := folder / "keys.json", Tenant(name="chief", operator=True))
+    # A key without a limit of its own would have a share of what may be in flight, and never fill it.
+    operator = add_key(keys := folder / "keys.json", Tenant(name="chief", operator=True, concurrency=100))
     tenant = add_key(keys, Tenant(name="ada", tokens_per_minute=200))
     system = start(stages=2, replicas=2, worker=STORE)
-    url, _ = system.start_gateway(api_keys=str(keys), max_in_flight="24", grace_s="0.2")
+    gateway = {"api_keys": str(keys), "max_in_flight": "24", "grace_s": "0.2"}
     (folder / "operator-key").write_text(operator)
     secret = {"authorization": {"credentials_file": str(folder / "operator-key")}}
     jobs: dict[str, dict[str, Any]] = {
@@ -98,20 +118,21 @@ def watched_system(start: StartSystem, folder: Path, **prometheus: object) -> It
     with ExitStack() as stack:
         (port, exporter) = stack.enter_context(kept_ports("127.0.0.1", 0, 2))
         stack.enter_context(running_exporter(exporter))
-        jobs["redis"] = through_exporter(exporter)
+        jobs["blockrelay-redis"] = through_exporter(exporter)
         beside = stack.enter_context(running_prometheus(folder / "prometheus", port, jobs, **prometheus))
-        found = Watched(system, beside, url, operator, tenant, start, system)
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+        client = stack.enter_context(httpx.Client(timeout=120, limits=limits))
+        found = Watched(system, beside, "", operator, tenant, start, system, gateway, client)
         found.watch(system)
-        for job in ("blockrelay-gateway", "blockrelay-tenants"):
-            beside.add(job, url.removeprefix("http://"))
-        beside.add("redis", system.control.url, system.payload.url)
+        found.start_gateway()
+        beside.add("blockrelay-redis", system.control.url, system.payload.url)
         yield found
 
 
-def port_of_scheduler(system: System) -> int:
-    ready = re.search(r'"NODE_READY".*"port": (\d+)', (system.folder / "scheduler.log").read_text())
-    assert ready is not None
-    return int(ready[1])
+def ports_of_schedulers(system: System) -> list[int]:
+    """Of all that were ready, the newest last."""
+    log = (system.folder / "scheduler.log").read_text()
+    return [int(port) for port in re.findall(r'"NODE_READY".*"port": (\d+)', log)]
 
 
 @contextmanager
@@ -142,7 +163,20 @@ def tenants(on: Watched) -> Iterator[None]:
 @contextmanager
 def overload(on: Watched) -> Iterator[None]:
     """More requests than may be in flight, and a client that leaves."""
-    assert set(on.ask_many(60, tokens=300)) == {200, 503}
+    statuses = list[int]()
+    workers = [process for process in on.system.workers if process.poll() is None]
+    with ThreadPoolExecutor(60) as pool:
+        for worker in workers:  # a fast machine would be done with one before the next comes
+            worker.send_signal(signal.SIGSTOP)
+        try:
+            for job in make_jobs(60, seed=60, vocab=POISON, longest=40):
+                asked = pool.submit(on.ask, list(job.prompt), tokens=300)
+                asked.add_done_callback(lambda answer: statuses.append(answer.result().status_code))
+            wait_until(lambda: 503 in statuses, "more ask at once than may be in flight")
+        finally:
+            for worker in workers:
+                worker.send_signal(signal.SIGCONT)
+    assert set(statuses) == {200, 503}
     headers = {"authorization": f"Bearer {on.operator}"}
     body = {"prompt": [5], "max_tokens": 300, "ignore_eos": True, "stream": True}
     with httpx.stream("POST", f"{on.url}/v1/completions", json=body, headers=headers) as leaving:
@@ -307,7 +341,7 @@ def redis(on: Watched) -> Iterator[None]:
 
 
 #: By the names that panels have for them.
-CAUSES: dict[str, Callable[[Watched], AbstractContextManager[None]]] = {
+CAUSES: dict[str, Cause] = {
     "load": load,
     "prefixes": prefixes,
     "tenants": tenants,

@@ -10,8 +10,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from blockrelay.observability.metrics.gateway import GatewayMetrics
 from blockrelay.observability.metrics.scheduler import SchedulerMetrics
 from blockrelay.observability.metrics.totals import Totals
+from blockrelay.observability.metrics.whose import BOOKS, taken
 from blockrelay.observability.metrics.worker import WorkerMetrics
-from blockrelay.observability.registry import ServiceRegistry, service_registry
+from blockrelay.observability.registry import DEPRECATED, ServiceRegistry, service_registry
 from tests.support.scraping import sampled
 
 GROUPS: dict[str, Callable[[CollectorRegistry], object]] = {
@@ -110,3 +111,43 @@ def test_the_books_are_not_told_before_somebody_has_looked() -> None:
     assert registry.get_sample_value("blockrelay_worker_deaths_total") == 2
     assert registry.get_sample_value("blockrelay_reruns_total", {"reason": "death"}) == 1
     assert registry.get_sample_value("blockrelay_reruns_total", {"reason": "drain"}) == 0
+
+
+def test_a_name_that_misled_is_told_beside_its_successor_for_a_release() -> None:
+    """Whoever asks for the old one goes on; the help says that it goes."""
+    registry = ServiceRegistry({"cell": "c0", "model": "m"})
+    gateway = GatewayMetrics(registry)
+    gateway.requests.labels("error").inc()
+    gateway.kv_cache_usage.set(0.5)
+    text = generate_latest(registry).decode()
+    for name in ("blockrelay_finished_requests_total", "blockrelay_request_success_total"):
+        assert sampled(text, name, cell="c0", model="m", finished_reason="error") == 1
+    for name in ("blockrelay_kv_cache_usage_ratio", "blockrelay_kv_cache_usage_perc"):
+        assert sampled(text, name, cell="c0") == 0.5
+    helps = dict(line.removeprefix("# HELP ").split(" ", 1) for line in text.splitlines() if line.startswith("# HELP "))
+    old = {name: helps[name + "_total" if name + "_total" in helps else name] for name in DEPRECATED if name in text}
+    assert (
+        all(told.startswith("Deprecated") and DEPRECATED[name] in told for name, told in old.items()) and len(old) >= 2
+    )
+
+
+def test_the_usage_of_a_worker_has_all_names_that_it_ever_had() -> None:
+    registry = ServiceRegistry({"cell": "c0", "model": "m"})
+    WorkerMetrics(registry).kv_cache_usage.set(0.25)
+    labels = {"cell": "c0", "model": "m"}
+    assert registry.get_sample_value("blockrelay_worker_kv_cache_usage_ratio", labels) == 0.25
+    assert registry.get_sample_value("blockrelay_worker_kv_cache_usage_perc", labels) == 0.25
+    assert registry.get_sample_value("blockrelay_kv_cache_usage_perc") == 0.25, "of release 0.1.0: without the labels"
+
+
+@pytest.mark.parametrize("service", GROUPS)
+def test_every_metric_is_added_up_or_the_same_everywhere(service: str) -> None:
+    """What speaks of the cell says so, and nothing else does."""
+    registry = CollectorRegistry()
+    GROUPS[service](registry)
+    for family in registry.collect():
+        if "of the cell" in family.documentation or "the cell has" in family.documentation or family.name in BOOKS:
+            assert taken(family.name, family.type) == "max", family.name
+        if family.name.startswith(("blockrelay_worker_", "blockrelay_gateway_")) and family.name not in BOOKS:
+            assert taken(family.name, family.type) == "sum", family.name
+        assert ("kept by Redis" in family.documentation) == (family.name in BOOKS), family.name

@@ -40,7 +40,7 @@ def test_every_service_is_scraped_at_the_port_of_its_image() -> None:
 
 
 def test_both_redis_servers_are_asked_through_the_exporter() -> None:
-    (job,) = [job for job in PROMETHEUS["scrape_configs"] if job["job_name"] == "redis"]
+    (job,) = [job for job in PROMETHEUS["scrape_configs"] if job["job_name"] == "blockrelay-redis"]
     (targets,) = job["static_configs"]
     assert targets["targets"] == ["redis://redis:6379", "redis://redis-payload:6379"]
     assert {"redis", "redis-payload", "redis-exporter"} <= COMPOSE["services"].keys()

@@ -9,7 +9,6 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
-from prometheus_client import Counter
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
@@ -38,6 +37,7 @@ from blockrelay.errors import (
     UnsupportedEncoding,
 )
 from blockrelay.observability import logs
+from blockrelay.observability.metrics.gateway import NEW_REQUESTS, GatewayMetrics
 
 #: Kind of error, then status, type and code of the answer; the first row that fits counts.
 _BY_TYPE: tuple[tuple[type[BlockrelayError], int, str, str | None], ...] = (
@@ -71,6 +71,25 @@ _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(","
 #: Of a whole number that Python reads: more would take minutes.
 MOST_DIGITS = sys.get_int_max_str_digits()
 _NEW_REQUESTS = ("/v1/completions", "/v1/chat/completions", "/v1/infer")
+#: Kind of error and what `blockrelay_refused_requests_total` calls it; the first row that fits counts.
+_REASONS: tuple[tuple[type[BlockrelayError], str], ...] = (
+    (RequestTooLarge, "too_long"),
+    (ContextLengthExceeded, "too_long"),
+    (RequestTooSlow, "slow_client"),
+    (Unauthorized, "unauthorized"),
+    (ForeignOrigin, "unauthorized"),
+    (UnknownHost, "unauthorized"),
+    (NotFound, "not_found"),
+    (Conflict, "conflict"),
+    (KeyReused, "conflict"),
+    (RequestError, "malformed"),
+    (RedisFull, "redis_memory"),
+    (RedisTrouble, "redis"),
+    (ServiceUnavailable, "unavailable"),
+    (DeadlineExceeded, "expired"),
+    (Cancelled, "cancelled"),
+    (BlockrelayError, "failed"),
+)
 
 
 def retry_after_s(wait_ms: int) -> int:
@@ -119,6 +138,13 @@ def wrong_method(path: str, method: str, allowed: Sequence[str]) -> JsonAnswer:
     message = f"{path} does not take {method}, only {takes}"
     body = {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": None}}
     return JsonAnswer(body, status_code=405, headers={"allow": takes})
+
+
+def reason_of(error: BlockrelayError) -> str:
+    """Why a request is refused, in one word: the limit's name where it is one."""
+    if isinstance(error, LimitExceeded):
+        return error.limit
+    return next(reason for kind, reason in _REASONS if isinstance(error, kind))
 
 
 def headers_of(error: BlockrelayError) -> dict[str, str]:
@@ -182,13 +208,13 @@ def unreadable(cause: BaseException | None, what: str = "body") -> BadRequest:
 class ErrorResponder:
     """Turns errors into responses; counts and logs refused new requests."""
 
-    def __init__(self, rejections: Counter, limited: Counter) -> None:
-        self._rejections, self._limited = rejections, limited
+    def __init__(self, metrics: GatewayMetrics) -> None:
+        self._rejections, self._limited, self._refused = metrics.rejections, metrics.limited, metrics.refused
 
     def answer(self, scope: Scope, error: BlockrelayError) -> Response:
         """The response for `error`, in the shape of the endpoint; `session_id` of the scope's state rides along."""
         status, path = status_of(error), scope["path"]
-        if scope["method"] == "POST" and path in _NEW_REQUESTS:
+        if scope["method"] == "POST" and path in NEW_REQUESTS:
             self.count(path, error)
         body = (
             infer_error(error, scope.get("state", {}).get("session_id")) if path == "/v1/infer" else error_body(error)
@@ -208,6 +234,7 @@ class ErrorResponder:
         """A new request was refused."""
         status = status_of(error)
         self._rejections.labels(str(status)).inc()
+        self._refused.labels(path, reason_of(error)).inc()
         if isinstance(error, LimitExceeded):
             self._limited.labels(error.limit).inc()
         param = error_body(error)["error"]["param"]

@@ -6,6 +6,7 @@ from typing import Any, cast
 from blockrelay.block_folder.model import ModelConfig
 from blockrelay.errors import WireError
 from blockrelay.observability.logs import get
+from blockrelay.observability.metrics.worker import WorkerMetrics
 from blockrelay.protocol.encoding.forward_segment import ForwardSegment
 from blockrelay.protocol.ended import decode_log
 from blockrelay.protocol.messages import Claimed, Forward, NextJob, RequestBody, TokenEntry
@@ -26,11 +27,17 @@ class Intake:
     """Puts runs on the table. Used by the engine thread only."""
 
     def __init__(
-        self, role: StageRole, model: ModelConfig, tokenizer: Tokenizer | None, links: Links, table: RunTable
+        self,
+        role: StageRole,
+        model: ModelConfig,
+        tokenizer: Tokenizer | None,
+        links: Links,
+        table: RunTable,
+        metrics: WorkerMetrics,
     ) -> None:
         """`tokenizer` finds stop strings; without one no request may have any."""
         self._role, self._model, self._tokenizer = role, model, tokenizer
-        self._links, self._table = links, table
+        self._links, self._table, self._prefill_time = links, table, metrics.prefill_time
 
     def claimed(self, job: Claimed) -> Run:
         """A run that CLAIM gave us, ready to compute what no known page holds.
@@ -76,6 +83,8 @@ class Intake:
         if run.trace is not None and fresh:
             run.trace.ready_ns = message.received_ns
         run.learn(fresh)
+        if fresh and run.first is not None and (prefill := run.first.prefilled()) is not None:
+            self._prefill_time.observe(prefill)
         return True
 
     def segment(self, segment: ForwardSegment, message: Forward) -> Run | Refusal:

@@ -71,7 +71,7 @@ class Engine:
         self.role, self.table, self.links, self.mailbox, self.metrics = role, table, links, mailbox, metrics
         self._committer = Committer(links, mailbox, metrics)
         self._results = Results(links, self._committer)
-        self._intake = Intake(role, model, tokenizer, links, table)
+        self._intake = Intake(role, model, tokenizer, links, table, metrics)
         self._sender = Sender(links, metrics, local)
         self._first = FirstStageBatcher(
             role.limits,

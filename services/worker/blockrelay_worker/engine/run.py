@@ -1,5 +1,6 @@
 """One request on this worker, while it runs here."""
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -45,10 +46,17 @@ class RunIdentity:
 
 @dataclass(slots=True, eq=False)
 class FirstStageState:
-    """Guesses: who makes them, once that was tried, and those on their way through the other stages."""
+    """Guesses: who makes them, once that was tried, and those on their way through the other stages. `claimed`: when,
+    until its first token has come (monotonic)."""
 
     drafter: Drafter | None = None
     drafts: tuple[int, ...] = ()
+    claimed: float | None = field(default_factory=time.monotonic)
+
+    def prefilled(self) -> float | None:
+        """Seconds since CLAIM when the first token is there; None at every later one."""
+        since, self.claimed = self.claimed, None
+        return None if since is None else time.monotonic() - since
 
 
 @dataclass(slots=True, eq=False)

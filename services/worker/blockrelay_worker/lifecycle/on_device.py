@@ -5,8 +5,10 @@ from contextlib import contextmanager
 
 from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.errors import DeviceLost, UsageError
+from blockrelay.host.gpu_sensors import read_gpus
 from blockrelay.observability.logs import get, node_name
 from blockrelay.observability.metrics.worker import WorkerMetrics
+from blockrelay.observability.sensors import Sensors
 from blockrelay.protocol.plan import Stage
 from blockrelay.settings import WorkerSettings
 from blockrelay_worker.engine.mailbox import Mailbox
@@ -45,6 +47,7 @@ class OnDevice:
         self._stage: DeviceStage | None = None
         self._renewing = False
         self._registers = executors.name  # as what its worker is known
+        Sensors(metrics.registry, read_gpus)
 
     def wait(self) -> bool:
         """Until the device may be tried, or another one that has taken its place. False when this worker should end

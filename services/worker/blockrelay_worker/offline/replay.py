@@ -59,4 +59,4 @@ def main(
 
 
 if __name__ == "__main__":
-    sys.exit(run_app(app, None))
+    sys.exit(run_app(app, name="blockrelay replay"))

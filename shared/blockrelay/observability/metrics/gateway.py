@@ -5,6 +5,8 @@ from typing import Literal, get_args
 from prometheus_client import CollectorRegistry, Gauge, Histogram
 
 from blockrelay.observability.metrics.instruments import (
+    LENGTH_BUCKETS,
+    REQUEST_BUCKETS,
     STEP_BUCKETS,
     TTFT_BUCKETS,
     counter,
@@ -20,6 +22,16 @@ CELL_LIMITS = ("in_flight", "kv_pages", "wait", "deadline", "redis_memory", "con
 #: A limit of both.
 SHARED_LIMIT = "result_bytes"
 LIMITS = (*CLIENT_LIMITS, SHARED_LIMIT, *CELL_LIMITS)
+#: Routes of new requests.
+NEW_REQUESTS = ("/v1/completions", "/v1/chat/completions", "/v1/infer")
+#: Where steps of a session are asked for by WebSocket.
+SOCKET = "/v1/infer/ws"
+#: Why a new request is refused: what is wrong with it, what of ours fails, a limit.
+REFUSALS = (
+    *("malformed", "too_long", "unauthorized", "not_found", "conflict", "slow_client"),
+    *("expired", "cancelled", "redis", "unavailable", "failed"),
+    *LIMITS,
+)
 #: HTTP statuses of refused new requests (`blockrelay_gateway.http.errors`).
 STATUSES = ("400", "401", "403", "404", "408", "409", "413", "421", "422", "429", "499", "500", "503", "504")
 #: Fields of OpenAI's requests that change nothing here (`blockrelay_gateway.api.openai.strictness`).
@@ -37,7 +49,7 @@ class GatewayMetrics:
         """`blocks`: of the model."""
         self.registry = registry
         self.requests = counter(
-            "blockrelay_request_success",
+            "blockrelay_finished_requests",
             "How many requests ended, by reason",
             registry,
             finished_reason=get_args(EndReason),
@@ -47,6 +59,13 @@ class GatewayMetrics:
             "How many requests were refused, by HTTP status",
             registry,
             status=STATUSES,
+        )
+        self.refused = counter(
+            "blockrelay_refused_requests",
+            "How many requests were refused, by route and reason: the limit, or the kind of error",
+            registry,
+            route=(*NEW_REQUESTS, SOCKET),
+            reason=REFUSALS,
         )
         self.ignored_fields = counter(
             "blockrelay_ignored_fields",
@@ -78,7 +97,25 @@ class GatewayMetrics:
         self.e2e_latency = Histogram(
             "blockrelay_e2e_request_latency_seconds",
             "How long from ACCEPT to the end",
-            buckets=TTFT_BUCKETS,
+            buckets=REQUEST_BUCKETS,
+            registry=registry,
+        )
+        self.decode_time = Histogram(
+            "blockrelay_request_decode_time_seconds",
+            "How long from token 1 to the end",
+            buckets=REQUEST_BUCKETS,
+            registry=registry,
+        )
+        self.prompt_length = Histogram(
+            "blockrelay_request_prompt_tokens",
+            "How many tokens the prompt of an ended request had",
+            buckets=LENGTH_BUCKETS,
+            registry=registry,
+        )
+        self.answer_length = Histogram(
+            "blockrelay_request_generation_tokens",
+            "How many tokens an ended request got",
+            buckets=LENGTH_BUCKETS,
             registry=registry,
         )
         self.disconnected = counter("blockrelay_disconnected_clients", "How many clients went away early", registry)
@@ -110,7 +147,7 @@ class GatewayMetrics:
             "blockrelay_num_requests_waiting", "How many requests of the cell wait for a worker", registry=registry
         )
         self.kv_cache_usage = Gauge(
-            "blockrelay_kv_cache_usage_perc",
+            "blockrelay_kv_cache_usage_ratio",
             "Share of KV pages in use (0 to 1), in the stage of the cell that has least left",
             registry=registry,
         )

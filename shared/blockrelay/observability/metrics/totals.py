@@ -30,17 +30,20 @@ class Totals(Collector):
         self._books, self._deaths, self._reruns = (accepted, ended, in_flight), deaths, dict(reruns)
 
     def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
-        accepted = CounterMetricFamily("blockrelay_accepted", "How many requests the cell has accepted")
+        accepted = CounterMetricFamily("blockrelay_accepted", "How many requests the cell has accepted (kept by Redis)")
         ended = CounterMetricFamily(
             "blockrelay_ended",
-            "How many requests of the cell have ended, by reason; with those in flight they are the accepted ones",
+            "How many requests of the cell have ended, by reason (kept by Redis); with those in flight they are the "
+            "accepted ones",
             labels=["reason"],
         )
         running = GaugeMetricFamily("blockrelay_requests_in_flight", "How many requests are accepted and unfinished")
-        deaths = CounterMetricFamily("blockrelay_worker_deaths", "How many workers of the cell were declared dead")
+        deaths = CounterMetricFamily(
+            "blockrelay_worker_deaths", "How many workers of the cell were declared dead (kept by Redis)"
+        )
         reruns = CounterMetricFamily(
             "blockrelay_reruns",
-            "How many runs of the cell were ended and queued again, by reason",
+            "How many runs of the cell were ended and queued again, by reason (kept by Redis)",
             labels=["reason"],
         )
         if self._books is not None:

@@ -9,6 +9,7 @@ from blockrelay.observability.histograms import Histograms, ThreadCounter
 from blockrelay.observability.metrics.devices import DeviceMetrics
 from blockrelay.observability.metrics.instruments import (
     BLOCK_BUCKETS,
+    REQUEST_BUCKETS,
     ROW_BUCKETS,
     STEP_BUCKETS,
     TTFT_BUCKETS,
@@ -70,6 +71,12 @@ class WorkerMetrics:
             buckets=TTFT_BUCKETS,
             registry=registry,
         )
+        self.prefill_time = Histogram(
+            "blockrelay_worker_request_prefill_time_seconds",
+            "How long from CLAIM to the first token of a run, at the first stage",
+            buckets=REQUEST_BUCKETS,
+            registry=registry,
+        )
         self.commits = counter(
             "blockrelay_worker_commits", "How many commits, by verdict", registry, verdict=get_args(Verdict)
         )
@@ -91,7 +98,7 @@ class WorkerMetrics:
             "blockrelay_worker_kv_pages_total", "How many KV pages there are", registry=registry
         )
         self.kv_cache_usage = Gauge(
-            "blockrelay_worker_kv_cache_usage_perc", "Share of KV pages in use (0 to 1)", registry=registry
+            "blockrelay_worker_kv_cache_usage_ratio", "Share of KV pages in use (0 to 1)", registry=registry
         )
         self.kv_pages_cached = Gauge(
             "blockrelay_worker_kv_pages_cached",

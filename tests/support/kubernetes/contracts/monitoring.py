@@ -26,7 +26,7 @@ from tests.support.project import ROOT
 _PROMETHEUS = yaml.safe_load((ROOT / "deploy" / "prometheus" / "prometheus.yml").read_text())
 #: Alerts and panels choose by them. That of the exporter of Redis is there with the exporter.
 REDIS_JOB = "blockrelay-redis"
-JOBS = {name for job in _PROMETHEUS["scrape_configs"] if (name := job["job_name"]) not in ("redis", REDIS_JOB)}
+JOBS = {name for job in _PROMETHEUS["scrape_configs"] if (name := job["job_name"]) != REDIS_JOB}
 ALERTS = yaml.safe_load((ROOT / "deploy" / "prometheus" / "alerts.yml").read_text())
 DASHBOARDS = ROOT / "deploy" / "grafana" / "dashboards"
 

@@ -25,6 +25,8 @@ def test_what_is_over_the_limit_is_told_when_to_come_back(gateway: RunningGatewa
     assert int(refused.headers["retry-after"]) >= 1
     assert refused.json()["error"]["code"] == "overloaded"
     assert gateway.metric("blockrelay_admission_rejections_total", status="503") == 1
+    refused = {"route": "/v1/completions", "reason": "in_flight"}
+    assert gateway.metric("blockrelay_refused_requests_total", **refused) == 1
     for claimed in worker.claim(2):
         worker.say(claimed, [5], end="stop")
     background(gateway)

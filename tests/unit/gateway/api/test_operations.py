@@ -110,7 +110,7 @@ def test_the_gauges_of_the_cell_are_there_for_balancers(gateway: RunningGateway,
     worker.claim(1)
     pages = int(worker.client.hget(worker.keys.worker(worker.names[1]), "pages"))  # pyright: ignore
     wait_until(lambda: told("num_requests_running") == 1, "the one that was claimed")
-    assert told("num_requests_waiting") == 2 and told("kv_cache_usage_perc") == 60 / pages
+    assert told("num_requests_waiting") == 2 and told("kv_cache_usage_ratio") == 60 / pages
     assert told("ready", question="tokens") == told("ready", question="accepting") == 1
     worker.scripts.run(calls.dead("w1", silent_s=0))
     wait_until(lambda: told("ready", question="tokens") == 0, "a stage has nobody")
@@ -176,11 +176,13 @@ def test_every_instrument_of_the_gateway_is_observed(gateway: RunningGateway, wo
     wait_until(lambda: gateway.metric("blockrelay_gateway_requests_running") == 0, "the request has ended")
     labels = {"block": "block_2", "from": "GPU", "to": "CPU", "reason": "gpu_error"}
     assert gateway.metric("blockrelay_request_fallbacks_total", **labels) == 1
-    assert gateway.metric("blockrelay_request_success_total", finished_reason="length") == 1
+    assert gateway.metric("blockrelay_finished_requests_total", finished_reason="length") == 1
     assert gateway.metric("blockrelay_prompt_tokens_total") == 3
     assert gateway.metric("blockrelay_generation_tokens_total") == 2
-    for histogram in ("time_to_first_token", "inter_token_latency", "e2e_request_latency"):
+    for histogram in ("time_to_first_token", "inter_token_latency", "e2e_request_latency", "request_decode_time"):
         assert gateway.metric(f"blockrelay_{histogram}_seconds_count") == 1
+    assert gateway.metric("blockrelay_request_prompt_tokens_sum") == 3
+    assert gateway.metric("blockrelay_request_generation_tokens_sum") == 2
     scraped = gateway.http.get("/metrics").text
     assert "blockrelay_disconnected_clients_total" in scraped
     assert_service_describes_itself(scraped, "gateway")

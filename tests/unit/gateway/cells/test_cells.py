@@ -124,9 +124,9 @@ def test_metrics_are_told_of_each_cell(
     with running_gateway(several) as gateway, all_answer(workers):
         post(gateway)
         text = gateway.http.get("/metrics").text
-    assert text.count("# TYPE blockrelay_request_success_total counter") == 1
+    assert text.count("# TYPE blockrelay_finished_requests_total counter") == 1
     for name, ended in zip(NAMES, (0, 1), strict=True):
-        assert sampled(text, "blockrelay_request_success_total", cell=name, finished_reason="stop") == ended
+        assert sampled(text, "blockrelay_finished_requests_total", cell=name, finished_reason="stop") == ended
         assert sampled(text, "blockrelay_ready", cell=name, question="tokens") == 1
 
 

@@ -199,7 +199,7 @@ def test_a_client_that_goes_away_has_its_request_cancelled_after_the_grace_perio
     assert worker.record(claimed.request)[b"end"] == b"cancelled"
     wait_until(lambda: len(gateway.cell.followed) == 0, "the gateway has heard of it, and nothing is left")
     assert gateway.metric("blockrelay_disconnected_clients_total") == 1
-    assert gateway.metric("blockrelay_request_success_total", finished_reason="cancelled") == 1
+    assert gateway.metric("blockrelay_finished_requests_total", finished_reason="cancelled") == 1
     assert gateway.metric("blockrelay_gateway_requests_running") == 0
 
 

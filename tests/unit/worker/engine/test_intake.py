@@ -49,7 +49,7 @@ def intake_of(w8a8: BlockFolder, links: Links) -> tuple[Intake, RunTable]:
     role = stage_role(w8a8, "b", split="1-2,3-5", stage=1, first=3, last=5)
     pool, metrics = PagePool(layout_of(w8a8, 3, 5), 50), WorkerMetrics(CollectorRegistry())
     table = RunTable(pool, PrefixCache(pool, model_hash="m", numerics="n", metrics=metrics, stage=role.stage))
-    return Intake(role, w8a8.model, None, links, table), table
+    return Intake(role, w8a8.model, None, links, table, metrics), table
 
 
 def first_rows(

@@ -41,8 +41,10 @@ def test_tokens_reach_the_first_worker_and_count_once(
     entries = [fields for _, fields in client.xrange(keys.inbox("a")) if b"next_job" in fields]  # pyright: ignore
     event = NextJob(request="p", run="p", position=0, tokens=(8, 9))
     assert [decode_entry(fields) for fields in entries] == [event]  # pyright: ignore
-    intake = Intake(stage.role, w8a8.model, None, links, stage.table)
+    metrics = WorkerMetrics(registry := CollectorRegistry())
+    intake = Intake(stage.role, w8a8.model, None, links, stage.table, metrics)
     assert intake.next_job(event) and intake.next_job(event), "the hint and then COMMIT's own message"
+    assert registry.get_sample_value("blockrelay_worker_request_prefill_time_seconds_count") == 1, "its first token"
     assert run.tokens == [1, 2, 3, 8, 9] and run.computed == 3
 
 

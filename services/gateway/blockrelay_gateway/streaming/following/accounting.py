@@ -35,6 +35,7 @@ class Accounting:
             if not followed.entries:
                 metrics.followed_waiting.dec()
                 metrics.followed_running.inc()
+                followed.first = now
                 if owned:
                     metrics.time_to_first_token.observe(now - followed.started)
                     self._tenants.first_token(followed.tenant, now - followed.started)
@@ -58,6 +59,10 @@ class Accounting:
     def _ended(self, followed: FollowedRequest, end: EndEntry, now: float) -> None:
         self._metrics.requests.labels(end.reason).inc()
         self._metrics.e2e_latency.observe(now - followed.started)
+        self._metrics.prompt_length.observe(followed.body.prompt.size)
+        self._metrics.answer_length.observe(followed.tokens)
+        if followed.first is not None:
+            self._metrics.decode_time.observe(now - followed.first)
         log = logs.get().bind(request_id=followed.id, traceparent=followed.body.traceparent or None)
         if followed.body.session:
             log = log.bind(session_id=followed.body.session, step=followed.body.step)

@@ -29,6 +29,7 @@ class FollowedRequest:
     end: EndEntry | None = None
     numerics: str = ""
     readers: int = 0
+    first: float | None = None  # when token 1 was heard of
     heard: float = field(default_factory=time.monotonic)  # the last entry
     checked: float = field(default_factory=time.monotonic)  # the last look at the record
     events: set[asyncio.Event] = field(default_factory=set[asyncio.Event])

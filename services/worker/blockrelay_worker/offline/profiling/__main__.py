@@ -211,7 +211,7 @@ def _largest_spread(block: BlockProfile) -> float:
 
 def run(arguments: list[str] | None = None) -> int:
     """The exit code (see `run_app`)."""
-    return run_app(app, arguments)
+    return run_app(app, arguments, name="blockrelay profile")
 
 
 if __name__ == "__main__":
