@@ -15,6 +15,7 @@ import json
 import math
 import os
 import re
+import sys
 import tempfile
 from dataclasses import dataclass
 from hmac import compare_digest
@@ -143,6 +144,9 @@ def write_keys(path: Path, keys: tuple[StoredKey, ...]) -> None:
 
 
 def _let_read_as_before(handle: int, place: Path) -> None:
+    """Give the new file the mode and the group of the old one. Windows has neither: files take their folder's rights."""
+    if sys.platform == "win32":
+        return
     with contextlib.suppress(FileNotFoundError):
         before = place.stat()
         with contextlib.suppress(PermissionError):  # not a group of ours

@@ -59,4 +59,4 @@ def main(
 
 
 if __name__ == "__main__":
-    sys.exit(run_app(app, name="blockrelay replay"))
+    sys.exit(run_app(app, name="python -m blockrelay_worker.offline.replay"))
