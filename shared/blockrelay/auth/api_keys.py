@@ -144,7 +144,7 @@ def write_keys(path: Path, keys: tuple[StoredKey, ...]) -> None:
 
 
 def _let_read_as_before(handle: int, place: Path) -> None:
-    """Give the new file the mode and the group of the old one. Windows has neither: files take their folder's rights."""
+    """Give the new file the mode and the group of the old one. Windows has neither."""
     if sys.platform == "win32":
         return
     with contextlib.suppress(FileNotFoundError):
