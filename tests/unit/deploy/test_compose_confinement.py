@@ -156,7 +156,7 @@ def test_the_password_is_made_once_and_redis_takes_it(tmp_path: Path) -> None:
     job = next(
         job
         for job in yaml.safe_load((ROOT / "deploy/prometheus/prometheus.yml").read_text())["scrape_configs"]
-        if job["job_name"] == "redis"
+        if job["job_name"] == "blockrelay-redis"
     )
     exporter = json.loads((tmp_path / "exporter.json").read_text())
     assert exporter == dict.fromkeys(job["static_configs"][0]["targets"], password.strip())
