@@ -1,6 +1,5 @@
 """A gateway with the memory of the shipped pod, 512 MiB, under bodies and answers that want many times that."""
 
-import json
 import signal
 import socket
 import subprocess
@@ -26,16 +25,15 @@ from blockrelay.protocol.messages import Claimed
 from blockrelay.protocol.tensors import encode_result
 from blockrelay.redis import client as redis_link
 from blockrelay.redis.client import Scripts
+from tests.support.gateway.hostile_bodies import MIB, hostile_bodies, step_with_all_logits
 from tests.support.gateway.played import PlayedWorker, answering
 from tests.support.models.wide_model import write_wide_model
 from tests.support.redis.redis_server import RedisServer
 from tests.support.waiting import wait_until
 
-MIB = 1 << 20
 LIMIT = 512 * MIB
 #: What the gateway takes by itself in a container with that limit: a quarter of what its own start leaves.
 BUDGET = 112 * MIB
-MOST = 8 * MIB - 1000
 VOCAB, TOKENS = 50_000, 60
 
 
@@ -111,24 +109,11 @@ def gateway_of(model: Path, control: RedisServer, payload: RedisServer, log: Pat
         assert process.wait(30) == 0, log.read_text()[-2000:]
 
 
-def hostile() -> list[tuple[str, bytes]]:
-    tensor = {"_tensor_": True, "data": [[1] * 1000] * 2500}
-    part = {"type": "text", "text": "And then she went on. "}
-    chat = {"messages": [{"role": "user", "content": [part] * 60_000}] * 2}
-    return [
-        ("/v1/completions", json.dumps({"prompt": "a" * (4 * MIB)}).encode()),
-        ("/v1/completions", b'{"prompt": "x", "metadata": [' + b"{}," * (MOST // 3 - 20) + b"{}]}"),
-        ("/v1/completions", json.dumps({"prompt": [7] * (MOST // 3 - 20)}).encode()),
-        ("/v1/infer", json.dumps({"input_tensors": {"input_ids": tensor}}).encode()),
-        ("/v1/chat/completions", json.dumps(chat).encode()),
-    ]
-
-
 def test_it_is_never_killed_and_serves_others_meanwhile(
     model: Path, own_redis: RedisServer, payload: RedisServer, tmp_path: Path
 ) -> None:
-    bodies, logits = hostile(), np.random.default_rng(1).standard_normal((TOKENS, VOCAB), np.float32)
-    result, step = encode_result(logits), {"input_tensors": {"input_ids": [[5] * TOKENS]}, "logits": "all"}
+    bodies, logits = hostile_bodies(), np.random.default_rng(1).standard_normal((TOKENS, VOCAB), np.float32)
+    result, step = encode_result(logits), step_with_all_logits(TOKENS)
     stop, peak = threading.Event(), [0]
     keys = Keys("t")
     with (
