@@ -9,7 +9,7 @@ Unit = Literal["short", "s", "bytes", "Bps", "percentunit", "reqps", "ops", "cps
 Kind = Literal["graph", "number", "heat map"]
 Cause = Literal[
     "load", "overload", "crowd", "prefixes", "tenants", "kill", "gpu", "device", "poison", "numerics", "redis", "tiers",
-    "memory", "books",
+    "memory", "books", "rewrite",
 ]  # fmt: skip
 #: What changes a panel's value (done by tests/support/systems/causes.py), in words.
 CAUSES: dict[Cause, str] = {
@@ -26,6 +26,7 @@ CAUSES: dict[Cause, str] = {
     "memory": "Redis is full",
     "books": "requests in the books that nobody knows",
     "tiers": "a tier of the page store goes away",
+    "rewrite": "the process that writes the append-only file anew is killed",
     "redis": "both Redis go away",
 }
 #: What has a value only where a GPU has sensors that its driver tells of: asked for on no machine without one.

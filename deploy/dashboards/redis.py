@@ -70,7 +70,7 @@ REDIS = Dashboard(
                         Query(_each("redis_aof_last_write_status"), "{{instance}}, written"),
                         Query(_each("redis_aof_last_bgrewrite_status"), "{{instance}}, written anew"),
                     ],
-                    cause="redis",
+                    cause="rewrite",
                 ),
                 Panel(
                     title="Append-only file",

@@ -213,7 +213,6 @@ def drill(
     """Each cause fires its alerts, whose runbooks name it and which resolve.
 
     Prints after how many seconds: of the cause, and of the end of its mending (0: before it was over)."""
-    seconds: list[tuple[Expected, float, float]] = []
     for cause in dict.fromkeys(one.cause for one in expected):
         of_it = [one for one in expected if one.cause == cause]
         began, fired = time.time(), dict[str, float]()
@@ -228,6 +227,5 @@ def drill(
             if one.alert == "BlockrelayProcessDown":  # until Prometheus is told that its target is gone
                 watched.prometheus.forget_those_that_are_down("blockrelay-worker")
             wait_until(lambda e=one: not told.is_firing(e), f"{cause}: {one.name} resolves", timeout_s=90)
-            seconds.append((one, fired[one.name], max(0.0, told.at[one.alert] - mended)))
-    for one, to_fire, to_resolve in seconds:
-        print(f"| {one.cause} | {one.name} | {to_fire:.0f} | {to_resolve:.0f} |")  # noqa: T201
+            to_resolve = max(0.0, told.at[one.alert] - mended)
+            print(f"| {cause} | {one.name} | {fired[one.name]:.0f} | {to_resolve:.0f} |", flush=True)  # noqa: T201

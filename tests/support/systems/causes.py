@@ -21,7 +21,7 @@ from blockrelay.redis.registry import read_plan
 from blockrelay_launcher.supervisor.ports import kept_ports
 from blockrelay_worker.execution.process.renewal import MOST_LOSSES
 from tests.support.prometheus import Prometheus, running_exporter, running_prometheus, through_exporter
-from tests.support.systems.device_processes import child_of
+from tests.support.systems.device_processes import child_of, children_of
 from tests.support.systems.system import StartSystem, System, make_jobs
 from tests.support.waiting import wait_until
 
@@ -105,7 +105,8 @@ def watched_system(start: StartSystem, folder: Path, **prometheus: object) -> It
     # A key without a limit of its own would have a share of what may be in flight, and never fill it.
     operator = add_key(keys := folder / "keys.json", Tenant(name="chief", operator=True, concurrency=100))
     tenant = add_key(keys, Tenant(name="ada", tokens_per_minute=200))
-    system = start(stages=2, replicas=2, worker=STORE)
+    # A stage that a cause empties stays empty, however long a slow machine asks for its alerts.
+    system = start(stages=2, replicas=2, worker=STORE, scheduler_env={"BLOCKRELAY_VACANCY_S": "300"})
     gateway = {"api_keys": str(keys), "max_in_flight": "24", "grace_s": "0.2"}
     (folder / "operator-key").write_text(operator)
     secret = {"authorization": {"credentials_file": str(folder / "operator-key")}}
@@ -327,6 +328,22 @@ def tiers(on: Watched) -> Iterator[None]:
 
 
 @contextmanager
+def rewrite(on: Watched) -> Iterator[None]:
+    """The process that writes the append-only file anew is killed."""
+    client, server = on.system.client, on.system.control.process
+    assert server is not None
+    client.config_set("rdb-key-save-delay", 10_000_000)
+    client.bgrewriteaof()
+    wait_until(lambda: children_of(server.pid), "the file is written anew")
+    for child in children_of(server.pid):
+        os.kill(child, signal.SIGKILL)
+    client.config_set("rdb-key-save-delay", 0)
+    yield
+    wait_until(lambda: not children_of(server.pid), "nobody writes it")
+    client.bgrewriteaof()
+
+
+@contextmanager
 def redis(on: Watched) -> Iterator[None]:
     """Both servers are killed, and come back."""
     for server in (on.system.control, on.system.payload):
@@ -355,5 +372,6 @@ CAUSES: dict[str, Cause] = {
     "memory": memory,
     "books": books,
     "tiers": tiers,
+    "rewrite": rewrite,
     "redis": redis,
 }

@@ -3,8 +3,6 @@
 Discovery drops the targets of services that have stopped.
 """
 
-import os
-import signal
 import subprocess
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +10,6 @@ from contextlib import contextmanager
 
 from tests.support.redis.redis_server import RedisServer
 from tests.support.systems.causes import STORE, Cause, Watched, redis
-from tests.support.systems.device_processes import children_of
 from tests.support.waiting import wait_until
 
 
@@ -99,22 +96,6 @@ def unwatched(on: Watched) -> Iterator[None]:
 
 
 @contextmanager
-def rewrite(on: Watched) -> Iterator[None]:
-    """The process that writes the append-only file anew is killed."""
-    client, server = on.system.client, on.system.control.process
-    assert server is not None
-    client.config_set("rdb-key-save-delay", 10_000_000)
-    client.bgrewriteaof()
-    wait_until(lambda: children_of(server.pid), "the file is written anew")
-    for child in children_of(server.pid):
-        os.kill(child, signal.SIGKILL)
-    client.config_set("rdb-key-save-delay", 0)
-    yield
-    wait_until(lambda: not children_of(server.pid), "nobody writes it")
-    client.bgrewriteaof()
-
-
-@contextmanager
 def replica(on: Watched) -> Iterator[None]:
     """A Redis that has lost the one that it follows."""
     server = RedisServer(on.system.folder / "replica").start()
@@ -139,6 +120,5 @@ OUTAGES: dict[str, Cause] = {
     "everything": everything,
     "idle": idle,
     "unwatched": unwatched,
-    "rewrite": rewrite,
     "replica": replica,
 }
