@@ -149,7 +149,10 @@ def _example() -> str:
         code = run(list(EXAMPLE))
     assert code == 0, f"{EXAMPLE} ended with {code}"
     figures = printed.getvalue().partition("\nshape: ")[0]
-    said = "What do I need for Llama 8B in `w8a8` with a context of 32k, at 20 requests a second?"
+    said = (
+        "What do I need for Llama 8B in `w8a8` with a context of 32k, at 20 requests a second? In a checkout\n"
+        "`. .venv/bin/activate` puts `blockrelay` on the path, once for each shell."
+    )
     command = " ".join(("blockrelay analyse", *EXAMPLE))
     return f"\n## An example\n\n{said}\n\n```sh\n{command}\n```\n\n```text\n{figures}\n```\n{_READ}"
 

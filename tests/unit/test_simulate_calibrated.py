@@ -10,6 +10,8 @@ from bench.simulate.load import Figures, Lengths, Load
 from bench.simulate.measured.calibrating import calibrated
 from bench.simulate.system import Setup, simulate
 
+pytestmark = pytest.mark.thorough
+
 #: Slow, so that there is little to simulate.
 _BLOCK = BlockCosts(rows={1: 0.010, 8: 0.020})
 REAL = Costs(blocks=(_BLOCK, _BLOCK), part=0.002, hop=0.008, hop_late=0.003, cold=0.070, speeds=(1.0, 1.5), turn=0.004)

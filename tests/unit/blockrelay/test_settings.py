@@ -65,7 +65,7 @@ def test_where_the_command_line_has_the_port_the_variable_says_nothing(
     assert read_settings(GatewaySettings, option, program="gateway").port == 8123
 
 
-@pytest.mark.parametrize("name", ["BLOCKRELAY_", "BLOCKRELAY_X", "BLOCKRELAY_METRICS_PORT"])
+@pytest.mark.parametrize("name", ["BLOCKRELAY_", "BLOCKRELAY_X", "BLOCKRELAY_METRIC_PORTS"])
 def test_every_slip_has_a_nearest_name(name: str) -> None:
     with pytest.raises(UsageError, match=f"^{name} is not a setting; the nearest name is BLOCKRELAY_"):
         check_names({name: "1"})

@@ -21,6 +21,8 @@ from tests.support.redis.redis_server import RedisServer
 from tests.support.scraping import assert_service_describes_itself
 from tests.support.waiting import wait_until
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -23,11 +23,7 @@ from blockrelay_worker.engine.mailbox import Mailbox
 from blockrelay_worker.engine.run_table import RunTable
 from blockrelay_worker.engine.stage_role import StageRole
 from blockrelay_worker.execution.executor import Executor
-from blockrelay_worker.execution.fault_injection import (
-    SaltedExecutor,
-    SlowedExecutor,
-    salted_id,
-)
+from blockrelay_worker.execution.fault_injection import SaltedExecutor, SlowedExecutor, salted_id
 from blockrelay_worker.execution.loader import Executors
 from blockrelay_worker.execution.page_layout import layout_of, pages_for
 from blockrelay_worker.execution.process.executors import DeviceExecutors

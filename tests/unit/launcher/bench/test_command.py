@@ -58,6 +58,7 @@ def test_one_measurement_gives_one_json_object(capsys: pytest.CaptureFixture[str
     assert "storyteller, w8a8" in capsys.readouterr().out
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
@@ -78,6 +79,7 @@ def test_what_cannot_be_measured_is_one_line_and_exit_code_2(argv: list[str], wo
     assert words in done.stderr and done.stderr.count("\n") == 1, done.stderr
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "options",
     [

@@ -7,6 +7,8 @@ import pytest
 from blockrelay_launcher.bench.figures import Round
 from blockrelay_launcher.bench.kv_cache import LONG_NEW, growth, step_s
 
+pytestmark = pytest.mark.thorough
+
 
 def test_growth_is_of_the_steps_to_tokens_41_to_50_over_those_to_11_to_20() -> None:
     # Given an answer of 50 tokens whose step to token n takes 1 s, 2 s from token 11 on and 3 s from token 41 on

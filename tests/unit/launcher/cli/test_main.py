@@ -20,6 +20,8 @@ from blockrelay_worker.execution.numerics_id import numerics_id
 from tests.support.models.tiny_model import BLOCKS, write_tiny_model
 from tests.support.systems.up_process import COMMAND
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:

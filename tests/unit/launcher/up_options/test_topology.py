@@ -10,6 +10,8 @@ from blockrelay.settings import BUNDLED_MODEL
 from blockrelay_launcher.up_options.options import UpOptions, service_names, worker_specs
 from blockrelay_launcher.up_options.topology import options_for, read_topology
 
+pytestmark = pytest.mark.thorough
+
 TWO_HOSTS = """\
 strategy: custom
 boundaries: 1-2,3-5,6-7

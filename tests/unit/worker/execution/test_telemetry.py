@@ -5,6 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.thorough
+
 
 def test_loading_the_worker_leaves_no_trace_of_telemetry(tmp_path: Path) -> None:
     program = "import blockrelay_worker.execution.cpu.linears, onnxruntime"

@@ -15,10 +15,11 @@ from blockrelay_worker.execution.cpu.exact_linears import ExactLinear
 from blockrelay_worker.kernels import PAGE, Kernels, load_kernels, supported_variants
 from tests.support.worker.kernel_cases import floats, same_bits
 
-pytestmark = pytest.mark.skipif(
+_HERE = pytest.mark.skipif(
     (platform.system(), platform.machine()) != ("Linux", "x86_64") or not supported_variants(),
     reason="sets the floating-point environment of x86-64 Linux, and needs native kernels",
 )
+pytestmark = [pytest.mark.thorough, _HERE]
 
 Results = tuple[NDArray[Any], ...]
 

@@ -78,6 +78,7 @@ def test_a_stop_string_ends_the_text_before_it(w8a8: BlockFolder) -> None:
     assert report["finish_reason"] == "stop"
 
 
+@pytest.mark.thorough
 def test_log_probabilities_are_reported_for_every_token(w8a8: BlockFolder) -> None:
     report = _json(w8a8, "--ids", "1,7", "--max-tokens", "3", "--ignore-eos", "--logprobs", "2")
     assert [entry["token"] for entry in report["logprobs"]] == report["tokens"]
@@ -86,6 +87,7 @@ def test_log_probabilities_are_reported_for_every_token(w8a8: BlockFolder) -> No
         assert len(entry["top"]) == 2
 
 
+@pytest.mark.thorough
 def test_without_a_limit_the_text_ends_with_the_context_at_the_latest(w8a8: BlockFolder) -> None:
     ids = ",".join(["5"] * 500)
     report = _json(w8a8, "--ids", ids, "--ignore-eos")
@@ -98,6 +100,7 @@ def _printed(capsys: pytest.CaptureFixture[str], folder: BlockFolder, *options: 
     return capsys.readouterr().out
 
 
+@pytest.mark.thorough
 def test_an_explained_text_is_the_same_and_every_step_says_what_its_stages_did(
     w8a8: BlockFolder, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -124,6 +127,7 @@ def test_an_explained_text_is_the_same_and_every_step_says_what_its_stages_did(
     assert totals["total_s"] <= explained["timings"]["total_s"]
 
 
+@pytest.mark.thorough
 def test_an_explanation_is_a_table_with_the_text_below(w8a8: BlockFolder, capsys: pytest.CaptureFixture[str]) -> None:
     options = ("--prompt", "Once upon a time", "--max-tokens", "4", "--ignore-eos", "--stages", "3")
     text = _printed(capsys, w8a8, *options)
@@ -136,6 +140,7 @@ def test_an_explanation_is_a_table_with_the_text_below(w8a8: BlockFolder, capsys
     assert all(f"  {token} " in line for token, line in zip(tokens, lines[4:14:3], strict=True))
 
 
+@pytest.mark.thorough
 def test_a_stage_on_a_device_tells_the_way_to_its_process(
     fp32: BlockFolder, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -165,6 +170,7 @@ def test_onnx_blocks_run_in_a_process_of_their_own(tmp_path: Path, capsys: pytes
     assert min(min(one["transfer_s"], one["compute_s"], one["kv_s"]) for one in stages) > 0
 
 
+@pytest.mark.thorough
 def test_a_model_without_a_tokenizer_takes_and_gives_ids(
     ids_only: BlockFolder, w8a8: BlockFolder, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -179,6 +185,7 @@ def test_a_model_without_a_tokenizer_takes_and_gives_ids(
     assert report["tokens"] == _json(w8a8, *options)["tokens"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("options", [["--prompt", "a"], ["--ids", "1", "--stop", "a"]])
 def test_text_for_a_model_without_a_tokenizer_is_refused(
     ids_only: BlockFolder, options: list[str], capsys: pytest.CaptureFixture[str]
@@ -187,6 +194,7 @@ def test_text_for_a_model_without_a_tokenizer_is_refused(
     assert "the model has no tokenizer" in capsys.readouterr().err
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
@@ -223,6 +231,7 @@ def test_bad_input_is_one_line_and_exit_code_2(
     assert err.count("\n") == 1
 
 
+@pytest.mark.thorough
 def test_the_process_ends_with_that_code(w8a8: BlockFolder) -> None:
     done = _run(w8a8, "--ids", "1,512")
     assert (done.returncode, done.stdout) == (2, "")

@@ -16,6 +16,8 @@ from blockrelay_worker.offline.device_trial import ROWS, try_device
 from blockrelay_worker.offline.gpu_report import anonymous, versions
 from tests.support.worker.nvidia_smi import install_smi
 
+pytestmark = pytest.mark.thorough
+
 CUDA_SAYS = (
     "CUDA failure 2: out of memory ; GPU=0 ; hostname=anns-desk ; file=/onnxruntime_src/core/providers/cuda/call.cc ; "
     "user ann at anns-desk, annual, /home/ann/models/m.bin and C:\\Users\\ann\\ort.dll, libcudnn.so.9"

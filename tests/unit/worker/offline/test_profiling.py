@@ -21,6 +21,8 @@ from blockrelay_worker.offline.profiling.targets import stage_bytes
 from tests.support.models.tiny_model import BLOCKS, write_tiny_model
 from tests.support.redis.redis_server import RedisServer
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:

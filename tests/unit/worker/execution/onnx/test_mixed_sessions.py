@@ -19,6 +19,7 @@ def blocks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_reference_blocks(tmp_path_factory.mktemp("onnx") / "blocks", ReferenceModel(layers=1), external=True)
 
 
+@pytest.mark.thorough
 def test_a_session_of_a_file_finds_the_weights_beside_it(blocks: Path) -> None:
     session = CpuProvider().mixed_session((blocks / "block_2.onnx").read_bytes(), blocks)
     (logits,) = session.run(None, {"/model/layers.0/Add_1_output_0": np.ones((2, 3, 64), np.float16)})

@@ -34,11 +34,11 @@ def built_with(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("device", "said"),
     [
-        ("directml:0", r"directml needs Windows, and onnxruntime-directml.*blockrelay\[directml\]"),
+        ("directml:0", r"directml needs Windows, and onnxruntime-directml.*\.\[directml\]"),
         ("directml", r"directml needs Windows"),
-        ("cuda:0", r"cuda needs onnxruntime-gpu in an environment of its own.*blockrelay\[cuda\].*--gpu-python"),
+        ("cuda:0", r"cuda needs onnxruntime-gpu in an environment of its own.*\.\[cuda\].*--gpu-python"),
         ("GPU-8f01", r"cuda needs onnxruntime-gpu"),
-        ("openvino:NPU", r"openvino needs onnxruntime-openvino.*blockrelay\[openvino\]"),
+        ("openvino:NPU", r"openvino needs onnxruntime-openvino.*\.\[openvino\]"),
     ],
 )
 def test_the_package_that_is_missing_is_named(device: str, said: str) -> None:

@@ -15,6 +15,8 @@ from blockrelay_worker.execution.process.executors import DeviceExecutors
 from blockrelay_worker.execution.process.stage import DeviceStage
 from tests.support.worker.devices import Clock, Misbehaving, Told, device_metrics
 
+pytestmark = pytest.mark.thorough
+
 PROMPT = Batch(
     segments=[Segment(rows=20, first_position=0, pages=(3, 1))], tokens=np.arange(5, 25, dtype=np.int32), wanted=[19]
 )

@@ -38,6 +38,7 @@ def logits(stage: DeviceStage) -> bytes:
     return found.tobytes()
 
 
+@pytest.mark.thorough
 def test_a_process_finds_what_the_one_before_has_kept(fp32: BlockFolder, tmp_path: Path) -> None:
     said: list[str] = []
     given: list[bytes] = []
@@ -53,6 +54,7 @@ def test_a_process_finds_what_the_one_before_has_kept(fp32: BlockFolder, tmp_pat
     assert said[0].startswith("0 kept from before, ") and said[1].endswith(", 0 made") and given[0] == given[1]
 
 
+@pytest.mark.thorough
 def test_a_cache_that_cannot_be_is_gone_without(
     fp32: BlockFolder, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -67,6 +69,7 @@ def test_a_cache_that_cannot_be_is_gone_without(
     assert '"event_type": "CACHE_UNUSABLE"' in line and str(tmp_path / "cache") in line
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("settings", "cache", "eager"),
     [
@@ -91,6 +94,7 @@ def test_settings_say_where_and_whether(
     assert gpu is not None and gpu.eager is eager and gpu.cache == (cache and Path(cache))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
@@ -108,15 +112,18 @@ def test_graph_modes_that_contradict_each_other_end_a_worker(
     assert line.startswith(f"blockrelay: {said}")
 
 
+@pytest.mark.thorough
 def test_a_graph_mode_that_nobody_has_is_refused_by_name() -> None:
     with pytest.raises(UsageError, match="BLOCKRELAY_GRAPH_MODE: Input should be 'max-autotune', "):
         read_settings(WorkerSettings, ["--graph-mode", "fastest"], program="worker")
 
 
+@pytest.mark.thorough
 def test_a_worker_without_a_gpu_compiles_nothing(fp32: BlockFolder) -> None:
     assert gpu_of(WorkerSettings(), fp32) is None
 
 
+@pytest.mark.thorough
 def test_eager_processes_keep_nothing(fp32: BlockFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -128,6 +135,7 @@ def test_eager_processes_keep_nothing(fp32: BlockFolder, tmp_path: Path, monkeyp
     assert files(tmp_path) == 0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("eager", "fails"), [(False, False), (False, True), (True, False)])
 def test_repeated_steps_are_counted_and_so_is_giving_up(
     fp32: BlockFolder, eager: bool, fails: bool, monkeypatch: pytest.MonkeyPatch

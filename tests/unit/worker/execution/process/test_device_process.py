@@ -24,6 +24,8 @@ from blockrelay_worker.execution.process.frames import Message
 from blockrelay_worker.execution.process.stage import DeviceStage
 from blockrelay_worker.execution.selection import Largest, Need
 
+pytestmark = pytest.mark.thorough
+
 LIMIT_S = 1.0
 PROMPT = np.arange(5, 25, dtype=np.int32)
 

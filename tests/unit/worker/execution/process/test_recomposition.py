@@ -22,6 +22,8 @@ from blockrelay_worker.execution.onnx.stage import OnnxStage
 from blockrelay_worker.execution.process.executors import DeviceExecutors
 from tests.support.models.checkpoints import write_checkpoint
 
+pytestmark = pytest.mark.thorough
+
 BLOCKS = 32
 PROMPT = np.arange(5, 25, dtype=np.int32)
 ENOUGH = 10**9

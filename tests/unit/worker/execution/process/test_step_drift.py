@@ -10,6 +10,8 @@ from blockrelay_worker.execution.process.stage import DeviceStage
 from blockrelay_worker.execution.process.step_drift import SAMPLE, SHAPES, StepDrift, StepShape, has_grown, shape_of
 from tests.support.worker.devices import Clock, Misbehaving, device_metrics
 
+pytestmark = pytest.mark.thorough
+
 SHAPE = StepShape(rows=4, sequences=4, context=50)
 
 
