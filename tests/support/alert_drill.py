@@ -99,24 +99,27 @@ def page_of(rule: Mapping[str, Any]) -> Path:
 
 @dataclass
 class Told:
-    """What Alertmanager has sent: the alerts that fire now, by name, when that came, and the names of all that have."""
+    """What Alertmanager has sent: the names (of `Expected`) that fire now, by alert; since when each fires or fires no
+    more; and the alerts that ever fired."""
 
-    now: dict[str, list[dict[str, str]]] = field(default_factory=dict[str, list[dict[str, str]]])
+    now: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
     at: dict[str, float] = field(default_factory=dict[str, float])
     fired: set[str] = field(default_factory=set[str])
 
     def hear(self, message: dict[str, Any]) -> None:
-        """One message is about all alerts of a name."""
-        name = message["commonLabels"]["alertname"]
-        self.now[name] = [alert["labels"] for alert in message["alerts"] if alert["status"] == "firing"]
-        self.at[name] = time.time()
-        if self.now[name]:
-            self.fired.add(name)
+        """One message is about all alerts of a name, and may repeat what is known."""
+        alert = message["commonLabels"]["alertname"]
+        firing = [one["labels"] for one in message["alerts"] if one["status"] == "firing"]
+        services = {labels["service"] for labels in firing if "service" in labels}
+        names = {alert for _ in firing} | {Expected("", alert, "", service=service).name for service in services}
+        for changed in names ^ self.now.get(alert, set()):
+            self.at[changed] = time.time()
+        self.now[alert] = names
+        if firing:
+            self.fired.add(alert)
 
     def is_firing(self, one: Expected) -> bool:
-        return any(
-            labels.get("service", "") == one.service or not one.service for labels in self.now.get(one.alert, ())
-        )
+        return one.name in self.now.get(one.alert, ())
 
 
 @contextmanager
@@ -215,11 +218,13 @@ def drill(
     Prints after how many seconds: of the cause, and of the end of its mending (0: before it was over)."""
     for cause in dict.fromkeys(one.cause for one in expected):
         of_it = [one for one in expected if one.cause == cause]
+        for one in of_it:  # what another cause has made it fire for says nothing
+            wait_until(lambda e=one: not told.is_firing(e), f"{cause}: {one.name} does not fire before", timeout_s=90)
         began, fired = time.time(), dict[str, float]()
         with causes[cause](watched):
             for one in of_it:
                 wait_until(lambda e=one: told.is_firing(e), f"{cause}: {one.name} fires", timeout_s=timeout_s)
-                fired[one.name] = told.at[one.alert] - began
+                fired[one.name] = told.at[one.name] - began
                 printed = run(first_command(one.alert), watched)
                 assert any(re.search(line, printed) for line in culprits(watched, one)), (one, printed)
         mended = time.time()
@@ -227,5 +232,5 @@ def drill(
             if one.alert == "BlockrelayProcessDown":  # until Prometheus is told that its target is gone
                 watched.prometheus.forget_those_that_are_down("blockrelay-worker")
             wait_until(lambda e=one: not told.is_firing(e), f"{cause}: {one.name} resolves", timeout_s=90)
-            to_resolve = max(0.0, told.at[one.alert] - mended)
+            to_resolve = max(0.0, told.at[one.name] - mended)
             print(f"| {cause} | {one.name} | {fired[one.name]:.0f} | {to_resolve:.0f} |", flush=True)  # noqa: T201
