@@ -157,9 +157,12 @@ if "get" in words:
     assert words[words.index("secret") + 1] == "blockrelay-redis-users"
     field = words[-1].removeprefix("jsonpath={{.data.").removesuffix("}}").replace(chr(92), "")
     sys.stdout.write(json.load(open(told["secret"]))[field])
+elif "pods" in words:
+    component = words[words.index("--selector") + 1].rpartition("=")[2]
+    print("\n".join(f"pod/{{pod}}" for pod in told["paths"] if pod.endswith(component)))
 else:
     pod, command = words[words.index("exec") + 1].partition("/")[2], words[words.index("--") + 1 :]
-    for old, new in (*told["paths"][pod].items(), ("redis-cli ", f"redis-cli -p {{told['ports'][pod]}} ")):
+    for old, new in (*told["paths"][pod].items(), ("-p 6379 ", f"-p {{told['ports'][pod]}} ")):
         command = [word.replace(old, new) for word in command]
     sys.exit(subprocess.run(command).returncode)
 """
