@@ -153,13 +153,16 @@ STAND_IN = """\
 #!{python}
 import base64, json, subprocess, sys
 words, told = sys.argv[1:], json.loads({told!r})
-if "get" in words:
+if "secret" in words:
     assert words[words.index("secret") + 1] == "blockrelay-redis-users"
     field = words[-1].removeprefix("jsonpath={{.data.").removesuffix("}}").replace(chr(92), "")
     sys.stdout.write(json.load(open(told["secret"]))[field])
+elif "pods" in words:
+    component = words[words.index("--selector") + 1].rpartition("=")[2]
+    print(*(f"pod/{{pod}}" for pod in told["paths"] if pod.endswith(component)))
 else:
     pod, command = words[words.index("exec") + 1].partition("/")[2], words[words.index("--") + 1 :]
-    for old, new in (*told["paths"][pod].items(), ("redis-cli ", f"redis-cli -p {{told['ports'][pod]}} ")):
+    for old, new in (*told["paths"][pod].items(), ("-p 6379 ", f"-p {{told['ports'][pod]}} ")):
         command = [word.replace(old, new) for word in command]
     sys.exit(subprocess.run(command).returncode)
 """

@@ -51,6 +51,7 @@ SENTINEL = {
     "keda": "resetchannels &* -@all +ping +hello +subscribe +sentinel|get-master-addr-by-name +sentinel|sentinels "
     "+sentinel|replicas",
     "peer": f"resetchannels {_HELLO} -@all +ping +publish +client|setname +sentinel|is-master-down-by-addr",
+    "reloader": f"resetchannels {_RELOADER}",
 }
 #: Users with a password: ROLE_SHA256 of the files stands for its digest.
 ROLES = (*SCRIPTS_OF, "keda", "exporter", "reloader")

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -15,7 +16,7 @@ from tests.support.kubernetes.documented import command_of, run
 from tests.support.project import ROOT
 
 
-def example_of(place: str) -> dict[str, object]:
+def example_of(place: str) -> dict[str, Any]:
     """What the head of a component, or of the base, says that an overlay has to have."""
     text = (ROOT / "deploy" / "k8s" / place / "kustomization.yaml").read_text()
     lines = [line.removeprefix("#   ") for line in text.splitlines() if line.startswith("#   ")]
@@ -45,6 +46,11 @@ ON_DEMO: dict[str, dict[str, object]] = {
     "with-an-ingress": example_of("components/ingress"),
     "with-an-exporter": {"components": ["../../components/redis-exporter", "../../components/prometheus-operator"]},
     "with-sentinels": {"components": ["../../components/sentinel"], "secretGenerator": _told_of_sentinels()},
+    "with-sentinels-gpus-and-cells": example_of("components/worker-gpu")
+    | {
+        "components": [f"../../components/{n}" for n in ("sentinel", "worker-gpu", "cells", "sentinel/for-production")],
+        "secretGenerator": [*_told_of_sentinels(), *example_of("components/cells")["secretGenerator"]],
+    },
     "another-instance": example_of("base")
     | {
         "components": [f"../../components/{name}" for name in ("sentinel", "prometheus-operator")],
@@ -112,7 +118,8 @@ def prepare(folder: Path) -> dict[str, Path]:
     ]
     written = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     (overlays / "with-a-plan" / "plan.json").write_text(written)
-    (overlays / "with-other-cells" / "cells.json").write_text(file_of_cells())
+    for name in ("with-other-cells", "with-sentinels-gpus-and-cells"):
+        (overlays / name / "cells.json").write_text(file_of_cells())
     again = folder / FAILOVER
     shutil.copytree(folder / "deploy", again / "deploy")
     run(command_of("kubernetes.md", SENTINELS), again)

@@ -4,7 +4,6 @@ import hashlib
 import re
 import signal
 import subprocess
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -109,9 +108,10 @@ class Process:
         raise AssertionError("unreachable")
 
     def answers(self) -> bool:
-        with suppress(RedisTrouble):
+        try:
             return bool(self.ask("PING"))
-        return False
+        except RedisTrouble as error:
+            return error.code == "MASTERDOWN"
 
     @property
     def runs(self) -> bool:

@@ -140,13 +140,11 @@ def test_secrets_of_sentinels_stand_on_the_others_and_stay(secrets: Path) -> Non
         assert (seed.username, seed.password) == ("reader", reader) and "password_file" not in seed.query
         for asked in (server, seed):
             assert parse_qs(asked.query)["ssl_ca_certs"] == ["/etc/blockrelay/redis/ca.crt"]
-    make(secrets)
-    assert "sentinel" not in (secrets / "gateway.env").read_text()
-    make(secrets, script="make-sentinel-secrets")
-    assert {path: path.read_bytes() for path in secrets.rglob("*") if path.is_file()} == before
+    for script in ("make-secrets", "make-sentinel-secrets"):
+        make(secrets, script=script)
+        assert {path: path.read_bytes() for path in secrets.rglob("*") if path.is_file()} == before
     (secrets / "tls.crt").unlink()
     make(secrets)
-    make(secrets, script="make-sentinel-secrets")
     asked = ["openssl", "verify", "-CAfile", secrets / "ca.crt", "-verify_hostname"]
     for name in ("blockrelay-sentinel-2.blockrelay-sentinel.blockrelay.svc", "blockrelay-redis-payload"):
         subprocess.run([*asked, name, secrets / "tls.crt"], check=True, capture_output=True)
