@@ -1,8 +1,9 @@
-"""The gateway's container keeps within its memory while one client sends bodies and asks for answers that want more."""
+"""The gateway's container keeps within its memory while clients send bodies and ask for answers that want more."""
 
+import logging
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,9 @@ from tests.support.systems.compose_stack import ComposeStack, leftovers, mountab
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(1800)]
 
-BODIES, STEPS = 200, 50
+_log = logging.getLogger(__name__)
+
+BODIES, STEPS, ATTACKERS = 200, 50, 4
 #: The bundled model's vocabulary is 2,048: its answers are half a megabyte. Of these each has 12 MB in float32.
 VOCAB, TOKENS = 50_000, 60
 #: What a client may be told: served, accepted, or why not.
@@ -40,14 +43,14 @@ print(int(limit), int(peak), dict(line.split() for line in events.splitlines())[
 
 @dataclass(frozen=True)
 class Up:
-    """The running stack, and the keys of the client that attacks and of one that does not."""
+    """The running stack, and the keys of clients that attack and of one that does not; all empty where keys are off."""
 
     stack: ComposeStack
-    attacker: str
+    attackers: list[str]
     other: str
 
     def post(self, key: str, path: str, **content: Any) -> httpx.Response:
-        headers = {"Authorization": f"Bearer {key}"}
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
         return httpx.post(f"{self.stack.url}{path}", headers=headers, timeout=600, **content)
 
     def small(self) -> int:
@@ -55,31 +58,35 @@ class Up:
         return self.post(self.other, "/v1/completions", json={"prompt": [5], "max_tokens": 1}).status_code
 
 
-@pytest.fixture(scope="module")
-def up() -> Iterator[Up]:
+@pytest.fixture(scope="module", params=["anybody", "keys"])
+def up(request: pytest.FixtureRequest) -> Iterator[Up]:
     with tempfile.TemporaryDirectory(prefix="blockrelay-compose-") as name:
         folder = Path(name)
-        (folder / "keys").mkdir()
-        attacker, other = (add_key(folder / "keys" / "keys.json", Tenant(name=who)) for who in ("mallory", "ada"))
-        (folder / "keys" / "keys.json").chmod(0o644)
-        (folder / "keys").chmod(0o755)
         model = mountable_copy(write_wide_model(folder / "made", VOCAB), folder)
-        keys = ROOT / "deploy" / "compose" / "keys.yaml"
-        stages = {"BLOCKRELAY_STAGES": "1", "BLOCKRELAY_WORKERS": "2"}
-        stack = ComposeStack(model, keys, KEYS_DIR=str(folder / "keys"), **stages)
+        sizes = {"BLOCKRELAY_STAGES": "1", "BLOCKRELAY_WORKERS": "2"}
+        if request.param == "keys":
+            (folder / "keys").mkdir()
+            keys = folder / "keys" / "keys.json"
+            attackers = [add_key(keys, Tenant(name=f"mallory-{number}")) for number in range(ATTACKERS)]
+            other = add_key(keys, Tenant(name="ada"))
+            keys.chmod(0o644)
+            keys.parent.chmod(0o755)
+            more = ROOT / "deploy" / "compose" / "keys.yaml"
+            stack = ComposeStack(model, more, KEYS_DIR=str(keys.parent), **sizes)
+        else:
+            attackers, other = [""] * ATTACKERS, ""
+            stack = ComposeStack(model, **sizes)
         stack.down()
         try:
             stack.build()
             stack.up()
-            yield Up(stack, attacker, other)
+            yield Up(stack, attackers, other)
         finally:
             stack.down()
         assert not leftovers()
 
 
-def test_a_gateway_of_512_mib_is_never_killed_and_serves_others_meanwhile(
-    up: Up, record_property: Callable[[str, object], None]
-) -> None:
+def test_a_gateway_of_512_mib_is_never_killed_and_serves_others_meanwhile(up: Up) -> None:
     (gateway,) = up.stack.containers("gateway")
     begun = up.stack.inspect(gateway)
     assert begun["HostConfig"]["Memory"] == 512 * MIB, "compose's default"
@@ -87,10 +94,10 @@ def test_a_gateway_of_512_mib_is_never_killed_and_serves_others_meanwhile(
 
     def attack(number: int) -> int:
         path, body = bodies[number % len(bodies)]
-        return up.post(up.attacker, path, content=body).status_code
+        return up.post(up.attackers[number % ATTACKERS], path, content=body).status_code
 
-    def ask(_: int) -> tuple[int, int]:
-        answer = up.post(up.attacker, "/v1/infer", json=step)
+    def ask(number: int) -> tuple[int, int]:
+        answer = up.post(up.attackers[number % ATTACKERS], "/v1/infer", json=step)
         return answer.status_code, len(answer.content)
 
     assert up.small() == 200
@@ -106,8 +113,8 @@ def test_a_gateway_of_512_mib_is_never_killed_and_serves_others_meanwhile(
     assert counted.returncode == 0, counted.stderr
     limit, peak, killed = map(int, counted.stdout.split())
     told = Counter(status for status, _ in answers)
-    record_property("figures", f"peak {peak / MIB:.0f} MiB; bodies {refused}, steps {told}, others {served}")
-    assert set(served) == {200} and served[200] > 5, served
+    _log.info("peak %d MiB; bodies %s, steps %s, others %s", peak // MIB, refused, told, served)
+    assert set(served) == {200} and served[200] > 2, served
     assert set(refused) | set(told) <= ALLOWED and refused[413] and refused[400], (refused, told)
     whole = [size for status, size in answers if status == 200]
     assert len(whole) > 5 and min(whole) > TOKENS * VOCAB * 2 * 4 // 3, "they are whole"
