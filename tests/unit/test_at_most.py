@@ -11,6 +11,8 @@ from tests.support.project import ROOT
 CONFTEST = """
 from tests.support.at_most import AtMost
 
+pytestmark = pytest.mark.thorough
+
 def pytest_addoption(parser):
     parser.addoption("--at-most", type=float)
 

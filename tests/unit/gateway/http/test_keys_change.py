@@ -83,6 +83,7 @@ def gateway(settings: GatewaySettings, shown: SwappedFolder, tmp_path: Path) -> 
             found.process.wait(30)
 
 
+@pytest.mark.thorough
 def test_a_running_gateway_takes_every_change_of_its_keys(gateway: GatewayProcess, shown: SwappedFolder) -> None:
     assert LOOK_AT_KEYS_S < 5, "what operators are promised"
     assert (gateway.status("ada"), gateway.status("bob")) == (200, 401)

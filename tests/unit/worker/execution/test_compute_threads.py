@@ -23,6 +23,8 @@ from blockrelay_worker.execution.cpu.loading import load_stage
 from blockrelay_worker.execution.cpu.stage import StageExecutor
 from blockrelay_worker.kernels import load_kernels
 
+pytestmark = pytest.mark.thorough
+
 def threads():
     return len(os.listdir("/proc/self/task"))
 
