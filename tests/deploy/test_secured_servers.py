@@ -285,7 +285,9 @@ def test_a_redis_that_reads_its_file_lives_and_one_that_answers_nothing_does_not
                 one for one in kinds(objects, "Deployment") if one["metadata"]["name"] == "blockrelay-gateway"
             ]
             url = next(url for url in redis_urls(objects, gateway) if name in url)
-            with server.client(url) as client, client.pipeline(transaction=False) as pipeline:
+            server.mount(gateway)
+            password = server.password_of(gateway)
+            with server.client(url, password) as client, client.pipeline(transaction=False) as pipeline:
                 for number in range(30_000):
                     pipeline.hset(KEYS.request(str(number)), "v", "1")
                 pipeline.execute()
