@@ -8,10 +8,10 @@ import pytest
 
 from tests.support.project import ROOT
 
+pytestmark = pytest.mark.thorough
+
 CONFTEST = """
 from tests.support.at_most import AtMost
-
-pytestmark = pytest.mark.thorough
 
 def pytest_addoption(parser):
     parser.addoption("--at-most", type=float)

@@ -10,6 +10,8 @@ import pytest
 from blockrelay_converter.convert import convert
 from tests.support.models.checkpoints import write_checkpoint
 
+pytestmark = pytest.mark.thorough
+
 THREADS = 4
 #: The kernels' pool and the one that all sessions of ONNX Runtime share: while one works the other sleeps. The caller's
 #: thread is one of each.
@@ -22,8 +24,6 @@ from blockrelay_worker.execution.batch import Batch, Segment
 from blockrelay_worker.execution.cpu.loading import load_stage
 from blockrelay_worker.execution.cpu.stage import StageExecutor
 from blockrelay_worker.kernels import load_kernels
-
-pytestmark = pytest.mark.thorough
 
 def threads():
     return len(os.listdir("/proc/self/task"))
