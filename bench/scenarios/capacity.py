@@ -45,7 +45,7 @@ class Seen:
 
 
 def counters(control: "redis.Redis") -> dict[str, float]:
-    """Of a Redis since it started: commands as it counts them (those that scripts call, too), calls that services make,
+    """The counters of a Redis since it started: commands (those that scripts call, too), calls that services make,
     bytes of its append-only file and of its wires."""
     info: dict[str, Any] = control.info("everything")  # pyright: ignore[reportAssignmentType]
     commands = {name: about["calls"] for name, about in info.items() if name.startswith("cmdstat_")}
@@ -59,7 +59,7 @@ def counters(control: "redis.Redis") -> dict[str, float]:
 
 
 def seen(system: System, load: Load | None, seconds: float, vocabulary: int) -> Seen:
-    """What a load (or None) of so many seconds makes grow."""
+    """The growth of all counters under a load, or without one (None), and the seconds it took."""
     before, began = _look(system), time.monotonic()
     asked = []
     if load is None:
@@ -79,7 +79,7 @@ def seen(system: System, load: Load | None, seconds: float, vocabulary: int) -> 
 
 
 def shared_out(idle: Seen, loads: Sequence[Seen]) -> dict[str, dict[str, float]]:
-    """By counter, how much each cause makes it grow, never below 0; `a second` what an idle system does."""
+    """The growth of each counter by its causes, never below 0; the cause `a second` is what an idle system does."""
     found: dict[str, dict[str, float]] = {}
     commits = _commits(idle, loads)
     causes = np.array([[*one.causes.values(), commit] for one, commit in zip(loads, commits, strict=True)])

@@ -82,7 +82,7 @@ class Balancer:
             await asyncio.gather(looking, *self._passing, return_exceptions=True)
 
     async def shows(self, gateway: RunningGateway) -> None:
-        """Until it sends requests there."""
+        """Waits until the balancer sends requests to this gateway."""
         while gateway.url not in self.ready:
             await self._looked.wait()
 
@@ -152,14 +152,14 @@ async def answers_of(url: str, model: str, tokens: int) -> list[list[int]]:
 
 
 def client_of(url: str) -> AsyncOpenAI:
-    """It does not try again: what breaks is seen."""
+    """A client of one gateway that does not retry, so that every broken request shows."""
     return AsyncOpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0, timeout=3600)
 
 
 async def roll(
     gateways: Sequence[RunningGateway], another: Callable[[], RunningGateway], *, streams: int, tokens: int
 ) -> Report:
-    """Replace every gateway under so many streams. `another` starts one; the caller ends those that are left."""
+    """Replace every gateway under `streams` streams. `another` starts one; the caller ends those that are left."""
     report, balancer, over = Report(), Balancer(gateways), asyncio.Event()
     async with client_of(gateways[0].url) as api:
         model = (await api.models.list()).data[0].id

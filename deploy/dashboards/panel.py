@@ -26,7 +26,7 @@ CAUSES: dict[Cause, str] = {
     "memory": "Redis is full",
     "books": "requests in the books that nobody knows",
     "tiers": "a tier of the page store goes away",
-    "rewrite": "the process that writes the append-only file anew is killed",
+    "rewrite": "the process that rewrites the append-only file is killed",
     "redis": "both Redis go away",
 }
 #: What has a value only where a GPU has sensors that its driver tells of: asked for on no machine without one.
@@ -125,7 +125,7 @@ def of_cell_increase(metric: str, by: str = "") -> str:
 
 
 def quantile(share: float, metric: str, by: str = "") -> str:
-    """Of a histogram, over all processes."""
+    """The query for a quantile of a histogram, over all processes."""
     labels = f"{by}, le" if by else "le"
     return f"histogram_quantile({share}, {rate(metric + '_bucket', labels)})"
 

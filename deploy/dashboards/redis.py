@@ -65,10 +65,10 @@ REDIS = Dashboard(
                 ),
                 Panel(
                     title="What was written well",
-                    meaning="1: the append-only file was written, and written anew, without an error.",
+                    meaning="1: the append-only file was written, and rewritten, without an error.",
                     queries=[
                         Query(_each("redis_aof_last_write_status"), "{{instance}}, written"),
-                        Query(_each("redis_aof_last_bgrewrite_status"), "{{instance}}, written anew"),
+                        Query(_each("redis_aof_last_bgrewrite_status"), "{{instance}}, rewritten"),
                     ],
                     cause="rewrite",
                 ),

@@ -83,7 +83,7 @@ def _printed(*arguments: str) -> str:
 
 @contextmanager
 def _inside(folder: Path) -> Iterator[None]:
-    """In a folder, on a terminal of 80 columns, with the environment active."""
+    """Run the block in a folder, on a terminal of 80 columns, with the environment active."""
     before, outside = Path.cwd(), dict(os.environ)
     os.chdir(folder)
     os.environ |= {"COLUMNS": "80", "PATH": f"{sysconfig.get_path('scripts')}:{outside.get('PATH', '')}"}

@@ -58,7 +58,7 @@ class Up:
         return {"Authorization": f"Bearer {self.key}"} | more
 
     def jobs(self, count: int, *, seed: int, tokens: int) -> list[Job]:
-        """Of which the golden tokens are known from now on."""
+        """Jobs whose golden tokens are known from now on."""
         folder = open_block_folder(BUNDLED_MODEL)
         jobs = make_jobs(count, seed=seed, vocab=folder.model.vocab_size, tokens=tokens)
         self.golden |= golden_tokens(folder, jobs, seed=SEED)
@@ -173,7 +173,7 @@ def test_a_socket_goes_through_the_proxy_token_by_token(up: Up) -> None:
 
 
 def test_a_gateway_hears_of_clients_that_went_away(up: Up) -> None:
-    """While their requests still run, so that it ends what nobody waits for, as without a proxy."""
+    """The gateway hears through the proxy of clients that leave, and ends their requests."""
     gateways = up.stack.containers("gateway")
 
     def leave(number: int) -> None:

@@ -25,7 +25,7 @@ KEYS = Keys("t")
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[RedisServer]:
-    """With a user `service` that has the passwords `one` and `two`."""
+    """A Redis with a user `service` that has the passwords `one` and `two`."""
     found = RedisServer(tmp_path / "r", users=["user service on >one >two ~* &* +@all"]).start()
     try:
         yield found

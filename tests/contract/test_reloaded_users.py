@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.failovers, pytest.mark.filterwarnings(f"ignore:{LEFT_B
 
 @pytest.mark.skipif(not has_tls(find_binary()), reason=f"{find_binary()} has no TLS, NOT TESTED: install redis-server")
 def test_all_of_them_take_a_password_that_is_new_in_their_file(tmp_path: Path) -> None:
-    """As `reloader`, who may do nothing else."""
+    """The user `reloader` reloads the users of every server, and may do nothing else."""
     with arranged(WithSentinels, tmp_path, secured=True) as found:
         assert found.security is not None and isinstance(found, WithSentinels)
 

@@ -56,7 +56,7 @@ def empty_image(objects: list[Manifest]) -> None:
 
 
 def long_pre_stop(objects: list[Manifest]) -> None:
-    """Behind it the drain has no time any more."""
+    """Plant a pause in `preStop` that leaves the drain no time."""
     gateway(objects)["lifecycle"] = {"preStop": {"sleep": {"seconds": 10}}}
 
 

@@ -43,13 +43,13 @@ _ENDED = f'blockrelay_finished_requests_total{{{C0},finished_reason="%s"}}'
 
 
 def _requests(*, refused: tuple[str, int], ended: tuple[str, int]) -> dict[str, str]:
-    """So many in each minute, by status and reason."""
+    """The series of requests refused and ended, with their number in each minute."""
     rejections = f'blockrelay_admission_rejections_total{{{C0},status="{refused[0]}"}}'
     return {rejections: f"0+{refused[1]}x80", _ENDED % ended[0]: f"0+{ended[1]}x80"}
 
 
 def _histogram(name: str, buckets: Mapping[str, int]) -> dict[str, str]:
-    """So many in each minute, up to each bound."""
+    """The series of a histogram, with the number of values in each minute up to each bound."""
     counts = {**buckets, "+Inf": max(buckets.values())}
     return {f'{name}_bucket{{{C0},le="{bound}"}}': f"0+{count}x80" for bound, count in counts.items()}
 
@@ -223,7 +223,7 @@ CASES = (
 
 
 def asked(case: Case) -> dict[str, Any]:
-    """As `promtool test rules` reads it: who fires is compared, not the words."""
+    """The case as `promtool test rules` reads it, which compares labels and no texts."""
     labels = [
         {"alertname": case.alert, "alertstate": "firing", **alerts()[case.alert]["labels"], **f} for f in case.fires
     ]

@@ -180,7 +180,7 @@ def drilled_system(start: StartSystem, folder: Path, rules: Rules) -> Iterator[t
 
 
 def first_command(alert: str) -> str:
-    """Of its runbook."""
+    """The first command of the alert's runbook."""
     first, *_ = [block for block in blocks(page_of(alerts()[alert])) if block.language == "sh"]
     return re.sub(r"\[\d+[mh]\]", f"[{WINDOW_S}s]", first.text)
 

@@ -8,6 +8,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
+from blockrelay.block_folder.precisions import DEFAULT_PRECISION
 from blockrelay.command_app import run_app
 from blockrelay.errors import UsageError
 from blockrelay_converter.checkpoint.other_folders import refuse_other_folders
@@ -15,8 +16,6 @@ from blockrelay_converter.checkpoint.other_folders import refuse_other_folders
 if TYPE_CHECKING:
     from blockrelay_converter.convert import Note, Report
 
-#: The precision where nobody says one.
-DEFAULT = "w8a8"
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 
@@ -30,7 +29,7 @@ def main(
             help="w8a8: 8-bit, exact on every CPU; w4a8: 4-bit weights, as exact, half the memory, faster for few "
             "requests, a little less like the original; fp32: like the reference implementation; fp16: for GPUs that "
             "compute in float16; several: "
-            f"w8a8,block_33=fp32,block_1-4=w4a8 [default: {DEFAULT}]"
+            f"w8a8,block_33=fp32,block_1-4=w4a8 [default: {DEFAULT_PRECISION}]"
         ),
     ] = None,
     budget_perplexity: Annotated[
@@ -83,7 +82,11 @@ def main(
             manifest = convert_within_budget(checkpoint, out, budget=budget, text=text, tokens=tokens, **shared)
         else:
             manifest = convert(
-                checkpoint, out, precision=DEFAULT if precision is None else precision, answers=known_answers, **shared
+                checkpoint,
+                out,
+                precision=DEFAULT_PRECISION if precision is None else precision,
+                answers=known_answers,
+                **shared,
             )
     finally:
         progress.stop()

@@ -34,7 +34,7 @@ from blockrelay_gateway.http.targets import Targets
 
 #: Until the first NODE_READY, how often the gateway looks whether it is.
 READY_POLL_S = 0.5
-#: Seconds between two looks at the file of API keys while nobody asks.
+#: Seconds between two looks at the file of API keys without a request.
 LOOK_AT_KEYS_S = 1.0
 ROUTERS = (openai_routes.router, infer_routes.router, request_routes.router, ops_routes.router)
 
@@ -97,8 +97,8 @@ def _servers(settings: GatewaySettings) -> list[dict[str, str]] | None:
 
 
 async def _watch_keys(ring: KeyRing, gateway: Gateway) -> None:
-    """Have the file of keys looked at while nobody asks; metrics say what is in force, and each tenant's series begin
-    with its key."""
+    """Looks at the file of API keys again and again, also without requests. Metrics say which keys are in force, and
+    the series of a tenant begin with its key."""
     told = ring.read_at
     while True:
         ring.look()

@@ -28,7 +28,7 @@ class PasswordInFile(CredentialProvider):
         return (self.user, password) if self.user else (password,)
 
     async def get_credentials_async(self) -> tuple[str] | tuple[str, str]:
-        """As `get_credentials`: the file is small, and on this host."""
+        """The same without a thread: the file is small, and on this host."""
         return self.get_credentials()
 
 

@@ -6,7 +6,6 @@ those of the manifest. BlockFolderError names the first file that is wrong.
 
 import hashlib
 import os
-import re
 import stat
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from blockrelay.block_folder.hub_cache import cached_repository
+from blockrelay.block_folder.hub_cache import HUB_NAME, cached_repository
 from blockrelay.block_folder.lfs_pointer import IS_POINTER, is_lfs_pointer
 from blockrelay.block_folder.manifest import (
     CHAT_TEMPLATE_NAME,
@@ -40,8 +39,6 @@ _MAX_MANIFEST_BYTES = 64 << 20
 #: it, since a model is the same wherever it lies.
 ONNX_FOLDER_NAME = "onnx_folder"
 _MAX_PATH_BYTES = 1 << 12
-#: What a hub calls a model.
-_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,7 +157,7 @@ def _no_folder(root: Path) -> str:
     if root.exists():
         return f"{root}: a file, not a block folder"
     name = os.path.relpath(root)
-    if not _HUB_NAME.fullmatch(name) or name.startswith("."):
+    if not HUB_NAME.fullmatch(name) or name.startswith("."):
         return f"{root}: no such block folder"
     return (
         f"{root}: no such block folder; to serve {name} of Hugging Face, download its files "

@@ -1,7 +1,10 @@
 """Hugging Face's cache: folders `models--ORGANISATION--NAME/snapshots/REVISION`, whose files are links into `blobs`."""
 
+import re
 from pathlib import Path
 
+#: What Hugging Face's hub calls a model: organisation/name.
+HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
 _PREFIX = "models--"
 
 

@@ -13,6 +13,8 @@ from itertools import groupby
 from blockrelay.block_folder.model import PRECISIONS, Precision, is_exact
 from blockrelay.errors import UsageError
 
+#: The precision that is meant without another word.
+DEFAULT_PRECISION: Precision = "w8a8"
 _PART = re.compile(r"block_([1-9]\d{0,8})(?:-([1-9]\d{0,8}))?=(\w+)")
 
 

@@ -24,7 +24,7 @@ class GpuReading:
 
 
 def read_gpus() -> list[GpuReading]:
-    """Of every GPU whose driver tells anything."""
+    """The readings of every GPU whose driver has any sensor."""
     return [*read_nvml(_nvml()), *read_drm(DRM)]
 
 

@@ -1,4 +1,4 @@
-"""When the certificates that a service trusts end, as a metric: read from their files when somebody scrapes."""
+"""The time at which the certificates that a service trusts end, as a metric, read from their files at each scrape."""
 
 import ssl
 from collections.abc import Iterator, Mapping

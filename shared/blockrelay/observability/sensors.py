@@ -1,4 +1,4 @@
-"""What sensors of GPUs tell, as metrics: read when somebody scrapes, without a series for what is not told."""
+"""The sensors of GPUs as metrics, read at each scrape; a sensor that does not answer has no series."""
 
 from collections.abc import Callable, Iterable, Iterator
 

@@ -9,10 +9,13 @@ import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, cast
 
 from blockrelay.block_folder.strict_json import Fields
+from blockrelay.bounded_file import read_bounded
 from blockrelay.errors import UsageError
+from blockrelay.typed_command import typed
 
 #: Tokens that each row attends to in `BlockProfile.seconds`.
 BASE_CONTEXT = 128
@@ -147,6 +150,13 @@ class Profile:
             block: {name: times.seconds[1] for name, times in classes.items()} for block, classes in self.blocks.items()
         }
         return json.dumps(content, indent=1, allow_nan=False) + "\n"
+
+
+def read_profile_file(path: Path) -> Profile:
+    """The profile in a file, of either form. UsageError names the file and the field."""
+    if not path.exists():
+        raise UsageError(f"{path}: No such file or directory; `{typed('profile')}` writes one")
+    return decode_profile(read_bounded(path, _MAX_BYTES), str(path))
 
 
 def decode_profile(content: bytes, where: str) -> Profile:

@@ -147,7 +147,8 @@ def _is_looked_up(pool: Any) -> bool:
 
 
 def _with_remedy(told: RedisTrouble, pool: Any) -> RedisTrouble:
-    """Whoever has its password in a file waits as for a Redis that is away: a rotation is under way, or went wrong."""
+    """The trouble of a client that is not let in, with the remedy if its password is in a file. That client waits as
+    for a Redis that is away: a rotation is under way, or went wrong."""
     file = getattr(pool.connection_kwargs.get("credential_provider"), "file", None)
     if file is None:
         return told

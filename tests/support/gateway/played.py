@@ -229,7 +229,7 @@ class EndingGateway(RunningGateway):
 
 @contextmanager
 def ending_gateway(settings: GatewaySettings) -> Iterator[EndingGateway]:
-    """As `running_gateway`, served as the process serves it; it need not end by itself."""
+    """A gateway like that of `running_gateway`, served as the process serves it; it need not end by itself."""
     app = create_app(settings)
     gateway = app.state.gateway
     server = GatewayServer(server_config(app, settings, gateway.bodies, gateway.drain), gateway)
@@ -253,7 +253,7 @@ def serving(app: FastAPI) -> Iterator[RunningGateway]:
 
 @contextmanager
 def _in_a_thread(server: uvicorn.Server, gateway: Gateway) -> Iterator[tuple[str, threading.Thread]]:
-    """Where it listens, and its thread."""
+    """The port that the gateway listens on, and its thread."""
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
     look_at_redis(gateway.settings)  # before its own first look, as the service does

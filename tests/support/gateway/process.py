@@ -7,7 +7,7 @@ from blockrelay.settings import environment_for
 
 
 def launch(settings: dict[str, str]) -> "subprocess.Popen[str]":
-    """With these settings; its log comes by `stderr`, and a warning of Python ends it."""
+    """A gateway process with these settings, whose log comes by `stderr` and which any warning of Python ends."""
     return subprocess.Popen(
         [sys.executable, "-W", "error", "-m", "blockrelay_gateway"],
         env=environment_for(**settings),

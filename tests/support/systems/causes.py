@@ -329,7 +329,7 @@ def tiers(on: Watched) -> Iterator[None]:
 
 @contextmanager
 def rewrite(on: Watched) -> Iterator[None]:
-    """The process that writes the append-only file anew is killed."""
+    """The process that rewrites the append-only file is killed."""
     client, server = on.system.client, on.system.control.process
     assert server is not None
     client.config_set("rdb-key-save-delay", 10_000_000)

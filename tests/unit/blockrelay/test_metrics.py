@@ -114,7 +114,7 @@ def test_the_books_are_not_told_before_somebody_has_looked() -> None:
 
 
 def test_a_name_that_misled_is_told_beside_its_successor_for_a_release() -> None:
-    """Whoever asks for the old one goes on; the help says that it goes."""
+    """A deprecated name keeps its series beside the new one, and its help says that it will go."""
     registry = ServiceRegistry({"cell": "c0", "model": "m"})
     gateway = GatewayMetrics(registry)
     gateway.requests.labels("error").inc()

@@ -1,4 +1,4 @@
-"""What a converted model is called where nobody says."""
+"""The default name of a converted model."""
 
 import json
 import os
@@ -29,7 +29,7 @@ def test_config_json_may_say_what_a_checkpoint_was_called(told: object, name: st
 def test_a_mounted_folder_has_the_name_of_its_mount_which_is_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As in a container, where every checkpoint is `/in`."""
+    """A mounted folder does not name its model: in a container every checkpoint is `/in`."""
     write_checkpoint(folder := tmp_path / "in", seed=1)
     assert read_source(folder).model.name == "in"
     monkeypatch.setattr(os.path, "ismount", lambda path: path == folder)

@@ -26,7 +26,7 @@ UNITS = {"m": 1 << 20, "mb": 1 << 20, "g": 1 << 30, "gb": 1 << 30, "s": 1}
 
 
 def by_default(value: object) -> str:
-    """What a value is where nobody sets the variables in it."""
+    """A value of compose.yaml with the defaults of its variables."""
     return re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", str(value))
 
 

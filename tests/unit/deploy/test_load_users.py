@@ -67,7 +67,7 @@ def test_one_server_of_each_kind(tmp_path: Path) -> None:
 
 
 def test_replicas_and_sentinels_too(tmp_path: Path) -> None:
-    """Whoever is the master next would refuse a password that it alone does not know."""
+    """Users are loaded on every server: the next master would refuse a password that it does not know."""
     three = [f"control-{number}" for number in range(3)]
     sentinels = [f"sentinel-{number}" for number in range(3)]
     code, said, asked = load(tmp_path, {**ONE_EACH, "redis-control": three, "sentinel": sentinels})

@@ -82,7 +82,7 @@ def test_the_one_they_name_is_the_master(start: Start) -> None:
     ids=["none answers", "one answers", "they disagree", "they refuse"],
 )
 def test_a_server_does_not_begin_by_itself(start: Start, tmp_path: Path, first: list[str]) -> None:
-    """Not even the first one, whose data may be the oldest."""
+    """A server that starts again follows the master, also the first one, whose data may be the oldest."""
     said = [first, first, [SERVER.format(1), SERVER.format(0), SERVER.format(1)]]
     _, conf = start("start-redis", "blockrelay-redis-control-0", "redis-server", said=said)
     assert f"replicaof {SERVER.format(1)} 6379\n" in conf

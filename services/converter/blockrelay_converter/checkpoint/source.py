@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from blockrelay.block_folder.folder import refuse_onnx_blocks
-from blockrelay.block_folder.hub_cache import model_name
+from blockrelay.block_folder.hub_cache import HUB_NAME, model_name
 from blockrelay.block_folder.lfs_pointer import refuse_lfs_pointer
 from blockrelay.block_folder.model import ModelConfig
 from blockrelay.errors import UsageError
@@ -80,4 +80,4 @@ def original_name(config: bytes) -> str:
     named = json.loads(config).get("_name_or_path")
     if not isinstance(named, str) or not _NAME.fullmatch(named.rpartition("/")[2]):
         return ""
-    return named if re.fullmatch(r"[\w.-]+/[\w.-]+", named, re.ASCII) else named.rpartition("/")[2]
+    return named if HUB_NAME.fullmatch(named) else named.rpartition("/")[2]

@@ -10,7 +10,7 @@ from typing import Any
 from blockrelay.block_folder.folder import BlockFolder, open_block_folder
 from blockrelay.block_folder.manifest import Manifest
 from blockrelay.block_folder.model import ModelConfig, Precision, ungroupable
-from blockrelay.block_folder.precisions import format_precisions
+from blockrelay.block_folder.precisions import DEFAULT_PRECISION, format_precisions
 from blockrelay.errors import UsageError
 from blockrelay.quantities import format_quantity
 from blockrelay.text.text_file import read_text_file
@@ -23,7 +23,7 @@ from blockrelay_converter.staging import staged_folder
 
 REPORT_NAME = "precisions.json"
 #: What stays exact: the first is where the search begins, the second what blocks may become.
-BASE: Precision = "w8a8"
+BASE: Precision = DEFAULT_PRECISION
 CHEAPER: Precision = "w4a8"
 
 

@@ -17,7 +17,7 @@ from blockrelay_converter.sizing.measured import Cost
 SHARE = 0.7
 #: Of Redis' memory, what ended requests may fill before they are forgotten early.
 KEPT_SHARE = 0.5
-#: Rounding that makes nobody start a process more.
+#: What rounding adds to a whole number: no reason for another process.
 _ROUNDING = 1e-9
 #: Writes that a first token waits for, one behind the other: ACCEPT, CLAIM, COMMIT. Each may find a sync under way and
 #: then waits for that one and its own.
@@ -131,13 +131,13 @@ class DiskEffect:
     """What a disk does to a cell, by how long its syncs take."""
 
     syncs_per_second: float
-    """At most: behind each comes what has waited meanwhile, so that none is one too many."""
+    """The most syncs of a second: each takes along all writes that have waited for it."""
     writes_a_sync: float
     """Acceptances and COMMITs that share one, at this load."""
     first_token_s: float
     """How long a first token waits for the disk, at most."""
     commits_per_second_a_worker: float
-    """At most: a worker has one COMMIT under way, and the next has all tokens since."""
+    """The most COMMITs of a worker: it has one under way, and the next one has all tokens since."""
     steps_a_commit: float
     """Steps whose tokens come together because the disk is slower than the step."""
 
@@ -261,8 +261,8 @@ def capacity(model: ModelNeed, load: Load, pace: Pace) -> Capacity:
 
 
 def disk_effect(found: Capacity, fsync_s: float) -> DiskEffect:
-    """What syncs of so many seconds do. Redis does nothing else meanwhile: what it computes takes its share of every
-    second between them."""
+    """The effect of syncs that take `fsync_s`. Redis does nothing else meanwhile: what it computes takes its share of
+    every second between them."""
     free = 1 - found.redis_cpu / found.cells
     round_s = fsync_s / free
     writes = found.disk.syncs_per_second / found.cells
@@ -277,7 +277,7 @@ def disk_effect(found: Capacity, fsync_s: float) -> DiskEffect:
 
 
 def a_second(cost: Cost, load: Load, commits: float) -> float:
-    """What a second of this load, in which so many COMMITs are called, takes of one thing."""
+    """The cost of one thing in a second of this load, in which `commits` COMMITs are called."""
     return load.requests_per_second * _each(cost, load) + commits * cost.commit + cost.second
 
 

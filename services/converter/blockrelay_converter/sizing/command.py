@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from blockrelay.block_folder.analysis import ModelAnalysis
-from blockrelay.block_folder.precisions import parse_precisions
+from blockrelay.block_folder.precisions import DEFAULT_PRECISION, parse_precisions
 from blockrelay.errors import UsageError
-from blockrelay.planning.profile import Profile, decode_profile
+from blockrelay.planning.profile import read_profile_file
 from blockrelay_converter.sizing.capacity import Load
 from blockrelay_converter.sizing.pace import Paces, given_pace, profiled_pace, scaled_pace
 from blockrelay_converter.sizing.shapes import read_shape
@@ -15,7 +15,7 @@ from blockrelay_converter.sizing.sized import Sized, size
 
 _Value = TypeVar("_Value")
 #: Where nothing is said.
-PRECISION, CONTEXT, PROMPT, NEW, REQUESTS_PER_SECOND, AT_ONCE, CORES = "w8a8", 8192, 512, 256, 1.0, 64, 16
+PRECISION, CONTEXT, PROMPT, NEW, REQUESTS_PER_SECOND, AT_ONCE, CORES = DEFAULT_PRECISION, 8192, 512, 256, 1.0, 64, 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +60,7 @@ def sized_by(model: str, wishes: Wishes) -> Sized:
         raise UsageError(f"{' and '.join(known)} say the same thing twice: how fast a worker is")
     if wishes.device is not None and wishes.profile is None:
         raise UsageError("--device says which of a profile's devices is meant: give --profile too")
-    profile = None if wishes.profile is None else _read_profile(wishes.profile)
+    profile = None if wishes.profile is None else read_profile_file(wishes.profile)
 
     def pace(analysis: ModelAnalysis) -> Paces:
         if wishes.tokens_per_second_per_worker is not None:
@@ -74,11 +74,3 @@ def sized_by(model: str, wishes: Wishes) -> Sized:
 
 def _or(value: _Value | None, otherwise: _Value) -> _Value:
     return otherwise if value is None else value
-
-
-def _read_profile(path: Path) -> Profile:
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}; `blockrelay profile` writes it") from None
-    return decode_profile(content, str(path))

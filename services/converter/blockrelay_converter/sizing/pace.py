@@ -36,8 +36,8 @@ def given_pace(tokens_per_second: float) -> Paces:
 
 
 def scaled_pace(analysis: ModelAnalysis, precisions: Sequence[Precision], load: Load, *, cores: int) -> Paces:
-    """A range for CPU workers of so many cores, by operations: PACE_FACTOR slower to as much faster than the measured
-    cores would be."""
+    """The range of paces of CPU workers with `cores` cores, by operations: PACE_FACTOR slower to as much faster than
+    the measured cores would be."""
     if not 0 < cores <= 4096:
         raise UsageError("--cores must be 1 to 4096, those of one worker")
     seconds = 0.0

@@ -38,7 +38,7 @@ def is_open(scope: Scope) -> bool:
 
 
 class KeyRing:
-    """The keys of the file, read again whenever it changes: when somebody asks, and when its owner has it look.
+    """The keys of the file, which is read again after each change: at the next request, or at the next `look`.
 
     `read_at`: when those in force were read, in Unix seconds; 0 where keys are off. `unreadable`: what stands in the
     file now cannot be used.

@@ -70,7 +70,6 @@ IN_VAIN = (ExecutionError, DeadlineExceeded)
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 #: Of a whole number that Python reads: more would take minutes.
 MOST_DIGITS = sys.get_int_max_str_digits()
-_NEW_REQUESTS = ("/v1/completions", "/v1/chat/completions", "/v1/infer")
 #: Kind of error and what `blockrelay_refused_requests_total` calls it; the first row that fits counts.
 _REASONS: tuple[tuple[type[BlockrelayError], str], ...] = (
     (RequestTooLarge, "too_long"),

@@ -88,7 +88,7 @@ def _with_prefix(send: Send, prefix: str) -> Send:
 
 
 def _with_farewell(send: Send, drain: Drain) -> Send:
-    """Of an answer that begins while the gateway ends."""
+    """The `send` of an answer that closes its connection if it begins while the gateway ends."""
 
     async def sends(message: Message) -> None:
         if message["type"] == "http.response.start" and drain.begun:

@@ -155,8 +155,8 @@ def _socket_for(arrival_s: float, bodies: BodyBudget, drain: Drain, most: int) -
                 self._count()
 
         def handle_parser_exception(self) -> None:
-            """As uvicorn, but for the end of the connection: closed at once, with bytes of the client on their way, it
-            would be reset, and the client would not read why."""
+            """Ends the socket as uvicorn does, but keeps the connection until the client has read why. Closed at
+            once, with bytes of the client on their way, it would be reset."""
             assert self.conn.close_sent is not None
             code, reason = self.conn.close_sent.code, self.conn.close_sent.reason
             self.queue.put_nowait({"type": "websocket.disconnect", "code": code, "reason": reason})

@@ -40,12 +40,12 @@ class Grouped(TyperGroup):
     """The root command, whose commands are in `GROUPS`."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """In the order of the groups."""
+        """The names of all commands, in the order of the groups."""
         there = [name for names in GROUPS.values() for name in names]
         return sorted(super().list_commands(ctx), key=lambda name: there.index(name) if name in there else len(there))
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """With its group and its one line."""
+        """A command, with its group and its one line for the help."""
         command: Any = super().get_command(ctx, cmd_name)
         for group, names in GROUPS.items():
             if command is not None and cmd_name in names:

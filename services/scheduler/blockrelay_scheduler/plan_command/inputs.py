@@ -7,15 +7,19 @@ from pathlib import Path
 from blockrelay.block_folder.folder import BlockFolder, open_block_folder
 from blockrelay.block_folder.model import ungroupable
 from blockrelay.block_folder.precisions import parse_precisions
+from blockrelay.bounded_file import read_bounded
 from blockrelay.errors import UsageError
 from blockrelay.host.cpu import cpu_name, is_here
 from blockrelay.host.memory import allowed_bytes
 from blockrelay.planning.costs import costs_of
 from blockrelay.planning.cuts import check_stages
 from blockrelay.planning.devices import Device, Fleet, decode_fleet
-from blockrelay.planning.profile import Profile, decode_profile
+from blockrelay.planning.profile import Profile, read_profile_file
 from blockrelay_scheduler.planning.cost_model import CostModel
 from blockrelay_scheduler.planning.problem import NO_WISHES, Objective, Problem, Promise, Wishes
+
+#: Larger files describe no fleet.
+_MAX_BYTES = 16 << 20
 
 #: What is promised where nobody says otherwise.
 DEFAULT_CONTEXT, DEFAULT_REQUESTS = 2048, 16
@@ -53,7 +57,7 @@ def read_problem(options: PlanOptions) -> Problem:
             raise UsageError(f"--precision: {analysis.model} cannot have {odd[0]}")
     profile = read_profile(options.profile, folder) if options.profile else None
     if options.devices:
-        fleet = decode_fleet(_content(options.devices), str(options.devices))
+        fleet = decode_fleet(read_bounded(options.devices, _MAX_BYTES), str(options.devices))
     else:
         fleet = this_machine(profile, str(options.profile))
     context = options.context or min(folder.model.max_position, DEFAULT_CONTEXT)
@@ -73,7 +77,7 @@ def read_problem(options: PlanOptions) -> Problem:
 
 def read_profile(path: Path, folder: BlockFolder) -> Profile:
     """The profile in a file. UsageError when it is of another model."""
-    profile = decode_profile(_content(path), str(path))
+    profile = read_profile_file(path)
     if profile.model_hash and profile.model_hash != folder.manifest.model_hash:
         where = folder.onnx_root or folder.root
         with_what = "" if folder.model.onnx_blocks is None else ", with the same files and --max-position"
@@ -119,10 +123,3 @@ def this_machine(profile: Profile | None, where: str) -> Fleet:
             for name in profile.classes
         )
     )
-
-
-def _content(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}") from None

@@ -85,7 +85,7 @@ def _add_steps(table: Table, name: str, found: PlanReport) -> None:
 
 
 def _add_rates(table: Table, name: str, found: PlanReport) -> None:
-    """As `_add_steps`."""
+    """Adds tokens per second: one row, or two where not all was measured."""
     if not found.spreads:
         table.add_row(name, *(_rate(one.tokens_per_second) for one in found.predicted))
         return

@@ -83,8 +83,8 @@ class Intake:
         if run.trace is not None and fresh:
             run.trace.ready_ns = message.received_ns
         run.learn(fresh)
-        if fresh and run.first is not None and (prefill := run.first.prefilled()) is not None:
-            self._prefill_time.observe(prefill)
+        if fresh and run.first is not None:
+            run.first.token_came(self._prefill_time)
         return True
 
     def segment(self, segment: ForwardSegment, message: Forward) -> Run | Refusal:

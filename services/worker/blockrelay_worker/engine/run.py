@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
+from prometheus_client import Histogram
 
 from blockrelay.protocol.messages import RequestBody
 from blockrelay.protocol.sampling_params import SamplingParams
@@ -53,10 +54,11 @@ class FirstStageState:
     drafts: tuple[int, ...] = ()
     claimed: float | None = field(default_factory=time.monotonic)
 
-    def prefilled(self) -> float | None:
-        """Seconds since CLAIM when the first token is there; None at every later one."""
+    def token_came(self, prefill_time: Histogram) -> None:
+        """Tell the histogram the seconds since CLAIM, at the first token alone."""
         since, self.claimed = self.claimed, None
-        return None if since is None else time.monotonic() - since
+        if since is not None:
+            prefill_time.observe(time.monotonic() - since)
 
 
 @dataclass(slots=True, eq=False)

@@ -351,8 +351,8 @@ class Steps:
         self._metrics.generation_tokens.inc(generated)
 
     def _count(self, run: Run, drafts: int, tokens: int) -> None:
-        if run.first is not None and (prefill := run.first.prefilled()) is not None:
-            self._metrics.prefill_time.observe(prefill)
+        if run.first is not None:
+            run.first.token_came(self._metrics.prefill_time)
         if drafts:
             self._metrics.draft_tokens.inc(drafts)
             self._metrics.accepted_tokens.inc(tokens - 1)

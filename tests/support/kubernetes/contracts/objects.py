@@ -96,7 +96,7 @@ def peers_of(policy: Manifest) -> list[Manifest]:
 
 
 def selectors_of(one: Manifest) -> list[Mapping[str, Any]]:
-    """By what it finds pods of ours in its own namespace."""
+    """The selectors by which an object finds pods of ours in its own namespace."""
     spec, found = one.get("spec", {}), list[Mapping[str, Any]]()
     match one["kind"]:
         case "Service":

@@ -91,7 +91,7 @@ def imaged(objects: list[Manifest]) -> Iterator[str]:
 
 
 def pinned(objects: list[Manifest]) -> Iterator[str]:
-    """Where images are said by digest, all are: what runs is what was tried."""
+    """All images are named by digest, or none is."""
     images = [
         (called(one), *image_of(container)) for one in kinds(objects, *WORKLOADS) for container in containers(one)
     ]

@@ -95,7 +95,7 @@ def test_what_is_under_way_ends_by_itself_when_nobody_listens_any_more(
 def test_what_is_not_done_in_time_is_told_where_it_goes_on(
     settings: GatewaySettings, worker: PlayedWorker, said: list[int], claims: bool
 ) -> None:
-    """By a plain stream, which knows no ids of events; the rest is read at any gateway and fits."""
+    """A plain stream, which knows no ids of events, is told where it goes on; the rest, read at any gateway, fits."""
     with running_gateway(settings) as other, ending_gateway(lasting(settings, drain_s=NO_TIME_S)) as gateway:
         with gateway.http.stream("POST", "/v1/completions", json=PLAIN) as response:
             events, seen = read_events(response), ""

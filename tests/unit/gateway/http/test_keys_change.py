@@ -62,7 +62,7 @@ class GatewayProcess:
         return httpx.post(f"{self.url}/v1/completions", json=body, headers=headers).status_code
 
     def metric(self, name: str) -> float:
-        """Of the scrape, which asks for no key: nobody else has the file looked at."""
+        """A value from the scrape, which needs no key and so does not make the gateway read the file."""
         (line,) = re.findall(rf"^{name}{{.*}} (\S+)$", httpx.get(f"{self.url}/metrics").text, re.MULTILINE)
         return float(line)
 

@@ -101,7 +101,7 @@ def test_a_compressed_body_is_refused_by_name(gateway: RunningGateway) -> None:
     ids=["latin-1", "digits", "nesting"],
 )
 def test_what_cannot_be_read_is_told_by_its_cause(gateway: RunningGateway, content: bytes, said: str) -> None:
-    """Of each way to read a body: at once, in a thread, and in messages."""
+    """The refusal is the same for each way to read a body: at once, in a helper, and in messages."""
     for path in ("/v1/completions", "/v1/chat/completions", "/v1/infer"):
         response = gateway.http.post(path, content=content)
         assert response.status_code == 400

@@ -49,7 +49,7 @@ def test_an_entry_has_medians_of_rounds_and_waits_of_all_requests() -> None:
 
 
 def test_tokens_that_come_together_share_the_time_since_the_last_ones() -> None:
-    """As where workers guess tokens ahead: the gaps between most of them are nothing."""
+    """Tokens that come together share their time, as where workers guess tokens ahead."""
     came = [1.0, 1.4, 1.4, 1.4, 1.4, 1.6, 1.6]
     assert token_times(came) == pytest.approx([0.1] * 6)
     entry = figures([Round(0.0, [came])], prompt=1)

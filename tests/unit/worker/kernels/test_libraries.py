@@ -38,7 +38,7 @@ def test_a_file_that_is_no_library(tmp_path: Path) -> None:
 
 
 def test_a_library_that_is_none_of_ours(tmp_path: Path) -> None:
-    """As those of the releases before versions."""
+    """A library without a version is one of a release before versions."""
     (tmp_path / f"_baseline{HERE}").write_bytes(Path(str(unicodedata.__file__)).read_bytes())
     assert look(tmp_path, "baseline").problem == "are of another release"
 
@@ -97,7 +97,7 @@ def test_here_the_fastest_kernels_are_in_use() -> None:
 @pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
 @pytest.mark.parametrize("there", [True, False], ids=["built", "missing"])
 def test_make_builds_them_where_a_compiler_has_come_since_the_last_install(tmp_path: Path, there: bool) -> None:
-    """As the remedy says, although nothing else has changed."""
+    """`make install` builds the kernels after the remedy, although no source has changed."""
     (tmp_path / "Makefile").write_text((ROOT / "Makefile").read_text())
     kernels = libraries.FOLDER.relative_to(ROOT)
     for name in ("pyproject.toml", "setup.py", ".venv/bin/python", f"{kernels}/_baseline.x.so"):

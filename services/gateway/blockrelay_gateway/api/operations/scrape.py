@@ -16,7 +16,7 @@ from blockrelay_gateway.cells.cells import Cells
 
 
 async def told(cells: Cells) -> Together:
-    """The metrics of all cells, whose gauges are set anew."""
+    """The metrics of all cells, with their gauges as they are now."""
     await asyncio.gather(*(cell.readiness.tell_metrics() for cell in cells))
     for cell in cells:
         cell.metrics.cell_list_version.set(cells.version)
@@ -33,7 +33,7 @@ class Scrape(CollectorRegistry):
 
     @contextmanager
     def answered(self) -> Iterator[None]:
-        """While the gateway runs on this event loop. Before and afterwards a scrape waits, and gets nothing."""
+        """Answers scrapes for as long as the block runs, on this event loop. Before and after it a scrape times out."""
         self._loop.set_result(asyncio.get_running_loop())
         try:
             yield
