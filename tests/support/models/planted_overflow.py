@@ -11,16 +11,21 @@ from tests.support.models.planted_outliers import read_float32
 OVERFLOWING = 499
 
 
-def plant_overflow(path: Path, *, layer: int, token: int = OVERFLOWING) -> None:
+#: Weights of a norm that make the only channel of a row more than a float32, and more than a float16 holds.
+IN_FLOAT32, IN_FLOAT16 = 1e38, 6e4
+
+
+def plant_overflow(path: Path, *, layer: int, token: int = OVERFLOWING, weight: float = IN_FLOAT32) -> None:
     """Rewrite the float32 checkpoint at `path`: the first channel belongs to `token` alone, and is more than a float
-    holds behind the second norm of `layer`, counted from 0. No weight of a product reads or writes it."""
+    holds behind the second norm of `layer`, counted from 0, whose `weight` there says of which type. No weight of a
+    product reads or writes it."""
     tensors = read_float32(path)
     embedding = tensors["model.embed_tokens.weight"]
     embedding[:, 0] = 0
     embedding[token, 0] = 100
     for name, values in tensors.items():
         if name.endswith("norm.weight"):
-            values[0] = 1e38 if name == f"model.layers.{layer}.post_attention_layernorm.weight" else 0
+            values[0] = weight if name == f"model.layers.{layer}.post_attention_layernorm.weight" else 0
         elif name.endswith(("o_proj.weight", "down_proj.weight")):
             values[0] = 0
         elif name.endswith(("gate_proj.weight", "up_proj.weight")):
@@ -28,10 +33,11 @@ def plant_overflow(path: Path, *, layer: int, token: int = OVERFLOWING) -> None:
     write_safetensors(path / "model.safetensors", {name: ("float32", values) for name, values in tensors.items()})
 
 
-def overflowing_model(root: Path, precision: str, *, block: int) -> BlockFolder:
-    """The tiny model, four layers and the head, whose `block` overflows for that token."""
+def overflowing_model(root: Path, precision: str, *, block: int, weight: float = IN_FLOAT32) -> BlockFolder:
+    """The tiny model, four layers and the head, whose `block` overflows for that token. `weight` as of
+    `plant_overflow`."""
     write_checkpoint(root / "checkpoint", seed=3)
-    plant_overflow(root / "checkpoint", layer=block - 1)
+    plant_overflow(root / "checkpoint", layer=block - 1, weight=weight)
 
     def report(what: str, done: int, total: int) -> None:
         """Nobody watches."""

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,17 +18,13 @@ from blockrelay_worker.execution.executor import Executor
 from blockrelay_worker.execution.fault_injection import SaltedExecutor, SlowedExecutor
 from blockrelay_worker.execution.loader import Executors
 from blockrelay_worker.execution.onnx.loading import OnnxExecutors
+from blockrelay_worker.execution.onnx.probe import failure
 from blockrelay_worker.execution.onnx.providers.opening import open_provider
 from blockrelay_worker.execution.process.executors import DeviceExecutors
-from tests.support.models.planted_overflow import OVERFLOWING, overflowing_model
+from tests.support.models.planted_overflow import IN_FLOAT16, IN_FLOAT32, OVERFLOWING, overflowing_model
 
 BLOCK, PAGES = 3, 8
 Load = Callable[[int, int], Executor]
-
-
-@pytest.fixture(scope="module", params=["w8a8", "fp32"])
-def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> BlockFolder:
-    return overflowing_model(tmp_path_factory.mktemp("overflowing"), request.param, block=BLOCK)
 
 
 def process(folder: BlockFolder) -> DeviceExecutors:
@@ -43,17 +40,29 @@ KINDS: dict[str, Callable[[BlockFolder], Executors]] = {
 MARKS = {"webgpu": [pytest.mark.software_gpu]}
 
 
+@pytest.fixture(scope="module", params=[pytest.param(kind, marks=MARKS.get(kind, [])) for kind in KINDS])
+def kind(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="module", params=["w8a8", "fp32"])
+def folder(request: pytest.FixtureRequest, kind: str, tmp_path_factory: pytest.TempPathFactory) -> BlockFolder:
+    narrow = request.param != "fp32" and kind == "webgpu" and not failure(open_provider("webgpu:0"), "float16")
+    root = tmp_path_factory.mktemp("overflowing")
+    return overflowing_model(root, request.param, block=BLOCK, weight=IN_FLOAT16 if narrow else IN_FLOAT32)
+
+
 @pytest.fixture
 def processes_may_stay() -> bool:
     """That of the device, until the last test."""
     return True
 
 
-@pytest.fixture(scope="module", params=[pytest.param(kind, marks=MARKS.get(kind, [])) for kind in KINDS])
-def load(request: pytest.FixtureRequest, folder: BlockFolder) -> Iterator[Load]:
+@pytest.fixture(scope="module")
+def load(kind: str, folder: BlockFolder) -> Iterator[Load]:
     """Blocks first to last, loaded once."""
     with ExitStack() as stack:
-        executors = KINDS[request.param](folder)
+        executors = KINDS[kind](folder)
         if isinstance(executors, DeviceExecutors):
             stack.callback(executors.close)
 
@@ -121,7 +130,9 @@ def test_what_makes_no_sense_is_refused(folder: BlockFolder, load: Load) -> None
     assert executor.first_not_finite(prompt(5)) is None
 
 
-def test_what_stands_in_front_of_a_stage_to_inject_faults_lets_it_look(folder: BlockFolder) -> None:
+@pytest.mark.parametrize("precision", ["w8a8", "fp32"])
+def test_what_stands_in_front_of_a_stage_to_inject_faults_lets_it_look(precision: str, tmp_path: Path) -> None:
+    folder = overflowing_model(tmp_path, precision, block=BLOCK)
     stage = CpuExecutors(1).load(folder, 1, folder.model.blocks, pages=PAGES)
     slowed = SlowedExecutor(stage, speed=0.5).first_not_finite(prompt(OVERFLOWING))
     assert slowed is not None and slowed.block == f"block_{BLOCK}"

@@ -219,7 +219,12 @@ class OnnxExecutors:
         narrow, can = kv_item_bytes(manifest.precisions) == 2, self._provider.has_paged_attention
         has_float16 = narrow and can and self._has_float16
         can = has_float16 and not self._asked(manifest.model).refusal
-        return flavour_for(narrow=narrow, has_paged_attention=can, has_float16=has_float16)
+        return flavour_for(
+            narrow=narrow,
+            has_paged_attention=can,
+            has_float16=has_float16,
+            adds_in_float16=self._provider.adds_in_float16,
+        )
 
     @cached_property
     def _has_float16(self) -> bool:

@@ -146,6 +146,7 @@ def test_no_stage_comes_onto_such_a_device(fp32: BlockFolder) -> None:
         OnnxExecutors(Forgetful()).load(fp32, 2, 4, pages=3)
 
 
+@pytest.mark.driver_on_cpu  # how much the rounding is depends on the driver: an H200 is off by 0.010
 @pytest.mark.parametrize("device", [pytest.param("webgpu:0", marks=FLOAT16)])
 def test_rounding_that_grows_from_block_to_block_is_no_wrong_kernel(device: str) -> None:
     """The bundled model is served, though all its blocks together are further off than one may be."""

@@ -13,7 +13,7 @@ from blockrelay.errors import KnownAnswerMismatch
 from blockrelay_worker.execution.batch import Segment
 from blockrelay_worker.execution.onnx import loading
 from blockrelay_worker.execution.onnx.batches import cut
-from blockrelay_worker.execution.onnx.graphs.flavours import PAGED, PLAIN, Flavour, flavour_for
+from blockrelay_worker.execution.onnx.graphs.flavours import PAGED, PAGED_IN_PARTS, PLAIN, Flavour, flavour_for
 from blockrelay_worker.execution.onnx.known_answers import PAGES_NEEDED, check, known_answers
 from blockrelay_worker.execution.onnx.loading import OnnxExecutors
 from blockrelay_worker.execution.onnx.probe import (
@@ -31,18 +31,20 @@ from tests.support.worker.onnx_devices import FLOAT16
 
 
 @pytest.mark.parametrize(
-    ("narrow", "operator", "float16", "flavour"),
+    ("narrow", "operator", "float16", "adds", "flavour"),
     [
-        (True, True, True, PAGED),
-        (False, True, True, PLAIN),
-        (True, False, True, PLAIN),
-        (True, True, False, PLAIN),
+        (True, True, True, False, PAGED),
+        (True, True, True, True, PAGED_IN_PARTS),
+        (False, True, True, True, PLAIN),
+        (True, False, True, True, PLAIN),
+        (True, True, False, True, PLAIN),
     ],
 )
 def test_the_flavour_follows_from_model_provider_and_device(
-    narrow: bool, operator: bool, float16: bool, flavour: Flavour
+    narrow: bool, operator: bool, float16: bool, adds: bool, flavour: Flavour
 ) -> None:
-    assert flavour_for(narrow=narrow, has_paged_attention=operator, has_float16=float16) is flavour
+    found = flavour_for(narrow=narrow, has_paged_attention=operator, has_float16=float16, adds_in_float16=adds)
+    assert found is flavour
 
 
 def test_segments_are_cut_where_they_are_too_long() -> None:

@@ -30,13 +30,50 @@ def shapes(kind: str, rows: int, columns: int, bits: int) -> dict[str, tuple[int
     return {kind: (columns, groups, GROUP * bits // 8), f"{kind}.scales": (columns, groups)}
 
 
-def product(graph: Graph, x: str, weights: str, shape: tuple[int, int], bits: int, output: str) -> str:
-    """x [R, K] times the layer whose inputs begin with the name `weights` and whose shape is [K, N]."""
+def product(
+    graph: Graph,
+    x: str,
+    weights: str,
+    shape: tuple[int, int],
+    bits: int,
+    output: str,
+    longest_sum: int | None = None,
+) -> str:
+    """x [R, K] times the layer whose inputs begin with the name `weights` and whose shape is [K, N].
+
+    `longest_sum` as of `Flavour`.
+    """
     if not bits:
+        parts = parts_of(shape[0], longest_sum)
+        if parts > 1:
+            return _product_in_parts(graph, x, weights, shape, parts, output)
         return graph.node("MatMul", [x, weights], output)
     rows, columns = shape
     about = {"K": rows, "N": columns, "bits": bits, "block_size": GROUP}
     return graph.node("MatMulNBits", [x, weights, f"{weights}.scales"], output, domain=MICROSOFT, **about)
+
+
+def parts_of(rows: int, longest_sum: int | None) -> int:
+    """The fewest equal parts of at most `longest_sum` that `rows` inputs of a product are summed in, each a multiple of
+    four inputs, as kernels read them; 1 where there are none."""
+    if longest_sum is None:
+        return 1
+    fewest = -(-rows // longest_sum)
+    return next((parts for parts in range(fewest, rows // 64 + 1) if rows % (4 * parts) == 0), 1)
+
+
+def _product_in_parts(graph: Graph, x: str, weights: str, shape: tuple[int, int], parts: int, output: str) -> str:
+    """The product as a batch of `parts` products of fewer inputs, added in float32. No weight moves: the layer is
+    only seen as [parts, K / parts, N]."""
+    rows, columns = shape
+    each = rows // parts
+    x = graph.reshape(x, [-1, parts, each], f"{output}_x", known=["R", parts, each])
+    x = graph.node("Transpose", [x], f"{output}_x_by_part", perm=[1, 0, 2])
+    layer = graph.reshape(weights, [parts, each, columns], f"{output}_layer", known=[parts, each, columns])
+    products = graph.node("MatMul", [x, layer], f"{output}_parts")
+    wide = graph.cast(products, TensorProto.FLOAT, f"{output}_wide")
+    total = graph.node("ReduceSum", [wide, graph.integers(0)], f"{output}_total", keepdims=0)
+    return graph.cast(total, graph.type, output)
 
 
 def product_graph(rows: int, columns: int, bits: int, dtype: FloatType) -> bytes:

@@ -83,7 +83,8 @@ def stage_graph(
         graph.result("sums", graph.node("ReduceSum", [wide, graph.integers(-1)], f"{place}sums", keepdims=0), ["R"])
         x = _norm(graph, model, graph.node("Gather", [x, "take"], f"{place}taken"), f"{place}norm_final")
         head = model.linear_shape("head")
-        x = linears.product(graph, x, f"{place}head", head, bits.get(last_block, 0), f"{place}product")
+        few, longest = bits.get(last_block, 0), flavour.longest_sum
+        x = linears.product(graph, x, f"{place}head", head, few, f"{place}product", longest)
         graph.result("logits", x, ["n", model.vocab_size])
     else:
         graph.result("hidden_out", x, ["R", model.hidden_size])
@@ -117,7 +118,8 @@ def _layer(graph: Graph, model: ModelConfig, flavour: Flavour, block: int, x: st
 
     def linear(kind: str, x: str) -> str:
         shape = model.linear_shape(kind)
-        return linears.product(graph, x, f"{place}{kind}", shape, bits, f"{place}{kind}_product")
+        output, longest = f"{place}{kind}_product", flavour.longest_sum
+        return linears.product(graph, x, f"{place}{kind}", shape, bits, output, longest)
 
     qkv = linear("qkv", _norm(graph, model, x, f"{place}norm_attention"))
     if model.qkv_bias:

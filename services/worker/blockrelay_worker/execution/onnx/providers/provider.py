@@ -44,6 +44,8 @@ class Provider(ABC):
     ort_name: ClassVar[str]
     has_paged_attention: ClassVar[bool] = False
     """It has kernels for `com.microsoft.PagedAttention`, in float16."""
+    adds_in_float16: ClassVar[bool] = False
+    """What its products of float16 add up, they add up in float16 too, so that long sums lose what a float16 holds."""
     saves_graphs: ClassVar[bool] = True
     """ONNX Runtime can write down what it optimises a graph to."""
     compiled: CompiledGraphs | None = None

@@ -20,7 +20,7 @@ class WebGpuProvider(Provider):
     """A device of the plug-in."""
 
     name, ort_name = "webgpu", "WebGpuExecutionProvider"
-    has_paged_attention = True
+    has_paged_attention = adds_in_float16 = True
     place = ("webgpu", 0)
     _registered = False
 
