@@ -152,12 +152,13 @@ $(DEPLOY_VENV)/.installed: Makefile
 	$(DEPLOY_VENV)/bin/$(PIP) 'kubernetes-validate==1.37.0'
 	@touch $@
 
-check: install ## lint, format, strict types, import rules
+check: install ## lint, format, strict types, import rules, plain words
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 	$(BIN)/pyright --pythonplatform Windows shared services/worker
 	$(BIN)/lint-imports
+	$(BIN)/python -m tests.plain_words
 
 # Every order of events of the protocol, in bounds that take minutes; ARGS names configurations, --quick takes seconds.
 model: install ## every order of events of the protocol, minutes
