@@ -20,23 +20,55 @@ that it starts.
 
 `BLOCKRELAY_RETENTION_S` and `BLOCKRELAY_DEAD_AFTER_S` hold for the whole cell: the scheduler's values count.
 """
+_FOR_OPERATORS = "\n## What operators set\n"
+_FOR_DEVELOPERS = """
+## What developers and tests set
+
+These have defaults that fit every machine we know: the pace of the services' own loops, limits that guard against
+defects, what `blockrelay up` sets by itself, and what tests and measurements need.
+"""
 _PARTS: tuple[tuple[str, type[Settings]], ...] = (
     ("All services", Settings),
     ("Gateway", GatewaySettings),
     ("Scheduler", SchedulerSettings),
     ("Worker", WorkerSettings),
 )
+#: Settings whose defaults an operator has no reason to change: pace of the services' own loops, limits that guard
+#: against defects, what `up` sets by itself, and what tests and measurements need.
+DEVELOPERS = frozenset({
+    "arrival_timeout_s", "beat_s", "body_helpers", "canary_s", "dead_after_s", "device_id", "enforce_eager",
+    "failpoint", "fallback_wait_s", "gpu_stages", "grace_s", "imported_model", "inject_numerics",
+    "inject_speed", "keep_alive_s", "kv_overcommit", "local_rows", "max_retry_attempts", "max_rows",
+    "max_warm_sessions", "node_id", "numerics_wait_s", "page_store_folder", "page_store_ttl_s", "per_block",
+    "prompt_tokens_per_s", "raise_protocol", "session_timeout_s", "stalled_after_s", "step_target_s", "tick_s",
+    "use_graph_cache", "vacancy_s", "warm_session_bytes",
+})  # fmt: skip
 
 
 def page() -> str:
-    """The whole page."""
-    parts = [_HEAD]
-    for title, kind in _PARTS:
-        fields = kind.model_fields
-        own = {name: field for name, field in fields.items() if kind is Settings or name not in Settings.model_fields}
-        rows = [(f"`BLOCKRELAY_{n.upper()}`", _type(f), _default(f), f.description or "") for n, f in own.items()]
-        parts.append(f"\n## {title}\n\n{table(('setting', 'values', 'default', 'meaning'), rows)}")
+    """The whole page: a table for each service of what operators set, then one of what developers and tests set."""
+    parts = [_HEAD, _FOR_OPERATORS]
+    parts += [_part(title, kind, developers=False) for title, kind in _PARTS]
+    parts.append(_FOR_DEVELOPERS)
+    parts += [_part(title, kind, developers=True) for title, kind in _PARTS]
     return "".join(parts)
+
+
+def own_settings(kind: type[Settings]) -> dict[str, FieldInfo]:
+    """The settings of one service by name, without those that all services share."""
+    fields = kind.model_fields
+    return {name: field for name, field in fields.items() if kind is Settings or name not in Settings.model_fields}
+
+
+def _part(title: str, kind: type[Settings], *, developers: bool) -> str:
+    """A heading and its table; the second heading of a service has another anchor."""
+    rows = [
+        (f"`BLOCKRELAY_{name.upper()}`", _type(field), _default(field), field.description or "")
+        for name, field in own_settings(kind).items()
+        if (name in DEVELOPERS) == developers
+    ]
+    suffix = ", for developers" if developers else ""
+    return f"\n### {title}{suffix}\n\n{table(('setting', 'values', 'default', 'meaning'), rows)}"
 
 
 def _type(field: FieldInfo) -> str:
