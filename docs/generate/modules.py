@@ -1,4 +1,4 @@
-"""The list of modules in docs/architecture.md: what each says of itself at its head."""
+"""The list of modules in docs/modules.md: the first paragraph of each docstring."""
 
 import ast
 import re
@@ -30,8 +30,8 @@ _COMMENTS = {".lua": "--", ".h": "//", ".cpp": "//"}
 
 
 def page() -> str:
-    """docs/architecture.md with the list as it should be; everything else in it is written by hand."""
-    before, rest = (ROOT / "docs" / "architecture.md").read_text().split(BEGIN)
+    """Returns docs/modules.md with a list that is up to date; the rest of the page is written by hand."""
+    before, rest = (ROOT / "docs" / "modules.md").read_text().split(BEGIN)
     return f"{before}{BEGIN}{modules()}{rest[rest.index(END) :]}"
 
 

@@ -39,4 +39,4 @@ _PAGES = {
 def pages() -> dict[str, str]:
     """The text of every page that is generated, wholly or in part, by its name in docs/. Equal on every machine."""
     whole = {name: f"<!-- made by {COMMAND}; do not edit -->\n\n{page()}" for name, page in _PAGES.items()}
-    return whole | {"architecture.md": modules.page()}
+    return whole | {"modules.md": modules.page()}
