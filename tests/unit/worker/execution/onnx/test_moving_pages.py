@@ -5,9 +5,12 @@ import pytest
 from numpy.typing import NDArray
 
 from blockrelay.block_folder.folder import BlockFolder
-from blockrelay_worker.execution.onnx.graphs.flavours import FloatType
+from blockrelay_worker.execution.batch import Batch, Segment
+from blockrelay_worker.execution.onnx.graphs.flavours import PLAIN, FloatType
 from blockrelay_worker.execution.onnx.graphs.pages import export_graph, import_graph
 from blockrelay_worker.execution.onnx.providers.opening import open_provider
+from blockrelay_worker.execution.onnx.providers.provider import CpuProvider
+from blockrelay_worker.execution.onnx.stage import OnnxStage
 from tests.support.worker.onnx_devices import DEVICES
 
 LAYERS, PAGES = (2, 3), 7
@@ -19,27 +22,31 @@ def as_on_a_cpu(pool: NDArray[np.floating], half: str) -> NDArray[np.floating]:
     return pool.transpose(0, 2, 3, 1) if half == "keys" else pool.transpose(0, 2, 1, 3)
 
 
+@pytest.mark.parametrize("joined", [False, True])
 @pytest.mark.parametrize(("device", "dtype"), DEVICES)
-def test_they_are_bit_equal_both_ways(fp32: BlockFolder, device: str, dtype: FloatType) -> None:
+def test_they_are_bit_equal_both_ways(fp32: BlockFolder, device: str, dtype: FloatType, joined: bool) -> None:
     # Given pools of two layers whose every number is another one, and others
     model, random = fp32.model, np.random.default_rng(5)
     shape = (PAGES, 16, model.kv_heads, model.head_dim)
     full = {name: random.normal(size=shape).astype(dtype) for name in NAMES}
     other = {name: random.normal(size=shape).astype(dtype) for name in NAMES}
     provider = open_provider(device)
-    session = provider.session(export_graph(model, LAYERS, dtype))
+    session = provider.session(export_graph(model, LAYERS, dtype, joined=joined))
     # When three pages leave
     binding = session.io_binding()
     for name in NAMES:
         binding.bind_ortvalue_input(name, provider.upload(session, full[name]))
-        binding.bind_output(f"{name}_page", "cpu")
+    for name in ["contents"] if joined else [f"{name}_page" for name in NAMES]:
+        binding.bind_output(name, "cpu")
     binding.bind_cpu_input("pages", np.array([5, 0, 2], np.int64))
     session.run_with_iobinding(binding)
-    left = dict(zip(NAMES, (value.numpy() for value in binding.get_outputs()), strict=True))
+    found = [value.numpy() for value in binding.get_outputs()]
     # Then they are what the pools have
-    for name, pages in left.items():
+    left: dict[str, NDArray[np.floating]] = {}
+    for name, pages in zip(NAMES, np.split(found[0], len(NAMES), axis=1) if joined else found, strict=True):
         expected = as_on_a_cpu(full[name][[5, 0, 2]], name.rpartition("/")[2])
-        assert pages.shape == expected.shape and pages.tobytes() == expected.tobytes()
+        left[name] = pages.reshape(expected.shape).copy()
+        assert left[name].tobytes() == expected.tobytes() and (joined or pages.shape == expected.shape)
     # When they come to other places elsewhere, then those places have them, and nothing else has changed
     session = provider.session(import_graph(model, LAYERS, dtype))
     binding, pools = session.io_binding(), {name: provider.upload(session, other[name]) for name in NAMES}
@@ -52,3 +59,24 @@ def test_they_are_bit_equal_both_ways(fp32: BlockFolder, device: str, dtype: Flo
     for name in NAMES:
         other[name][[1, 6, 3]] = full[name][[5, 0, 2]]
         assert pools[name].numpy().tobytes() == other[name].tobytes()
+
+
+class Waiting(CpuProvider):
+    """A provider whose outputs are waited for."""
+
+    waits_for_outputs = True
+
+
+def test_pages_that_come_down_in_one_piece_are_the_same(fp32: BlockFolder) -> None:
+    stages = [
+        OnnxStage(fp32, 1, 3, pages=8, provider=provider, numerics_id="x", flavour=PLAIN)
+        for provider in (CpuProvider(), Waiting())
+    ]
+    for stage in stages:
+        tokens = np.arange(3, 40, dtype=np.int32)
+        stage.run(Batch(segments=[Segment(rows=37, first_position=0, pages=[4, 1, 6])], tokens=tokens, wanted=()))
+    many, one = (stage.export_pages([4, 6, 1]) for stage in stages)
+    for page, other in zip(many, one, strict=True):
+        for halves, same in zip(page, other, strict=True):
+            for half, equal in zip(halves, same, strict=True):
+                assert half.shape == equal.shape and half.tobytes() == equal.tobytes()

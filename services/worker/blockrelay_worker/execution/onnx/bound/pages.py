@@ -55,8 +55,9 @@ class DevicePages:
             return [[] for _ in pages]
         session, binding = self._session("export")
         binding.bind_cpu_input("pages", np.asarray(pages, np.int64))
-        for name in self.pools:
-            binding.bind_output(f"{name}_page", "cpu")
+        joined = self._provider.waits_for_outputs
+        for name in ["contents"] if joined else [f"{name}_page" for name in self.pools]:
+            binding.bind_output(name, "cpu")
         session.run_with_iobinding(binding)
         with np.errstate(over="ignore"):  # beyond float16 is infinite, as in a CPU's pages
             found: list[NDArray[Any]] = [
@@ -64,10 +65,19 @@ class DevicePages:
             ]
         binding.clear_binding_outputs()
         self.down += sum(half.nbytes for half in found)
+        if joined:
+            found = self._halves(found[0])
         return [
             [(keys[at], values[at]) for keys, values in zip(found[::2], found[1::2], strict=True)]
             for at in range(len(pages))
         ]
+
+    def _halves(self, contents: NDArray[Any]) -> list[NDArray[Any]]:
+        """Keys and values of each layer, [pages, ...], of what a joined export gave."""
+        heads, size, pages = self._model.kv_heads, self._model.head_dim, len(contents)
+        shapes = {"keys": (pages, heads, size, PAGE), "values": (pages, heads, PAGE, size)}
+        parts = np.split(contents, len(self.pools), axis=1)
+        return [part.reshape(shapes[name.rpartition("/")[2]]) for name, part in zip(self.pools, parts, strict=True)]
 
     def import_pages(self, pages: Sequence[int], contents: Sequence[PageContent]) -> None:
         """See `PageOwner.import_pages`."""
@@ -102,8 +112,10 @@ class DevicePages:
     def _session(self, way: Literal["export", "import"]) -> tuple[Any, Any]:
         """A session that moves pages, and a binding with the pools."""
         if way not in self._sessions:
-            make = export_graph if way == "export" else import_graph
-            session = self._provider.session(make(self._model, self._layers, self._dtype))
+            about = self._model, self._layers, self._dtype
+            joined = self._provider.waits_for_outputs
+            graph = export_graph(*about, joined=joined) if way == "export" else import_graph(*about)
+            session = self._provider.session(graph)
             binding = session.io_binding()
             for name, value in self.pools.items():
                 binding.bind_ortvalue_input(name, value)

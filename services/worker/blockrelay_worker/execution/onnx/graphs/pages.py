@@ -31,18 +31,27 @@ def written(graph: Graph, model: ModelConfig, pool: str, places: str, content: s
     return graph.node("ScatterND", [pool, places, content], replaced(graph, model, pool))
 
 
-def export_graph(model: ModelConfig, layers: Sequence[int], dtype: FloatType) -> bytes:
+def export_graph(model: ModelConfig, layers: Sequence[int], dtype: FloatType, *, joined: bool = False) -> bytes:
     """Pools and `pages` int64 [p] -> `.../keys_page` [p, kv_heads, head_dim, 16] and `.../values_page` [p, kv_heads,
-    16, head_dim]: what a CPU has of the same pages, in the pools' type (not every device knows both)."""
+    16, head_dim]: what a CPU has of the same pages, in the pools' type (not every device knows both).
+
+    `joined`: one output `contents` [p, n] instead, the same numbers behind each other, keys and values of each layer.
+    """
     graph = Graph(dtype)
     graph.input("pages", TensorProto.INT64, ["p"])
+    parts: list[str] = []
     for block in layers:
         for half, order in _PAGE_ORDER.items():
             pool = f"block_{block}/{half}"
             graph.input(pool, graph.type, ["pages of the pool", PAGE, model.kv_heads, model.head_dim])
             found = graph.node("Gather", [pool, "pages"], f"{pool}_found")
             found = graph.node("Transpose", [found], f"{pool}_turned", perm=order)
-            graph.result(f"{pool}_page", found, ["p", model.kv_heads, "d", "t"], graph.type)
+            if joined:
+                parts.append(graph.reshape(found, [0, -1], f"{pool}_flat"))
+            else:
+                graph.result(f"{pool}_page", found, ["p", model.kv_heads, "d", "t"], graph.type)
+    if joined:
+        graph.output(graph.node("Concat", parts, "contents", axis=1), graph.type, ["p", "n"])
     return graph.serialized("export")
 
 

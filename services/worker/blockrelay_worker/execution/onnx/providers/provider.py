@@ -52,6 +52,8 @@ class Provider(ABC):
     """What graphs were optimised to before; None: every session optimises its own."""
     fuses_last: ClassVar[bool] = False
     """Behind what can be written down it fuses nodes, but not in a session that writes."""
+    waits_for_outputs: bool = False
+    """Each output that comes down is waited for (1 ms on an H200), so that one is better than many."""
     captures: bool = False
     """Decode steps are recorded there and repeated."""
     loads_beside: ClassVar[bool] = False

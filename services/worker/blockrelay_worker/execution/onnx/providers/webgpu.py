@@ -27,8 +27,9 @@ class WebGpuProvider(Provider):
     def __init__(self, index: int) -> None:
         """The device `webgpu:<index>`, one of those that are there."""
         self.device, self._device = f"webgpu:{index}", self.devices()[index]
-        # Where a driver computes on the CPU nothing is won that would be worth the recording.
-        self.captures = self._device.device.type == ort.OrtHardwareDeviceType.GPU
+        # A driver that computes on the CPU wins nothing by recorded steps. It does not wait for outputs either, and
+        # takes longer to join them than to hand them over.
+        self.captures = self.waits_for_outputs = self._device.device.type == ort.OrtHardwareDeviceType.GPU
 
     @classmethod
     def devices(cls) -> list[Any]:
