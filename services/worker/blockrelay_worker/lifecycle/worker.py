@@ -109,11 +109,22 @@ class Worker:
         )
         if not found:
             raise Stopping
+
+        def look_at_payload() -> None:
+            try:
+                check_redis(links.payload, "payload Redis")
+            except RedisTrouble as error:
+                links.watch.met(error)  # whoever needs it waits for it
+
+        found = wait_for_redis(
+            look_at_payload,
+            lambda error: links.watch.failed("start", error),
+            give_up=self._stop.is_set,
+            pause=self._stop.wait,
+        )
+        if not found:
+            raise Stopping
         links.watch.worked("start")
-        try:
-            check_redis(links.payload, "payload Redis")
-        except RedisTrouble as error:
-            links.watch.met(error)  # whoever needs it waits for it
 
     def _gaps(self) -> list[str]:
         if self._links.drain.asked or self._stop.is_set():
