@@ -206,7 +206,29 @@ def answers(client: redis.Redis) -> bool:
 
 
 @pytest.mark.parametrize("content", ["wrong\n", ""])
-def test_at_the_start_it_is_a_line_that_ends_the_service(url: str, folder: SwappedFolder, content: str) -> None:
+def test_a_service_that_starts_waits_until_redis_knows_its_password(
+    url: str, folder: SwappedFolder, content: str
+) -> None:
+    folder.swap({"password": content})
+    heard: list[str] = []
+
+    def say(error: RedisTrouble) -> None:
+        heard.append(str(error))
+        folder.swap({"password": "two\n"})
+
+    with redis_link.connect(url) as client:
+        look = lambda: redis_link.check_redis(client, "control Redis", cell=KEYS)  # noqa: E731
+        assert redis_link.wait_for_redis(look, say)
+        assert len(heard) == 1 and str(folder / "password") in heard[0]
+        folder.swap({"password": content})
+        client.connection_pool.disconnect()
+        with pytest.raises(UsageError, match=r"^the control Redis does not let us in: .*/password"):
+            redis_link.wait_for_redis(look, say, let_in_s=0)
+        assert len(heard) == 1, "the line that ends it says so"
+
+
+@pytest.mark.parametrize("content", ["wrong\n", ""])
+def test_a_single_look_does_not_wait(url: str, folder: SwappedFolder, content: str) -> None:
     folder.swap({"password": content})
     with (
         redis_link.connect(url) as client,

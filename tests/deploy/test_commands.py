@@ -15,6 +15,7 @@ from tests.support.kubernetes.contracts.limits import confined
 from tests.support.kubernetes.contracts.objects import containers, kinds
 from tests.support.kubernetes.documented import BLOCKS, HERE, kubectl_calls
 from tests.support.kubernetes.rendering import Manifest
+from tests.support.kubernetes.variants import FAILOVER
 from tests.support.project import ROOT
 
 Render = Callable[[str], list[Manifest]]
@@ -70,6 +71,9 @@ def test_kubectl_understands_a_command_and_misses_nothing_but_the_cluster(
         timeout=60,
         check=False,
     )
+    if "--local" in call:
+        assert done.returncode == 0 and "kind: Pod" in done.stdout, f"{block}: {done.stdout}{done.stderr}"
+        return
     if "--dry-run=client" in call:
         assert done.returncode == 0 and "kind: Secret" in done.stdout, f"{block}: {done.stdout}{done.stderr}"
         return
@@ -94,11 +98,13 @@ def test_a_command_names_what_is_there(block: Block, call: list[str], render: Re
         values = "".join(path.read_text() for path in (ROOT / "deploy" / "k8s" / "charts").iterdir())
         secrets = {one["metadata"]["name"] for one in kinds(render("production"), "Secret")}
         name = call[call.index("generic") + 1]
-        assert f": {name}\n" in values or name in secrets, block
+        page = (ROOT / "docs" / "kubernetes.md").read_text()  # whose lines for an overlay may take it
+        assert f": {name}\n" in values or name in secrets or f"credentials: {{ name: {name}," in page, block
         return
     space = call[call.index("-n") + 1] if "-n" in call else "blockrelay"
     objects = render(SPACES[space])
-    there = {(kind, one["metadata"]["name"]) for kind in KINDS.values() for one in kinds(objects, kind)}
+    everything = objects + (render(FAILOVER) if space == "blockrelay" else [])  # where there are Sentinels
+    there = {(kind, one["metadata"]["name"]) for kind in KINDS.values() for one in kinds(everything, kind)}
     there |= {("Pod", f"{one['metadata']['name']}-0") for one in kinds(objects, "StatefulSet")}
     there |= {("Pod", yaml.safe_load(path.read_text())["metadata"]["name"]) for path in PODS.values()}
     ours, flags = [word for word in call if word != "--"], call[: call.index("--")] if "--" in call else call
@@ -124,3 +130,28 @@ def test_a_pod_that_is_made_by_hand_is_let_into_a_restricted_namespace(path: Pat
     spec = {**pod["spec"], "serviceAccountName": "none"}
     workload = {"kind": "Deployment", "metadata": pod["metadata"], "spec": {"template": {"spec": spec}}}
     assert list(confined([workload, account])) == []
+
+
+@pytest.mark.parametrize("path", PODS.values(), ids=PODS)
+def test_a_pod_that_is_made_by_hand_runs_the_image_that_the_cluster_runs(path: Path, tmp_path: Path) -> None:
+    """Its file names no version, and the documented command puts in a workload's: a digest where those have one."""
+    (command,) = [block for block in BLOCKS if str(path.relative_to(ROOT)) in block.text]
+    (container,) = yaml.safe_load(path.read_text())["spec"]["containers"]
+    assert ":" not in container["image"] and "@" not in container["image"]
+    asked, applied = image_lines(command)
+    assert asked.startswith("image=$(kubectl -n blockrelay get ")
+    wanted = f"registry.example/any@sha256:{'1' * 64}"
+    (tmp_path / "config").write_text(json.dumps(NOWHERE))
+    local = applied.partition("|")[0].replace("kubectl", f'"$KUBECTL" --kubeconfig={tmp_path}/config', 1)
+    done = subprocess.run(
+        ["sh", "-euc", f"image={wanted}\n{local}"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    made = yaml.safe_load(done.stdout)
+    assert [one["image"] for one in made["spec"]["containers"]] == [wanted]
+
+
+def image_lines(block: Block) -> list[str]:
+    """The line that asks for the image, and the one behind it."""
+    lines = block.text.splitlines()
+    first = next(number for number, line in enumerate(lines) if line.startswith("image=$("))
+    return lines[first : first + 2]

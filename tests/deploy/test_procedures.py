@@ -17,6 +17,7 @@ from blockrelay.protocol.keys import Keys
 from blockrelay.redis.client import Scripts
 from tests.support.cell import Cell, begin_cell
 from tests.support.kubernetes.documented import run, runnable
+from tests.support.kubernetes.variants import FAILOVER
 from tests.support.redis.redis_server import RedisServer
 
 
@@ -41,7 +42,7 @@ def test_a_release_is_replaced_by_its_digests(top: Path) -> None:
 
 def test_secrets_are_rotated_step_by_step(top: Path) -> None:
     secrets = top / "deploy/k8s/overlays/production/secrets"
-    keys, learn, take, forget, certificate, *authority = runnable("procedures/rotate-secrets.md")
+    keys, learn, take, forget, *_, certificate, both, servers, new_alone = runnable("procedures/rotate-secrets.md")
     old, told = (secrets / "passwords" / "gateway").read_text().strip(), (secrets / "gateway.env").read_text()
 
     def in_use() -> str:
@@ -67,7 +68,6 @@ def test_secrets_are_rotated_step_by_step(top: Path) -> None:
     shutil.copy(secrets / "tls.crt", first)
     run(certificate, top)
     assert (secrets / "tls.crt").read_text() != first.read_text() and believed(secrets / "tls.crt")
-    both, servers, new_alone = authority
     run(both, top)
     assert believed(first) and believed(secrets / "tls.crt"), "the servers still have the certificate of before"
     run(servers, top)
@@ -77,6 +77,39 @@ def test_secrets_are_rotated_step_by_step(top: Path) -> None:
 
     run(keys, top)
     assert [key.tenant.name for key in read_keys(secrets / "api-keys.json")] == ["somebody-2"]
+
+
+def test_passwords_of_replicas_sentinels_and_readers_are_rotated_step_by_step(
+    overlays: dict[str, Path], tmp_path: Path
+) -> None:
+    shutil.copytree(overlays[FAILOVER].parents[3] / "deploy", tmp_path / "deploy")
+    secrets = tmp_path / "deploy/k8s/overlays/production/secrets"
+    _, _, _, _, learn, take, forget, *_ = runnable("procedures/rotate-secrets.md")
+    roles = {"replica": "control.acl", "sentinel": "control.acl", "peer": "sentinel.acl", "reader": "sentinel.acl"}
+    told = ("replication.env", "sentinel.env", "gateway.env", "scheduler.env", "worker.env")
+
+    def in_use() -> dict[str, str]:
+        return {role: read_password(secrets / "passwords" / role) for role in roles}
+
+    def known() -> dict[str, int]:
+        """How many passwords each has, where it is let in."""
+        lines = {role: (secrets / file).read_text().splitlines() for role, file in roles.items()}
+        return {role: next(one for one in lines[role] if one.startswith(f"user {role} ")).count(" #") for role in roles}
+
+    def of_pods() -> list[str]:
+        return [(secrets / name).read_text() for name in told]
+
+    first, before = in_use(), of_pods()
+    assert set(known().values()) == {1}
+    run(learn, tmp_path)
+    assert set(known().values()) == {2} and in_use() == first and of_pods() == before, "no pod is replaced"
+    run(take, tmp_path)
+    assert set(known().values()) == {2} and all(in_use()[role] != first[role] for role in roles)
+    after = of_pods()
+    assert all(one != other for one, other in zip(before, after, strict=True)), "pods take them from there"
+    assert not [old for old in first.values() if old in "".join(after)]
+    run(forget, tmp_path)
+    assert set(known().values()) == {1} and of_pods() == after, "no pod is replaced a second time"
 
 
 @pytest.fixture

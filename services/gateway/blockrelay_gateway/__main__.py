@@ -18,6 +18,7 @@ from types import FrameType
 
 import uvicorn
 from fastapi import FastAPI
+from prometheus_client import Counter
 
 from blockrelay import failpoints
 from blockrelay.auth.api_keys import is_open_to_others
@@ -26,7 +27,8 @@ from blockrelay.errors import BlockrelayError, RedisTrouble, UsageError
 from blockrelay.exit_codes import BROKEN, UNUSABLE, complain, exit_code
 from blockrelay.observability import logs
 from blockrelay.protocol.keys import Keys
-from blockrelay.redis.client import check_redis, connect
+from blockrelay.redis.client import check_redis, connect, wait_for_redis
+from blockrelay.redis.errors import RedisWatch
 from blockrelay.settings import GatewaySettings, read_settings
 from blockrelay_gateway.api.operations.scrape import metrics_port
 from blockrelay_gateway.api.state import Gateway
@@ -148,13 +150,28 @@ def main() -> int:
 
 def look_at_redis(settings: GatewaySettings) -> None:
     """Join all cells. Raises UsageError when a Redis will never serve us like this; one that does not answer now, or a
-    cell that has to be upgraded, is waited for later."""
-    for name, place in cells_of(settings).places.items():
-        with connect(place.redis_url, cell=name) as control, contextlib.suppress(RedisTrouble):
-            check_redis(control, "control Redis", cell=Keys(name))
-        if place.payload_redis_url:
-            with connect(place.payload_redis_url, cell=name) as payload, contextlib.suppress(RedisTrouble):
-                check_redis(payload, "payload Redis")
+    cell that has to be upgraded, is waited for later. One that does not know the password of a file yet is waited for
+    here, and SIGTERM ends that."""
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    try:
+        for name, place in cells_of(settings).places.items():
+            _look_at(place.redis_url, name, "control Redis", join=Keys(name))
+            if place.payload_redis_url:
+                _look_at(place.payload_redis_url, name, "payload Redis", join=None)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _look_at(url: str, cell: str, name: str, *, join: Keys | None) -> None:
+    watch = RedisWatch(Counter("blockrelay_looks", "Failed looks at the start.", registry=None), cell=cell)
+    with connect(url, cell=cell) as client:
+
+        def look() -> None:
+            with contextlib.suppress(RedisTrouble):
+                check_redis(client, name, cell=join)
+
+        wait_for_redis(look, lambda error: watch.failed("start", error))
+        watch.worked("start")
 
 
 def allow_files(wanted: int) -> None:

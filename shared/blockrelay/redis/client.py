@@ -241,6 +241,19 @@ def backoff_s(attempt: int) -> float:
 _NEVER = ("NOAUTH", "WRONGPASS", NO_PASSWORD, "NOPERM", "DENIED", "INVALID", "DB", NOT_FOUND)
 
 
+#: Seconds in which, at the start of a service, Redis may learn a password that stands in a file: Secrets reach pods one
+#: after the other.
+LET_IN_S = 90.0
+
+
+class NotLetInYet(UsageError):
+    """Redis does not know the password that a file has now; both may change. `trouble` is what it said."""
+
+    def __init__(self, message: str, trouble: RedisTrouble) -> None:
+        super().__init__(message)
+        self.trouble = trouble
+
+
 def check_redis(client: redis.Redis, name: str, *, cell: Keys | None = None) -> None:
     """One look at a Redis, as services take it when they start.
 
@@ -260,7 +273,8 @@ def check_redis(client: redis.Redis, name: str, *, cell: Keys | None = None) -> 
             raise UsageError(f"the {name} is not found: {error}") from error
         if error.code == "INVALID":
             raise UsageError(f"the {name} is not a Redis: {error}") from error
-        raise UsageError(f"the {name} does not let us in: {error}") from error
+        says = f"the {name} does not let us in: {error}"
+        raise (NotLetInYet(says, error) if isinstance(error, RedisUnavailable) else UsageError(says)) from error
     except CommandError as error:
         raise UsageError(f"the {name} does not support what we need: {error}") from error
 
@@ -271,20 +285,28 @@ def wait_for_redis(
     *,
     give_up: Callable[[], bool] = lambda: False,
     pause: Callable[[float], object] = time.sleep,
+    let_in_s: float = LET_IN_S,
 ) -> bool:
     """Block until `look` (`check_redis`) does not raise RedisTrouble, or return False when `give_up` says so.
 
-    `say` hears of every failure; `pause` waits for so many seconds, or until there is reason to give up.
+    `say` hears of every failure; `pause` waits for so many seconds, or until there is reason to give up. Raises
+    NotLetInYet when a password in a file has been refused for `let_in_s`.
     """
-    attempt = 0
+    attempt, refused_at = 0, None
     while not give_up():
         try:
             look()
             return True
+        except NotLetInYet as error:
+            refused_at = refused_at or time.monotonic()
+            if time.monotonic() - refused_at >= let_in_s:
+                raise
+            say(error.trouble)
         except RedisTrouble as error:
+            refused_at = None
             say(error)
-            pause(backoff_s(attempt))
-            attempt += 1
+        pause(backoff_s(attempt))
+        attempt += 1
     return False
 
 

@@ -182,3 +182,15 @@ def test_the_proxy_sends_nothing_twice_and_breaks_no_stream_of_a_gateway_that_dr
     assert "on-marked-down" not in HAPROXY, "a gateway that is not ready has streams"
     assert "http-buffer-request" not in HAPROXY and "option abortonclose" in lines
     assert next(line for line in lines if line.startswith("http-check send")).split()[5] == "/readyz?for=accepting"
+
+
+def test_the_proxy_tells_prometheus_what_it_does_at_a_port_that_is_not_published() -> None:
+    jobs = yaml.safe_load((ROOT / "deploy/prometheus/prometheus.yml").read_text())["scrape_configs"]
+    (job,) = [job for job in jobs if job["job_name"] == "blockrelay-proxy"]
+    (target,) = job["static_configs"][0]["targets"]
+    name, _, port = target.partition(":")
+    listener = re.search(
+        rf"^frontend metrics\n +bind :{port}\n +http-request use-service prometheus-exporter", HAPROXY, re.M
+    )
+    assert name == "proxy" and listener is not None and "inside" in SERVICES["proxy"]["networks"]
+    assert not [each for each in SERVICES["proxy"]["ports"] if by_default(each).endswith(f":{port}")]

@@ -13,7 +13,7 @@ GROUPS: dict[str, dict[str, str]] = {
     },
     "Models": {
         "convert": "Make a block folder of a Hugging Face checkpoint.",
-        "analyse": "Show what each block of a model costs.",
+        "analyse": "Show what a model costs; a load needs: --sizing.",
         "generate": "Generate text in one process, without services.",
         "evaluate": "Measure how well a model predicts a text.",
         "check": "Try ONNX blocks that you own.",

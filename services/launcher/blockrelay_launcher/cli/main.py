@@ -356,7 +356,7 @@ def plan(arguments: Arguments = None) -> None:
 
 @app.command("analyse", context_settings=_PASSED_ON, add_help_option=False)
 def analyse(arguments: Arguments = None) -> None:
-    """Show what each block of a model costs: parameters, bytes, operations, KV bytes."""
+    """Show what each block of a model costs, and with --sizing what a load of it needs."""
     become("analyse", arguments)
 
 

@@ -3,6 +3,7 @@
 import gc
 import threading
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -100,20 +101,20 @@ class Worker:
 
     def _find_redis(self) -> None:
         """Wait for the control Redis. Raises UsageError when one of the two will never serve us like this."""
-        links = self._links
-        found = wait_for_redis(
-            lambda: check_redis(links.control, "control Redis", cell=links.keys),
-            lambda error: links.watch.failed("start", error),
-            give_up=self._stop.is_set,
-            pause=self._stop.wait,
-        )
-        if not found:
+        self._wait_for(lambda: check_redis(self._links.control, "control Redis", cell=self._links.keys))
+        self._wait_for(self._look_at_payload)
+
+    def _wait_for(self, look: Callable[[], None]) -> None:
+        watch, stop = self._links.watch, self._stop
+        if not wait_for_redis(look, lambda e: watch.failed("start", e), give_up=stop.is_set, pause=stop.wait):
             raise Stopping
-        links.watch.worked("start")
+        watch.worked("start")
+
+    def _look_at_payload(self) -> None:
         try:
-            check_redis(links.payload, "payload Redis")
+            check_redis(self._links.payload, "payload Redis")
         except RedisTrouble as error:
-            links.watch.met(error)  # whoever needs it waits for it
+            self._links.watch.met(error)  # whoever needs it waits for it
 
     def _gaps(self) -> list[str]:
         if self._links.drain.asked or self._stop.is_set():

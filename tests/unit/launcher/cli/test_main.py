@@ -66,6 +66,7 @@ def test_the_command_alone_is_its_help_in_groups_of_one_line_for_each_command() 
     assert [line.split()[0] for line in lines[first:] if line and line not in GROUPS] == [
         name for names in GROUPS.values() for name in names
     ], "one line each"
+    assert "--sizing" in next(line for line in lines if line.startswith("analyse ")), "nobody looks for it elsewhere"
 
 
 def test_a_group_alone_is_its_help(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
