@@ -60,7 +60,7 @@ onnx-blocks: install ## ONNX blocks of every form, minutes
 
 # Parts of the product that take long to test, and that `test` therefore leaves out.
 thorough: install ## conversions, simulations and commands as processes, minutes
-	$(BIN)/pytest --quiet --numprocesses auto --dist loadfile -m thorough tests/unit $(ARGS)
+	$(BIN)/pytest --quiet --numprocesses auto --dist loadfile -m thorough tests/unit tests/contract tests/properties $(ARGS)
 
 # Whole systems that are killed, frozen, starved and cut off, each answer compared.
 test-system: install ## whole systems: kills, stops, full disks; minutes

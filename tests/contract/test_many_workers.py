@@ -52,8 +52,10 @@ def test_accept_costs_the_same_whoever_there_is(cell: Cell) -> None:
     assert cost(FEW) == cost(MANY)
 
 
-@pytest.mark.parametrize("split", [ONE, TWO])
-@pytest.mark.parametrize("jobs", [0, 4])
+MORE = [pytest.param(*one, marks=pytest.mark.thorough) for one in ((ONE, 4), (TWO, 0))]
+
+
+@pytest.mark.parametrize(("split", "jobs"), [(ONE, 0), (TWO, 4), *MORE])
 def test_claim_costs_the_same_whoever_there_is(cell: Cell, split: str, jobs: int) -> None:
     def cost(count: int) -> int:
         staffed(cell, count, split)

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -54,6 +55,19 @@ class Greedy:
         return tokens
 
 
+@pytest.fixture(scope="module")
+def in_float32(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Case], BlockFolder]:
+    """The float32 folder of a case, converted once; its checkpoint is `checkpoint` beside it."""
+    made: dict[str, BlockFolder] = {}
+
+    def once(case: Case) -> BlockFolder:
+        if case.name not in made:
+            made[case.name] = converted(case, tmp_path_factory.mktemp(case.name), "fp32")
+        return made[case.name]
+
+    return once
+
+
 def converted(case: Case, folder: Path, precision: Precision) -> BlockFolder:
     out = folder / precision
     convert(case.write(folder / "checkpoint"), out, precision=precision, report=lambda *_: None)
@@ -61,20 +75,23 @@ def converted(case: Case, folder: Path, precision: Precision) -> BlockFolder:
 
 
 @every_case
-def test_fp32_generates_exactly_the_greedy_tokens_of_transformers(case: Case, tmp_path: Path) -> None:
+def test_fp32_generates_exactly_the_greedy_tokens_of_transformers(
+    case: Case, in_float32: Callable[[Case], BlockFolder]
+) -> None:
     golden = goldens()[case.name]
-    assert checkpoint_sha256(case.write(tmp_path / "checkpoint")) == golden["sha256"], "the recipe changed"
+    folder = in_float32(case)
+    assert checkpoint_sha256(folder.root.parent / "checkpoint") == golden["sha256"], "the recipe changed"
     assert case.prompt() == golden["prompt"]
 
-    tokens = Greedy(converted(case, tmp_path, "fp32")).generate(golden["prompt"], NEW_TOKENS)
+    tokens = Greedy(folder).generate(golden["prompt"], NEW_TOKENS)
 
     assert tokens == golden["tokens"]
 
 
-def test_the_command_line_generates_the_same_tokens(tmp_path: Path) -> None:
+def test_the_command_line_generates_the_same_tokens(in_float32: Callable[[Case], BlockFolder]) -> None:
     case = CASES[0]
     golden = goldens()[case.name]
-    folder = converted(case, tmp_path, "fp32").root
+    folder = in_float32(case).root
     command = [sys.executable, "-m", "blockrelay_worker.offline.generate", "--model", str(folder)]
     command += ["--ids", ",".join(map(str, golden["prompt"])), "--max-tokens", str(NEW_TOKENS)]
     command += ["--temperature", "0", "--ignore-eos", "--json"]
@@ -85,10 +102,12 @@ def test_the_command_line_generates_the_same_tokens(tmp_path: Path) -> None:
 
 
 @every_case
-def test_w8a8_computes_nearly_the_same_logits(case: Case, tmp_path: Path) -> None:
+def test_w8a8_computes_nearly_the_same_logits(
+    case: Case, in_float32: Callable[[Case], BlockFolder], tmp_path: Path
+) -> None:
     prompt = case.prompt()
     quantised = Greedy(converted(case, tmp_path, "w8a8")).feed(prompt)
-    reference = Greedy(converted(case, tmp_path, "fp32")).feed(prompt)
+    reference = Greedy(in_float32(case)).feed(prompt)
 
     assert np.corrcoef(quantised, reference)[0, 1] > 0.99
 

@@ -123,8 +123,15 @@ def check(given_problem: Problem) -> None:
 
 
 @given(problems())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_counting_devices_by_kind_finds_the_best_plan(given_problem: Problem) -> None:
+    check(given_problem)
+
+
+@pytest.mark.thorough
+@given(problems())
+@settings(max_examples=1000, deadline=None)
+def test_counting_devices_by_kind_finds_the_best_plan_of_more(given_problem: Problem) -> None:
     check(given_problem)
 
 

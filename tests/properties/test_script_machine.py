@@ -16,6 +16,7 @@ from math import inf
 from pathlib import Path
 from zlib import crc32
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -221,10 +222,21 @@ class ScriptMachine(RuleBasedStateMachine):
         assert self.cell.due() <= set(self.cell.queued()), "I3"
 
 
+def of_examples(count: int) -> settings:
+    return settings(
+        max_examples=count,
+        stateful_step_count=40,
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+    )
+
+
 TestScripts = ScriptMachine.TestCase
-TestScripts.settings = settings(
-    max_examples=25,
-    stateful_step_count=40,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-)
+TestScripts.settings = of_examples(8)
+
+
+@pytest.mark.thorough
+class TestScriptsForLonger(TestScripts):
+    """The same with examples that take a CPU twenty seconds and more."""
+
+    settings = of_examples(50)

@@ -44,3 +44,10 @@ def test_every_suite_has_a_target_that_runs_it() -> None:
 def test_every_folder_with_a_suite_exists() -> None:
     for folder in FOLDERS:
         assert (ROOT / "tests" / folder).is_dir(), folder
+
+
+def test_thorough_tests_are_where_their_target_looks() -> None:
+    (said,) = re.findall(r"-m thorough (.+) \$\(ARGS\)", (ROOT / "Makefile").read_text())
+    marked = [file for file in (ROOT / "tests").rglob("test_*.py") if re.search(r"mark\.thorough\b", file.read_text())]
+    assert len(marked) > 20
+    assert not [file for file in marked if not any(file.is_relative_to(ROOT / folder) for folder in said.split())]

@@ -8,6 +8,7 @@ them before the script has written anything.
 """
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal
 
 Server = Literal["control", "payload"]
@@ -111,6 +112,7 @@ def table() -> list[str]:
     return head + [family.row for family in FAMILIES]
 
 
+@cache
 def declared(script: str) -> tuple[str, ...]:
     """The names of the families that `script` (in capitals) may touch."""
     return tuple(family.name for family in FAMILIES if script in family.users)

@@ -18,6 +18,7 @@ from redis.asyncio.connection import SSLConnection as AsyncSSLConnection
 from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import NoBackoff
 from redis.connection import SSLConnection
+from redis.driver_info import DriverInfo
 from redis.retry import Retry
 
 from blockrelay.auth.redis_credentials import take_password_file
@@ -33,6 +34,11 @@ _QUOTES_NOTHING = ("Invalid value for ", "it has a password and ")
 _SCHEMES = tuple(f"{one}://" for one in ("redis", "rediss", "unix")) + tuple(
     f"{one}+{kind}://" for kind in ("sentinel", "cluster") for one in ("redis", "rediss")
 )
+
+
+#: What connections say of themselves to the server (CLIENT SETINFO). redis-py would make one for each connection, and
+#: read its package's metadata for the version.
+_DRIVER = DriverInfo()
 
 
 class Interruptible:
@@ -222,7 +228,7 @@ def _must_be_connected(connection: _LookedUp) -> None:
 def make_pool(url: str, cell: str | None, options: Mapping[str, Any]) -> redis.ConnectionPool:
     """Connections for threads. `options` as redis-py's `from_url` has them. Raises UsageError for an unusable URL."""
     address = parse_address(url)
-    options = {**options, "retry": Retry(NoBackoff(), 0)}
+    options = {**options, "driver_info": _DRIVER, "retry": Retry(NoBackoff(), 0)}
     server = url if address is None else address.server_url(address.seeds[0])
     if address is not None:
         options["lookup"] = Lookup(address, cell, options)
@@ -247,7 +253,7 @@ class AsyncPool(redis.asyncio.BlockingConnectionPool):
 def make_async_pool(url: str, cell: str | None, options: Mapping[str, Any], *, connections: int) -> AsyncPool:
     """As `make_pool`, for tasks; who finds all `connections` in use waits for one."""
     address = parse_address(url)
-    options = {**options, "retry": AsyncRetry(NoBackoff(), 0)}
+    options = {**options, "driver_info": _DRIVER, "retry": AsyncRetry(NoBackoff(), 0)}
     server = url if address is None else address.server_url(address.seeds[0])
     if address is not None:
         options["lookup"] = AsyncLookup(address, cell, options, interruptible)

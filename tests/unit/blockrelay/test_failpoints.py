@@ -53,7 +53,9 @@ def test_what_is_no_setting_is_refused_with_what_there_is(setting: str, told: st
         arm("worker", setting)
 
 
-@pytest.mark.parametrize("service", ["worker", "gateway", "scheduler"])
+@pytest.mark.parametrize(
+    "service", ["scheduler", *(pytest.param(one, marks=pytest.mark.thorough) for one in ("worker", "gateway"))]
+)
 def test_no_service_starts_with_a_name_that_does_not_exist(service: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BLOCKRELAY_FAILPOINT", "worker.before_lunch:kill")
     done = subprocess.run([sys.executable, "-m", f"blockrelay_{service}"], capture_output=True, text=True, check=False)

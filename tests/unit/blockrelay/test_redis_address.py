@@ -1,9 +1,11 @@
 """Addresses that are looked up: what they say, what is refused, and that no message gives a secret away."""
 
+import importlib.metadata
 from collections.abc import Mapping
 from typing import Any
 
 import pytest
+import redis
 from redis.crc import key_slot
 
 from blockrelay.errors import RedisRefused, RedisTrouble, RedisUnavailable, UsageError
@@ -248,3 +250,13 @@ def test_a_node_that_is_no_master_any_more_is_forgotten_unless_it_is_a_seed() ->
     assert run(nodes.search(), {B: slots((0, 99, b"c", 1))}) == (C, [B])
     with pytest.raises(RedisTrouble):
         run(nodes.search(), {A: AWAY, C: AWAY})
+
+
+def test_a_connection_reads_no_metadata_of_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For its version redis-py would, for every connection."""
+    monkeypatch.setattr(importlib.metadata, "version", lambda _: 1 // 0)
+    for make in (connect, connect_async):
+        pool = make("redis://a").connection_pool
+        connection = pool.connection_class(**pool.connection_kwargs)
+        assert connection.driver_info is not None
+        assert connection.driver_info.name == "redis-py" and connection.driver_info.lib_version == redis.__version__

@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import pytest
+from _pytest.mark import ParameterSet
 
 from blockrelay.errors import UsageError
 from blockrelay.settings import (
@@ -18,7 +19,12 @@ from blockrelay.settings import (
 SERVICES = ["blockrelay_gateway", "blockrelay_scheduler", "blockrelay_worker", "blockrelay_launcher"]
 
 
-@pytest.mark.parametrize("module", SERVICES)
+def quick_for(*quick: str) -> list[ParameterSet]:
+    """Every service; a process of each takes a second, so that only `quick` ones are in the quick suite."""
+    return [pytest.param(one, marks=() if one in quick else pytest.mark.thorough) for one in SERVICES]
+
+
+@pytest.mark.parametrize("module", quick_for("blockrelay_scheduler", "blockrelay_launcher"))
 def test_a_name_that_nobody_knows_ends_every_service_in_one_line(module: str) -> None:
     argv = [sys.executable, "-m", module, *(["status"] if module == "blockrelay_launcher" else [])]
     env = {**environment_for(), "BLOCKRELAY_RETENSION_S": "60"}
@@ -46,7 +52,7 @@ def test_names_of_other_services_and_of_other_programs_are_fine(monkeypatch: pyt
     assert read_settings(WorkerSettings, [], program="worker").threads == 1
 
 
-@pytest.mark.parametrize("module", [one for one in SERVICES if one != "blockrelay_launcher"])
+@pytest.mark.parametrize("module", quick_for("blockrelay_worker")[:-1])
 def test_a_port_that_kubernetes_has_set_is_named_as_that(module: str) -> None:
     argv = [sys.executable, "-m", module]
     env = {**environment_for(), "BLOCKRELAY_PORT": "tcp://10.0.0.1:8000"}

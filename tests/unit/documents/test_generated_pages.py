@@ -6,13 +6,19 @@ from blockrelay.settings import GatewaySettings, SchedulerSettings, Settings, Wo
 from docs.generate.pages import COMMAND, FOLDER, pages
 
 
-def test_no_generated_page_is_stale() -> None:
-    for name, text in pages().items():
+@pytest.fixture(scope="module")
+def generated() -> dict[str, str]:
+    """Name -> text of every page."""
+    return pages()
+
+
+def test_no_generated_page_is_stale(generated: dict[str, str]) -> None:
+    for name, text in generated.items():
         assert (FOLDER / name).read_text() == text, f"docs/{name} is stale: {COMMAND} writes it anew"
 
 
-def test_every_effect_with_a_failure_point_is_explained() -> None:
-    text = pages()["failpoints.md"]
+def test_every_effect_with_a_failure_point_is_explained(generated: dict[str, str]) -> None:
+    text = generated["failpoints.md"]
     lines = [line for line in text.splitlines() if "a call of the script" in line]
     assert lines and not [line for line in lines if "_" in line.split("a call of the script ")[1].split(" |")[0]]
 

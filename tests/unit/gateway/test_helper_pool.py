@@ -10,35 +10,8 @@ import pytest
 from blockrelay.errors import BadRequest, RequestTooLarge, ServiceUnavailable
 from blockrelay_gateway.helpers.pool import Helpers
 from blockrelay_gateway.http.body_budget import BodyBudget, BodyShare
+from tests.support.gateway.helper_work import die, die_once, fill_memory, hang, pid, refuse
 from tests.support.waiting import wait_until
-
-
-def pid() -> int:
-    return os.getpid()
-
-
-def die(_: str) -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def die_once(mark: str) -> str:
-    if not Path(mark).exists():
-        Path(mark).touch()
-        os.kill(os.getpid(), signal.SIGKILL)
-    return "done"
-
-
-def hang(mark: str) -> None:
-    Path(mark).write_text(str(os.getpid()))
-    os.kill(os.getpid(), signal.SIGSTOP)
-
-
-def fill_memory() -> None:
-    raise MemoryError
-
-
-def refuse() -> None:
-    raise BadRequest("no", param="x")
 
 
 def alive(process: int) -> bool:

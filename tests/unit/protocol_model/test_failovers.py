@@ -6,6 +6,8 @@ no WAIT holds: the model must go on to find it, so that the documents do not pro
 
 from dataclasses import replace
 
+import pytest
+
 from tests.protocol_model.bounds import Bounds
 from tests.protocol_model.data import Budget, State
 from tests.protocol_model.explorer import Counterexample, explore
@@ -60,6 +62,7 @@ def test_a_stream_may_have_told_of_a_cancellation_that_was_not_answered() -> Non
     assert other.state.cancelled == (), "nobody was told that it is cancelled but those who read"
 
 
+@pytest.mark.model
 def test_tokens_that_were_shown_are_computed_again_by_anybody() -> None:
     """Where workers of two numerics ids serve, by the others too: what is lost with the log is who began it."""
     for loss in ("failover", "restart"):
@@ -81,6 +84,7 @@ class OneTokenForEver(Protocol):
         return super().broken(state)
 
 
+@pytest.mark.model
 def test_tokens_of_a_cpu_are_computed_again_by_a_gpu() -> None:
     """They are shown at once: a CPU would come to the same. It takes a request that CPUs had while no GPU was there."""
     other = found(OneTokenForEver, MIXED, failover=1, drain=1)

@@ -122,7 +122,10 @@ def test_everybody_who_would_be_refused_has_the_memory_looked_at(
                 assert set(threads.map(refusal, range(48))) == {""}
 
 
-@pytest.mark.parametrize(("mib", "requests"), [(5, 200), pytest.param(20, 2000, marks=pytest.mark.system)])
+SIZES = [pytest.param(5, 200, marks=pytest.mark.thorough), pytest.param(20, 2000, marks=pytest.mark.system)]
+
+
+@pytest.mark.parametrize(("mib", "requests"), SIZES)
 def test_a_stream_of_requests_goes_through_little_memory(
     settings: GatewaySettings, own_redis: RedisServer, keys: Keys, mib: int, requests: int
 ) -> None:

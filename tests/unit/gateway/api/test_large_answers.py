@@ -66,7 +66,7 @@ def over_a_socket(gateway: RunningGateway) -> bytes:
     return answer.encode()
 
 
-@pytest.mark.parametrize("ask", [over_http, over_a_socket])
+@pytest.mark.parametrize("ask", [over_http, pytest.param(over_a_socket, marks=pytest.mark.thorough)])
 def test_a_stream_goes_on_while_a_large_answer_is_made(
     gateway: RunningGateway,
     worker: PlayedWorker,

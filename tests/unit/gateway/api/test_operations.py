@@ -289,7 +289,11 @@ def test_a_port_in_use_is_one_line_and_exit_code_2(folder: BlockFolder) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "part"), [({"model": "/nowhere", "port": "0"}, "/nowhere"), ({"port": "many"}, "BLOCKRELAY_PORT")]
+    ("settings", "part"),
+    [
+        ({"model": "/nowhere", "port": "0"}, "/nowhere"),
+        pytest.param({"port": "many"}, "BLOCKRELAY_PORT", marks=pytest.mark.thorough),
+    ],
 )
 def test_what_cannot_start_says_why_in_one_line(settings: dict[str, str], part: str) -> None:
     _, said = (process := launch(settings)).communicate(timeout=30)

@@ -2,7 +2,7 @@
 
 import functools
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -44,9 +44,21 @@ WRAPS: dict[str, Wrap] = {
 FOLDERS = ("w8a8", "w4a8", "fp32", "fp16", "mixed_exact", "mixed")
 
 
-@functools.cache  # the answers that it compares a device with are made once
-def webgpu() -> OnnxExecutors:
-    return OnnxExecutors(open_provider("webgpu:0"))
+#: (kind, what is in front) -> the folders that the quick suite has; the thorough one has the others.
+QUICK = defaultdict[tuple[str, str], Sequence[str]](
+    lambda: ("w8a8",),
+    {
+        ("kernels", "plain"): FOLDERS,
+        ("onnx", "plain"): ("w8a8", "fp16", "mixed"),
+        ("webgpu", "plain"): FOLDERS,
+        ("webgpu_float16", "plain"): FOLDERS,
+    },
+)
+
+
+@functools.cache  # what it asks a device is asked once, and the answers that it compares it with are made once
+def onnx(device: str) -> OnnxExecutors:
+    return OnnxExecutors(open_provider(device))
 
 
 @pytest.fixture
@@ -73,10 +85,10 @@ def in_a_process(folder: BlockFolder, begun: dict[Path, DeviceExecutors]) -> Dev
 #: By the device that stages are loaded to.
 KINDS: dict[str, Callable[[BlockFolder, dict[Path, DeviceExecutors]], Executors]] = {
     "kernels": lambda folder, begun: CpuExecutors(1),
-    "onnx": lambda folder, begun: OnnxExecutors(open_provider("cpu")),
+    "onnx": lambda folder, begun: onnx("cpu"),
     "process": in_a_process,
-    "webgpu": lambda folder, begun: webgpu(),
-    "webgpu_float16": lambda folder, begun: webgpu(),
+    "webgpu": lambda folder, begun: onnx("webgpu:0"),
+    "webgpu_float16": lambda folder, begun: onnx("webgpu:0"),
 }
 #: Which folders show all there is of it, and its marks. Weights are the business of test_small_weights.
 ON_DEVICES: dict[str, tuple[Sequence[str], Sequence[pytest.MarkDecorator]]] = {
@@ -98,8 +110,8 @@ def cases() -> Iterator[ParameterSet]:
         folders, marks = ON_DEVICES.get(kind, (FOLDERS, ()))
         for folder in folders:
             for wrap in ["plain"] if kind in ON_DEVICES else WRAPS:
-                # What is in front of an executor knows nothing of precisions.
-                rest = [] if wrap == "plain" or folder == "w8a8" else [pytest.mark.thorough]
+                # What is in front of an executor knows nothing of precisions; what moves batches to a process neither.
+                rest = [] if folder in QUICK[kind, wrap] else [pytest.mark.thorough]
                 yield pytest.param((kind, wrap, folder), marks=[*marks, *rest], id=f"{folder}-{kind}-{wrap}")
 
 

@@ -1,9 +1,12 @@
 """The kernels' own integer products: bits of the definition, whatever the shape, the rows and the threads."""
 
+from functools import cache
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from blockrelay.errors import ExecutionError
 from blockrelay_worker.execution.cpu.exact_linears import ExactLinear
@@ -47,16 +50,28 @@ def test_bits_are_those_of_the_definition(
     assert np.isnan(guarded[rows]).all(), "wrote behind its rows"
 
 
+@cache
+def large() -> tuple[NDArray[np.int8], NDArray[np.float32]]:
+    rng = np.random.default_rng(1)
+    return rng.integers(-128, 128, (2048, 3072), np.int8), rng.standard_normal(3072).astype(np.float32)
+
+
+@cache
+def large_product(rows: int) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
+    """What is multiplied by `large`, and what comes out by definition."""
+    q, scale = large()
+    u = np.random.default_rng(rows).integers(0, 256, (rows, 2048), np.uint8)
+    expected = np.empty((rows, 3072), np.float32)
+    ExactLinear(q, scale)(u, expected)
+    return u, expected
+
+
 @pytest.mark.parametrize("rows", [1, 4, 5, 14, 15, 29, 512])
 @pytest.mark.parametrize("begin", [0, 4])  # bytes behind a cache line's beginning: large results go past the caches
 def test_a_large_product_on_several_threads(kernels: Kernels, rows: int, begin: int) -> None:
-    rng = np.random.default_rng(rows)
-    q = rng.integers(-128, 128, (2048, 3072), np.int8)
-    scale = rng.standard_normal(3072).astype(np.float32)
-    u = rng.integers(0, 256, (rows, 2048), np.uint8)
-    expected = np.empty((rows, 3072), np.float32)
+    q, scale = large()
+    u, expected = large_product(rows)
     found = untouched_bytes(begin + expected.nbytes)[begin:].view(np.float32).reshape(rows, 3072)
-    ExactLinear(q, scale)(u, expected)
     kernels.product(q, scale)(u, found)
     assert found.tobytes() == expected.tobytes()
 

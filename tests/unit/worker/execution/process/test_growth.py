@@ -14,7 +14,7 @@ LOADS, WARM, MOST_BYTES = 50, 5, 20_000_000
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("device", NAMES)
+@pytest.mark.parametrize("device", [pytest.param("cpu", marks=pytest.mark.thorough), *NAMES[1:]])
 def test_fifty_loads_and_unloads_leave_little_behind(fp32: BlockFolder, device: str) -> None:
     """A layer and the head, each time with steps of one row and of 33, and pages that leave."""
     executors = DeviceExecutors(device, fp32, python=sys.executable, limit_s=60.0)
