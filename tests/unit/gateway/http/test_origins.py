@@ -26,6 +26,7 @@ from tests.support.gateway.foreign_pages import EVIL, PROMPT, WAYS, Way
 from tests.support.gateway.played import PlayedWorker, RunningGateway, answering, running_gateway, serving, settings_for
 from tests.support.gateway.sockets import connected
 from tests.support.redis.redis_server import RedisServer
+from tests.support.waiting import wait_until
 
 FRIEND = "https://chat.example.com"
 
@@ -178,6 +179,7 @@ def test_our_own_pages_are_let_in(gateway: RunningGateway, worker: PlayedWorker)
 
 
 def test_probes_and_scrapes_pass_under_any_name(gateway: RunningGateway, worker: PlayedWorker) -> None:
+    wait_until(lambda: gateway.http.get("/readyz").status_code == 200, "the gateway has seen the worker")
     for path, status in [*((probe, 200) for probe in PROBES), ("/v1/models", 421)]:
         answer = gateway.http.get(path, headers={"host": "gateway.cell.svc:8000"})
         assert answer.status_code == status, path

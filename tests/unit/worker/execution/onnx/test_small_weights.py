@@ -81,8 +81,16 @@ def test_a_device_that_multiplies_wrongly_has_them_widened(
     # Given a kernel that is off by a hundredth
     product = linears.product
 
-    def wrong(graph: Graph, x: str, weights: str, shape: tuple[int, int], bits: int, output: str) -> str:
-        found = product(graph, x, weights, shape, bits, output)
+    def wrong(
+        graph: Graph,
+        x: str,
+        weights: str,
+        shape: tuple[int, int],
+        bits: int,
+        output: str,
+        longest_sum: int | None = None,
+    ) -> str:
+        found = product(graph, x, weights, shape, bits, output, longest_sum)
         return graph.node("Mul", [found, graph.number(1.01)], f"{output}_wrong") if bits else found
 
     monkeypatch.setattr(linears, "product", wrong)
