@@ -17,8 +17,8 @@ class FallbackEvent:
     `reason` is as fine as the error tells it (`gpu_memory_error`, ...), `error_code` one of `errors.ErrorCode`.
     `success`: the target has computed it, which a COMMIT behind the failure shows. `position`: how many tokens there
     were when it failed. `rows_recomputed`: rows of known tokens (prompt and those) that the run behind it computed
-    again, since their KV pages were not at hand; None while it is not known. `error_code` is None where the device
-    said none.
+    again, since their KV pages were not at hand; None until a run has come behind it. `position` is None in the
+    answers of RERUN and DEAD, `error_code` where the device said none.
     """
 
     block_id: str
@@ -26,8 +26,8 @@ class FallbackEvent:
     target: str
     reason: str
     success: bool
-    position: int
     blocks: tuple[str, ...]
+    position: int | None = None
     rows_recomputed: int | None = None
     error_code: str | None = None
 
@@ -42,7 +42,7 @@ class FallbackEvent:
                 target=text(m["to"]),
                 reason=text(m["reason"]),
                 success=flag(m["success"]),
-                position=count(m["position"]),
+                position=count(m["position"]) if "position" in m else None,
                 rows_recomputed=count(m["rows"]) if "rows" in m else None,
                 blocks=_blocks(items(m["blocks"])),
                 error_code=text(m["error_code"]) if "error_code" in m else None,
