@@ -158,7 +158,7 @@ check: install ## lint, format, strict types, import rules, plain words
 	$(BIN)/pyright
 	$(BIN)/pyright --pythonplatform Windows shared services/worker
 	$(BIN)/lint-imports
-	$(BIN)/python -m tests.plain_words
+	$(BIN)/python -m tests.support.plain_words
 
 # Every order of events of the protocol, in bounds that take minutes; ARGS names configurations, --quick takes seconds.
 model: install ## every order of events of the protocol, minutes

@@ -49,7 +49,7 @@ def to_json(one: Dashboard) -> str:
 
 
 def _variable(label: str) -> dashboard.QueryVariable:
-    """All values of a label. "All" leaves out series without it: those under names of the release before."""
+    """All values of a label. "All" leaves out series without it."""
     return (
         dashboard.QueryVariable(label)
         .datasource(_SOURCE)

@@ -11,7 +11,7 @@ from blockrelay.observability.metrics.scheduler import SchedulerMetrics
 from blockrelay.observability.metrics.tenants import TenantMetrics
 from blockrelay.observability.metrics.whose import BOOKS, taken
 from blockrelay.observability.metrics.worker import WorkerMetrics
-from blockrelay.observability.registry import DEPRECATED, service_registry
+from blockrelay.observability.registry import service_registry
 from blockrelay.observability.sensors import Sensors
 from docs.generate.tables import table
 
@@ -38,9 +38,6 @@ from the start.
 
 `GET /metrics/tenants` of a gateway tells, with an API key, what that key used, with an operator's key what each used. A
 Prometheus that is to see it needs an operator's key (`authorization` of its scrape configuration).
-
-Workers of the release before 0.2 told theirs without `worker_` and without these two labels. Under those names they are
-told beside the new ones in this release, for the last time.
 """
 _GROUPS: dict[str, Callable[[CollectorRegistry], object]] = {
     "Gateway": GatewayMetrics,
@@ -60,8 +57,6 @@ def page() -> str:
         group(registries[title])
     tables = "".join(f"\n## {title}\n\n{_rows(registry)}" for title, registry in registries.items())
     head = _HEAD.replace("BOOKS", ", ".join(f"`{name}_total`" for name in BOOKS))
-    old = table(("until the next release", "from now on"), [(f"`{a}`", f"`{b}`") for a, b in DEPRECATED.items()])
-    tables += f"\n## Deprecated names\n\nThey are told beside their successors, with the same labels.\n\n{old}"
     return head + tables + f"\n## Values of labels\n\n{_values(registries.values())}"
 
 

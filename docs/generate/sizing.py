@@ -92,7 +92,7 @@ _WATCH: Sequence[tuple[str, str, str]] = (
      "more are wanted than are there, the backlog grows"),
     ("pace of a worker", "`blockrelay_worker_generation_tokens_total`",
      "a busy one gives fewer a second than was assumed"),
-    ("KV pages", "`blockrelay_worker_kv_cache_usage_perc`, `blockrelay_worker_num_preemptions_total`",
+    ("KV pages", "`blockrelay_worker_kv_cache_usage_ratio`, `blockrelay_worker_num_preemptions_total`",
      "near 1, and runs give back their pages"),
     ("requests at once", "`blockrelay_requests_in_flight`, `blockrelay_worker_num_requests_running`",
      "workers have as many as they may while others wait"),

@@ -19,7 +19,7 @@ from tests.support.project import ROOT
 from tests.support.redis.rights import user
 
 CONTROL = {family.name for family in FAMILIES if family.server == "control"}
-CALLS = {"publish_plan": "PLAN", "upgrade_begin": "UPGRADE"}  # called otherwise than its script
+CALLS = {"publish_plan": "PLAN"}  # called otherwise than its script
 
 
 @pytest.fixture
@@ -155,7 +155,7 @@ def _prepared(cell: Cell) -> dict[str, Callable[[Scripts], object]]:
         ),
         "beat": lambda scripts: scripts.run(calls.beat("a", goes_on=True)),
         "migrate": lambda scripts: scripts.run(calls.migrate(MODEL, patience_s=0)),
-        "upgrade": lambda scripts: scripts.run(calls.upgrade_begin(b"%d" % PROTOCOL)),
+        "upgrade": lambda scripts: scripts.run(calls.upgrade(PROTOCOL, PROTOCOL + 1)),
         "plan": lambda scripts: scripts.run(
             calls.publish_plan(MODEL, replaces_epoch=0, inputs="i", route_class="cpu", plan="{}")
         ),

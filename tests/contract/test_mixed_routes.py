@@ -219,8 +219,8 @@ class TestExact:
         cell.scripts.run(calls.dead("c0", silent_s=0))
         assert cell.accept("req-1", content=exact()).status == "OK"
         assert cell.claim("g0") == []
-        assert cell.client.pttl(cell.keys.exact_left(MODEL)) > 50_000
-        cell.client.delete(cell.keys.exact_left(MODEL))
+        assert cell.client.pttl(cell.keys.key("exact-left", MODEL)) > 50_000
+        cell.client.delete(cell.keys.key("exact-left", MODEL))
         assert cell.accept("req-2", content=exact()).status == "NOT_EXACT"
         cpu(cell, "c3", 0)
         assert [run.route for run in cell.claim("c3")] == [("c3", "c1", "c2")]

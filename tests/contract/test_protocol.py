@@ -1,19 +1,22 @@
 """The number of the protocol: who may join a cell, and records that say under which number they were written."""
 
+from typing import Any
+
 import pytest
 import redis
 
 from blockrelay.errors import RedisRefused, UsageError
 from blockrelay.protocol.keys import Keys
-from blockrelay.protocol.messages import EndEntry, TokenEntry
-from blockrelay.protocol.number import CELLS_PROTOCOL, LOWEST_PROTOCOL, NUMBERS, PROTOCOL
-from blockrelay.protocol.transitions import calls
+from blockrelay.protocol.messages import EndEntry
+from blockrelay.protocol.number import LOWEST_PROTOCOL, NUMBERS, PROTOCOL
+from blockrelay.protocol.transitions import calls, source
+from blockrelay.protocol.transitions.calls import Call
 from blockrelay.redis import client as redis_link
 from blockrelay.redis.client import Scripts
 from blockrelay.redis.protocol_check import check_protocol, services_below
 from blockrelay_scheduler.link import Link
 from blockrelay_scheduler.upgrade import CellUpgrade
-from tests.support.cell import MODEL, Cell
+from tests.support.cell import Cell, begin_cell
 
 LATER = PROTOCOL + 1
 
@@ -34,34 +37,59 @@ def test_the_first_service_of_a_cell_writes_its_number_and_others_come_with_the_
     assert client.get(keys.protocol) == b"%d" % PROTOCOL
 
 
-@pytest.mark.parametrize("number", [str(LATER), f"2>{LATER}", f"{LATER}>{LATER + 1}", "what?", "0", "-1", "2>", ">3"])
-def test_with_another_number_nobody_joins(client: redis.Redis, keys: Keys, number: str) -> None:
+@pytest.mark.parametrize("number", ["what?", "0", "-1", "2>", ">3", f"2>{PROTOCOL}", f"{PROTOCOL}.0"])
+def test_in_a_cell_whose_number_is_none_nobody_joins(client: redis.Redis, keys: Keys, number: str) -> None:
     client.set(keys.protocol, number)
     for join in (True, False):
-        with pytest.raises(UsageError, match="the cell 't' speaks protocol"):
+        with pytest.raises(UsageError, match=r"the cell 't' speaks protocol .*, which is not a number of Blockrelay's"):
             check_protocol(client, keys, join=join)
     assert client.get(keys.protocol) == number.encode()
 
 
-@pytest.mark.parametrize("number", ["1", "2", f"2>{PROTOCOL}", f"2>{LOWEST_PROTOCOL}", None])
-def test_with_an_older_one_services_wait_and_people_are_told(
-    client: redis.Redis, keys: Keys, number: str | None
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [
+        *((number, "finish its requests with a release that does, then use another cell") for number in (1, 2, 3)),
+        (LATER, "run the release of its other services, or use another cell"),
+    ],
+)
+def test_a_cell_of_another_number_is_refused_in_one_line_with_the_remedy(
+    client: redis.Redis, keys: Keys, number: int, remedy: str
 ) -> None:
-    """None: release 0.1.0, which wrote no number."""
-    if number is None:
-        client.delete(keys.protocol)
-        client.hset(keys.load("m"), "pages", 0)
-    else:
-        client.set(keys.protocol, number)
-    with pytest.raises(
-        RedisRefused, match=f"speaks protocol .*, and Blockrelay .* speaks {NUMBERS}: waiting for"
-    ) as it:
-        check_protocol(client, keys, join=True)
-    assert it.value.code == "PROTOCOL"
-    with pytest.raises(UsageError, match=f"speaks {NUMBERS}: start a scheduler of this release"):
-        check_protocol(client, keys, join=False)
-    assert client.get(keys.protocol) == (number and number.encode())
-    client.delete(keys.load("m"))
+    client.set(keys.protocol, number)
+    for join in (True, False):
+        with pytest.raises(UsageError, match=f"speaks protocol {number}, and Blockrelay .* speaks {NUMBERS}: {remedy}"):
+            check_protocol(client, keys, join=join)
+    assert client.get(keys.protocol) == b"%d" % number
+
+
+def test_a_cell_with_requests_and_no_number_is_refused(client: redis.Redis, keys: Keys, cell: Cell) -> None:
+    """Nobody gives it a number under which its records would be misread."""
+    cell.accept("req-1")
+    client.delete(keys.protocol)
+    for join in (True, False):
+        with pytest.raises(UsageError, match=r"requests and no protocol number.*delete all its keys \(\{t\}:\*\)"):
+            check_protocol(client, keys, join=join)
+    CellUpgrade(Link(client, client, keys, cell.scripts)).look()
+    assert client.get(keys.protocol) is None
+    begin_cell(client)
+
+
+def test_a_service_that_joins_while_another_looks_is_no_trouble(
+    client: redis.Redis, keys: Keys, cell: Cell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the look for a number and that for requests the first service has come, and a request."""
+    number = client.get(keys.protocol)
+    client.delete(keys.protocol)
+    scan = client.scan_iter
+
+    def scan_late(*args: Any, **options: Any) -> Any:
+        client.set(keys.protocol, number)  # pyright: ignore[reportArgumentType]
+        cell.accept("req-1")
+        return scan(*args, **options)
+
+    monkeypatch.setattr(client, "scan_iter", scan_late)
+    check_protocol(client, keys, join=True)
 
 
 def test_every_record_says_its_number(client: redis.Redis, keys: Keys, cell: Cell) -> None:
@@ -74,102 +102,111 @@ def test_every_record_says_its_number(client: redis.Redis, keys: Keys, cell: Cel
     assert client.hget(keys.request("req-1"), "v") == b"%d" % PROTOCOL, "also when it has ended"
 
 
-def test_a_request_of_an_older_protocol_waits_for_a_scheduler(client: redis.Redis, keys: Keys, cell: Cell) -> None:
-    """A gateway that had stood still since before an upgrade accepted it behind it (test_upgrade)."""
+@pytest.mark.parametrize("number", [LOWEST_PROTOCOL - 1, LATER])
+def test_a_request_of_another_protocol_ends_and_says_why(
+    client: redis.Redis, keys: Keys, cell: Cell, number: int
+) -> None:
+    """It has waited while the number of the cell was raised twice, or its data was put together by hand."""
     for name in ("req-1", "req-2"):
         cell.accept(name)
-    client.hset(keys.request("req-1"), "v", LOWEST_PROTOCOL - 1)
-    cell.worker("w", split="1-4")
-    assert [run.request for run in cell.claim("w")] == ["req-2"], "it holds up nobody"
-    assert cell.queued() == ["req-1"] and cell.log("req-1") == []
-    client.hset(keys.request("req-1"), "v", PROTOCOL)
-    assert [run.request for run in cell.claim("w")] == ["req-1"]
-
-
-def test_a_request_of_a_later_protocol_ends_and_says_why(client: redis.Redis, keys: Keys, cell: Cell) -> None:
-    for name in ("req-1", "req-2"):
-        cell.accept(name)
-    client.hset(keys.request("req-1"), "v", LATER)
+    client.hset(keys.request("req-1"), "v", number)
     cell.worker("w", split="1-4")
     assert [run.request for run in cell.claim("w")] == ["req-2"], "it holds up nobody"
     (end,) = cell.log("req-1")
     assert isinstance(end, EndEntry) and end.meta["code"] == "protocol"
-    assert f"protocol {LATER}" in end.meta["error"]
+    assert f"protocol {number}" in end.meta["error"]
 
 
-@pytest.fixture
-def lower(client: redis.Redis, keys: Keys, cell: Cell) -> Cell:
-    """A cell of the number before ours."""
-    client.set(keys.protocol, LOWEST_PROTOCOL)
-    return cell
+def test_every_script_looks_first_whether_the_cell_is_ours(client: redis.Redis, keys: Keys, cell: Cell) -> None:
+    for script in source.NAMES:
+        assert source.FENCE in source.parts_of(script), script
+    cell.worker("w", split="1-4")
+    for number in (None, LOWEST_PROTOCOL - 1, LATER, "what?"):
+        if number is None:
+            client.delete(keys.protocol)
+        else:
+            client.set(keys.protocol, number)
+        before = cell.everything()
+        refused: list[Call[Any]] = [
+            calls.dead("w", silent_s=0),
+            calls.forget(8),
+            calls.claim("w", 8, free_pages=8),
+            calls.upgrade(PROTOCOL, LATER),
+        ]
+        for call in refused:
+            with pytest.raises(RedisRefused, match=f"the cell speaks .*, and this service speaks {NUMBERS}") as it:
+                cell.scripts.run(call)
+            assert it.value.code == "PROTOCOL", "a gateway says 503, and the client comes again"
+        assert cell.everything() == before
 
 
-def older_worker(client: redis.Redis, keys: Keys, name: str) -> None:
-    """One that does not speak ours: its record does not say what it speaks."""
-    client.hdel(keys.worker(name), "protocol")
+def older(client: redis.Redis, keys: Keys, worker: str) -> None:
+    """A worker and a gateway of this release: both say that they do not speak the number after ours."""
+    client.hset(keys.worker(worker), "protocol", PROTOCOL)
+    client.set(keys.gateway("old"), PROTOCOL, ex=15)
 
 
-def test_in_a_cell_of_the_number_before_we_do_what_that_says(client: redis.Redis, keys: Keys, lower: Cell) -> None:
-    for join in (True, False):
-        check_protocol(client, keys, join=join)
-    lower.worker("w", split="1-4")
-    lower.accept("req-1")
-    (run,) = lower.claim("w")
-    lower.commit(run, 0, [5])
-    assert lower.log() == [TokenEntry(1, 5)], "services of that number take what else it says for log probabilities"
-    lower.commit(run, 1, [], end="stop")
-    assert client.hget(keys.request("req-1"), "v") == client.get(keys.protocol) == b"%d" % LOWEST_PROTOCOL
-    binding = calls.Binding("name", 2)
-    assert LOWEST_PROTOCOL < CELLS_PROTOCOL
-    with pytest.raises(RedisRefused, match="knows no other cells") as refused:
-        lower.scripts.run(calls.move(binding, retention_s=10))
-    assert refused.value.code == "PROTOCOL" and not client.exists(keys.moved("name"))
-    client.set(keys.protocol, PROTOCOL)
-    assert not lower.scripts.run(calls.move(binding, retention_s=10))
-
-
-def test_the_number_is_raised_when_nobody_is_left_who_speaks_the_lower_alone(
-    client: redis.Redis, keys: Keys, lower: Cell, scripts: Scripts
+def test_the_next_release_raises_the_number_when_nobody_is_left_who_speaks_ours_alone(
+    client: redis.Redis, keys: Keys, cell: Cell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    link = Link(client, client, keys, scripts)
+    link = Link(client, client, keys, cell.scripts)
 
     def look(*, raises: bool = True) -> int:
-        CellUpgrade(link, MODEL, raises=raises).look()
+        CellUpgrade(link, raises=raises, highest=LATER).look()
         return int(client.get(keys.protocol) or 0)  # pyright: ignore
 
-    lower.worker("old", split="1-4")
-    lower.worker("new", split="1-4")
-    older_worker(client, keys, "old")
-    client.set(keys.gateway("old"), LOWEST_PROTOCOL, ex=15)
-    client.set(keys.gateway("new"), PROTOCOL, ex=15)
+    for name in ("old", "new"):
+        cell.worker(name, split="1-4")
+        client.hset(keys.worker(name), "protocol", LATER)
+    older(client, keys, "old")
+    client.set(keys.gateway("new"), LATER, ex=15)
     for name in ("before", "waits"):
-        lower.accept(name)
-    (run, _) = lower.claim("old")
-    before = lower.everything()
-    assert services_below(client, keys, PROTOCOL) == (["old"], ["old"])
-    assert services_below(client, keys, LOWEST_PROTOCOL) == ([], [])
-    assert look() == LOWEST_PROTOCOL
-    client.delete(keys.gateway("old"))
-    assert look() == LOWEST_PROTOCOL, "the worker is left"
-    client.hset(keys.worker("old"), "protocol", PROTOCOL)
-    assert look(raises=False) == LOWEST_PROTOCOL, "the operator keeps the way back"
+        cell.accept(name)
+    (run, _) = cell.claim("old")
+    before = cell.everything()
+    assert services_below(client, keys, LATER) == (["old"], ["old"])
+    assert services_below(client, keys, PROTOCOL) == ([], [])
     assert look() == PROTOCOL
-    client.set(keys.protocol, LOWEST_PROTOCOL)
-    older_worker(client, keys, "old")
-    client.set(keys.gateway("old"), LOWEST_PROTOCOL, ex=15)
-    changed = {name for name, content in lower.everything().items() if before.get(name) != content}
-    assert changed == set(), "nothing but the number was"
+    client.delete(keys.gateway("old"))
+    assert look() == PROTOCOL, "the worker is left"
+    client.hset(keys.worker("old"), "protocol", LATER)
+    assert look(raises=False) == PROTOCOL, "the operator keeps the way back"
+    assert look() == LATER
+    with pytest.raises(RedisRefused, match=f"the cell speaks protocol {LATER}"):
+        cell.accept("late")  # by a service that speaks ours alone and was not seen
     client.set(keys.protocol, PROTOCOL)
-    lower.accept("after")
-    assert lower.record("before")["v"] == f"{LOWEST_PROTOCOL}" and lower.record("after")["v"] == f"{PROTOCOL}"
-    assert lower.commit(run, 0, [5], end="stop").verdict == "OK", "runs go on"
-    assert [run.request for run in lower.claim("new")] == ["after"]
+    older(client, keys, "old")
+    changed = {name for name, content in cell.everything().items() if before.get(name) != content}
+    assert changed == set(), "nothing but the number was"
+
+    client.set(keys.protocol, LATER)
+    monkeypatch.setattr(source, "PROTOCOL", LATER)  # the scripts of the next release
+    source.source.cache_clear()
+    try:
+        cell.scripts = type(cell.scripts)(client, keys)
+        cell.accept("after")
+        assert cell.record("before")["v"] == f"{PROTOCOL}" and cell.record("after")["v"] == f"{LATER}"
+        assert cell.commit(run, 0, [5], end="stop").verdict == "OK", "runs go on"
+        assert [run.request for run in cell.claim("new")] == ["after"]
+    finally:
+        source.source.cache_clear()
 
 
-def test_raised_only_from_the_number_that_was_seen(client: redis.Redis, keys: Keys, scripts: Scripts) -> None:
-    for number in (str(LATER), f"2>{LOWEST_PROTOCOL}", "2", str(PROTOCOL)):
-        client.set(keys.protocol, number)
-        assert not scripts.run(calls.raise_protocol(LOWEST_PROTOCOL))
-        assert client.get(keys.protocol) == number.encode()
+def test_the_number_is_raised_only_from_the_one_that_was_seen(
+    client: redis.Redis, keys: Keys, scripts: Scripts
+) -> None:
+    assert not scripts.run(calls.upgrade(PROTOCOL - 1, LATER))
+    assert client.get(keys.protocol) == b"%d" % PROTOCOL
+
+
+def test_a_scheduler_gives_a_cell_whose_data_is_gone_its_number_and_leaves_others_alone(
+    client: redis.Redis, keys: Keys, scripts: Scripts
+) -> None:
+    look = CellUpgrade(Link(client, client, keys, scripts)).look
     client.delete(keys.protocol)
-    assert not scripts.run(calls.raise_protocol(LOWEST_PROTOCOL)) and not client.exists(keys.protocol)
+    look()
+    assert client.get(keys.protocol) == b"%d" % PROTOCOL
+    for number in (b"what?", b"%d" % LATER, b"%d" % (LOWEST_PROTOCOL - 1)):
+        client.set(keys.protocol, number)
+        look()
+        assert client.get(keys.protocol) == number, "left to the release that wrote it"

@@ -1,4 +1,4 @@
-"""The eight scripts, one by one, against a real server: what each promises, called twice, and with a stale run."""
+"""The scripts that change a request, each on a real server: what it promises, called twice, and with a stale run."""
 
 from typing import Any
 

@@ -83,7 +83,7 @@ def freeze_under_jobs(stand: Stand) -> tuple[int, list[Job]]:
         os.kill(frozen, signal.SIGCONT)  # they were faster than this test
 
 
-#: UPGRADE is called when an older release has left something: tests/contract/test_upgrade.py and test_older_data.
+#: UPGRADE is called when the next release has come: tests/contract/test_protocol.py and test_two_releases.
 SCHEDULER = [name.lower() for name in SCRIPTS_OF["scheduler"] if name != "UPGRADE"]
 
 

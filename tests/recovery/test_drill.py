@@ -90,7 +90,7 @@ def test_another_plan_in_the_middle_fails_nobody(tmp_path: Path) -> None:
 
 @pytest.mark.faults
 def test_another_release_goes_on_with_the_data_of_one_and_fails_nobody() -> None:
-    """Here it is the same one: tests/recovery/test_older_data.py has data of others."""
+    """Here it is the same one."""
     found_by("--minutes", "0.4", "--upgrade-from", sys.executable, "--kill", "worker,gateway", "--faults", "kill")
 
 

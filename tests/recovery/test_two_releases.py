@@ -1,4 +1,4 @@
-"""A system of the release before, under load, is replaced by ours service by service, and back: nobody notices."""
+"""A system of this release, under load, is replaced by the next one service by service, and back: nobody notices."""
 
 import signal
 import subprocess
@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from blockrelay.protocol.encoding.request_ids import own_id
-from blockrelay.protocol.number import CELLS_PROTOCOL, LOWEST_PROTOCOL, PROTOCOL
+from blockrelay.protocol.number import PROTOCOL
 from blockrelay.protocol.sampling_params import SamplingParams
 from blockrelay_launcher.client.resuming import resuming_stream
-from tests.support.systems import older_release
+from tests.support.systems.next_release import COMMAND, NEXT
 from tests.support.systems.system import OURS, Job, StartSystem, System, assert_nothing_is_held, golden_tokens
 from tests.support.waiting import wait_until
 
@@ -146,17 +146,16 @@ def rolling(start_system: StartSystem) -> Iterator[Callable[[tuple[str, ...]], R
 
 
 def test_services_of_two_releases_serve_one_cell(rolling: Callable[[tuple[str, ...]], Rolling]) -> None:
-    older = older_release.command()
-    found = rolling(older)
+    found = rolling(OURS)
     system = found.system
-    assert found.number() == LOWEST_PROTOCOL
+    assert found.number() == PROTOCOL
     with found.load.running():
         found.load.goes_on()
-        found.replace(OURS, {"BLOCKRELAY_RAISE_PROTOCOL": "false"})
-        assert found.number() == LOWEST_PROTOCOL, "there is a way back"
-        found.replace(older)
+        found.replace(COMMAND, {"BLOCKRELAY_RAISE_PROTOCOL": "false"})
+        assert found.number() == PROTOCOL, "there is a way back"
         found.replace(OURS)
-        wait_until(lambda: found.number() == PROTOCOL, "the number is raised", timeout_s=60)
+        found.replace(COMMAND)
+        wait_until(lambda: found.number() == NEXT, "the number is raised", timeout_s=60)
         found.load.goes_on()
     answers = list(found.load.answers.items())
     kinds = {job.request: job for key, _ in answers if (job := job_of(key))}
@@ -164,25 +163,25 @@ def test_services_of_two_releases_serve_one_cell(rolling: Callable[[tuple[str, .
     assert {key: tokens for key, (_, tokens) in answers} == {key: golden[job_of(key).request] for key, _ in answers}
     records = [system.client.hgetall(system.keys.request(request)) for _, (request, _) in answers]
     assert {record.get(b"rerun_reason", b"drain") for record in records} == {b"drain"}  # pyright: ignore
-    assert {int(record[b"v"]) for record in records} == {LOWEST_PROTOCOL, PROTOCOL}  # pyright: ignore
+    assert {int(record[b"v"]) for record in records} == {PROTOCOL, NEXT}  # pyright: ignore
     books = system.client.hgetall(system.keys.totals(system.model_key))
     assert int(books[b"accepted"]) == len(answers), "one key is one request"  # pyright: ignore
     assert_nothing_is_held(system)
 
-    system.command = older
+    system.command = OURS
     late = system.start_scheduler()
     assert late.wait(30) == 2, "the older release says that the cell has gone on, and ends"
     system.schedulers.remove(late)
-    assert f"speaks protocol {PROTOCOL}" in (system.folder / "scheduler.log").read_text()
+    assert f"speaks protocol {NEXT}" in (system.folder / "scheduler.log").read_text()
 
 
 def test_the_number_waits_for_the_last_service_of_the_release_before(
     rolling: Callable[[tuple[str, ...]], Rolling],
 ) -> None:
-    """Nothing of the higher number is done meanwhile, and who keeps it back is named."""
-    found = rolling(older_release.command())
+    """The services that keep it back are named meanwhile."""
+    found = rolling(OURS)
     system = found.system
-    system.command = OURS
+    system.command = COMMAND
     (old,) = system.schedulers
     system.start_scheduler()
     ended(old, system.schedulers)
@@ -192,10 +191,10 @@ def test_the_number_waits_for_the_last_service_of_the_release_before(
         ended(gateway, system.gateways)
     one, other = list(system.workers)
     for worker in (one, other):
-        assert found.number() == LOWEST_PROTOCOL < CELLS_PROTOCOL
+        assert found.number() == PROTOCOL
         system.start_worker()
         worker.kill()  # nobody has heard of its end
         system.workers.remove(worker)
         worker.wait()
-    wait_until(lambda: found.number() == PROTOCOL, "the number is raised", timeout_s=60)
+    wait_until(lambda: found.number() == NEXT, "the number is raised", timeout_s=60)
     system.wait_ready(2)

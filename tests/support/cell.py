@@ -159,7 +159,7 @@ class Cell:
         return {k.decode(): int(v) for k, v in raw.items() if int(v)}  # pyright: ignore
 
     def requests_of_tenant(self, tenant: str) -> set[str]:
-        return {m.decode() for m in self.client.smembers(self.keys.tenant_requests(tenant))}  # pyright: ignore
+        return {m.decode() for m in self.client.smembers(self.keys.key("tenant-requests", tenant))}  # pyright: ignore
 
     def everything(self) -> dict[bytes, bytes]:
         """The content of every key but those that only repeat what others say."""

@@ -18,7 +18,7 @@ def assert_service_describes_itself(text: str, service: str) -> None:
     (build,) = [sample for sample in samples if sample.name == "blockrelay_build_info"]
     assert build.value == 1
     assert build.labels.items() >= {"service": service, "version": __version__, "protocol": str(PROTOCOL)}.items()
-    ours = [sample for sample in samples if sample.name.startswith("blockrelay_") and not _is_old(sample.name, service)]
+    ours = [sample for sample in samples if sample.name.startswith("blockrelay_")]
     assert not [sample for sample in ours if not {"cell", "model"} <= sample.labels.keys()]
     values = {sample.name: sample.value for sample in samples}
     assert values["process_resident_memory_bytes"] > 1e6
@@ -26,13 +26,3 @@ def assert_service_describes_itself(text: str, service: str) -> None:
     assert values["process_open_fds"] > 0
     assert "python_info" in values
     assert not [name for name in values if name.endswith("_created")]
-
-
-def _is_old(name: str, service: str) -> bool:
-    """Whether a worker tells it for those who read the release before."""
-    shared = ("build_info", "state", "state_transitions_total", "redis_errors_total")
-    return (
-        service == "worker"
-        and not name.startswith("blockrelay_worker_")
-        and name.removeprefix("blockrelay_") not in shared
-    )

@@ -6,9 +6,10 @@ by scripts, so any number of schedulers may run and none of them keeps anything 
 
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 
-from blockrelay.errors import RedisRefused, RedisTrouble
+from blockrelay.errors import RedisTrouble
 from blockrelay.observability import logs
 from blockrelay.observability.metrics.scheduler import SchedulerMetrics
 from blockrelay.protocol.plan import WorkerInfo
@@ -74,7 +75,7 @@ class Scheduler:
             name=settings.node_id or logs.node_name("scheduler"),
         )
         self._rescuer = Rescuer(self.link, settings)
-        self._upgrade = CellUpgrade(self.link, self.model, raises=settings.raise_protocol)
+        self._upgrade = CellUpgrade(self.link, raises=settings.raise_protocol)
 
     def run(self, stop: threading.Event) -> None:
         """Tick until `stop`. Trouble with Redis: say so, wait with backoff, go on.
@@ -93,12 +94,7 @@ class Scheduler:
                 self._sweeper.close()
 
     def _look(self) -> None:
-        try:
-            check_redis(self.link.client, "control Redis", cell=self.link.keys)
-        except RedisRefused as error:
-            if error.code != "PROTOCOL":
-                raise
-            self._upgrade.perform()
+        check_redis(self.link.client, "control Redis", cell=self.link.keys)
         if self.link.payload is not self.link.client:
             try:
                 check_redis(self.link.payload, "payload Redis")
@@ -118,8 +114,9 @@ class Scheduler:
             try:
                 self.tick()
             except RedisTrouble as error:
-                if error.code == "PROTOCOL":  # said by a script, before this round came to look
-                    error = self._upgraded() or error
+                if error.code == "PROTOCOL":  # said by DEAD, before this round gave the cell its number
+                    with suppress(RedisTrouble):
+                        self._upgrade.look()
                 self._trouble(error)
                 stop.wait(backoff_s(attempt))
                 attempt += 1
@@ -127,14 +124,6 @@ class Scheduler:
             self._watch.worked("schedule")
             attempt = 0
             stop.wait(self.settings.tick_s)
-
-    def _upgraded(self) -> RedisTrouble | None:
-        """Bring the cell to our protocol; why that cannot be done yet."""
-        try:
-            self._upgrade.look()
-        except RedisTrouble as error:
-            return error
-        return None
 
     def tick(self) -> None:
         """One round. Raises RedisTrouble; the next round makes up for it."""

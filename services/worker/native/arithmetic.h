@@ -1,4 +1,4 @@
-// Sums, exp, norm and quantisation of numerics.py on sixteen lanes.
+// Sums, exp, norm and quantisation of kernels/specification.py on sixteen lanes.
 #pragma once
 
 #include "lanes.h"

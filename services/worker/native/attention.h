@@ -1,7 +1,7 @@
 // Causal attention over pages of 16 keys, float16 or float32.
 //
-// A tile walks the pages of its segment once: scores, online softmax, weighted values. numerics.py has the order of
-// every sum; both ways to compute a tile keep it.
+// A tile walks the pages of its segment once: scores, online softmax, weighted values. kernels/specification.py has the
+// order of every sum; both ways to compute a tile keep it.
 #pragma once
 
 #include <algorithm>

@@ -303,7 +303,7 @@ BLOCKRELAY_EXPORT void* blockrelay_invoker(const char* name) {
   return nullptr;
 }
 
-// Makes the calls of a program (program.py): 0, or 256 * the index of the call that failed + its status.
+// Makes the calls of a program (kernels/recorded.py): 0, or 256 * the index of the call that failed + its status.
 BLOCKRELAY_EXPORT int64_t blockrelay_run(void* pool, void* steps, int64_t count) {
   return run_steps(pool, static_cast<Step*>(steps), count);
 }

@@ -1,4 +1,5 @@
-// V16: sixteen float32 lanes in every build, so that the register width never shows in a reduction (numerics.py).
+// V16: sixteen float32 lanes in every build, so that the register width never shows in a reduction
+// (kernels/specification.py).
 #pragma once
 
 #include <utility>

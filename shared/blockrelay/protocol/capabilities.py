@@ -31,7 +31,7 @@ class Capabilities:
 
     @classmethod
     def from_json(cls, data: bytes | None) -> "Capabilities | None":
-        """None for a worker that says nothing of them, as older ones do, and for what cannot be read.
+        """None for a worker that is gone or has not said them yet, and for what cannot be read.
 
         What a newer worker says beside these is passed over.
         """

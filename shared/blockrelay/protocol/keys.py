@@ -51,9 +51,9 @@ class Family:
 
 
 FAMILIES = (
-    Family("request", "<id>", "hash, the record; of an ended request with its short log", f"ACCEPT {_ENDS} MIGRATE FORGET UPGRADE", "BEAT MOVE gateway scheduler worker", "retention after the end, FORGET"),
-    Family("log", "<id>", "stream, the token log; entry id = position", f"ACCEPT {_ENDS} FORGET UPGRADE", "gateway worker", "15 s after the end (a long one: as the record)"),
-    Family("packing", "", "stream, a log while it is packed", f"{_ENDS} UPGRADE", "", "at once"),
+    Family("request", "<id>", "hash, the record; of an ended request with its short log", f"ACCEPT {_ENDS} MIGRATE FORGET", "BEAT MOVE gateway scheduler worker", "retention after the end, FORGET"),
+    Family("log", "<id>", "stream, the token log; entry id = position", f"ACCEPT {_ENDS} FORGET", "gateway worker", "15 s after the end (a long one: as the record)"),
+    Family("packing", "", "stream, a log while it is packed", _ENDS, "", "at once"),
     Family("ended", "<kind>", "list of ended requests, oldest first; kinds: `first` and `last` to be forgotten", f"{_ENDS} FORGET", "scheduler", "member: FORGET, or behind its retention"),
     Family("running", "", "zset id -> ms of last progress; every request not finished", f"ACCEPT {_ENDS} BEAT scheduler", "gateway", "member: at the end"),
     Family("queue", "<model>:<class>", "zset of first runs, id -> rank", f"ACCEPT {_ENDS}", "scheduler", "member: CLAIM, FINISH"),
@@ -64,24 +64,24 @@ FAMILIES = (
     Family("pinned", "<model>:<class>:<numerics>", "the same of those with tokens, for workers of the id that computed these", f"{_ENDS} BEAT MIGRATE", "worker", "entry: CLAIM, FINISH, MIGRATE"),
     Family("numerics", "<model>", "hash, class:numerics id that re-runs wait for -> ms without a worker for them, when that was seen, and what pools hold", "CLAIM COMMIT RERUN DEAD BEAT MIGRATE", "", "member: MIGRATE"),
     Family("delayed", "", "zset id -> ms from which the job of its re-run may be queued", f"{_ENDS} BEAT", "", "member: CLAIM, BEAT, FINISH"),
-    Family("outstanding", "<model>", "hash: rows, tokens and pages that unfinished requests still cost", f"ACCEPT {_ENDS} UPGRADE", "scheduler", "never"),
-    Family("totals", "<model>", "hash: how many requests were ever accepted, and ended by reason; workers that died, runs queued again by reason", f"ACCEPT {_ENDS} UPGRADE", "scheduler", "never"),
-    Family("tenant-requests", "<tenant>", "set of its unfinished requests", f"ACCEPT {_ENDS} UPGRADE", "", "member: at the end"),
+    Family("outstanding", "<model>", "hash: rows, tokens and pages that unfinished requests still cost", f"ACCEPT {_ENDS}", "scheduler", "never"),
+    Family("totals", "<model>", "hash: how many requests were ever accepted, and ended by reason; workers that died, runs queued again by reason", f"ACCEPT {_ENDS}", "scheduler", "never"),
+    Family("tenant-requests", "<tenant>", "set of its unfinished requests", f"ACCEPT {_ENDS}", "", "member: at the end"),
     Family("bucket", "<tenant>", "hash: tokens left of its minute, and when", f"ACCEPT {_ENDS}", "", "120 s after the last use"),
     Family("workers", "", "zset worker -> ms of last beat", "BEAT DEAD worker", "ACCEPT CLAIM MIGRATE gateway scheduler", "member: DEAD"),
-    Family("worker", "<id>", "hash: model, device, stage, pages, pages_reserved, pace; how far into a queue it has passed over what is not for it", f"{_ENDS} BEAT worker UPGRADE", "ACCEPT MIGRATE gateway scheduler", "DEAD"),
-    Family("worker-requests", "<worker>", "set of requests whose route has the worker", f"{_ENDS} UPGRADE", "BEAT gateway scheduler", "DEAD"),
-    Family("quarantine", "<worker>", "string, the request that the worker tries alone", f"{_ENDS} worker UPGRADE", "", "after the try, DEAD"),
+    Family("worker", "<id>", "hash: model, device, stage, pages, pages_reserved, pace; how far into a queue it has passed over what is not for it", f"{_ENDS} BEAT worker", "ACCEPT MIGRATE gateway scheduler", "DEAD"),
+    Family("worker-requests", "<worker>", "set of requests whose route has the worker", _ENDS, "BEAT gateway scheduler", "DEAD"),
+    Family("quarantine", "<worker>", "string, the request that the worker tries alone", f"{_ENDS} worker", "", "after the try, DEAD"),
     Family("renewal", "<model>", "string, the GPU whose process is renewed", "worker", "", "when it serves again, after 660 s"),
     Family("inbox", "<worker>", "stream of next jobs and ends", f"{_ENDS} worker", "BEAT MIGRATE gateway scheduler", "DEAD"),
     Family("inbox", "<worker>", "stream of forwarded rows and early next jobs", "worker", "scheduler", "DEAD", "payload"),
     Family("protocol", "", "string, number of the protocol that all services of the cell speak", "UPGRADE gateway scheduler worker", f"ACCEPT BEAT {_ENDS} FORGET MIGRATE MOVE PLAN", "never"),
     Family("settings", "", "hash: retention_s and dead_after_ms, which hold for all services of the cell", "scheduler", f"ACCEPT {_ENDS} MIGRATE FORGET gateway worker", "never"),
-    Family("fleet", "<model>", "hash, what ACCEPT and CLAIM last made of the registry", "ACCEPT CLAIM DEAD worker UPGRADE", "", "after 1 s, and when a worker comes or goes"),
+    Family("fleet", "<model>", "hash, what ACCEPT and CLAIM last made of the registry", "ACCEPT CLAIM DEAD worker", "", "after 1 s, and when a worker comes or goes"),
     Family("exact-left", "<model>", "string, the worker that left last of those that do not vary", "DEAD", "ACCEPT", "after 60 s"),
     Family("plan", "<model>", "hash: epoch, inputs, class, plan", "PLAN", "ACCEPT gateway scheduler worker", "never"),
     Family("plan-history", "<model>", "stream: plan, origin, who; the newest is brought into force", "scheduler", "", "trimmed to 100"),
-    Family("session", "<id>", "hash: step, fingerprint, request, tokens", "ACCEPT UPGRADE", "MOVE gateway", "retention after the last step"),
+    Family("session", "<id>", "hash: step, fingerprint, request, tokens", "ACCEPT", "MOVE gateway", "retention after the last step"),
     Family("moved", "<name>", "string, version of the list of cells by which a key or a session belongs elsewhere", "ACCEPT MOVE", "", "retention of requests with a key, and a day"),
     Family("result", "<id>", "string, tensor outputs", "worker", "gateway", "60 s after it was stored, 5 s after it was read", "payload"),
     Family("kv-asked", "<id>", "hash, page.layer -> KV that a tensor step asked for", "worker", "gateway", "60 s after it was stored, 5 s after it was read", "payload"),
@@ -94,13 +94,9 @@ FAMILIES = (
     Family("wake", "<gateway>", "stream, interrupts a gateway's blocking read", "gateway", "", "60 s after the last use"),
     Family("followers", "<id>", "hash of the gateways that read a log which more than one has read", "ACCEPT gateway", "FINISH FORGET", "retention"),
     Family("gateway", "<id>", "string, number of the protocol that this gateway speaks: it lives", "gateway", "FINISH", "15 s after the last beat"),
-    Family("load", "<model>", "what `outstanding` was called in protocol 1 and 2", "UPGRADE", "scheduler", "UPGRADE"),
-    Family("of", "<tenant>", "what `tenant-requests` was called", "UPGRADE", "", "UPGRADE"),
-    Family("on", "<worker>", "what `worker-requests` was called", "UPGRADE", "", "UPGRADE"),
-    Family("trying", "<worker>", "what `quarantine` was called", "UPGRADE", "", "UPGRADE"),
     Family("lost-devices", "", "hash, device and worker -> JSON: a GPU that its worker has lost and waits for", "worker", "", "member: when it is tried again"),
     Family("device-retry", "<device>", "string: a lost GPU is to be tried now; set by `blockrelay devices retry`", "worker", "", "when it is tried, after 10 s"),
-    Family("dead-letters", "", "stream of requests that killed their workers or could not be computed", "COMMIT DEAD FINISH RERUN UPGRADE scheduler", "", "entry: after 7 days (`BLOCKRELAY_DEAD_LETTERS_S`); trimmed to 200"),
+    Family("dead-letters", "", "stream of requests that killed their workers or could not be computed", "COMMIT DEAD FINISH RERUN scheduler", "", "entry: after 7 days (`BLOCKRELAY_DEAD_LETTERS_S`); trimmed to 200"),
 )  # fmt: skip
 
 BY_NAME = {family.name: family for family in FAMILIES}
@@ -124,164 +120,155 @@ class Keys:
 
     cell: str
 
-    def _key(self, *parts: str) -> str:
+    def key(self, *parts: str) -> str:
+        """The key `{cell}:<family>:<of>`, from the name of its family and what stands behind that."""
         return ":".join((f"{{{self.cell}}}", *parts))
 
     def sample(self, family: str) -> str:
         """A key of the family that no service uses, or its only one."""
-        return self._key(family, "?") if BY_NAME[family].of else self._key(family)
+        return self.key(family, "?") if BY_NAME[family].of else self.key(family)
 
     @property
     def all(self) -> str:
         """A pattern for SCAN."""
-        return self._key("*")
+        return self.key("*")
 
     @property
     def status_channel(self) -> str:
         """Not a key: where status events are published."""
-        return self._key("status-events")
+        return self.key("status-events")
 
     @property
     def workers(self) -> str:
-        return self._key("workers")
+        return self.key("workers")
 
     @property
     def protocol(self) -> str:
-        return self._key("protocol")
+        return self.key("protocol")
 
     @property
     def settings(self) -> str:
-        return self._key("settings")
+        return self.key("settings")
 
     @property
     def running(self) -> str:
-        return self._key("running")
+        return self.key("running")
 
     @property
     def delayed(self) -> str:
-        return self._key("delayed")
+        return self.key("delayed")
 
     @property
     def dead_letters(self) -> str:
-        return self._key("dead-letters")
+        return self.key("dead-letters")
 
     def request(self, request_id: str) -> str:
-        return self._key("request", request_id)
+        return self.key("request", request_id)
 
     def log(self, request_id: str) -> str:
-        return self._key("log", request_id)
+        return self.key("log", request_id)
 
     def ended(self, kind: Literal["first", "last"]) -> str:
-        return self._key("ended", kind)
+        return self.key("ended", kind)
 
     def result(self, request_id: str) -> str:
-        return self._key("result", request_id)
+        return self.key("result", request_id)
 
     def kv_asked(self, request_id: str) -> str:
-        return self._key("kv-asked", request_id)
+        return self.key("kv-asked", request_id)
 
     def kv_given(self, request_id: str) -> str:
-        return self._key("kv-given", request_id)
+        return self.key("kv-given", request_id)
 
     @property
     def results(self) -> str:
-        return self._key("results")
+        return self.key("results")
 
     @property
     def result_bytes(self) -> str:
-        return self._key("result-bytes")
+        return self.key("result-bytes")
 
     def trace(self, request_id: str) -> str:
-        return self._key("trace", request_id)
+        return self.key("trace", request_id)
 
     def page(self, name: str) -> str:
-        return self._key("page", name)
+        return self.key("page", name)
 
     def pages(self, model: str) -> str:
-        return self._key("pages", model)
+        return self.key("pages", model)
 
     def followers(self, request_id: str) -> str:
-        return self._key("followers", request_id)
+        return self.key("followers", request_id)
 
     def gateway(self, gateway: str) -> str:
-        return self._key("gateway", gateway)
+        return self.key("gateway", gateway)
 
     def wake(self, gateway: str) -> str:
-        return self._key("wake", gateway)
+        return self.key("wake", gateway)
 
     def moved(self, name: str) -> str:
-        return self._key("moved", name)
+        return self.key("moved", name)
 
     def session(self, session_id: str) -> str:
-        return self._key("session", session_id)
+        return self.key("session", session_id)
 
     def queue(self, model: str, route_class: str) -> str:
-        return self._key("queue", model, route_class)
+        return self.key("queue", model, route_class)
 
     def due(self, model: str, route_class: str) -> str:
-        return self._key("due", model, route_class)
+        return self.key("due", model, route_class)
 
     def shares(self, model: str, route_class: str) -> str:
-        return self._key("shares", model, route_class)
-
-    def load(self, model: str) -> str:
-        """`outstanding` of protocol 1 and 2."""
-        return self._key("load", model)
+        return self.key("shares", model, route_class)
 
     def outstanding(self, model: str) -> str:
-        return self._key("outstanding", model)
+        return self.key("outstanding", model)
 
     def totals(self, model: str) -> str:
-        return self._key("totals", model)
-
-    def tenant_requests(self, tenant: str) -> str:
-        return self._key("tenant-requests", tenant)
+        return self.key("totals", model)
 
     def bucket(self, tenant: str) -> str:
-        return self._key("bucket", tenant)
+        return self.key("bucket", tenant)
 
     def jobs(self, model: str, route_class: str) -> str:
-        return self._key("jobs", model, route_class)
+        return self.key("jobs", model, route_class)
 
     def reruns(self, model: str, route_class: str) -> str:
-        return self._key("reruns", model, route_class)
+        return self.key("reruns", model, route_class)
 
     def pinned(self, model: str, route_class: str, numerics: str) -> str:
-        return self._key("pinned", model, route_class, numerics)
+        return self.key("pinned", model, route_class, numerics)
 
     def numerics(self, model: str) -> str:
-        return self._key("numerics", model)
+        return self.key("numerics", model)
 
     def worker(self, worker_id: str) -> str:
-        return self._key("worker", worker_id)
+        return self.key("worker", worker_id)
 
     def worker_requests(self, worker_id: str) -> str:
-        return self._key("worker-requests", worker_id)
+        return self.key("worker-requests", worker_id)
 
     def quarantine(self, worker_id: str) -> str:
-        return self._key("quarantine", worker_id)
+        return self.key("quarantine", worker_id)
 
     @property
     def lost_devices(self) -> str:
-        return self._key("lost-devices")
+        return self.key("lost-devices")
 
     def device_retry(self, device: str) -> str:
-        return self._key("device-retry", device)
+        return self.key("device-retry", device)
 
     def renewal(self, model: str) -> str:
-        return self._key("renewal", model)
+        return self.key("renewal", model)
 
     def inbox(self, worker_id: str) -> str:
-        return self._key("inbox", worker_id)
+        return self.key("inbox", worker_id)
 
     def fleet(self, model: str) -> str:
-        return self._key("fleet", model)
-
-    def exact_left(self, model: str) -> str:
-        return self._key("exact-left", model)
+        return self.key("fleet", model)
 
     def plan(self, model: str) -> str:
-        return self._key("plan", model)
+        return self.key("plan", model)
 
     def plan_history(self, model: str) -> str:
-        return self._key("plan-history", model)
+        return self.key("plan-history", model)

@@ -305,7 +305,7 @@ class EndEntry:
     """The terminal entry; `position` is one past the last token. `meta` holds error, code, block times, route.
 
     `executed`: how many blocks GPUs and how many CPUs have executed, summed over the steps that all runs of the request
-    have committed; None where none has, or where a release that does not count has written some of it.
+    have committed; None where none has.
     """
 
     position: int

@@ -98,8 +98,8 @@ class WorkerInfo:
     """One worker as `worker:<id>` tells it. `stage` None: registered, blocks not loaded yet.
 
     `pages` KV pages of its pool, `pages_used` of them in use; `reserved` pages promised to runs; `running` requests on
-    it; `silent_ms` since its last beat; `dead_after_ms` of the cell. `capabilities` once its blocks are loaded; older
-    workers tell none. `pace` of a first stage, once it has measured itself. `device_id` is the name under which plans
+    it; `silent_ms` since its last beat; `dead_after_ms` of the cell. `capabilities` once its blocks are loaded.
+    `pace` of a first stage, once it has measured itself. `device_id` is the name under which plans
     know its device; "": none does. One that `varies` does not compute the same bits twice. `slow` is why it computes
     more slowly than its CPU can, with the remedy; "": it does not.
     """

@@ -13,11 +13,9 @@ def timeline(record: Mapping[bytes, bytes]) -> list[dict[str, Any]]:
     `record`: a whole one (`blockrelay.protocol.ended`).
     accepted, queued, claimed (route_class), first_token, rerun (reason, tokens committed by then; numerics_id: it waits
     for a worker of this one), numerics_changed (numerics_id, tokens before its first), fallback (block_id, blocks,
-    reason, error_code; the first alone where an older release has written it), fallback_denied (block_id: it waits for
-    a GPU that has it), end (reason). Times do not order them: of one
-    millisecond there may be several, and a clock that was put back dates a later event earlier. The record keeps a
-    kilobyte of notes: of very many, the oldest are missing, but the first token
-    is always there.
+    reason, error_code), fallback_denied (block_id: it waits for a GPU that has it), end (reason). Times do not order
+    them: of one millisecond there may be several, and a clock that was put back dates a later event earlier. The record
+    keeps a kilobyte of notes: of very many, the oldest are missing, but the first token is always there.
     """
     accepted = int(record[b"accepted_ms"])
     events = [_event("accepted", accepted), _event("queued", accepted)]

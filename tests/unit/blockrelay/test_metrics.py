@@ -12,7 +12,7 @@ from blockrelay.observability.metrics.scheduler import SchedulerMetrics
 from blockrelay.observability.metrics.totals import Totals
 from blockrelay.observability.metrics.whose import BOOKS, taken
 from blockrelay.observability.metrics.worker import WorkerMetrics
-from blockrelay.observability.registry import DEPRECATED, ServiceRegistry, service_registry
+from blockrelay.observability.registry import service_registry
 from tests.support.scraping import sampled
 
 GROUPS: dict[str, Callable[[CollectorRegistry], object]] = {
@@ -84,20 +84,6 @@ def test_cell_and_model_are_on_every_series_of_ours_and_on_no_other() -> None:
     assert memory.labels == {}
 
 
-def test_a_worker_is_told_under_its_old_names_too_as_they_were() -> None:
-    """Dashboards of release 0.1.0 go on; sums over the new names, which gateways share, do not see them."""
-    registry = ServiceRegistry({"cell": "c0", "model": "m"})
-    metrics = WorkerMetrics(registry)
-    metrics.generation_tokens.inc(5)
-    metrics.batch_rows.observe(3)
-    metrics.redis_errors.inc()
-    assert registry.get_sample_value("blockrelay_generation_tokens_total") == 5
-    assert registry.get_sample_value("blockrelay_iteration_tokens_bucket", {"le": "4.0"}) == 1
-    assert registry.get_sample_value("blockrelay_worker_generation_tokens_total", {"cell": "c0", "model": "m"}) == 5
-    assert registry.get_sample_value("blockrelay_redis_errors_total") is None, "it was not renamed"
-    assert sampled(generate_latest(registry).decode(), "blockrelay_generation_tokens_total", model="m") == 0
-
-
 def test_the_books_are_not_told_before_somebody_has_looked() -> None:
     """A counter that starts at 0 beside what other schedulers tell would read as a loss."""
     registry = CollectorRegistry()
@@ -111,33 +97,6 @@ def test_the_books_are_not_told_before_somebody_has_looked() -> None:
     assert registry.get_sample_value("blockrelay_worker_deaths_total") == 2
     assert registry.get_sample_value("blockrelay_reruns_total", {"reason": "death"}) == 1
     assert registry.get_sample_value("blockrelay_reruns_total", {"reason": "drain"}) == 0
-
-
-def test_a_name_that_misled_is_told_beside_its_successor_for_a_release() -> None:
-    """A deprecated name keeps its series beside the new one, and its help says that it will go."""
-    registry = ServiceRegistry({"cell": "c0", "model": "m"})
-    gateway = GatewayMetrics(registry)
-    gateway.requests.labels("error").inc()
-    gateway.kv_cache_usage.set(0.5)
-    text = generate_latest(registry).decode()
-    for name in ("blockrelay_finished_requests_total", "blockrelay_request_success_total"):
-        assert sampled(text, name, cell="c0", model="m", finished_reason="error") == 1
-    for name in ("blockrelay_kv_cache_usage_ratio", "blockrelay_kv_cache_usage_perc"):
-        assert sampled(text, name, cell="c0") == 0.5
-    helps = dict(line.removeprefix("# HELP ").split(" ", 1) for line in text.splitlines() if line.startswith("# HELP "))
-    old = {name: helps[name + "_total" if name + "_total" in helps else name] for name in DEPRECATED if name in text}
-    assert (
-        all(told.startswith("Deprecated") and DEPRECATED[name] in told for name, told in old.items()) and len(old) >= 2
-    )
-
-
-def test_the_usage_of_a_worker_has_all_names_that_it_ever_had() -> None:
-    registry = ServiceRegistry({"cell": "c0", "model": "m"})
-    WorkerMetrics(registry).kv_cache_usage.set(0.25)
-    labels = {"cell": "c0", "model": "m"}
-    assert registry.get_sample_value("blockrelay_worker_kv_cache_usage_ratio", labels) == 0.25
-    assert registry.get_sample_value("blockrelay_worker_kv_cache_usage_perc", labels) == 0.25
-    assert registry.get_sample_value("blockrelay_kv_cache_usage_perc") == 0.25, "of release 0.1.0: without the labels"
 
 
 @pytest.mark.parametrize("service", GROUPS)

@@ -151,19 +151,23 @@ def test_another_version_is_refused() -> None:
         codec.unpack(packed({"v": 2}))
 
 
-def test_a_fallback_event_of_an_older_release_is_read() -> None:
-    old = {"block_id": "block_4", "from": "GPU", "to": "CPU", "reason": "gpu_error", "success": True}
-    event = FallbackEvent.decode(old)
-    assert (event.blocks, event.error_code, event.position, event.cause) == (("block_4",), None, None, "gpu_error")
-    blocks = {"blocks": ["block_4", "block_5"]}
-    new = FallbackEvent.decode(
-        {**old, "blocks": [4, 5], "reason": "gpu_timeout", "error_code": "TIMEOUT", "position": 3}
-    )
-    assert (new.blocks, new.error_code, new.cause) == (("block_4", "block_5"), "TIMEOUT", "gpu_error")
-    assert new.to_json() == {
-        **old, **blocks, "reason": "gpu_timeout", "error_code": "TIMEOUT", "position": 3, "rows_recomputed": None,
-    }  # fmt: skip
-    assert FallbackEvent.decode({**old, "reason": "worker_death"}).cause == "worker_death"
+def test_a_fallback_event_is_read() -> None:
+    plain = {"block_id": "block_4", "from": "GPU", "to": "CPU", "reason": "gpu_error", "success": True, "position": 3}
+    told = {**plain, "blocks": [4, 5]}
+    event = FallbackEvent.decode(told)
+    assert (event.error_code, event.rows_recomputed, event.cause) == (None, None, "gpu_error")
+    finer = FallbackEvent.decode({**told, "reason": "gpu_timeout", "error_code": "TIMEOUT", "rows": 2})
+    assert (finer.blocks, finer.error_code, finer.cause) == (("block_4", "block_5"), "TIMEOUT", "gpu_error")
+    assert finer.to_json() == {
+        **plain,
+        "blocks": ["block_4", "block_5"],
+        "reason": "gpu_timeout",
+        "error_code": "TIMEOUT",
+        "rows_recomputed": 2,
+    }
+    assert FallbackEvent.decode({**told, "reason": "worker_death"}).cause == "worker_death"
     for wrong in ("block_4", [4], [4, 10**9], ["4", "5"]):
         with pytest.raises(WireError):
-            FallbackEvent.decode({**old, "blocks": wrong})
+            FallbackEvent.decode({**told, "blocks": wrong})
+    with pytest.raises(WireError):
+        FallbackEvent.decode(plain)

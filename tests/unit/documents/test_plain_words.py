@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.plain_words import OPENINGS, PENDING, PHRASES, PRODUCT, ROOT, Finding, files_of, findings
+from tests.support.plain_words import OPENINGS, PENDING, PHRASES, PRODUCT, ROOT, Finding, files_of, findings
 
 
 def test_no_file_has_a_refused_word() -> None:

@@ -315,14 +315,19 @@ def test_redis_goes_away_and_comes_back_and_nobody_is_declared_dead_for_it(own_r
     client.close()
 
 
-def test_a_cell_that_falls_behind_while_a_worker_dies_is_upgraded(cell: Cell, redis_server: RedisServer) -> None:
+def test_a_cell_that_loses_its_number_while_a_worker_dies_is_given_it_again(
+    cell: Cell, redis_server: RedisServer
+) -> None:
     """DEAD, which comes first in a round, is refused until then."""
     one = scheduler(redis_server.url)
     with running(one):
         wait_until(lambda: one.gaps() == [], "it runs")
-        cell.client.set(cell.keys.protocol, PROTOCOL - 1)
-        cell.worker("a", stage=0)
-        wait_until(lambda: cell.client.get(cell.keys.protocol) == b"%d" % PROTOCOL, "the cell is upgraded")
+        together = cell.client.pipeline(transaction=True)
+        together.delete(cell.keys.protocol)
+        together.hset(cell.keys.worker("a"), "model", MODEL)
+        together.zadd(cell.keys.workers, {"a": 1})
+        together.execute()
+        wait_until(lambda: cell.client.get(cell.keys.protocol) == b"%d" % PROTOCOL, "it has its number again")
         wait_until(lambda: not cell.client.zcard(cell.keys.workers), "the silent worker is dead")
     cell.client.delete(cell.keys.protocol)
 

@@ -162,7 +162,7 @@ def message_of(error: BlockrelayError) -> str:
     if isinstance(error, RedisFull):
         return "the queue's memory is used up; try again later"
     if isinstance(error, RedisTrouble) and error.code == "PROTOCOL":
-        return "the cell is being upgraded, or is of another release than this gateway; try again later"
+        return "the cell is of another release than this gateway, or new; try again later"
     return "the queue (Redis) does not answer; try again later" if isinstance(error, RedisTrouble) else str(error)
 
 

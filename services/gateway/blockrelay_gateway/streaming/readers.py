@@ -19,9 +19,9 @@ class Readers:
     def __init__(
         self, registry: FollowedRequests, requests: Sequence[FollowedRequest], *, replayed: bool = False
     ) -> None:
-        """`replayed`: an Idempotency-Key led to requests that were accepted before. `notes`: more headers."""
+        """`replayed`: an Idempotency-Key led to requests that were accepted before."""
         self._registry, self.requests, self.replayed = registry, tuple(requests), replayed
-        self.notes: dict[str, str] = {}
+        self.notes: dict[str, str] = {}  # more headers of the answer
         self._event: asyncio.Event | None = asyncio.Event()
         for followed in self.requests:
             registry.attach(followed)

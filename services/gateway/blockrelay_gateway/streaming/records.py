@@ -1,12 +1,11 @@
 """Records and logs of requests, read from Redis; and whether a client may see them."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import Any, cast
 
 import redis.asyncio
 
-from blockrelay.errors import NotFound, RedisTrouble, ServiceUnavailable
+from blockrelay.errors import NotFound, ServiceUnavailable
 from blockrelay.protocol.ended import Log, whole_log
 from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.number import NUMBERS, is_spoken, number_of
@@ -21,8 +20,8 @@ def check_number(record: Mapping[bytes, bytes], what: str) -> None:
     """
     if record and not is_spoken(number := number_of(record.get(b"v"))):
         raise ServiceUnavailable(
-            f"{what} is of protocol {number} of the cell, and this gateway speaks {NUMBERS}; try again later: a "
-            "scheduler upgrades what is older"
+            f"{what} is of protocol {number} of the cell, and this gateway speaks {NUMBERS}: it can be read by a "
+            "gateway of another release"
         )
 
 
@@ -72,15 +71,6 @@ class Records:
         """As the record says them; "queued" and "" where there is none."""
         state, end = await cast(Any, self._client.hmget(self._keys.request(request), "state", "end"))
         return (state or b"queued").decode(), (end or b"").decode()
-
-    async def numerics(self, followed: FollowedRequest) -> str:
-        """The numerics id of the run so far; "" before the first claim, and while Redis does not tell. Only logs that
-        services of an older protocol wrote do not say it themselves."""
-        if not followed.numerics:
-            with suppress(RedisTrouble):
-                value = await cast(Any, self._client.hget(self._keys.request(followed.id), "numerics"))
-                followed.numerics = (value or b"").decode()
-        return followed.numerics
 
     async def look_up(self, request: str, tenant: str) -> None:
         """Raise NotFound unless this tenant may see the request."""

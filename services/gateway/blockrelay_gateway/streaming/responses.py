@@ -123,8 +123,7 @@ async def stream(
                 if error is not None:
                     body = form.problem(error, requests[index])
                 else:
-                    fingerprint = requests[index].numerics or await source.records.numerics(requests[index])
-                    body = form.chunk(index, delta, requests[index], fingerprint)
+                    body = form.chunk(index, delta, requests[index], requests[index].numerics)
                     parts.append(opening)
                     opening = b""
                 # A bad end is told even where the client has seen more, and behind that: Redis may have lost it before.

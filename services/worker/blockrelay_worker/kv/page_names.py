@@ -3,7 +3,7 @@
 A name chains the tokens from position 0 to the page's end onto a root of (salt, model, numerics id): equal names
 promise equal bits in a precision marked exact, whoever computed them. Where a device that varies has a part in a
 request, its pages are named from a root of that request alone, and promise numbers and no bits. A name stands for the
-page of every block: the block number is added where a block's page is stored (see `page_store.record`), so that a
+page of every block: the block number is added where a block's page is stored (`kv.store.record`), so that a
 worker whose stage has other blocks than the writer's still finds those that it needs, and the tokens are hashed once
 and not once per block.
 """

@@ -67,7 +67,7 @@ class Registration:
         self.worker = _new_id()
         self._links, self._model = links, model
         self._fields: Mapping[Any, Any] = {
-            #: Services of the release before read it as we do, and have to know it for theirs.
+            #: Lower than `protocol` where this release speaks two: services of the release before read the record too.
             "v": LOWEST_PROTOCOL,
             "protocol": PROTOCOL,
             "model": model,

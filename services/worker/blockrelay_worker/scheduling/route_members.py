@@ -16,7 +16,7 @@ MAX_MEMBERS = 64
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """`capabilities` None: an older worker, which says nothing of them."""
+    """`capabilities` None: a worker that is gone."""
 
     seat: Seat
     capabilities: Capabilities | None

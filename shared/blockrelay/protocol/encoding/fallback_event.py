@@ -17,8 +17,8 @@ class FallbackEvent:
     `reason` is as fine as the error tells it (`gpu_memory_error`, ...), `error_code` one of `errors.ErrorCode`.
     `success`: the target has computed it, which a COMMIT behind the failure shows. `position`: how many tokens there
     were when it failed. `rows_recomputed`: rows of known tokens (prompt and those) that the run behind it computed
-    again, since their KV pages were not at hand. Both, and `error_code`, are None where an older release has written
-    the event, and `blocks` is then `block_id` alone.
+    again, since their KV pages were not at hand; None until a run has come behind it. `position` is None in the
+    answers of RERUN and DEAD, `error_code` where the device said none.
     """
 
     block_id: str
@@ -26,9 +26,9 @@ class FallbackEvent:
     target: str
     reason: str
     success: bool
+    blocks: tuple[str, ...]
     position: int | None = None
     rows_recomputed: int | None = None
-    blocks: tuple[str, ...] = ()
     error_code: str | None = None
 
     @classmethod
@@ -36,16 +36,15 @@ class FallbackEvent:
         """From the JSON of a terminal entry."""
         with reading("a fallback event"):
             m = entries(value)
-            block = text(m["block_id"])
             return cls(
-                block_id=block,
+                block_id=text(m["block_id"]),
                 source=text(m["from"]),
                 target=text(m["to"]),
                 reason=text(m["reason"]),
                 success=flag(m["success"]),
                 position=count(m["position"]) if "position" in m else None,
                 rows_recomputed=count(m["rows"]) if "rows" in m else None,
-                blocks=_blocks(items(m["blocks"])) if "blocks" in m else (block,),
+                blocks=_blocks(items(m["blocks"])),
                 error_code=text(m["error_code"]) if "error_code" in m else None,
             )
 

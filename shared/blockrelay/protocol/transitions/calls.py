@@ -14,7 +14,6 @@ from blockrelay.protocol.capabilities import Pace
 from blockrelay.protocol.encoding import codec
 from blockrelay.protocol.encoding.fallback_event import FallbackEvent
 from blockrelay.protocol.messages import Claimed, Commit, CommitAnswer, EndReason, RequestBody, RerunReason
-from blockrelay.protocol.number import PROTOCOL
 
 T = TypeVar("T")
 
@@ -355,30 +354,9 @@ def publish_plan(model: str, *, replaces_epoch: int, inputs: str, route_class: s
     return Call("plan", arguments, int)
 
 
-def upgrade_begin(spoken: bytes | None, target: int = PROTOCOL) -> Call[bool]:
-    """Mark the cell as being brought to protocol `target`. `spoken`: its number so far. False: it has another by
-    now."""
-    return Call("upgrade", {"from": spoken or b"", "target": target}, _is_one)
-
-
-def raise_protocol(spoken: int) -> Call[bool]:
-    """The cell, which speaks `spoken`, one of our numbers, speaks our highest. False: it has another by now."""
-    return Call("upgrade", {"from": b"%d" % spoken, "raise": PROTOCOL}, _is_one)
-
-
-def upgrade_keys(names: Sequence[bytes]) -> Call[int | None]:
-    """Change these keys. Answer: how many; None when the cell is not being brought to a protocol of ours (any more)."""
-    return Call("upgrade", {"names": list(names)}, lambda a: int(a) if int(a) >= 0 else None)
-
-
-def upgrade_finish() -> Call[bool]:
-    """All keys are changed: the cell speaks the protocol that it was brought to. False: it was not being brought to
-    one of ours (any more)."""
-    return Call("upgrade", {"finish": True}, _is_one)
-
-
-def _is_one(answer: Any) -> bool:
-    return int(answer) == 1
+def upgrade(spoken: int, target: int) -> Call[bool]:
+    """Raise the number of the cell from `spoken` to `target`. False: the cell speaks another number by now."""
+    return Call("upgrade", {"from": spoken, "to": target}, lambda answer: int(answer) == 1)
 
 
 def move(binding: Binding, *, retention_s: int, request: str = "", sessions: Sequence[str] = ()) -> Call[bool]:

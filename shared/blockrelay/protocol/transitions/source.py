@@ -8,18 +8,11 @@ from functools import cache
 from importlib import resources
 
 from blockrelay.protocol.constants import LUA
-from blockrelay.protocol.number import CELLS_PROTOCOL, LOWEST_PROTOCOL, NUMERICS_IN_LOG_PROTOCOL, PROTOCOL
+from blockrelay.protocol.number import LOWEST_PROTOCOL, PROTOCOL
 
 NAMES = ("accept", "claim", "commit", "rerun", "finish", "dead", "beat", "plan", "migrate", "forget", "move", "upgrade")
 #: The parts that every script needs; the second keeps it from a cell of another protocol.
 CELL, FENCE = "cell", "fence"
-#: Numbers that only one script knows.
-_NUMBERS_OF = {
-    "move": {"CELLS_PROTOCOL": CELLS_PROTOCOL},
-    "commit": {"NUMERICS_IN_LOG_PROTOCOL": NUMERICS_IN_LOG_PROTOCOL},
-}
-#: It changes what the protocol of the cell is.
-UNFENCED = "upgrade"
 _FOLDER = resources.files(__name__.rpartition(".")[0]) / "lua"
 _NEEDS = re.compile(r"^-- needs: (.*)$", re.M)
 _RARELY = re.compile(r"^-- needs rarely: (.*) for (.*)$", re.M)
@@ -51,8 +44,7 @@ def parts_of(name: str) -> tuple[str, ...]:
 
 
 def _always_needed(name: str) -> tuple[str, ...]:
-    always = (CELL,) if name == UNFENCED else (CELL, FENCE)
-    return _with_their_needs((*always, *_named(_NEEDS, script_text(name))))
+    return _with_their_needs((CELL, FENCE, *_named(_NEEDS, script_text(name))))
 
 
 def _rarely_needed(name: str) -> tuple[str, ...]:
@@ -95,7 +87,6 @@ def _made_when_called(name: str) -> str:
 def source(name: str) -> Source:
     """Everything that script `name` needs, and its SHA-1 for EVALSHA."""
     numbers = {"PROTOCOL": PROTOCOL, "LOWEST_PROTOCOL": LOWEST_PROTOCOL, **LUA}
-    numbers |= _NUMBERS_OF.get(name, {})
     text = "".join(f"local {constant} = {value}\n" for constant, value in numbers.items())
     text += "".join(map(part_text, _always_needed(name))) + _made_when_called(name) + script_text(name)
     return Source(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())

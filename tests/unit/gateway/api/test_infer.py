@@ -137,15 +137,15 @@ def test_a_step_under_way_whose_session_falls_back_behind_it_is_a_conflict(
     assert answer.json()["error"]["param"] == "step"
 
 
-def test_a_session_of_an_older_release_waits_for_a_scheduler(
+def test_a_session_of_another_protocol_is_not_read(
     gateway: RunningGateway, worker: PlayedWorker, pool: ThreadPoolExecutor
 ) -> None:
     """Under the names of its fields the step that a client sends again would look like another one."""
     run_step(gateway, worker, pool, tensor_body([5, 6, 7]))
     (session,) = worker.client.scan_iter(worker.keys.session("*"))
-    worker.client.hdel(session, "v")
+    worker.client.hset(session, "v", PROTOCOL + 1)
     early = gateway.post("/v1/infer", **tensor_body([5, 6, 7]))
-    assert early.status_code == 503 and "is of protocol 1 of the cell" in early.json()["message"]
+    assert early.status_code == 503 and f"is of protocol {PROTOCOL + 1} of the cell" in early.json()["message"]
     worker.client.hset(session, "v", PROTOCOL)
     assert ask(gateway, pool, tensor_body([5, 6, 7])).result().status_code == 200
 

@@ -227,7 +227,7 @@ def _check_logits(layout: Layout, vocab: int, bodies: BodyBudget) -> None:
 
 async def _sessions(cell: Cell, tenant: Tenant, session_id: str, rows: int, step: int) -> list[Session]:
     """The sessions of all rows, of one moment. Raises BadRequest for a session that has another number of rows, and
-    ServiceUnavailable for one of an older protocol."""
+    ServiceUnavailable for one of another protocol."""
 
     def key(name: str) -> str:
         return cell.keys.session(scoped_session(tenant.name, name))

@@ -28,7 +28,7 @@ def execution(*ends: EndEntry) -> dict[str, Any]:
         for block, seconds in (end.meta.get("execution_times") or {}).items():
             times[block] = max(seconds, times.get(block, 0.0))
     sessions: dict[str, float] = next((m for end in reversed(ends) if (m := end.meta.get("warm_sessions"))), {})
-    executed = [end.executed or _executed_once(end) for end in ends]
+    executed = [end.executed or (0, 0) for end in ends]
     fallbacks = [event for end in ends for event in end.fallbacks]
     return {
         "execution_times": times,
@@ -43,12 +43,6 @@ def execution(*ends: EndEntry) -> dict[str, Any]:
         },
         "fallback_events": [event.to_json() for event in fallbacks],
     }
-
-
-def _executed_once(end: EndEntry) -> tuple[int, int]:
-    """Blocks of the last run on GPUs and on CPUs, each counted once: all that the end of an older release tells."""
-    blocks, on_gpus = len(end.meta.get("execution_times") or ()), len(end.meta.get("gpu_blocks") or ())
-    return on_gpus, blocks - on_gpus
 
 
 def tensor_success(

@@ -50,10 +50,9 @@ end
 
 -- Give one queued request to me, or pass it over. False: it has to wait, and everything behind it.
 local function give(r)
-  if r.v < LOWEST_PROTOCOL then return true end  -- a scheduler changes it in a moment
-  if r.v > PROTOCOL then
-    finish(r, 'error', cjson.encode({error = 'the request was accepted under protocol ' .. r.v .. ' of the cell, and its '
-      .. 'workers speak ' .. LOWEST_PROTOCOL .. ' to ' .. PROTOCOL, code = 'protocol'}))
+  if r.v < LOWEST_PROTOCOL or r.v > PROTOCOL then
+    finish(r, 'error', cjson.encode({error = 'the request was accepted under protocol ' .. r.v .. ' of the cell, which its '
+      .. 'workers do not speak', code = 'protocol'}))
     return true
   end
   if r.deadline_ms > 0 and NOW > r.deadline_ms then
@@ -149,7 +148,8 @@ local passing = false
 local function is_passed(id)
   if not passing then return false end
   local v = redis.call('HMGET', P .. 'request:' .. id, 'state', 'committed', 'pages_needed', 'deadline_ms', 'v', 'denied_block')
-  if v[1] ~= 'queued' or v[2] ~= '0' or tonumber(v[5]) > PROTOCOL or (v[4] ~= '0' and NOW > tonumber(v[4])) then return false end
+  local number = tonumber(v[5] or '') or 0
+  if v[1] ~= 'queued' or v[2] ~= '0' or number < LOWEST_PROTOCOL or number > PROTOCOL or (v[4] ~= '0' and NOW > tonumber(v[4])) then return false end
   if #me.stages == 1 and tonumber(v[3]) > me.pages then return true end
   for block in string.gmatch(v[6] or '', '%d+') do
     if not has_gpu(tonumber(block)) then return true end

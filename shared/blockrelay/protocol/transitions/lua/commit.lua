@@ -59,11 +59,11 @@ for _, item in ipairs(ARGS.commits) do
           if logprobs and logprobs[k] ~= '' then
             entry[3], entry[4] = 'logprobs', logprobs[k]
           end
-          if position + k == 1 and SPOKEN >= NUMERICS_IN_LOG_PROTOCOL then  -- so that no reader has to ask the record
+          if position + k == 1 then  -- so that no reader has to ask the record
             entry[#entry + 1] = 'numerics'; entry[#entry + 1] = redis.call('HGET', P .. 'request:' .. id, 'numerics')
           end
           -- Of CPUs too, behind a device that varies: whoever shows it sees to it that it stays.
-          if r.private == 1 and SPOKEN >= NUMERICS_IN_LOG_PROTOCOL then
+          if r.private == 1 then
             entry[#entry + 1] = 'varies'; entry[#entry + 1] = 1
           end
           redis.call('XADD', P .. 'log:' .. id, (position + k) .. '-0', unpack(entry))

@@ -3,10 +3,6 @@
 -- Keeps I9 (one key is one request) across lists.
 -- Arguments: name, version (of the list), retention_s, request (that the name may have begun; '': none), sessions (the same)
 -- Answer: HERE | MOVED
-if SPOKEN < CELLS_PROTOCOL then
-  return redis.error_reply('PROTOCOL the cell speaks protocol ' .. SPOKEN .. ': services of a release that knows no other '
-    .. 'cells are there, or were a moment ago')
-end
 local request, sessions = ARGS.request, ARGS.sessions
 if request ~= '' then
   local known = redis.call('HMGET', P .. 'request:' .. request, 'state', 'abandoned')

@@ -1,5 +1,5 @@
 -- The request's timeline: `<ms>c<class>;` a claim, `<ms>t;` the first token, `<ms>r<reason>@<tokens>;` a re-run
--- (`@<tokens>=<id>`: it waits for a worker of this numerics id), `<ms>f<block>;` a fallback, behind it `<ms>w<first>-<last>,<reason>,<code>;` what it was (apart, so that an older release reads the first), `<ms>d<block>;` one that was denied, `<ms>n<id>@<tokens>;` another
+-- (`@<tokens>=<id>`: it waits for a worker of this numerics id), `<ms>f<block>;` a fallback, behind it `<ms>w<first>-<last>,<reason>,<code>;` what it was, `<ms>d<block>;` one that was denied, `<ms>n<id>@<tokens>;` another
 -- numerics id from here on (blockrelay.protocol.timeline reads it), in the order in which they happen, whatever the clock says.
 -- Bounded: the oldest notes go first.
 local MAX_NOTES = 1000

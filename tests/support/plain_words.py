@@ -1,4 +1,4 @@
-"""Finds sentences that docs/style.md refuses, in docstrings and comments: `python -m tests.plain_words [FOLDER ...]`.
+"""Finds sentences that docs/style.md refuses, in docstrings and comments: `python -m tests.support.plain_words [FOLDER ...]`.
 
 Prints one line `FILE:LINE: what` for each, and exits with 1 if there is any. `make check` runs it over the product.
 """
@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PRODUCT = ("shared", "services", "bench", "deploy")
 #: Words that begin a sentence which needs its neighbours to be understood.
 OPENINGS = ("Of", "Those", "Where", "By", "As", "So", "Somebody", "Someone", "Whoever", "Nobody")
