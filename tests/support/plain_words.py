@@ -1,6 +1,7 @@
-"""Finds sentences that docs/style.md refuses, in docstrings and comments: `python -m tests.support.plain_words [FOLDER ...]`.
+"""Finds sentences that docs/style.md refuses: `python -m tests.support.plain_words [FOLDER ...]`.
 
-Prints one line `FILE:LINE: what` for each, and exits with 1 if there is any. `make check` runs it over the product.
+Looks at docstrings and comments, prints one line `FILE:LINE: what` for each, and exits with 1 if there is any. `make
+check` runs it over the product.
 """
 
 import argparse
