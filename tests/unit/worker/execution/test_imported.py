@@ -176,7 +176,7 @@ def test_a_folder_that_changes_under_a_worker_is_refused(both: Both, tmp_path: P
     shutil.copytree(both.imported, copy)
     executors = ImportedExecutors(1, both.folder, copy)
     (copy / "blocks" / "block_2.bin").write_bytes(b"x")
-    with pytest.raises(BlockFolderError, match=r"block_2\.bin: altered.* imports them anew"):
+    with pytest.raises(BlockFolderError, match=r"block_2\.bin: altered.* imports them again"):
         executors.load(both.folder, 1, both.folder.model.blocks, pages=2)
 
 
