@@ -12,7 +12,7 @@ from blockrelay.protocol.transitions import calls
 from blockrelay.redis.client import Scripts, server_run_id
 from blockrelay.redis.errors import RedisWatch
 from blockrelay_worker.engine.mailbox import Event, Mailbox
-from blockrelay_worker.lifecycle.heartbeat import Beat, Comparison, compare
+from blockrelay_worker.lifecycle.heartbeat import Comparison, Heartbeat, compare
 from blockrelay_worker.transport.events import Gone, Orphan, Restarted
 from blockrelay_worker.transport.redis_links import Links
 from tests.support.cell import MODEL, Cell
@@ -48,7 +48,7 @@ class Beating:
         self.parts = 0
         metrics = WorkerMetrics(CollectorRegistry())
         links = Links(client, client, keys, scripts, RedisWatch(metrics.redis_errors), self.stop)
-        self.thread = Beat(
+        self.thread = Heartbeat(
             links,
             self.mailbox,
             worker="a",
