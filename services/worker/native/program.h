@@ -43,7 +43,7 @@ struct Step {
   const uint64_t* words;
   int64_t ended;  // written by run_steps: end of the call in nanoseconds of the steady clock
 };
-static_assert(sizeof(Step) == 24, "as program.py lays it out");
+static_assert(sizeof(Step) == 24, "as kernels/recorded.py lays it out");
 
 // Makes the calls until one returns a status other than 0. Returns 0, or that status + 256 * the call's index.
 inline int64_t run_steps(void* pool, Step* steps, int64_t count) {

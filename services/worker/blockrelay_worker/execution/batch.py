@@ -34,9 +34,9 @@ class Segment:
 class Batch:
     """The input of one step: R rows in the order of `segments`, whose `rows` add up to R >= 1.
 
-    Exactly one input is set: `tokens` int32 [R] where the stage holds block 1, else `hidden` float32 [R, H], which is
-    copied and never written. A later stage of a model served as its own ONNX files has `tokens` and, for each segment,
-    `tensors`: one for all of its rows, or several in order whose rows add up to the segment's.
+    `tokens` int32 [R] are set where the stage has block 1, else `hidden` float32 [R, H], which is copied and never
+    written. A later stage of a model served as its own ONNX files has both `tokens` and, for each segment, `tensors`:
+    one for all of its rows, or several in order whose rows add up to the segment's.
     `wanted` are the indexes of the rows whose logits are returned, ascending; a stage without the last block ignores
     them. `needs` has an entry for each of them: which logits suffice (None: all); when empty, all rows are whole.
     """
@@ -106,7 +106,7 @@ def check_segments(segments: Sequence[Segment], *, limit: int, pages: int) -> in
             raise ExecutionError(f"segment {index}: a page id is not in 0..{pages - 1}")
     count = sum(segment.rows for segment in segments)
     if not count:
-        raise ExecutionError("an empty batch")
+        raise ExecutionError("the batch has no rows")
     return count
 
 
@@ -133,5 +133,5 @@ def tensors_of(batch: Batch) -> Sequence[Sequence[NamedTensors]]:
     rows = [segment.rows for segment in batch.segments]
     given = [sum(part.rows for part in parts) for parts in batch.tensors]
     if given != rows:
-        raise ExecutionError(f"this stage takes tensors by name of {rows!r:.60} rows, and was given {given!r:.60}")
+        raise ExecutionError(f"this stage takes named tensors with {rows!r:.60} rows, and got {given!r:.60}")
     return batch.tensors

@@ -102,7 +102,9 @@ def gpu_of(settings: WorkerSettings, folder: BlockFolder) -> Gpu | None:
     graphs = graphs_of(settings)
     if not settings.gpu and settings.imported_model is not None:
         if settings.sequential or folder.model.onnx_blocks is None:
-            raise UsageError("imported_model is for CPU workers of ONNX blocks, which are not sequential")
+            raise UsageError(
+                "imported_model is for CPU workers of models of ONNX files, without sequential: leave one out"
+            )
         return None
     if not settings.gpu and folder.model.onnx_blocks is None:
         return None
@@ -154,10 +156,12 @@ def _warm(settings: WorkerSettings, folder: BlockFolder) -> tuple[int | None, in
     limits = settings.max_warm_sessions, settings.warm_session_bytes
     if not settings.sequential:
         if limits != (None, None):
-            raise UsageError("max_warm_sessions and warm_session_bytes are for sequential workers")
+            raise UsageError("max_warm_sessions and warm_session_bytes need sequential: set it, or leave them out")
         return (*limits, False)
     if folder.model.onnx_blocks is None:
-        raise UsageError("sequential is for ONNX blocks as they are: other models are cut into stages")
+        raise UsageError(
+            "sequential is for models served as ONNX files: leave it out, other models are cut into stages"
+        )
     if limits != (None, None):
         return (*limits, False)
     return WARM_ON_GPU if settings.gpu else WARM_ON_CPU, None, True
@@ -195,7 +199,7 @@ def executors_for(
     if imported is not None:
         return ImportedExecutors(threads, folder, imported)
     if folder.model.onnx_blocks is not None:
-        raise UsageError(f"ONNX blocks as they are have a process of their own: serve them ({typed('up --blocks')})")
+        raise UsageError(f"this command does not run models of ONNX files: serve them with `{typed('up --blocks')}`")
     for implementation in IMPLEMENTATIONS:
         if implementation.serves(device, folder.manifest.precisions):
             return implementation(threads)

@@ -64,7 +64,7 @@ class PagePool:
         Cached pages are evicted only when no page is free, least recently used first.
         """
         if count > self.free_pages:
-            raise OutOfPages(f"{count} KV pages were asked for and {self.free_pages} of {self.pages} are free")
+            raise OutOfPages(f"{count} KV pages were requested and {self.free_pages} of {self.pages} are free")
         while len(self._free) < count:
             self._evict()
         taken = [self._free.pop() for _ in range(count)]
@@ -80,7 +80,7 @@ class PagePool:
         earlier ones. Raises AssertionError for a page that has no user.
         """
         for page in reversed(pages):
-            assert page in self._users, f"page {page} is not handed out"
+            assert page in self._users, f"page {page} is not allocated"
             self._users[page] -= 1
             if self._users[page]:
                 continue
@@ -103,7 +103,7 @@ class PagePool:
 
     def unname(self, page: int) -> None:
         """Removes the block hash of a used page, if it has one: its contents are not what the hash promises."""
-        assert page in self._users, f"page {page} is not handed out"
+        assert page in self._users, f"page {page} is not allocated"
         if (block_hash := self._hash_of.pop(page, None)) is not None:
             del self._page_of[block_hash]
 

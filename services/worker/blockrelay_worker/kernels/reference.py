@@ -132,14 +132,14 @@ class ReferenceKernels:
         return False
 
     def product(self, q: I8, scale: F32) -> Product:
-        raise AssertionError("the reference kernels have no products: `exact_linears` is the reference")
+        raise AssertionError("the reference kernels have no matmul: `exact_linears` is its reference")
 
     @property
     def group_multiplies(self) -> bool:
         return False
 
     def group_product(self, q4: U8, gs: F16, scale: F32) -> Product:
-        raise AssertionError("the reference kernels have no products: `exact_linears` is the reference")
+        raise AssertionError("the reference kernels have no matmul: `exact_linears` is its reference")
 
     @property
     def records(self) -> bool:

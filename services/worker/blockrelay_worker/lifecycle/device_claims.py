@@ -58,6 +58,7 @@ class DeviceClaims:
             os.close(self._held.pop(card))
 
     def _lock(self, card: str, *, exclusive: bool) -> bool:
+        """Locks the card's file, without waiting. Returns whether this process has the lock, now or already."""
         if card in self._held:
             return True
         if self._folder is None or sys.platform == "win32":

@@ -124,6 +124,7 @@ class OtherDevices:
         return executors
 
     def _first(self, make: Make, should_end: Callable[[], bool]) -> DeviceExecutors | None:
+        """Opens the first untried device that can be opened and that no other worker has; None if there is none."""
         while self._left and not should_end():
             device = self._left.popleft()
             try:
@@ -132,7 +133,7 @@ class OtherDevices:
                 get().warning("DEVICE_NOT_TAKEN", device=device, error=str(error))
                 continue
             if device == CPU or self._claims.take(executors.card):
-                get().warning("DEVICE_CHANGED", before=self._own, now=device, reason="it was not opened")
+                get().warning("DEVICE_CHANGED", before=self._own, now=device, reason="it could not be opened")
                 return executors
             get().warning("DEVICE_NOT_TAKEN", device=device, error="another worker has it")
             executors.close()
@@ -158,6 +159,7 @@ class OtherDevices:
         return False
 
     def _moved(self, executors: DeviceExecutors, should_end: Callable[[], bool]) -> bool:
+        """Moves `executors` to the first untried device that works and that no other worker has; False if none does."""
         while self._left and not should_end():
             device = self._left.popleft()
             self._give_back()

@@ -214,6 +214,7 @@ class Worker:
         return useful if page_bytes == 0 else max(2, min(useful, budget // page_bytes))
 
     def _role(self, worker: str, assignment: Assignment, executor: Executor) -> StageRole:
+        """Returns what the engine must know of the stage: its place in the split, and its limits by the settings."""
         settings, able = self._settings, executor.capabilities
         assert able.numerics_id == self._numerics, "the executor computes other bits than those that were registered"
         return StageRole(
@@ -366,6 +367,7 @@ class Worker:
         )
 
     def _readers(self, role: StageRole, mailbox: Mailbox, over: threading.Event) -> list[threading.Thread]:
+        """Makes the threads that read the inboxes and, for the first stage, the streams of jobs into `mailbox`."""
         keys, inbox = self._links.keys, self._links.keys.inbox(role.worker)
         streams: list[str] = []
         if role.first_stage:

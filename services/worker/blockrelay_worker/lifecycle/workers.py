@@ -68,6 +68,7 @@ class Workers:
         return self._code
 
     def _made(self) -> list[Worker]:
+        """Opens the device and makes its workers. Raises UsageError or BlockFolderError if no start can succeed."""
         settings = self._settings
         folder = open_block_folder(settings.model, blocks=[])
         as_they_are = folder.model.onnx_blocks is not None and settings.imported_model is None

@@ -1,4 +1,4 @@
-"""ONNX blocks that have been imported stand in for the files: on the same pages, in the same model."""
+"""An import of ONNX files replaces the files in the same model: both continue from the same KV pages."""
 
 import shutil
 from collections.abc import Callable, Iterator

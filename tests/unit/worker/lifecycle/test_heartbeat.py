@@ -1,4 +1,4 @@
-"""What a worker concludes from a beat: pure comparison, and the thread against a real Redis."""
+"""The heartbeat: the pure comparison of runs, and the thread against a real Redis."""
 
 import threading
 
@@ -38,7 +38,7 @@ def test_what_was_claimed_or_dropped_during_the_beat_is_neither() -> None:
 
 
 class Beating:
-    """A beat thread on a cell, and what reached its mailbox."""
+    """A heartbeat thread on a cell, with the events in its mailbox."""
 
     def __init__(self, client: redis.Redis, keys: Keys, scripts: Scripts, run_id: str) -> None:
         self.cell = Cell(client, keys, scripts)

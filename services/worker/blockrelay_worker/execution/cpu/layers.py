@@ -65,7 +65,7 @@ class Layer:
     def _append(self, x: F32, rows: Rows, space: Workspace, k_pages: Pages, v_pages: Pages) -> F32:
         """Returns the rotated queries [R, heads, head_dim] of x [R, H]; writes keys and values to their KV pages."""
         model = self._model
-        y, scale = self._normed_product(self.linears["qkv"], x, self._norm_attention, space, model.qkv_columns)
+        y, scale = self._normed_linear(self.linears["qkv"], x, self._norm_attention, space, model.qkv_columns)
         return self._kernels.rotary_append(
             y, scale, self._bias, self._norm_q, self._norm_k, self._eps, rows.cos, rows.sin, rows.positions, rows.page,
             rows.slot, k_pages, v_pages, out=space.query(x.shape[0], model.heads, model.head_dim),
@@ -89,39 +89,39 @@ class Layer:
         scale: F32 | None = None
         if self._quantised:
             u, scale = kernels.quantise(mixed, u=space.quantised(count, heads), scale=space.scale(0, count))
-            y = self._product(linears["o"], u, space, model.hidden_size)
+            y = self._apply(linears["o"], u, space, model.hidden_size)
         else:
-            y = self._product(linears["o"], mixed, space, model.hidden_size)
+            y = self._apply(linears["o"], mixed, space, model.hidden_size)
         kernels.add_scaled(x, y, scale)
 
         width = model.intermediate_size
-        y, scale = self._normed_product(linears["gate_up"], x, self._norm_mlp, space, 2 * width)
+        y, scale = self._normed_linear(linears["gate_up"], x, self._norm_mlp, space, 2 * width)
         if self._quantised:
             assert scale is not None
             u, scale = kernels.swiglu_quantise(y, scale, u=space.quantised(count, width), scale=space.scale(1, count))
-            y = self._product(linears["down"], u, space, model.hidden_size)
+            y = self._apply(linears["down"], u, space, model.hidden_size)
         else:
-            y = self._product(
+            y = self._apply(
                 linears["down"], kernels.swiglu(y, out=space.normed(count, width)), space, model.hidden_size
             )
         kernels.add_scaled(x, y, scale)
 
-    def _normed_product(
+    def _normed_linear(
         self, linear: Linear, x: F32, weight: F32, space: Workspace, width: int
     ) -> tuple[F32, F32 | None]:
         """Returns (norm(x) @ linear [R, width], the row scales; None where rows are not quantised)."""
         count, hidden = x.shape
         if not self._quantised:
             normed = self._kernels.norm(x, weight, self._eps, out=space.normed(count, hidden))
-            return self._product(linear, normed, space, width), None
+            return self._apply(linear, normed, space, width), None
         u, scale = self._kernels.norm_quantise(
             x, weight, self._eps, u=space.quantised(count, hidden), scale=space.scale(0, count)
         )
-        return self._product(linear, u, space, width), scale
+        return self._apply(linear, u, space, width), scale
 
     @staticmethod
-    def _product(linear: Linear, rows: NDArray[Any], space: Workspace, width: int) -> F32:
-        out = space.product(rows.shape[0], width)
+    def _apply(linear: Linear, rows: NDArray[Any], space: Workspace, width: int) -> F32:
+        out = space.linear_output(rows.shape[0], width)
         linear(rows, out)
         return out
 

@@ -73,7 +73,9 @@ def load_stage(
         if wrong is None:
             return executor
         if variant != variants[-1]:
-            _log.info("%s products are wrong on this CPU, seen at %s: others are tried", variant, wrong)
+            _log.info(
+                "linear layers by %s give wrong results on this CPU (%s): trying the next variant", variant, wrong
+            )
         executor.close()
     raise KnownAnswerMismatch(
         f"{wrong} of {folder.root} computes other bits on this CPU ({cpu_name()}) with {kernels.variant} kernels than "

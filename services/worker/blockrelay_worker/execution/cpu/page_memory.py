@@ -36,6 +36,7 @@ class PageMemory:
         return [[(k[page], v[page]) for k, v in zip(self.k_pages, self.v_pages, strict=True)] for page in pages]
 
     def import_pages(self, pages: Sequence[int], contents: Sequence[PageContent]) -> None:
+        """Writes exported contents into `pages` (see `PageOwner.import_pages`)."""
         for page, layers in zip(pages, contents, strict=True):
             for (keys, values), k, v in zip(layers, self.k_pages, self.v_pages, strict=True):
                 k[page], v[page] = keys, values

@@ -31,7 +31,7 @@ class Workspace:
         self._quantised = untouched_bytes(capacity * widest_in)
         self._scales = (untouched_bytes(capacity * 4), untouched_bytes(capacity * 4))
         self._normed = untouched_bytes(capacity * widest_in * 4)
-        self._product = untouched_bytes(capacity * widest_out * 4)
+        self._linear_output = untouched_bytes(capacity * widest_out * 4)
         self._query = untouched_bytes(capacity * attention * 4)
         self._mixed = untouched_bytes(capacity * attention * 4)
 
@@ -72,9 +72,9 @@ class Workspace:
         """Input of a linear layer with float32 rows, float32 [rows, width]."""
         return _floats(self._normed, rows, width)
 
-    def product(self, rows: int, width: int) -> NDArray[np.float32]:
+    def linear_output(self, rows: int, width: int) -> NDArray[np.float32]:
         """Output of a linear layer, float32 [rows, width]; the next layer overwrites it."""
-        return _floats(self._product, rows, width)
+        return _floats(self._linear_output, rows, width)
 
     def query(self, rows: int, heads: int, head_dim: int) -> NDArray[np.float32]:
         """Rotated queries, float32 [rows, heads, head_dim]."""

@@ -101,6 +101,7 @@ def faster_from(rows: Sequence[int], seconds: Callable[[int], tuple[float, float
 
 
 def _measured(shape: tuple[int, int], linears: Sequence[BothLinear]) -> int:
+    """Measures the linear layers of one shape; returns the number of rows from which on ONNX Runtime is worth using."""
     depth, columns = shape
     rows = [count for count in ROWS if count == 1 or 2 * count * depth * columns <= _MOST_OPERATIONS]
     inputs: U8 = np.random.default_rng(1).integers(0, 256, (rows[-1], depth), np.uint8)

@@ -28,12 +28,12 @@ class OrtLinear:
     def __call__(self, rows: NDArray[Any], out: NDArray[np.float32]) -> None:
         """Multiplies `rows` (uint8 with zero point 128, or float32; contiguous [R, K], R >= 1) into `out` [R, N]."""
         key = (rows.ctypes.data, out.ctypes.data, rows.shape[0])
-        product = self._bindings.get(key)
-        if product is None:
-            product = self._session.bind(rows, out)
+        multiply = self._bindings.get(key)
+        if multiply is None:
+            multiply = self._session.bind(rows, out)
             if rows.shape[0] <= _KEPT_BINDINGS:
-                self._bindings[key] = product
-        product()
+                self._bindings[key] = multiply
+        multiply()
 
     @property
     def recorded_rows(self) -> int:

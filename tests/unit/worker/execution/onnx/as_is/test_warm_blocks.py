@@ -317,7 +317,7 @@ def test_settings_say_how_many(
     ("settings", "of", "said"),
     [
         ({"max_warm_sessions": 5}, "folder", "are for sequential workers"),
-        ({"sequential": True, "gpu": "cpu"}, "w8a8", "sequential is for ONNX blocks as they are"),
+        ({"sequential": True, "gpu": "cpu"}, "w8a8", "sequential is for models served as ONNX files"),
     ],
 )
 def test_limits_that_mean_nothing_are_refused(
