@@ -34,7 +34,7 @@ def test_a_request_that_does_not_fit_takes_nothing() -> None:
 def test_freeing_what_is_not_handed_out_is_a_bug(pages: list[int]) -> None:
     pool = PagePool(LAYOUT, 4)
     pool.allocate(2)
-    with pytest.raises(AssertionError, match="not handed out"):
+    with pytest.raises(AssertionError, match="not allocated"):
         pool.free(pages)
 
 
