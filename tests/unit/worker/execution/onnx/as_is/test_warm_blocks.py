@@ -316,7 +316,7 @@ def test_settings_say_how_many(
 @pytest.mark.parametrize(
     ("settings", "of", "said"),
     [
-        ({"max_warm_sessions": 5}, "folder", "are for sequential workers"),
+        ({"max_warm_sessions": 5}, "folder", "need sequential: set it"),
         ({"sequential": True, "gpu": "cpu"}, "w8a8", "sequential is for models served as ONNX files"),
     ],
 )
