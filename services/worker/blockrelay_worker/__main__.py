@@ -1,4 +1,4 @@
-"""`python -m blockrelay_worker [--device cpu|gpu] ...`: a worker process (options: see blockrelay.settings)."""
+"""Starts a worker process: `python -m blockrelay_worker [--device cpu|gpu] ...` (options: see blockrelay.settings)."""
 
 import signal
 import sys
@@ -12,10 +12,11 @@ from blockrelay_worker.lifecycle.workers import Workers
 
 
 def main() -> int:
-    """Exit code 0 after a drain, 2 for settings, a model or a Redis with which no start will ever succeed, 70 for a
-    failure that another start may not meet.
+    """Runs the workers until they end; returns the exit code.
 
-    The first signal lets workers that serve finish what ends in `drain_s`; the second ends them at once.
+    0 after a drain, 2 for settings, a model or a Redis with which no start can succeed, 70 for a failure that another
+    start may not meet. After the first SIGTERM or SIGINT, workers that serve finish the requests that end within
+    `drain_s` seconds; the second signal ends them at once.
     """
     try:
         settings = read_settings(WorkerSettings, sys.argv[1:], program="python -m blockrelay_worker")

@@ -1,4 +1,4 @@
-"""The states of a worker, and those of its engine within one step, as tables."""
+"""State tables: the states of a worker, and those of its engine within one step."""
 
 from collections.abc import Mapping
 from typing import Literal
@@ -20,8 +20,8 @@ WorkerEvent = Literal[
     "drain",
     "gone",
 ]
-#: idle: no request is here. waiting: some are, and none has rows to compute. The worker itself: `lifecycle.worker`;
-#: what happens between `loaded` and the end: the loop of the engine.
+#: idle: the worker has no request. waiting: it has requests, but none with tokens to compute. `lifecycle.worker`
+#: reports the events until `loaded` and after the drain, the loop of the engine those between.
 WORKER: StateTable[WorkerState, WorkerEvent] = StateTable(
     name="worker",
     start="registering",
@@ -53,8 +53,8 @@ WorkerMachine = StateMachine[WorkerState, WorkerEvent]
 
 EngineState = Literal["Idle", "Scheduling", "WaitingWorker", "Error"]
 EngineEvent = Literal["batch_ready", "dispatch_ok", "worker_done", "timeout", "oom", "internal", "rollback_done"]
-#: One batch. The worker that is waited for is the executor; after an error, rollback_done says that each request of
-#: the batch is queued again, ended, or about to be computed alone.
+#: The states of the engine during one batch. In WaitingWorker it waits for the executor. After an error, rollback_done
+#: means that each request of the batch is queued again, has ended, or will be computed alone.
 ENGINE: StateTable[EngineState, EngineEvent] = StateTable(
     name="engine",
     start="Idle",
@@ -80,7 +80,7 @@ _EVENTS: Mapping[DeviceCode, Literal["timeout", "oom", "internal"]] = {
 
 
 def failure_event(error: ExecutionError) -> Literal["timeout", "oom", "internal"]:
-    """What kind of failure it was, by what caused it."""
+    """Returns the event for a failed step: the code of a device's error, or the kind of the error's cause."""
     if isinstance(error, DeviceFailed | DeviceLost):
         return _EVENTS[error.code]
     match error.__cause__:

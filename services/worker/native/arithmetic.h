@@ -1,4 +1,4 @@
-// Sums, exp, norm and quantisation of kernels/specification.py on sixteen lanes.
+// Sums, exp, norm and quantisation as kernels/specification.py defines them, on sixteen lanes.
 #pragma once
 
 #include "lanes.h"
@@ -7,7 +7,7 @@ namespace blockrelay {
 
 inline float nan() { return bit_cast<float>(0x7FC00000u); }
 
-// Elements from i to n, sixteen at most.
+// Number of elements from i to n, sixteen at most.
 inline int lanes_left(int64_t i, int64_t n) { return n - i < kLanes ? int(n - i) : kLanes; }
 
 template <class E>
@@ -22,14 +22,14 @@ inline void store_some(float* p, V16 x, int count) {
     x.store(p, count);
 }
 
-// The 16 values at p, from left to right.
+// Sum of the 16 values at p, from left to right.
 inline float sum_in_order(const float* p) {
   float sum = p[0];
   for (int t = 1; t < kLanes; t++) sum += p[t];
   return sum;
 }
 
-// sum_in_order of N consecutive groups of 16 values: four chains of additions side by side where there is SSE.
+// sum_in_order of N consecutive groups of 16 values; with SSE four chains of additions run side by side.
 template <int N>
 inline void sums_in_order(const float* p, float* sums) {
 #if defined(__SSE2__)
@@ -80,7 +80,7 @@ inline V16 swiglu(V16 gate, V16 up) {
   return gate / (V16::broadcast(1.0f) + exp(negate(gate))) * up;
 }
 
-// What norm() multiplies x with before the weight.
+// The factor of x in norm(), before the weight: 1 / sqrt(mean square + eps), or NaN if that is not finite.
 inline float inverse_root_mean_square(const float* x, int64_t n, float eps) {
   V16 sum = V16::broadcast(0.0f);
   for (int64_t i = 0; i < n; i += kLanes) {
@@ -92,7 +92,7 @@ inline float inverse_root_mean_square(const float* x, int64_t n, float eps) {
   return finite ? 1.0f / __builtin_sqrtf(spread) : nan();
 }
 
-// Quantises the n values that value(i, lanes) gives, called twice for each i; returns the row scale.
+// Quantises the n values that value(i, lanes) returns, which is called twice for each i. Returns the row scale.
 template <class Value>
 inline float quantise_row(Value value, int64_t n, uint8_t* u) {
   V16 largest = V16::broadcast(0.0f);

@@ -1,7 +1,7 @@
 // Causal attention over pages of 16 keys, float16 or float32.
 //
-// A tile walks the pages of its segment once: scores, online softmax, weighted values. kernels/specification.py has the
-// order of every sum; both ways to compute a tile keep it.
+// A tile walks the pages of its segment once: scores, online softmax, weighted values. kernels/specification.py defines
+// the order of every sum; FewRows and ManyRows both keep it.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +12,7 @@
 
 namespace blockrelay {
 
-// False when there is no memory. Throws std::bad_alloc.
+// Computes attention of all segments. Returns false when there is no memory. Throws std::bad_alloc.
 template <class E>
 inline bool attention(Pool& pool, const AttentionCall<E>& call) {
   std::vector<Tile> tiles;

@@ -7,8 +7,9 @@ namespace blockrelay {
 
 constexpr int kFewRows = 8;
 
-// s[i][t] = sum over d of q[i][d] * k[d][t], for N query rows. Fetches next_k, as large as a page's keys, into L2 on the
-// way: pages lie apart, so the hardware does not see the next one coming, and asking for all of it at once would stall.
+// s[i][t] = sum over d of q[i][d] * k[d][t], for N query rows. Prefetches next_k, as large as a page's keys, into L2 on
+// the way: pages are not contiguous, so the hardware cannot predict the next one, and prefetching all at once would
+// stall.
 template <int N, class E>
 inline void score(const float* q, int stride, const E* k, const E* next_k, int dim, float* s) {
   V16 sum[N];
@@ -61,7 +62,7 @@ class FewRows {
   }
 
  private:
-  // One page, for the query rows i..i+N-1, which see at least its first key.
+  // Adds one page to the query rows i..i+N-1, which see at least its first key.
   template <int N>
   void attend(const E* k, const E* v, int64_t first_key, int i) {
     const int dim = call_.head_dim;
@@ -77,7 +78,7 @@ class FewRows {
     weigh_visible<N, KeysTogether>(acc_ + i * stride_, stride_, p_, v, dim, visible);
   }
 
-  // Scores in p_ of the query rows i..i+N-1 to probabilities relative to their new maxima, in place.
+  // Turns the scores in p_ of the query rows i..i+N-1 into probabilities relative to their new maxima, in place.
   template <int N>
   void soften(int i, const int* visible) {
     V16 s[N];
@@ -94,7 +95,7 @@ class FewRows {
     each<N>([&](auto r) { total_[i + r] += sums[r]; });
   }
 
-  // A new maximum for query row i.
+  // Sets a new maximum for query row i and rescales its sums.
   void raise(int i, float highest) {
     const V16 correction = exp(V16::broadcast(highest_[i] - highest));
     float lane[kLanes];

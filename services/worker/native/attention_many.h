@@ -1,13 +1,13 @@
-// Attention of a tile with many query rows, as in reading a prompt: a register holds sixteen query rows, so that
-// maxima, exp and sums of the softmax need no exchange between lanes. Pages are widened once per tile, and pages that
-// all rows see whole are taken several at a time, so that the weighted values stay in registers from page to page.
+// Attention of a tile with many query rows, as in prefill: a register holds sixteen query rows, so that maxima, exp and
+// sums of the softmax need no exchange between lanes. Pages are widened to float once per tile. Several pages that all
+// rows see whole are taken at a time, so that the weighted values stay in registers from page to page.
 #pragma once
 
 #include "attention_tile.h"
 
 namespace blockrelay {
 
-constexpr int kAtOnce = 4;  // pages: what they, the queries and the sums take is still near the core
+constexpr int kAtOnce = 4;  // pages taken at a time: they, the queries and the sums still fit into a near cache
 
 template <class E>
 class ManyRows {
@@ -29,7 +29,7 @@ class ManyRows {
   void run(const Tile& tile) {
     begin(tile);
     const int64_t pages = (limit_[tile.count - 1] + kPage - 1) / kPage;
-    const int64_t whole = limit_[0] / kPage;  // of them, those that all rows see whole
+    const int64_t whole = limit_[0] / kPage;  // pages that all rows see whole
     for (int64_t index = 0; index < pages;) {
       const int count = index < whole ? int(std::min<int64_t>(whole - index, kAtOnce)) : 1;
       for (int b = 0; b < count; b++) {
@@ -46,7 +46,8 @@ class ManyRows {
   }
 
  private:
-  // Rows that fill the last register are computed along, from zeros, and never written.
+  // Loads the scaled queries and resets the sums. Rows beyond the tile that fill the last register are computed from
+  // zeros and never written.
   void begin(const Tile& tile) {
     const float scale = 1.0f / __builtin_sqrtf(float(call_.head_dim));
     filled_ = (tile.count + kLanes - 1) / kLanes * kLanes;
@@ -61,7 +62,7 @@ class ManyRows {
     }
   }
 
-  // The page at this place into L2, all at once: a page takes long to compute here.
+  // Prefetches the page at this offset into L2, all at once: computing a page takes long enough here.
   void fetch(int64_t at) const {
     constexpr int line = 64 / sizeof(E);
     for (int64_t i = at; i < at + call_.page_size(); i += line) {
@@ -70,7 +71,7 @@ class ManyRows {
     }
   }
 
-  // The page at this place to the b-th of k_ and v_, values with zeros up to the stride.
+  // Widens the page at this offset into the b-th page of k_ and v_; values are padded with zeros up to the stride.
   void widen(int64_t at, int b) {
     const int dim = call_.head_dim;
     float* k = k_ + b * call_.page_size();
@@ -82,7 +83,7 @@ class ManyRows {
     }
   }
 
-  // The first `pages` of k_ and v_, which all rows see whole.
+  // Adds the first `pages` pages of k_ and v_, which all rows see whole.
   void visit(int count, int pages) {
     score_from(0, pages);
     for (int i = 0; i < filled_; i += kLanes)
@@ -96,9 +97,9 @@ class ManyRows {
     });
   }
 
-  // The first of k_ and v_, of which some rows see a part or nothing: these stay as they are.
+  // Adds the first page of k_ and v_, of which some rows see only a part. Rows that see none of it do not change.
   void visit_some(int count, int64_t first_key) {
-    int begin = 0;  // of the first sixteen rows that see any of it
+    int begin = 0;  // the first sixteen rows of which any sees a key
     while (limit_[begin + kLanes - 1] <= first_key) begin += kLanes;
     score_from(begin, 1);
     for (int i = begin; i < filled_; i += kLanes) {
@@ -116,7 +117,7 @@ class ManyRows {
     });
   }
 
-  // score() for the rows from i on and the first `pages` of k_.
+  // score() for the rows from i on and the first `pages` pages of k_.
   void score_from(int i, int pages) {
     for (; i + kStripVectors * kLanes <= filled_; i += kStripVectors * kLanes)
       for (int b = 0; b < pages; b++) score<kStripVectors>(i, b);
@@ -144,8 +145,8 @@ class ManyRows {
     }
   }
 
-  // soften() for sixteen rows that do not all see the whole page, the first of k_. Whoever sees a key is followed by
-  // rows that do too.
+  // soften() for sixteen rows that do not all see the whole page, the first of k_. If a row sees a key, all rows after
+  // it do too.
   void soften_some(int i, int64_t first_key) {
     int hidden[kPage];  // rows that do not see key t
     for (int t = 0, row = 0; t < kPage; t++) {
@@ -155,8 +156,8 @@ class ManyRows {
     soften(i, 0, [&](int t, V16 x, V16 otherwise) { return first(hidden[t], otherwise, x); });
   }
 
-  // Scores of the rows i..i+15 in page b to probabilities relative to their new maxima, in place; notes what acc has to
-  // be multiplied with before. seen(t, x, otherwise) takes x in the lanes whose row sees key t.
+  // Turns the scores of the rows i..i+15 in page b into probabilities relative to their new maxima, in place, and
+  // stores the factor for acc in correction_. seen(t, x, otherwise) selects x in the lanes whose row sees key t.
   template <class Seen>
   void soften(int i, int b, const Seen& seen) {
     float* p = p_ + RowsTogether::at(i, b * kPage);
@@ -189,8 +190,8 @@ class ManyRows {
     }
   }
 
-  // acc[i][d] times its correction, plus p[t][i] * v[t][d] for t in order, page after page, for N rows from row i on
-  // and M registers of d.
+  // Multiplies acc[i][d] by its correction and adds p[t][i] * v[t][d] for t in order, page after page, for N rows from
+  // row i on and M registers of d.
   template <int N, int M>
   void weigh_pages(int i, int d, int pages) {
     float* acc = acc_ + i * stride_ + d;
@@ -215,7 +216,7 @@ class ManyRows {
 
   const AttentionCall<E>& call_;
   const int stride_;
-  int filled_ = 0;    // rows, up to a whole register
+  int filled_ = 0;    // number of rows, rounded up to a whole register
   float* const q_;    // [D][kTileRows], scaled
   float* const acc_;  // [kTileRows][stride]
   float* const k_;    // [kAtOnce][D][16]
@@ -224,7 +225,7 @@ class ManyRows {
   float highest_[kTileRows];
   float total_[kTileRows];
   int64_t limit_[kTileRows];
-  float correction_[kAtOnce][kTileRows];  // where raised_, for sixteen rows each
+  float correction_[kAtOnce][kTileRows];  // valid where raised_, which has an entry for sixteen rows
   bool raised_[kAtOnce][kTileRows / kLanes];
 };
 

@@ -1,4 +1,5 @@
-// What the two ways to compute attention (attention_few.h, attention_many.h) share: the call, its tiles, the last sum.
+// Code shared by the two ways to compute attention (attention_few.h, attention_many.h): the call, its tiles, and the
+// sum of weighted values.
 #pragma once
 
 #include "arithmetic.h"
@@ -7,12 +8,12 @@ namespace blockrelay {
 
 constexpr int kPage = 16;
 constexpr int kTileRows = 128;
-constexpr int kAhead = 3;  // pages: one takes less time than memory needs to answer
+constexpr int kAhead = 3;  // pages to prefetch ahead: computing one takes less time than a memory access
 
-// Up to kTileRows query rows (row, head of the group) of one segment that read the same key/value head.
+// Up to kTileRows query rows of one segment that read the same key/value head; a query row is a pair of row and head.
 struct Tile {
   int64_t segment;
-  int64_t first;  // query row within the segment: row * group + head of the group
+  int64_t first;  // first query row within the segment: row * group + head of the group
   int kv_head;
   int count;
 };
@@ -30,19 +31,19 @@ struct AttentionCall {
 
   int group() const { return query_heads / kv_heads; }
 
-  // Where query row i of a tile begins, in q and out.
+  // Offset of query row i of a tile in q and out.
   int64_t offset(const Tile& tile, int i) const {
     const int64_t query_row = tile.first + i;
     const int64_t row = segments[tile.segment * 3] + query_row / group();
     return (row * query_heads + int64_t(tile.kv_head) * group() + query_row % group()) * head_dim;
   }
 
-  // Keys that query row i of a tile sees.
+  // Number of keys that query row i of a tile sees.
   int64_t limit(const Tile& tile, int i) const {
     return segments[tile.segment * 3 + 2] + (tile.first + i) / group() + 1;
   }
 
-  // Where the index-th page of a tile's segment begins, in k_pages and v_pages.
+  // Offset of the index-th page of a tile's segment in k_pages and v_pages.
   int64_t page(const Tile& tile, int64_t index) const {
     const int64_t page = page_table[tile.segment * max_pages + index];
     return (page * kv_heads + tile.kv_head) * page_size();
@@ -61,7 +62,7 @@ struct AttentionCall {
   }
 };
 
-// Where the probability of query row i and key t lies.
+// Layouts of the probabilities: at(i, t) is the offset of query row i and key t.
 struct KeysTogether {
   static constexpr int at(int i, int t) { return i * kPage + t; }
 };
@@ -81,7 +82,7 @@ inline void weigh_columns(float* acc, int stride, const float* p, const E* v, in
   each<N * M>([&](auto j) { sum[j].store(acc + j / M * stride + j % M * kLanes); });
 }
 
-// The same for all d.
+// weigh_columns for all d.
 template <int N, class Layout, class E>
 inline void weigh(float* acc, int stride, const float* p, const E* v, int dim, int begin, int end) {
   int d = 0;
@@ -98,7 +99,7 @@ inline void weigh(float* acc, int stride, const float* p, const E* v, int dim, i
   }
 }
 
-// The same for N query rows that see `visible` keys each, in ascending order.
+// weigh for N query rows, where row r sees visible[r] keys; `visible` is ascending.
 template <int N, class Layout, class E>
 inline void weigh_visible(float* acc, int stride, const float* p, const E* v, int dim, const int* visible) {
   weigh<N, Layout>(acc, stride, p, v, dim, 0, visible[0]);
@@ -107,7 +108,8 @@ inline void weigh_visible(float* acc, int stride, const float* p, const E* v, in
       weigh<1, Layout>(acc + r * stride, stride, p + Layout::at(r, 0), v, dim, visible[0], visible[r]);
 }
 
-// f(i, N) for the query rows i..i+N-1 of begin..end-1, N constant: kScoreRows as long as there are so many.
+// Calls f(i, N) for groups of query rows i..i+N-1 that cover begin..end-1. N is a constant: kScoreRows while that many
+// rows are left, then 4, 2 and 1.
 template <class F>
 inline void in_groups(int begin, int end, const F& f) {
   int i = begin;

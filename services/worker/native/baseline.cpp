@@ -1,12 +1,12 @@
-// Built for the lowest CPU of the architecture; also the one place that asks which CPU this is.
+// The kernels for the lowest CPU of the architecture, and the function that tells the features of the CPU.
 #include "kernels.h"
 
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif
 
-// What this CPU and its operating system can do, as bits: 1 AVX2, FMA and F16C; 2 AVX-512 F, BW, VL and DQ;
-// 4 AVX512-VNNI; 8 AMX tiles of int8. What is done with it is decided elsewhere (native.py).
+// Features of this CPU and its operating system, as bits: 1 AVX2, FMA and F16C; 2 AVX-512 F, BW, VL and DQ;
+// 4 AVX512-VNNI; 8 AMX tiles of int8. kernels/libraries.py chooses the variant by them.
 BLOCKRELAY_EXPORT uint32_t blockrelay_cpu_features() {
 #if defined(__x86_64__)
   __builtin_cpu_init();

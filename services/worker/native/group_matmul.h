@@ -1,9 +1,9 @@
-// Matrix products with int4 weights in groups of 32 k (precision w4a8): for g ascending
+// Matmul with int4 weights in groups of 32 k (precision w4a8): for g ascending
 //   acc = fma(float(sum over k in g of (u[r][k] - 128) * q[k][n]), gs[g][n], acc);  y[r][n] = acc * scale[n].
 //
-// Group sums are exact, and the float steps of an element have one order, so tiling, threads and row count leave no
-// trace. Packed: panels of 32 columns; per group four blocks of 8 k, each 2 x 16 columns x 4 bytes (low nibble k = j,
-// high nibble k = 4 + j, holding q + 8), then the 32 columns' gs: 576 bytes, in the order in which they are read.
+// Group sums are exact, and the float steps of an element have one order, so tiling, threads and row count do not
+// change a bit. Packed weights are panels of 32 columns. A group has four blocks of 8 k, each 2 x 16 columns x 4 bytes
+// (low nibble k = j, high nibble k = 4 + j, holding q + 8), then the 32 columns' gs: 576 bytes, in order of reading.
 #pragma once
 
 #include <utility>
@@ -14,11 +14,11 @@
 
 namespace blockrelay {
 
-constexpr int kColumns = 32;                // of a panel
+constexpr int kColumns = 32;                // columns of a panel
 constexpr int kGroupDepth = 32;             // k per group
-constexpr int kBlocks = 4;                  // of 8 k, per group
+constexpr int kBlocks = 4;                  // blocks of 8 k per group
 constexpr int kBlockBytes = kColumns * 4;
-constexpr int kRowsAtOnce = 6;  // fill the registers of AVX-512: 12 sums, 12 accumulators, 4 weights, 1 broadcast
+constexpr int kRowsAtOnce = 6;  // rows fill the registers of AVX-512: 12 sums, 12 accumulators, 4 weights, 1 broadcast
 constexpr int kNibbleBytes = kBlocks * kBlockBytes;
 constexpr int kGroupBytes = kNibbleBytes + kColumns * int(sizeof(Half));
 
@@ -32,7 +32,7 @@ struct GroupWeights {
   int64_t panel_bytes() const { return groups() * kGroupBytes; }
 };
 
-// q4 [K/2,N] (low nibble row 2i, high nibble row 2i+1) and gs [K/32,N] to `panels`. Columns beyond N have gs 0.
+// Packs q4 [K/2,N] (low nibble row 2i, high nibble row 2i+1) and gs [K/32,N] into `panels`. Columns beyond N get gs 0.
 inline void pack_groups(Pool& pool, const uint8_t* q4, const Half* gs, int64_t depth, int64_t columns,
                         uint8_t* panels) {
   const GroupWeights shape{panels, nullptr, depth, columns};
@@ -58,8 +58,8 @@ inline void pack_groups(Pool& pool, const uint8_t* q4, const Half* gs, int64_t d
   });
 }
 
-// Rows of one call side by side: `a` holds u - 128 as [K/4][rows][4], `start` -8 times each group's sum of them, which
-// takes the nibbles' offset back, as [K/32][rows].
+// Rows of one call side by side. `a` is u - 128 as [K/4][rows][4]. `start` is -8 times each group's sum of them, as
+// [K/32][rows]: it cancels the nibbles' offset of 8.
 struct SignedRows {
   int64_t first;
   int rows;
@@ -87,10 +87,10 @@ using MultiplyGroups = void (*)(const GroupWeights&, const SignedRows&, int64_t 
 
 #if defined(__AVX512BW__)
 
-// sum plus the products of four bytes per lane: nibbles 0..15 times int8, whose pairs fit into 16 bits.
+// Returns sum plus the products of four bytes per lane: nibbles 0..15 times int8, whose pairs fit into 16 bits.
 inline __m512i dot_nibbles(__m512i sum, __m512i nibbles, __m512i a) {
 #if defined(__AVX512VNNI__)
-  __asm__("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(nibbles), "v"(a));  // the intrinsic: see matmul.h
+  __asm__("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(nibbles), "v"(a));  // not the intrinsic: see dot() in matmul.h
   return sum;
 #else
   return _mm512_add_epi32(sum, _mm512_madd_epi16(_mm512_maddubs_epi16(nibbles, a), _mm512_set1_epi16(1)));
@@ -155,7 +155,7 @@ inline MultiplyGroups group_multiplier(int rows) {
 
 #else
 
-// sums[n] += the products of one block's 8 k with the row's eight bytes.
+// Adds the products of one block's 8 k with the row's eight bytes to sums[n].
 inline void add_block(int32_t* sums, const uint8_t* block, uint32_t first, uint32_t second) {
 #if defined(__AVX2__)
   const __m256i low = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1);
@@ -208,7 +208,8 @@ inline MultiplyGroups group_multiplier(int) { return multiply_groups_panel; }
 
 #endif
 
-// u [R,K] uint8 times w to y [R,N], R >= 1, K a multiple of 32. False when there is no memory. Throws std::bad_alloc.
+// Multiplies u [R,K] uint8 by w into y [R,N]; R >= 1, K a multiple of 32. Returns false when there is no memory. Throws
+// std::bad_alloc.
 inline bool multiply_groups(Pool& pool, const uint8_t* u, int64_t rows, const GroupWeights& w, float* y) {
   const int64_t steps = w.depth / 4, calls = (rows + kRowsAtOnce - 1) / kRowsAtOnce;
   uint32_t* a = reinterpret_cast<uint32_t*>(scratch(size_t(rows * (steps + w.groups()))));

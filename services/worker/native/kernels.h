@@ -1,6 +1,6 @@
-// The functions Python calls, once per instruction set. All return 0, or why nothing (valid) was written: 1 an index is
-// out of range, 2 no memory. Shapes, dtypes and layouts were checked by the caller (native.py). `epsilon` is rounded
-// to float here, where the rounding mode is known.
+// The functions that Python calls, built once per instruction set. They return a status: 0, 1 for an index out of
+// range, 2 for no memory; unless it is 0, nothing valid was written. The caller (kernels/native.py) has checked shapes,
+// dtypes and layouts. `epsilon` is rounded to float here, where the rounding mode is known.
 #pragma once
 
 #include <new>
@@ -61,7 +61,7 @@ int32_t attention_of(Pool& pool, const AttentionCall<E>& call, int64_t pages) {
   }
 }
 
-// gate_up [R,2M] (times row_scale [R] unless null): the M values of a row in working memory, or null.
+// Writes swiglu of a row of gate_up [R,2M], times row_scale [R] unless that is null, to `out` [M] and returns `out`.
 float* swiglu_row(const float* gate_up, const float* row_scale, int64_t row, int64_t columns, float* out) {
   const float* gate = gate_up + row * 2 * columns;
   const float* up = gate + columns;
@@ -79,10 +79,10 @@ float* swiglu_row(const float* gate_up, const float* row_scale, int64_t row, int
 
 }  // namespace
 
-// Has to equal native.py's, so that a library left over from an older install is not used.
+// Must equal LIBRARY_VERSION in kernels/libraries.py, so that a library left over from an older install is not used.
 BLOCKRELAY_EXPORT int32_t blockrelay_version() { return 6; }
 
-// The pool that every other function takes; null if it cannot be made.
+// Makes the pool of threads that every other function takes; null if it cannot be made.
 BLOCKRELAY_EXPORT void* blockrelay_open(int32_t threads) {
   try {
     return new Pool(threads);
@@ -93,7 +93,7 @@ BLOCKRELAY_EXPORT void* blockrelay_open(int32_t threads) {
   }
 }
 
-// No call may be running or follow.
+// Frees the pool. No call may be running, and none may follow.
 BLOCKRELAY_EXPORT void blockrelay_close(void* pool) { delete static_cast<Pool*>(pool); }
 
 BLOCKRELAY_EXPORT int32_t blockrelay_norm(void* pool, const float* x, const float* weight, double epsilon, float* out,
@@ -278,7 +278,7 @@ BLOCKRELAY_EXPORT int32_t blockrelay_multiply(void* pool, const uint8_t* u, cons
 }
 #endif
 
-// How a program calls a function, by the name without prefix; null for a name that programs do not know.
+// Returns the invoker with which a program calls a function, by name without prefix; null for other names.
 BLOCKRELAY_EXPORT void* blockrelay_invoker(const char* name) {
   static constexpr struct {
     const char* name;
@@ -303,7 +303,7 @@ BLOCKRELAY_EXPORT void* blockrelay_invoker(const char* name) {
   return nullptr;
 }
 
-// Makes the calls of a program (kernels/recorded.py): 0, or 256 * the index of the call that failed + its status.
+// Makes the calls of a program (kernels/recorded.py). Returns 0, or 256 * the index of the failed call + its status.
 BLOCKRELAY_EXPORT int64_t blockrelay_run(void* pool, void* steps, int64_t count) {
   return run_steps(pool, static_cast<Step*>(steps), count);
 }

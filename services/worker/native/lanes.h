@@ -1,5 +1,4 @@
-// V16: sixteen float32 lanes in every build, so that the register width never shows in a reduction
-// (kernels/specification.py).
+// V16: sixteen float32 lanes in every build, so that sums do not depend on the register width (specification.py).
 #pragma once
 
 #include <utility>
@@ -75,9 +74,9 @@ inline Pair<P> power_of_two(Pair<P> shifted) { return {power_of_two(shifted.lo),
 
 #if defined(__AVX512F__)
 using V16 = Register;
-constexpr int kScoreRows = 8;  // independent chains of fused multiply-adds: two units, four cycles
+constexpr int kScoreRows = 8;  // independent chains of fused multiply-adds: two units with four cycles each
 constexpr int kValueVectors = 2;
-constexpr int kStripVectors = 2;  // times kStripKeys sums: a load feeds several of them, and all stay in registers
+constexpr int kStripVectors = 2;  // times kStripKeys sums: one load serves several, and all stay in registers
 constexpr int kStripKeys = 8;
 #else
 #if defined(__AVX2__)
@@ -91,7 +90,7 @@ constexpr int kStripVectors = 1;
 constexpr int kStripKeys = Register::width == 8 ? 4 : 2;
 #endif
 
-// f(0), f(1), ... f(N - 1) with constant arguments: arrays of registers stay in registers.
+// Calls f(0), f(1), ... f(N - 1) with constant arguments, so that arrays of registers stay in registers.
 template <class F, int... I>
 __attribute__((always_inline)) inline void each(std::integer_sequence<int, I...>, const F& f) {
   (f(std::integral_constant<int, I>{}), ...);

@@ -1,8 +1,8 @@
-// Integer matrix products with AVX512-VNNI: y[r][n] = float(sum over k of (u[r][k] - 128) * q[k][n]) * scale[n].
+// Integer matmul with AVX512-VNNI: y[r][n] = float(sum over k of (u[r][k] - 128) * q[k][n]) * scale[n].
 //
-// The sum is exact in int32 for K <= 65536, so tiling, threads and row count leave no trace; one float multiplication
-// follows. Weights are packed once into panels of 32 columns, [N/32][K/4][32 columns][4 k] with zeros beyond N and K,
-// so that a panel is one sequential stream: decode is bound by reading them.
+// The sum is exact in int32 for K <= 65536, so tiling, threads and row count do not change a bit; one float
+// multiplication follows. Weights are packed once into panels of 32 columns, [N/32][K/4][32 columns][4 k] with zeros
+// beyond N and K, so that a panel is one sequential stream: reading the weights limits decode.
 #pragma once
 
 #include <utility>
@@ -13,16 +13,16 @@
 
 namespace blockrelay {
 
-constexpr int kPanel = 32;    // columns
+constexpr int kPanel = 32;    // columns of a panel
 constexpr int kDepth = 4;     // k per int32 lane
 constexpr int kGroup = 14;    // rows whose sums fit into the registers: 28 sums, 2 weights, 1 broadcast
-constexpr int kInPlace = 4;   // rows up to which arranging them costs more than it saves
+constexpr int kInPlace = 4;   // most rows for which arranging them costs more than it saves
 constexpr int kZeroPoint = 128;
-constexpr int64_t kStreamed = 3 << 20;  // bytes of y beyond which no cache near a core holds it until it is read
+constexpr int64_t kStreamed = 3 << 20;  // bytes of y above which no cache near a core keeps it until it is read
 
 struct PackedWeights {
   const int8_t* panels;  // 64-byte aligned
-  const int32_t* start;  // [N/32 * 32]: -128 times the column's sum, where the sum of u * q begins
+  const int32_t* start;  // [N/32 * 32]: start of the sum of u * q, -128 times the column's sum of q
   const float* scale;    // [N]
   int64_t depth, columns;
 
@@ -31,7 +31,7 @@ struct PackedWeights {
   int64_t panel_bytes() const { return steps() * kPanel * kDepth; }
 };
 
-// q [K,N] to `panels` and `start`, as PackedWeights describes them.
+// Packs q [K,N] into `panels` and `start`, as PackedWeights describes them.
 inline void pack_weights(Pool& pool, const int8_t* q, int64_t depth, int64_t columns, int8_t* panels, int32_t* start) {
   const PackedWeights shape{panels, start, nullptr, depth, columns};
   pool.run(shape.panel_count(), 1, depth * columns, [&](int64_t begin, int64_t end) {
@@ -56,15 +56,15 @@ inline void pack_weights(Pool& pool, const int8_t* q, int64_t depth, int64_t col
 }
 
 struct RowGroup {
-  int64_t first;      // row
+  int64_t first;      // first row
   int rows;
   const uint32_t* u;  // arranged: [K/4][rows]; in place: row r at u + r * stride
   int64_t stride;     // 0 unless in place
-  bool streamed;      // y goes past the caches, which would fetch each line of it before it is overwritten
+  bool streamed;      // y bypasses the caches, which would read each of its lines before it is overwritten
 };
 
-// u [rows,K] as [K/4][rows][4], zeros beyond K. Left where they are, the rows of a group would fall into the same few
-// sets of the cache, for K is often a power of two.
+// Copies u [rows,K] to [K/4][rows][4], with zeros beyond K. In place, the rows of a group would map to the same few
+// sets of the cache, since K is often a power of two.
 inline void arrange_rows(const uint8_t* u, int64_t depth, int rows, uint32_t* to) {
   const int64_t whole = depth / kDepth;
   for (int r = 0; r < rows; r++) {
@@ -77,15 +77,16 @@ inline void arrange_rows(const uint8_t* u, int64_t depth, int rows, uint32_t* to
   }
 }
 
-// sum plus the products of four bytes per lane. Neither the intrinsic nor a reference to the sum: around both, GCC 12
+// Returns sum plus the products of four bytes per lane. With the intrinsic, or with a reference to the sum, GCC 12
 // keeps all sums in memory (half the speed).
 inline __m512i dot(__m512i sum, __m512i u, __m512i q) {
   __asm__("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(u), "v"(q));
   return sum;
 }
 
-// One panel for the R rows of a group. `ahead`, bytes wanted next, are fetched into L2 on the way, `lines` (0 to 2)
-// cache lines per step: with two groups per panel, the second one has nothing to wait for and would leave memory idle.
+// Multiplies the R rows of a group by one panel. On the way it prefetches the bytes at `ahead` into L2, `lines` (0 to
+// 2) cache lines per step: with two groups per panel, the second finds its weights in cache and would leave memory
+// idle.
 template <int R, bool in_place>
 void multiply_panel(const PackedWeights& w, const RowGroup& group, int64_t panel, const int8_t* ahead, int lines,
                     float* y) {
@@ -146,7 +147,7 @@ inline MultiplyPanel multiplier(const RowGroup& group) {
                       : multiplier<false>(group.rows, std::make_integer_sequence<int, kGroup>());
 }
 
-// u [R,K] uint8 times w to y [R,N], R >= 1. False when there is no memory. Throws std::bad_alloc.
+// Multiplies u [R,K] uint8 by w into y [R,N], R >= 1. Returns false when there is no memory. Throws std::bad_alloc.
 inline bool multiply(Pool& pool, const uint8_t* u, int64_t rows, const PackedWeights& w, float* y) {
   const int64_t steps = w.steps(), group_count = (rows + kGroup - 1) / kGroup;
   const bool in_place = rows <= kInPlace && w.depth % kDepth == 0;

@@ -1,4 +1,4 @@
-// A few threads that sleep between steps, and the state each call needs.
+// A pool of threads that sleep between steps, working memory, and the rounding mode of each call.
 #pragma once
 
 #include <unistd.h>
@@ -18,7 +18,7 @@
 
 namespace blockrelay {
 
-// Rounds to nearest and keeps subnormals while it lives, whatever another library set in this thread.
+// Sets rounding to nearest, with subnormals, while it exists, whatever another library has set in this thread.
 class StandardRounding {
  public:
 #if defined(__x86_64__)
@@ -41,7 +41,7 @@ class StandardRounding {
 #endif
 };
 
-// This thread's working memory of at least `count` floats, 64-byte aligned, contents undefined; null if there is none.
+// Returns this thread's working memory of at least `count` floats, 64-byte aligned, not set; null if out of memory.
 inline float* scratch(size_t count) {
   struct Block {
     float* data = nullptr;
@@ -58,8 +58,8 @@ inline float* scratch(size_t count) {
   return block.data;
 }
 
-// Waits for `ready` with open eyes, for as long as a step leaves between two calls: waking a sleeping thread takes the
-// system 20 to 50 microseconds, and a step makes a hundred calls. False when the time passed.
+// Spins until `ready` returns true, for 60 microseconds, about the time between two calls of a step: waking a sleeping
+// thread takes the system 20 to 50 microseconds, and a step makes a hundred calls. Returns false when the time is over.
 template <class Ready>
 inline bool spin_until(const Ready& ready) {
   const auto end = std::chrono::steady_clock::now() + std::chrono::microseconds(60);
@@ -76,7 +76,7 @@ inline bool spin_until(const Ready& ready) {
 
 class Pool {
  public:
-  // Starts threads - 1 threads; the caller of run() is the other one. Throws std::system_error.
+  // Starts `threads` - 1 threads; the caller of run() is the other one. Throws std::system_error.
   explicit Pool(int threads) : process_(getpid()) {
     try {
       for (int i = 1; i < threads; i++) threads_.emplace_back([this] { serve(); });
@@ -89,9 +89,9 @@ class Pool {
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;
 
-  // Calls work(begin, end) until 0..count-1 is covered, `grain` items at a time. Which thread takes which items is
-  // left to chance: items must be independent. False if a call of work returned false. `cost` is in float operations,
-  // roughly: waking a thread costs more than a small call.
+  // Calls work(begin, end) until 0..count-1 is covered, `grain` items at a time. Items must be independent, since any
+  // thread may take any item. `cost` is the rough number of float operations: a cheap call is not worth waking threads.
+  // Returns false if a call of work returned false.
   template <class Work>
   bool run(int64_t count, int64_t grain, int64_t cost, const Work& work) {
     // One parallel call at a time; another caller, or a forked child (which has no threads), works alone.
@@ -114,7 +114,7 @@ class Pool {
     }
     if (wake) start_.notify_all();
     take();
-    // Threads that have not begun by now are not waited for: on a busy machine they may be long in waking.
+    // Threads that have not begun yet are not waited for: on a busy machine they may take long to wake.
     {
       std::lock_guard<std::mutex> lock(mutex_);
       open_ = false;
@@ -127,8 +127,8 @@ class Pool {
   }
 
  private:
-  static constexpr int64_t kWorthWaking = 1000000;  // about 15 microseconds; waking a thread takes as long
-  static constexpr int64_t kWorthSharing = 200000;  // with threads that are awake
+  static constexpr int64_t kWorthWaking = 1000000;  // cost of about 15 microseconds, as long as waking a thread
+  static constexpr int64_t kWorthSharing = 200000;  // the least cost to share with threads that are awake
 
   void take() {
     for (;;) {
@@ -177,9 +177,9 @@ class Pool {
   std::condition_variable start_;
   std::condition_variable done_;
   std::atomic<uint64_t> generation_{0};
-  std::atomic<int> active_{0};    // threads inside take(), the caller not counted
+  std::atomic<int> active_{0};    // threads inside take(), without the caller
   std::atomic<int> sleeping_{0};  // threads that need a notification; changed under mutex_
-  bool open_ = false;  // a call may still be joined
+  bool open_ = false;  // true while threads may join the current call
   bool stopping_ = false;
   bool (*call_)(const void*, int64_t, int64_t) = nullptr;
   const void* work_ = nullptr;

@@ -1,5 +1,5 @@
-// Calls of exported functions noted down once and made again and again: from Python a call costs as much as a small
-// kernel takes, and a decode step makes two hundred. Arguments are 8-byte words: addresses, doubles, signed integers.
+// Programs: calls of exported functions that are recorded once and replayed. A call from Python takes as long as a
+// small kernel, and a decode step makes two hundred. Arguments are 8-byte words: addresses, doubles, signed integers.
 #pragma once
 
 #include <chrono>
@@ -23,7 +23,7 @@ inline T argument(uint64_t word) {
     return static_cast<T>(static_cast<int64_t>(word));
 }
 
-// Invoker<&function>::invoke(pool, words) is function(pool, words as its other arguments).
+// Invoker<&function>::invoke(pool, words) calls function(pool, ...) with the words as its other arguments.
 template <auto function>
 struct Invoker;
 
@@ -41,11 +41,11 @@ struct Invoker<function> {
 struct Step {
   Invoke invoke;
   const uint64_t* words;
-  int64_t ended;  // written: nanoseconds of the steady clock
+  int64_t ended;  // written by run_steps: end of the call in nanoseconds of the steady clock
 };
 static_assert(sizeof(Step) == 24, "as kernels/recorded.py lays it out");
 
-// Makes the calls until one has a status other than 0: 0, or that status + 256 * its index.
+// Makes the calls until one returns a status other than 0. Returns 0, or that status + 256 * the call's index.
 inline int64_t run_steps(void* pool, Step* steps, int64_t count) {
   for (int64_t i = 0; i < count; i++) {
     if (const int32_t status = steps[i].invoke(pool, steps[i].words)) return i * 256 + status;

@@ -1,6 +1,7 @@
-// One SIMD register of float32 lanes per instruction set: 16 (AVX-512), 8 (AVX2) or 4 (anything).
+// Register: one SIMD register of 16 (AVX-512), 8 (AVX2) or 4 (any other CPU) float32 lanes.
 //
-// All operations are IEEE 754 to the last bit and mean the same in every build. lanes.h makes sixteen lanes of them.
+// All operations follow IEEE 754 to the last bit and give the same results in every build. lanes.h combines registers
+// to sixteen lanes.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +19,7 @@ struct Half {
   uint16_t bits;
 };
 
-constexpr float kRound = 12582912.0f;            // adding it rounds |x| < 2^22 to an integer, half to even
+constexpr float kRound = 12582912.0f;            // adding this rounds |x| < 2^22 to an integer, half to even
 constexpr uint32_t kRoundBits = 0x4B400000u;     // its bit pattern
 constexpr uint32_t kMagnitude = 0x7FFFFFFFu;
 constexpr uint32_t kInfinityBits = 0x7F800000u;
@@ -41,7 +42,7 @@ inline float widen(Half h) {
   return bit_cast<float>(bits | (uint32_t(h.bits & 0x8000u) << 16));
 }
 
-// To nearest even, finite values saturated, infinities and NaN to the canonical NaN.
+// Converts to float16: to nearest even, finite values saturated, infinities and NaN to the canonical NaN.
 inline Half narrow(float x) {
   uint32_t bits = bit_cast<uint32_t>(x);
   uint16_t sign = uint16_t((bits >> 16) & 0x8000u);
@@ -71,7 +72,7 @@ struct Register {
   static Register broadcast(float x) { return {_mm512_set1_ps(x)}; }
   void store(float* p) const { _mm512_storeu_ps(p, v); }
   void store(float* p, int n) const { _mm512_mask_storeu_ps(p, first_lanes(n), v); }
-  // As narrow() does.
+  // Converts each lane as narrow() does.
   void store(Half* p, int n) const {
     const __m512 limit = _mm512_set1_ps(kHalfMax);
     __m512 magnitude = _mm512_abs_ps(v);
@@ -80,7 +81,7 @@ struct Register {
     __m512 kept = _mm512_mask_blend_ps(finite, _mm512_set1_ps(bit_cast<float>(0x7FC00000u)), saturated);
     _mm256_mask_storeu_epi16(p, first_lanes(n), _mm512_cvtps_ph(kept, _MM_FROUND_TO_NEAREST_INT));
   }
-  // The low byte of the bits of round(x) + kRound, plus 128.
+  // Stores the integers x of lanes that hold x + kRound, plus 128, as bytes.
   void store_zero_128(uint8_t* p, int n) const {
     __m512i i = _mm512_add_epi32(_mm512_castps_si512(v), _mm512_set1_epi32(128));
     _mm512_mask_cvtepi32_storeu_epi8(p, first_lanes(n), i);
@@ -94,22 +95,22 @@ inline Register fma(Register a, Register b, Register c) { return {_mm512_fmadd_p
 inline Register negate(Register a) {
   return {_mm512_castsi512_ps(_mm512_xor_si512(_mm512_castps_si512(a.v), _mm512_set1_epi32(int(0x80000000u))))};
 }
-// a > b ? a : b, a < b ? a : b; b where one is NaN.
+// a > b ? a : b and a < b ? a : b; the result is b where one is NaN.
 inline Register pick_max(Register a, Register b) { return {_mm512_max_ps(a.v, b.v)}; }
 inline Register pick_min(Register a, Register b) { return {_mm512_min_ps(a.v, b.v)}; }
 inline bool any_greater(Register a, Register b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_GT_OQ) != 0; }
-// Lanes below n from a, the others from b.
+// Takes lanes below n from a, the others from b.
 inline Register first(int n, Register a, Register b) {
   return {_mm512_mask_blend_ps(Register::first_lanes(n), b.v, a.v)};
 }
-// The largest lane, where no lane is NaN.
+// Returns the largest lane; no lane may be NaN.
 inline float highest_lane(Register a) { return _mm512_reduce_max_ps(a.v); }
-// Integer maximum of m and |x| as bit patterns: NaN counts as larger than infinity.
+// Maximum of m and |x| as integers with their bit patterns: NaN counts as larger than infinity.
 inline Register max_magnitude(Register m, Register x) {
   __m512i magnitude = _mm512_and_si512(_mm512_castps_si512(x.v), _mm512_set1_epi32(int(kMagnitude)));
   return {_mm512_castsi512_ps(_mm512_max_epi32(_mm512_castps_si512(m.v), magnitude))};
 }
-// 2^k for the bits of k + kRound.
+// Returns 2^k for lanes that hold k + kRound.
 inline Register power_of_two(Register shifted) {
   __m512i k = _mm512_add_epi32(_mm512_castps_si512(shifted.v), _mm512_set1_epi32(int(127u - kRoundBits)));
   return {_mm512_castsi512_ps(_mm512_slli_epi32(k, 23))};
@@ -181,13 +182,13 @@ inline Register power_of_two(Register shifted) {
 #else
 
 #if defined(__SSE2__)
-// Two floats' product and a float added in double and rounded again to float are a fused multiply-add, unless the
-// double sum lies half way between two floats or below the normal floats (float32.py has the argument). The C
-// library's fmaf is right too, but tens of times slower on a CPU that lacks the instruction.
-constexpr int kBelowFloat = 0x1FFFFFFF, kHalfWay = 0x10000000;  // of a double's low word
-constexpr int kSmallestNormalFloat = 0x38100000;                // 2^-126, a double's high word
+// A fused multiply-add without the instruction: the product of two floats plus a float, computed in double and rounded
+// to float, is right unless the double sum lies half way between two floats or below the normal floats
+// (kernels/float32.py has the proof). The C library's fmaf is right too, but tens of times slower on such a CPU.
+constexpr int kBelowFloat = 0x1FFFFFFF, kHalfWay = 0x10000000;  // masks of a double's low word
+constexpr int kSmallestNormalFloat = 0x38100000;                // high word of the double 2^-126
 
-// x + y rounded to odd: rounding it once more, to float, rounds the exact sum.
+// Returns x + y rounded to odd: rounding that once more, to float, gives the rounded exact sum.
 inline __m128d sum_to_odd(__m128d x, __m128d y) {
   double a[2], b[2];
   _mm_storeu_pd(a, x);
@@ -203,7 +204,7 @@ inline __m128d sum_to_odd(__m128d x, __m128d y) {
 }
 #endif
 
-// Four lanes of the compiler's own vectors: SSE2, NEON or plain code.
+// Four lanes in a vector type of the compiler, which uses SSE2, NEON or plain code.
 struct Register {
   static constexpr int width = 4;
   typedef float Floats __attribute__((vector_size(16)));

@@ -1,4 +1,4 @@
-// Scale, bias, norm and rotation of the heads of a row; keys and values to their page slot.
+// Scales, biases, normalises and rotates the heads of each row, and writes keys and values to the row's page slot.
 #pragma once
 
 #include "arithmetic.h"

@@ -28,7 +28,7 @@ void digest_value(float x) {
 template <class T>
 using Buffer = std::vector<T>;
 
-// Numbers between -2 and 2, now and then something that is not.
+// Returns random numbers between -2 and 2, in a quarter of the calls with one that is NaN, infinite, huge or tiny.
 Buffer<float> floats(int64_t count) {
   Buffer<float> buffer(static_cast<size_t>(count));
   for (auto& x : buffer) x = float(int32_t(generator())) * 0x1p-30f;
@@ -85,7 +85,7 @@ bool rows_agree(const Pools& pools) {
   return ok;
 }
 
-// A program of two calls, the second of which reads what the first writes, made twice; one with a bad index stops there.
+// Runs a program of two calls, of which the second reads the result of the first, twice; a bad index stops a program.
 bool program_agrees(const Pools& pools) {
   const int64_t rows = between(1, 20), n = between(1, 300);
   const auto x = floats(rows * n), weight = floats(n);
@@ -132,7 +132,7 @@ bool attention_agrees(const Pools& pools, E unused) {
     const int64_t to_page_end = (first + some + kPage - 1) / kPage * kPage - first;
     const int64_t length = between(0, 1) ? some : to_page_end;
     segments.insert(segments.end(), {rows, length, first});
-    // Entries of no page that the segment needs lead nowhere.
+    // Entries behind the pages that the segment needs are invalid.
     for (int64_t i = 0; i < max_pages; i++)
       table.push_back(i * kPage < first + length ? int32_t(s * max_pages + i) : 0x3FFFFFFF);
     for (int64_t i = 0; i < length; i++) {
@@ -178,7 +178,7 @@ bool attention_agrees(const Pools& pools, E unused) {
          same(result[0].k, result[1].k) && same(result[0].v, result[1].v);
 }
 
-// Products of random sizes against their definition; builds without products of their own give the definition's.
+// Compares matmuls of random sizes with their definition; builds without the matmul return the definition's result.
 bool products_agree(const Pools& pools) {
   const int64_t rows = between(1, 40), depth = between(1, between(0, 1) ? 70 : 700), columns = between(1, 150);
   Buffer<uint8_t> u(static_cast<size_t>(rows * depth));
@@ -217,7 +217,7 @@ bool products_agree(const Pools& pools) {
   return ok;
 }
 
-// The same with int4 weights in groups, which every build has.
+// Compares matmuls with int4 weights in groups, which every build has, with their definition.
 bool group_products_agree(const Pools& pools) {
   const int64_t rows = between(1, 20), groups = between(1, 6), depth = groups * kGroupDepth, columns = between(1, 100);
   const bool extreme = between(0, 2) == 0;
@@ -271,7 +271,7 @@ int main() {
       return 1;
     }
   }
-  // Two callers at once share one pool: the one that comes second works alone.
+  // Two callers share one pool at once: the second one works alone.
   const auto x = floats(200 * 2000);
   auto call = [&] {
     Buffer<uint8_t> u(x.size());

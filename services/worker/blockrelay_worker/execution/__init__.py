@@ -1,1 +1,1 @@
-"""The seam of executors: a batch in, rows or logits out."""
+"""Executors run one stage of a model: a batch goes in, hidden states or logits come out."""

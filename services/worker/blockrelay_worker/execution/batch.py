@@ -1,4 +1,4 @@
-"""What goes into a stage and what comes out: one ragged matrix of rows and the segments it is made of."""
+"""Input and output of one step of a stage: one ragged matrix of rows (tokens) and the segments it is made of."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,13 +16,13 @@ from blockrelay_worker.kernels.specification import PAGE
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """Consecutive rows of one request.
+    """Consecutive positions of one request, one row of the batch each.
 
-    The rows are the positions `first_position .. first_position + rows - 1`. `pages` are this stage's page ids of the
-    request from position 0 on; they must cover the last row's position, and the positions before `first_position`
-    must have been run through this stage into the same pages. More pages than needed are fine.
-    A request may appear once in a batch. A first position below what was run before simply overwrites (rejected
-    drafts, retries).
+    The rows are the positions `first_position .. first_position + rows - 1`. `pages` are the ids of the request's KV
+    pages in this stage, from position 0 on. They must cover the last row's position, and the positions before
+    `first_position` must have been run through this stage into the same pages. More pages than needed are fine.
+    A batch has at most one segment of a request. Positions that were run before are overwritten (rejected drafts,
+    retries).
     """
 
     rows: int
@@ -32,13 +32,13 @@ class Segment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """R rows in the order of `segments`, whose `rows` add up to R >= 1.
+    """The input of one step: R rows in the order of `segments`, whose `rows` add up to R >= 1.
 
-    Exactly one input: `tokens` int32 [R] (the stage holds block 1) or `hidden` float32 [R, H] (it does not).
-    `hidden` is copied, never written. A later stage of ONNX blocks that others made has `tokens` and, for each segment,
-    `tensors`: of all of its rows at once, or of parts of them in order, which then add up to its rows.
-    `wanted` are the row indexes whose logits are wanted, ascending; ignored by a stage without the last block. `needs`
-    says of each of them how much of its row is needed (None: all of it); empty: whole rows.
+    `tokens` int32 [R] are set where the stage has block 1, else `hidden` float32 [R, H], which is copied and never
+    written. A later stage of a model served as its own ONNX files has both `tokens` and, for each segment, `tensors`:
+    one for all of its rows, or several in order whose rows add up to the segment's.
+    `wanted` are the indexes of the rows whose logits are returned, ascending; a stage without the last block ignores
+    them. `needs` has an entry for each of them: which logits suffice (None: all); when empty, all rows are whole.
     """
 
     segments: Sequence[Segment]
@@ -51,19 +51,20 @@ class Batch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageOutput:
-    """What one run of a stage gives.
+    """The output of one step of a stage.
 
-    Exactly one of `hidden` float32 [R, H] (the stage does not hold the last block), `tensors` (nor does one of ONNX
-    blocks that others made; for each segment, as in Batch), `logits` float32 [len(wanted), vocab] and `rows` is set.
-    `rows` are what each wanted row needs, or all of it: by an executor that heeds `needs`, of a batch that has some.
-    All are buffers of the executor: valid until its next `run`; copy what must last.
+    Exactly one of four results is set. A stage without the last block gives `hidden` float32 [R, H] or, for a model
+    served as its own ONNX files, `tensors` for each segment as in Batch. A stage with the last block gives `logits`
+    float32 [len(wanted), vocab], or `rows`: for each wanted row the logits that its Need asks for, or the whole row.
+    Only executors that heed `needs` give `rows`. All are buffers of the executor, valid until its next `run`: copy
+    what must last.
     `not_finite` are the indexes of the segments with a row that is NaN or infinite (fail these requests: their pages
-    hold rubbish); the other segments are unaffected.
-    `sessions` of ONNX blocks that others made are counted (`WarmCounts`); of others there is nothing.
-    `seconds` is the wall time of each block of the stage by name (`block_3`); `estimated` where only the stage's was
-    measured, and divided. Beside the blocks, `kv_s` is what it took to find the places of the rows in the KV pages
-    (page tables and slots), and `moved_s` to bring rows in and results out: the copy into the stage's memory, or the
-    way to the process of a device and back.
+    hold garbage); the other segments are unaffected.
+    `sessions` are the counts of warm ONNX sessions (`WarmCounts`); empty where the model is not served as ONNX files.
+    `seconds` is the wall time of each block of the stage by name (`block_3`). With `estimated`, only the stage was
+    measured, and its time divided among the blocks. `kv_s` is the time to map rows to KV pages (page tables and
+    slots). `moved_s` is the time to move rows in and results out: the copy into the stage's memory, or the way to the
+    process of a device and back. Neither is part of `seconds`.
     """
 
     hidden: NDArray[np.float32] | None = None
@@ -80,16 +81,17 @@ class StageOutput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockFault:
-    """The first block whose output is not finite, and what each block up to it took, in order; it is the last one."""
+    """The first block whose output is not finite. `seconds` are the wall times of the blocks up to and including it."""
 
     block: str
     seconds: Mapping[str, float]
 
 
 def check_segments(segments: Sequence[Segment], *, limit: int, pages: int) -> int:
-    """The number of rows. Raises ExecutionError unless positions lie below `limit` and pages in 0..`pages` - 1.
+    """Checks segments and returns their number of rows.
 
-    `pages` 0 stands for a stage that keeps none: the segments' pages are then not looked at.
+    Raises ExecutionError unless positions lie below `limit`, page ids in 0..`pages` - 1 and there is at least one row.
+    With `pages` 0, for a stage without KV, the segments' pages are not checked.
     """
     for index, segment in enumerate(segments):
         end = segment.first_position + segment.rows
@@ -104,12 +106,12 @@ def check_segments(segments: Sequence[Segment], *, limit: int, pages: int) -> in
             raise ExecutionError(f"segment {index}: a page id is not in 0..{pages - 1}")
     count = sum(segment.rows for segment in segments)
     if not count:
-        raise ExecutionError("an empty batch")
+        raise ExecutionError("the batch has no rows")
     return count
 
 
 def tokens_of(batch: Batch, count: int, model: ModelConfig) -> NDArray[np.int32]:
-    """The batch's token ids, [count]. Raises ExecutionError unless they are that many of the vocabulary."""
+    """Returns the batch's token ids, int32 [count]. Raises ExecutionError for another number or an unknown id."""
     tokens = batch.tokens
     if tokens is None or tokens.shape != (count,):
         raise ExecutionError(f"this stage takes {count} token ids, one per row of the segments")
@@ -119,7 +121,7 @@ def tokens_of(batch: Batch, count: int, model: ModelConfig) -> NDArray[np.int32]
 
 
 def hidden_of(batch: Batch, count: int, model: ModelConfig) -> NDArray[np.float32]:
-    """The batch's rows, [count, H]. Raises ExecutionError unless they are that many, of that width, in float32."""
+    """Returns the batch's hidden states, float32 [count, H]. Raises ExecutionError for another shape or dtype."""
     hidden, shape = batch.hidden, (count, model.hidden_size)
     if hidden is None or hidden.shape != shape or hidden.dtype != np.float32:
         raise ExecutionError(f"this stage takes float32 rows [{count}, {model.hidden_size}]")
@@ -127,9 +129,9 @@ def hidden_of(batch: Batch, count: int, model: ModelConfig) -> NDArray[np.float3
 
 
 def tensors_of(batch: Batch) -> Sequence[Sequence[NamedTensors]]:
-    """The batch's tensors by name. Raises ExecutionError unless the parts of each segment are its rows."""
+    """Returns the batch's named tensors of each segment. Raises ExecutionError unless their rows are the segment's."""
     rows = [segment.rows for segment in batch.segments]
     given = [sum(part.rows for part in parts) for parts in batch.tensors]
     if given != rows:
-        raise ExecutionError(f"this stage takes tensors by name of {rows!r:.60} rows, and was given {given!r:.60}")
+        raise ExecutionError(f"this stage takes named tensors with {rows!r:.60} rows, and got {given!r:.60}")
     return batch.tensors

@@ -1,4 +1,4 @@
-"""What the stages of a device that has memory of its own take there, and how many KV pages that leaves each. Pure."""
+"""Memory budget of a device: bytes of the weights of its stages, and KV pages that fit beside them. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,42 +6,48 @@ from dataclasses import dataclass
 from blockrelay.errors import UsageError
 from blockrelay.protocol.plan import Stage
 
-#: What is left to others and to what a step needs beside weights and pages, where nobody says: a share, and bytes.
+#: Default budget: this share of the free memory, less these bytes. The rest is for other programs and for what a step
+#: needs beside weights and pages.
 USED_SHARE, LEFT_BYTES = 0.9, 300 * 10**6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceMemory:
-    """`block_bytes`: the weights of each block as they lie there, once for all stages; `block_layers`: the layers that
-    each block has; `table_bytes`: what stages with layers have beside them, once too; `layer_page_bytes`: one KV page
-    of one layer. `least_pages`: fewer KV pages are no stage; `canary_pages`: those that each stage has beside the ones
-    of requests. `budget_bytes`: what may be used of the device when nobody says; None where it does not tell what is
-    free. Of blocks whose sessions come and go `most_sessions` are there at once, within `most_bytes`; None: all."""
+    """Sizes of one model on one device, from which the number of KV pages follows."""
 
     device: str
     block_bytes: Sequence[int]
+    """Bytes of the weights of each block on the device; stages that share a block share its weights."""
     block_layers: Sequence[int]
+    """Number of layers of each block."""
     table_bytes: int
+    """Bytes of the rotary tables, kept once on a device for all stages with layers."""
     layer_page_bytes: int
+    """Bytes of one KV page of one layer."""
     least_pages: int
+    """Fewest KV pages with which a stage can serve."""
     canary_pages: int
+    """KV pages that each stage keeps for its canary, beside those of requests."""
     budget_bytes: int | None
+    """Bytes that may be used by default; None for a device that does not report its free memory."""
     most_sessions: int | None = None
+    """Limit of warm ONNX sessions at once; None: no limit."""
     most_bytes: int | None = None
+    """Limit of the bytes of warm ONNX sessions, of which one is always allowed; None: no limit."""
 
     def weight_bytes(self, *stages: Stage) -> int:
-        """Of stages together: what they share is there once."""
+        """Returns the bytes of the weights of `stages` together; blocks that they share count once."""
         blocks = {block for stage in stages for block in range(stage.first, stage.last + 1)}
         layers = any(self._layers(stage) for stage in stages)
         held = held_at_once([self.block_bytes[block - 1] for block in blocks], self.most_sessions, self.most_bytes)
         return held + (self.table_bytes if layers else 0)
 
     def page_bytes(self, stage: Stage) -> int:
-        """Of one KV page in all layers of the stage."""
+        """Returns the bytes of one KV page in all layers of the stage."""
         return self._layers(stage) * self.layer_page_bytes
 
     def pool_bytes(self, stage: Stage, pages: int) -> int:
-        """Of so many KV pages, and those of canaries."""
+        """Returns the bytes of `pages` KV pages and the stage's canary pages."""
         return (pages + self.canary_pages) * self.page_bytes(stage)
 
     def _layers(self, stage: Stage) -> int:
@@ -49,27 +55,31 @@ class DeviceMemory:
 
 
 def held_at_once(sizes: Sequence[int], sessions: int | None, most: int | None) -> int:
-    """Bytes of blocks of these sizes where so many `sessions` are there at once, within `most` bytes, but one always
-    is; None: as many as there are."""
+    """Returns the most bytes that blocks of these sizes take when at most `sessions` are loaded at once.
+
+    `most` limits the bytes too, but one block always fits. None stands for no limit.
+    """
     held = sum(sorted(sizes, reverse=True)[:sessions])
     return held if most is None else min(held, max(most, max(sizes, default=0)))
 
 
 @dataclass(frozen=True, slots=True)
 class Neighbours:
-    """The other stages of a device: those that are loaded, with the bytes of their KV pages, and those that will be;
-    `unknown` more workers have no stage yet."""
+    """The other stages of a device."""
 
     loaded: tuple[tuple[Stage, int], ...] = ()
+    """Loaded stages, each with the bytes of its KV pages."""
     expected: tuple[Stage, ...] = ()
+    """Stages that the plan gives other workers, which have not loaded them yet."""
     unknown: int = 0
+    """Number of workers that have no stage in the plan yet."""
 
 
 _ALONE = Neighbours()
 
 
 def default_budget(free_bytes: int) -> int:
-    """Of a device of which so many bytes are free."""
+    """Returns the bytes that may be used by default of a device with `free_bytes` of free memory."""
     return max(0, int(free_bytes * USED_SHARE) - LEFT_BYTES)
 
 
@@ -81,12 +91,11 @@ def pages_within(
     useful: int,
     neighbours: Neighbours = _ALONE,
 ) -> int:
-    """KV pages of a stage: its share of what the budget leaves behind all weights and the pages that are there, and not
-    more than `useful`.
+    """Returns the number of KV pages of a stage, `useful` at most, that fit into the budget of a device.
 
-    A request takes as many pages in each stage, so that all stages which are not loaded yet share what is left by the
-    bytes of a page: they get equal numbers of pages. One that nobody knows yet counts as this one. Raises UsageError
-    with the figures where there is no room for the weights and the least number of pages.
+    The budget less all weights and the pages of loaded stages is shared by the stages that are not loaded yet. Each
+    gets the same number of pages, since a request takes equally many in every stage. An unknown stage counts as this
+    one. Raises UsageError with the figures where the weights and the least number of pages do not fit.
     """
     coming = [stage, *neighbours.expected, *[stage] * neighbours.unknown]
     others = [*neighbours.expected, *(other for other, _ in neighbours.loaded)]
@@ -113,7 +122,10 @@ def pages_within(
 def pages_of_host(
     memory: DeviceMemory, stage: Stage, *, kv_bytes: int, useful: int, neighbours: Neighbours = _ALONE
 ) -> int:
-    """The same where nobody knows what the device has: all stages together have `kv_bytes` for pages."""
+    """Returns the number of KV pages of a stage, `useful` at most, on a device whose free memory is unknown.
+
+    The pages of all its stages together get `kv_bytes`; weights are not counted.
+    """
     left = kv_bytes - sum(pool for _, pool in neighbours.loaded)
     together = sum(map(memory.page_bytes, (stage, *neighbours.expected, *[stage] * neighbours.unknown)))
     return max(2, min(useful, left // together)) if memory.page_bytes(stage) else useful

@@ -1,16 +1,16 @@
-"""What a fallback event says of the failure behind it: a reason in the words of clients, and an error code. Pure."""
+"""Reason and error code of a GPU's failure, as clients see them in fallback events. Pure."""
 
 from typing import Literal
 
 from blockrelay.errors import DeviceFailed, DeviceLost, ErrorCode, ExecutionError
 
 FallbackReason = Literal["gpu_memory_error", "gpu_timeout", "gpu_wrong_numbers", "gpu_device_lost", "gpu_driver_error"]
-#: Reasons of a `DeviceLost` and a `DeviceFailed` of a device that computed, but not what it should have.
+#: Reasons of a `DeviceLost` and a `DeviceFailed` that mean wrong results from a device that still computes.
 WRONG_WHEN_LOST, WRONG_WHEN_FAILED = "canary", "not_finite"
 
 
 def fallback_reason(error: ExecutionError | None) -> tuple[FallbackReason | Literal[""], ErrorCode | Literal[""]]:
-    """(reason, error code) of `error`, both empty for None.
+    """Returns (reason, error code) of `error`, both empty for None.
 
     A memory error has the code OOM, a step that took too long TIMEOUT, and everything else INTERNAL.
     """

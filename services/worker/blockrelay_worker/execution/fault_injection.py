@@ -1,6 +1,6 @@
-"""Executors that do what the real one never does, so that what follows can be tested and shown.
+"""Executors with an injected fault, for tests and demonstrations.
 
-A worker that is slow; one whose bits really are others (as after an upgrade), under an id of its own.
+`SlowedExecutor` computes slowly. `SaltedExecutor` computes other bits under another numerics id, as after an upgrade.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ from blockrelay_worker.execution.page_pool import PagePool
 
 
 class WrappingExecutor:
-    """Another executor, unchanged: what subclasses do not say is that one's."""
+    """Passes every call on to another executor; subclasses override what they change."""
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
@@ -68,7 +68,7 @@ class WrappingExecutor:
 
 
 class SlowedExecutor(WrappingExecutor):
-    """Takes `speed` (below 1) of the speed that it has: stands in for a slower device of the same bits."""
+    """Runs at the share `speed` (below 1) of the real speed: it stands in for a slower device with the same bits."""
 
     def __init__(self, executor: Executor, *, speed: float) -> None:
         super().__init__(executor)
@@ -82,10 +82,10 @@ class SlowedExecutor(WrappingExecutor):
 
 
 class SaltedExecutor(WrappingExecutor):
-    """Computes other bits than the executor that it wraps, as exactly: a row depends on the tokens before it alone.
+    """Computes other bits than the executor that it wraps; a row still depends only on the tokens of its request.
 
-    A quarter of the tokens is read as other ones, which changes rows and KV pages of every stage, and to each token's
-    logits its own number between -1 and 1 is added. Which and what follows from `salt`, not empty.
+    It reads a quarter of the vocabulary as other tokens, which changes hidden states and KV pages of every stage, and
+    adds a fixed number between -1 and 1 to the logit of each token. `salt`, not empty, seeds both choices.
     """
 
     def __init__(self, executor: Executor, *, salt: str, vocabulary: int) -> None:
@@ -103,9 +103,9 @@ class SaltedExecutor(WrappingExecutor):
         return self._capabilities
 
     def run(self, batch: Batch) -> StageOutput:
-        output = super().run(self._read(replace(batch, needs=())))  # a choice among the logits of another
+        output = super().run(self._read(replace(batch, needs=())))  # whole rows: the largest logits will be others
         if output.logits is not None:
-            output.logits[...] += self._added  # a buffer that is valid until the next run
+            output.logits[...] += self._added  # in place: the buffer is the executor's until the next run
         return output
 
     def first_not_finite(self, batch: Batch) -> BlockFault | None:
@@ -116,5 +116,5 @@ class SaltedExecutor(WrappingExecutor):
 
 
 def salted_id(numerics: str, salt: str) -> str:
-    """The numerics id of an executor that is salted; as it is without salt."""
+    """Returns the numerics id of a `SaltedExecutor` over one with the id `numerics`; the same id for an empty salt."""
     return f"{numerics}-{salt}" if salt else numerics

@@ -1,4 +1,4 @@
-"""Which executor runs a stage, by device, folder and precision."""
+"""Chooses the executor that runs a stage, by device, block folder and precision."""
 
 import os
 import sys
@@ -22,27 +22,27 @@ from blockrelay_worker.execution.process.executors import DeviceExecutors
 
 
 class Executors(Protocol):
-    """One implementation, on this machine, for the devices of one class."""
+    """Factory of executors on this machine, for devices of one class."""
 
     device: ClassVar[Device]
-    #: Its devices do not compute the same bits twice: what they gave can go on elsewhere, and nobody computes it again.
+    #: Nondeterministic: other workers can continue its output but cannot reproduce its bits.
     varies: ClassVar[bool]
 
     @staticmethod
     def serves(device: Device, precisions: Collection[Precision]) -> bool:
-        """Whether it runs models with blocks of these precisions for workers of this device."""
+        """Returns whether it runs models with blocks of these precisions for workers of this class of device."""
         ...
 
     def numerics_id(self, manifest: Manifest) -> str:
-        """Of all its executors of this model, known before one is loaded."""
+        """Returns the numerics id of all its executors of this model. None has to be loaded for that."""
         ...
 
     def load(self, folder: BlockFolder, first_block: int, last_block: int, *, pages: int) -> Executor:
-        """An executor of these blocks (numbered from 1, both included) with room for `pages` KV pages, or a few more.
+        """Loads an executor of these blocks (numbered from 1, both included) with at least `pages` KV pages.
 
-        Every block has given its known answer on this machine, if it has one; on a device that is not a CPU the stage
-        has come close to a reference. Raises KnownAnswerMismatch naming the block, or the device and what it gets
-        wrong; BlockFolderError for blocks that the folder does not have or that cannot be loaded.
+        It is verified: every block with a known answer has given it on this machine; a stage on another device than a
+        CPU was compared with a reference. Raises KnownAnswerMismatch naming the block, or the device and its error;
+        BlockFolderError for blocks that the folder lacks or that cannot be loaded.
         """
         ...
 
@@ -51,37 +51,47 @@ class Executors(Protocol):
 CPU = "cpu"
 #: Default number of warm sessions of a sequential worker on a GPU and on a CPU; fewer where memory is short.
 WARM_ON_GPU, WARM_ON_CPU = 5, 3
-#: The first that serves is taken.
+#: Tried in this order: the first whose `serves` returns True is used.
 IMPLEMENTATIONS = (CpuExecutors,)
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A device such as webgpu:0, the Python that has its packages, how long a step may take there, in seconds, whether
-    blocks run one by one, to be measured, where to keep what is compiled for it (None: nowhere), whether no step is
-    recorded there, how many workers have a stage each there, within so many bytes, and how many threads of the CPU
-    ONNX blocks that others made may use. `quarantine`: it is left alone when it was lost too often. `warm`: so many of
-    these blocks are there at once, in so many bytes (None: all), and if that is said no more than its memory has room
-    for. A session is made and run in `tries` tries at most."""
+    """Options of the process that computes on one device."""
 
     device: str
+    """Name such as webgpu:0."""
     python: str
+    """Path of the Python that has the device's packages."""
     step_limit_s: float
+    """Longest time that a step may take, in seconds."""
     per_block: bool = False
+    """True if blocks run one by one, so that each can be measured."""
     cache: Path | None = None
+    """Folder of optimised graphs; None: they are not kept."""
     eager: bool = False
+    """True if no decode step is recorded."""
     budget_bytes: int | None = None
+    """Device memory that may be used; None: the default share of what is free."""
     stages: int = 1
+    """Number of workers, each with a stage of its own on the device."""
     threads: int = 1
+    """CPU threads for a model that is served as its own ONNX files."""
     quarantine: bool = True
+    """True if a device that was lost too often is left unused for a while."""
     warm: tuple[int | None, int | None, bool] = (None, None, False)
+    """Limits of warm ONNX sessions: number and bytes (None: no limit), and whether free memory limits them too."""
     tries: int = 3
+    """Most tries to make or run a session."""
 
 
 def gpu_of(settings: WorkerSettings, folder: BlockFolder) -> Gpu | None:
-    """What workers compute on; None: their own kernels. ONNX blocks that others made need ONNX Runtime on CPUs too,
-    unless they have been imported; there it has a process of its own like a GPU, and a CPU that others take from us is
-    no broken device. Raises UsageError for settings that do not go together."""
+    """Returns the device process that workers with these settings compute in; None if they use their own CPU kernels.
+
+    A model that is served as its own ONNX files needs ONNX Runtime on CPUs too, unless it was imported. ONNX Runtime
+    then has a process of its own, like a GPU, but without quarantine: a CPU that other programs use is not broken.
+    Raises UsageError for settings that contradict each other.
+    """
     if settings.device == "gpu" and not settings.gpu:
         raise UsageError(
             "a worker of the class gpu needs its device: --gpu webgpu:0 (BLOCKRELAY_GPU; "
@@ -92,7 +102,9 @@ def gpu_of(settings: WorkerSettings, folder: BlockFolder) -> Gpu | None:
     graphs = graphs_of(settings)
     if not settings.gpu and settings.imported_model is not None:
         if settings.sequential or folder.model.onnx_blocks is None:
-            raise UsageError("imported_model is for CPU workers of ONNX blocks, which are not sequential")
+            raise UsageError(
+                "imported_model is for CPU workers of models of ONNX files, without sequential: leave one out"
+            )
         return None
     if not settings.gpu and folder.model.onnx_blocks is None:
         return None
@@ -114,15 +126,16 @@ def gpu_of(settings: WorkerSettings, folder: BlockFolder) -> Gpu | None:
 
 @dataclass(frozen=True, slots=True)
 class Graphs:
-    """What is compiled for a GPU: whether optimised graphs are `kept` from one start to the next, and decode steps
-    `recorded` and repeated."""
+    """How graphs are used on a GPU."""
 
     kept: bool
+    """True if optimised graphs are kept from one start to the next."""
     recorded: bool
+    """True if decode steps are recorded and replayed."""
 
 
 def graphs_of(settings: WorkerSettings) -> Graphs:
-    """Raises UsageError for settings that contradict each other. Pure."""
+    """Returns the use of graphs that the settings ask for. Raises UsageError if they contradict each other. Pure."""
     mode, cache = settings.graph_mode, settings.use_graph_cache
     if settings.enforce_eager:
         if mode not in (None, "enforce-eager"):
@@ -139,21 +152,23 @@ def graphs_of(settings: WorkerSettings) -> Graphs:
 
 
 def _warm(settings: WorkerSettings, folder: BlockFolder) -> tuple[int | None, int | None, bool]:
-    """As of Gpu. Raises UsageError for limits that mean nothing."""
+    """Returns `Gpu.warm` for these settings. Raises UsageError for limits that have no effect with them."""
     limits = settings.max_warm_sessions, settings.warm_session_bytes
     if not settings.sequential:
         if limits != (None, None):
-            raise UsageError("max_warm_sessions and warm_session_bytes are for sequential workers")
+            raise UsageError("max_warm_sessions and warm_session_bytes need sequential: set it, or leave them out")
         return (*limits, False)
     if folder.model.onnx_blocks is None:
-        raise UsageError("sequential is for ONNX blocks as they are: other models are cut into stages")
+        raise UsageError(
+            "sequential is for models served as ONNX files: leave it out, other models are cut into stages"
+        )
     if limits != (None, None):
         return (*limits, False)
     return WARM_ON_GPU if settings.gpu else WARM_ON_CPU, None, True
 
 
 def on_device(folder: BlockFolder, gpu: Gpu) -> DeviceExecutors:
-    """Stages of this folder in a process of its own. Raises as DeviceExecutors does."""
+    """Opens the device in a process of its own, which runs stages of this folder. Raises as DeviceExecutors does."""
     return DeviceExecutors(
         gpu.device,
         folder,
@@ -174,17 +189,17 @@ def on_device(folder: BlockFolder, gpu: Gpu) -> DeviceExecutors:
 def executors_for(
     device: Device, folder: BlockFolder, *, threads: int, gpu: Gpu | None = None, imported: Path | None = None
 ) -> Executors:
-    """What runs stages of this folder on this machine: in a process of its own on the device `gpu`, if one is named;
-    with the block folder `imported` from its ONNX blocks, if one is.
+    """Returns the factory of executors for this folder on this machine.
 
-    Raises UsageError where nothing does.
+    With `gpu` they run in a process of their own on that device. With `imported`, the block folder that was imported
+    from the model's ONNX files, our own kernels compute it. Raises UsageError where no implementation serves.
     """
     if gpu is not None:
         return on_device(folder, gpu)
     if imported is not None:
         return ImportedExecutors(threads, folder, imported)
     if folder.model.onnx_blocks is not None:
-        raise UsageError(f"ONNX blocks as they are have a process of their own: serve them ({typed('up --blocks')})")
+        raise UsageError(f"this command does not run models of ONNX files: serve them with `{typed('up --blocks')}`")
     for implementation in IMPLEMENTATIONS:
         if implementation.serves(device, folder.manifest.precisions):
             return implementation(threads)
@@ -192,7 +207,7 @@ def executors_for(
 
 
 def devices_here(folder: BlockFolder) -> tuple[Device, ...]:
-    """The classes of devices of this machine that run the folder without a GPU."""
+    """Returns the classes of devices on which this machine runs the folder without a GPU."""
     if folder.model.onnx_blocks is not None:
         return ("cpu",)
     return tuple(

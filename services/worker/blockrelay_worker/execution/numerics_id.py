@@ -9,16 +9,16 @@ import onnxruntime as ort
 from blockrelay.block_folder.manifest import Manifest
 from blockrelay_worker.kernels.specification import KERNEL_NUMERICS_VERSION, PAGE
 
-#: Changes with anything in `sampler` or `exact_math` that can change a token.
+#: Raised with every change of `sampler` or `exact_math` that can change a token.
 SAMPLER_VERSION = 1
-#: Changes when keys and values lie in a page in another way.
+#: Name of the layout of keys and values in a page; a new layout gets a new name.
 PAGE_LAYOUT = f"k[head,dim,{PAGE}] v[head,{PAGE},dim] v1"
 
 
 def numerics_id(manifest: Manifest) -> str:
-    """`<precision>-<16 hex digits>`, or `mixed-` and these: everything besides the weights that decides a token's bits.
+    """Returns `<precision>-<16 hex digits>`, or `mixed-...`: a hash of all that decides a token's bits but the weights.
 
-    Workers share a route, and pages are shared, only where it is equal; clients see it as `system_fingerprint`.
+    Only workers with equal ids share routes and KV pages. Clients see the id as `system_fingerprint`.
     """
     machine = platform.machine().lower()
     parts = {
@@ -27,7 +27,7 @@ def numerics_id(manifest: Manifest) -> str:
         "sampler": SAMPLER_VERSION,
         "onnxruntime": ort.__version__,
         "pages": PAGE_LAYOUT,
-        # Levels of x86-64 are proven equal; no other machine is yet.
+        # Tests prove all levels of x86-64 equal; no other architecture is proven equal to it.
         "machine": "x86_64" if machine in ("x86_64", "amd64") else machine,
         "folder": manifest.numerics_inputs(),
     }

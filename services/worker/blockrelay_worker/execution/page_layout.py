@@ -1,4 +1,4 @@
-"""What a page of one stage holds: 16 positions of a request, in every layer of the stage."""
+"""Layout of a KV page of one stage: 16 positions of a request, in every layer of the stage."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from blockrelay_worker.kernels.specification import PAGE
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageLayout:
-    """Shape of the KV of one stage. `dtype` is float16 or float32 (`precisions.kv_item_bytes`)."""
+    """Shape of the KV pages of one stage. `dtype` is float16 or float32 (`precisions.kv_item_bytes`)."""
 
     layers: int
     kv_heads: int
@@ -20,12 +20,15 @@ class PageLayout:
 
     @property
     def bytes_per_page(self) -> int:
-        """Keys and values of 16 tokens in all layers of the stage."""
+        """Bytes of keys and values of 16 tokens in all layers of the stage."""
         return 2 * self.layers * self.kv_heads * self.head_dim * PAGE * np.dtype(self.dtype).itemsize
 
 
 def layout_of(folder: BlockFolder, first_block: int, last_block: int) -> PageLayout:
-    """The page layout of a stage of these blocks (numbered from 1, both included); the head alone has no layers."""
+    """Returns the page layout of a stage of these blocks (numbered from 1, both included).
+
+    A stage of the head alone has no layers.
+    """
     model = folder.model
     return PageLayout(
         layers=model.layers_in(first_block, last_block),
@@ -36,5 +39,5 @@ def layout_of(folder: BlockFolder, first_block: int, last_block: int) -> PageLay
 
 
 def pages_for(tokens: int) -> int:
-    """Pages that hold `tokens` tokens."""
+    """Returns the number of pages that hold `tokens` tokens."""
     return -(-tokens // PAGE)

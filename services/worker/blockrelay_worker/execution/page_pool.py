@@ -1,7 +1,7 @@
-"""Which pages of a stage are whose: handed out by number and found again by name.
+"""The accounting of the KV pages of a stage: pages are allocated by number and found again by block hash.
 
-One page number names the same 16 positions of a request in every layer of the stage, so a request owns one list of
-page numbers per stage. What lies in a page, and where, is the executor's business.
+One page number stands for the same 16 positions of a request in every layer of the stage, so a request has one list
+of page numbers per stage. The executor holds the contents of the pages.
 """
 
 from collections import OrderedDict
@@ -12,11 +12,13 @@ from blockrelay_worker.execution.page_layout import PageLayout
 
 
 class PagePool:
-    """`pages` pages of one layout; ids are 0..pages-1. Not thread-safe: the engine loop owns the pool.
+    """Allocator and prefix cache of `pages` pages of one layout; ids are 0..pages-1.
 
-    A page is free, used (handed out, with a count of users) or cached: named, without a user, kept until its room is
-    wanted. Who allocated a page may write it until it is named; from then on it is read-only, and found by `share`.
-    Nothing is cleared when a page comes back.
+    Not thread-safe: the engine loop owns the pool.
+
+    A page is free, used (with a reference count) or cached: it has a block hash and no user, and is kept until its
+    room is needed. The owner of a page may write it until it gets its block hash (`name`); from then on it is
+    read-only, and `share` finds it. A freed page keeps its old contents.
     """
 
     def __init__(self, layout: PageLayout, pages: int) -> None:
@@ -24,44 +26,45 @@ class PagePool:
             raise ValueError("a page pool needs at least one page")
         self.layout = layout
         self.pages = pages
-        # A stack: pages that were touched before are used again first, so that memory grows only when it must.
+        # A stack: the pages freed last are used again first, so that memory grows only when it must.
         self._free = list(range(pages - 1, -1, -1))
         self._users: dict[int, int] = {}
         self._cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
         self._page_of: dict[bytes, int] = {}
-        self._name_of: dict[int, bytes] = {}
-        #: How often a page was handed out anew. Other threads may read it: as long as it stays, so does a named page.
+        self._hash_of: dict[int, bytes] = {}
+        #: Number of times that each page was allocated. Other threads may read it: while a page's number stays the
+        #: same, a page with a block hash keeps its contents.
         self.generations = [0] * pages
-        #: Called for every cached page that is given up.
+        #: Called for every cached page that is evicted.
         self.on_evict: Callable[[], None] = lambda: None
 
     @property
     def free_pages(self) -> int:
-        """How many pages `allocate` can still give; cached pages count, because it takes them too."""
+        """Number of pages that `allocate` can still give; cached pages count, because it evicts them."""
         return len(self._free) + len(self._cached)
 
     @property
     def used_pages(self) -> int:
-        """How many pages have a user."""
+        """Number of pages with a user."""
         return len(self._users)
 
     @property
     def users(self) -> Mapping[int, int]:
-        """How many users each used page has."""
+        """Number of users of each used page, by page id."""
         return self._users
 
     @property
     def cached_pages(self) -> int:
-        """How many pages are kept without a user because they have a name."""
+        """Number of pages without a user that are kept for their block hash."""
         return len(self._cached)
 
     def allocate(self, count: int) -> list[int]:
-        """`count` page ids, now owned by the caller alone. Raises OutOfPages and takes none if fewer are free.
+        """Returns `count` page ids that only the caller uses. Raises OutOfPages, taking none, if fewer are free.
 
-        Cached pages are given up only when no page is free, least recently used first.
+        Cached pages are evicted only when no page is free, least recently used first.
         """
         if count > self.free_pages:
-            raise OutOfPages(f"{count} KV pages were asked for and {self.free_pages} of {self.pages} are free")
+            raise OutOfPages(f"{count} KV pages were requested and {self.free_pages} of {self.pages} are free")
         while len(self._free) < count:
             self._evict()
         taken = [self._free.pop() for _ in range(count)]
@@ -71,47 +74,48 @@ class PagePool:
         return taken
 
     def free(self, pages: Sequence[int]) -> None:
-        """One user less for each page. The last one gone: a named page is cached, any other is free.
+        """Removes one user of each page. A page without users is cached if it has a block hash, and free otherwise.
 
-        `pages` in order of position: the later ones count as less recently used, since they are worth nothing without
-        the earlier ones. Freeing more often than was allocated and shared is our bug: AssertionError.
+        `pages` are in order of position: later ones count as less recently used, since they are worthless without the
+        earlier ones. Raises AssertionError for a page that has no user.
         """
         for page in reversed(pages):
-            assert page in self._users, f"page {page} is not handed out"
+            assert page in self._users, f"page {page} is not allocated"
             self._users[page] -= 1
             if self._users[page]:
                 continue
             del self._users[page]
-            if page in self._name_of:
+            if page in self._hash_of:
                 self._cached[page] = None
             else:
                 self._free.append(page)
 
-    def name(self, page: int, name: bytes) -> bool:
-        """Name a used page, whose positions are computed as far as the name says: read-only from now on.
+    def name(self, page: int, block_hash: bytes) -> bool:
+        """Publishes a used page under the hash of the tokens whose KV it holds; it is read-only from now on.
 
-        False when another page has the name already: then this one stays as it is, unnamed.
+        Returns False when another page has this block hash: then the page stays unpublished.
         """
-        assert page in self._users and page not in self._name_of, f"page {page} cannot be named"
-        if name in self._page_of:
+        assert page in self._users and page not in self._hash_of, f"page {page} cannot be named"
+        if block_hash in self._page_of:
             return False
-        self._page_of[name], self._name_of[page] = page, name
+        self._page_of[block_hash], self._hash_of[page] = page, block_hash
         return True
 
     def unname(self, page: int) -> None:
-        """Nobody finds a used page any more, if anybody did: what it holds is not what its name says."""
-        assert page in self._users, f"page {page} is not handed out"
-        if (name := self._name_of.pop(page, None)) is not None:
-            del self._page_of[name]
+        """Removes the block hash of a used page, if it has one: its contents are not what the hash promises."""
+        assert page in self._users, f"page {page} is not allocated"
+        if (block_hash := self._hash_of.pop(page, None)) is not None:
+            del self._page_of[block_hash]
 
     def is_named(self, page: int) -> bool:
-        return page in self._name_of
+        """Returns whether the page has a block hash."""
+        return page in self._hash_of
 
-    def share(self, names: Sequence[bytes]) -> list[int]:
-        """Pages of the longest known beginning of `names`, one user more for each; to be given back with `free`."""
+    def share(self, hashes: Sequence[bytes]) -> list[int]:
+        """Returns the pages of the longest known prefix of `hashes`, each with one more user; `free` removes it."""
         pages: list[int] = []
-        for name in names:
-            page = self._page_of.get(name)
+        for block_hash in hashes:
+            page = self._page_of.get(block_hash)
             if page is None:
                 break
             self._cached.pop(page, None)
@@ -119,32 +123,34 @@ class PagePool:
             pages.append(page)
         return pages
 
-    def take_first(self, names: Sequence[bytes]) -> int | None:
-        """The page of the first of these names that has one which nobody uses: the caller's alone from now on, who may
-        write it; it has no name any more."""
-        for name in names:
-            page = self._page_of.get(name)
+    def take_first(self, hashes: Sequence[bytes]) -> int | None:
+        """Takes the first cached page with one of these block hashes out of the cache; None if there is none.
+
+        The caller is its only user and may write it; its block hash is removed.
+        """
+        for block_hash in hashes:
+            page = self._page_of.get(block_hash)
             if page is not None and page not in self._users:
-                del self._cached[page], self._page_of[self._name_of.pop(page)]
+                del self._cached[page], self._page_of[self._hash_of.pop(page)]
                 self._users[page] = 1
                 self.generations[page] += 1
                 return page
         return None
 
     def check_integrity(self) -> None:
-        """Every page is free, cached or used, once. Raises AssertionError; meant for idle time and tests."""
+        """Raises AssertionError unless every page is exactly one of free, cached and used. For idle time and tests."""
         assert len(set(self._free)) == len(self._free), "a page is free twice"
         assert self._users.keys().isdisjoint(self._free), "a page is free and used"
         assert self._cached.keys().isdisjoint(self._free), "a page is free and cached"
         assert self._users.keys().isdisjoint(self._cached), "a page is cached and used"
         assert len(self._free) + len(self._users) + len(self._cached) == self.pages, "a page is lost"
         assert all(users > 0 for users in self._users.values()), "a page is not in use"
-        assert {page: name for name, page in self._page_of.items()} == self._name_of, "names and pages disagree"
-        assert self._name_of.keys().isdisjoint(self._free), "a free page has a name"
-        assert self._cached.keys() <= self._name_of.keys(), "a cached page has no name"
+        assert {page: each for each, page in self._page_of.items()} == self._hash_of, "hashes and pages disagree"
+        assert self._hash_of.keys().isdisjoint(self._free), "a free page has a block hash"
+        assert self._cached.keys() <= self._hash_of.keys(), "a cached page has no block hash"
 
     def _evict(self) -> None:
         page, _ = self._cached.popitem(last=False)
-        del self._page_of[self._name_of.pop(page)]
+        del self._page_of[self._hash_of.pop(page)]
         self._free.append(page)
         self.on_evict()

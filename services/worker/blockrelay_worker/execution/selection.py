@@ -1,7 +1,7 @@
-"""How much of a row of logits comes to who chooses a token from it, so that not all of a vocabulary has to. Pure.
+"""The part of a row of logits that the sampler needs, so that a device need not copy the whole vocabulary. Pure.
 
-Who wants a token says by a Need what it depends on. A device may then give the largest logits in place of the whole
-row: where these decide which tokens can be drawn, and by what weights, the draw among them is that from the row.
+A Need states what the choice of one token depends on. A device may then return only the largest logits of a row. Where
+these decide which tokens can be drawn and with which weights, the draw is the same as from the whole row.
 """
 
 from collections.abc import Sequence
@@ -10,16 +10,19 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-#: The most logits of a row that are given in its place.
+#: Most logits that are returned in place of a whole row.
 MOST = 256
-#: How far a device's sum over a row may be off, as a part of it: twice what 2,048 additions of float32 cost at worst.
+#: Relative error allowed in a device's sum over a row: twice the worst case of 2,048 additions of float32.
 TOTAL_ERROR = 2.0**-12
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What one token is chosen by, as of SamplingParams. Temperature 0 is the largest logit; otherwise at least one of
-    `top_k` up to MOST, `top_p` below 1 and `min_p` above 0 keeps tokens away."""
+    """Sampling parameters that decide which logits the choice of one token needs (see SamplingParams).
+
+    Temperature 0 needs the largest logit. Otherwise at least one of `top_k` up to MOST, `top_p` below 1 and `min_p`
+    above 0 excludes tokens.
+    """
 
     temperature: float
     top_k: int = 0
@@ -28,14 +31,16 @@ class Need:
 
     @property
     def greedy(self) -> bool:
+        """True if the token with the largest logit is chosen."""
         return self.temperature == 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Largest:
-    """The largest logits of a row, of equal ones those of lower ids: `ids` ascending, and what is the logit of each.
+    """The largest logits of a row; of equal logits those with lower ids.
 
-    `total` is what exp((logit - best) / temperature) of the whole row adds up to, within TOTAL_ERROR of it.
+    `ids` are ascending token ids, `logits` the logit of each. `total` is the sum of
+    exp((logit - largest) / temperature) over the whole row, with a relative error of TOTAL_ERROR at most.
     """
 
     ids: NDArray[np.int64]
@@ -43,15 +48,16 @@ class Largest:
     total: float = 1.0
 
 
-#: A whole row, float32 [vocab], or what is enough of one.
+#: A whole row of logits, float32 [vocab], or the largest of it.
 LogitRow = NDArray[np.float32] | Largest
 LogitRows = NDArray[np.float32] | Sequence[LogitRow]
 
 
 def enough(need: Need, values: NDArray[np.float32], total: float) -> bool:
-    """Whether the largest logits of a row, `values` in descending order, decide which tokens are kept, and so the draw.
+    """Returns whether the largest logits of a row decide which tokens are kept, and so the draw.
 
-    `values` are the first `need.top_k` or more of a row with more of them. False where it is too close to call.
+    `values` are the largest logits, descending, at least `need.top_k` of them; `total` is that of `Largest`. Returns
+    False where rounding errors leave the result open.
     """
     if need.greedy:
         return True
@@ -62,12 +68,14 @@ def enough(need: Need, values: NDArray[np.float32], total: float) -> bool:
     if need.top_p == 1:
         return bool(weights[-1] < need.min_p * (1 - TOTAL_ERROR))
     reached, wanted = np.cumsum(weights), need.top_p * total
-    if not np.all(np.abs(reached - wanted) > wanted * 2 * TOTAL_ERROR) or reached[-1] < wanted:  # not a number: no
+    if not np.all(np.abs(reached - wanted) > wanted * 2 * TOTAL_ERROR) or reached[-1] < wanted:  # also for NaN
         return False
     return _apart(float(values[np.searchsorted(reached, wanted)]), float(values[0]), need.temperature)
 
 
 def _apart(value: float, best: float, temperature: float) -> bool:
-    """Whether the next smaller float32 still has another weight in float64. Not so near 0: then more tokens than we
-    have may tie with `value`, and a lower id would go before it."""
+    """Returns whether the next float32 below `value` has a smaller weight in float64.
+
+    Near 0 it may not: tokens that were not returned may then tie with `value`, and one with a lower id would win.
+    """
     return abs(value) * 2.0**24 > max(best - value, temperature)

@@ -1,11 +1,11 @@
-"""Known answers: what every block must compute for a fixed input, on every machine, and the comparison with them.
+"""Known answers: hashes of the output that every block must give for a fixed input on every machine, and their check.
 
-    python -m blockrelay_worker.execution.self_test FOLDER      {"block_1": "<SHA-256>"} on stdout, a line per block
-                                                                as it is done, for the converter
+    python -m blockrelay_worker.execution.self_test FOLDER      prints {"block_1": "<SHA-256>"}, a line per block as it
+                                                                is done, for the converter
 
-The converter stores them. A worker computes them at start with the code it will serve with and refuses to serve on a
-difference: a product that saturates (uint8 x int8 on CPUs without VNNI) is wrong in a way that no comparison with
-itself can show. The same check chooses the variant of the products.
+The converter stores them. A worker computes them at start, with the code that it will serve with, and refuses to serve
+on a difference. A matmul that saturates (uint8 x int8 on CPUs without VNNI) is wrong in a way that no comparison with
+itself can show. The same check chooses the variant of the linear layers.
 """
 
 import hashlib
@@ -24,22 +24,23 @@ from blockrelay_worker.execution.cpu.stage import StageExecutor
 from blockrelay_worker.kernels.reference import ReferenceKernels
 
 ROWS = 17
-#: The second chunk begins inside a page and ends in the next one.
+#: Rows of the two chunks: the second one begins inside a page and ends in the next.
 CHUNKS = (9, 8)
 #: Odd and near 2**32 divided by the golden ratio: multiples modulo 2**32 spread evenly (Knuth, TAOCP 6.4).
 _SPREAD = 2654435769
 
 
 def fixed_tokens(model: ModelConfig, rows: int = ROWS) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
-    """Input of block 1: int32 [rows]."""
+    """Returns the fixed input of block 1: token ids, int32 [rows]."""
     indexes = np.arange(1, rows + 1, dtype=np.uint64) * np.uint64(_SPREAD) % np.uint64(2**32)
     return (indexes % np.uint64(model.vocab_size)).astype(np.int32)
 
 
 def fixed_rows(model: ModelConfig, rows: int = ROWS) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
-    """Input of the other blocks: float32 [rows, H], evenly spread in [-1, 1) times a power of two per row.
+    """Returns the fixed input of the other blocks: float32 [rows, H], even in [-1, 1) times a power of two per row.
 
-    Even values reach every uint8 level after quantisation, both ends included. Made of exact operations only.
+    Evenly spread values reach every uint8 level after quantisation, both ends included. They are made with exact
+    operations only, so that every machine has the same input.
     """
     indexes = np.arange(rows * model.hidden_size, dtype=np.uint64) * np.uint64(_SPREAD) % np.uint64(2**32)
     unit = (indexes >> np.uint64(8)).astype(np.float32) * np.float32(2**-23) - np.float32(1)
@@ -48,7 +49,10 @@ def fixed_rows(model: ModelConfig, rows: int = ROWS) -> np.ndarray[tuple[int, in
 
 
 def answer(executor: StageExecutor, block: int) -> str:
-    """SHA-256 (hex) of what `block` of the executor computes. Needs two free pages in its pool, and gives them back."""
+    """Returns the SHA-256 (hex) of the output of `block` for the fixed input.
+
+    It needs two free pages in the executor's pool, and frees them.
+    """
     model = executor.folder.model
     pages = executor.pool.allocate(2)
     digest = hashlib.sha256()
@@ -75,7 +79,7 @@ def answer(executor: StageExecutor, block: int) -> str:
 
 
 def first_mismatch(executor: StageExecutor) -> str | None:
-    """Name of the first block of the stage whose output differs from the folder's known answer."""
+    """Returns the name of the first block of the stage whose output differs from its known answer, or None."""
     for block in range(executor.first_block, executor.last_block + 1):
         spec = executor.folder.manifest.block(block)
         if spec.known_answer is not None and answer(executor, block) != spec.known_answer:
@@ -84,9 +88,9 @@ def first_mismatch(executor: StageExecutor) -> str | None:
 
 
 def known_answers(folder: BlockFolder) -> Iterator[tuple[str, str]]:
-    """(block name, answer) by definition: NumPy products and reference kernels, one block in memory at a time.
+    """Yields (block name, answer) of each block whose precision is exact, computed with NumPy and reference kernels.
 
-    Of blocks whose precision is exact; no answer of another one could be promised.
+    One block is in memory at a time. Blocks of other precisions do not give the same bits everywhere.
     """
     for block, precision in enumerate(folder.manifest.precisions, 1):
         if not is_exact(precision):
@@ -97,7 +101,7 @@ def known_answers(folder: BlockFolder) -> Iterator[tuple[str, str]]:
 
 
 def main(arguments: list[str]) -> int:
-    """Command line; returns the exit code."""
+    """Runs the command line; returns the exit code."""
     if len(arguments) != 1:
         sys.stderr.write("usage: python -m blockrelay_worker.execution.self_test FOLDER\n")
         return 2

@@ -1,4 +1,4 @@
-"""Float kernels between the matrix products: `Kernels` (what they do), `specification` (which bits), `load_kernels`."""
+"""CPU kernels: matmuls and the float operations between them. `Kernels` is the interface, `specification` the bits."""
 
 import logging
 
@@ -23,11 +23,11 @@ _log = logging.getLogger(__name__)
 
 
 def load_kernels(threads: int, *, variant: str | None = None) -> Kernels:
-    """The fastest kernels this machine can run, or the named variant (`reference` included).
+    """Returns the fastest kernels that this machine can run, or those of the named variant (`reference` included).
 
-    `threads` is how many threads one call may use, the caller's among them; no result depends on it or on the variant.
-    Falls back to the NumPy reference, with a warning where a faster variant is missing. UsageError for a named variant
-    that cannot run here.
+    `threads` is the number of threads that one call may use, the caller's among them; no result depends on it or on the
+    variant. Without compiled kernels it returns the NumPy reference. It logs a warning where a faster variant is
+    missing. Raises UsageError for a named variant that cannot run here.
     """
     if variant == "reference":
         return ReferenceKernels()

@@ -1,4 +1,4 @@
-"""Checks of kernel arguments, shared by every implementation: a wrong buffer is an error here, not a crash there."""
+"""Checks of kernel arguments, shared by all implementations: a wrong buffer raises an error instead of a crash."""
 
 from typing import Any, NamedTuple
 
@@ -29,23 +29,26 @@ def check(name: str, array: NDArray[Any], dtype: np.dtype[Any], shape: tuple[int
 
 
 def matrix_shape(name: str, array: NDArray[Any]) -> tuple[int, int]:
-    """(rows, columns) of a float32 matrix; ExecutionError for anything else or for no columns."""
+    """Returns (rows, columns) of a float32 matrix. Raises ExecutionError for anything else or for no columns."""
     if array.ndim != 2 or array.shape[1] == 0:
         raise ExecutionError(f"kernel argument {name}: expected a matrix with columns, got {list(array.shape)}")
     check(name, array, FLOAT32, array.shape)
     return array.shape
 
 
-def float32_out(name: str, given: F32 | None, shape: tuple[int, ...]) -> F32:
-    """The caller's result buffer after a check, or a new one."""
-    if given is None:
+def float32_out(name: str, buffer: F32 | None, shape: tuple[int, ...]) -> F32:
+    """Returns the caller's result buffer after a check, or a new one. Raises ExecutionError for a wrong buffer."""
+    if buffer is None:
         return np.empty(shape, FLOAT32)
-    check(name, given, FLOAT32, shape)
-    return given
+    check(name, buffer, FLOAT32, shape)
+    return buffer
 
 
 def quantised_out(u: U8 | None, scale: F32 | None, rows: int, columns: int) -> tuple[U8, F32]:
-    """Buffers (u [rows, columns], scale [rows]): the caller's after a check, or new ones."""
+    """Returns result buffers (u [rows, columns], scale [rows]): the caller's after a check, or new ones.
+
+    Raises ExecutionError for a wrong buffer.
+    """
     if u is None:
         u = np.empty((rows, columns), UINT8)
     else:
@@ -54,7 +57,7 @@ def quantised_out(u: U8 | None, scale: F32 | None, rows: int, columns: int) -> t
 
 
 def gate_up_shape(gate_up: F32) -> tuple[int, int]:
-    """(R, M) of gate_up [R, 2M]."""
+    """Returns (R, M) of gate_up [R, 2M]. Raises ExecutionError for an odd number of columns or another dtype."""
     rows, columns = matrix_shape("gate_up", gate_up)
     if columns % 2:
         raise ExecutionError(f"kernel argument gate_up: {columns} columns cannot hold gate and up halves")
@@ -72,7 +75,7 @@ class HeadShape(NamedTuple):
 
 
 def _pages_shape(k_pages: Pages, v_pages: Pages) -> tuple[int, int, int]:
-    """(n, Hkv, D) of k_pages [n,Hkv,D,16] and v_pages [n,Hkv,16,D]."""
+    """Returns (n, Hkv, D) of k_pages [n,Hkv,D,16] and v_pages [n,Hkv,16,D]. Raises ExecutionError for other shapes."""
     if k_pages.ndim != 4 or k_pages.dtype not in (FLOAT16, FLOAT32):
         raise ExecutionError(
             f"kernel argument k_pages: expected float16 or float32 [n,Hkv,D,{PAGE}], "
@@ -107,7 +110,10 @@ def rotary_shape(
     k_pages: Pages,
     v_pages: Pages,
 ) -> HeadShape:
-    """Checks everything of `rotary_append` except the values of the indices; returns the sizes."""
+    """Checks the arguments of `Kernels.rotary_append`, except the values of indices, and returns the sizes.
+
+    Raises ExecutionError naming the first wrong argument.
+    """
     n, kv_heads, head_dim = _pages_shape(k_pages, v_pages)
     rows, width = matrix_shape("qkv", qkv)
     query_heads = width // head_dim - 2 * kv_heads
@@ -131,7 +137,10 @@ def rotary_shape(
 
 
 def attention_shape(q: F32, k_pages: Pages, v_pages: Pages, page_table: I32, segments: I64) -> HeadShape:
-    """Checks everything of `attention` except the values of the indices; returns the sizes."""
+    """Checks the arguments of `Kernels.attention`, except the values of indices, and returns the sizes.
+
+    Raises ExecutionError naming the first wrong argument.
+    """
     n, kv_heads, head_dim = _pages_shape(k_pages, v_pages)
     if q.ndim != 3:
         raise ExecutionError(f"kernel argument q: expected [R,Hq,D], got {list(q.shape)}")

@@ -1,4 +1,4 @@
-"""Float32 arithmetic of `specification` in NumPy: fused multiply-add, lane sums, exp, quantisation.
+"""The float32 arithmetic of `specification` in NumPy: fused multiply-add, lane sums, exp, quantisation.
 
 Uses only +, -, *, /, sqrt, comparisons and casts, which IEEE 754 defines to the last bit on every machine.
 """
@@ -24,17 +24,19 @@ _EXP_LOW = np.float32(-87)
 _EXP_HIGH = np.float32(88)
 _SCALE_STEP = np.float32(1) / np.float32(127)
 _SCALE_FLOOR = np.float32(1e-12)
-#: Adding and subtracting it rounds |x| < 2**22 to an integer, half to even.
+#: Adding and then subtracting this number rounds |x| < 2**22 to an integer, half to even.
 _ROUND = np.float32(12582912)
 
-# Float64 patterns: the bits below a float32 mantissa, and those bits exactly half way between two float32.
+# Bit patterns of float64: the bits below a float32 mantissa, and their value half way between two float32.
 _LOW_BITS = np.int64(0x1FFFFFFF)
 _HALF_WAY = np.int64(0x10000000)
 _SMALLEST_NORMAL = 2.0**-126
 
 
 def fma(a: NDArray[Any], b: NDArray[Any] | np.float32, c: NDArray[Any] | np.float32) -> F32:
-    """a*b + c rounded once to float32; float32 values in float32 or float64 arrays (the latter save a conversion).
+    """Returns a*b + c rounded once to float32.
+
+    The arguments are float32 values, in float32 or float64 arrays (float64 saves a conversion).
 
     The float64 product of two float32 is exact. Rounding the float64 sum again to float32 is wrong only where that sum
     lies exactly half way between two float32 (or near the subnormals, where half way is elsewhere); there the sum is
@@ -61,7 +63,7 @@ def _round_to_odd(total: F64, product: F64, c: F64, where: NDArray[np.bool_]) ->
 
 
 def lane_sum_of_squares(x: F32) -> F32:
-    """lane_sum(fma(x, x, .)) over the last axis: [..., n] -> [...]."""
+    """Returns lane_sum(fma(x, x, .)) over the last axis, as `specification` defines it: [..., n] -> [...]."""
     n = x.shape[-1]
     padded = np.zeros((*x.shape[:-1], -(-n // LANES) * LANES), np.float64)
     padded[..., :n] = x  # a zero leaves its accumulator as it is
@@ -76,19 +78,19 @@ def lane_sum_of_squares(x: F32) -> F32:
 
 
 def norm(x: F32, weight: F32, eps: float) -> F32:
-    """Root mean square norm over the last axis, times weight."""
+    """Returns the root mean square norm of x over the last axis, times weight."""
     spread = lane_sum_of_squares(x) / np.float32(x.shape[-1]) + np.float32(eps)
     inverse = np.where(np.isfinite(spread), _ONE / np.sqrt(spread), _NAN)
     return (x * inverse[..., None]) * weight
 
 
 def round_half_even(x: F32) -> F32:
-    """Nearest integer as float32, for |x| < 2**22."""
+    """Returns the nearest integer, half to even, as float32; for |x| < 2**22."""
     return (x + _ROUND) - _ROUND
 
 
 def exp(x: F32) -> F32:
-    """The polynomial of `specification`."""
+    """Returns exp(x) by the polynomial of `specification`; x is clamped to -87..88."""
     x = np.where(x < _EXP_LOW, _EXP_LOW, x)
     x = np.where(x > _EXP_HIGH, _EXP_HIGH, x)
     shifted = x * _LOG2E + _ROUND
@@ -103,13 +105,13 @@ def exp(x: F32) -> F32:
 
 
 def swiglu(gate: F32, up: F32) -> F32:
-    """(gate / (1 + exp(-gate))) * up."""
+    """Returns (gate / (1 + exp(-gate))) * up."""
     silu: F32 = np.divide(gate, _ONE + exp(-gate))
     return silu * up
 
 
 def quantise(x: F32, u: U8, scale: F32) -> None:
-    """Writes u [R,n] and scale [R] for x [R,n]."""
+    """Quantises x [R,n] per row: writes u [R,n], with zero point 128, and scale [R]."""
     largest = (x.view(np.uint32) & np.uint32(0x7FFFFFFF)).max(axis=1).view(np.float32)
     finite = np.isfinite(largest)
     scale[:] = np.where(finite, largest * _SCALE_STEP + _SCALE_FLOOR, _NAN)

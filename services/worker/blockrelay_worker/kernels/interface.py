@@ -1,4 +1,4 @@
-"""What the executor calls between matrix products: the `Kernels` protocol."""
+"""The interface of the CPU kernels, `Kernels`, which the executor calls."""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeAlias
@@ -16,48 +16,51 @@ Pages: TypeAlias = NDArray[np.float16] | NDArray[np.float32]
 
 
 class Product(Protocol):
-    """One matrix product with quantised weights; bits as `linears` defines them."""
+    """A matmul with quantised weights; `execution.cpu.linears` defines its bits."""
 
     def __call__(self, rows: U8, out: F32) -> None:
-        """Multiply rows [R,K] (zero point 128) into out [R,N]."""
+        """Multiplies rows [R,K] (zero point 128) into out [R,N]. Raises ExecutionError for wrong buffers."""
         ...
 
 
 class Program(Protocol):
-    """Calls of kernels and products, in parts."""
+    """A sequence of kernel calls, in parts (one part per block)."""
 
     def run(self, seconds: list[float]) -> None:
-        """Make the calls. Appends to `seconds` what each part took; when one raises, those before it are in there."""
+        """Makes the calls, and appends the wall time of each finished part to `seconds`. Raises what a call raises."""
         ...
 
 
 class Kernels(Protocol):
-    """Float kernels on rows; their numbers are defined in `blockrelay_worker.kernels.specification`.
+    """CPU kernels on float32 rows; `blockrelay_worker.kernels.specification` defines their bits.
 
     R rows, H hidden, D head_dim (a multiple of 8, 256 at most), Hq query heads, Hkv key/value heads (Hq a multiple of
-    Hkv), PAGE = 16. All arrays are C-contiguous with exactly the dtypes named here. Result buffers may be given (they
-    are overwritten and returned) or are allocated; they must not overlap an argument. Wrong dtypes, shapes, layouts
-    or indices raise `ExecutionError` before anything is written. Several threads may call one object, on
-    disjoint buffers. R = 0 is legal. A row that is not finite has no effect on other rows.
+    Hkv), PAGE = 16. All arrays are C-contiguous with exactly the dtypes named here. Result buffers are passed by the
+    caller (overwritten and returned) or else allocated; they must not overlap an argument. Wrong dtypes, shapes,
+    layouts or indices raise `ExecutionError` before anything is written. Several threads may call one object, on
+    disjoint buffers. R = 0 is allowed. A row that is not finite has no effect on other rows.
     """
 
     @property
     def variant(self) -> str:
-        """`avx512vnni`, `avx512`, `avx2`, `baseline` or `reference`: for logs, never for decisions about numbers."""
+        """Name of the instruction set: `avx512vnni`, `avx512`, `avx2`, `baseline` or `reference`. For logs only."""
         ...
 
     def norm_quantise(
         self, x: F32, weight: F32, eps: float, *, u: U8 | None = None, scale: F32 | None = None
     ) -> tuple[U8, F32]:
-        """quantise(norm(x)): x [R,H], weight [H] -> (u [R,H], scale [R])."""
+        """Returns quantise(norm(x)): x [R,H], weight [H] -> (u [R,H], scale [R])."""
         ...
 
     def norm(self, x: F32, weight: F32, eps: float, *, out: F32 | None = None) -> F32:
-        """x [R,H], weight [H] -> [R,H]."""
+        """Returns the root mean square norm: x [R,H], weight [H] -> [R,H]."""
         ...
 
     def quantise(self, x: F32, *, u: U8 | None = None, scale: F32 | None = None) -> tuple[U8, F32]:
-        """x [R,H] -> (u [R,H], scale [R]) with x ~ (u - 128) * scale; a row that is not finite has scale NaN."""
+        """Quantises each row: x [R,H] -> (u [R,H], scale [R]) with x ~ (u - 128) * scale.
+
+        A row that is not finite gets the scale NaN.
+        """
         ...
 
     def rotary_append(
@@ -78,7 +81,7 @@ class Kernels(Protocol):
         *,
         out: F32 | None = None,
     ) -> F32:
-        """Scales, biases, normalises and rotates the heads of each row; keys and values go to the row's page slot.
+        """Scales, biases, normalises and rotates the heads of each row; writes keys and values to the row's page slot.
 
         qkv [R,(Hq+2*Hkv)*D] (all q heads, k heads, v heads), row_scale [R], bias [(Hq+2*Hkv)*D], norm_q and norm_k [D]
         (both or none), cos and sin [P,D/2] with positions [R] in 0..P-1, page [R] in 0..n-1 and slot [R] in 0..15.
@@ -100,53 +103,56 @@ class Kernels(Protocol):
         ...
 
     def add_scaled(self, x: F32, y: F32, row_scale: F32 | None) -> None:
-        """x [R,H] += y [R,H] * row_scale [R], in place."""
+        """Adds in place: x [R,H] += y [R,H] * row_scale [R]; without `row_scale`, x += y."""
         ...
 
     def scale_rows(self, x: F32, row_scale: F32) -> None:
-        """x [R,H] *= row_scale [R], in place."""
+        """Multiplies in place: x [R,H] *= row_scale [R]."""
         ...
 
     def swiglu_quantise(
         self, gate_up: F32, row_scale: F32, *, u: U8 | None = None, scale: F32 | None = None
     ) -> tuple[U8, F32]:
-        """gate_up [R,2M] (gate columns, then up columns), row_scale [R] -> quantise(swiglu): (u [R,M], scale [R])."""
+        """Returns quantise(swiglu(gate_up * row_scale)) as (u [R,M], scale [R]).
+
+        gate_up is [R,2M], gate columns before up columns; row_scale is [R].
+        """
         ...
 
     def swiglu(self, gate_up: F32, *, out: F32 | None = None) -> F32:
-        """gate_up [R,2M] -> [R,M]."""
+        """Returns (gate / (1 + exp(-gate))) * up: gate_up [R,2M], gate columns before up columns -> [R,M]."""
         ...
 
     @property
     def multiplies(self) -> bool:
-        """Whether `product` may be called: these kernels have products of w8a8."""
+        """True if `product` may be called: these kernels have a w8a8 matmul."""
         ...
 
     def product(self, q: I8, scale: F32) -> Product:
-        """The product with weights q [K,N] and column scales [N]. It copies `q` and keeps `scale`."""
+        """Makes the w8a8 matmul with weights q [K,N] and column scales [N]. It copies `q` and keeps `scale`."""
         ...
 
     @property
     def group_multiplies(self) -> bool:
-        """Whether `group_product` may be called."""
+        """True if `group_product` may be called: these kernels have a w4a8 matmul."""
         ...
 
     def group_product(self, q4: U8, gs: F16, scale: F32) -> Product:
-        """The w4a8 product with nibbles q4 [K/2,N], group factors gs [K/32,N] and column scales [N].
+        """Makes the w4a8 matmul with nibbles q4 [K/2,N], group factors gs [K/32,N] and column scales [N].
 
         It copies `q4` and `gs` and keeps `scale`.
         """
         ...
 
     def record(self, parts: Sequence[Callable[[], None]]) -> Program:
-        """`parts` as a program that may be run again and again, also when the contents of their buffers have changed.
+        """Records `parts` as a program, which can be run again and again on the same buffers with other contents.
 
-        Each part calls kernels and products of this object, all result buffers given, and does nothing else; it is
-        called once, now, and computes nothing. No other thread may use this object meanwhile.
+        Each part calls kernels and matmuls of this object, with all result buffers passed, and does nothing else. It
+        is called once, now, and computes nothing. No other thread may use this object meanwhile.
         """
         ...
 
     @property
     def records(self) -> bool:
-        """Whether `record` may be called: programs are faster here than calls."""
+        """True if `record` may be called: recorded programs are then faster than single calls."""
         ...

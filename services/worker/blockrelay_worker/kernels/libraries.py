@@ -1,6 +1,6 @@
-"""The kernels' shared objects as the install left them: which are here, which this CPU can run, what is wrong with one.
+"""Finds the kernels' shared objects that are installed, checks them, and tells which of them this CPU can run.
 
-`shortcoming` is what people read wherever slower code than this CPU could run serves.
+`shortcoming` is the message for users of a machine whose kernels are slower than its CPU allows.
 """
 
 import ctypes
@@ -16,12 +16,12 @@ from typing import Final
 
 from blockrelay.extras import checkout
 
-#: Bits of `blockrelay_cpu_features`.
+#: Bits of the result of `blockrelay_cpu_features`.
 AVX2, AVX512, VNNI, TILES = 1, 2, 4, 8
-#: Variant to the features that it needs, fastest first. None needs tiles: they say nothing about the others.
+#: CPU features that each variant needs, fastest variant first. TILES (AMX) is needed by none.
 VARIANTS: Final = {"avx512vnni": AVX2 | AVX512 | VNNI, "avx512": AVX2 | AVX512, "avx2": AVX2, "baseline": 0}
 
-#: Raised, here and in kernels.h, with every change of a function's arguments or of the numbers.
+#: Version of the functions' arguments and numbers; to be raised together with the one in kernels.h.
 LIBRARY_VERSION: Final = 6
 
 FOLDER: Final = Path(__file__).parent
@@ -30,15 +30,18 @@ COMPILERS: Final = ("c++", "g++", "clang++")
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """The shared object of a variant: its path, or None and what is wrong. `missing`: there is no file at all."""
+    """The shared object of a variant, or the reason why it cannot be used."""
 
     path: Path | None = None
+    """Path of a usable shared object; None if there is none."""
     problem: str = ""
+    """End of the sentence "the kernels ...": why there is none."""
     missing: bool = False
+    """True if no file was found at all."""
 
 
 def look(folder: Path, variant: str) -> Library:
-    """What is in `folder` of a variant."""
+    """Returns the shared object of a variant in `folder`, after loading it and checking its version."""
     path = next((path for s in EXTENSION_SUFFIXES if (path := folder / f"_{variant}{s}").is_file()), None)
     if path is None:
         others = sorted(folder.glob(f"_{variant}.*"))
@@ -57,65 +60,75 @@ def look(folder: Path, variant: str) -> Library:
 
 @cache
 def library(variant: str) -> Library:
-    """The one that the install put beside this file."""
+    """Returns the shared object of a variant that the install put beside this file."""
     return look(FOLDER, variant)
 
 
 @cache
 def cpu_features() -> int:
-    """What this CPU and its operating system can do, in bits; 0 also where no kernels were built to ask it."""
+    """Returns the features of this CPU and operating system, as bits; 0 if the `baseline` kernels are missing."""
     baseline = library("baseline").path
     return 0 if baseline is None else int(ctypes.CDLL(str(baseline)).blockrelay_cpu_features())
 
 
 def variants_for(features: int) -> tuple[str, ...]:
-    """Variants that a CPU with these features can run, fastest first. Pure."""
+    """Returns the variants that a CPU with these features can run, fastest first. Pure."""
     return tuple(name for name, needed in VARIANTS.items() if not needed & ~features)
 
 
 @cache
 def supported_variants() -> tuple[str, ...]:
-    """Variants that were built and that this CPU (and operating system) can run, fastest first."""
+    """Returns the installed variants that this CPU and operating system can run, fastest first."""
     if library("baseline").path is None:
         return ()
     return tuple(name for name in variants_for(cpu_features()) if library(name).path is not None)
 
 
 def has_tiles() -> bool:
-    """Whether the CPU has AMX, whose products ONNX Runtime has and our kernels have not."""
+    """Returns whether the CPU has AMX, which ONNX Runtime uses for matmuls and our kernels do not."""
     return bool(cpu_features() & TILES)
 
 
 @cache
 def shortcoming() -> str:
-    """One line for people: which kernels this machine lacks, what computes in their place, and the remedy; empty where
-    the fastest that its CPU can run serve."""
+    """Returns one line for users: the kernels that this machine lacks, what computes instead, and the remedy.
+
+    It is empty if the fastest kernels that the CPU can run are installed.
+    """
     if sys.platform == "win32":
         return "NumPy computes in place of our C++ kernels, some 30 times slower: there are none for Windows yet"
     wanted = variants_for(cpu_features())
-    found = {name: library(name) for name in (*wanted, "baseline")}
+    libraries = {name: library(name) for name in (*wanted, "baseline")}
     compiler = any(map(shutil.which, filter(None, (os.environ.get("CXX"), *COMPILERS))))
-    return describe(wanted, found, compiler=compiler, source=checkout())
+    return describe(wanted, libraries, compiler=compiler, source=checkout())
 
 
 def describe(
-    wanted: Sequence[str], found: Mapping[str, Library], *, compiler: bool, source: Path | None, folder: Path = FOLDER
+    wanted: Sequence[str],
+    libraries: Mapping[str, Library],
+    *,
+    compiler: bool,
+    source: Path | None,
+    folder: Path = FOLDER,
 ) -> str:
-    """`shortcoming` for a CPU that can run the variants `wanted`, fastest first, where the install put those `found`
-    into `folder`; whether there is a `compiler` now, and the checkout they come from. Pure."""
-    lacking = found["baseline"]
+    """Returns the line of `shortcoming`. Pure.
+
+    `wanted`: variants that the CPU can run, fastest first. `libraries`: those variants and `baseline`, as installed in
+    `folder`. `compiler`: True if a C++ compiler is installed now. `source`: the checkout, None for an installed wheel.
+    """
+    lacking = libraries["baseline"]
     if lacking.path is not None:
-        serving = next(name for name in wanted if found[name].path is not None)
+        serving = next(name for name in wanted if libraries[name].path is not None)
         if serving == wanted[0]:
             return ""
-        lacking = found[wanted[0]]
+        lacking = libraries[wanted[0]]
         what = f"the C++ kernels for {serving} compute, more slowly than this CPU can: those for {wanted[0]}"
         install = "a newer g++ or clang++" if lacking.missing else ""
     else:
         what = "NumPy computes in place of our C++ kernels, some 30 times slower: they"
         install = "g++ or clang++" if not compiler else ""
     steps = [f"install {install}"] if install else []
-    if found["baseline"].path is not None or not lacking.missing:
+    if libraries["baseline"].path is not None or not lacking.missing:
         steps.append(f"remove {folder}/_*.so")
     steps.append(f"`make install` again in {source}" if source else "install Blockrelay again")
     return f"{what} {lacking.problem}; {', then '.join(steps)}"

@@ -1,6 +1,6 @@
-"""C++ kernels (services/worker/native), one shared object per instruction set, called by ctypes.
+"""Kernels in C++ (services/worker/native), one shared object per instruction set, called with ctypes.
 
-ctypes gives up the interpreter lock during a call. Nothing here computes: arguments are checked, pointers passed on.
+This module checks arguments and passes pointers on. ctypes releases the interpreter lock during a call.
 """
 
 import ctypes
@@ -23,7 +23,7 @@ _D = ctypes.c_double
 _INT = ctypes.c_int32
 _LONG = ctypes.c_int64
 
-# Result and arguments, as in kernels.h.
+# Result and argument types of each function, as in kernels.h.
 _SIGNATURES: Final[dict[str, tuple[Any, list[Any]]]] = {
     "open": (_P, [_INT]),
     "close": (None, [_P]),
@@ -39,7 +39,7 @@ _SIGNATURES: Final[dict[str, tuple[Any, list[Any]]]] = {
     "pack_groups": (None, [_P, _P, _P, _LONG, _LONG, _P]),
     "multiply_groups": (_INT, [_P] * 5 + [_LONG] * 3),
 }
-#: Only in avx512vnni.
+#: Functions that only avx512vnni has.
 _PRODUCT_SIGNATURES: Final[dict[str, tuple[Any, list[Any]]]] = {
     "pack_weights": (None, [_P, _P, _LONG, _LONG, _P, _P]),
     "multiply": (_INT, [_P] * 6 + [_LONG] * 3),
@@ -53,7 +53,7 @@ _INDEX_OUT_OF_RANGE: Final = 1
 
 @cache
 def _functions(path: Path) -> dict[str, Callable[..., Any]]:
-    """The functions of one shared object, by name without prefix."""
+    """Returns the functions of one shared object, by name without the prefix `blockrelay_`."""
     library = ctypes.CDLL(str(path))
     functions: dict[str, Callable[..., Any]] = {}
     for name, (result, argtypes) in (_signatures(library) | _PROGRAM_SIGNATURES).items():
@@ -70,7 +70,7 @@ def _signatures(library: ctypes.CDLL) -> dict[str, tuple[Any, list[Any]]]:
 
 @cache
 def _runner(path: Path) -> Runner:
-    """What of one shared object runs programs."""
+    """Returns the functions of one shared object that run programs."""
     functions = _functions(path)
     invokers = {name: int(functions["invoker"](name.encode()) or 0) for name in functions}
     formats = {
@@ -90,12 +90,13 @@ def _require(status: int) -> None:
 
 @final
 class NativeKernels:
-    """`Kernels` in C++; bits equal to `ReferenceKernels` for any `threads`.
-
-    `threads` includes the caller; the others sleep between calls. UsageError for a variant this machine cannot run.
-    """
+    """`Kernels` in C++, with the same bits as `ReferenceKernels` for any number of threads."""
 
     def __init__(self, variant: str, threads: int) -> None:
+        """Starts `threads` - 1 threads, which sleep between calls; the caller is the other one.
+
+        Raises UsageError for a variant that this machine cannot run, ExecutionError if the threads cannot be started.
+        """
         path = library(variant).path if variant in supported_variants() else None
         if path is None:
             raise UsageError(
@@ -108,7 +109,7 @@ class NativeKernels:
         self._pool: int = functions["open"](threads) or 0
         if not self._pool:
             raise ExecutionError(f"the operating system refused {threads - 1} kernel threads")
-        # Not at interpreter exit: another thread may be inside a kernel then, and the process ends anyway.
+        # Not at interpreter exit: another thread may be inside a kernel, and the process ends anyway.
         weakref.finalize(self, functions["close"], self._pool).atexit = False
         self._runner = _runner(path)
         self._recording: list[Call] | None = None
@@ -269,9 +270,9 @@ class NativeKernels:
         return Recorded(self._runner, self._pool, recorded)
 
     def call(self, name: str, *values: Value, refused: Callable[[int], None] = _require) -> None:
-        """Call a function of the shared object with this object's threads, or note it down while recording.
+        """Calls a function of the shared object with this object's threads; while recording, only records the call.
 
-        `refused` raises for a status that is not 0; as given: ExecutionError.
+        `refused` is called with a status that is not 0, and must raise; by default it raises ExecutionError.
         """
         if self._recording is not None:
             self._recording.append(Call(name, values, refused))

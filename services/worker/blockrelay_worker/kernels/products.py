@@ -1,4 +1,4 @@
-"""The native kernels' matrix products: weights packed once into a private copy on huge pages."""
+"""Matmuls of the native kernels: the weights are packed once into a private copy on huge pages."""
 
 from typing import Any, Protocol, final
 
@@ -11,21 +11,21 @@ from blockrelay_worker.kernels.buffers import huge_page_bytes
 from blockrelay_worker.kernels.interface import F16, F32, I8, U8
 from blockrelay_worker.kernels.recorded import Value
 
-#: As in matmul.h and group_matmul.h: columns of a panel; k of a group and the bytes they take in a panel.
+#: Columns of a panel, k of a group, and bytes of a group in a panel, as in matmul.h and group_matmul.h.
 _PANEL, _GROUP, _GROUP_BYTES = 32, 32, 576
-#: Up to here sums of 255 * 128 fit into int32.
+#: Largest depth whose sums of 255 * 128 fit into int32.
 _MAX_DEPTH = 65536
 
 
 class Caller(Protocol):
-    """What calls a function of the shared object, or records the call; ExecutionError for a bad status."""
+    """Calls a function of the shared object, or records the call. Raises ExecutionError for a bad status."""
 
     def call(self, name: str, *values: Value) -> None: ...
 
 
 @final
 class ChannelProduct:
-    """w8a8: q [K,N] int8, scale [N] (matmul.h)."""
+    """The w8a8 matmul with weights q [K,N] int8 and column scales [N] (matmul.h)."""
 
     def __init__(self, caller: Caller, q: I8, scale: F32) -> None:
         self._depth, self._columns = _shape("q", q)
@@ -47,7 +47,7 @@ class ChannelProduct:
 
 @final
 class GroupProduct:
-    """w4a8: q4 [K/2,N] uint8, gs [K/32,N] float16, scale [N] (group_matmul.h)."""
+    """The w4a8 matmul with nibbles q4 [K/2,N] uint8, gs [K/32,N] float16 and column scales [N] (group_matmul.h)."""
 
     def __init__(self, caller: Caller, q4: U8, gs: F16, scale: F32) -> None:
         half, self._columns = _shape("q4", q4)
@@ -81,7 +81,7 @@ def _shape(name: str, weights: NDArray[Any]) -> tuple[int, int]:
 
 
 def _check(rows: U8, out: F32, depth: int, columns: int) -> int:
-    """The number of rows of a call with these buffers."""
+    """Checks the buffers of a call and returns the number of rows. Raises ExecutionError for wrong buffers."""
     count = rows.shape[0]
     arguments.check("rows", rows, arguments.UINT8, (count, depth))
     arguments.check("out", out, arguments.FLOAT32, (count, columns))

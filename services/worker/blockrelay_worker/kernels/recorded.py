@@ -1,4 +1,4 @@
-"""Programs: what blocks do to a batch, in parts, to be run once or again and again."""
+"""Programs: the kernel calls of a batch, in parts (one per block), made directly or recorded and replayed."""
 
 import ctypes
 import struct
@@ -10,21 +10,21 @@ from typing import Any, Final, NamedTuple, TypeAlias, final
 import numpy as np
 from numpy.typing import NDArray
 
-#: Makes calls of kernels and products.
+#: Makes the kernel calls of one part.
 Part: TypeAlias = Callable[[], None]
-#: An argument of a native function: an array stands for its address.
+#: An argument of a native function; an array is passed as its address.
 Value: TypeAlias = NDArray[Any] | int | float | None
 
 
 @final
 class Direct:
-    """Parts that are called as they are."""
+    """A program that calls its parts in Python."""
 
     def __init__(self, parts: Sequence[Part]) -> None:
         self._parts = parts
 
     def run(self, seconds: list[float]) -> None:
-        """As `interface.Program.run`."""
+        """Calls the parts, and appends the wall time of each to `seconds` (see `interface.Program.run`)."""
         for part in self._parts:
             started = time.perf_counter()
             part()
@@ -32,24 +32,29 @@ class Direct:
 
 
 class Call(NamedTuple):
-    """One call of a native function; `values` come after the pool. `refused` raises what a status means."""
+    """One recorded call of a native function."""
 
     name: str
     values: tuple[Value, ...]
+    """Arguments behind the thread pool, which is the first of every function."""
     refused: Callable[[int], None]
+    """Raises the error for a status that is not 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class Runner:
-    """What of a shared object runs programs: `run(pool, steps, count)`, and by name how to call a function."""
+    """The functions of a shared object that run programs."""
 
+    #: `run(pool, steps, count)` makes the calls of a program.
     run: Callable[[int, int, int], int]
+    #: Address of the invoker of each function, by name.
     invokers: dict[str, int]
     #: Format of the argument words of each function, for `struct`.
     formats: dict[str, struct.Struct]
 
 
-#: Words of a step: how to call it, where its arguments are, when it ended (program.h).
+#: Number of 8-byte words of a step, and index of the one with its end time (see Step in program.h); factor of the index
+#: of a failed call in the result of `run`, to which its status is added.
 _STEP_WORDS: Final = 3
 _ENDED: Final = 2
 _STATUS: Final = 256
@@ -57,10 +62,13 @@ _STATUS: Final = 256
 
 @final
 class Recorded:
-    """Native calls whose arguments were checked when they were recorded, made by one call into the shared object."""
+    """A program that makes all its native calls in one call of the shared object.
+
+    Arguments were checked when the calls were recorded.
+    """
 
     def __init__(self, runner: Runner, pool: int, parts: Sequence[Sequence[Call]]) -> None:
-        """`parts`: the calls of each; none is empty. Keeps the arrays that the calls name."""
+        """Prepares the calls of each part; no part may be empty. It keeps the arrays that the calls use alive."""
         self._calls = [call for part in parts for call in part]
         self._ends = np.cumsum([len(part) for part in parts]) - 1
         packed = [runner.formats[call.name].pack(*map(word, call.values)) for call in self._calls]
@@ -74,8 +82,8 @@ class Recorded:
         self._run = runner.run
 
     def run(self, seconds: list[float]) -> None:
-        """As `interface.Program.run`."""
-        before = time.perf_counter_ns()  # the steady clock, as program.h's
+        """Makes the calls, and appends the wall time of each part to `seconds` (see `interface.Program.run`)."""
+        before = time.perf_counter_ns()  # the same clock as steady_clock in program.h
         failed, status = divmod(self._run(*self._arguments), _STATUS)
         done = int(np.searchsorted(self._ends, failed)) if status else len(self._ends)
         for ended in self._ended[self._ends[:done]].tolist():
@@ -86,13 +94,13 @@ class Recorded:
 
 
 def word(value: Value) -> int | float:
-    """The number that stands for an argument in a call; 0 for one that is left out."""
+    """Returns the number that is passed for an argument: an array's address, a number as it is, 0 for None."""
     if value is None:
         return 0
     return value.ctypes.data if isinstance(value, np.ndarray) else value
 
 
 def words_of(argtypes: Sequence[Any]) -> struct.Struct:
-    """How arguments of these ctypes become words: addresses, doubles and integers, eight bytes each."""
+    """Returns the format of arguments with these ctypes: 8-byte addresses, doubles and signed integers."""
     kinds: dict[Any, str] = {ctypes.c_void_p: "Q", ctypes.c_double: "d", ctypes.c_int32: "q", ctypes.c_int64: "q"}
     return struct.Struct("=" + "".join(kinds[kind] for kind in argtypes))

@@ -1,4 +1,4 @@
-"""NumPy kernels: the oracle for the native ones, and the slow fallback where no compiler was at hand at install."""
+"""Kernels in NumPy: the reference for the native ones, and the slow fallback where none were compiled at install."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, final
@@ -16,7 +16,7 @@ _FLOAT16_MAX = np.float32(FLOAT16_MAX)
 
 @final
 class ReferenceKernels:
-    """`Kernels` as `specification` reads, vectorised over rows and heads; single-threaded, about 100 times slower."""
+    """`Kernels` as `specification` defines them, vectorised over rows and heads. One thread, about 100 times slower."""
 
     @property
     def variant(self) -> str:
@@ -132,14 +132,14 @@ class ReferenceKernels:
         return False
 
     def product(self, q: I8, scale: F32) -> Product:
-        raise AssertionError("the reference kernels have no products: `exact_linears` is the reference")
+        raise AssertionError("the reference kernels have no matmul: `exact_linears` is its reference")
 
     @property
     def group_multiplies(self) -> bool:
         return False
 
     def group_product(self, q4: U8, gs: F16, scale: F32) -> Product:
-        raise AssertionError("the reference kernels have no products: `exact_linears` is the reference")
+        raise AssertionError("the reference kernels have no matmul: `exact_linears` is its reference")
 
     @property
     def records(self) -> bool:
@@ -150,14 +150,14 @@ class ReferenceKernels:
 
 
 def _rotate(x: F32, cos: F32, sin: F32) -> F32:
-    """x [R,h,D], cos and sin [R,1,D/2]."""
+    """Returns x [R,h,D] rotated by cos and sin [R,1,D/2]."""
     half = x.shape[-1] // 2
     first, second = x[..., :half], x[..., half:]
     return np.concatenate([float32.fma(first, cos, -(second * sin)), float32.fma(second, cos, first * sin)], axis=-1)
 
 
 def _stored(x: F32, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """x as a page holds it."""
+    """Returns x in the dtype of a page: as it is for float32, saturated and rounded for float16."""
     if dtype == np.float32:
         return x
     saturated = np.where(np.isfinite(x), np.clip(x, -_FLOAT16_MAX, _FLOAT16_MAX), np.float32(np.nan))
@@ -167,7 +167,7 @@ def _stored(x: F32, dtype: np.dtype[Any]) -> NDArray[Any]:
 def _attention(
     q: F32, k_pages: Pages, v_pages: Pages, page_table: I32, segments: I64, shape: arguments.HeadShape
 ) -> F32:
-    """All rows at once, page after page; rows whose last position lies before the page sit out."""
+    """Returns attention [R,Hq*D], all rows at once, page after page; rows that end before a page skip it."""
     rows, kv_heads, dim = shape.rows, shape.kv_heads, shape.head_dim
     group = shape.query_heads // kv_heads
     segment = np.repeat(np.arange(len(segments)), segments[:, 1])  # [R]

@@ -1,8 +1,8 @@
-"""The numbers of the float work between matrix products: what every kernel implementation must compute, bit for bit.
+"""Specification of the float operations between matmuls, which every kernel implementation must follow bit for bit.
 
-Two implementations that follow this text give equal bits, whatever the register width, the thread count, the batch a
-row is computed with and the chunks a prompt is cut into. `KERNEL_NUMERICS_VERSION` names this text: any change that
-can change a bit of a finite row raises it, because it is part of the numerics id (page keys, request records).
+Two implementations that follow it give equal bits, whatever the register width, the thread count, the batch around a
+row and the chunks of a prompt. `KERNEL_NUMERICS_VERSION` is its version. Any change that can change a bit of a finite
+row raises it, because it is part of the numerics id (keys of KV pages, records of requests).
 
 Rules
 - Every step is rounded to float32, to nearest even; subnormals are kept. `fma(a, b, c)` is a*b + c rounded once and
@@ -52,7 +52,7 @@ attention of one query head at position T (it sees keys 0..T), keys in pages of 
         l    = l + (p[0] + p[1] + ... + p[15])       the sum from left to right
         acc[d] = fma(p[t], v[t][d], acc[d]) for t = 0..n-1 in order
     out[d] = acc[d] * (1 / l)
-Nothing a slot t >= n holds has an effect.
+The contents of slots t >= n have no effect.
 
 add_scaled:  x = x + (y * row_scale), or x + y where there is no scale.
 scale_rows:  x = x * row_scale.
@@ -62,13 +62,13 @@ from typing import Final
 
 from blockrelay.protocol.constants import PAGE_TOKENS
 
-#: Raised with every change above that can change a bit of a finite row.
+#: Version of the specification above; raised with every change that can change a bit of a finite row.
 KERNEL_NUMERICS_VERSION: Final = 1
-#: Tokens of a page: 16, since 16 float32 keys are one 512-bit register.
+#: Tokens of a KV page: 16, since 16 float32 keys are one 512-bit register.
 PAGE: Final = PAGE_TOKENS
-#: Accumulators of a reduction.
+#: Number of accumulators of a sum (`lane_sum`).
 LANES: Final = 16
-#: uint8 value that means 0.
+#: uint8 value that stands for 0 in a quantised row.
 ZERO_POINT: Final = 128
-#: Largest finite float16; keys and values saturate there.
+#: Largest finite float16; keys and values in float16 pages saturate there.
 FLOAT16_MAX: Final = 65504.0

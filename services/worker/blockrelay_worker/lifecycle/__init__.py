@@ -1,1 +1,1 @@
-"""A worker from its first look at Redis to its drain: registration, heartbeat, role."""
+"""The life cycle of a worker, from its first contact with Redis to its drain: registration, heartbeat, devices."""

@@ -1,7 +1,7 @@
-"""Which devices of this host have a worker of their own: known by locks on files, which end with their process.
+"""File locks that show which devices of this host have a worker. The system releases them when the process ends.
 
-A worker shares the device that it is started with. One that looks for another device takes none that somebody has.
-Workers of other users, and those in containers, do not see each other's locks.
+A worker holds a shared lock on the device that it is started with. A worker that looks for another device takes only
+one without a lock. Workers of other users, and those in containers, do not see each other's locks.
 """
 
 import os
@@ -17,10 +17,10 @@ if sys.platform != "win32":
 
 
 class DeviceClaims:
-    """Those of this process, by the names of cards (`Provider.card`). One thread uses it at a time."""
+    """The locks that this process holds, by card (`Provider.card`). One thread uses it at a time."""
 
     def __init__(self, folder: Path | None = None) -> None:
-        """`folder` of the locks; None: one in the user's cache folder, whatever folder graphs are kept in."""
+        """`folder` has the lock files; None: a folder in the user's cache folder, even if graphs are kept elsewhere."""
         self._held: dict[str, int] = {}
         self._folder: Path | None = None
         root = default_root(os.environ)
@@ -30,19 +30,22 @@ class DeviceClaims:
 
     @property
     def known(self) -> bool:
-        """Whether anybody can tell who has what."""
+        """True if locks can be used: the system has them, and there is a private folder for them."""
         return self._folder is not None
 
     def share(self, card: str) -> None:
-        """This process computes on it, as others may that were started for it."""
+        """Takes a shared lock on a card that this process computes on; other workers may be started for it too."""
         self._lock(card, exclusive=False)
 
     def take(self, card: str) -> bool:
-        """Have it alone, until `give_back`. False where somebody has it."""
+        """Takes an exclusive lock until `give_back`. Returns False where another process has one.
+
+        Without locks (`known` is False) it returns True.
+        """
         return not self.known or self._lock(card, exclusive=True)
 
     def taken(self, card: str) -> bool:
-        """Whether another process has it. Where nobody can tell, it has."""
+        """Returns whether another process has a lock on the card; True without locks (`known` is False)."""
         if card in self._held:
             return False
         free = self.known and self._lock(card, exclusive=True)
@@ -50,11 +53,12 @@ class DeviceClaims:
         return not free
 
     def give_back(self, card: str) -> None:
-        """This process has nothing there any more."""
+        """Releases this process's lock on the card, if it has one."""
         if card in self._held:
             os.close(self._held.pop(card))
 
     def _lock(self, card: str, *, exclusive: bool) -> bool:
+        """Locks the card's file, without waiting. Returns whether this process has the lock, now or already."""
         if card in self._held:
             return True
         if self._folder is None or sys.platform == "win32":

@@ -1,4 +1,4 @@
-"""Between two processes of a GPU that was lost: its worker waits, says so, and hears who wants it tried at once."""
+"""Waits until a GPU that was lost may be tried again, and publishes the wait in Redis."""
 
 import threading
 from contextlib import suppress
@@ -10,15 +10,18 @@ from blockrelay.redis.registry import LostDevice, forget_lost_device, tell_lost_
 from blockrelay_worker.execution.process.executors import DeviceExecutors
 from blockrelay_worker.transport.redis_links import Links
 
-#: How often the worker looks whether it should try its device or end. Seconds.
+#: Seconds between two checks whether the worker should try its device or end.
 LOOK_S = 1.0
 
 
 def wait_for_device(
     executors: DeviceExecutors, links: Links, metrics: DeviceMetrics, stop: threading.Event, *, worker: str
 ) -> bool:
-    """Until the device may be tried again, by its time or since somebody asked (`blockrelay devices retry`). False when
-    this process should end first. `worker` is the name under which it says that it waits."""
+    """Waits until the device may be tried again: its time has passed, or an operator ran `blockrelay devices retry`.
+
+    Returns False when this process should end first. Meanwhile `blockrelay devices` lists the device under the name
+    `worker`.
+    """
     lost = _lost(executors, worker)
     if lost is None:
         return True
@@ -40,18 +43,18 @@ def wait_for_device(
                 executors.forget_losses()
                 break
         except RedisTrouble as error:
-            links.watch.met(error)  # nobody is told, and it waits all the same
+            links.watch.met(error)  # the wait goes on unpublished
         if stop.wait(min(lost.wait_s, LOOK_S)) or links.drain.asked:
             break
         lost = _lost(executors, worker)
     metrics.quarantined.set(0)
-    with suppress(RedisTrouble):  # what nobody tells again is forgotten
+    with suppress(RedisTrouble):  # readers ignore an entry that is no longer renewed
         forget_lost_device(links.control, links.keys, first)
     return not (stop.is_set() or links.drain.asked)
 
 
 def _lost(executors: DeviceExecutors, worker: str) -> LostDevice | None:
-    """None when the device may be tried."""
+    """Returns the record of the lost device, or None when it may be tried."""
     wait_s = executors.usable_in_s()
     if wait_s <= 0:
         return None

@@ -1,4 +1,4 @@
-"""The worker's sign of life, in its own thread, and the comparison of what Redis and the engine believe."""
+"""The worker's heartbeat, in a thread of its own, which also compares the runs in Redis with those of the engine."""
 
 import os
 import threading
@@ -20,16 +20,18 @@ from blockrelay_worker.transport.redis_links import Links
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """`ended`: here but not there (drop them). `strange`: there but not here (orphans, when seen twice)."""
+    """Differences between the runs of this worker and those that Redis has for it: (request id, run id) pairs."""
 
     ended: tuple[tuple[str, str], ...]
+    """Runs that only this worker has; it has to drop them."""
     strange: frozenset[tuple[str, str]]
+    """Runs that only Redis has; orphans if two heartbeats in a row see them."""
 
 
 def compare(here_before: dict[str, str], here_after: dict[str, str], there: dict[str, str]) -> Comparison:
-    """Compare run tables (request -> run).
+    """Compares run tables (request id -> run id) of this worker with the one in Redis, `there`.
 
-    `here_before` was taken before Redis was asked and `here_after` after it answered: a run claimed or dropped in
+    `here_before` was read before Redis was asked and `here_after` after it answered: a run claimed or dropped in
     between is neither ended nor strange.
     """
     ended = tuple((q, r) for q, r in here_before.items() if there.get(q) != r)
@@ -37,15 +39,16 @@ def compare(here_before: dict[str, str], here_after: dict[str, str], there: dict
     return Comparison(ended, strange)
 
 
-class Beat(threading.Thread):
-    """Beats every `every_s` until `stop` is set or the worker is gone.
+class Heartbeat(threading.Thread):
+    """Sends a heartbeat every `every_s` seconds until `stop` is set or the worker is gone, and tells the engine.
 
-    `run_id` is the control Redis that the worker registered with: another one means a restart since then.
+    Events for the engine go to `mailbox`. `view` returns the engine's runs (request id -> run id). `run_id` is that of
+    the control Redis that the worker registered with: another one means that Redis restarted.
 
-    `pace` is what this worker says of its speed, None before it knows; `pages_used` counts its KV pages in use.
+    `pace` returns the measured speed, None before it is known; `pages_used` returns the number of KV pages in use.
 
-    A step of the engine whose `step_age` is more than `step_limit_s` ends the process: a stuck worker must not look
-    alive. `parts` counts what is done of steps that take long by themselves: they go on.
+    When `step_age` (seconds) exceeds `step_limit_s`, the process ends: a stuck worker must not look alive. `parts`
+    returns the number of finished parts of long steps: while it grows, the heartbeat says that the step makes progress.
     """
 
     def __init__(
@@ -78,10 +81,8 @@ class Beat(threading.Thread):
 
     def run(self) -> None:
         while not self._stopped.wait(self._every_s):
-            limit_s, age_s = (
-                self._step_limit_s(),
-                self._step_age(),
-            )  # in this order: no age with the limit of a later step
+            # In this order, so that an age is never compared with the limit of a later step.
+            limit_s, age_s = self._step_limit_s(), self._step_age()
             if age_s > limit_s:
                 get().error("WORKER_STUCK", seconds=round(age_s, 1), limit=round(limit_s, 1))
                 os._exit(BROKEN)
@@ -96,17 +97,17 @@ class Beat(threading.Thread):
                 return
 
     def _rows_arrive(self) -> bool:
-        """Whether our inbox on the payload Redis is there; it stays for another minute.
+        """Returns whether this worker's inbox on the payload Redis exists, and renews its expiry (INBOX_TTL_S).
 
-        Asked before BEAT: in a route of several stages a worker whom no rows reach must not look alive. A worker of the
-        whole model gets no rows, and lives without a payload Redis.
+        Called before BEAT: in a route of several stages a worker that no rows reach must not look alive. A worker of
+        the whole model gets no rows and needs no payload Redis: True.
         """
         return not rows_arrive(self._split) or bool(
             self._links.payload.expire(self._links.keys.inbox(self._worker), INBOX_TTL_S)
         )
 
     def _beat(self) -> str | None:
-        """One beat; why this worker is gone, or None."""
+        """Sends one heartbeat. Returns the reason why this worker is gone, or None. Raises RedisTrouble."""
         run_id = server_run_id(self._links.control)
         if run_id != self._run_id:
             self._mailbox.put(Restarted())
@@ -121,13 +122,13 @@ class Beat(threading.Thread):
         self._parts_before = parts
         if there is None:
             return "declared dead"
-        found = compare(before, self._view(), there)
-        for request, run in found.ended:
-            self._mailbox.put(Ended(request=request, run=run))
-        if self._stage == 0:  # the claimer; for later stages a run they have not seen yet is still on its way
-            for request, run in found.strange & self._strange:
-                self._mailbox.put(Orphan(request, run))
-            self._strange = found.strange
+        comparison = compare(before, self._view(), there)
+        for request_id, run in comparison.ended:
+            self._mailbox.put(Ended(request=request_id, run=run))
+        if self._stage == 0:  # it claims runs; to later stages a run that they have not seen yet is still on its way
+            for request_id, run in comparison.strange & self._strange:
+                self._mailbox.put(Orphan(request_id, run))
+            self._strange = comparison.strange
         plan = read_plan(self._links.control, self._links.keys, self._model)
         mine = plan.assignments.get(self._worker) if plan else None
         if plan and mine is not None and (mine != self._stage or plan.split != self._split):

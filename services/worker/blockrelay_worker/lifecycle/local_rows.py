@@ -1,4 +1,4 @@
-"""Whether a worker sends and takes rows without Redis, and what it has for that while it serves a stage."""
+"""Opens a worker's channels for rows of workers on the same host, which bypass Redis while it serves a stage."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -17,23 +17,24 @@ from blockrelay_worker.transport.local_rows.system import HAS_LOCAL_ROWS
 from blockrelay_worker.transport.redis_links import Links
 from blockrelay_worker.transport.worker_records import read_fields
 
-#: Bytes of a ring that are not rows: heads of messages.
+#: Bytes of a ring buffer for the headers of messages.
 HEAD_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class LocalRows:
-    """`address`: the field of the worker's record, "" where rows come through Redis alone."""
+    """The local channels of a worker; empty where all its rows go through Redis."""
 
     inbox: LocalInbox | None = None
     outgoing: LocalLinks | None = None
 
     @property
     def address(self) -> str:
+        """Value of the field `local_rows` of the worker's record; "" without local channels."""
         return self.inbox.address.to_record() if self.inbox else ""
 
     def close(self) -> None:
-        """When the worker has left the registry: who sends to it sees that."""
+        """Closes the channels, which senders notice. To be called after the worker has left the registry."""
         if self.inbox is not None:
             self.inbox.close()
         if self.outgoing is not None:
@@ -43,7 +44,11 @@ class LocalRows:
 def open_local_rows(
     settings: WorkerSettings, role: StageRole, model: ModelConfig, links: Links, mailbox: EventSink
 ) -> LocalRows:
-    """Listening already. Nothing where the settings say so, the system has no such sockets, or nobody sends us rows."""
+    """Opens the local channels and starts to listen.
+
+    Returns an empty LocalRows where the settings turn them off, the system lacks the sockets, or the worker has the
+    whole model and so exchanges no rows.
+    """
     if settings.local_rows == "off" or not HAS_LOCAL_ROWS or (role.first_stage and role.last_stage):
         return LocalRows()
     try:
@@ -58,9 +63,9 @@ def open_local_rows(
 
 
 def ring_bytes(limits: BatchLimits, hidden: int | None) -> int:
-    """Room for two of the largest messages: one is computed while the other is read. What is not used is not there.
+    """Returns the size of a ring buffer: two of the largest messages, of which one is computed while the other arrives.
 
-    `hidden`: the width of a row; None where tensors by name come instead.
+    Memory that is never written takes no physical memory. `hidden`: the width of a row; None for named tensors.
     """
     largest = MAX_MESSAGE_WEIGHT if hidden is None else limits.max_rows * hidden * 4
     return 2 * (largest + HEAD_BYTES)

@@ -1,7 +1,7 @@
-"""The device that a worker goes on with when its own cannot do its work: others of its class on the host come first.
+"""Chooses another device of the host for a worker whose own cannot do its work; devices of its class come first.
 
-What cannot be done is a session that is not made, or steps that fail, in all their tries (`tries.what_next`). A device
-that is lost, hangs or gives wrong numbers is waited for instead.
+A device cannot do its work when a session cannot be made, or steps fail, in all their tries (`tries.what_next`). For a
+device that is lost, hangs or gives wrong numbers the worker waits instead (`device_wait`).
 """
 
 import json
@@ -19,26 +19,26 @@ from blockrelay_worker.execution.onnx.tries import TRIES, what_next
 from blockrelay_worker.execution.process.executors import DeviceExecutors
 from blockrelay_worker.lifecycle.device_claims import DeviceClaims
 
-#: Executors on the device of this name.
+#: Opens the device of this name and returns its executors.
 Make = Callable[[str], DeviceExecutors]
-#: As a value of the setting `gpu_fallbacks`: all that `blockrelay devices` finds.
+#: Value of the setting `gpu_fallbacks` that stands for all devices that `blockrelay devices` lists.
 AUTO = "auto"
-#: How long the devices of this host may take to be found, and how often it is looked whether they are. Seconds.
+#: Longest time to list the devices of this host, and seconds between two checks whether the list is done.
 FIND_S, LOOK_S = 60.0, 0.05
 
 
-def in_order(found: Sequence[Mapping[str, Any]], own: str, taken: Collection[str]) -> list[str]:
-    """Ids of the devices, of all that `blockrelay devices` has `found`, that stand in for `own`, best first. Pure.
+def in_order(devices: Sequence[Mapping[str, Any]], own: str, taken: Collection[str]) -> list[str]:
+    """Returns the ids of the `devices` (as `blockrelay devices --json` lists them) that may replace `own`, best first.
 
-    Those of its class come first, of these its provider's, then its vendor's. None that another worker has `taken` (by
-    card, see `card_of`), nor one that may be such a card by another provider. ONNX Runtime's CPU provider stands in for
-    nothing, and nothing for it.
+    Devices of its class come first, among these its provider's, then its vendor's. Excluded are the cards `taken` by
+    other workers (see `card_of`), and devices that may be such a card through another provider. ONNX Runtime's CPU
+    provider replaces nothing and is not replaced. Pure.
     """
-    mine = next((one for one in found if own == one["id"] or _has_uuid(one, own)), None)
+    mine = next((one for one in devices if own == one["id"] or _has_uuid(one, own)), None)
     mine = mine or {"id": own, "kind": "gpu", "vendor": ""}
     if mine["kind"] == "cpu":
         return []
-    others = [one for one in found if card_of(one) in taken and one is not mine]
+    others = [one for one in devices if card_of(one) in taken and one is not mine]
 
     def free(one: Mapping[str, Any]) -> bool:
         return card_of(one) not in taken and not any(
@@ -47,7 +47,7 @@ def in_order(found: Sequence[Mapping[str, Any]], own: str, taken: Collection[str
             for other in others
         )
 
-    usable = [one for one in found if one["kind"] != "cpu" and not one["problem"] and one["id"] != mine["id"]]
+    usable = [one for one in devices if one["kind"] != "cpu" and not one["problem"] and one["id"] != mine["id"]]
     return [
         str(one["id"])
         for one in sorted(
@@ -62,7 +62,7 @@ def in_order(found: Sequence[Mapping[str, Any]], own: str, taken: Collection[str
 
 
 def card_of(device: Mapping[str, Any]) -> str:
-    """As `Provider.card` has it: what is the same however a process counts its devices."""
+    """Returns the name of a device's card (see `Provider.card`), equal in all processes however they number devices."""
     return str(device["uuid"] or device["id"])
 
 
@@ -75,49 +75,57 @@ def _provider(device: Mapping[str, Any]) -> str:
 
 
 class OtherDevices:
-    """Those of one process. One thread uses it at a time."""
+    """The devices that may replace the own device of this process. One thread uses it at a time."""
 
     def __init__(self, own: str, named: str, *, python: str, claims: DeviceClaims | None = None) -> None:
-        """`own`: the device of `--gpu`, `named`: the setting gpu_fallbacks. `python` has the packages of devices."""
+        """`own`: the device of `--gpu`; `named`: the setting gpu_fallbacks.
+
+        `python` is the path of the Python that has the packages of devices.
+        """
         self._own, self._named, self._python = own, named, python
         self._claims = claims or DeviceClaims()
+        #: Devices that were not tried yet; None before they were listed.
         self._left: deque[str] | None = None
         self._over = False
-        self._card = ""  # of another device that this process has
+        #: The card of another device that this process uses; "" for its own.
+        self._card = ""
 
     def begins(self, executors: DeviceExecutors) -> None:
-        """The process has opened the device that it was started with."""
+        """Takes a shared lock on the device that the process has opened at its start."""
         if executors.name != CPU:
             self._claims.share(executors.card)
 
     def serves(self, executors: DeviceExecutors) -> None:
-        """It has a stage that is ready. At home again it may leave again."""
+        """Notes that a stage is ready. On the own device all other devices may then be tried again, should it fail."""
         if executors.name == executors.own:
             self._left, self._over = None, False
 
-    def are_left(self, asked: Callable[[], bool]) -> bool:
-        """Whether there is one that was not tried; False once all were. Looks no more when `asked` to end."""
+    def are_left(self, should_end: Callable[[], bool]) -> bool:
+        """Returns whether a device was not tried yet. The first call lists the devices, until `should_end` is True."""
         if self._left is None and not self._over:
-            self._left = deque(self._found(asked))
+            self._left = deque(self._candidates(should_end))
         return bool(self._left) and not self._over
 
-    def opened(self, make: Make, asked: Callable[[], bool] = lambda: False) -> DeviceExecutors:
-        """Executors on the process' own device, or on the next one, where that cannot be opened now. Raises what `make`
-        raises of its own device where no other helps."""
+    def opened(self, make: Make, should_end: Callable[[], bool] = lambda: False) -> DeviceExecutors:
+        """Opens the own device, or the next one if that fails, and returns its executors.
+
+        Raises the error of the own device if no other can be opened.
+        """
         try:
             executors = make(self._own)
         except DeviceFailed as failed:
-            if what_next(failed.reason, (), TRIES, others=self.are_left(asked)) != "next_device":
+            if what_next(failed.reason, (), TRIES, others=self.are_left(should_end)) != "next_device":
                 raise
             get().warning("DEVICE_NOT_TAKEN", device=self._own, error=str(failed))
-            executors = self._first(make, asked)
+            executors = self._first(make, should_end)
             if executors is None:
                 raise
         self.begins(executors)
         return executors
 
-    def _first(self, make: Make, asked: Callable[[], bool]) -> DeviceExecutors | None:
-        while self._left and not asked():
+    def _first(self, make: Make, should_end: Callable[[], bool]) -> DeviceExecutors | None:
+        """Opens the first untried device that can be opened and that no other worker has; None if there is none."""
+        while self._left and not should_end():
             device = self._left.popleft()
             try:
                 executors = make(device)
@@ -125,20 +133,22 @@ class OtherDevices:
                 get().warning("DEVICE_NOT_TAKEN", device=device, error=str(error))
                 continue
             if device == CPU or self._claims.take(executors.card):
-                get().warning("DEVICE_CHANGED", before=self._own, now=device, reason="it was not opened")
+                get().warning("DEVICE_CHANGED", before=self._own, now=device, reason="it could not be opened")
                 return executors
             get().warning("DEVICE_NOT_TAKEN", device=device, error="another worker has it")
             executors.close()
         return None
 
-    def take_next(self, executors: DeviceExecutors, asked: Callable[[], bool]) -> bool:
-        """Have `executors` move on, if their device cannot do its work: to the next one that can be opened, or back to
-        their own where none is left. Whether they have another device now."""
+    def take_next(self, executors: DeviceExecutors, should_end: Callable[[], bool]) -> bool:
+        """Moves `executors` to the next device that can be opened, if theirs cannot do its work; else does nothing.
+
+        Where no device is left they go back to their own. Returns True if they have moved to another device.
+        """
         why = executors.unable
         if not why:
             return False
         before = executors.name
-        if self.are_left(asked) and self._moved(executors, asked):
+        if self.are_left(should_end) and self._moved(executors, should_end):
             get().warning("DEVICE_CHANGED", before=before, now=executors.name, reason=why)
             return True
         self._give_back()
@@ -148,8 +158,9 @@ class OtherDevices:
             get().warning("DEVICE_CHANGED", before=before, now=executors.name, reason=why)
         return False
 
-    def _moved(self, executors: DeviceExecutors, asked: Callable[[], bool]) -> bool:
-        while self._left and not asked():
+    def _moved(self, executors: DeviceExecutors, should_end: Callable[[], bool]) -> bool:
+        """Moves `executors` to the first untried device that works and that no other worker has; False if none does."""
+        while self._left and not should_end():
             device = self._left.popleft()
             self._give_back()
             try:
@@ -168,32 +179,36 @@ class OtherDevices:
             self._claims.give_back(self._card)
             self._card = ""
 
-    def _found(self, asked: Callable[[], bool]) -> Iterable[str]:
+    def _candidates(self, should_end: Callable[[], bool]) -> Iterable[str]:
+        """Returns the names of the devices to try, in order: those of the setting, or all free ones of the host."""
         if self._named != AUTO:
             return [name for part in self._named.split(",") if (name := part.strip()) and name != self._own]
         if self._own == CPU or not self._claims.known:
             return []
-        found = devices_of_host(self._python, asked)
-        taken = {card for one in found if self._claims.taken(card := card_of(one))}
-        return in_order(found, self._own, taken)
+        devices = devices_of_host(self._python, should_end)
+        taken = {card for one in devices if self._claims.taken(card := card_of(one))}
+        return in_order(devices, self._own, taken)
 
 
-def devices_of_host(python: str, asked: Callable[[], bool], *, limit_s: float = FIND_S) -> list[dict[str, Any]]:
-    """What `blockrelay devices` finds; nothing where it fails, takes too long, or this process is `asked` to end."""
+def devices_of_host(python: str, should_end: Callable[[], bool], *, limit_s: float = FIND_S) -> list[dict[str, Any]]:
+    """Returns the devices that `blockrelay devices --json` lists.
+
+    The list is empty if the command fails, takes more than `limit_s` seconds, or `should_end` returns True first.
+    """
     command = [python, "-P", "-m", "blockrelay_worker.offline.devices", "--json"]
     try:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     except OSError:
         return []
-    until, said = time.monotonic() + limit_s, ""
+    until, output = time.monotonic() + limit_s, ""
     with process:
-        while time.monotonic() < until and not asked():
+        while time.monotonic() < until and not should_end():
             with suppress(subprocess.TimeoutExpired):
-                said, _ = process.communicate(timeout=LOOK_S)
+                output, _ = process.communicate(timeout=LOOK_S)
                 break
         else:
             process.kill()
     try:
-        return json.loads(said)["devices"] if process.returncode == 0 else []
+        return json.loads(output)["devices"] if process.returncode == 0 else []
     except (ValueError, KeyError):
         return []

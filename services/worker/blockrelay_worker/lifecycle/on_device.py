@@ -1,4 +1,4 @@
-"""A worker's part in the device that it shares with the other workers of its process."""
+"""A worker's use of its device, which it shares with the other workers of its process."""
 
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -22,14 +22,14 @@ from blockrelay_worker.lifecycle.next_device import OtherDevices
 from blockrelay_worker.transport.events import DeviceEnded
 from blockrelay_worker.transport.redis_links import Links
 
-#: Why a stage counts for nothing whose device became another one before it was loaded.
+#: Reason of the DeviceLost of a stage that was loaded on another device than its worker had registered.
 MOVED = "moved"
-#: How long other devices wait at most for one that is renewed. Seconds.
+#: Longest time in seconds that other devices of the model wait while one gets a new process.
 RENEWAL_S = int(LOAD_LIMIT_S) + 60
 
 
 class OnDevice:
-    """Of the worker `number`. Used by its thread."""
+    """The device of the worker `number` of this process. Only this worker's thread uses it."""
 
     def __init__(
         self,
@@ -46,42 +46,48 @@ class OnDevice:
         self._links, self._metrics, self._model, self._others = links, metrics, model, others
         self._stage: DeviceStage | None = None
         self._renewing = False
-        self._registers = executors.name  # as what its worker is known
+        #: Name of the device with which the worker registers.
+        self._registers = executors.name
         Sensors(metrics.registry, read_gpus)
 
     def wait(self) -> bool:
-        """Until the device may be tried, or another one that has taken its place. False when this worker should end
-        first."""
+        """Waits until the device, or another one in its place, may be used. Returns False if the worker should end."""
         self._sharing.waits_for_stage(self._number)
         worker = self._settings.node_id or node_name(self._settings.device)
         with self._sharing.one_waits:
             before = self._executors.name
-            taken = self._others.take_next(self._executors, self._asked)
+            has_moved = self._others.take_next(self._executors, self._should_end)
             if self._executors.name != before:
                 self._metrics.device.changes.inc()
             self._registers = self._executors.name
-            if taken:
+            if has_moved:
                 return True
             return wait_for_device(self._executors, self._links, self._metrics.device, self._links.stop, worker=worker)
 
     def comes(self) -> None:
-        """It has a stage, and no other than this worker uses it until it `leaves`."""
-        self._sharing.comes(self._number, self._asked)
+        """Enters the device with a stage, until `leaves`. Waits while all workers have to leave it for a renewal."""
+        self._sharing.comes(self._number, self._should_end)
 
     def pages(self, folder: BlockFolder, stage: Stage, *, useful: int, kv_bytes: int) -> int:
-        """KV pages of the stage that it is about to load: its share of the device's budget, or of `kv_bytes` where
-        there is none. Raises UsageError where the stage has no room."""
+        """Returns the number of KV pages, `useful` at most, of the stage that is about to be loaded.
+
+        It is the stage's share of the device's budget, or of `kv_bytes` where the budget is unknown. Raises UsageError
+        where the stage does not fit.
+        """
         memory, budget = self._executors.memory(folder), self._executors.budget_bytes
-        neighbours = self._sharing.neighbours(self._number, stage, self._asked)
+        neighbours = self._sharing.neighbours(self._number, stage, self._should_end)
         if budget is None:
             return pages_of_host(memory, stage, kv_bytes=kv_bytes, useful=useful, neighbours=neighbours)
         return pages_within(memory, stage, budget_bytes=budget, useful=useful, neighbours=neighbours)
 
     def has_loaded(self, stage: Stage, executor: Executor) -> None:
-        """Raises DeviceLost (MOVED) where another worker has moved the device meanwhile: this one has to register
-        anew."""
+        """Takes over the loaded stage, and connects it with the worker's step clock.
+
+        Raises DeviceLost (MOVED) if another worker has moved the executors to another device meanwhile: this worker
+        then has to register again.
+        """
         assert isinstance(executor, DeviceStage), "nothing else is loaded on a device"
-        executor.waiting = self._links.clock.waiting  # what other stages take is no time of our step
+        executor.waiting = self._links.clock.waiting  # time for other stages does not count as time of our step
         executor.went_on = self._links.clock.went_on
         executor.allowed_s = lambda: self._links.clock.allowed_s
         self._stage = executor
@@ -93,11 +99,12 @@ class OnDevice:
             raise DeviceLost(f"the device is {self._executors.name} now", reason=MOVED, code="INTERNAL")
 
     def has_closed(self) -> None:
+        """Notes that the stage was closed, so that its memory counts as free."""
         self._stage = None
         self._sharing.has_closed(self._number)
 
     def care(self, mailbox: Mailbox) -> DeviceCare:
-        """Of the device, for the engine whose events are in `mailbox`; it is woken when the device is lost."""
+        """Returns the engine's access to the device. When the device is lost, `mailbox` gets a DeviceEnded event."""
         assert self._stage is not None, "it was loaded"
         self._stage.when_lost(lambda: mailbox.put(DeviceEnded()))
         return DeviceCare(
@@ -110,22 +117,25 @@ class OnDevice:
         )
 
     @contextmanager
-    def doing_what_it_can(self) -> Generator[None]:
-        """What the device will never do is, done inside, a loss of it where another one may do it: DeviceLost."""
+    def refusal_is_loss(self) -> Generator[None]:
+        """Turns a UsageError raised inside (the device can never hold the stage) into a DeviceLost.
+
+        The worker can then try another device. On the own device, with no other left, the UsageError stays.
+        """
         try:
             yield
         except UsageError as error:
-            if self._executors.name == self._executors.own and not self._others.are_left(self._asked):
+            if self._executors.name == self._executors.own and not self._others.are_left(self._should_end):
                 raise
             raise self._executors.give_up(str(error)) from error
 
-    def tell_loss(self, lost: DeviceLost) -> None:
-        """That it was lost before its stage was there."""
+    def report_loss(self, lost: DeviceLost) -> None:
+        """Logs and counts a device that was lost before its stage was loaded."""
         get().warning("STAGE_NOT_LOADED", device=self._executors.name, reason=lost.reason, error=str(lost))
         self._metrics.device_losses.labels(lost.reason).inc()
 
     def is_ready(self) -> None:
-        """It serves. After a renewal other devices may have their turn."""
+        """Notes that the stage serves. After a renewal, other devices of the model may be renewed."""
         self._others.serves(self._executors)
         if self._renewing:
             self._links.retry_until_reachable(
@@ -134,12 +144,14 @@ class OnDevice:
             self._renewing = False
 
     def leaves(self) -> None:
-        """Nothing of it is on the device any more. Where all have to leave, it returns when they have, and what is
-        loaded next is loaded in a new process."""
-        self._renewing |= self._sharing.leaves(self._number, self._executors.renew, self._asked)
+        """Leaves the device, on which the worker computes nothing any more.
+
+        In a renewal it returns when all workers have left; the next stage is then loaded in a new process.
+        """
+        self._renewing |= self._sharing.leaves(self._number, self._executors.renew, self._should_end)
 
     def _turn_to_renew(self) -> bool:
-        """One device of a model at a time is given a new process, and none twice within an hour."""
+        """Returns whether this device may get a new process now: one per model at a time, none twice within an hour."""
         links = self._links
         return (
             self._executors.may_be_renewed
@@ -150,6 +162,6 @@ class OnDevice:
             is not None
         )
 
-    def _asked(self) -> bool:
-        """Whether this worker should end."""
+    def _should_end(self) -> bool:
+        """Returns whether this worker should end."""
         return self._links.stop.is_set()

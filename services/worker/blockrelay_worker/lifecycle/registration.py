@@ -1,4 +1,4 @@
-"""How a worker enters the registry: register, wait for a plan that names it, announce that it is ready."""
+"""Enters a worker in the registry: it registers, waits for a plan that names it, and announces that it is ready."""
 
 import os
 import secrets
@@ -20,32 +20,35 @@ from blockrelay.redis.client import backoff_s, server_run_id
 from blockrelay.redis.registry import read_plan, server_ms
 from blockrelay_worker.transport.redis_links import Links, Stopping
 
+#: Seconds between two looks at the plan.
 POLL_S = 0.1
 #: Seconds between two tries to enter a cell that has no room.
 FULL_RETRY_S = 1.0
-#: What is sent over the payload Redis to a worker that nobody knows any more goes after this. Seconds.
+#: Seconds until the payload inbox of a worker expires that renews it no more.
 INBOX_TTL_S = 60
 
 
 def rows_arrive(split: str) -> bool:
-    """Whether workers of this split send each other rows: one of the whole model lives without a payload Redis."""
+    """Returns whether workers of this split send each other rows; one with the whole model needs no payload Redis."""
     return "," in split
 
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What the plan gives this worker."""
+    """The stage that the plan gives this worker."""
 
     split: str
     stage: int
+    """Index of the stage in the split, from 0."""
     blocks: Stage
     epoch: int
+    """Epoch of the plan."""
 
 
 class Registration:
-    """One life in the registry. A worker that was declared dead makes a new one, under a new id.
+    """One registration of a worker. A worker that was declared dead makes a new one, with a new id.
 
-    `worker` is the id: a new one whenever the record was found gone before this worker had a stage.
+    `worker` is the worker id. It changes when the record is gone before this worker has a stage.
     """
 
     def __init__(
@@ -62,12 +65,15 @@ class Registration:
         varies: bool = False,
         slow: str = "",
     ) -> None:
-        """`varies`: its device does not compute the same bits twice. `slow`: why it computes more slowly than its CPU
-        can, for people."""
+        """Collects the fields of the worker's record; nothing is sent yet.
+
+        `varies`: its device is nondeterministic. `slow`: a line for users that says why it computes more slowly than
+        its CPU can.
+        """
         self.worker = _new_id()
         self._links, self._model = links, model
         self._fields: Mapping[Any, Any] = {
-            #: Lower than `protocol` where this release speaks two: services of the release before read the record too.
+            #: The lowest protocol: services of the release before must be able to read this record.
             "v": LOWEST_PROTOCOL,
             "protocol": PROTOCOL,
             "model": model,
@@ -86,9 +92,10 @@ class Registration:
         }
 
     def wait_for_assignment(self) -> Assignment:
-        """Register and poll the plan until it names this worker. Raises Stopping when the process should end.
+        """Registers, and polls the plan until it names this worker. Raises Stopping when the process should end.
 
-        Registers anew when the record is gone: declared dead, or lost by Redis. No plan names a worker without one.
+        Registers again, with a new id, when the record is gone (declared dead, or lost by Redis): no plan names a
+        worker without a record.
         """
         self._enter()
         while not self._links.stop.wait(POLL_S):
@@ -112,10 +119,12 @@ class Registration:
         capabilities: Capabilities | None = None,
         local_rows: str = "",
     ) -> str:
-        """Say what this worker serves (`slots` requests at once), create its inboxes: from now on routes may name it.
-        `local_rows`: where it takes rows of workers on its host, if it does.
+        """Writes the worker's stage to its record and creates its inboxes: from now on routes may include it.
 
-        Returns the identity of the control Redis from before: any other one later means a restart in between.
+        `pages` are its KV pages, `slots` the requests it takes at once, `local_rows` the address where it takes rows
+        of workers on its host, if it does.
+
+        Returns the run id of the control Redis, read before all this: a different one later means a restart.
         """
         run_id: str = self._links.retry_until_reachable(lambda: server_run_id(self._links.control), "announce")
         fields: dict[Any, Any] = {
@@ -143,12 +152,12 @@ class Registration:
         inbox = self._links.keys.inbox(self.worker)
         both = self._links.payload.pipeline(transaction=False)
         both.xadd(inbox, {"hello": self.worker})
-        if self._links.payload is not self._links.control:  # there BEAT wants it for as long as nobody says DEAD
+        if self._links.payload is not self._links.control:  # on the control Redis the inbox stays until DEAD
             both.expire(inbox, INBOX_TTL_S)
         both.execute()
 
     def _tell(self, fields: Mapping[Any, Any]) -> None:
-        """Write the record; whoever has read the registry lately reads it again."""
+        """Writes the record, and deletes the cached fleet so that readers of the registry see the change."""
         both = self._links.control.pipeline(transaction=True)
         both.hset(self._links.keys.worker(self.worker), mapping=fields)
         both.delete(self._links.keys.fleet(self._model))
@@ -160,31 +169,31 @@ class Registration:
         reach("worker.after_announce")
 
     def leave_payload(self) -> None:
-        """Delete the inbox on the payload Redis; what is left in it belongs to runs that are over."""
+        """Deletes the inbox on the payload Redis; messages left in it belong to runs that have ended."""
         try:
             self._links.payload.delete(self._links.keys.inbox(self.worker))
         except RedisTrouble as error:
             self._links.watch.met(error)  # it has a time to live
 
     def forgotten(self) -> bool:
-        """Whether this worker has no record any more; if it has, this was a sign of life."""
+        """Returns True if this worker's record is gone; otherwise this counts as a heartbeat."""
         if self._links.retry_until_reachable(self._sign_of_life, "register"):
             return False
         get().warning("WORKER_FORGOTTEN", worker=self.worker)
         return True
 
     def _enter(self) -> None:
-        told = False
+        was_logged = False
         while not self._links.retry_until_reachable(self._write_record, "register"):
-            if not told:
-                told = True
+            if not was_logged:
+                was_logged = True
                 get().warning("CELL_FULL", limit=MAX_WORKERS, reason="the cell has no room for another worker; waiting")
             if self._links.stop.wait(FULL_RETRY_S):
                 raise Stopping
         get().info("WORKER_REGISTERED", worker=self.worker, device=self._fields["device"])
 
     def _write_record(self) -> bool:
-        """Record and first beat in one step. False when that would be one worker too many: then neither stays."""
+        """Writes the record and the first heartbeat together. Returns False, undoing both, if the cell is full."""
         keys, control = self._links.keys, self._links.control
         reach("worker.before_register")
         both = control.pipeline(transaction=True)
@@ -201,7 +210,7 @@ class Registration:
         return True
 
     def _sign_of_life(self) -> bool:
-        """A beat before the inbox exists, when BEAT would say that we are gone. False when we are: no record."""
+        """Sends a heartbeat without BEAT, which fails before the inbox exists. Returns False if there is no record."""
         keys, control = self._links.keys, self._links.control
         beat = control.pipeline(transaction=True)
         beat.exists(keys.worker(self.worker))
@@ -220,8 +229,8 @@ def _new_id() -> str:
     return process_prefix(os.getpid()) + secrets.token_hex(4)
 
 
-class LoadingBeat:
-    """Signs of life from a thread of its own while blocks are loaded: `with LoadingBeat(...): load()`."""
+class LoadingHeartbeat:
+    """Sends heartbeats from a thread of its own while blocks are loaded: `with LoadingHeartbeat(...): load()`."""
 
     def __init__(self, registration: Registration, links: Links, every_s: float) -> None:
         self._registration, self._links, self._every_s = registration, links, every_s

@@ -1,4 +1,4 @@
-"""A worker: register, load the stage the plan gives, run the engine, start over when declared dead, drain."""
+"""A worker: it registers, loads the stage of its plan, runs the engine, starts over when declared dead, and drains."""
 
 import gc
 import threading
@@ -32,29 +32,29 @@ from blockrelay_worker.kernels.libraries import shortcoming
 from blockrelay_worker.kv.prefix_cache import PrefixCache
 from blockrelay_worker.kv.store.factory import open_page_store
 from blockrelay_worker.kv.store.store import PageStore
-from blockrelay_worker.lifecycle.heartbeat import Beat
+from blockrelay_worker.lifecycle.heartbeat import Heartbeat
 from blockrelay_worker.lifecycle.local_rows import open_local_rows
 from blockrelay_worker.lifecycle.next_device import OtherDevices
 from blockrelay_worker.lifecycle.on_device import MOVED, OnDevice
-from blockrelay_worker.lifecycle.registration import Assignment, LoadingBeat, Registration, rows_arrive
+from blockrelay_worker.lifecycle.registration import Assignment, LoadingHeartbeat, Registration, rows_arrive
 from blockrelay_worker.states import WORKER, WorkerMachine
 from blockrelay_worker.transport.inbox_reader import Reader
 from blockrelay_worker.transport.redis_links import Drain, Links, Stopping
 
-#: Share of the machine's available memory for KV pages when nothing else is said.
+#: Default share of the machine's available memory for KV pages.
 KV_SHARE = 0.2
-#: How long a worker that leaves waits for pages to be written. Seconds.
+#: Seconds that a worker waits at its end for KV pages to be written to the page store.
 FLUSH_S = 2.0
-#: A device's process is ended when a step takes too long; its worker, which then does the same in parts, has this many
-#: times as long.
+#: Factor of the step limit of a worker with a device. The device's process ends at the limit itself; the worker, which
+#: then repeats the step in parts, gets this many times as long.
 GPU_PATIENCE = 3
 
 
 class Worker:
-    """`run` returns when `stop` is set, or drained when that was asked.
+    """One worker. `run` returns when `stop` is set, or after a drain that was requested.
 
-    Until it `has_served`, it and making one raise UsageError or BlockFolderError where these settings, this model and
-    these Redis servers will never do; any other error is one of the moment.
+    Before `has_served` is True, `run` and making a worker raise UsageError or BlockFolderError where these settings,
+    this model or these Redis servers can never work; other errors may pass.
     """
 
     def __init__(
@@ -68,8 +68,7 @@ class Worker:
         number: int = 0,
         others: OtherDevices | None = None,
     ) -> None:
-        """It is the `number`-th worker that makes its stages with these `executors`, from 0, whose device `others` may
-        stand in for."""
+        """`number` counts the workers that share `executors`, from 0; `others` may replace the device of these."""
         self._settings, self._stop = settings, stop
         self._folder, self._executors = folder, executors
         self._model = folder.model_key
@@ -88,11 +87,11 @@ class Worker:
         self._status = StatusServer(settings.host, settings.port, self._metrics.registry, self._gaps)
 
     def run(self) -> None:
-        """Lives in the registry, one after the other, until stopped."""
+        """Registers and serves, again after every loss of the registration or the device, until stopped or drained."""
         try:
             self._find_redis()
             while not self._stop.is_set() and not self._links.drain.asked:
-                self._one_life()
+                self._register_and_serve()
         except Stopping:
             pass
         finally:
@@ -100,7 +99,7 @@ class Worker:
             self._links.close()
 
     def _find_redis(self) -> None:
-        """Wait for the control Redis. Raises UsageError when one of the two will never serve us like this."""
+        """Waits for the control Redis. Raises UsageError if a Redis server, as configured, can never serve us."""
         self._wait_for(lambda: check_redis(self._links.control, "control Redis", cell=self._links.keys))
         self._wait_for(self._look_at_payload)
 
@@ -114,14 +113,15 @@ class Worker:
         try:
             check_redis(self._links.payload, "payload Redis")
         except RedisTrouble as error:
-            self._links.watch.met(error)  # whoever needs it waits for it
+            self._links.watch.met(error)  # code that needs the payload Redis waits for it later
 
     def _gaps(self) -> list[str]:
         if self._links.drain.asked or self._stop.is_set():
             return ["this worker is draining: it takes nothing new"]
         return [] if self._ready else [self._links.watch.trouble or "this worker has no stage yet"]
 
-    def _one_life(self) -> None:
+    def _register_and_serve(self) -> None:
+        """Serves under one registration, from entering the registry to leaving it."""
         settings = self._settings
         if self._loaded and not self._loaded[1].usable:
             self._close_stage()
@@ -144,19 +144,19 @@ class Worker:
         assignment = registration.wait_for_assignment()
         self._state.on("assigned")
         try:
-            self._with_stage(registration, assignment)
+            self._load_and_serve(registration, assignment)
         finally:
             if self._device:
                 self._device.leaves()
 
-    def _with_stage(self, registration: Registration, assignment: Assignment) -> None:
-        """From the assignment to the end of this life."""
+    def _load_and_serve(self, registration: Registration, assignment: Assignment) -> None:
+        """Loads the assigned stage and serves it until the registration or the device is lost, or the drain is over."""
         try:
-            with LoadingBeat(registration, self._links, self._settings.beat_s):
+            with LoadingHeartbeat(registration, self._links, self._settings.beat_s):
                 executor = self._load(assignment)
         except DeviceLost as lost:
-            if self._device and not self._stop.is_set() and lost.reason != MOVED:  # else its process was ended for that
-                self._device.tell_loss(lost)
+            if self._device and not self._stop.is_set() and lost.reason != MOVED:  # otherwise we ended its process
+                self._device.report_loss(lost)
             self._leave(registration, assignment.split)
             self._state.on("device_lost")
             return
@@ -165,17 +165,17 @@ class Worker:
             raise
         if registration.forgotten():
             self._state.on("forgotten")
-            return  # what it has loaded stays for the next life
+            return  # the loaded stage is kept for the next registration
         executor = self._with_faults(assignment, executor)
         role = self._role(registration.worker, assignment, executor)
         self._serve(registration, assignment, role, executor)
 
     def _numerics_now(self) -> str:
-        """By which it would be registered: it is another one where its device has changed."""
+        """Returns the numerics id to register with; it changes with the device."""
         return salted_id(self._executors.numerics_id(self._folder.manifest), self._settings.inject_numerics)
 
     def _load(self, assignment: Assignment) -> Executor:
-        """The stage's executor; the one of the life before when the stage is the same, and its device still there."""
+        """Returns the stage's executor: the last one if it has the same blocks and is usable, else a new one."""
         if self._device:
             self._device.comes()
         if self._loaded and self._loaded[0].blocks == assignment.blocks and self._loaded[1].usable:
@@ -184,10 +184,10 @@ class Worker:
             self._close_stage()
         blocks = assignment.blocks
         with self._metrics.load_seconds.time():
-            elsewhere = self._device or self._folder.model.onnx_blocks is not None  # who computes reads for itself
+            elsewhere = self._device or self._folder.model.onnx_blocks is not None  # another process reads the files
             read = range(0) if elsewhere else range(blocks.first, blocks.last + 1)
             folder = open_block_folder(self._settings.model, blocks=read)
-            with self._device.doing_what_it_can() if self._device else nullcontext():
+            with self._device.refusal_is_loss() if self._device else nullcontext():
                 pages = self._pages(folder, blocks)
                 executor = self._executors.load(folder, blocks.first, blocks.last, pages=pages)
         self._loaded = (assignment, executor)
@@ -203,9 +203,9 @@ class Worker:
             self._device.has_closed()
 
     def _pages(self, folder: BlockFolder, blocks: Stage) -> int:
-        """Pool size: what the memory allows, but not more than every request at full context needs.
+        """Returns the number of KV pages: as many as memory allows, and at most what all requests at full context need.
 
-        Raises UsageError where a device has no room for the stage.
+        Raises UsageError where the stage does not fit on a device.
         """
         useful = self._settings.max_requests * pages_for(folder.model.max_position)
         budget = self._settings.kv_bytes or int(available_bytes() * KV_SHARE)
@@ -215,6 +215,7 @@ class Worker:
         return useful if page_bytes == 0 else max(2, min(useful, budget // page_bytes))
 
     def _role(self, worker: str, assignment: Assignment, executor: Executor) -> StageRole:
+        """Returns what the engine must know of the stage: its place in the split, and its limits by the settings."""
         settings, able = self._settings, executor.capabilities
         assert able.numerics_id == self._numerics, "the executor computes other bits than those that were registered"
         return StageRole(
@@ -241,7 +242,7 @@ class Worker:
         )
 
     def _serve(self, registration: Registration, assignment: Assignment, role: StageRole, executor: Executor) -> None:
-        """From ready to gone."""
+        """Serves the stage: announces it, runs the engine and the heartbeat, and leaves the registry afterwards."""
         mailbox, over = Mailbox(), threading.Event()
         store = self._page_store(role, executor)
         table = RunTable(executor.pool, self._cache(role, executor, store, mailbox))
@@ -284,7 +285,7 @@ class Worker:
         )
         threads: list[threading.Thread] = self._readers(role, mailbox, over)
         threads.append(
-            Beat(
+            Heartbeat(
                 self._links,
                 mailbox,
                 worker=role.worker,
@@ -305,7 +306,7 @@ class Worker:
         for thread in threads:
             thread.start()
         gc.collect()
-        gc.freeze()  # what there is now stays: a look at all of it would hold up every request
+        gc.freeze()  # objects that exist now live on: scanning them all would delay every request
         try:
             self._links.drain.possible = True
             why = engine.run()
@@ -327,13 +328,13 @@ class Worker:
         self._state.on("gone")
 
     def _step_limit_s(self) -> float:
-        """Where there is a device its process is ended before this one."""
+        """Returns the time in seconds after which a step counts as stuck; a device's process ends before the worker."""
         limit_s = max(self._settings.session_timeout_s, self._links.clock.allowed_s)
         return limit_s * (GPU_PATIENCE if self._device else 1)
 
     def _shares_pages(self, executor: Executor) -> bool:
-        """Not where pages hold nothing (a stage of the head alone). Runs on a device that varies share them with other
-        runs of the same request alone."""
+        """Returns whether runs share KV pages: not in a stage of the head, which has none. On a nondeterministic
+        device only runs of the same request do."""
         return self._settings.prefix_cache and executor.layout.layers > 0
 
     def _page_store(self, role: StageRole, executor: Executor) -> PageStore | None:
@@ -367,6 +368,7 @@ class Worker:
         )
 
     def _readers(self, role: StageRole, mailbox: Mailbox, over: threading.Event) -> list[threading.Thread]:
+        """Makes the threads that read the inboxes and, for the first stage, the streams of jobs into `mailbox`."""
         keys, inbox = self._links.keys, self._links.keys.inbox(role.worker)
         streams: list[str] = []
         if role.first_stage:
@@ -380,7 +382,7 @@ class Worker:
         return readers
 
     def _with_faults(self, assignment: Assignment, executor: Executor) -> Executor:
-        """The stage, as it was verified, behind the faults that the settings ask for."""
+        """Wraps the verified executor in the faults that the settings ask for."""
         if salt := self._settings.inject_numerics:
             executor = SaltedExecutor(executor, salt=salt, vocabulary=self._folder.model.vocab_size)
         if self._settings.inject_speed < 1:
@@ -388,11 +390,11 @@ class Worker:
         return executor
 
     def _leave(self, registration: Registration, split: str) -> None:
-        """Drain: everything that was on this worker runs again elsewhere. Tried once when the process is ending."""
+        """Leaves the registry in one try, so that the requests of this worker run again elsewhere."""
         call = calls.dead(registration.worker, silent_s=0, reason="drain")
         try:
             self._links.scripts.run(call)
         except RedisTrouble as error:
-            self._links.watch.met(error)  # then our silence tells the scheduler
+            self._links.watch.met(error)  # the scheduler will notice the missing heartbeats
         if rows_arrive(split):
             registration.leave_payload()

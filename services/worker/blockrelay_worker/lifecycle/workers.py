@@ -1,4 +1,4 @@
-"""The workers of this process: one, or one for each stage that its device is to have, which share it."""
+"""The workers of this process: one, or one for each stage on its device, which they share."""
 
 import sys
 import threading
@@ -19,7 +19,7 @@ from blockrelay_worker.transport.redis_links import Drain
 
 
 class Workers:
-    """They live and end together: one that fails ends all, and its error is the process's."""
+    """Runs all workers of this process. If one fails, all end, and its error becomes the exit code of the process."""
 
     def __init__(self, settings: WorkerSettings) -> None:
         self._settings = settings
@@ -29,10 +29,13 @@ class Workers:
         self._executors: Executors | None = None
 
     def end(self) -> None:
-        """From a signal, in the main thread. Those that serve take nothing new and have `drain_s` to end; the second
-        time, and for the others, it is at once, whatever their device does."""
+        """Ends the workers; called by signal handlers, in the main thread.
+
+        On the first call, workers that serve take no new requests and have `drain_s` seconds to finish. Workers that
+        do not serve, and all on the second call, end at once, even while their device loads a stage.
+        """
         if self._executors is None:
-            raise SystemExit(0)  # it is still being opened
+            raise SystemExit(0)  # the device is still being opened
         drained: list[threading.Event] = []
         for stop, drain in self._ends:
             if drain.possible and not drain.asked and self._settings.drain_s > 0:
@@ -41,13 +44,13 @@ class Workers:
             else:
                 stop.set()
         if drained:
-            timer = threading.Timer(self._settings.drain_s, self._stop, [drained])  # an engine may wait for Redis
+            timer = threading.Timer(self._settings.drain_s, self._stop, [drained])  # also if an engine waits for Redis
             timer.daemon = True
             timer.start()
         self._stop([])
 
     def run(self) -> int:
-        """The exit code, once all have ended."""
+        """Runs all workers and returns the exit code of the process once they have ended."""
         try:
             workers = self._made()
         except BlockrelayError as error:
@@ -65,6 +68,7 @@ class Workers:
         return self._code
 
     def _made(self) -> list[Worker]:
+        """Opens the device and makes its workers. Raises UsageError or BlockFolderError if no start can succeed."""
         settings = self._settings
         folder = open_block_folder(settings.model, blocks=[])
         as_they_are = folder.model.onnx_blocks is not None and settings.imported_model is None
@@ -82,10 +86,10 @@ class Workers:
         return workers
 
     def _opened(self, folder: BlockFolder, others: OtherDevices) -> Executors:
-        """Executors on the GPU of the settings, on one of the `others` where it cannot do its work, or on CPUs.
+        """Returns executors on the GPU of the settings, on one of the `others` if it cannot do its work, or on CPUs.
 
-        A GPU that is here and cannot be used is tried until it can be. Meanwhile this process registers no worker: CPU
-        workers do what it is there for. Raises UsageError where it is not here.
+        A GPU that exists and cannot be used is tried until it can be. Meanwhile this process registers no worker, and
+        CPU workers take its requests. Raises UsageError if the GPU does not exist.
         """
         settings, failures = self._settings, 0
         while True:
@@ -97,7 +101,7 @@ class Workers:
                     settings.device, folder, threads=settings.threads, gpu=gpu, imported=settings.imported_model
                 )
             except (DeviceLost, DeviceFailed, KnownAnswerMismatch, UsageError) as error:
-                # One that has vanished since it was first tried may come back too.
+                # A GPU that has vanished since the first try may come back too.
                 if not settings.gpu or (isinstance(error, UsageError) and not failures):
                     raise
                 failures += 1
@@ -113,7 +117,7 @@ class Workers:
         self._stop([])
 
     def _fail(self, error: BlockrelayError, code: int) -> None:
-        """The first error is told, and ends the others at once."""
+        """Reports the first error, sets the exit code and ends all workers at once."""
         with self._failed:
             if not self._code:
                 self._code = code
@@ -121,7 +125,7 @@ class Workers:
         self._stop([stop for stop, _ in self._ends])
 
     def _stop(self, stops: list[threading.Event]) -> None:
-        """Set them. Where nobody serves, nor will, no stage need be loaded any more."""
+        """Sets these events. When no worker serves or will serve, it also ends the device's process, even in a load."""
         for stop in stops:
             stop.set()
         over = all(stop.is_set() and not drain.possible for stop, drain in self._ends)

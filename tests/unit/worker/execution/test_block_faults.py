@@ -1,4 +1,4 @@
-"""Whatever runs a stage says which block made a row NaN or infinite, and how long each took up to it."""
+"""Every executor names the block that made a row NaN or infinite, and the times of the blocks up to it."""
 
 import functools
 import sys
@@ -60,7 +60,7 @@ def processes_may_stay() -> bool:
 
 @pytest.fixture(scope="module")
 def load(kind: str, folder: BlockFolder) -> Iterator[Load]:
-    """Blocks first to last, loaded once."""
+    """Loads blocks first to last, once for all tests."""
     with ExitStack() as stack:
         executors = KINDS[kind](folder)
         if isinstance(executors, DeviceExecutors):

@@ -1,4 +1,4 @@
-"""Products that are there twice, ours and ONNX Runtime's, as on CPUs with AMX: no bit shows which serves."""
+"""Linear layers with two backends, our kernels and ONNX Runtime, as on CPUs with AMX: both give the same bits."""
 
 from collections.abc import Callable
 from typing import Any
@@ -54,7 +54,7 @@ def test_both_fit_where_a_quarter_of_what_is_left_holds_the_second() -> None:
 
 @pytest.fixture
 def timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Times products as on a CPU whose tiles take 20 rows and more faster."""
+    """Fakes the times of a CPU on which ONNX Runtime is faster from 20 rows on."""
 
     def seconds(product: Product, rows: U8, out: F32) -> float:
         product(rows, out)

@@ -1,4 +1,4 @@
-"""A process that computes has two pools of as many threads as it was given, however many layers its model has."""
+"""A CPU worker has two pools of `threads` threads, however many layers its model has."""
 
 import json
 import subprocess

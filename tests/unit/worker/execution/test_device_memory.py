@@ -1,4 +1,4 @@
-"""How much of a device a stage takes, and what is left for KV pages."""
+"""The memory that a stage takes on a device, and the KV pages that fit beside it."""
 
 import sys
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What holds for whatever runs a stage, and for what stands in front of it to inject faults."""
+"""The contract of `Executor`, checked on every implementation and on the wrappers that inject faults."""
 
 import functools
 import sys
@@ -100,7 +100,7 @@ ON_DEVICES: dict[str, tuple[Sequence[str], Sequence[pytest.MarkDecorator]]] = {
 
 @pytest.fixture(params=[pytest.param(kind, marks=ON_DEVICES.get(kind, ((), ()))[1]) for kind in KINDS])
 def kind(request: pytest.FixtureRequest) -> str:
-    """What runs the stages."""
+    """The kind of executor that runs the stages."""
     return request.param
 
 
@@ -117,7 +117,7 @@ def cases() -> Iterator[ParameterSet]:
 
 @pytest.fixture(params=cases())
 def case(request: pytest.FixtureRequest) -> tuple[str, str, str]:
-    """See `cases`."""
+    """One of `cases`."""
     return request.param
 
 

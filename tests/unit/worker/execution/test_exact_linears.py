@@ -1,4 +1,4 @@
-"""The oracle of the products against whole-number arithmetic."""
+"""The exact linear layers in NumPy, compared with whole-number arithmetic."""
 
 import numpy as np
 import pytest

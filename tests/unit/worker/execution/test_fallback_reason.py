@@ -1,4 +1,4 @@
-"""What clients read of a failure."""
+"""The reason and code of a GPU's failure that clients see."""
 
 import pytest
 

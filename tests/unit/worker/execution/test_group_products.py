@@ -1,4 +1,4 @@
-"""The kernels' products with 4-bit weights in groups: bits of the definition on every level, for any shape."""
+"""The kernels' matmul with 4-bit weights in groups has the bits of its definition on every CPU, for any shape."""
 
 from fractions import Fraction
 

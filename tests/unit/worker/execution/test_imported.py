@@ -1,4 +1,4 @@
-"""ONNX blocks that have been imported stand in for the files: on the same pages, in the same model."""
+"""An import of ONNX files replaces the files in the same model: both continue from the same KV pages."""
 
 import shutil
 from collections.abc import Callable, Iterator
@@ -176,7 +176,7 @@ def test_a_folder_that_changes_under_a_worker_is_refused(both: Both, tmp_path: P
     shutil.copytree(both.imported, copy)
     executors = ImportedExecutors(1, both.folder, copy)
     (copy / "blocks" / "block_2.bin").write_bytes(b"x")
-    with pytest.raises(BlockFolderError, match=r"block_2\.bin: altered.* imports them anew"):
+    with pytest.raises(BlockFolderError, match=r"block_2\.bin: altered.* imports them again"):
         executors.load(both.folder, 1, both.folder.model.blocks, pages=2)
 
 

@@ -1,4 +1,4 @@
-"""ONNX Runtime's products on one pool of threads: the bits of its sessions in Python, few threads, bounded memory."""
+"""Linear layers by ONNX Runtime on one pool of threads: bits of its Python sessions, few threads, bounded memory."""
 
 import subprocess
 import sys
@@ -28,7 +28,7 @@ def _model(depth: int, columns: int) -> ModelConfig:
 
 
 def _whole(content: bytes, weights: Mapping[str, NDArray[Any]], rows: NDArray[Any]) -> NDArray[np.float32]:
-    """What one session with all columns makes of the rows."""
+    """Returns the result of one session with all columns for the rows."""
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.add_external_initializers(

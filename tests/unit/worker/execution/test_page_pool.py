@@ -24,7 +24,7 @@ def test_pages_go_out_and_come_back() -> None:
 def test_a_request_that_does_not_fit_takes_nothing() -> None:
     pool = PagePool(LAYOUT, 4)
     pool.allocate(3)
-    with pytest.raises(OutOfPages, match="2 KV pages were asked for and 1 of 4 are free"):
+    with pytest.raises(OutOfPages, match="2 KV pages were requested and 1 of 4 are free"):
         pool.allocate(2)
     assert pool.free_pages == 1
     pool.check_integrity()
@@ -34,7 +34,7 @@ def test_a_request_that_does_not_fit_takes_nothing() -> None:
 def test_freeing_what_is_not_handed_out_is_a_bug(pages: list[int]) -> None:
     pool = PagePool(LAYOUT, 4)
     pool.allocate(2)
-    with pytest.raises(AssertionError, match="not handed out"):
+    with pytest.raises(AssertionError, match="not allocated"):
         pool.free(pages)
 
 

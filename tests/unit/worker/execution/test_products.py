@@ -1,4 +1,4 @@
-"""The kernels' own integer products: bits of the definition, whatever the shape, the rows and the threads."""
+"""The kernels' integer matmul has the bits of its definition for any shape, number of rows and of threads."""
 
 from functools import cache
 

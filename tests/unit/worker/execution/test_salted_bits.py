@@ -1,4 +1,4 @@
-"""A worker with inject_numerics computes really different bits, as exactly, under an id that says so."""
+"""A worker with inject_numerics computes other bits, just as exactly, under a numerics id of its own."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What is enough of a row of logits gives the token that the whole row gives."""
+"""The largest logits of a row, where they suffice, give the same token as the whole row."""
 
 from itertools import product
 
@@ -14,7 +14,7 @@ VOCABULARY = 5000
 
 
 def given(row: NDArray[np.float32], params: SamplingParams, error: float = 0.0) -> LogitRow:
-    """What a device gives that chooses rightly and adds up with an `error`."""
+    """Returns the largest logits as a device does that selects them correctly and sums the row with an `error`."""
     need = need_of(params)
     if need is None:
         return row

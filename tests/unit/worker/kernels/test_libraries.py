@@ -1,4 +1,4 @@
-"""What is said of kernels that are missing, cannot be loaded or are of another release."""
+"""The message about kernels that are missing, cannot be loaded or are of another release."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""Recorded calls do what the same calls do when they are made one by one, as often as they are run."""
+"""A recorded program gives the results of the same calls made one by one, however often it runs."""
 
 from collections.abc import Callable
 from functools import partial

@@ -1,4 +1,4 @@
-"""What a worker concludes from a beat: pure comparison, and the thread against a real Redis."""
+"""The heartbeat: the pure comparison of runs, and the thread against a real Redis."""
 
 import threading
 
@@ -12,7 +12,7 @@ from blockrelay.protocol.transitions import calls
 from blockrelay.redis.client import Scripts, server_run_id
 from blockrelay.redis.errors import RedisWatch
 from blockrelay_worker.engine.mailbox import Event, Mailbox
-from blockrelay_worker.lifecycle.heartbeat import Beat, Comparison, compare
+from blockrelay_worker.lifecycle.heartbeat import Comparison, Heartbeat, compare
 from blockrelay_worker.transport.events import Gone, Orphan, Restarted
 from blockrelay_worker.transport.redis_links import Links
 from tests.support.cell import MODEL, Cell
@@ -38,7 +38,7 @@ def test_what_was_claimed_or_dropped_during_the_beat_is_neither() -> None:
 
 
 class Beating:
-    """A beat thread on a cell, and what reached its mailbox."""
+    """A heartbeat thread on a cell, with the events in its mailbox."""
 
     def __init__(self, client: redis.Redis, keys: Keys, scripts: Scripts, run_id: str) -> None:
         self.cell = Cell(client, keys, scripts)
@@ -48,7 +48,7 @@ class Beating:
         self.parts = 0
         metrics = WorkerMetrics(CollectorRegistry())
         links = Links(client, client, keys, scripts, RedisWatch(metrics.redis_errors), self.stop)
-        self.thread = Beat(
+        self.thread = Heartbeat(
             links,
             self.mailbox,
             worker="a",

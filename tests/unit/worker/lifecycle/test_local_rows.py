@@ -1,4 +1,4 @@
-"""How large the memory is that a worker shares with one it sends to."""
+"""The size of the memory that a worker shares with the worker to which it sends rows."""
 
 import os
 import threading

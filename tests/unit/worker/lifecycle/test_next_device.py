@@ -1,4 +1,4 @@
-"""Which device a worker goes on with when its own cannot do its work."""
+"""The device that a worker moves to when its own cannot do its work."""
 
 import os
 import subprocess
@@ -90,7 +90,7 @@ def test_where_nobody_can_tell_who_has_what_no_device_is_free(tmp_path: Path) ->
 
 @pytest.fixture
 def made(fp32: BlockFolder, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[DeviceExecutors]]:
-    """On cpu:0, with processes as failing_child.py has them."""
+    """Executors that a test makes, in processes of failing_child.py; they are closed after the test."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
     monkeypatch.setenv("FAIL_TEXT", "moon phase")
     found: list[DeviceExecutors] = []

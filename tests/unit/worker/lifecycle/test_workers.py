@@ -1,4 +1,4 @@
-"""What workers of a process begin with: a device of theirs, or none."""
+"""Opening the device of a process at its start: its settings, and retries after failures."""
 
 from typing import Any
 
@@ -39,11 +39,11 @@ def test_a_gpu_says_the_class_and_the_name_of_its_worker(monkeypatch: pytest.Mon
 
 
 class _Opened(Exception):
-    """It was tried so often as it failed, and once more."""
+    """Raised instead of opening a device, when no more failures are planned."""
 
 
 def opening(monkeypatch: pytest.MonkeyPatch, *errors: Exception, gpu: str) -> list[float]:
-    """The pauses between tries to open a device that fails with these errors, until there is none, or it is raised."""
+    """Returns the pauses between tries to open a device that fails with these errors, one after the other."""
     left, pauses = list(errors), list[float]()
 
     def executors_for(*_: Any, **__: Any) -> None:

@@ -1,1 +1,1 @@
-"""The exact executor on a CPU."""
+"""The exact executor: it computes a stage in this process, on CPUs."""

@@ -1,9 +1,9 @@
-"""The products of w8a8 and w4a8 by their definition, in NumPy: the oracle behind every known answer.
+"""Linear layers of w8a8 and w4a8 by definition, in NumPy: the reference behind every known answer.
 
-They share no code and no instruction with what serves: whole numbers in float32 and float64, multiplied by BLAS. That
-is exact, in whatever order BLAS adds and whether it fuses or not: |u - 128| and |q| are at most 128 for any uint8 and
-int8, so the sum over 1024 of their products, and every part of it, is at most 2**24, and float32 holds all whole
-numbers up to there. Sums of such parts stay below 2**53 in float64. A group of w4a8 is far shallower.
+They share no code with the layers that serve: BLAS multiplies whole numbers in float32 and float64. That is exact in
+whatever order BLAS adds, fused or not. |u - 128| and |q| are at most 128 for any uint8 and int8, so the sum over 1024
+of their products, and every part of it, is at most 2**24, and float32 holds all whole numbers up to there. Sums of
+such parts stay below 2**53 in float64. A group of w4a8 is far shallower.
 """
 
 from typing import Any
@@ -16,12 +16,12 @@ from blockrelay_worker.kernels.float32 import fma
 
 #: Largest depth whose sums are exact in float32.
 EXACT_DEPTH = 1 << 10
-#: Columns turned into float32 at a time: 16 MiB of weights.
+#: Columns of weights that are converted to float32 at a time: 16 MiB.
 _COLUMNS = 1 << 12
 
 
 class ExactLinear:
-    """y = float32(sum over k of (u - 128) * q) * scale, bit for bit."""
+    """A w8a8 linear layer: y = float32(sum over k of (u - 128) * q) * scale, bit for bit."""
 
     def __init__(self, q: NDArray[np.int8], scale: NDArray[np.float32]) -> None:
         """q [K, N] and scale [N]; neither is copied."""
@@ -53,7 +53,10 @@ class ExactLinear:
 
 
 class ExactGroupLinear:
-    """y = acc * scale; acc = fma(float32(sum over k in g of (u - 128) * q), gs[g], acc) for groups g from 0 upwards."""
+    """A w4a8 linear layer, bit for bit.
+
+    y = acc * scale, where acc = fma(float32(sum over k in g of (u - 128) * q), gs[g], acc) for groups g from 0 upwards.
+    """
 
     def __init__(self, q4: NDArray[np.uint8], gs: NDArray[np.float16], scale: NDArray[np.float32]) -> None:
         """q4 [K/2, N], gs [K/32, N] and scale [N] as in `model.block_tensors`; none is copied."""
@@ -61,15 +64,15 @@ class ExactGroupLinear:
         self._gs = gs
         self._scale = scale
         # Every float16 is a multiple of 2**-24, so is its product with a group's sum (at most 2**15), and so is acc.
-        # With gs of at most 1, as the converter writes them, what is added stays far below 2**29: float64 holds the sum
-        # exactly, and there is one rounding, that of the fma. To emulate one in general costs three times as much.
+        # With gs of at most 1, as the converter writes them, the summands stay far below 2**29: float64 holds the sum
+        # exactly, and the one rounding is that of the fma. Emulating an fma in general takes three times as long.
         self._one_rounding = bool((np.abs(gs) <= 1).all()) and gs.shape[0] < 1 << 13
 
     def __call__(self, rows: NDArray[Any], out: NDArray[np.float32]) -> None:
         """Multiply `rows` (uint8 with zero point 128, [R, K]) into `out` [R, N]."""
         groups, width = self._gs.shape
         centred = rows.astype(np.float32) - np.float32(128)
-        # The two halves of a byte are neighbours in k: of each group, first all lower ones and then all upper ones.
+        # The two halves of a byte are neighbours in k; within a group, all lower halves go before all upper ones.
         halves = centred.reshape(-1, groups, GROUP // 2, 2).transpose(1, 0, 3, 2).reshape(groups, -1, GROUP)
         eights = np.float32(8) * halves.sum(axis=2, keepdims=True)  # whole numbers: exact in any order
         for left in range(0, width, _COLUMNS):

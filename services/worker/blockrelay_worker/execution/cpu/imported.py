@@ -1,7 +1,7 @@
-"""ONNX blocks that others made, computed by our kernels, with what `blockrelay import` made of them.
+"""Executor of a model given as ONNX files, computed by our kernels from the folder that `blockrelay import` made.
 
-Workers of these blocks share a model with those that run the files themselves, and its KV pages: what one of them has
-computed the other goes on with. Numbers are the same within what the import was compared with (docs/onnx-blocks.md).
+Such workers serve the same model as workers that run the ONNX files themselves, and share its KV pages: each can
+continue from pages of the other. Results agree within the tolerance that the import checked (docs/onnx-blocks.md).
 """
 
 import hashlib
@@ -22,14 +22,17 @@ from blockrelay_worker.execution.cpu.stage import StageExecutor
 
 
 class ImportedExecutors:
-    """Makes the one stage that ONNX blocks are, of the block folder that was imported from them."""
+    """Loads the whole model as one stage, from the block folder that was imported from its ONNX files."""
 
     device: ClassVar[Device] = "cpu"
     varies: ClassVar[bool] = True
 
     def __init__(self, threads: int, folder: BlockFolder, imported: Path) -> None:
-        """Raises BlockFolderError for a folder that cannot be opened, UsageError for one that was not imported from the
-        blocks of `folder`, or has other KV pages."""
+        """Opens the block folder `imported`, to be computed with `threads` threads.
+
+        Raises BlockFolderError if it cannot be opened, UsageError if it was not imported from the ONNX files of
+        `folder`, or if its KV pages have another layout.
+        """
         self.imported = open_block_folder(imported, blocks=[])
         if why := why_no_stand_in(folder.manifest, self.imported.manifest):
             raise UsageError(f"{imported} cannot stand in for {folder.onnx_root}: {why}")
@@ -40,7 +43,7 @@ class ImportedExecutors:
         return CpuExecutors.serves(device, precisions)
 
     def numerics_id(self, manifest: Manifest) -> str:
-        """`<precision>-imported-<16 hex digits>`: the blocks' own has the name of a provider there."""
+        """Returns `<precision>-imported-<16 hex digits>`; ids of the ONNX files have a provider's name there."""
         parts = {
             "blocks": manifest.numerics_inputs(),
             "imported": self._executors.numerics_id(self.imported.manifest),
@@ -49,15 +52,19 @@ class ImportedExecutors:
         return f"{self.imported.manifest.precision}-{IMPORTED}-{digest[:16]}"
 
     def load(self, folder: BlockFolder, first_block: int, last_block: int, *, pages: int) -> StageExecutor:
-        """All files are read and compared with the manifest. Not exact: the blocks themselves are not."""
+        """Loads all blocks (see `Executors.load`), after checking every file against the manifest.
+
+        The executor is not exact, because the ONNX files are not. Raises BlockFolderError for a part of the blocks, or
+        if the imported folder was changed since this object was made.
+        """
         if (first_block, last_block) != (1, folder.model.blocks):
             raise BlockFolderError(f"an import serves all blocks as one stage: block_1 to block_{folder.model.blocks}")
         try:
             imported = open_block_folder(self.imported.root)
         except BlockFolderError as error:
-            raise BlockFolderError(f"{error}; the next `up --blocks` imports them anew") from error
+            raise BlockFolderError(f"{error}; the next `up --blocks` imports them again") from error
         if imported.manifest != self.imported.manifest:
-            raise BlockFolderError(f"{imported.root}: imported anew since this worker began; start it again")
+            raise BlockFolderError(f"{imported.root}: imported again since this worker started; restart it")
         stage = self._executors.load(imported, first_block, last_block, pages=pages)
         numerics = self.numerics_id(folder.manifest)
         stage.capabilities = replace(stage.capabilities, exact=False, numerics_id=numerics)

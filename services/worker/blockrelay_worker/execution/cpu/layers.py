@@ -1,4 +1,4 @@
-"""The blocks of a stage: embedding, layers, head. Each works in place on the residual stream."""
+"""The blocks of a stage: layers (the first with the embedding) and the head, on the residual stream."""
 
 from typing import Any, cast
 
@@ -18,10 +18,10 @@ Pages = NDArray[np.float16] | NDArray[np.float32]
 
 
 class Layer:
-    """Attention and MLP of one layer (Llama's; Qwen's bias and head norms where the folder has them)."""
+    """One layer: attention and MLP as in Llama, with Qwen's bias and head norms where the folder has them."""
 
     def __init__(self, folder: BlockFolder, index: int, *, variant: Variant, threads: int, kernels: Kernels) -> None:
-        """Block `index` of the folder."""
+        """Loads block `index` (from 1) of the folder. Raises BlockFolderError as `load_linear` does."""
         model, tensors = folder.model, {name: np.asarray(array) for name, array in folder.tensors(index).items()}
         self._kernels = kernels
         self._model = model
@@ -39,7 +39,7 @@ class Layer:
         }
 
     def run(self, x: F32, rows: Rows, space: Workspace, k_pages: Pages, v_pages: Pages) -> None:
-        """x [R, H] in place; appends the rows' keys and values to their pages."""
+        """Runs the layer on x [R, H] in place, and writes the rows' keys and values to their KV pages."""
         q = self._append(x, rows, space, k_pages, v_pages)
         self._finish(x, q, rows.page_table, rows.segments, space, k_pages, v_pages)
 
@@ -53,9 +53,9 @@ class Layer:
         wanted: NDArray[np.intp],
         result: F32,
     ) -> None:
-        """Like `run`, for a layer that only the head follows: `result` [n, H] is what `run` makes of rows `wanted`.
+        """Runs the last layer before the head: `result` [n, H] gets the output of the rows `wanted` only.
 
-        Keys and values of all rows are appended; the rest is not computed for rows that nobody asks for. `x` stays.
+        Keys and values of all rows are written; the rest is not computed for other rows. `x` stays as it is.
         """
         q = self._append(x, rows, space, k_pages, v_pages)
         if wanted.size:
@@ -63,9 +63,9 @@ class Layer:
             self._finish(result, q[wanted], *rows.single(wanted), space, k_pages, v_pages)
 
     def _append(self, x: F32, rows: Rows, space: Workspace, k_pages: Pages, v_pages: Pages) -> F32:
-        """The rotated queries of x [R, heads, head_dim]; keys and values go to their pages."""
+        """Returns the rotated queries [R, heads, head_dim] of x [R, H]; writes keys and values to their KV pages."""
         model = self._model
-        y, scale = self._normed_product(self.linears["qkv"], x, self._norm_attention, space, model.qkv_columns)
+        y, scale = self._normed_linear(self.linears["qkv"], x, self._norm_attention, space, model.qkv_columns)
         return self._kernels.rotary_append(
             y, scale, self._bias, self._norm_q, self._norm_k, self._eps, rows.cos, rows.sin, rows.positions, rows.page,
             rows.slot, k_pages, v_pages, out=space.query(x.shape[0], model.heads, model.head_dim),
@@ -81,7 +81,7 @@ class Layer:
         k_pages: Pages,
         v_pages: Pages,
     ) -> None:
-        """Attention and MLP of the rows x [R, H] with queries q, in place."""
+        """Runs attention and MLP on the rows x [R, H] with queries q, in place."""
         kernels, model, linears = self._kernels, self._model, self.linears
         count = x.shape[0]
         heads = model.heads * model.head_dim
@@ -89,48 +89,48 @@ class Layer:
         scale: F32 | None = None
         if self._quantised:
             u, scale = kernels.quantise(mixed, u=space.quantised(count, heads), scale=space.scale(0, count))
-            y = self._product(linears["o"], u, space, model.hidden_size)
+            y = self._apply(linears["o"], u, space, model.hidden_size)
         else:
-            y = self._product(linears["o"], mixed, space, model.hidden_size)
+            y = self._apply(linears["o"], mixed, space, model.hidden_size)
         kernels.add_scaled(x, y, scale)
 
         width = model.intermediate_size
-        y, scale = self._normed_product(linears["gate_up"], x, self._norm_mlp, space, 2 * width)
+        y, scale = self._normed_linear(linears["gate_up"], x, self._norm_mlp, space, 2 * width)
         if self._quantised:
             assert scale is not None
             u, scale = kernels.swiglu_quantise(y, scale, u=space.quantised(count, width), scale=space.scale(1, count))
-            y = self._product(linears["down"], u, space, model.hidden_size)
+            y = self._apply(linears["down"], u, space, model.hidden_size)
         else:
-            y = self._product(
+            y = self._apply(
                 linears["down"], kernels.swiglu(y, out=space.normed(count, width)), space, model.hidden_size
             )
         kernels.add_scaled(x, y, scale)
 
-    def _normed_product(
+    def _normed_linear(
         self, linear: Linear, x: F32, weight: F32, space: Workspace, width: int
     ) -> tuple[F32, F32 | None]:
-        """(norm(x) @ linear [R, width], row scales or None)."""
+        """Returns (norm(x) @ linear [R, width], the row scales; None where rows are not quantised)."""
         count, hidden = x.shape
         if not self._quantised:
             normed = self._kernels.norm(x, weight, self._eps, out=space.normed(count, hidden))
-            return self._product(linear, normed, space, width), None
+            return self._apply(linear, normed, space, width), None
         u, scale = self._kernels.norm_quantise(
             x, weight, self._eps, u=space.quantised(count, hidden), scale=space.scale(0, count)
         )
-        return self._product(linear, u, space, width), scale
+        return self._apply(linear, u, space, width), scale
 
     @staticmethod
-    def _product(linear: Linear, rows: NDArray[Any], space: Workspace, width: int) -> F32:
-        out = space.product(rows.shape[0], width)
+    def _apply(linear: Linear, rows: NDArray[Any], space: Workspace, width: int) -> F32:
+        out = space.linear_output(rows.shape[0], width)
         linear(rows, out)
         return out
 
 
 class Head:
-    """Final norm and the product with the vocabulary."""
+    """The last block: the final norm and the linear layer to the logits of the vocabulary."""
 
     def __init__(self, folder: BlockFolder, index: int, *, variant: Variant, threads: int, kernels: Kernels) -> None:
-        """Block `index`, the last one of the folder."""
+        """Loads block `index`, the last one of the folder. Raises BlockFolderError as `load_linear` does."""
         tensors = {name: np.asarray(array) for name, array in folder.tensors(index).items()}
         self._kernels = kernels
         self._eps = folder.model.rms_norm_eps
@@ -142,7 +142,7 @@ class Head:
         }
 
     def run_wanted(self, x: F32, wanted: NDArray[np.intp], space: Workspace, out: F32) -> None:
-        """Logits of the rows `wanted` into `out` [n, vocab]; x has either all rows or just these."""
+        """Writes the logits of the rows `wanted` to `out` [n, vocab]; x has either all rows or only these."""
         if not wanted.size:
             return
         if x.shape[0] != wanted.size:

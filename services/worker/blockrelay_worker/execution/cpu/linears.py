@@ -1,18 +1,18 @@
-"""Matrix products of one block: our kernels', ONNX Runtime's (`ort_linear`), or exact NumPy.
+"""Linear layers of one block: by our own matmul kernels, by ONNX Runtime (`ort_linear`), or exactly in NumPy.
 
-A w8a8 product is y = float32(int32(u - 128) @ q) * scale, one rounding per step. The integer sum is exact, so every
-way to compute it gives the same bits, unless the CPU's instruction saturates: the kernels for uint8 x int8 do on CPUs
-with AVX2 and no VNNI. Which variant is right on this machine is found out by known answer (`self_test`), never by
-CPU flags:
+A w8a8 linear layer is y = float32(int32(u - 128) @ q) * scale, one rounding per step. The integer sum is exact, so
+every way to compute it gives the same bits, unless the CPU's instruction saturates: ONNX Runtime's kernels for
+uint8 x int8 do on CPUs with AVX2 and no VNNI. Known answers (`self_test`), never CPU flags, decide which variant is
+right on a machine:
 
-    both    our own product for few rows and u8s8 for many, by measurement (`both_linear`): on CPUs with AMX
-    native  our own product, where the kernels have one: 1.1 to 1.7 times as fast as u8s8 (docs/design-notes.md)
+    both    our own matmul for few rows and u8s8 for many, by measurement (`both_linear`): on CPUs with AMX
+    native  our own matmul, where the kernels have one: 1.1 to 1.7 times as fast as u8s8 (docs/design-notes.md)
     u8s8    ONNX Runtime, uint8 rows x int8 weights; right on CPUs with VNNI or AMX
     u8u8    ONNX Runtime, uint8 rows x uint8 weights (plus 128): right everywhere, slower
-    exact   NumPy (`exact_linears`): whole numbers that floats hold exactly; needs no ONNX Runtime, converter's truth
+    exact   NumPy (`exact_linears`), the converter's reference: whole numbers that floats hold exactly
 
-The groups of w4a8 (`exact_linears.ExactGroupLinear`) are added by our kernels in every variant but `exact`; without
-compiled kernels NumPy does it.
+A w4a8 linear layer (`exact_linears.ExactGroupLinear`) uses our kernels in every variant but `exact`, and NumPy where no
+compiled kernels are installed.
 """
 
 from collections.abc import Mapping
@@ -31,29 +31,29 @@ from blockrelay_worker.execution.cpu.products.ort_runtime import shared_runtime
 from blockrelay_worker.kernels.interface import Kernels, Product
 
 Variant = Literal["both", "native", "u8s8", "u8u8", "exact"]
-#: As many rows as any batch has, and more.
+#: More rows than any batch has.
 _ALL_ROWS = 1 << 31
 
 
 class Linear(Protocol):
-    """One matrix product [R, K] -> [R, N]."""
+    """One linear layer [R, K] -> [R, N]."""
 
     def __call__(self, rows: NDArray[Any], out: NDArray[np.float32]) -> None:
-        """Multiply `rows` (uint8 with zero point 128, or float32; contiguous [R, K], R >= 1) into `out` [R, N]."""
+        """Multiplies `rows` (uint8 with zero point 128, or float32; contiguous [R, K], R >= 1) into `out` [R, N]."""
         ...
 
     @property
     def recorded_rows(self) -> int:
-        """Rows up to which a call is our kernels', which programs are made of."""
+        """Largest number of rows for which a call uses our kernels, and so can be recorded in a program."""
         ...
 
     def forget_buffers(self) -> None:
-        """Drop what refers to the caller's buffers: they are about to be replaced."""
+        """Drops references to the caller's buffers, which are about to be replaced."""
         ...
 
 
 class NativeLinear:
-    """A product of the kernels."""
+    """A linear layer computed by our own matmul kernels."""
 
     def __init__(self, product: Product) -> None:
         self._product = product
@@ -63,7 +63,7 @@ class NativeLinear:
 
     @property
     def recorded_rows(self) -> int:
-        """Rows up to which a call is our kernels'."""
+        """All numbers of rows: every call uses our kernels."""
         return _ALL_ROWS
 
     def forget_buffers(self) -> None:
@@ -80,10 +80,10 @@ def load_linear(
     threads: int,
     kernels: Kernels,
 ) -> Linear:
-    """The product `kind` (qkv, o, gate_up, down, head) of block `index`, which has these tensors.
+    """Makes the linear layer `kind` (qkv, o, gate_up, down, head) of block `index` from the block's tensors.
 
-    `variant` is ignored in fp32 and fp16, whose weights are widened; `native` and `both` need kernels that multiply.
-    Of `both`, our product serves until measured (`both_linear.settle`).
+    fp32 and fp16 ignore `variant`: ONNX Runtime computes them, with weights widened to float32. `native` and `both`
+    need kernels that multiply. With `both`, our matmul serves until both are measured (`both_linear.settle`).
 
     Raises BlockFolderError if ONNX Runtime refuses the folder's graph.
     """

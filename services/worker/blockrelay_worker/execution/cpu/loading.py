@@ -1,4 +1,4 @@
-"""How stages come onto a CPU: the fastest products that give the known answers there."""
+"""Loads stages on a CPU, with the fastest variant of linear layers that gives the known answers there."""
 
 import logging
 from collections.abc import Collection, Mapping
@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 
 class CpuExecutors:
-    """Makes executors that compute with `threads` threads: our kernels and, where they have none, ONNX Runtime's."""
+    """Factory of executors that use our kernels, and ONNX Runtime where we have none, with `threads` threads."""
 
     device: ClassVar[Device] = "cpu"
     varies: ClassVar[bool] = False
@@ -35,7 +35,7 @@ class CpuExecutors:
 
     @staticmethod
     def serves(device: Device, precisions: Collection[Precision]) -> bool:
-        """All there are."""
+        """Returns True for workers of the class cpu: every precision is served."""
         return device == "cpu"
 
     def numerics_id(self, manifest: Manifest) -> str:
@@ -57,11 +57,11 @@ def load_stage(
     kernels: Kernels,
     tiles: bool | None = None,
 ) -> StageExecutor:
-    """An executor whose every block has given its known answer on this machine, by the fastest variant that does.
+    """Loads an executor with the fastest variant by which every block gives its known answer on this machine.
 
-    `tiles`: ONNX Runtime may be faster than our products here; None: where the CPU has AMX. The check needs two pages.
-    Raises KnownAnswerMismatch naming the block and the CPU. Blocks of precisions that are not exact have no known
-    answers and are loaded as they are.
+    `tiles`: True if ONNX Runtime may be faster than our matmul here; None: if the CPU has AMX. The check needs two
+    pages. Raises KnownAnswerMismatch naming the block and the CPU. Blocks of precisions that are not exact have no
+    known answers and are not checked.
     """
     wrong: str | None = None
     variants = _variants(folder, first_block, last_block, pages, kernels, has_tiles() if tiles is None else tiles)
@@ -73,7 +73,9 @@ def load_stage(
         if wrong is None:
             return executor
         if variant != variants[-1]:
-            _log.info("%s products are wrong on this CPU, seen at %s: others are tried", variant, wrong)
+            _log.info(
+                "linear layers by %s give wrong results on this CPU (%s): trying the next variant", variant, wrong
+            )
         executor.close()
     raise KnownAnswerMismatch(
         f"{wrong} of {folder.root} computes other bits on this CPU ({cpu_name()}) with {kernels.variant} kernels than "
@@ -85,7 +87,7 @@ def load_stage(
 def _variants(
     folder: BlockFolder, first_block: int, last_block: int, pages: int, kernels: Kernels, tiles: bool
 ) -> list[Variant]:
-    """Variants of products to try, fastest first."""
+    """Returns the variants of linear layers to try, fastest first."""
     precisions = folder.manifest.precisions[first_block - 1 : last_block]
     if not any(map(is_exact, precisions)):
         return ["u8s8"]
@@ -106,25 +108,27 @@ def _variants(
 
 
 def _first_wrong(executor: StageExecutor) -> str | None:
-    """The first block that does not give its known answer, by any product that will serve it; products that are there
-    twice are settled if there is none."""
+    """Returns the name of the first block that does not give its known answer, or None.
+
+    Linear layers with two backends are checked with each. If all answers are right, they are measured and settled.
+    """
     twice = [linear for linear in executor.linears if isinstance(linear, BothLinear)]
     if not twice:
         return first_mismatch(executor)
     for ort_from in (1, NEVER):  # all by ONNX Runtime, then all by ours
         for linear in twice:
             linear.ort_from = ort_from
-        executor.products_settled()
+        executor.linears_changed()
         wrong = first_mismatch(executor)
         if wrong is not None:
             return wrong
     settled = settle(twice)
-    executor.products_settled()
+    executor.linears_changed()
     executor.details["products"] = f"native, u8s8 {_worded(settled)}"
     _log.info("products: %s", executor.details["products"])
     return None
 
 
 def _worded(settled: Mapping[tuple[int, int], int]) -> str:
-    """Such as "from 128 or never rows", of products of different shapes."""
+    """Returns, say, "from 128 or never rows": the numbers of rows that `settle` chose, over all shapes."""
     return f"from {' or '.join('never' if n == NEVER else str(n) for n in sorted(set(settled.values())))} rows"

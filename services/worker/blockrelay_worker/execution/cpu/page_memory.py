@@ -1,4 +1,4 @@
-"""The KV memory of one stage on a CPU.
+"""The KV pages of one stage in a CPU's memory.
 
 Memory is mapped but not touched until a page is first written: it may be sized for the worst case.
 """
@@ -17,10 +17,10 @@ from blockrelay_worker.kernels.specification import PAGE
 
 
 class PageMemory:
-    """A pool of `pages` pages and what is in them.
+    """`pages` KV pages of one stage: their accounting (`pool`) and their contents.
 
     `k_pages[layer]` is [pages, kv_heads, head_dim, 16] and `v_pages[layer]` [pages, kv_heads, 16, head_dim], where
-    layer counts from 0 within the stage; both 64-byte aligned. Nothing is cleared when a page comes back.
+    layer counts from 0 within the stage; both are 64-byte aligned. A freed page keeps its old contents.
     """
 
     def __init__(self, layout: PageLayout, pages: int) -> None:
@@ -32,15 +32,16 @@ class PageMemory:
         self.v_pages = [_mapped(v_shape, layout.dtype) for _ in range(layout.layers)]
 
     def export_pages(self, pages: Sequence[int]) -> list[PageContent]:
-        """Views: see `Executor.export_pages`."""
+        """Returns the contents of `pages` as views (see `PageOwner.export_pages`)."""
         return [[(k[page], v[page]) for k, v in zip(self.k_pages, self.v_pages, strict=True)] for page in pages]
 
     def import_pages(self, pages: Sequence[int], contents: Sequence[PageContent]) -> None:
+        """Writes exported contents into `pages` (see `PageOwner.import_pages`)."""
         for page, layers in zip(pages, contents, strict=True):
             for (keys, values), k, v in zip(layers, self.k_pages, self.v_pages, strict=True):
                 k[page], v[page] = keys, values
 
 
 def _mapped(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[np.float16] | NDArray[np.float32]:
-    """An array of zeros on memory of its own that is not touched yet."""
+    """Returns an array of zeros whose memory is not touched yet."""
     return untouched_bytes(prod(shape) * np.dtype(dtype).itemsize).view(dtype).reshape(shape)

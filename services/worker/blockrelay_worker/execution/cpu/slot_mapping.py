@@ -1,4 +1,4 @@
-"""Where the rows of a batch stand: positions, pages and segments as the kernels take them."""
+"""Maps the rows of a batch to positions, KV pages and slots, in the arrays that the kernels take."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,10 +15,10 @@ from blockrelay_worker.kernels.specification import PAGE
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
-    """Where the R rows of a batch stand.
+    """Position, KV page and slot of each of the R rows of a batch with S segments.
 
-    positions, page and slot are int32 [R]; page_table int32 [S, maxpages] and segments int64 [S, 3] as `attention`
-    takes them; owner [R] names each row's segment; cos and sin are the model's tables.
+    positions, page and slot are int32 [R]; page_table int32 [S, maxpages] and segments int64 [S, 3] are as in
+    `Kernels.attention`; owner [R] is the index of each row's segment; cos and sin are the model's rotary tables.
     """
 
     positions: I32
@@ -32,11 +32,11 @@ class Rows:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """(R, S, maxpages)"""
+        """Sizes (R, S, maxpages)."""
         return self.positions.size, *self.page_table.shape
 
     def single(self, wanted: NDArray[np.intp]) -> tuple[I32, NDArray[np.int64]]:
-        """(page table, segments) in which each of the rows `wanted` is a segment of its own."""
+        """Returns (page table, segments) in which each of the rows `wanted` is a segment of its own."""
         count = wanted.size
         segments = np.ones((count, 3), np.int64)
         segments[:, 0] = np.arange(count)
@@ -45,9 +45,9 @@ class Rows:
 
 
 def place(segments: Sequence[Segment], space: Workspace, cos: F32, sin: F32, *, keeps_pages: bool) -> Rows:
-    """Segments that `check_segments` has let pass, in buffers of the workspace.
+    """Maps segments, which `check_segments` has accepted, to rows in buffers of the workspace.
 
-    A stage that keeps no pages has page 0 of no layer for all of them.
+    With `keeps_pages` False (a stage without layers) all rows map to page 0, which is never read.
     """
     needed = [pages_for(segment.first_position + segment.rows) for segment in segments]
     table, places = space.page_table(len(segments), max(needed)), space.segments(len(segments))
@@ -59,7 +59,7 @@ def place(segments: Sequence[Segment], space: Workspace, cos: F32, sin: F32, *, 
         places[index] = (first_row, segment.rows, segment.first_position)
         first_row += segment.rows
     positions, page, slot = space.indexes(first_row)
-    if len(segments) == 1:  # one request alone, and most prompts
+    if len(segments) == 1:  # a single request, and most prompts: faster
         first = segments[0].first_position
         owner = np.zeros(first_row, np.intp)
         positions[:] = np.arange(first, first + first_row)

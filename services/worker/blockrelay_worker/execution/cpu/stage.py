@@ -1,4 +1,4 @@
-"""Runs one stage, consecutive blocks of a model, on ragged batches."""
+"""Runs one stage, consecutive blocks of a model, on a CPU."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -23,19 +23,19 @@ from blockrelay_worker.kernels.interface import F32, Kernels, Program
 from blockrelay_worker.kernels.recorded import Direct
 from blockrelay_worker.kernels.specification import PAGE
 
-#: Rows of a batch, and requests: as far as is tested. Buffers grow with them.
+#: Most rows of a batch, and most requests: as many as tests cover. Buffers grow with them.
 MAX_ROWS = 1 << 14
-#: Rows for which buffers are made at first; they double as larger batches come.
+#: Rows for which buffers are made at first; they grow to the next power of two when a larger batch comes.
 _FIRST_CAPACITY = 16
-#: Rows up to which the calls of a batch take long enough, beside what they do, to be recorded; programs kept at most.
+#: Most rows for which calls are recorded (above, their overhead does not matter), and most programs that are kept.
 _RECORDED_ROWS, _PROGRAMS = 64, 64
 
 
 class StageExecutor:
     """Blocks `first_block..last_block` (numbered from 1, both included) of one block folder, in this process.
 
-    Loading computes nothing: `loading.load_stage` makes a verified executor. `run` writes the pages that the
-    segments name and no other. Not thread-safe, but for the pages; nor is the pool.
+    Making it verifies nothing: `loading.load_stage` makes a verified executor. `run` writes only the KV pages that the
+    segments name. Not thread-safe, except `export_pages` and `import_pages`; the pool is not thread-safe either.
     """
 
     def __init__(
@@ -49,9 +49,9 @@ class StageExecutor:
         kernels: Kernels,
         variant: Variant = "u8s8",
     ) -> None:
-        """`folder` comes from `open_block_folder`; `pages` KV pages; `threads` >= 1.
+        """Loads the blocks of `folder` (from `open_block_folder`) with `pages` KV pages; `threads` >= 1.
 
-        Raises BlockFolderError for blocks that the folder does not have or that cannot be loaded.
+        Raises BlockFolderError for blocks that the folder lacks or that cannot be loaded.
         """
         model = folder.model
         if not 1 <= first_block <= last_block <= model.blocks:
@@ -87,16 +87,16 @@ class StageExecutor:
         self._kernels = kernels
         self._programs: dict[tuple[int, ...], Program] = {}
         self._recorded_rows = 0
-        self.products_settled()
+        self.linears_changed()
 
     @property
     def linears(self) -> Iterator[Linear]:
-        """The products of all blocks."""
+        """The linear layers of all blocks."""
         for part in (*self._layers, *([self._head] if self._head is not None else [])):
             yield from part.linears.values()
 
-    def products_settled(self) -> None:
-        """Which products serve has changed: what was recorded of others is forgotten."""
+    def linears_changed(self) -> None:
+        """Drops recorded programs; to be called after a linear layer changed its backend."""
         self._programs.clear()
         rows = min((linear.recorded_rows for linear in self.linears), default=0)
         self._recorded_rows = min(_RECORDED_ROWS, rows) if self._kernels.records else 0
@@ -113,33 +113,33 @@ class StageExecutor:
 
     @property
     def takes_tokens(self) -> bool:
-        """The stage holds block 1."""
+        """True if the stage has block 1."""
         return self.first_block == 1
 
     @property
     def gives_logits(self) -> bool:
-        """The stage holds the last block."""
+        """True if the stage has the last block."""
         return self._head is not None
 
     def run(self, batch: Batch) -> StageOutput:
-        """See `Executor.run`."""
+        """Runs all blocks of the stage (see `Executor.run`)."""
         return self._run(batch, self.first_block, self.last_block)
 
     def run_block(self, block: int, batch: Batch) -> StageOutput:
-        """Run one block of the stage alone: `batch` is its input, the result its output. For known answers."""
+        """Runs one block of the stage alone: `batch` is its input, the result its output. For known answers."""
         assert self.first_block <= block <= self.last_block, f"block_{block} is not in this stage"
         return self._run(batch, block, block)
 
     def first_not_finite(self, batch: Batch) -> BlockFault | None:
-        """See `Executor.first_not_finite`."""
-        given, seconds = batch, dict[str, float]()
+        """Returns the first block whose output is not finite (see `Executor.first_not_finite`)."""
+        block_input, seconds = batch, dict[str, float]()
         for block in range(self.first_block, self.last_block + 1):
-            output = self.run_block(block, given)
+            output = self.run_block(block, block_input)
             seconds |= output.seconds
             if output.not_finite:
                 return BlockFault(block=f"block_{block}", seconds=seconds)
             if output.hidden is not None:
-                given = replace(batch, tokens=None, hidden=output.hidden.copy())
+                block_input = replace(batch, tokens=None, hidden=output.hidden.copy())
         return None
 
     def _run(self, batch: Batch, first_block: int, last_block: int) -> StageOutput:
@@ -155,15 +155,15 @@ class StageExecutor:
         logits = self._logits_buffer(len(batch.wanted)) if last_block == self.folder.model.blocks else None
         seconds: list[float] = []
         try:
-            # Overflow in a row shows as a row that is not finite; a warning would only say it twice.
+            # Overflow is reported as a row that is not finite; a warning would only repeat it.
             with np.errstate(all="ignore"):
                 self._program(x, rows, batch.wanted, logits, first_block, last_block).run(seconds)
         except Exception as error:  # ONNX Runtime's own exception types have no public common base
             block = f"block_{first_block + len(seconds)}"
-            said = "" if isinstance(error, BlockrelayError) else " failed"
+            verb = "" if isinstance(error, BlockrelayError) else " failed"
             spent = [*seconds, time.perf_counter() - there - sum(seconds)]
             spent[0] += embedded
-            raise ExecutionError(f"{block}{said}: {error}", block=block, seconds=_named(first_block, spent)) from error
+            raise ExecutionError(f"{block}{verb}: {error}", block=block, seconds=_named(first_block, spent)) from error
         seconds[0] += embedded
         return StageOutput(
             hidden=x if logits is None else None,
@@ -177,7 +177,10 @@ class StageExecutor:
     def _program(
         self, x: F32, rows: Rows, wanted: Sequence[int], logits: F32 | None, first_block: int, last_block: int
     ) -> Program:
-        """What the blocks do to a batch in these buffers; recorded and kept where that pays and nothing is gathered."""
+        """Returns the calls of these blocks on these buffers: recorded and kept for few rows, direct otherwise.
+
+        Rows gathered for the head make a program direct: NumPy gathers them, and only kernel calls can be recorded.
+        """
         count = rows.positions.size
         if count > self._recorded_rows or (logits is not None and len(wanted) != count):
             return Direct(self._parts(x, rows, wanted, logits, first_block, last_block))
@@ -193,24 +196,24 @@ class StageExecutor:
     def _parts(
         self, x: F32, rows: Rows, wanted: Sequence[int], logits: F32 | None, first_block: int, last_block: int
     ) -> list[Callable[[], None]]:
-        """A part for each block: `x` in place, and `logits` [wanted, vocab] if the last block is among them."""
+        """Returns one call per block: layers change `x` in place, the last block writes `logits` [wanted, vocab]."""
         space, chosen = self._space, np.asarray(wanted, np.intp)
         parts: list[Callable[[], None]] = []
-        asked = x
+        head_input = x
         for block in range(first_block, last_block + 1):
             if (index := block - self.first_block) < len(self._layers):
                 layer, pages = self._layers[index], (self.memory.k_pages[index], self.memory.v_pages[index])
                 if logits is not None and block + 1 == last_block and chosen.size < x.shape[0]:
-                    asked = space.wanted(chosen.size, x.shape[1])
-                    parts.append(partial(layer.run_wanted, x, rows, space, *pages, chosen, asked))
+                    head_input = space.wanted(chosen.size, x.shape[1])
+                    parts.append(partial(layer.run_wanted, x, rows, space, *pages, chosen, head_input))
                 else:
                     parts.append(partial(layer.run, x, rows, space, *pages))
             elif self._head is not None and logits is not None:
-                parts.append(partial(self._head.run_wanted, asked, chosen, space, logits))
+                parts.append(partial(self._head.run_wanted, head_input, chosen, space, logits))
         return parts
 
     def close(self) -> None:
-        """Drop sessions, buffers and memory maps. The executor is useless afterwards."""
+        """Drops sessions, buffers and memory maps. The executor cannot be used afterwards."""
         self._layers.clear()
         self._head = None
         self._embedding = None
@@ -218,7 +221,7 @@ class StageExecutor:
         self._space = Workspace(self.folder.model, 1)
 
     def _embed(self, batch: Batch, count: int) -> F32:
-        """The residual stream of the batch's token ids, in the workspace."""
+        """Writes the embeddings of the batch's tokens, float32 [count, H], to the workspace and returns them."""
         assert self._embedding is not None
         tokens = tokens_of(batch, count, self.folder.model)
         x = self._space.hidden(count, self.folder.model.hidden_size)
@@ -226,14 +229,14 @@ class StageExecutor:
         return x
 
     def _copy_in(self, batch: Batch, count: int) -> F32:
-        """The batch's rows, in the workspace."""
+        """Copies the batch's hidden states, float32 [count, H], to the workspace and returns the copy."""
         hidden = hidden_of(batch, count, self.folder.model)
         x = self._space.hidden(count, self.folder.model.hidden_size)
         x[...] = hidden
         return x
 
     def _logits_buffer(self, wanted: int) -> F32:
-        """Logits of so many rows."""
+        """Returns a buffer for the logits of `wanted` rows, float32 [wanted, vocab]."""
         if self._logits.shape[0] < wanted:
             self._forget_buffers()
             self._logits = np.empty((1 << (wanted - 1).bit_length(), self._logits.shape[1]), np.float32)
@@ -244,7 +247,7 @@ class StageExecutor:
         self._space = Workspace(self.folder.model, 1 << (count - 1).bit_length())
 
     def _forget_buffers(self) -> None:
-        """Drop what refers to buffers that are about to be replaced."""
+        """Drops references to buffers that are about to be replaced."""
         self._programs.clear()
         for linear in self.linears:
             linear.forget_buffers()
@@ -255,10 +258,10 @@ def _named(first_block: int, seconds: Sequence[float]) -> dict[str, float]:
 
 
 def _not_finite(x: F32, logits: F32 | None, batch: Batch) -> tuple[int, ...]:
-    """Indexes of the segments with a row x, or wanted logits, that are not finite.
+    """Returns the indexes of the segments with a row of x, or of wanted logits, that is not finite.
 
-    Of rows that are not wanted, the layer before the head leaves x as it was: what overflows there meets nobody but
-    the rows that read its keys and values, and these report it.
+    The layer before the head does not compute rows of x that are not wanted. An overflow there affects only rows that
+    read their keys and values, and these are reported.
     """
     bad_rows: set[int] = set()
     if not np.isfinite(x).all():

@@ -1,7 +1,8 @@
 """Buffers of one executor, reused from step to step.
 
-Fresh memory is faulted in page by page while it is first written: with new buffers every step, a large prompt ran 2.5x
-slower. A buffer's beginning stays where it is until the workspace grows, so bindings to it can be kept.
+The system maps fresh memory page by page while it is first written: with new buffers in every step, a large prompt ran
+2.5 times slower. The address of a buffer stays the same until a larger workspace replaces it, so that bindings to it
+can be kept.
 """
 
 from typing import Any
@@ -15,7 +16,7 @@ from blockrelay_worker.kernels.specification import PAGE
 
 
 class Workspace:
-    """Scratch for at most `capacity` rows. Each method returns a contiguous view of R rows of one buffer."""
+    """Scratch buffers for at most `capacity` rows. Each method returns a contiguous view of the first rows of one."""
 
     def __init__(self, model: ModelConfig, capacity: int) -> None:
         self.capacity = capacity
@@ -30,21 +31,24 @@ class Workspace:
         self._quantised = untouched_bytes(capacity * widest_in)
         self._scales = (untouched_bytes(capacity * 4), untouched_bytes(capacity * 4))
         self._normed = untouched_bytes(capacity * widest_in * 4)
-        self._product = untouched_bytes(capacity * widest_out * 4)
+        self._linear_output = untouched_bytes(capacity * widest_out * 4)
         self._query = untouched_bytes(capacity * attention * 4)
         self._mixed = untouched_bytes(capacity * attention * 4)
 
     def indexes(self, rows: int) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
-        """Position, page and slot of each row."""
+        """Position, KV page and slot of each row, int32 [rows] each."""
         position, page, slot = (buffer[: rows * 4].view(np.int32) for buffer in self._indexes)
         return position, page, slot
 
     def segments(self, count: int) -> NDArray[np.int64]:
-        """As `attention` takes them; at most as many as rows."""
+        """Segments as `Kernels.attention` takes them, int64 [count, 3]; `count` is at most `capacity`."""
         return self._segments[: count * 3 * 8].view(np.int64).reshape(count, 3)
 
     def page_table(self, segments: int, pages: int) -> NDArray[np.int32]:
-        """As `attention` takes it, with at least `pages` columns: batches to come mostly have the same number."""
+        """The page table for `Kernels.attention`, int32 [segments, width].
+
+        Its width is `pages` rounded up to a power of two, at least 8, so that later batches mostly have the same one.
+        """
         width = _table_width(pages)
         return self._table[: segments * width * 4].view(np.int32).reshape(segments, width)
 
@@ -53,31 +57,31 @@ class Workspace:
         return _floats(self._hidden, rows, width)
 
     def wanted(self, rows: int, width: int) -> NDArray[np.float32]:
-        """Rows gathered for the head."""
+        """Rows gathered for the head, float32 [rows, width]."""
         return _floats(self._wanted, rows, width)
 
     def quantised(self, rows: int, width: int) -> NDArray[np.uint8]:
-        """Input of a product with quantised rows."""
+        """Input of a linear layer with quantised rows, uint8 [rows, width]."""
         return self._quantised[: rows * width].reshape(rows, width)
 
     def scale(self, which: int, rows: int) -> NDArray[np.float32]:
-        """Row scales; two of them (0 and 1), because SwiGLU reads one and writes another."""
+        """Row scales, float32 [rows]. There are two buffers (`which` 0 or 1): SwiGLU reads one and writes the other."""
         return self._scales[which][: rows * 4].view(np.float32)
 
     def normed(self, rows: int, width: int) -> NDArray[np.float32]:
-        """Input of an fp32 product."""
+        """Input of a linear layer with float32 rows, float32 [rows, width]."""
         return _floats(self._normed, rows, width)
 
-    def product(self, rows: int, width: int) -> NDArray[np.float32]:
-        """Output of a product; overwritten by the next one."""
-        return _floats(self._product, rows, width)
+    def linear_output(self, rows: int, width: int) -> NDArray[np.float32]:
+        """Output of a linear layer, float32 [rows, width]; the next layer overwrites it."""
+        return _floats(self._linear_output, rows, width)
 
     def query(self, rows: int, heads: int, head_dim: int) -> NDArray[np.float32]:
-        """Rotated queries [rows, heads, head_dim]."""
+        """Rotated queries, float32 [rows, heads, head_dim]."""
         return _floats(self._query, rows, heads * head_dim).reshape(rows, heads, head_dim)
 
     def mixed(self, rows: int, width: int) -> NDArray[np.float32]:
-        """What attention returns."""
+        """Output of attention, float32 [rows, width]."""
         return _floats(self._mixed, rows, width)
 
 

@@ -150,6 +150,6 @@ def test_the_block_that_spoiled_rows_is_looked_for_with_the_same(raw: BlockFolde
 @pytest.mark.parametrize("tensors", [[], GIVEN[:1], [GIVEN[0], GIVEN[1][:2]], [*GIVEN, GIVEN[0]]])
 def test_tensors_of_other_rows_are_refused_before_they_travel(raw: BlockFolder, tensors: Any) -> None:
     stage, played = stage_of(raw, 2, 3)
-    with pytest.raises(ExecutionError, match=r"takes tensors by name of \[2, 3\] rows, and was given"):
+    with pytest.raises(ExecutionError, match=r"takes named tensors with \[2, 3\] rows, and got"):
         stage.run(Batch(segments=SEGMENTS, tokens=TOKENS, tensors=tensors))
     assert not played.seen

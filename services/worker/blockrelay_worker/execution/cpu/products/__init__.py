@@ -1,1 +1,1 @@
-"""Products of ONNX Runtime beside ours."""
+"""Linear layers computed by ONNX Runtime, alone or beside our own kernels."""

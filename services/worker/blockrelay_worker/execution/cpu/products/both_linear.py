@@ -1,7 +1,8 @@
-"""A w8a8 product that is there twice, ours and ONNX Runtime's, and from how many rows on which one is faster here.
+"""A w8a8 linear layer with two backends, our kernels and ONNX Runtime, chosen by the number of rows.
 
-Both give the same bits (`linears`). CPUs with AMX multiply many rows faster by ONNX Runtime, which uses their tiles,
-and few rows by our kernels, which read the weights faster.
+Both give the same bits (`linears`). On CPUs with AMX, ONNX Runtime is faster for many rows, since it uses their tiles,
+and our kernels for few rows, since they read the weights faster. A measurement finds the number of rows that divides
+them.
 """
 
 import time
@@ -15,13 +16,13 @@ from numpy.typing import NDArray
 from blockrelay_worker.execution.cpu.products.ort_linear import OrtLinear
 from blockrelay_worker.kernels.interface import F32, U8, Product
 
-#: Row counts that are measured, and float operations beyond which a product is taken to go on as it did below.
+#: Row counts that are measured, and the most float operations of a measured call; larger counts keep the last result.
 ROWS = (1, 4, 16, 64, 128, 256, 512)
 _MOST_OPERATIONS = 1 << 38
-#: ONNX Runtime's product is taken where it needs less than this share of the time: it cannot be recorded.
+#: ONNX Runtime is used where it needs less than this share of our time: its calls cannot be recorded.
 _WORTHWHILE = 0.95
 _ROUNDS = 3
-#: Share of the memory left that a second packing may take; ONNX Runtime keeps a copy beside its own packing.
+#: Share of the memory left that ONNX Runtime's weights may take: its packing, and the copy that it keeps beside it.
 _MEMORY_SHARE, _COPIES = 0.25, 2
 #: More rows than any batch has.
 NEVER = 1 << 31
@@ -29,7 +30,7 @@ NEVER = 1 << 31
 
 @final
 class BothLinear:
-    """Rows below `ort_from` are multiplied by our kernels, `ort_from` rows and more by ONNX Runtime."""
+    """A linear layer that uses our kernels below `ort_from` rows, and ONNX Runtime from there on."""
 
     def __init__(self, ours: Product, ort: OrtLinear, *, shape: tuple[int, int]) -> None:
         self.ours = ours
@@ -45,30 +46,34 @@ class BothLinear:
 
     @property
     def recorded_rows(self) -> int:
-        """Rows up to which a call is our kernels'."""
+        """Largest number of rows for which a call uses our kernels."""
         return self.ort_from - 1
 
     def settle(self, ort_from: int) -> None:
-        """From now on ONNX Runtime has so many rows and more; NEVER gives back its memory."""
+        """Sets the number of rows from which on ONNX Runtime is used; NEVER frees its memory."""
         self.ort_from = ort_from
         if ort_from >= NEVER:
             self.ort = None
 
     def forget_buffers(self) -> None:
-        """Drop what refers to the caller's buffers: they are about to be replaced."""
+        """Drops references to the caller's buffers, which are about to be replaced."""
         if self.ort is not None:
             self.ort.forget_buffers()
 
 
 def fits_twice(weight_bytes: int, available: int, kv_bytes: int) -> bool:
-    """Whether products may be there twice, in a process that is about to take `weight_bytes` for ours, and `kv_bytes`,
-    of the memory available. Pure."""
+    """Returns whether memory suffices for both backends. Pure.
+
+    `available` bytes are free now; `weight_bytes` for our packed weights and `kv_bytes` for KV pages are taken first.
+    """
     return _COPIES * weight_bytes <= _MEMORY_SHARE * (available - kv_bytes - weight_bytes)
 
 
 def settle(linears: Iterable[BothLinear]) -> dict[tuple[int, int], int]:
-    """Measure the products, of which those of equal shape are equal, and settle which serves. Answers, by depth and
-    columns, from how many rows on ONNX Runtime does."""
+    """Measures both backends for each shape (depth, columns) and sets `ort_from` of all linear layers of this shape.
+
+    Returns the number of rows from which on ONNX Runtime serves, by shape.
+    """
     by_shape: dict[tuple[int, int], list[BothLinear]] = {}
     for one in linears:
         by_shape.setdefault(one.shape, []).append(one)
@@ -81,37 +86,41 @@ def settle(linears: Iterable[BothLinear]) -> dict[tuple[int, int], int]:
 
 
 def faster_from(rows: Sequence[int], seconds: Callable[[int], tuple[float, float]]) -> int:
-    """The fewest of `rows` (rising) from which on ONNX Runtime's product is worth it at all of them. `seconds` answers
-    what ours and its take; it is not asked below the first that is not worth it."""
-    found = NEVER
+    """Returns the smallest of `rows` (ascending) from which on ONNX Runtime is worth using at all of them, or NEVER.
+
+    `seconds` measures (our time, ONNX Runtime's time) for a number of rows. It is called from the largest down to the
+    first where ONNX Runtime is not worth using.
+    """
+    ort_from = NEVER
     for count in reversed(rows):
         ours, ort = seconds(count)
         if ort > _WORTHWHILE * ours:
             break
-        found = count
-    return found
+        ort_from = count
+    return ort_from
 
 
 def _measured(shape: tuple[int, int], linears: Sequence[BothLinear]) -> int:
+    """Measures the linear layers of one shape; returns the number of rows from which on ONNX Runtime is worth using."""
     depth, columns = shape
     rows = [count for count in ROWS if count == 1 or 2 * count * depth * columns <= _MOST_OPERATIONS]
-    given: U8 = np.random.default_rng(1).integers(0, 256, (rows[-1], depth), np.uint8)
+    inputs: U8 = np.random.default_rng(1).integers(0, 256, (rows[-1], depth), np.uint8)
     out: F32 = np.empty((rows[-1], columns), np.float32)
-    turns = cycle(linears)  # each call by the weights of another layer, as in a step: no cache has them
+    turns = cycle(linears)  # each call uses another layer's weights, as in a step: no cache holds them
 
     def seconds(count: int) -> tuple[float, float]:
         ours, ort = list[float](), list[float]()
         for _ in range(_ROUNDS + 1):  # the first wakes threads and makes buffers
             one = next(turns)
-            assert one.ort is not None, "both are measured before one is given up"
-            ours.append(_seconds(one.ours, given[:count], out[:count]))
-            ort.append(_seconds(one.ort, given[:count], out[:count]))
+            assert one.ort is not None, "both are measured before one is dropped"
+            ours.append(_seconds(one.ours, inputs[:count], out[:count]))
+            ort.append(_seconds(one.ort, inputs[:count], out[:count]))
         return min(ours[1:]), min(ort[1:])
 
-    found = faster_from(rows, seconds)
+    ort_from = faster_from(rows, seconds)
     for one in linears:
         one.forget_buffers()
-    return found
+    return ort_from
 
 
 def _seconds(product: Product, rows: U8, out: F32) -> float:

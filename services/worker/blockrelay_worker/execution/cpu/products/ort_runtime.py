@@ -1,10 +1,10 @@
-"""ONNX Runtime by its C interface: sessions on one pool of threads, which sleep when they have no work.
+"""ONNX Runtime through its C API: sessions on one pool of threads, which sleep when they have no work.
 
-The Python interface has neither. There a session keeps threads of its own, a model of 32 layers 1,935 on 16 cores, and
-those of the pool that sessions can share wait for work in an endless loop for 20 ms after each product, on the cores
-that our kernels need. The C interface is a table of functions that only ever grows at its end: their places are fixed.
+The Python API has neither. With it, a session has threads of its own (1,935 for a model of 32 layers on 16 cores), and
+the threads of a shared pool spin for 20 ms after each call, on the cores that our kernels need. The C API is a table
+of functions that only grows at its end, so the index of each function is fixed.
 
-Source: onnxruntime/core/session/onnxruntime_c_api.h. The library lies in the package onnxruntime, on every platform.
+Source: onnxruntime/core/session/onnxruntime_c_api.h. The package onnxruntime has the library on every platform.
 """
 
 import ctypes
@@ -20,12 +20,13 @@ from numpy.typing import NDArray
 
 from blockrelay.errors import ExecutionError
 
-#: The version of the C interface that has everything below (ONNX Runtime 1.12).
+#: Version of the C API that has every function below (ONNX Runtime 1.12).
 _API_VERSION: Final = 12
 #: Names of the library on Linux, macOS and Windows.
 _LIBRARIES: Final = ("libonnxruntime.so.*", "libonnxruntime.*.dylib", "onnxruntime.dll")
 _P, _INT, _SIZE, _TEXT = ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t, ctypes.c_char_p
-#: Where a function stands in the table, and what it takes. Each answers a status, null for success, unless said below.
+#: Index of each function in the table, and its argument types. It returns a status, null for success, unless `_ANSWERS`
+#: has another type.
 _FUNCTIONS: Final[dict[str, tuple[int, list[Any]]]] = {
     "GetErrorMessage": (2, [_P]),
     "CreateSessionFromArray": (8, [_P, _P, _SIZE, _P, _P]),
@@ -56,7 +57,7 @@ _ANSWERS: Final[dict[str, Any]] = {
     "GetErrorMessage": _TEXT,
     **dict.fromkeys([name for name in _FUNCTIONS if name.startswith("Release")]),
 }
-#: ONNXTensorElementDataType.
+#: Values of ONNXTensorElementDataType, by dtype.
 _TYPES: Final = {"float32": 1, "uint8": 2, "int8": 3}
 _ERROR_LEVEL, _NO_OPTIMISATION, _ARENA, _DEFAULT_MEMORY = 3, 0, 1, 0
 
@@ -65,7 +66,10 @@ _runtime: "OrtRuntime | None" = None
 
 
 def shared_runtime(threads: int) -> "OrtRuntime":
-    """The runtime of this process. It has as many threads, the caller's among them, as the first caller asked for."""
+    """Returns the runtime of this process, made by the first call.
+
+    It uses the `threads` of the first call, the calling thread among them. Raises ExecutionError as OrtRuntime does.
+    """
     global _runtime
     with _lock:
         if _runtime is None:
@@ -75,10 +79,10 @@ def shared_runtime(threads: int) -> "OrtRuntime":
 
 @final
 class OrtRuntime:
-    """ONNX Runtime's environment, with its pool of threads. Use `shared_runtime`."""
+    """ONNX Runtime's environment with its pool of threads. Use `shared_runtime` to get it."""
 
     def __init__(self, threads: int) -> None:
-        """Raises ExecutionError if the package has no library that can be used."""
+        """Opens the library. Raises ExecutionError if the package onnxruntime has none that can be used."""
         self._functions = _load()
         self._memory, self._allocator, self._environment = _P(), _P(), _P()
         self.call("CreateCpuMemoryInfo", _ARENA, _DEFAULT_MEMORY, ctypes.byref(self._memory))
@@ -93,15 +97,15 @@ class OrtRuntime:
         self.call("ReleaseThreadingOptions", pool)
 
     def function(self, name: str) -> Callable[..., Any]:
-        """A function of the table; its status is the caller's to look at (`check`)."""
+        """Returns a function of the table; the caller passes its status to `check`."""
         return self._functions[name]
 
     def call(self, name: str, *values: Any) -> None:
-        """Call a function of the table. Raises ExecutionError with ONNX Runtime's words."""
+        """Calls a function of the table. Raises ExecutionError with ONNX Runtime's message."""
         self.check(self._functions[name](*values))
 
     def check(self, status: int | None) -> None:
-        """Raise ExecutionError for a status that is not success, and release it."""
+        """Raises ExecutionError for a status that is not success, and releases the status."""
         if status:
             words: bytes = self._functions["GetErrorMessage"](status)
             message = words.decode(errors="replace")
@@ -109,7 +113,7 @@ class OrtRuntime:
             raise ExecutionError(message)
 
     def tensor(self, array: NDArray[Any]) -> "Tensor":
-        """`array`, contiguous, as ONNX Runtime's value. It must outlive the value."""
+        """Makes a value of ONNX Runtime over `array`, which must be contiguous and outlive the value."""
         made = _P()
         self.call(
             "CreateTensorWithDataAsOrtValue", self._memory, array.ctypes.data, array.nbytes,
@@ -118,9 +122,9 @@ class OrtRuntime:
         return Tensor(self, made)
 
     def session(self, graph: bytes, weights: Mapping[str, NDArray[Any]]) -> "OrtSession":
-        """A session of this graph, whose initializers with these names are external. ONNX Runtime repacks the weights.
+        """Makes a session of `graph` (a serialised model) with external initializers `weights`, which it repacks.
 
-        The graph runs as it was hashed: nothing of it is optimised.
+        The graph runs as it was hashed, without optimisation. Raises ExecutionError if ONNX Runtime refuses it.
         """
         options, made = _P(), _P()
         self.call("CreateSessionOptions", ctypes.byref(options))
@@ -147,7 +151,7 @@ class OrtRuntime:
 
 @final
 class Tensor:
-    """A value of ONNX Runtime over memory of ours, released with this object."""
+    """A value of ONNX Runtime over an array's memory; it is released with this object."""
 
     def __init__(self, runtime: OrtRuntime, value: ctypes.c_void_p) -> None:
         self.value = value
@@ -161,15 +165,18 @@ class OrtSession:
     def __init__(
         self, runtime: OrtRuntime, session: ctypes.c_void_p, input_name: bytes, output_name: bytes, *, kept: object
     ) -> None:
-        """`kept`: what must live as long as the session."""
+        """Owns `session`; `kept` are objects that must live as long as it."""
         self._runtime, self._session, self._kept = runtime, session, kept
         self._input, self._output = (_TEXT * 1)(input_name), (_TEXT * 1)(output_name)
         weakref.finalize(self, runtime.function("ReleaseSession"), session)
 
-    def bind(self, given: NDArray[Any], out: NDArray[Any]) -> Callable[[], None]:
-        """What runs the graph from `given` into `out`, both contiguous, again and again; both must outlive it."""
+    def bind(self, rows: NDArray[Any], out: NDArray[Any]) -> Callable[[], None]:
+        """Returns a function that runs the graph from `rows` into `out`, as often as it is called.
+
+        Both arrays must be contiguous and outlive the function, which raises ExecutionError if the run fails.
+        """
         run, check = self._runtime.function("Run"), self._runtime.check
-        inputs, outputs = self._runtime.tensor(given), self._runtime.tensor(out)
+        inputs, outputs = self._runtime.tensor(rows), self._runtime.tensor(out)
         arguments = self._session, None, self._input, _pointers([inputs]), 1, self._output, 1, _pointers([outputs])
 
         def call(*_kept: object) -> None:
@@ -183,17 +190,19 @@ def _pointers(values: Sequence[Tensor]) -> ctypes.Array[ctypes.c_void_p]:
 
 
 def _load() -> dict[str, Callable[..., Any]]:
-    """The functions of the table, by name."""
+    """Returns the functions of ONNX Runtime's C API, by name. Raises ExecutionError if there is no usable library."""
     folder = Path(onnxruntime.__file__).parent / "capi"
-    found = [path for pattern in _LIBRARIES for path in sorted(folder.glob(pattern))]
-    if not found:
+    libraries = [path for pattern in _LIBRARIES for path in sorted(folder.glob(pattern))]
+    if not libraries:
         raise ExecutionError(f"{folder} has no library of ONNX Runtime: install the package onnxruntime again")
-    library = ctypes.CDLL(str(found[0]))
+    library = ctypes.CDLL(str(libraries[0]))
     library.OrtGetApiBase.restype = ctypes.POINTER(_P)
     get_api = ctypes.CFUNCTYPE(_P, ctypes.c_uint32)(library.OrtGetApiBase()[0])
     table: int | None = get_api(_API_VERSION)
     if table is None:
-        raise ExecutionError(f"{found[0]} is too old: it lacks version {_API_VERSION} of its C interface")
+        raise ExecutionError(
+            f"{libraries[0]} is too old, it lacks version {_API_VERSION} of the C API: install a newer onnxruntime"
+        )
     places = (_P * (1 + max(place for place, _ in _FUNCTIONS.values()))).from_address(table)
     return {
         name: ctypes.CFUNCTYPE(_ANSWERS.get(name, _P), *takes)(places[place])

@@ -316,8 +316,8 @@ def test_settings_say_how_many(
 @pytest.mark.parametrize(
     ("settings", "of", "said"),
     [
-        ({"max_warm_sessions": 5}, "folder", "are for sequential workers"),
-        ({"sequential": True, "gpu": "cpu"}, "w8a8", "sequential is for ONNX blocks as they are"),
+        ({"max_warm_sessions": 5}, "folder", "need sequential: set it"),
+        ({"sequential": True, "gpu": "cpu"}, "w8a8", "sequential is for models served as ONNX files"),
     ],
 )
 def test_limits_that_mean_nothing_are_refused(
