@@ -113,6 +113,7 @@ class _Import:
         return self._source.precisions != self._floats.precisions
 
     def run(self) -> ImportResult:
+        """Writes and compares the folder and returns the result. Raises what `import_blocks` raises."""
         options = self._options
         cost: float | None = None
         identity = self._identity()

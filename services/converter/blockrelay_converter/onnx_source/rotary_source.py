@@ -21,7 +21,7 @@ class OfFrequencies:
     factor: np.float32
 
     def tables(self, first: int, stop: int) -> PairTables:
-        """See `Rotation`."""
+        """Returns the tables for positions `first` to `stop - 1`."""
         cos, sin = tables_of_frequencies(self.frequencies, first=first, stop=stop)
         return cos * self.factor, sin * self.factor
 
@@ -34,7 +34,7 @@ class OfTables:
     sin: F32
 
     def tables(self, first: int, stop: int) -> PairTables:
-        """See `Rotation`."""
+        """Returns the tables for positions `first` to `stop - 1`."""
         return self.cos[first:stop], self.sin[first:stop]
 
 

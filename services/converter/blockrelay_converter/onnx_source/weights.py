@@ -43,7 +43,7 @@ class OnnxTensor:
         return self.part.shape
 
     def rows(self, start: int, stop: int) -> NDArray[np.float32]:
-        """See `SourceTensor`."""
+        """Returns rows `start` to `stop - 1` in float32. Raises OnnxBlocksError if a value is not finite."""
         source, first, stop = self.part.source, self.part.first + start, self.part.first + stop
         first_row = slice(first, stop)
         if isinstance(source, Constant):
@@ -61,14 +61,14 @@ class OnnxTensor:
         return values
 
     def groups(self, start: int, stop: int) -> Groups | None:
-        """See `SourceTensor`."""
+        """Returns the same rows in w4a8 if they are stored in 4 bits and need no rounding for it, else None."""
         source = self.part.source
         if isinstance(source, Constant) or source.packed is None or source.packed.bits != 4 or source.inputs % GROUP:
             return None
         return as_groups(*self._packed(source, source.packed, self.part.first + start, self.part.first + stop))
 
     def forget(self) -> None:
-        """See `SourceTensor`."""
+        """Releases the memory of all ONNX blocks; they may be read again."""
         self.blocks.forget()
 
     def _packed(
@@ -98,11 +98,11 @@ class OnnxWeights:
                 )
 
     def names(self) -> AbstractSet[str]:
-        """See `WeightSource`."""
+        """Returns the names of all tensors, as checkpoints have them."""
         return self._llama.parts.keys()
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> OnnxTensor:
-        """See `WeightSource`."""
+        """Returns the tensor `name`. Raises OnnxBlocksError if its shape is not `shape`."""
         tensor = OnnxTensor(self._blocks, self._llama.parts[name])
         if tensor.shape != shape:
             constant = tensor.part.constant

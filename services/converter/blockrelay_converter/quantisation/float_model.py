@@ -21,7 +21,7 @@ class FloatModel:
     """The model in float64, for S sequences of equal length L. Activations are [S * L, width], one after the other."""
 
     def __init__(self, source: BlockSource, cos: NDArray[np.float32], sin: NDArray[np.float32]) -> None:
-        """`cos` and `sin` are the rotary tables of positions 0 to L - 1, [L, head_dim/2]."""
+        """Takes the weights and the rotary tables `cos` and `sin` of positions 0 to L - 1, [L, head_dim/2]."""
         self._source = source
         self._model: ModelConfig = source.model
         self._cos, self._sin = cos.astype(np.float64), sin.astype(np.float64)
