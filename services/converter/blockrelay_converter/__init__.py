@@ -1,1 +1,1 @@
-"""Checkpoint in, block folder out."""
+"""Converts a checkpoint in Hugging Face's layout, or a folder of ONNX blocks, to a block folder."""

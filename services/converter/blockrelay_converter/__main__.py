@@ -1,4 +1,7 @@
-"""`python -m blockrelay_converter CHECKPOINT OUT [--precision P | --budget-perplexity B --text FILE]`."""
+"""The command line of the converter, behind `blockrelay convert`.
+
+python -m blockrelay_converter CHECKPOINT OUT [--precision P | --budget-perplexity B --text FILE]
+"""
 
 import sys
 from pathlib import Path
@@ -26,40 +29,46 @@ def main(
     precision: Annotated[
         str | None,
         typer.Option(
-            help="w8a8: 8-bit, exact on every CPU; w4a8: 4-bit weights, as exact, half the memory, faster for few "
-            "requests, a little less like the original; fp32: like the reference implementation; fp16: for GPUs that "
-            "compute in float16; several: "
+            help="precision of the weights. w8a8: 8-bit, the same bits on every CPU; w4a8: 4-bit weights, the same "
+            "bits on every CPU, half the memory, faster for few requests, a little further from the original; fp32: "
+            "like the reference implementation; fp16: for GPUs that compute in float16. By block: "
             f"w8a8,block_33=fp32,block_1-4=w4a8 [default: {DEFAULT_PRECISION}]"
         ),
     ] = None,
     budget_perplexity: Annotated[
         str | None,
         typer.Option(
-            metavar="SHARE", help="find the smallest mix of w8a8 and w4a8 that costs at most this, such as 0.5%"
+            metavar="SHARE",
+            help="find the smallest mix of w8a8 and w4a8 whose perplexity is at most this share above float32, such as "
+            "0.5%; needs --text",
         ),
     ] = None,
     text: Annotated[Path | None, typer.Option(help="UTF-8 file that the perplexity is measured on")] = None,
-    tokens: Annotated[int, typer.Option(min=2, help="so many tokens of it")] = 4096,
+    tokens: Annotated[int, typer.Option(min=2, help="tokens of that file to measure on, from its beginning")] = 4096,
     name: Annotated[
         str | None,
         typer.Option(
-            help="what clients call the model [default: the folder's name; organisation/name of a snapshot in Hugging "
-            "Face's cache]"
+            help="name by which clients call the model [default: the folder's name; for a snapshot in Hugging Face's "
+            "cache organisation/name]"
         ),
     ] = None,
     max_position: Annotated[int | None, typer.Option(min=1, help="shorten the context to this many tokens")] = None,
     force: Annotated[bool, typer.Option("--force", help="replace an existing block folder")] = False,
     calibrate: Annotated[
         Path | None,
-        typer.Option(metavar="TEXT", help="UTF-8 file: see it go through the model and round what it uses more finely"),
+        typer.Option(
+            metavar="TEXT", help="UTF-8 file to calibrate with (SmoothQuant): smaller rounding errors in w8a8 and w4a8"
+        ),
     ] = None,
-    known_answers: Annotated[bool, typer.Option(help="compute what each block must answer (workers insist)")] = True,
+    known_answers: Annotated[
+        bool, typer.Option(help="compute the output that each block must give; workers refuse a model without it")
+    ] = True,
 ) -> None:
     """Convert a checkpoint of the Llama, Mistral, Qwen2 or Qwen3 family to a block folder."""
     _check(budget_perplexity, text, precision, known_answers)
-    if not (checkpoint / "block_1.onnx").exists():  # which has a refusal of its own
+    if not (checkpoint / "block_1.onnx").exists():  # ONNX blocks get a refusal of their own from `read_source`
         refuse_other_folders(checkpoint)
-    # Only now: what converts takes a second to load.
+    # Imported after the checks: these modules take a second to load.
     from blockrelay_converter.convert import convert
     from blockrelay_converter.mixing.budget import convert_within_budget, parse_budget, report_lines
 
@@ -99,7 +108,7 @@ def main(
 
 
 class Shared(TypedDict):
-    """What both ways to convert take."""
+    """The arguments that `convert` and `convert_within_budget` share."""
 
     report: "Report"
     note: "Note"
@@ -114,7 +123,7 @@ def _note(line: str) -> None:
 
 
 def _check(budget: str | None, text: Path | None, precision: str | None, known_answers: bool) -> None:
-    """UsageError for options that do not go together."""
+    """Raises UsageError for options that do not go together."""
     if (budget is None) != (text is None):
         raise UsageError("--budget-perplexity and --text FILE go together: the perplexity is measured on that text")
     if budget is not None and precision is not None:
@@ -124,7 +133,7 @@ def _check(budget: str | None, text: Path | None, precision: str | None, known_a
 
 
 def _show_errors(out: Path) -> None:
-    """The table of a calibration, aligned."""
+    """Prints the calibration report in the block folder `out` as an aligned table."""
     from blockrelay_converter.quantisation.calibration import REPORT_NAME, report_table
 
     lines = report_table((out / REPORT_NAME).read_bytes())
@@ -135,7 +144,7 @@ def _show_errors(out: Path) -> None:
 
 
 def run(arguments: list[str] | None = None) -> int:
-    """The exit code (see `run_app`)."""
+    """Runs the command line and returns its exit code (see `run_app`)."""
     return run_app(app, arguments, name="blockrelay convert")
 
 

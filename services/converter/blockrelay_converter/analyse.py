@@ -1,6 +1,6 @@
-"""`blockrelay analyse MODEL [--sizing] [--json]`: what a model costs, block by block, and what a load of it needs.
+"""The command line of `blockrelay analyse MODEL [--sizing] [--json]`: the cost of each block, and the needs of a load.
 
-All from its shape and from measured costs: no weight is read.
+Everything is computed from the model's shape and from measured costs; no weight is read.
 """
 
 import json
@@ -38,33 +38,41 @@ def main(
     model: Annotated[
         str | None, typer.Argument(help=f"block folder, or Hugging Face folder; with --sizing also a shape: {NAMES}")
     ] = None,
-    named: Annotated[str | None, typer.Option("--model", metavar="MODEL", help="the same, as an option")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="one JSON object instead of a table")] = False,
+    named: Annotated[str | None, typer.Option("--model", metavar="MODEL", help="the model, in place of MODEL")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print one JSON object instead of a table")] = False,
     sizing: Annotated[
-        bool, typer.Option("--sizing", help="what a load needs: memory, Redis, disk, network, processes")
+        bool, typer.Option("--sizing", help="show what a load needs: memory, Redis, disk, network, processes")
     ] = False,
     precision: Annotated[
         str | None,
-        typer.Option(help=f"of the weights, as `convert` takes it [default: the folder's, else {PRECISION}]"),
+        typer.Option(
+            help=f"precision of the weights, as `convert` takes it [default: the block folder's, else {PRECISION}]"
+        ),
     ] = None,
     context: Annotated[
-        int | None, typer.Option(help=f"tokens that a request may have [default: {CONTEXT}, or the model's]")
+        int | None, typer.Option(help=f"most tokens of a request, prompt included [default: {CONTEXT}, or the model's]")
     ] = None,
-    requests_per_second: Annotated[float | None, typer.Option(help="of the load [default: 1]")] = None,
+    requests_per_second: Annotated[float | None, typer.Option(help="requests per second [default: 1]")] = None,
     prompt: Annotated[int | None, typer.Option(help=f"tokens of each prompt [default: {PROMPT}]")] = None,
     new: Annotated[int | None, typer.Option(help=f"new tokens of each request [default: {NEW}]")] = None,
-    stages: Annotated[int | None, typer.Option(help="equal parts that the model is cut into [default: 1]")] = None,
+    stages: Annotated[
+        int | None, typer.Option(help="number of equal stages that the model is cut into [default: 1]")
+    ] = None,
     requests_at_once: Annotated[
-        int | None, typer.Option(help=f"of a worker, its BLOCKRELAY_MAX_REQUESTS [default: {AT_ONCE}]")
+        int | None,
+        typer.Option(help=f"most requests that a worker runs at once, BLOCKRELAY_MAX_REQUESTS [default: {AT_ONCE}]"),
     ] = None,
     tokens_per_second_per_worker: Annotated[
-        float | None, typer.Option(help="new tokens/s under this load, of a worker or of one in each stage")
+        float | None,
+        typer.Option(help="new tokens per second that one worker (or one worker per stage) gives under this load"),
     ] = None,
     profile: Annotated[
-        Path | None, typer.Option(help="profiling_results.json of this model, which says how fast a worker is")
+        Path | None, typer.Option(help="profiling_results.json of this model, from which a worker's speed is computed")
     ] = None,
-    device: Annotated[str | None, typer.Option(help="which of the profile's: CPU or GPU")] = None,
-    cores: Annotated[int | None, typer.Option(help=f"of a CPU worker that was not profiled [default: {CORES}]")] = None,
+    device: Annotated[str | None, typer.Option(help="class of device in the profile: CPU or GPU")] = None,
+    cores: Annotated[
+        int | None, typer.Option(help=f"cores of a CPU worker, where there is no --profile [default: {CORES}]")
+    ] = None,
 ) -> None:
     """Show parameters, bytes, operations and KV bytes of every block of a model, without reading its weights.
 
@@ -89,8 +97,11 @@ def main(
 
 
 def read_analysis(folder: Path) -> ModelAnalysis:
-    """Of a block folder or a checkpoint. BlockFolderError, UsageError or UnsupportedModel for one that could not be
-    served or converted; of a checkpoint's weights the headers are looked at."""
+    """Returns the cost of each block of the model in a block folder or a checkpoint.
+
+    Raises BlockFolderError, UsageError or UnsupportedModel for a folder that cannot be served or converted. Only the
+    headers of a checkpoint's weights are read.
+    """
     if (folder / MANIFEST_NAME).exists():
         return analyse(open_block_folder(folder, blocks=[]).model)
     source = read_source(folder)
@@ -99,7 +110,7 @@ def read_analysis(folder: Path) -> ModelAnalysis:
 
 
 def show(analysis: ModelAnalysis) -> None:
-    """A table; neighbours that cost the same are one line."""
+    """Prints the analysis as a table; neighbouring blocks of the same cost share one line."""
     heads = ("parameters", *analysis.precisions, "operations", "KV bytes")
     table = Table(
         "blocks",
@@ -122,10 +133,10 @@ def show(analysis: ModelAnalysis) -> None:
     console = Console()
     console.print(table)
     console.print(
-        "Figures are of one block. Operations are of a row, and "
-        f"{sums['attention_flops_per_row_and_token']} more in all blocks for each token that it attends to; KV bytes "
-        f"are of a token, in 16 and in 32 bits. A stage sends the next one {sums['hop_bytes_per_row']} bytes for each "
-        "row."
+        "Figures are for one block. Operations are for each token computed, plus "
+        f"{sums['attention_flops_per_row_and_token']} in all blocks for each token that it attends to; KV bytes "
+        f"are for one token, in 16 and in 32 bits. A stage sends {sums['hop_bytes_per_row']} bytes to the next stage "
+        "for each token."
     )
 
 
@@ -140,7 +151,7 @@ def _cells(parameters: int, sizes: Mapping[Precision, int], operations: int, kv_
 
 
 def run(arguments: list[str] | None = None) -> int:
-    """The exit code (see `run_app`)."""
+    """Runs the command line and returns its exit code (see `run_app`)."""
     return run_app(app, arguments, name="blockrelay analyse")
 
 

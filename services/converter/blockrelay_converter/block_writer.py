@@ -1,7 +1,7 @@
 """Writes the tensors of one block into its file, a few megabytes at a time.
 
-Output is written through a mapping of the file, so that quantised columns go to their place without a second copy: the
-private memory of a conversion is a handful of chunks, whatever the size of a layer.
+The output file is memory-mapped, so that quantised columns go to their place without a second copy. The private memory
+of a conversion is a handful of chunks, whatever the size of a layer.
 """
 
 import math
@@ -24,19 +24,24 @@ _CHUNK_VALUES = 1 << 20
 """float32 values converted at a time (4 MiB); a few temporaries of this size exist at once."""
 
 Progress = Callable[[int], None]
-#: Ends the names of tensors of old exports that follow from config.json.
+"""A function that is called with the number of tensor bytes written since its last call."""
+#: Suffix of tensors that old exports hold and that config.json determines anyway: they are ignored.
 _LEFT_OVER = "rotary_emb.inv_freq"
 
 
 class BlockSource:
-    """Finds the tensors of every block, and has checked all of them before the first byte is written."""
+    """The tensors of every block of a model, read from its weights and written as a block folder holds them.
+
+    Names and shapes of all tensors are checked when the object is made, before the first byte is written.
+    """
 
     def __init__(
         self, weights: WeightSource, model: ModelConfig, precisions: Sequence[Precision], *, tied: bool
     ) -> None:
-        """UsageError names a tensor that is missing or of the wrong shape, UnsupportedModel one we would ignore.
+        """Finds all tensors; `precisions` has one entry per block, `tied` means that the head is the embedding.
 
-        UsageError, too, for a model whose widths the precision cannot hold.
+        Raises UsageError for a tensor that is missing or has the wrong shape, and for widths that a precision cannot
+        hold; UnsupportedModel for a tensor that would be ignored.
         """
         if (odd := ungroupable(model, precisions)) is not None:
             precision, kind = odd
@@ -55,7 +60,7 @@ class BlockSource:
                 raise UnsupportedModel(f"tensor {name} is not part of a {model.family} model we know", field=name)
 
     def total_bytes(self) -> int:
-        """The bytes of all tensors, which `write` reports piece by piece."""
+        """The bytes of all tensors of all blocks; the calls of `write` report as many in sum."""
         return sum(self.block_bytes(index) for index in range(1, self.model.blocks + 1))
 
     def block_bytes(self, index: int) -> int:
@@ -63,15 +68,15 @@ class BlockSource:
         return sum(tensor.nbytes for tensor in self._place(index)[0].values())
 
     def chunks(self, index: int, name: str) -> Iterator[tuple[slice, NDArray[np.float32]]]:
-        """Pieces of the first axis of a tensor of block `index` as the checkpoint has it: (place in the whole, values).
+        """Yields a tensor of block `index` in pieces along its first axis: (slice of the whole, float32 values).
 
-        `name` as in `block_tensors`, a linear by its kind alone (then the values are [outputs, inputs]).
+        `name` is a tensor name of `block_tensors`, or the kind of a linear layer (then values are [outputs, inputs]).
         """
         for place, part, start, stop in self._pieces(index, name):
             yield place, part.rows(start, stop)
 
     def _pieces(self, index: int, name: str) -> Iterator[tuple[slice, SourceTensor, int, int]]:
-        """(place in the whole, a tensor, rows of it from and to), of a few megabytes each."""
+        """Yields (slice of the whole, source tensor, its first row, its last row + 1), a few megabytes each."""
         base = 0
         for part in self._parts[index, name]:
             count = part.shape[0]
@@ -82,27 +87,28 @@ class BlockSource:
             base += count
 
     def whole(self, index: int, name: str) -> NDArray[np.float32]:
-        """A small tensor (a norm, a bias) in one piece."""
+        """Returns a small tensor (a norm, a bias) in one piece."""
         return np.concatenate([values for _, values in self.chunks(index, name)])
 
     def forget(self, index: int) -> None:
-        """Give the memory behind the tensors of block `index` back; they may be read again."""
+        """Releases the memory of the tensors of block `index`; they may be read again."""
         for (block, _), parts in self._parts.items():
             if block == index:
                 for part in parts:
                     part.forget()
 
     def embedding_rows(self, tokens: NDArray[np.int64]) -> NDArray[np.float32]:
-        """[tokens, hidden]."""
+        """Returns the embeddings of `tokens`, float32 [tokens, hidden]."""
         (embedding,) = self._parts[1, "embedding"]
         return np.concatenate([embedding.rows(token, token + 1) for token in tokens.tolist()])
 
     def write(
         self, index: int, folder: Path, name: str, progress: Progress, folding: Folding = NO_FOLDING
     ) -> BlockSpec:
-        """Write block `index` to the file `name` in `folder`, down to the disk. `progress` is told bytes.
+        """Writes block `index` to the file `name` in `folder`, synced to disk, with the smoothing of `folding` applied.
 
-        The file is there whole or not at all: what an earlier run has written of the same folder is left as it is.
+        The file is written under another name and then renamed, so it is complete or absent. A file that an interrupted
+        run has already written is kept. Raises UsageError for a value that does not fit float16.
         """
         tensors, size = self._place(index)
         spec = BlockSpec(index=index, file=name, tensors=tensors)
@@ -182,7 +188,7 @@ class BlockSource:
 
 
 def quantise(weights: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
-    """float32 [N, K] rows of a linear layer to its columns: int8 [K, N] and their scales float32 [N].
+    """Rounds the rows of a linear layer, float32 [N, K], to columns of int8 [K, N] and their scales, float32 [N].
 
     scale = max|w| / 127, or 1 for an all-zero column; q = round to even(w / scale), each step in float32.
     """
@@ -193,7 +199,7 @@ def quantise(weights: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np
 
 
 def rounded(precision: Precision, weights: NDArray[np.float32]) -> NDArray[np.float32]:
-    """float32 [N, K] rows of a linear layer as a folder that rounds its rows holds them."""
+    """Returns the rows of a linear layer, float32 [N, K], after rounding to `precision` (w8a8 or w4a8) and back."""
     if in_groups(precision):
         return group_values(*quantise_groups(weights))
     q, scale = quantise(weights)
@@ -201,7 +207,10 @@ def rounded(precision: Precision, weights: NDArray[np.float32]) -> NDArray[np.fl
 
 
 def _source_tensors(model: ModelConfig, index: int, *, tied: bool) -> dict[str, dict[str, tuple[int, ...]]]:
-    """Tensor of block `index` (a linear by its kind) -> checkpoint tensors to concatenate -> their shapes."""
+    """Maps each tensor of block `index` (a linear layer by its kind) to the checkpoint tensors to concatenate for it.
+
+    Each of these has its expected shape.
+    """
     hidden, vocab, mlp = model.hidden_size, model.vocab_size, model.intermediate_size
     if index == model.blocks:
         head = "model.embed_tokens.weight" if tied else "lm_head.weight"

@@ -1,4 +1,4 @@
-"""A checkpoint becomes a block folder: the steps in order."""
+"""Converts a checkpoint to a block folder: the steps in their order."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -34,17 +34,16 @@ from blockrelay_converter.rotary import Rotation, write_rotary
 from blockrelay_converter.staging import staged_folder
 
 Report = Callable[[str, int, int], None]
-"""Called with (what is being done, bytes done since the last call, bytes in all).
+"""A function that shows progress: it is called with (current work, bytes done since the last call, bytes in all).
 
-The bytes are those of the blocks' tensors: once for looking at them (calibration), once for writing them and once for
-computing their known answers.
+Bytes are those of the blocks' tensors, counted once for each pass over them: calibration, writing, known answers.
 """
 Note = Callable[[str], None]
-"""Called with a line for the user."""
+"""A function that is called with a line for the user."""
 
 
 def ignore(_: str) -> None:
-    """The Note of callers that show none."""
+    """Drops the line: the `Note` of callers that show none."""
 
 
 def convert(
@@ -60,31 +59,33 @@ def convert(
     answers: bool = True,
     calibration_text: Path | None = None,
 ) -> Manifest:
-    """Write the block folder `out` and return its manifest. `out` appears in one rename, complete.
+    """Writes the block folder `out` and returns its manifest. `out` appears in one rename, complete.
 
-    `precision` is as `parse_precisions` reads it. `name` is what clients call the model (default: the checkpoint
-    folder's name). Without `answers` blocks of exact precisions carry no known answers, and workers refuse them. A
-    `calibration_text` (with a tokenizer, and a block that rounds its rows) decides what to fold (`folding`) and leaves
-    its report in the folder. `note` is called before the work begins, once for each thing in the checkpoint that is
-    not applied or not as a user might expect. UsageError, UnsupportedModel and ExecutionError leave nothing behind.
+    `precision` is in the syntax of `parse_precisions`. `name` is the model's name for clients (default: the checkpoint
+    folder's name). Without `answers` blocks of exact precisions carry no known answers, and workers refuse them.
+    `calibration_text` decides the smoothing of each block (`folding`) and leaves a report in the folder; it needs a
+    tokenizer and a block in w8a8 or w4a8. `note` is called before the work begins, once for each thing in the
+    checkpoint that is not applied or may surprise the user. Raises UsageError, UnsupportedModel or ExecutionError, and
+    then leaves nothing behind.
     """
-    found = read_source(checkpoint, name=name, max_position=max_position)
-    config, texts, model = found.config, found.texts, found.model
+    checked = read_source(checkpoint, name=name, max_position=max_position)
+    config, texts, model = checked.config, checked.texts, checked.model
     precisions = parse_precisions(precision, model.blocks)
     source = BlockSource(Checkpoint(checkpoint), model, precisions, tied=config.tied)
     answered = [index for index, each in enumerate(precisions, 1) if answers and is_exact(each)]
-    look = _calibration(source, config, texts, calibration_text)
-    total = source.total_bytes() * (1 + (look is not None)) + sum(source.block_bytes(index) for index in answered)
-    for line in found.notes:
+    run_calibration = _calibration(source, config, texts, calibration_text)
+    passes = 1 + (run_calibration is not None)
+    total = source.total_bytes() * passes + sum(source.block_bytes(index) for index in answered)
+    for line in checked.notes:
         note(line)
     with staged_folder(out, force=force) as folder:
 
         def calibrated(index: int) -> None:
             report(f"calibration of block_{index}", source.block_bytes(index), total)
 
-        if look is not None:
+        if run_calibration is not None:
             report("calibration", 0, total)
-        calibration = None if look is None else look(calibrated)
+        calibration = None if run_calibration is None else run_calibration(calibrated)
         if calibration is not None:
             (folder / REPORT_NAME).write_bytes(calibration.report())
         foldings = {} if calibration is None else calibration.foldings
@@ -95,7 +96,11 @@ def convert(
 def _calibration(
     source: BlockSource, config: SourceConfig, texts: Texts, path: Path | None
 ) -> Callable[[Callable[[int], None]], Calibration] | None:
-    """What will calibrate (it is told whom to tell each block's index), after everything that can be refused."""
+    """Returns a function that calibrates, or None without a text.
+
+    The function takes a callback for the index of each finished block. Everything that can be refused is checked here,
+    before the work begins: raises UsageError.
+    """
     if path is None:
         return None
     if not any(quantises_rows(precision) for precision in source.precisions):
@@ -109,8 +114,11 @@ def _calibration(
 
 @dataclass(frozen=True, slots=True)
 class FolderWriter:
-    """Writes the files of a block folder. `report` is told what is done, and bytes of the blocks' tensors;
-    `imported_from` as of Manifest."""
+    """Writes the files of a block folder.
+
+    `report` is called with the current work and the tensor bytes done. `imported_from` goes into the manifest: the
+    fingerprint of the ONNX blocks that the folder was made of, or None.
+    """
 
     source: BlockSource
     rotary: Rotary | Rotation
@@ -119,9 +127,10 @@ class FolderWriter:
     imported_from: str | None = None
 
     def files(self, folder: Path, foldings: Mapping[int, Folding], *, answered: Sequence[int]) -> Manifest:
-        """Write all files into `folder`, the manifest last, and return it. Blocks of `answered` get known answers.
+        """Writes all files into `folder`, the manifest last, and returns the manifest.
 
-        Blocks that an earlier run has written of the same are left as they are. Raises what `convert` raises.
+        `foldings` holds the smoothing of each block by its index, `answered` the indexes of blocks that get known
+        answers. Block files that an interrupted run has already written are kept. Raises what `convert` raises.
         """
         manifest = self._write(folder, foldings)
         (folder / MANIFEST_NAME).write_bytes(manifest.encode())

@@ -1,4 +1,4 @@
-"""Asks the worker what every block computes for the fixed input. Another process: services do not import each other."""
+"""Computes the known answer of every block in a process of the worker, because services do not import each other."""
 
 import os
 import subprocess
@@ -15,15 +15,14 @@ _MODULE = "blockrelay_worker.execution.self_test"
 def known_answers(
     folder: Path, blocks: Sequence[int], done: Callable[[int], None] = lambda index: None
 ) -> dict[int, str]:
-    """Block index -> SHA-256 (hex) of its output, computed from the folder's files alone.
+    """Returns the SHA-256 (hex) of each block's output for a fixed input, by block index.
 
-    `blocks` are those of exact precisions, in their order.
-
-    `done` is told each index as it is known. ExecutionError carries the worker's last line if it fails.
+    `blocks` are the indexes of all blocks in exact precisions, in order. `done` is called with each index as soon as
+    its answer is there. Raises ExecutionError with the worker's last line if the worker fails.
     """
     found: dict[int, str] = {}
     command = [sys.executable, "-m", _MODULE, str(folder)]
-    # The products of w4a8 are small and many: threads of NumPy's BLAS would wait for each other, ten times as long.
+    # w4a8 has many small matmuls: threads of NumPy's BLAS wait for each other, which takes ten times as long.
     env = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as worker:
         assert worker.stdout is not None

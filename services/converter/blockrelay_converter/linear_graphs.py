@@ -1,15 +1,15 @@
-"""The skeleton graphs: one linear layer each, without weights, the same for every block of a model.
+"""The ONNX graphs of a block folder: one linear layer each, without weights, the same for every block of a model.
 
     w8a8  <kind>       u uint8 [rows, K] x q int8 [K, N]    -> y float32 [rows, N]   MatMulIntegerToFloat
     w8a8  <kind>.u8u8  u uint8 [rows, K] x q uint8 [K, N]   -> y, q = weights + 128, for CPUs where u8 x s8 saturates
-    w4a8  none: ONNX Runtime has no product that adds the groups in a fixed order
+    w4a8  none: ONNX Runtime has no matmul that adds the groups in a fixed order
     fp32, fp16
           <kind>       x float32 [rows, K] x w float32 [K, N] -> y float32 [rows, N]  MatMul
-                       (`<kind>.fp32` in a folder of several precisions); whoever computes fp16 by it widens w
+                       (`<kind>.fp32` in a folder of several precisions); for fp16, the caller widens w first
 
 y = float(sum over k of (u - 128) * q) * scale[n]; the row's scale is applied by the kernel that reads y.
-`q` and `scale` (or `w`) are initializers whose external data does not exist: whoever makes the session supplies them
-(`SessionOptions.add_external_initializers`), straight from the mapped block file. Nothing else is left open.
+`q` and `scale` (or `w`) are initializers whose external data does not exist: the worker supplies them from the mapped
+block file when it makes the session (`SessionOptions.add_external_initializers`). Nothing else is left open.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,10 @@ _OPSET, _MICROSOFT_OPSET, _IR_VERSION = 21, 1, 10
 
 
 def graph(model: ModelConfig, precision: Precision, kind: str) -> bytes:
-    """The ONNX model of a kind, a key of `graph_kinds`. The bytes depend on the shape and the kind alone."""
+    """Returns the serialised ONNX model of one linear layer; `kind` is a key of `graph_kinds`.
+
+    The bytes depend on the shape and the kind alone.
+    """
     rows, columns = model.linear_shape(kind.partition(".")[0])
     initializers: list[TensorProto]
     if precision in FLOATS:
@@ -53,7 +56,7 @@ def graph(model: ModelConfig, precision: Precision, kind: str) -> bytes:
 
 
 def graphs(model: ModelConfig, precisions: Sequence[Precision]) -> dict[str, bytes]:
-    """Every graph of a block folder by kind."""
+    """Returns every graph of a block folder, serialised, by its kind."""
     return {kind: graph(model, precision, kind) for kind, precision in graph_kinds(precisions).items()}
 
 

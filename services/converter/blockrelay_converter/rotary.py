@@ -1,4 +1,4 @@
-"""Rotary tables, shipped with the model so that no worker evaluates a cosine (libm differs between machines).
+"""Computes the rotary tables, which ship with the model so that no worker evaluates a cosine (libm differs).
 
 The formulas and their float32 steps are those of transformers (`modeling_rope_utils.py`), so that fp32 agrees with it.
 """
@@ -16,7 +16,7 @@ _CHUNK_POSITIONS = 4096
 
 
 def inverse_frequencies(rotary: Rotary, head_dim: int) -> NDArray[np.float32]:
-    """float32 [head_dim/2]: radians per position of each pair (d, d + head_dim/2)."""
+    """Returns the radians per position of each pair of dimensions (d, d + head_dim/2), float32 [head_dim/2]."""
     one = np.float32(1.0)
     exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
     plain = one / np.power(np.float64(rotary.theta), exponents.astype(np.float64)).astype(np.float32)
@@ -38,19 +38,19 @@ def inverse_frequencies(rotary: Rotary, head_dim: int) -> NDArray[np.float32]:
 
 
 PairTables = tuple[NDArray[np.float32], NDArray[np.float32]]
-"""cos and sin, float32 [positions, head_dim / 2] each."""
+"""The tables of cos and sin, float32 [positions, head_dim / 2] each."""
 
 
 class Rotation(Protocol):
-    """What a source of weights that is no checkpoint says of the rotation."""
+    """The rotation of a model whose weights do not come from a checkpoint."""
 
     def tables(self, first: int, stop: int) -> PairTables:
-        """Of positions `first` to `stop - 1`."""
+        """Returns the tables for positions `first` to `stop - 1`."""
         ...
 
 
 def tables_of_frequencies(frequencies: NDArray[np.float32], *, first: int, stop: int) -> PairTables:
-    """Of positions `first` to `stop - 1`; `frequencies` as of `inverse_frequencies`."""
+    """Returns the tables for positions `first` to `stop - 1`; `frequencies` are those of `inverse_frequencies`."""
     positions = np.arange(first, stop, dtype=np.float32)
     angles = positions[:, None] * frequencies  # rounded to float32, as in the reference
     wide = angles.astype(np.float64)
@@ -58,12 +58,12 @@ def tables_of_frequencies(frequencies: NDArray[np.float32], *, first: int, stop:
 
 
 def rotary_tables(rotary: Rotary, *, head_dim: int, first: int, stop: int) -> PairTables:
-    """cos and sin of positions `first` to `stop - 1`: float32 [stop - first, head_dim/2] each."""
+    """Returns the tables of a checkpoint's rotation for positions `first` to `stop - 1`."""
     return tables_of_frequencies(inverse_frequencies(rotary, head_dim), first=first, stop=stop)
 
 
 def write_rotary(path: Path, rotary: Rotary | Rotation, *, head_dim: int, max_position: int) -> None:
-    """Write the cos table, then the sin table: float32 [max_position, head_dim/2] each."""
+    """Writes the cos table, then the sin table, to `path`: little-endian float32 [max_position, head_dim/2] each."""
     with path.open("wb") as file:
         for which in (0, 1):
             for start in range(0, max_position, _CHUNK_POSITIONS):

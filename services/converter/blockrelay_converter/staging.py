@@ -1,4 +1,4 @@
-"""A folder that exists completely or not at all: written under another name beside its place, then renamed."""
+"""Writes a folder that exists completely or not at all: under another name beside its place, then renamed."""
 
 import contextlib
 import fcntl
@@ -14,11 +14,11 @@ from blockrelay.errors import UsageError
 
 @contextlib.contextmanager
 def staged_folder(out: Path, *, force: bool) -> Iterator[Path]:
-    """Yield an empty folder beside `out`; when the body ends well, it becomes `out`, and when not, it is removed.
+    """Yields an empty folder beside `out`; it becomes `out` when the body ends well and is removed when it raises.
 
     A killed process leaves `.<name>.<random>.partial`, which the next conversion to the same place removes; a lock on
-    the folder tells it from one that is still being written. UsageError if `out` is taken: not an empty folder and not,
-    with `force`, a block folder.
+    the folder tells it from one that is still being written. Raises UsageError if `out` is taken: it may be an empty
+    folder or, with `force`, a block folder.
     """
     out = out.absolute()
     _check_free(out, force)
@@ -66,7 +66,7 @@ def _remove_abandoned(out: Path) -> None:
 def _replace(staging: Path, out: Path) -> None:
     old = None
     if out.exists():
-        # Renamed to a name the clean-up knows: killed from here on, the next conversion removes it.
+        # A name that `_remove_abandoned` knows: if this process is killed now, the next conversion removes the folder.
         old = out.with_name(f".{out.name}.{secrets.token_hex(4)}.partial")
         out.rename(old)
     staging.rename(out)

@@ -1,4 +1,4 @@
-"""What a model's weights are read from: a checkpoint, or ONNX blocks. Tensors have the names that checkpoints give."""
+"""Protocols of a source of weights: a checkpoint, or ONNX blocks. Tensors have the names that checkpoints give."""
 
 from collections.abc import Set as AbstractSet
 from typing import Protocol
@@ -6,12 +6,12 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-#: Of a linear layer in w4a8: q4 [K/2, N], gs [K/32, N] and scale [N] (`model.block_tensors`).
+#: The weights of a linear layer in w4a8: q4 [K/2, N], gs [K/32, N] and scale [N] (`model.block_tensors`).
 Groups = tuple[NDArray[np.uint8], NDArray[np.float16], NDArray[np.float32]]
 
 
 class SourceTensor(Protocol):
-    """Float numbers, read a few rows at a time. `name` is for people."""
+    """One tensor of floats, read a few rows at a time. `name` is for messages."""
 
     @property
     def name(self) -> str: ...
@@ -20,15 +20,18 @@ class SourceTensor(Protocol):
     def shape(self) -> tuple[int, ...]: ...
 
     def rows(self, start: int, stop: int) -> NDArray[np.float32]:
-        """A copy of rows `start` to `stop` of the first axis. UsageError or OnnxBlocksError if one is not finite."""
+        """Returns a copy of rows `start` to `stop - 1` of the first axis.
+
+        Raises UsageError or OnnxBlocksError if a value is not finite.
+        """
         ...
 
     def groups(self, start: int, stop: int) -> Groups | None:
-        """The same rows as w4a8 has them, if the source has them just so."""
+        """Returns the same rows in w4a8 if the source stores them so that nothing has to be rounded, else None."""
         ...
 
     def forget(self) -> None:
-        """Give memory back; reading again is allowed."""
+        """Releases memory; the tensor may be read again."""
         ...
 
 
@@ -36,9 +39,9 @@ class WeightSource(Protocol):
     """All tensors of a model."""
 
     def names(self) -> AbstractSet[str]:
-        """Every tensor name."""
+        """Returns the names of all tensors."""
         ...
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> SourceTensor:
-        """The tensor `name`, which must have `shape`. UsageError or OnnxBlocksError names the tensor if not."""
+        """Returns the tensor `name`. Raises UsageError or OnnxBlocksError if its shape is not `shape`."""
         ...

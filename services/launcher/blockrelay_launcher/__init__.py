@@ -1,1 +1,1 @@
-"""The blockrelay command: starts every service as a local process."""
+"""The `blockrelay` command: starts services as local processes, shows and measures systems, and runs other tools."""

@@ -1,4 +1,4 @@
-"""`python -m blockrelay_launcher` and the script `blockrelay`, which every image has."""
+"""The entry point of the `blockrelay` command, for `python -m blockrelay_launcher` and the script of that name."""
 
 import os
 import sys
@@ -9,7 +9,7 @@ from blockrelay_launcher.passed_on import become_at_once
 
 
 def main() -> None:
-    """The command."""
+    """Runs the command and exits: 0 done, 1 failed, 2 unusable input, 130 interrupted."""
     try:
         become_at_once(sys.argv[1:], os.environ)
         from blockrelay_launcher.cli.main import main as run

@@ -1,4 +1,4 @@
-"""An `up`, or a Redis alone, in the background, for commands that need one for a while."""
+"""Runs `blockrelay up`, or a Redis alone, in the background while another command needs it."""
 
 import contextlib
 import signal
@@ -14,15 +14,16 @@ from blockrelay.redis.client import connect
 from blockrelay_launcher.supervisor import embedded_redis
 from blockrelay_launcher.supervisor.child_process import die_with_parent
 
-#: Seconds that a Redis may take to start.
+#: Time that a Redis may take to start, in seconds.
 PATIENCE_S = 10.0
 
 
 @contextlib.contextmanager
 def running_up(model: Path, stages: int, *options: str, apart: bool = False) -> Iterator[str]:
-    """`blockrelay up` with these options as a process of its own; yields its URL.
+    """Runs `blockrelay up` with these options in a process of its own, and yields the URL of its gateway.
 
-    `apart`: Ctrl-C in the terminal reaches this process only, which ends the other one when it is ready to.
+    With `apart`, Ctrl-C in the terminal reaches only this process, which then ends the other one in its own time.
+    Raises ServiceUnavailable if the system ends before it is ready.
     """
     argv = [sys.executable, "-P", "-m", "blockrelay_launcher", "up", "--model", str(model)]
     process = subprocess.Popen(
@@ -46,7 +47,10 @@ def running_up(model: Path, stages: int, *options: str, apart: bool = False) -> 
 
 @contextlib.contextmanager
 def running_redis(*, durable: bool) -> Iterator[str]:
-    """A Redis like the control (`durable`) or the payload one of `up`, on a folder of its own; yields its URL."""
+    """Runs a Redis like the control (`durable`) or payload Redis of `up`, in a temporary folder, and yields its URL.
+
+    Raises ServiceUnavailable if it does not start.
+    """
     with tempfile.TemporaryDirectory(prefix="blockrelay-") as root:
         server = embedded_redis.place(embedded_redis.find_server_program(), Path(root) / "redis", durable=durable)
         with subprocess.Popen(server.command(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:

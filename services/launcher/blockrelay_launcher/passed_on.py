@@ -1,4 +1,7 @@
-"""Commands that become another process: services do not import each other. Nothing of the launcher is loaded here."""
+"""Runs commands that other services implement, by replacing this process: services do not import each other.
+
+The module imports nothing of the launcher, so that these commands start fast.
+"""
 
 import os
 import sys
@@ -7,7 +10,7 @@ from typing import NoReturn
 
 from blockrelay.extras import Extra, need
 
-#: Command -> the module that it becomes, and the extra that has its parts.
+#: For each command, the module to run in place of this process, and the extra that installs it.
 PASSED_ON: Mapping[str, tuple[str, Extra]] = {
     "generate": ("blockrelay_worker.offline.generate", "worker"),
     "evaluate": ("blockrelay_worker.offline.evaluate", "worker"),
@@ -20,7 +23,7 @@ PASSED_ON: Mapping[str, tuple[str, Extra]] = {
 
 
 def become(command: str, arguments: Sequence[str] | None) -> NoReturn:
-    """Run a command of PASSED_ON in place of this process. Raises UsageError where its parts are not installed."""
+    """Runs a command of PASSED_ON in place of this process. Raises UsageError if its extra is not installed."""
     module, extra = PASSED_ON[command]
     need(extra)
     sys.stdout.flush()
@@ -29,8 +32,10 @@ def become(command: str, arguments: Sequence[str] | None) -> NoReturn:
 
 
 def become_at_once(arguments: Sequence[str], environment: Mapping[str, str]) -> None:
-    """The same for what stands on the command line, before everything else is loaded, which takes a second. Not where
-    there are settings in the environment: their names are looked at first."""
+    """Runs the command on the command line at once if it is in PASSED_ON, before the launcher's imports (a second).
+
+    With settings (BLOCKRELAY_...) in the environment it returns, so that their names are checked first.
+    """
     if (
         arguments
         and arguments[0] in PASSED_ON

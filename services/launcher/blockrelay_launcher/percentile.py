@@ -1,10 +1,10 @@
-"""The one definition of a percentile: bench, drill and the figures of bench/ use it."""
+"""The definition of a percentile that `bench`, `drill` and the scripts in bench/ share."""
 
 import math
 from collections.abc import Sequence
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The smallest value that at least `share` (0 < share <= 1) of all values do not exceed."""
+    """Returns the smallest of `values` that at least `share` (0 < share <= 1) of them do not exceed."""
     ordered = sorted(values)
     return ordered[math.ceil(share * len(ordered)) - 1]

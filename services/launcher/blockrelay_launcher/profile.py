@@ -1,9 +1,8 @@
-"""`blockrelay profile`: what blocks, hops and steps take on this machine, for planners.
+"""Measures the time of blocks, hops and steps on this machine, for planners (`blockrelay profile`).
 
-Blocks and hops are measured by a worker's own code in a process of its own, the hops over a payload Redis like that of
-`up`. What a step takes beside its blocks is the difference between a whole system of one stage and these blocks; what
-a hop takes beside the way of its bytes (two processes that wake up and read a message) is the difference between a
-system of two stages and that one.
+A process with the worker's own code measures blocks and hops; hops go over a payload Redis like that of `up`. The
+overhead of a step is the difference between a whole system of one stage and its blocks. The overhead of a hop (two
+processes that wake up and read a message) is the difference between a system of two stages and one of one stage.
 """
 
 import random
@@ -31,20 +30,20 @@ from blockrelay_launcher.background import running_redis, running_up
 from blockrelay_launcher.bench.figures import decode_rate, random_prompts
 from blockrelay_launcher.bench.targets import GatewaySide
 
-#: Requests at once, rounds and new tokens with which the step's overhead is measured.
+#: Requests at once, rounds, new tokens and prompt tokens of the measurement of a step's overhead.
 REQUESTS, ROUNDS, NEW = (1, 4, 16), 3, 64
 PROMPT = 96
-#: Share of the free memory that the blocks of a whole system may take.
+#: Share of the free memory up to which ONNX blocks are measured in a whole system.
 MEMORY_SHARE = 0.5
 
 
 def run_profile(
     model: Path, out: Path, *, threads: int | None, gpu: str = "", form: Literal["full", "source"] = "full"
 ) -> int:
-    """Write the profile of the CPU and of the devices `gpu` (ids with commas between them); the exit code. In the form
-    `source` it has no more than what a row takes each block.
+    """Writes the profile of the CPU and of the devices `gpu` (ids, comma-separated) and returns the exit code.
 
-    Raises BlockFolderError, ServiceUnavailable.
+    In the form `source` it has only the seconds of one token in each block. `threads` None: all cores. Raises
+    BlockFolderError or ServiceUnavailable.
     """
     folder = open_block_folder(model, blocks=[])
     threads = threads or cores()
@@ -63,13 +62,13 @@ def run_profile(
 
 
 def _has_room(folder: BlockFolder, profile: Profile) -> bool:
-    """Whether a system may serve all blocks on the CPU: those that others made may be more than it has memory for."""
+    """True if a whole system may serve all blocks on the CPU. ONNX blocks may need more memory than there is."""
     sizes = [classes["CPU"].bytes or 0 for classes in profile.blocks.values()]
     return folder.model.onnx_blocks is None or sum(sizes) < available_bytes() * MEMORY_SHARE
 
 
 def _with_systems(profile: Profile, folder: BlockFolder, threads: int) -> Profile:
-    """The profile with what steps and hops of whole systems take beside the blocks."""
+    """Returns the profile with the overheads of steps and hops, measured with whole systems."""
     one, spread = _step_seconds(folder, 1, threads)
     new = _new_tokens(folder)
     blocks = {r: sum(block["CPU"].at(r, PROMPT + new / 2) for block in profile.blocks.values()) for r in REQUESTS}
@@ -79,7 +78,7 @@ def _with_systems(profile: Profile, folder: BlockFolder, threads: int) -> Profil
     if not row_bytes:
         return profile
     two, spread_of_two = _step_seconds(folder, 2, threads)
-    # Stages with cores of their own compute at once, on parts of the requests: of these only one alone tells.
+    # Stages with cores of their own work at the same time on parts of the requests: only a single request shows a hop.
     alone = 2 * threads <= cores()
     extra = [(r, two[r] - one[r]) for r in REQUESTS if r == 1 or not alone]
     hop = fitted_hop(extra, profile.hop["redis"], row_bytes=row_bytes)
@@ -87,7 +86,7 @@ def _with_systems(profile: Profile, folder: BlockFolder, threads: int) -> Profil
 
 
 def _row_bytes(folder: BlockFolder) -> int:
-    """What a row of one request takes from the first of two stages to the second; 0: there cannot be two."""
+    """Returns the bytes of one token from the first of two stages to the second; 0 if two stages are impossible."""
     blocks = folder.model.blocks
     if folder.model.onnx_blocks is None:
         return HOP_ITEM_BYTES * folder.model.hidden_size
@@ -106,9 +105,11 @@ def _new_tokens(folder: BlockFolder) -> int:
 
 
 def _step_seconds(folder: BlockFolder, stages: int, threads: int) -> tuple[dict[int, float], float]:
-    """What a step takes a whole system of so many stages, by the number of requests, and the largest of their spreads:
-    how far the median round is from the median of all, as a share of it."""
-    found: dict[int, float] = {}
+    """Returns the seconds of a step of a whole system with `stages` stages, by number of requests, and their spread.
+
+    The spread is the median distance of a round's rate from the median rate, as a share of it; the largest counts.
+    """
+    by_requests: dict[int, float] = {}
     spread = 0.0
     dice = random.Random(time.time_ns())
     with running_up(folder.root.absolute(), stages, "--threads", str(threads), "--no-speculation") as url:
@@ -120,15 +121,15 @@ def _step_seconds(folder: BlockFolder, stages: int, threads: int) -> tuple[dict[
                     prompts = random_prompts(dice, folder.model.vocab_size, requests, PROMPT)
                     rates.append(decode_rate(gateway.round(prompts, _new_tokens(folder)).tokens))
                 typical = median(rates[1:])
-                found[requests] = requests / typical
+                by_requests[requests] = requests / typical
                 spread = max(spread, median(abs(rate - typical) for rate in rates[1:]) / typical)
         finally:
             gateway.close()
-    return found, spread
+    return by_requests, spread
 
 
 def fitted(beside: Sequence[tuple[int, float]]) -> StepOverhead:
-    """The straight line through (requests, seconds beside the blocks), by least squares; nothing below zero."""
+    """Returns the straight line through points (requests, seconds beside the blocks) by least squares, at least 0."""
     count = len(beside)
     mean_x, mean_y = sum(x for x, _ in beside) / count, sum(y for _, y in beside) / count
     slope = sum((x - mean_x) * (y - mean_y) for x, y in beside) / sum((x - mean_x) ** 2 for x, _ in beside)
@@ -137,9 +138,10 @@ def fitted(beside: Sequence[tuple[int, float]]) -> StepOverhead:
 
 
 def fitted_hop(extra: Sequence[tuple[int, float]], carried: Hop, *, row_bytes: int) -> Hop:
-    """A hop from what two stages take beyond one, as (requests, seconds): there is one with the rows, and one back.
+    """Returns a hop's cost from the time that two stages need beyond one, as points (requests, seconds).
 
-    `carried` is what the way of the bytes alone takes: the least that a hop can take.
+    A step has one hop with the activations and one back. `carried` is the measured cost of the bytes alone, the lower
+    limit of the result.
     """
     if len(extra) == 1:
         [(requests, seconds)] = extra

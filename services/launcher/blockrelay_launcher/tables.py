@@ -1,4 +1,4 @@
-"""Tables for people, on terminals of any width: no heading and no value is ever cut."""
+"""Prints tables on terminals of any width, without cutting a heading or a value."""
 
 from collections.abc import Sequence
 
@@ -7,15 +7,17 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-#: What a column whose text may be folded into lines needs at least.
+#: The least width of a column whose text may be wrapped.
 FOLDED = 24
 
 
 def print_table(
     console: Console, title: str, head: Sequence[str], rows: Sequence[Sequence[str]], *, folds: str = ""
 ) -> None:
-    """A table where it fits the width, in which the column `folds` may take several lines; else the rows one below the
-    other, each with its headings."""
+    """Prints a table if it fits the console's width, else each row as a paragraph with its headings.
+
+    The column `folds` may be wrapped to several lines.
+    """
     if _width(head, rows, folds) > console.width:
         _print_rows(console, title, head, rows)
         return
@@ -28,7 +30,7 @@ def print_table(
 
 
 def _width(head: Sequence[str], rows: Sequence[Sequence[str]], folds: str) -> int:
-    """What a table needs: two blanks and a border beside each column."""
+    """Returns the width that the table needs: each column with two blanks and a border."""
     columns = zip(head, *rows, strict=True)
     widths = [max(len(line) for cell in column for line in cell.splitlines() or [""]) for column in columns]
     least = [min(width, FOLDED) if name == folds else width for name, width in zip(head, widths, strict=True)]
@@ -38,6 +40,6 @@ def _width(head: Sequence[str], rows: Sequence[Sequence[str]], folds: str) -> in
 def _print_rows(console: Console, title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     console.print(Text(title, "italic"))
     for row in rows:
-        console.print(Text(f"{head[0]} {row[0]}", "bold"), soft_wrap=True)  # what people copy has no line breaks
-        told = ", ".join(f"{name} {value}" for name, value in zip(head[1:], row[1:], strict=True) if value)
-        console.print(Padding(Text(told), (0, 0, 0, 2)))
+        console.print(Text(f"{head[0]} {row[0]}", "bold"), soft_wrap=True)  # so that a copied id has no line break
+        text = ", ".join(f"{name} {value}" for name, value in zip(head[1:], row[1:], strict=True) if value)
+        console.print(Padding(Text(text), (0, 0, 0, 2)))

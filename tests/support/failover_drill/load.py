@@ -72,7 +72,7 @@ class FailoverLoad(Load):
                 raise Gone
 
         try:
-            self._look_after(seen, rng, missing)
+            self._poll(seen, rng, missing)
         except Gone:
             with self._lock:
                 self.gone.append(seen.request)

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from blockrelay_launcher.tables import print_table
 
-HEAD = ("worker", "device", "stage", "state", "requests", "pages", "last beat")
+HEAD = ("worker", "device", "stage", "state", "requests", "pages", "heartbeat")
 ROWS = [("a-host.example:12345:abcdef0123abcd", "cpu", "0", "waiting for a stage", "17", "100/4096", "0.2 s ago")]
 WHY = "the whole model, because the sum of what its blocks need is less than what the device has room for"
 
@@ -32,7 +32,7 @@ def test_rows_one_below_the_other_where_a_table_does_not_fit() -> None:
         "a title",
         "worker a-host.example:12345:abcdef0123abcd",
         "  device cpu, stage 0, state waiting for a stage, requests 17, pages 100/4096,",
-        "  last beat 0.2 s ago",
+        "  heartbeat 0.2 s ago",
     ]
 
 

@@ -1,1 +1,1 @@
-"""Reading a checkpoint."""
+"""Reads a checkpoint in Hugging Face's layout: config.json, safetensors and tokenizer."""

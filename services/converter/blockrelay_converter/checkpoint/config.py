@@ -1,4 +1,4 @@
-"""Reads config.json: both spellings, the families we compute, and a refusal by name for everything else."""
+"""Reads config.json of the supported model families, and refuses by name every field that is not supported."""
 
 from dataclasses import dataclass
 from typing import Any, NoReturn, cast
@@ -19,18 +19,21 @@ _MUST_BE_OFF_OR_ONE = (
     *("num_experts", "num_local_experts", "n_routed_experts", "partial_rotary_factor"),
     *("logit_scale", "logits_scaling", "residual_multiplier", "embedding_multiplier"),
 )
-"""Fields other families or forks use to change the computation; absent, null, false, 0 or (second list) 1 do not."""
+"""Fields by which other families or forks change the computation.
+
+Absent, null, false, 0 and, in this second list, 1 leave it unchanged.
+"""
 _DEFAULT_THETA = 10000.0
-_DEFAULT_KV_HEADS = {"mistral": 8, "qwen2": 32, "qwen3": 32}  # transformers' too; a Llama has as many as heads
-_DEFAULT_WINDOW = 4096  # transformers' value for a Mistral or Qwen config that does not say
+_DEFAULT_KV_HEADS = {"mistral": 8, "qwen2": 32, "qwen3": 32}  # those of transformers; a Llama has as many as heads
+_DEFAULT_WINDOW = 4096  # transformers' default for a Mistral or Qwen config without the field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rotary:
-    """How positions turn into angles. The four scaling fields are None where the type does not use them."""
+    """The rotary embedding of a checkpoint. The four scaling fields are None where the type does not use them."""
 
     type: str
-    """default, linear or llama3."""
+    """The scaling: default, linear or llama3, as transformers names it."""
     theta: float
     factor: float | None = None
     low_freq_factor: float | None = None
@@ -40,7 +43,7 @@ class Rotary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceConfig:
-    """What config.json says, checked and in our words."""
+    """The checked contents of a config.json."""
 
     family: str
     hidden_size: int
@@ -53,10 +56,10 @@ class SourceConfig:
     max_position: int
     rms_norm_eps: float
     tied: bool
-    """The head is the embedding."""
+    """True if the head shares its weights with the embedding."""
     rotary: Rotary
     eos_ids: tuple[int, ...] | None
-    """None where config.json does not say."""
+    """Ids of the tokens that end a text; None where config.json does not have them."""
     bos_id: int | None
 
     @property
@@ -69,7 +72,10 @@ class SourceConfig:
 
 
 def read_config(content: bytes, *, max_position: int | None = None) -> SourceConfig:
-    """Read config.json; `max_position` shortens the context. UnsupportedModel or UsageError names the field."""
+    """Reads the bytes of a config.json; `max_position` shortens the context.
+
+    Raises UnsupportedModel or UsageError that names the field.
+    """
     raw = Fields.parse(content, "config.json", UsageError)
     family = raw.text("model_type")
     if family not in ARCHITECTURES:
@@ -130,7 +136,7 @@ def _refuse_what_changes_the_computation(raw: Fields, family: str) -> None:
 def _kv_heads(raw: Fields, family: str, heads: int) -> int:
     if raw.has("num_key_value_heads"):
         return raw.integer("num_key_value_heads", minimum=1)
-    absent = "num_key_value_heads" not in set(raw.names())  # null says: as many as there are heads
+    absent = "num_key_value_heads" not in set(raw.names())  # null means: as many as there are heads
     return _DEFAULT_KV_HEADS.get(family, heads) if absent else heads
 
 
@@ -138,12 +144,12 @@ def _head_dim(raw: Fields, family: str, hidden_size: int, heads: int) -> int:
     if raw.has("head_dim"):
         return raw.integer("head_dim", minimum=1)
     if family == "qwen3":
-        return 128  # transformers' default for this family, whatever the hidden size
+        return 128  # transformers' default for this family, independent of the hidden size
     return hidden_size // heads
 
 
 def _read_rotary(raw: Fields, context: int) -> Rotary:
-    # The order is that of transformers: a scaling in the old spelling wins over `rope_parameters`.
+    # Same precedence as in transformers: `rope_scaling`, the old name, wins over `rope_parameters`.
     spelling = next((name for name in ("rope_scaling", "rope_parameters") if raw.has(name)), None)
     theta = raw.number("rope_theta") if raw.has("rope_theta") else _DEFAULT_THETA
     if theta <= 0:
@@ -187,7 +193,10 @@ def _read_rotary(raw: Fields, context: int) -> Rotary:
 
 
 def refuse_sliding_window(raw: Fields, family: str, layers: int, max_position: int) -> None:
-    """A window is harmless when it is off, when no layer uses it, or when it is no smaller than the context."""
+    """Raises UnsupportedModel for a sliding window that would change the computation.
+
+    A window is harmless when it is off, when no layer uses it, or when it is no smaller than the context.
+    """
     if family == "llama":
         window = raw.integer("sliding_window") if raw.has("sliding_window") else None
     else:

@@ -1,4 +1,4 @@
-"""What people give in place of a checkpoint with safetensors, each with what to do instead."""
+"""Refuses folders and files that are no checkpoint with safetensors, with the remedy for each kind."""
 
 from pathlib import Path
 
@@ -12,7 +12,10 @@ _GGUF = "is GGUF, which is rounded already: convert the checkpoint with safetens
 
 
 def refuse_other_folders(place: Path) -> None:
-    """UsageError where `place` is no folder with a config.json and safetensors: what it is, and the remedy."""
+    """Raises UsageError, with the remedy, if `place` is not a folder with a config.json.
+
+    GGUF files, adapters and the root of a cached repository have messages of their own.
+    """
     if not place.is_dir():
         raise UsageError(_no_folder(place))
     if (place / "snapshots").is_dir() and (is_repository(place) or not (place / "config.json").exists()):
@@ -27,11 +30,11 @@ def refuse_other_folders(place: Path) -> None:
 
 
 def refuse_other_weights(folder: Path) -> None:
-    """UsageError for a folder with a config.json without safetensors of the names that transformers gives them."""
-    found = next((path for pattern in _PYTORCH for path in sorted(folder.glob(pattern))), None)
-    if found is not None:
+    """Raises UsageError for a folder that has a config.json and no safetensors with the names of transformers."""
+    pickle = next((path for pattern in _PYTORCH for path in sorted(folder.glob(pattern))), None)
+    if pickle is not None:
         raise UsageError(
-            f"{found} is a pickle of PyTorch, which runs code when it is read: make safetensors of it with "
+            f"{pickle} is a pickle of PyTorch, which runs code when it is read: make safetensors of it with "
             "AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(OUT) of transformers"
         )
     others = sorted(folder.glob("*.safetensors"))
@@ -53,7 +56,7 @@ def _no_folder(place: Path) -> str:
 
 
 def _root_of_snapshots(place: Path) -> str:
-    """The one that `main` is, or the only one."""
+    """Returns the refusal of a cached repository: it names the snapshot of `main`, else the last one."""
     snapshots = sorted(path for path in (place / "snapshots").iterdir() if path.is_dir())
     main = place / "refs" / "main"
     revision = main.read_text().strip() if main.is_file() else ""

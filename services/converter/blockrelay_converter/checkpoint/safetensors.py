@@ -1,7 +1,7 @@
 """Reads the tensors of a Hugging Face checkpoint: safetensors, one file or sharded by an index.
 
-Files are mapped, never loaded: a tensor is read a few rows at a time and its pages are given back to the system once it
-is done with (`forget`), so memory stays small for any model size.
+Files are memory-mapped and never loaded whole: a tensor is read a few rows at a time, and `forget` returns its memory
+to the system, so memory stays small for any model size.
 The safetensors format: u64 header length, JSON header {name: {dtype, shape, data_offsets}}, then the data.
 """
 
@@ -32,21 +32,24 @@ _SHARD = re.compile(r"model-[0-9]+-of-[0-9]{1,9}\.safetensors")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceTensor:
-    """A float tensor in a mapped file."""
+    """A tensor of floats in a mapped safetensors file."""
 
     name: str
     bfloat16: bool
     raw: NDArray[Any]
-    """The mapped values; bfloat16 ones as uint16, the upper half of a float32."""
+    """The mapped values; bfloat16 as uint16, the upper half of a float32."""
     mapping: mmap.mmap
-    """The file that `raw` lies in."""
+    """The mapped file that `raw` is a view of."""
 
     @property
     def shape(self) -> tuple[int, ...]:
         return self.raw.shape
 
     def rows(self, start: int, stop: int) -> NDArray[np.float32]:
-        """A float32 copy of rows `start` to `stop` of the first axis. UsageError if one value is not finite."""
+        """Returns a float32 copy of rows `start` to `stop - 1` of the first axis.
+
+        Raises UsageError if a value is not finite.
+        """
         part = self.raw[start:stop]
         if self.bfloat16:
             values = (part.astype(np.uint32) << np.uint32(16)).view(np.float32)
@@ -57,27 +60,27 @@ class SourceTensor:
         return values
 
     def groups(self, start: int, stop: int) -> None:
-        """A checkpoint has floats."""
+        """Returns None: a checkpoint has floats, not w4a8 groups."""
 
     def forget(self) -> None:
-        """Stop counting the file's pages as this process's memory; reading them again is allowed."""
+        """Releases the file's pages from this process's memory; the tensor may be read again."""
         if hasattr(mmap, "MADV_DONTNEED"):
             self.mapping.madvise(mmap.MADV_DONTNEED)
 
 
 @dataclass(frozen=True, slots=True)
 class _Stored:
-    """A tensor of a file, as its header describes it: nothing of that is checked before the tensor is used."""
+    """A tensor as the header of its file describes it; the description is checked when the tensor is opened."""
 
     file: str
     dtype: str
     header: Fields
-    """All but its dtype."""
+    """The tensor's entry of the header, without its dtype."""
     data: NDArray[np.uint8]
     mapping: mmap.mmap
 
     def opened(self, name: str) -> SourceTensor:
-        """UnsupportedModel or UsageError names the tensor that cannot be used."""
+        """Checks the description and returns the tensor. Raises UnsupportedModel or UsageError that names it."""
         dtype = self.dtype
         shape, offsets = self.header.integers("shape"), self.header.integers("data_offsets")
         if dtype not in _STORAGE:
@@ -92,10 +95,10 @@ class _Stored:
 
 
 class Checkpoint:
-    """The tensors of a checkpoint folder by name. Opening reads headers only."""
+    """The tensors of a checkpoint folder by name. Making one reads only the headers of the files."""
 
     def __init__(self, folder: Path) -> None:
-        """UsageError if the folder holds no safetensors, or files that are missing or damaged."""
+        """Reads the headers. Raises UsageError if there are no safetensors, or if files are missing or damaged."""
         self._stored: dict[str, _Stored] = {}
         self._opened: dict[str, SourceTensor] = {}
         for path, names in _files(folder):
@@ -106,11 +109,11 @@ class Checkpoint:
                 self._stored[name] = found[name]
 
     def names(self) -> frozenset[str]:
-        """Names of all tensors that may be weights; those of whole numbers are counters, and left out."""
+        """Returns the names of all tensors that may be weights; tensors of integers are counters and are left out."""
         return frozenset(name for name, stored in self._stored.items() if not _WHOLE.fullmatch(stored.dtype))
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> SourceTensor:
-        """The tensor `name`, which must have `shape`. UsageError or UnsupportedModel names the tensor if not."""
+        """Returns the tensor `name`. Raises UsageError or UnsupportedModel if it is unusable or its shape differs."""
         if name not in self._stored:
             raise UsageError(f"tensor {name} is missing from the checkpoint{_REMEDIES.get(name, '')}")
         if name not in self._opened:
@@ -122,7 +125,7 @@ class Checkpoint:
 
 
 def _files(folder: Path) -> Iterator[tuple[Path, list[str] | None]]:
-    """The safetensors files, each with the tensors to take from it (None: all)."""
+    """Yields the safetensors files, each with the tensors to take from it (None: all)."""
     index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
     if index.is_file():
         refuse_lfs_pointer(index)
@@ -147,9 +150,9 @@ def _files(folder: Path) -> Iterator[tuple[Path, list[str] | None]]:
         refuse_other_weights(folder)
 
 
-def _all_shards(found: Sequence[Path]) -> list[str]:
-    """The names of all files of which some were found: they say how many there are."""
-    count = found[0].name.removesuffix(".safetensors").rpartition("-of-")[2]
+def _all_shards(shards: Sequence[Path]) -> list[str]:
+    """Returns the names of all shards; the names of the present ones tell how many there must be."""
+    count = shards[0].name.removesuffix(".safetensors").rpartition("-of-")[2]
     return [f"model-{number:0{len(count)}}-of-{count}.safetensors" for number in range(1, int(count) + 1)]
 
 

@@ -1,4 +1,4 @@
-"""A checkpoint folder as a whole: what its JSON files say, before any weight is looked at."""
+"""Reads and checks the JSON files of a checkpoint folder, before any weight is read."""
 
 import json
 import os
@@ -20,19 +20,22 @@ _NAME = re.compile(r"\w[\w.-]*", re.ASCII)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """A checkpoint that we can convert, as far as its JSON files say."""
+    """A checkpoint whose JSON files describe a model that can be converted."""
 
     config: SourceConfig
     texts: Texts
     model: ModelConfig
     notes: tuple[str, ...]
-    """A line for each thing that is lacking, not applied, or not as a user might expect."""
+    """Lines for the user: one for each thing that is lacking, not applied, or may surprise."""
 
 
 def read_source(checkpoint: Path, *, name: str | None = None, max_position: int | None = None) -> Source:
-    """Read the JSON files. `name` is what clients call the model (default: `model_name`, or of a folder that is mounted
-    `original_name`), `max_position` shortens its context. UnsupportedModel, UsageError or BlockFolderError names the
-    file and field."""
+    """Reads the JSON files of a checkpoint.
+
+    `name` is the model's name for clients (default: `model_name`, or `original_name` for a folder that is a mount
+    point); `max_position` shortens the context. Raises UnsupportedModel, UsageError or BlockFolderError that names the
+    file and field.
+    """
     refuse_onnx_blocks(checkpoint)
     refuse_other_folders(checkpoint)
     if (other := other_tokenizer(checkpoint)) is not None:
@@ -75,8 +78,11 @@ def read_source(checkpoint: Path, *, name: str | None = None, max_position: int 
 
 
 def original_name(config: bytes) -> str:
-    """What a config.json, which is one, says that the checkpoint was called: of a hub organisation/name, of a path its
-    last part; empty where it does not say. In a container the folder is called as it was mounted."""
+    """Returns the name of the checkpoint from its valid config.json, or an empty string if it has none.
+
+    The name is organisation/name of a hub, or the last part of a path. It is needed in containers, where the folder has
+    the name of its mount point.
+    """
     named = json.loads(config).get("_name_or_path")
     if not isinstance(named, str) or not _NAME.fullmatch(named.rpartition("/")[2]):
         return ""

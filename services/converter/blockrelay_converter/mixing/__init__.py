@@ -1,1 +1,1 @@
-"""Which blocks can have fewer bits: `convert --budget-perplexity`."""
+"""Chooses the precision of each block within a limit of perplexity: `convert --budget-perplexity`."""

@@ -1,4 +1,4 @@
-"""`convert --budget-perplexity`: the cheapest precisions that cost no more perplexity than that."""
+"""Converts with the smallest mix of precisions within a limit of perplexity: `convert --budget-perplexity`."""
 
 import json
 import math
@@ -22,13 +22,13 @@ from blockrelay_converter.mixing.search import Found, Mix, cheapest
 from blockrelay_converter.staging import staged_folder
 
 REPORT_NAME = "precisions.json"
-#: What stays exact: the first is where the search begins, the second what blocks may become.
+#: Both precisions are exact. The search begins with BASE in all blocks, and changes blocks to CHEAPER.
 BASE: Precision = DEFAULT_PRECISION
 CHEAPER: Precision = "w4a8"
 
 
 def parse_budget(text: str) -> float:
-    """`0.5%` as 0.005. UsageError for what is none, or negative."""
+    """Returns the share of a text such as `0.5%` (0.005). Raises UsageError for another form or a negative number."""
     try:
         percent = float(text.removesuffix("%"))
     except ValueError:
@@ -52,13 +52,14 @@ def convert_within_budget(
     force: bool = False,
     calibration_text: Path | None = None,
 ) -> Manifest:
-    """Write the smallest block folder `out` of exact blocks whose perplexity on the first `tokens` tokens of `text` is
-    at most (1 + `budget`) times that of the checkpoint in float32, and what was measured beside its manifest.
+    """Writes the smallest block folder of exact blocks whose perplexity is within the budget, and returns its manifest.
 
-    While it works, all of the checkpoint is there in float32 and in both precisions. The other arguments, and what is
-    left behind after an error, are as in `convert`. UsageError where BASE alone costs more than the budget.
+    The perplexity on the first `tokens` tokens of `text` is at most (1 + `budget`) times that of the checkpoint in
+    float32. A report of the measurements (REPORT_NAME) lies beside the manifest. During the work, the disk holds the
+    checkpoint in float32 and in both precisions. The other arguments are those of `convert`, and errors leave nothing
+    behind. Raises UsageError also if BASE alone costs more than the budget.
     """
-    read_text_file(text)  # what makes no sense is said before hours of work
+    read_text_file(text)  # refuses a useless file before hours of work
     source = read_source(checkpoint, name=name, max_position=max_position)
     model = source.model
     for line in source.notes:
@@ -113,7 +114,7 @@ def convert_within_budget(
 
 
 def report_lines(folder: Path) -> list[str]:
-    """The report beside a manifest, for people."""
+    """Returns the report in a block folder as lines for people."""
     content = json.loads((folder / REPORT_NAME).read_text())
     lines = [
         f"perplexity {content['perplexity']:.4f}, {content['cost']:.2%} above {content['reference']:.4f} in fp32 "
@@ -125,9 +126,9 @@ def report_lines(folder: Path) -> list[str]:
 
 
 def _report(found: Found, reference: float, budget: float, tokens: int, saved: Sequence[int]) -> dict[str, Any]:
-    """precisions.json: shares are of the reference.
+    """Returns the content of precisions.json; costs are shares of the reference's perplexity.
 
-    Not among the manifest's files: the last digit may differ between machines, and the model hash must not.
+    The file is not in the manifest: its last digit may differ between machines, and the model hash must not.
     """
     return {
         "precision": format_precisions(found.precisions),
@@ -144,7 +145,7 @@ def _report(found: Found, reference: float, budget: float, tokens: int, saved: S
 
 
 def _can_have(model: ModelConfig, index: int, precision: Precision) -> bool:
-    """Whether block `index` may have it, whatever the others have."""
+    """True if block `index` may have `precision`, independent of the other blocks."""
     return ungroupable(model, [precision if each == index else BASE for each in range(1, model.blocks + 1)]) is None
 
 

@@ -1,4 +1,4 @@
-"""A block folder made of the files of others, without a copy: they share what is the same."""
+"""Makes a block folder of the files of other block folders, by hard links instead of copies."""
 
 import os
 from collections.abc import Sequence
@@ -12,9 +12,10 @@ from blockrelay.block_folder.precisions import all_exact
 
 
 def link_mix(parts: Sequence[BlockFolder], precisions: Sequence[Precision], out: Path) -> Manifest:
-    """Fill the empty folder `out` with hard links, each block from the first part that has it in its precision.
+    """Fills the empty folder `out` with hard links and a manifest of its own, which it returns.
 
-    `parts` are conversions of one checkpoint, on the file system of `out`; each block is in one of them.
+    Each block comes from the first of `parts` that has it in the wanted precision. `parts` are conversions of one
+    checkpoint on the file system of `out`; together they have each block in its precision.
     """
     main = parts[0].manifest
     own = {*main.graphs.values(), *(block.file for block in main.blocks)}

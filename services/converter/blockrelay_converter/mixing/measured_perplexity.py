@@ -1,4 +1,4 @@
-"""Asks the worker how well a folder predicts a text. Another process: services do not import each other."""
+"""Measures the perplexity of a block folder in a process of the worker: services do not import each other."""
 
 import subprocess
 import sys
@@ -12,9 +12,9 @@ _MODULE = "blockrelay_worker.offline.evaluate"
 
 
 def perplexity(folder: Path, text: Path, tokens: int) -> tuple[float, int]:
-    """Of the first `tokens` tokens of the text, and how many of them were scored.
+    """Returns the perplexity on the first `tokens` tokens of the text, and how many of them were scored.
 
-    UsageError or ExecutionError with the worker's last line.
+    Raises UsageError or ExecutionError with the worker's last line.
     """
     command = [sys.executable, "-m", _MODULE, "--model", str(folder), "--text", str(text), "--tokens", str(tokens)]
     done = subprocess.run([*command, "--json"], capture_output=True, text=True, check=False)

@@ -1,4 +1,4 @@
-"""The cheapest precisions within a perplexity. Pure but for `measure`."""
+"""Searches the smallest mix of precisions within a limit of perplexity. Pure but for the `measure` that is passed."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -6,14 +6,15 @@ from dataclasses import dataclass, field
 from blockrelay.block_folder.model import Precision
 
 Mix = tuple[Precision, ...]
+"""The precision of each block, in order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """`perplexity` was measured with exactly these precisions.
+    """The result of a search: the precisions and the perplexity that was measured with them.
 
-    `costs`: block index -> perplexity that the cheaper precision costs in this block alone. Empty where there was no
-    need to know.
+    `costs` holds, by block index, the perplexity that the cheaper precision adds in this block alone. It is empty where
+    all blocks could change at once.
     """
 
     precisions: Mix
@@ -24,11 +25,12 @@ class Found:
 def cheapest(
     base: Mix, cheaper: Mix, saved: Sequence[int], *, limit: float, measure: Callable[[Mix], float]
 ) -> Found | None:
-    """`base` with as many blocks of `cheaper` as stay within `limit`; None if `base` itself does not.
+    """Returns `base` with as many blocks of `cheaper` as stay within `limit`; None if `base` itself is above it.
 
-    Greedy over measured sensitivity: blocks are tried one after the other, those first that cost least perplexity for
-    each byte saved when they alone change (`saved[i-1]` bytes for block i); each is kept if what is there then stays
-    within the limit, measured. At most 2 + 2 N calls of `measure`, 2 where all blocks may change.
+    The search is greedy by measured sensitivity. Each block is first changed alone; blocks are then changed for good
+    one after the other, beginning with the least perplexity per byte saved (`saved[i-1]` bytes for block i). A change
+    is kept if the measured perplexity stays within the limit. `measure` is called at most 2 + 2 N times for N blocks,
+    and twice where all blocks may change.
     """
     at_base = measure(base)
     if at_base > limit:
@@ -45,7 +47,7 @@ def cheapest(
     mix, perplexity = base, at_base
     for index in sorted(indexes, key=lambda index: costs[index] / saved[index - 1]):
         tried = changed(mix, index)
-        found = measure(tried)
-        if found <= limit:
-            mix, perplexity = tried, found
+        measured = measure(tried)
+        if measured <= limit:
+            mix, perplexity = tried, measured
     return Found(precisions=mix, perplexity=perplexity, costs=costs)

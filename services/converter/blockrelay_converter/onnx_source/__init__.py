@@ -1,1 +1,1 @@
-"""ONNX blocks as a source of weights, and `blockrelay import`, which makes a block folder of them."""
+"""Imports ONNX blocks as a block folder (`blockrelay import`): reading, recognising, writing and comparing them."""

@@ -1,9 +1,9 @@
-"""`python -m blockrelay_converter.onnx_source FOLDER OUT`: ONNX blocks that others made as a block folder.
+"""The command line that imports ONNX blocks of other tools: `python -m blockrelay_converter.onnx_source FOLDER OUT`.
 
-For `blockrelay import` and `up --blocks`, which show what comes: lines of stdout are steps (`encode_step`), the last
-one is what was written (`encode_result`). Exit code 0 when OUT is there, 2 when the blocks cannot be imported or OUT
-cannot be written: then stderr has one line and nothing is left. A run that was ended otherwise leaves a folder
-`.OUT.unfinished`, with which the same command goes on.
+`blockrelay import` and `up --blocks` run it and show its progress. The lines of stdout are steps (`encode_step`); the
+last one is the result (`encode_result`). Exit code 0: OUT is complete. Exit code 2: the blocks cannot be imported or
+OUT cannot be written; then stderr has one line and nothing is left. An interrupted run leaves a folder
+`.OUT.unfinished`, from which the same command continues.
 """
 
 import sys
@@ -29,21 +29,21 @@ def main(
     max_position: Annotated[int | None, typer.Option(min=1)] = None,
     served: Annotated[Path | None, typer.Option()] = None,
 ) -> None:
-    """Import ONNX blocks; JSON lines of what is done."""
+    """Import ONNX blocks and print JSON lines: one for each step, then the result."""
     options = ImportOptions(
         folder=folder, out=out, precision=precision, text=text, name=name, max_position=max_position, served=served
     )
-    _tell(encode_result(import_blocks(options, lambda step: _tell(encode_step(step)))))
+    _print(encode_result(import_blocks(options, lambda step: _print(encode_step(step)))))
 
 
-def _tell(line: str) -> None:
-    """At once: somebody watches."""
+def _print(line: str) -> None:
+    """Prints a line unbuffered: the parent process shows progress as it comes."""
     typer.echo(line)
     sys.stdout.flush()
 
 
 def run(arguments: list[str] | None = None) -> int:
-    """The exit code (see `run_app`)."""
+    """Runs the command line and returns its exit code (see `run_app`)."""
     return run_app(app, arguments, name="blockrelay import")
 
 

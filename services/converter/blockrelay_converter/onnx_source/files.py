@@ -1,6 +1,6 @@
-"""Reads the files of a folder of ONNX blocks: their graphs as data, and where the numbers of each constant are.
+"""Reads the files of a folder of ONNX blocks: their graphs as data, and the place of the numbers of each constant.
 
-Weights are never loaded: they are mapped, whether they lie beside a graph or in its file.
+Weights are memory-mapped and never loaded whole, whether they lie in a file of their own or in the graph's.
 """
 
 import math
@@ -22,27 +22,34 @@ from blockrelay.onnx_blocks.signature import Signature, check_names
 from blockrelay.onnx_blocks.weight_places import WeightPlace, check_inside, weight_place
 from blockrelay.onnx_blocks.wiring import Wiring, wire
 
-#: Constants of at most so many numbers are part of the graph as data: epsilons, places, shapes.
+#: Constants of at most this many numbers are read with the graph: epsilons, indexes, shapes.
 _FEW = 16
 Array = NDArray[Any]
+"""The numbers of a constant, in its own dtype and shape."""
 
 
 @dataclass(slots=True)
 class OnnxBlocks:
-    """A folder, read. `files` are the names of all that it consists of."""
+    """A folder of ONNX blocks after its graphs were read and wired. Not for use by several threads."""
 
     root: Path
     wiring: Wiring
     graph: Graph
     files: tuple[str, ...]
+    """Names of all files: the blocks in order, then the weight files."""
     _beside: Mapping[tuple[str, str], WeightPlace]
+    """The place of each constant that lies in a weight file, by (graph file, constant name)."""
     _opened: str = ""
+    """Name of the graph file whose constants `_inside` and `_arrays` hold."""
     _inside: dict[str, TensorProto] = field(default_factory=dict[str, TensorProto])
     _arrays: dict[str, Array] = field(default_factory=dict[str, Array])
     _maps: dict[Path, mmap.mmap] = field(default_factory=dict[Path, mmap.mmap])
 
     def array(self, constant: Constant) -> Array:
-        """Its numbers, not to be written to. OnnxBlocksError names a constant that is not as it declares."""
+        """Returns the numbers of a constant, read-only.
+
+        Raises OnnxBlocksError that names a constant whose data differs from its declaration.
+        """
         beside = self._beside.get((constant.file, constant.name))
         if beside is not None:
             return self._mapped(constant, beside)
@@ -55,7 +62,7 @@ class OnnxBlocks:
         return self._arrays[constant.name]
 
     def forget(self) -> None:
-        """Give memory back; everything may be asked for again."""
+        """Releases memory; all constants may be read again."""
         self._opened = ""
         self._inside, self._arrays = {}, {}
         for mapped in self._maps.values():
@@ -72,7 +79,10 @@ class OnnxBlocks:
 
 
 def read_onnx_blocks(root: Path) -> OnnxBlocks:
-    """Read and wire all blocks. Raises OnnxBlocksError that names the file, and the tensor if it is one."""
+    """Reads and wires all blocks of the folder `root`.
+
+    Raises OnnxBlocksError that names the file, and the tensor where the error is in one.
+    """
     names = block_names(root)
     blocks: list[BlockGraph] = []
     beside: dict[tuple[str, str], WeightPlace] = {}
@@ -91,7 +101,7 @@ def _parsed(root: Path, name: str) -> ModelProto:
 
 
 def _block(root: Path, name: str, index: int, beside: dict[tuple[str, str], WeightPlace]) -> BlockGraph:
-    """The graph of a file; where its weights beside it lie goes into `beside`."""
+    """Reads the graph of block `index` and adds the places of its weights in other files to `beside`."""
     model = _parsed(root, name)
     tensors = _inside(model)
     inputs = [value for value in model.graph.input if value.name not in tensors]
@@ -109,17 +119,18 @@ def _block(root: Path, name: str, index: int, beside: dict[tuple[str, str], Weig
 
 
 def _inside(model: ModelProto) -> dict[str, TensorProto]:
-    """All constants of a graph by name, those that nodes make included."""
-    found = {str(tensor.name): tensor for tensor in model.graph.initializer}
+    """Returns all constants of a graph by name: its initializers, and the outputs of its Constant nodes."""
+    constants = {str(tensor.name): tensor for tensor in model.graph.initializer}
     for node in model.graph.node:
         if node.op_type == "Constant":
             for attribute in node.attribute:
-                if (tensor := _made(attribute)) is not None:
-                    found[str(node.output[0])] = tensor
-    return found
+                if (tensor := _constant_value(attribute)) is not None:
+                    constants[str(node.output[0])] = tensor
+    return constants
 
 
-def _made(attribute: AttributeProto) -> TensorProto | None:
+def _constant_value(attribute: AttributeProto) -> TensorProto | None:
+    """Returns the value of a Constant node from one of its attributes, or None if the attribute holds none."""
     value: Any = helper.get_attribute_value(attribute)
     match attribute.name:
         case "value":
@@ -145,8 +156,8 @@ def _constant(
     size = math.prod(dims)
     values: tuple[float, ...] = ()
     if tensor.data_location == TensorProto.EXTERNAL:
-        said = {str(entry.key): str(entry.value) for entry in tensor.external_data}
-        beside[file, name] = weight_place(root, said, needed=size * dtype.itemsize, file=file, owner=name)
+        external = {str(entry.key): str(entry.value) for entry in tensor.external_data}
+        beside[file, name] = weight_place(root, external, needed=size * dtype.itemsize, file=file, owner=name)
     elif 0 < size <= _FEW and dtype.kind in "fiub":
         values = tuple(float(value) for value in _numbers(tensor, file, name).reshape(-1))
     return Constant(file, name, str(dtype), dims, values)

@@ -1,4 +1,7 @@
-"""ONNX blocks become a block folder: read, recognised, written, compared with the originals, and only then there."""
+"""Imports ONNX blocks: reads and recognises them, writes a block folder and compares it with the originals.
+
+The folder appears under its name only after all of that.
+"""
 
 import json
 import shutil
@@ -29,32 +32,38 @@ from blockrelay_converter.onnx_source.rotary_source import OfFrequencies, OfTabl
 from blockrelay_converter.onnx_source.settings import Settings, read_settings
 from blockrelay_converter.onnx_source.weights import OnnxWeights
 
-#: In the unfinished folder: the floats that are compared, where the folder itself has rounded weights.
+#: Name of a folder in the unfinished one: the model in floats, for the comparison, where the import rounds weights.
 _FLOATS = "floats"
-#: Of a folder beside its blocks and rotary tables: graphs, tokenizer, manifest.
+#: Bytes allowed for the graphs, tokenizer and manifest of a folder.
 _FRAME_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportOptions:
-    """What `blockrelay import` was asked for. `precision` as `parse_precisions` reads it; None: as it is stored."""
+    """The options of `blockrelay import`."""
 
     folder: Path
     out: Path
     precision: str | None = None
+    """In the syntax of `parse_precisions`; None: the precision in which the blocks store their weights."""
     text: Path | None = None
+    """UTF-8 file on which the cost of rounding is measured."""
     name: str | None = None
+    """The model's name for clients; None: a name from the folder."""
     max_position: int | None = None
+    """Shortens the context to this many tokens."""
     served: Path | None = None
-    """The folder that describes the blocks where they are served: the import is to compute in their place, and what a
-    run about something else has left unfinished goes."""
+    """The block folder that describes the blocks while they are served: the import is to compute in their place.
+
+    An unfinished folder that a run with other inputs left at `out` is then removed.
+    """
 
 
 def import_blocks(options: ImportOptions, tell: Callable[[ImportStep], None]) -> ImportResult:
-    """Write the block folder; it is there whole or not at all. With what an ended run has left it goes on.
+    """Writes the block folder `options.out`, complete or not at all. An interrupted import of the same continues.
 
-    Raises OnnxBlocksError for blocks that are no Llama or compute something else than what was imported, UsageError
-    where the folder cannot be written. Both leave nothing behind.
+    `tell` is called with each step. Raises OnnxBlocksError for blocks that are no Llama or whose import computes
+    something else, UsageError if the folder cannot be written. Both leave nothing behind.
     """
     check_free(options.out.absolute())
     if options.text is not None and not options.text.is_file():
@@ -63,7 +72,7 @@ def import_blocks(options: ImportOptions, tell: Callable[[ImportStep], None]) ->
 
 
 class _Import:
-    """One run: everything that can be refused without running a block is looked at when it is made."""
+    """One import. Making one checks everything that can be refused without running a block."""
 
     def __init__(self, options: ImportOptions, tell: Callable[[ImportStep], None]) -> None:
         self._options, self._tell = options, tell
@@ -71,7 +80,7 @@ class _Import:
         try:
             self._llama: Llama = recognise(self._blocks.graph)
         except OnnxBlocksError:
-            logits_of(self._blocks.wiring)  # the head may be missing, which says more
+            logits_of(self._blocks.wiring)  # if the head is missing, its error explains more
             raise
         self._rotary: OfFrequencies | OfTables = rotary_of(self._blocks, self._llama.rotary, self._llama.head_dim)
         rows = len(self._rotary.cos) if isinstance(self._rotary, OfTables) else None
@@ -100,10 +109,11 @@ class _Import:
 
     @property
     def _rounds(self) -> bool:
-        """The folder does not have the floats that are compared."""
+        """True if the written folder rounds weights, so that the comparison needs a second folder in floats."""
         return self._source.precisions != self._floats.precisions
 
     def run(self) -> ImportResult:
+        """Writes and compares the folder and returns the result. Raises what `import_blocks` raises."""
         options = self._options
         cost: float | None = None
         identity = self._identity()
@@ -136,7 +146,7 @@ class _Import:
         )
 
     def _check_stand_in(self, served: Manifest, plain: Precision) -> None:
-        """UsageError where the import could not compute in place of the blocks that are `served`, or should not."""
+        """Raises UsageError if the import must not compute in place of the blocks that `served` describes."""
         if why := why_other_pages(served, self._settings.model, self._stored):
             raise UsageError(why)
         if self._weights.widened(self._stored):
@@ -146,7 +156,7 @@ class _Import:
 
     def _write(self, source: BlockSource, folder: Path) -> Manifest:
         answered = [index for index, each in enumerate(source.precisions, 1) if is_exact(each)]
-        # Who stands in for the blocks must have their weights: another precision is another model.
+        # Only an import with the blocks' own weights may stand in for them: another precision is another model.
         own = self._fingerprint if source.precisions == self._stored else None
         writer = FolderWriter(source, self._rotary, self._settings.texts, self._step, imported_from=own)
         return writer.files(folder, {}, answered=answered)
@@ -165,7 +175,7 @@ class _Import:
         self._tell(ImportStep(what, size, self._total))
 
     def _bytes(self) -> int:
-        """Of all tensors, each time that they are written, compared or asked for their answers."""
+        """Returns the tensor bytes of all passes: writing, comparing and computing known answers."""
         total = 2 * self._floats.total_bytes()
         if self._rounds:
             precisions = self._source.precisions
@@ -174,7 +184,7 @@ class _Import:
         return total
 
     def _check_room(self, folder: Path) -> None:
-        """UsageError where the disk has less left than is still to be written."""
+        """Raises UsageError if the disk has less room than the import still needs."""
         model = self._settings.model
         needed = self._floats.total_bytes() + (self._source.total_bytes() if self._rounds else 0)
         needed += (4 * model.max_position * model.head_dim + _FRAME_BYTES) * (1 + self._rounds)
@@ -187,7 +197,7 @@ class _Import:
             )
 
     def _identity(self) -> str:
-        """What a run has to have been about for another one to go on with what it left."""
+        """Returns the inputs of this import as JSON; only a run with equal ones may continue an unfinished folder."""
         options, folder = self._options, self._options.folder
         beside = [name for name in FILES if (folder / name).is_file()]
         files = {name: (folder / name).stat() for name in (*self._blocks.files, *beside)}
@@ -206,7 +216,7 @@ class _Import:
 def _notes_on_weights(
     weights: OnnxWeights, stored: Sequence[Precision], chosen: Sequence[Precision], plain: Precision
 ) -> list[str]:
-    """What is said of packed weights that are not kept as they are."""
+    """Returns a note on packed weights that the import widens to floats, if there are any."""
     widened = weights.widened(stored)
     if not widened or stored != chosen:
         return []

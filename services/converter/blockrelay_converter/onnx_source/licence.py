@@ -1,6 +1,6 @@
-"""Has the worker compare imported blocks with the original graphs. Another process: services do not import each other.
+"""Compares imported blocks with the original graphs in a process of the worker: services do not import each other.
 
-The comparison is the licence to use an import: what a graph computes, only running it can say.
+An import may be used only after this comparison: only running a graph shows what it computes.
 """
 
 import subprocess
@@ -20,8 +20,10 @@ _EVALUATE = "blockrelay_worker.offline.evaluate"
 def compare(
     originals: Path, imported: Path, places: ComparedPlaces, done: Callable[[ComparedBlock], None]
 ) -> tuple[ComparedBlock, ...]:
-    """All blocks, each told to `done` when it has been compared. Raises OnnxBlocksError naming the first block that
-    computes something else than its original, or an original that cannot run; ExecutionError for a worker that fails.
+    """Compares all blocks and returns the results in order; `done` is called with each as it comes.
+
+    Raises OnnxBlocksError that names the first block that differs from its original, or an original that cannot run;
+    ExecutionError if the worker fails.
     """
     command = [sys.executable, "-P", "-m", _COMPARE, "--", str(originals), str(imported)]
     found: list[ComparedBlock] = []
@@ -47,8 +49,10 @@ def compare(
 
 
 def evaluated_cost(folder: Path, against: Path, text: Path) -> float:
-    """The share by which the perplexity of `folder` on the text is above that of `against`. Raises UsageError where the
-    text cannot be measured with, ExecutionError for a worker that fails."""
+    """Returns the share by which the perplexity of `folder` is above that of `against`, on 4,096 tokens of the text.
+
+    Raises UsageError for a text that cannot be used, ExecutionError if the worker fails.
+    """
     command = [sys.executable, "-P", "-m", _EVALUATE, "--json", "--text", str(text), "--tokens", "4096"]
     command += ["--model", str(folder), "--against", str(against)]
     done = subprocess.run(command, capture_output=True, check=False)

@@ -1,7 +1,7 @@
-"""What files beside ONNX blocks say of the model: tokens that end a text, context length, tokenizer, chat template.
+"""Reads a model's settings from the files beside its ONNX blocks: end tokens, context length, tokenizer, chat template.
 
-They are the files that exporters leave there (`blockrelay.onnx_blocks.beside`). What none of them says is assumed, or
-left out, and named.
+Exporters leave these files there (`blockrelay.onnx_blocks.beside`). A setting that is in none of them is assumed or
+left out, and a note names it.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from blockrelay_converter.checkpoint.config import ARCHITECTURES, refuse_sliding
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """The model as block folders describe it, its texts, and what had to be assumed."""
+    """The model's description for its block folder, its text files, and notes on what had to be assumed."""
 
     model: ModelConfig
     texts: Texts
@@ -29,16 +29,19 @@ class Settings:
 def read_settings(
     folder: Path, llama: Llama, *, name: str | None, max_position: int | None, rows: int | None
 ) -> Settings:
-    """`rows`: positions that the graphs have tables for; None: any. UsageError or UnsupportedModel names the file and
-    field that is wrong."""
+    """Reads the settings of the recognised model `llama`.
+
+    `name` and `max_position` override the files. `rows` is the number of positions in the graphs' rotary tables; None:
+    no limit. Raises UsageError or UnsupportedModel that names the file and field.
+    """
     if not is_head_dim(llama.head_dim):
         raise UsageError(f"{folder}: heads of {llama.head_dim} cannot be computed: {HEAD_DIMS}")
     beside = read_beside(folder, vocabulary=llama.vocab_size, max_position=max_position, rows=rows)
     config, genai = (optional_json(folder / one) for one in ("config.json", "genai_config.json"))
     given = genai.nested("model") if genai.has("model") else Fields({}, "genai_config.json", UsageError)
-    is_told = config.has("model_type")
+    has_type = config.has("model_type")
     family = _family(config, given, llama)
-    if is_told:
+    if has_type:
         refuse_sliding_window(config, family, len(llama.layers), beside.max_position)
     texts = beside.texts
     model = ModelConfig(
@@ -65,8 +68,8 @@ def read_settings(
 
 
 def _family(config: Fields, given: Fields, llama: Llama) -> str:
-    """What config.json or genai_config.json says, if that is one of ours; else the one that has such layers."""
+    """Returns the family in config.json or genai_config.json if it is supported, else one with the same layers."""
     for fields, field in ((config, "model_type"), (given, "type")):
-        if fields.has(field) and (said := fields.text(field)) in ARCHITECTURES:
-            return said
+        if fields.has(field) and (family := fields.text(field)) in ARCHITECTURES:
+            return family
     return "qwen3" if llama.qk_norm else "qwen2" if llama.qkv_bias else "llama"

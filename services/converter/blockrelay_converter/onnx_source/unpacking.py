@@ -1,9 +1,9 @@
-"""Weights as MatMulNBits has them: numbers of 4 or 8 bits, in groups of inputs with a scale and a zero point each.
+"""Unpacks the weights of ONNX's MatMulNBits: 4 or 8 bits, in groups of inputs with a scale and a zero point each.
 
     weight[n, k] = (q[n, k] - zero[n, k // group]) * scale[n, k // group]
 
-q is packed along the inputs, of two 4-bit numbers the first in the low half of a byte; so are zero points, which are 8
-or 128 where none are given.
+q is packed along the inputs; the first of two 4-bit numbers is in the low half of a byte. Zero points are packed alike,
+and are 8 or 128 by default.
 """
 
 from typing import Any
@@ -20,7 +20,7 @@ _STORED_ZERO = 8
 def unpacked(
     q: NDArray[np.uint8], scales: NDArray[np.float32], zeros: NDArray[np.float32], *, bits: int, inputs: int
 ) -> NDArray[np.float32]:
-    """float32 [N, inputs] of packed rows [N, groups, bytes], with scales and zero points [N, groups]."""
+    """Returns float32 [N, inputs] for packed rows `q` [N, groups, bytes] and their scales and zeros [N, groups]."""
     count, groups, _ = q.shape
     numbers = q if bits == 8 else np.stack([q & 15, q >> 4], axis=-1)
     wide = numbers.reshape(count, groups, -1).astype(np.float32)
@@ -30,7 +30,7 @@ def unpacked(
 
 
 def zero_points(stored: NDArray[Any] | None, *, bits: int, rows: int, groups: int) -> NDArray[np.float32]:
-    """[rows, groups] of what MatMulNBits is given."""
+    """Returns zero points, float32 [rows, groups], from the optional input of MatMulNBits (packed bytes or floats)."""
     if stored is None:
         return np.full((rows, groups), 1 << (bits - 1), np.float32)
     if stored.dtype != np.uint8:
@@ -42,10 +42,10 @@ def zero_points(stored: NDArray[Any] | None, *, bits: int, rows: int, groups: in
 
 
 def as_groups(q: NDArray[np.uint8], scales: NDArray[np.float32], zeros: NDArray[np.float32]) -> Groups | None:
-    """Packed 4-bit rows [N, groups, 16] as w4a8 has them, if nothing has to be rounded for that.
+    """Converts packed 4-bit rows [N, groups, 16] to w4a8, or returns None if that would round anything.
 
-    The number of a column, `scale`, is the power of two above its scales, so that the float16 `gs` are at most 1: this
-    is exact for scales that were float16, unless they differ by more than float16 can hold.
+    The `scale` of a column is the power of two above its group scales, so that the float16 `gs` are at most 1. This is
+    exact for scales that were float16, unless they differ by more than float16 can hold.
     """
     if q.shape[2] * 2 != GROUP or (zeros != _STORED_ZERO).any() or not np.isfinite(scales).all():
         return None

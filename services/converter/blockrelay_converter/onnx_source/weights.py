@@ -1,4 +1,4 @@
-"""The weights of a Llama in ONNX blocks, by the names and in the shapes that checkpoints have."""
+"""Gives the weights of a Llama in ONNX blocks, by the names and in the shapes that checkpoints have."""
 
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
@@ -17,7 +17,7 @@ from blockrelay_converter.onnx_source.unpacking import as_groups, unpacked, zero
 from blockrelay_converter.weight_source import Groups
 
 _FLOATS = ("float16", "float32")
-#: Of each linear layer the tensors of a layer that it is made of; the head is a tensor of its own.
+#: The checkpoint's tensors that each linear layer of a block folder consists of; the head is a tensor of its own.
 _OF_LINEARS = {
     "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     "o": ("self_attn.o_proj",),
@@ -29,7 +29,7 @@ assert {*_OF_LINEARS, "head"} == set(LINEARS)
 
 @dataclass(frozen=True, slots=True)
 class OnnxTensor:
-    """A tensor of the model, read from the file of a block."""
+    """A tensor of the model, read from the file of an ONNX block. Implements `SourceTensor`."""
 
     blocks: OnnxBlocks
     part: Part
@@ -43,7 +43,7 @@ class OnnxTensor:
         return self.part.shape
 
     def rows(self, start: int, stop: int) -> NDArray[np.float32]:
-        """See `SourceTensor`."""
+        """Returns rows `start` to `stop - 1` in float32. Raises OnnxBlocksError if a value is not finite."""
         source, first, stop = self.part.source, self.part.first + start, self.part.first + stop
         first_row = slice(first, stop)
         if isinstance(source, Constant):
@@ -61,20 +61,20 @@ class OnnxTensor:
         return values
 
     def groups(self, start: int, stop: int) -> Groups | None:
-        """See `SourceTensor`."""
+        """Returns the same rows in w4a8 if they are stored in 4 bits and need no rounding for it, else None."""
         source = self.part.source
         if isinstance(source, Constant) or source.packed is None or source.packed.bits != 4 or source.inputs % GROUP:
             return None
         return as_groups(*self._packed(source, source.packed, self.part.first + start, self.part.first + stop))
 
     def forget(self) -> None:
-        """See `SourceTensor`."""
+        """Releases the memory of all ONNX blocks; they may be read again."""
         self.blocks.forget()
 
     def _packed(
         self, weight: Weight, packed: Packed, first: int, stop: int
     ) -> tuple[NDArray[np.uint8], NDArray[np.float32], NDArray[np.float32]]:
-        """Of some rows the packed numbers [rows, groups, bytes], scales and zero points [rows, groups]."""
+        """Returns the packed numbers [rows, groups, bytes], scales and zero points [rows, groups] of some rows."""
         count, groups = weight.outputs, -(-weight.inputs // packed.group)
         q = self.blocks.array(weight.constant).reshape(count, groups, -1)[first:stop]
         scales = self.blocks.array(packed.scales).reshape(count, groups)[first:stop].astype(np.float32)
@@ -84,7 +84,7 @@ class OnnxTensor:
 
 
 class OnnxWeights:
-    """All tensors of a model that was recognised."""
+    """All tensors of a model that was recognised in ONNX blocks. Implements `WeightSource`."""
 
     def __init__(self, blocks: OnnxBlocks, llama: Llama) -> None:
         """Raises OnnxBlocksError for weights of a type that cannot be read."""
@@ -98,23 +98,23 @@ class OnnxWeights:
                 )
 
     def names(self) -> AbstractSet[str]:
-        """See `WeightSource`."""
+        """Returns the names of all tensors, as checkpoints have them."""
         return self._llama.parts.keys()
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> OnnxTensor:
-        """See `WeightSource`."""
-        found = OnnxTensor(self._blocks, self._llama.parts[name])
-        if found.shape != shape:
-            constant = found.part.constant
+        """Returns the tensor `name`. Raises OnnxBlocksError if its shape is not `shape`."""
+        tensor = OnnxTensor(self._blocks, self._llama.parts[name])
+        if tensor.shape != shape:
+            constant = tensor.part.constant
             raise OnnxBlocksError(
-                f"has shape {list(found.shape)} as {name}, and the other weights ask for {list(shape)}",
+                f"has shape {list(tensor.shape)} as {name}, and the other weights ask for {list(shape)}",
                 file=constant.file,
                 tensor=constant.name,
             )
-        return found
+        return tensor
 
     def float_precision(self) -> Precision:
-        """Of a folder that rounds none of these weights: fp16 where they, or the scales of packed ones, are float16."""
+        """Returns the float precision that rounds no weight: fp16 if the weights or their scales are float16."""
         first = self._llama.parts["model.layers.0.self_attn.q_proj.weight"]
         source = first.source
         packed = None if isinstance(source, Constant) else source.packed
@@ -122,17 +122,20 @@ class OnnxWeights:
         return next(precision for precision, name in FLOATS.items() if name == dtype)
 
     def stored_precisions(self, model: ModelConfig) -> tuple[Precision, ...]:
-        """Of each block: w4a8 where all of its linear layers are stored so, else floats. Reads all scales."""
+        """Returns the precision of each block: w4a8 where all its linear layers can be kept in it, else the floats'.
+
+        Reads all scales.
+        """
         plain = self.float_precision()
-        found: list[Precision] = []
+        precisions: list[Precision] = []
         for index in range(1, model.blocks + 1):
             names = _tensors(index, model.blocks)
-            found.append("w4a8" if all(self._is_stored_in_groups(name) for name in names) else plain)
+            precisions.append("w4a8" if all(self._is_stored_in_groups(name) for name in names) else plain)
             self._blocks.forget()
-        return tuple(found)
+        return tuple(precisions)
 
     def widened(self, precisions: Sequence[Precision]) -> list[int]:
-        """The blocks of which packed weights become floats in these precisions."""
+        """Returns the indexes of blocks whose packed weights become floats in these precisions."""
         return [
             index
             for index, precision in enumerate(precisions, 1)
@@ -140,7 +143,7 @@ class OnnxWeights:
         ]
 
     def packed_kinds(self) -> tuple[str, ...]:
-        """What kinds of packed weights there are, for people: `4 bits in groups of 32`."""
+        """Returns the kinds of packed weights as text for people: `4 bits in groups of 32`."""
         packed = [part.source.packed for part in self._llama.parts.values() if isinstance(part.source, Weight)]
         kinds = {f"{one.bits} bits in groups of {one.group}" for one in packed if one is not None}
         return tuple(sorted(kinds))
@@ -155,9 +158,9 @@ class OnnxWeights:
 
 
 def _tensors(index: int, blocks: int) -> list[str]:
-    """The names of the weights of the linear layers of block `index` of `blocks`."""
-    found: list[str] = []
+    """Returns the names of the weights of all linear layers of block `index` of `blocks`."""
+    names: list[str] = []
     for linear in block_linears(index, blocks):
         own = ["lm_head"] if linear == "head" else [f"model.layers.{index - 1}.{name}" for name in _OF_LINEARS[linear]]
-        found += [f"{name}.weight" for name in own]
-    return found
+        names += [f"{name}.weight" for name in own]
+    return names

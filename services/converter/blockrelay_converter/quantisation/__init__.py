@@ -1,1 +1,1 @@
-"""From float weights to integers."""
+"""Rounds float weights to integers, and calibrates the rounding with a text (SmoothQuant)."""

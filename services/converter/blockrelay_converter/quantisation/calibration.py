@@ -1,4 +1,4 @@
-"""Looks at a text go through the model in floats and decides, linear by linear, what to fold (`folding`)."""
+"""Runs a text through the model in floats and chooses the smoothing of each linear layer (`folding`)."""
 
 import hashlib
 import json
@@ -20,26 +20,28 @@ from blockrelay_converter.quantisation.smoothing import Smoothed, smooth
 from blockrelay_converter.rotary import rotary_tables
 
 REPORT_NAME = "calibration.json"
-#: Pieces of the text, spread over it evenly, and their length in tokens.
+#: Number of pieces of the text, spread evenly over it, and the length of each in tokens.
 _SEQUENCES, _LENGTH = 4, 256
-#: Rows, of all, on which the errors are measured.
+#: Number of rows on which errors are measured.
 _MEASURED_ROWS = 128
 _FEWEST_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """What a text says about a model. `linears`: block index -> linear -> what was found."""
+    """The result of a calibration: the smoothing of each block, by its index, and the errors before and after."""
 
     text_sha256: str
     tokens: int
     foldings: Mapping[int, Folding]
     linears: Mapping[int, Mapping[str, Smoothed]]
+    """The measurement of each linear layer, by block index, then by kind."""
 
     def report(self) -> bytes:
-        """calibration.json: relative error of every linear's output before and after, to four digits.
+        """Returns the bytes of calibration.json: the relative error of every linear's output before and after.
 
-        Not among the manifest's files: the last digit may differ between machines, and the model hash must not.
+        The file is not in the manifest: its last (fourth) digit may differ between machines, and the model hash must
+        not.
         """
         blocks = {
             f"block_{index}": {
@@ -53,7 +55,7 @@ class Calibration:
 
 
 def report_table(report: bytes) -> list[tuple[str, ...]]:
-    """A report for people: a heading, then a line per block with the error of each linear, before and after."""
+    """Returns a report as rows of a table: a heading, then each block with the errors of its linears."""
     blocks = json.loads(report)["relative_errors"]
     lines: list[tuple[str, ...]] = [("block", *LINEARS)]
     for block, linears in blocks.items():
@@ -63,9 +65,12 @@ def report_table(report: bytes) -> list[tuple[str, ...]]:
 
 
 def sequences(tokenizer: Tokenizer, text: str, *, context: int) -> NDArray[np.int64]:
-    """[S, L]: pieces of the text, each begun as the tokenizer begins a text. UsageError if the text is too short."""
+    """Returns pieces of the text as token ids [S, L], each after the tokenizer's beginning of text.
+
+    Raises UsageError if the text is too short.
+    """
     plain = tokenizer.encode(text, add_special_tokens=False)
-    # What a template adds (a beginning of text, as a rule) stands before every piece, as it does before a prompt.
+    # Special tokens that the tokenizer puts before a prompt stand before every piece too.
     begin = tokenizer.encode("")
     length = min(_LENGTH, context) - len(begin)
     if len(plain) < _FEWEST_TOKENS or length < 1:
@@ -79,9 +84,10 @@ def sequences(tokenizer: Tokenizer, text: str, *, context: int) -> NDArray[np.in
 def calibrate(
     source: BlockSource, rotary: Rotary, tokens: NDArray[np.int64], text: str, *, done: Callable[[int], None]
 ) -> Calibration:
-    """Decide the folding of every block by `tokens` [S, L], the `sequences` of `text`.
+    """Chooses the smoothing of every block by running `tokens` [S, L], the `sequences` of `text`.
 
-    `done` is told each block's index. Memory: a few matrices of activations, no more than a chunk of the weights.
+    `done` is called with the index of each finished block. Memory: a few matrices of activations and a chunk of the
+    weights. Raises UsageError for tokens outside the vocabulary or activations that are not finite.
     """
     model = source.model
     if int(tokens.max()) >= model.vocab_size:
@@ -91,7 +97,7 @@ def calibrate(
     x = floats.embed(tokens.reshape(-1))
     measured = np.linspace(0, x.shape[0] - 1, min(_MEASURED_ROWS, x.shape[0])).astype(int)
     foldings: dict[int, Folding] = {}
-    found: dict[int, dict[str, Smoothed]] = {}
+    by_block: dict[int, dict[str, Smoothed]] = {}
     for index in range(1, model.blocks + 1):
         linears: dict[str, Smoothed] = {}
         precision = source.precisions[index - 1]
@@ -121,20 +127,20 @@ def calibrate(
         else:
             floats.head(x, watch)
         source.forget(index)
-        found[index] = linears
+        by_block[index] = linears
         exponents: dict[str, Exponents] = {name: one.exponents for name, one in linears.items()}
         foldings[index] = layer_folding(model, exponents)
         done(index)
     digest = hashlib.sha256(text.encode()).hexdigest()
-    return Calibration(text_sha256=digest, tokens=tokens.size, foldings=foldings, linears=found)
+    return Calibration(text_sha256=digest, tokens=tokens.size, foldings=foldings, linears=by_block)
 
 
 def _largest(source: BlockSource, index: int, linear: str) -> NDArray[np.float32]:
-    """[K]: the largest magnitude of the weights that read each input channel."""
-    found = np.zeros(source.model.linear_shape(linear)[0], np.float32)
+    """Returns the largest magnitude of the weights that read each input channel, [K]."""
+    largest = np.zeros(source.model.linear_shape(linear)[0], np.float32)
     for _, weights in source.chunks(index, linear):
-        np.maximum(found, np.abs(weights).max(axis=0), out=found)
-    return found
+        np.maximum(largest, np.abs(weights).max(axis=0), out=largest)
+    return largest
 
 
 def _short(error: float) -> float:

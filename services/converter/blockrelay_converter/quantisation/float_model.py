@@ -1,7 +1,7 @@
-"""The model in float64, a matrix at a time: what calibration looks at.
+"""Runs the model in float64, a matrix at a time, so that calibration sees the input of every linear layer.
 
-Float64 because the result decides on powers of two that go into a model's hash: BLAS adds in another order on another
-machine, and what differs there by 1e-14 rounds to another power of two once in many million channels.
+The result decides on powers of two that go into the model's hash, hence float64: BLAS adds in another order on another
+machine, and a difference of 1e-14 rounds to another power of two only once in many million channels.
 """
 
 from collections.abc import Callable
@@ -14,24 +14,24 @@ from blockrelay_converter.block_writer import BlockSource
 
 F64 = NDArray[np.float64]
 Watch = Callable[[str, F64], None]
-"""Called with (linear, its input [rows, K]) before the linear runs."""
+"""A function that is called with (kind of linear layer, its input [rows, K]) before the layer runs."""
 
 
 class FloatModel:
-    """Runs sequences of equal length L; rows are [S * L, width], sequence after sequence."""
+    """The model in float64, for S sequences of equal length L. Activations are [S * L, width], one after the other."""
 
     def __init__(self, source: BlockSource, cos: NDArray[np.float32], sin: NDArray[np.float32]) -> None:
-        """cos and sin: [L, head_dim/2] of positions 0..L-1. `source` must not fold anything."""
+        """Takes the weights and the rotary tables `cos` and `sin` of positions 0 to L - 1, [L, head_dim/2]."""
         self._source = source
         self._model: ModelConfig = source.model
         self._cos, self._sin = cos.astype(np.float64), sin.astype(np.float64)
 
     def embed(self, tokens: NDArray[np.int64]) -> F64:
-        """tokens [S * L] -> [S * L, hidden]."""
+        """Returns the embeddings of `tokens` [S * L] as [S * L, hidden]."""
         return self._source.embedding_rows(tokens).astype(np.float64)
 
     def layer(self, x: F64, index: int, watch: Watch) -> None:
-        """Block `index` without embedding; `x` in place."""
+        """Runs layer block `index` (without its embedding) on `x` [S * L, hidden], in place."""
         model, width = self._model, self._model.intermediate_size
         normed = self._norm(x, index, "norm_attention")
         watch("qkv", normed)
@@ -49,11 +49,11 @@ class FloatModel:
         assert x.shape[1] == model.hidden_size
 
     def head(self, x: F64, watch: Watch) -> None:
-        """Shows the input of the head; its output is of no use to calibration."""
+        """Calls `watch` with the input of the head; its output is of no use to calibration."""
         watch("head", self._norm(x, self._model.blocks, "norm_final"))
 
     def logits(self, x: F64) -> F64:
-        """[rows, vocab], for tests: all of it in memory."""
+        """Returns all logits, [rows, vocab]. Only tests use it: it takes much memory."""
         return self._product(self._norm(x, self._model.blocks, "norm_final"), self._model.blocks, "head")
 
     def _norm(self, x: F64, index: int, name: str) -> F64:
@@ -69,7 +69,10 @@ class FloatModel:
         return out
 
     def _attention(self, qkv: F64, index: int) -> F64:
-        """[S * L, (Hq + 2 Hkv) D] -> [S * L, Hq D]: bias, head norms, rotation, causal softmax."""
+        """Returns the causal attention, [S * L, Hq D], for `qkv` [S * L, (Hq + 2 Hkv) D], which may change.
+
+        Adds the bias and applies the head norms and the rotation first.
+        """
         model = self._model
         heads, kv_heads, dim = model.heads, model.kv_heads, model.head_dim
         if model.qkv_bias:
@@ -93,6 +96,6 @@ class FloatModel:
         return mixed.reshape(-1, heads * dim)
 
     def _rotated(self, x: F64) -> F64:
-        """x [S, heads, L, D]; pairs (d, d + D/2)."""
+        """Rotates the pairs (d, d + D/2) of `x` [S, heads, L, D] by their positions."""
         first, second = np.split(x, 2, axis=-1)
         return np.concatenate([first * self._cos - second * self._sin, second * self._cos + first * self._sin], axis=-1)

@@ -1,10 +1,10 @@
-"""Powers of two moved from one tensor of a block into another, so that the block computes the same and rounds less.
+"""Applies smoothing (SmoothQuant): moves powers of two from the inputs of linear layers into their weights.
 
-A w8a8 row has one scale for all its channels: one channel a hundred times larger than the others leaves them two or
-three of the 255 levels. Dividing that channel where it is made and multiplying the weights that read it by the same
-power of two changes nothing of what the block computes in floats (short of overflow), while levels are shared fairly.
+In w8a8 all channels of a token share one scale: one channel a hundred times larger than the others leaves them two or
+three of the 255 levels. That channel is divided where it is produced, and the weights that read it are multiplied, by
+the same power of two. The block computes the same in floats (short of overflow) and loses less to rounding.
 
-    read by      made by
+    read by      produced by
     qkv          norm_attention
     o            the v rows of qkv and of its bias; each is shared by the query heads of its group
     gate_up      norm_mlp
@@ -21,21 +21,22 @@ from numpy.typing import NDArray
 from blockrelay.block_folder.model import ModelConfig
 
 Exponents = NDArray[np.int32]
+"""Exponents of powers of two, one per channel."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Folding:
-    """What happens to the tensors of one block: value -> value * 2**exponent.
+    """The smoothing of one block: each value becomes value * 2**exponent.
 
-    `rows`: tensor name (a linear without its .q or .scale) -> one exponent per entry of the checkpoint's first axis.
-    `columns`: linear -> one exponent per input channel. A tensor that is in neither stays as it is.
+    `rows` has one exponent per entry of the first axis of a checkpoint's tensor, by tensor name (a linear without its
+    .q or .scale). `columns` has one exponent per input channel, by linear. Other tensors stay as they are.
     """
 
     rows: Mapping[str, Exponents] = field(default_factory=dict[str, Exponents])
     columns: Mapping[str, Exponents] = field(default_factory=dict[str, Exponents])
 
     def apply(self, name: str, part: slice, values: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Entries `part` of tensor `name` after the folding; exact."""
+        """Returns entries `part` of tensor `name` (`values`) after smoothing; nothing is rounded."""
         if (exponents := self.rows.get(name)) is not None:
             shape = (-1,) + (1,) * (values.ndim - 1)
             values = np.ldexp(values, exponents[part].reshape(shape))
@@ -48,7 +49,10 @@ NO_FOLDING = Folding()
 
 
 def channels_of(model: ModelConfig, linear: str) -> NDArray[np.intp]:
-    """[K]: which exponent each input channel of a linear uses; only `o` shares them."""
+    """Returns the index of the exponent of each input channel of a linear, [K].
+
+    Only channels of `o` share exponents: the query heads of a group read the same value head.
+    """
     inputs = np.arange(model.linear_shape(linear)[0])
     if linear != "o":
         return inputs
@@ -57,9 +61,12 @@ def channels_of(model: ModelConfig, linear: str) -> NDArray[np.intp]:
 
 
 def layer_folding(model: ModelConfig, exponents: Mapping[str, Exponents]) -> Folding:
-    """The folding of a block that divides the inputs of its linears by 2**exponent (of `o`: one per shared channel)."""
+    """Returns the smoothing that divides the inputs of a block's linears by 2**exponent.
+
+    `exponents` has an array for each linear to smooth: one exponent per input channel, for `o` one per shared channel.
+    """
     rows: dict[str, Exponents] = {}
-    columns = {linear: found[channels_of(model, linear)] for linear, found in exponents.items()}
+    columns = {linear: each[channels_of(model, linear)] for linear, each in exponents.items()}
     for linear, norm in (("qkv", "norm_attention"), ("gate_up", "norm_mlp"), ("head", "norm_final")):
         if linear in exponents:
             rows[norm] = -exponents[linear]

@@ -3,7 +3,7 @@
 A column's weights become q * gs * scale: q in -8..7, one gs per group, one scale per column. The 4-bit range is
 lopsided, so gs carries a sign: the larger end of a group always lies at -8, which lowers the error by a twentieth.
 
-Everything is element by element in float32, in one order: the same bytes on every machine.
+All arithmetic is element by element in float32, in one order, so that every machine gives the same bytes.
 """
 
 import numpy as np
@@ -12,30 +12,30 @@ from numpy.typing import NDArray
 from blockrelay.block_folder.model import GROUP
 
 F32 = NDArray[np.float32]
-#: Group factors that are tried, as parts of the one that clips nothing. Clipping the largest weight serves the others.
+#: Group factors to try, as shares of the one that clips nothing: clipping the largest weight may help the others.
 _TRIED = (1.0, 0.93, 0.86, 0.79)
 #: A column whose largest magnitude is smaller counts as zero: its scale would lose bits.
 _SMALLEST = np.float32(2.0**-100)
-#: Factors below it, of columns in [0.5, 1), are far under half the smallest float16: they become 0.
+#: Group factors below this become 0: for columns in [0.5, 1) they are far under half the smallest float16.
 _VANISHING = np.float32(2.0**-40)
-#: Groups that are worked on together: they and two arrays of their size stay in a core's second cache (a megabyte).
+#: Groups processed together: they and two arrays of their size fit into a core's second-level cache (a megabyte).
 _TOGETHER = 4096
 
 
 def quantise_groups(weights: F32) -> tuple[NDArray[np.uint8], NDArray[np.float16], F32]:
-    """Finite rows [N, K] of a linear layer, K a multiple of 32, to its columns: (q4 [K/2, N], gs [K/32, N], scale [N]).
+    """Rounds the finite rows [N, K] of a linear layer to (q4 [K/2, N], gs [K/32, N], scale [N]); K a multiple of 32.
 
-    The tensors of `model.block_tensors`: q4 holds q + 8, two to a byte; |gs| <= 1; scale > 0. Of the group factors
-    tried, each moved to the least squares of the numbers it rounds to, the one with the smallest squared error is
-    taken. A zero column has scale 1, gs 0 and q 0.
+    These are the tensors of `model.block_tensors`: q4 holds q + 8, two to a byte; |gs| <= 1; scale > 0. Each group
+    factor that is tried is moved to the least squares of the numbers it rounds to, and the one with the smallest
+    squared error wins. A zero column has scale 1, gs 0 and q 0.
     """
     count, depth = weights.shape
     groups = depth // GROUP
     largest = np.abs(weights).max(axis=1)
-    # To [0.5, 1) by a power of two, which rounds nothing, so that no square underflows.
+    # Scaled to [0.5, 1) by a power of two, which rounds nothing, so that no square underflows.
     exponent = np.where(largest < _SMALLEST, 0, np.frexp(largest)[1]).astype(np.int32)
     to_unit = np.where(largest < _SMALLEST, np.float32(0), np.ldexp(np.float32(1), -exponent))
-    # [32, N * groups]: what happens to one group happens along the first axis, to all groups at once.
+    # [32, N * groups]: a group lies along the first axis, so that NumPy works on all groups at once.
     values = np.ascontiguousarray((weights * to_unit[:, None]).reshape(count * groups, GROUP).T)
     sign = np.where(values.max(axis=0) > -values.min(axis=0), np.float32(-1), np.float32(1))
     values *= sign
@@ -56,13 +56,16 @@ def quantise_groups(weights: F32) -> tuple[NDArray[np.uint8], NDArray[np.float16
 
 
 def group_values(q4: NDArray[np.uint8], gs: NDArray[np.float16], scale: F32) -> F32:
-    """The weights [N, K] that `quantise_groups` has left, in float32."""
+    """Returns the weights, float32 [N, K], that the result of `quantise_groups` stands for."""
     q = np.stack([q4 & 15, q4 >> 4], axis=1).reshape(-1, q4.shape[1]).astype(np.float32) - np.float32(8)
     return (q * np.repeat(gs.astype(np.float32), GROUP, axis=0) * scale).T
 
 
 def _best_factors(values: F32) -> F32:
-    """[M]: the factor of each group (a column of values [32, M], its largest magnitude negative), 0 if all zero."""
+    """Returns the factor of each group, [M]; 0 for a group of zeros.
+
+    A group is a column of `values` [32, M], and its largest magnitude is negative.
+    """
     factors = np.empty(values.shape[1], np.float32)
     room = np.empty((2, GROUP, _TOGETHER), np.float32)
     for start in range(0, factors.size, _TOGETHER):
@@ -73,7 +76,7 @@ def _best_factors(values: F32) -> F32:
 
 
 def _best_factor(values: F32, q: F32, product: F32) -> F32:
-    """`_best_factors` of some groups. Overwrites `q` and `product`, of the shape of `values`.
+    """Returns the factors of some groups. Overwrites `q` and `product`, which have the shape of `values`.
 
     With q fixed, the best factor is sum(w q) / sum(q q), and the squared error falls by sum(w q)**2 / sum(q q).
     """
@@ -93,7 +96,7 @@ def _best_factor(values: F32, q: F32, product: F32) -> F32:
 
 
 def _sum_of_lines(lines: F32) -> F32:
-    """Their sum, one line after the other."""
+    """Returns the sum over the first axis, added in order (NumPy's own order may differ between machines)."""
     total = np.zeros(lines.shape[1], np.float32)
     for line in lines:
         total += line
@@ -101,12 +104,12 @@ def _sum_of_lines(lines: F32) -> F32:
 
 
 def _nearest(values: F32, inverse: F32, *, out: F32) -> None:
-    """values * inverse as the nearest whole number in -8..7."""
+    """Writes values * inverse, rounded to the nearest integer in -8..7, to `out`."""
     np.multiply(values, inverse, out=out)
     np.rint(out, out=out)
     np.clip(out, np.float32(-8), np.float32(7), out=out)
 
 
 def _inverse(factor: F32) -> F32:
-    """1 / factor, 0 for a factor that vanishes."""
+    """Returns 1 / factor, and 0 where the factor is below _VANISHING."""
     return np.divide(np.float32(1), factor, out=np.zeros_like(factor), where=factor > _VANISHING)

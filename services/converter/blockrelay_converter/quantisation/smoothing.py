@@ -1,4 +1,7 @@
-"""Which powers of two divide the input channels of one linear layer, judged by the error of its output."""
+"""Chooses the powers of two that divide the input channels of a linear layer, by the error of its output (SmoothQuant).
+
+Source: Xiao et al. 2023.
+"""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -8,20 +11,21 @@ from numpy.typing import NDArray
 
 from blockrelay_converter.quantisation.folding import Exponents
 
-#: How much of a channel's size goes into the weights: 0 none, 1 all of it (Xiao et al. 2023 call it alpha).
+#: Shares of a channel's magnitude that move into the weights (alpha in the paper): 0 none, 1 all of it.
 SHARES = (0.25, 0.5, 0.75, 1.0)
-#: A folding must lower the error by so much; less is noise of the calibration text.
+#: Smoothing must lower the error to at most this share of it; a smaller gain is noise of the calibration text.
 _WORTH = 0.95
-#: float32 and the float16 of value pages keep their precision over far more than this.
+#: Limit of an exponent's magnitude. float32 and the float16 of KV pages keep their precision over far more than this.
 _LARGEST = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Smoothed:
-    """Of one linear: its exponents (per channel that has one of its own), and the relative errors of its output.
+    """The chosen exponents of one linear layer, and the relative errors of its output.
 
-    before, after: |rounded output - output| / |output| over the rows looked at, without and with the folding; they are
-    equal, and `share` is None, where none is worth it.
+    `exponents` has one entry per channel that does not share another's. `before` and `after` are |rounded output -
+    output| / |output| over the measured rows, without and with smoothing. They are equal, and `share` is None, if no
+    smoothing is worth it.
     """
 
     exponents: Exponents
@@ -38,11 +42,11 @@ def smooth(
     weights: Iterable[NDArray[np.float32]],
     rounding: Callable[[NDArray[np.float32]], NDArray[np.float32]],
 ) -> Smoothed:
-    """Try every share on rows `inputs` [R, K] and take the one with the smallest error.
+    """Tries every share on the rows `inputs` [R, K] and returns the one with the smallest error.
 
-    largest_input, largest_weight: [K], the largest magnitude of each channel (over all calibration rows) and of the
-    weights that read it. channels: [K], see `channels_of`. weights: the rows [n, K] of the layer, in pieces. rounding:
-    what the folder makes of such a piece.
+    `largest_input` and `largest_weight` [K] are the largest magnitudes of each channel (over all calibration rows) and
+    of the weights that read it. `channels` [K] is the result of `channels_of`. `weights` are the rows of the layer in
+    pieces [n, K]; `rounding` rounds such a piece as the block folder does.
     """
     own_input, own_weight = (np.zeros(int(channels.max()) + 1) for _ in range(2))
     np.maximum.at(own_input, channels, largest_input)
@@ -55,8 +59,8 @@ def smooth(
         exact = inputs @ piece.T
         total += float(np.square(exact, dtype=np.float64).sum())
         for index, (exponents, rows) in enumerate(zip(expanded, rounded, strict=True)):
-            product = rows @ rounding(np.ldexp(piece, exponents)).T
-            errors[index] += float(np.square(product - exact, dtype=np.float64).sum())
+            output = rows @ rounding(np.ldexp(piece, exponents)).T
+            errors[index] += float(np.square(output - exact, dtype=np.float64).sum())
     relative = np.sqrt(errors / total) if total else errors
     best = int(relative.argmin())
     if relative[best] > _WORTH * relative[0]:
@@ -70,9 +74,10 @@ def smooth(
 
 
 def exponents_for(largest_input: NDArray[np.float64], largest_weight: NDArray[np.float64], share: float) -> Exponents:
-    """[C]: round(log2(input**share / weight**(1 - share))), less the median: most channels stay as they are.
+    """Returns an exponent per channel, [C]: round(log2(input**share / weight**(1 - share))) less the median.
 
-    A channel that is always zero, or that nothing reads, stays as it is.
+    Subtracting the median leaves most channels unchanged. A channel that is always zero, or that no weight reads, gets
+    0.
     """
     used = (largest_input > 0) & (largest_weight > 0)
     exponents = np.zeros(largest_input.size, np.int32)
@@ -83,6 +88,6 @@ def exponents_for(largest_input: NDArray[np.float64], largest_weight: NDArray[np
 
 
 def _rounded(rows: NDArray[np.float32]) -> NDArray[np.float32]:
-    """[R, K] as 8 bits keep them: each row in steps of its largest magnitude / 127."""
+    """Returns the rows [R, K] after rounding to 8 bits: each row in steps of its largest magnitude / 127."""
     scale = np.abs(rows).max(axis=1, keepdims=True) * np.float32(1 / 127) + np.float32(1e-12)
     return np.rint(rows / scale) * scale

@@ -1,1 +1,1 @@
-"""What a model and a load need: memory, Redis, disk, network and processes, from measured costs."""
+"""Sizes a system for a model and a load: memory, Redis, disk, network and processes, from measured costs."""

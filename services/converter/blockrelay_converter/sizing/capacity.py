@@ -1,4 +1,4 @@
-"""From a model, a load and a pace to what they need. Pure arithmetic; docs/sizing.md tells its rules."""
+"""Computes the needs of a load from the model and the workers' pace. Pure arithmetic; docs/sizing.md has its rules."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,34 +13,41 @@ from blockrelay.protocol.planned_split import equal_parts
 from blockrelay_converter.sizing import measured
 from blockrelay_converter.sizing.measured import Cost
 
-#: Of a core, a worker's second and a Redis' thread what is planned for; the rest is for bursts.
+#: Share of a core, a worker's time and a Redis thread that is planned for; the rest is for bursts.
 SHARE = 0.7
-#: Of Redis' memory, what ended requests may fill before they are forgotten early.
+#: Share of Redis' memory that ended requests may fill before they are forgotten early.
 KEPT_SHARE = 0.5
-#: What rounding adds to a whole number: no reason for another process.
+#: Tolerance for float rounding, so that 2.0000000001 processes are two.
 _ROUNDING = 1e-9
-#: Writes that a first token waits for, one behind the other: ACCEPT, CLAIM, COMMIT. Each may find a sync under way and
-#: then waits for that one and its own.
+#: Writes that a first token waits for in sequence: ACCEPT, CLAIM, COMMIT. Each may find a sync under way, and then
+#: waits for that one and its own.
 FIRST_TOKEN_SYNCS, SYNCS_A_WRITE = 3, 2
 #: Seconds that the disk may add to a first token.
 FIRST_TOKEN_DISK_S = 0.1
-#: Fewer are no service that survives a node.
+#: The least number of each: with fewer, the service does not survive the loss of a node.
 LEAST_GATEWAYS = LEAST_SCHEDULERS = 2
-#: The rotary tables: two numbers of 32 bits for each pair of a head, at each position.
+#: Bytes of the rotary tables per position and dimension of a head: cos and sin, float32, for each pair.
 _ROTARY_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """Requests of a second, tokens of each, the stages that the model is cut into, and how many requests each route of
-    workers has at once at most (BLOCKRELAY_MAX_REQUESTS)."""
+    """A load: requests per second and their tokens, and the settings of the workers that serve it.
+
+    Raises UsageError for a number out of range, and for requests that are longer than the context.
+    """
 
     requests_per_second: float
     prompt: int
+    """Tokens of each prompt."""
     new: int
+    """New tokens of each request."""
     context: int
+    """Most tokens of a request, prompt included."""
     stages: int = 1
+    """Number of equal stages that the model is cut into."""
     at_once: int = 64
+    """Most requests at once on each route of workers (BLOCKRELAY_MAX_REQUESTS)."""
 
     def __post_init__(self) -> None:
         for option, value in {
@@ -66,22 +73,25 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """New tokens a second of one route (a worker, or one of each stage) under this load, prompts included."""
+    """New tokens per second of one route (one worker per stage) while it also computes the prompts of the load."""
 
     tokens_per_second: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageNeed:
-    """One stage, of one route: its blocks, and bytes. A CPU widens fp16 weights, a GPU takes the file's."""
+    """The memory that one worker of a stage needs, in bytes."""
 
     first: int
     last: int
+    """Indexes of the first and the last block of the stage."""
     weight_bytes: int
+    """Weights in the block files, as a GPU holds them."""
     cpu_weight_bytes: int
+    """Weights on a CPU, which widens fp16 to float32."""
     kv_bytes_per_token: int
     kv_bytes: int
-    """KV of all requests that the worker has at once, each with its prompt and new tokens."""
+    """KV pages of all requests that the worker has at once, each with its prompt and new tokens."""
 
     @property
     def cpu_memory(self) -> float:
@@ -94,7 +104,7 @@ class StageNeed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelNeed:
-    """Bytes that do not depend on a load's rate."""
+    """The bytes of a model and its requests that do not depend on the rate of the load."""
 
     weight_bytes: int
     rotary_bytes: int
@@ -103,23 +113,23 @@ class ModelNeed:
     kv_bytes_per_request: int
     kv_bytes_per_context: int
     hop_bytes_per_row: int
-    """What all stages together send on for a row."""
+    """Bytes that all stages together send to their next stages for one token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiskNeed:
-    """The append-only file with `appendfsync always`: bytes of a second, in the file and on the device; syncs where no
-    writes share one; and the longest sync with which all is well, by what it is for."""
+    """The needs of the append-only file with `appendfsync always`: bytes, syncs, and how long a sync may take."""
 
     file_bytes_per_second: float
     device_bytes_per_second: float
     syncs_per_second: float
+    """Syncs if no two writes share one."""
     fsync_own_s: float
-    """Up to here every write may have a sync of its own; behind it they share."""
+    """Longest sync (seconds) with which every write may have its own; with a longer one, writes share."""
     fsync_step_s: float
-    """Up to here the tokens of each step are on disk before the next step's."""
+    """Longest sync (seconds) with which the tokens of each step are on disk before those of the next step."""
     fsync_first_token_s: float
-    """Up to here the disk adds no more than FIRST_TOKEN_DISK_S to a first token."""
+    """Longest sync (seconds) with which the disk adds at most FIRST_TOKEN_DISK_S to a first token."""
 
     @property
     def fsync_needed_s(self) -> float:
@@ -128,23 +138,26 @@ class DiskNeed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiskEffect:
-    """What a disk does to a cell, by how long its syncs take."""
+    """The effect of a disk with a given duration of a sync on one cell."""
 
     syncs_per_second: float
-    """The most syncs of a second: each takes along all writes that have waited for it."""
+    """Most syncs per second; each covers all writes that have waited for it."""
     writes_a_sync: float
-    """Acceptances and COMMITs that share one, at this load."""
+    """Acceptances and COMMITs that share one sync, at this load."""
     first_token_s: float
-    """How long a first token waits for the disk, at most."""
+    """Longest wait of a first token for the disk, in seconds."""
     commits_per_second_a_worker: float
-    """The most COMMITs of a worker: it has one under way, and the next one has all tokens since."""
+    """Most COMMITs per second of a worker: one is under way at a time, and the next one has all tokens since."""
     steps_a_commit: float
-    """Steps whose tokens come together because the disk is slower than the step."""
+    """Steps whose tokens share a COMMIT because the disk is slower than a step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:
-    """All that a load needs at one pace. Bytes and seconds of a second where the name says so."""
+    """All that a load needs at one pace of its workers. CPU is in cores.
+
+    Figures are sums over all cells, except `gateway_bytes` (of each gateway) and `schedulers` (of each cell).
+    """
 
     routes: int
     workers: int
@@ -167,8 +180,10 @@ class Capacity:
 
 
 def model_need(analysis: ModelAnalysis, precisions: Sequence[Precision], load: Load, *, head_dim: int) -> ModelNeed:
-    """What the model takes, whatever the rate. UsageError for more stages than blocks, or a precision that the model's
-    widths do not allow."""
+    """Returns the bytes of the model and of its requests, which do not depend on the rate of the load.
+
+    Raises UsageError for more stages than blocks, and for a precision that the model's widths do not allow.
+    """
     if missing := sorted(set(precisions) - set(analysis.precisions)):
         raise UsageError(f"{analysis.model} cannot be {missing[0]}: it has layers that no groups of 32 inputs fit")
     item = kv_item_bytes(precisions)
@@ -201,33 +216,33 @@ def model_need(analysis: ModelAnalysis, precisions: Sequence[Precision], load: L
 
 
 def _whole(number: float) -> int:
-    """The next whole number, at least one."""
+    """Returns `number` rounded up, at least 1."""
     return max(1, ceil(number - _ROUNDING))
 
 
 def _in_pages(tokens: int) -> int:
-    """Tokens that whole pages have room for."""
+    """Returns `tokens` rounded up to whole KV pages."""
     return -(-tokens // PAGE_TOKENS) * PAGE_TOKENS
 
 
 def capacity(model: ModelNeed, load: Load, pace: Pace) -> Capacity:
-    """What the load needs where each route has this pace."""
+    """Returns the needs of the load if each route has this pace."""
     routes = _whole(load.tokens_per_second / (SHARE * pace.tokens_per_second))
     step_s = load.at_once / pace.tokens_per_second
-    # A request is there for as many steps as it has tokens; never more of them than the routes take.
+    # A request lasts as many steps as it has new tokens; the routes limit how many run at once.
     at_once = min(load.tokens_per_second * step_s, float(routes * load.at_once))
-    # A COMMIT has what one step gave, of the requests that a route has at once.
+    # One COMMIT holds the tokens of one step, for all requests of a route.
     commits = routes / step_s
     commits = min(commits, load.tokens_per_second)
     redis_cpu = a_second(measured.REDIS_CPU, load, commits)
     cells = _whole(redis_cpu / SHARE)
-    free = 1 - redis_cpu / cells  # of every second, for syncs: while it computes, Redis does not sync
+    free = 1 - redis_cpu / cells  # share of time left for syncs: while Redis computes, it does not sync
     syncs = a_second(measured.SYNCS, load, commits)
     whole = at_once + load.requests_per_second * measured.LINGERS_S
     redis_bytes = cells * measured.REDIS_ALONE_BYTES.value + whole * _each(measured.UNDER_WAY_BYTES, load)
     kept = load.requests_per_second * RETENTION_S * _each(measured.ENDED_BYTES, load)
     gateway_cpu = a_second(measured.GATEWAY_CPU, load, commits)
-    # A gateway reads every cell, and of so many that it would do little else, those of its group.
+    # A gateway reads every cell; with very many cells it reads only those of its group, so the cost is limited.
     reading = min(SHARE / 2, measured.GATEWAY_READ_S.value * measured.GATEWAY_READS_A_SECOND * cells)
     gateways = max(LEAST_GATEWAYS, _whole(gateway_cpu / (SHARE - reading)))
     return Capacity(
@@ -260,27 +275,26 @@ def capacity(model: ModelNeed, load: Load, pace: Pace) -> Capacity:
     )
 
 
-def disk_effect(found: Capacity, fsync_s: float) -> DiskEffect:
-    """The effect of syncs that take `fsync_s`. Redis does nothing else meanwhile: what it computes takes its share of
-    every second between them."""
-    free = 1 - found.redis_cpu / found.cells
+def disk_effect(need: Capacity, fsync_s: float) -> DiskEffect:
+    """Returns the effect of syncs of `fsync_s` seconds on a cell. Redis computes only between syncs."""
+    free = 1 - need.redis_cpu / need.cells
     round_s = fsync_s / free
-    writes = found.disk.syncs_per_second / found.cells
+    writes = need.disk.syncs_per_second / need.cells
     waits_s = SYNCS_A_WRITE * round_s
     return DiskEffect(
         syncs_per_second=1 / round_s,
         writes_a_sync=max(1.0, writes * round_s),
         first_token_s=FIRST_TOKEN_SYNCS * waits_s,
         commits_per_second_a_worker=1 / waits_s,
-        steps_a_commit=max(1.0, waits_s / found.step_s),
+        steps_a_commit=max(1.0, waits_s / need.step_s),
     )
 
 
 def a_second(cost: Cost, load: Load, commits: float) -> float:
-    """The cost of one thing in a second of this load, in which `commits` COMMITs are called."""
+    """Returns one cost per second under this load, with `commits` calls of COMMIT per second."""
     return load.requests_per_second * _each(cost, load) + commits * cost.commit + cost.second
 
 
 def _each(cost: Cost, load: Load) -> float:
-    """What one request with its tokens takes."""
+    """Returns the cost of one request with its tokens, without COMMITs."""
     return cost.request + load.prompt * cost.prompt_token + load.new * cost.token

@@ -1,4 +1,4 @@
-"""What `blockrelay analyse --sizing` does with its options."""
+"""Turns the options of `blockrelay analyse --sizing` into a sized model: defaults, checks and reading of files."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,13 +14,13 @@ from blockrelay_converter.sizing.shapes import read_shape
 from blockrelay_converter.sizing.sized import Sized, size
 
 _Value = TypeVar("_Value")
-#: Where nothing is said.
+#: Defaults of the options: tokens, requests per second, requests at once, cores.
 PRECISION, CONTEXT, PROMPT, NEW, REQUESTS_PER_SECOND, AT_ONCE, CORES = DEFAULT_PRECISION, 8192, 512, 256, 1.0, 64, 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wishes:
-    """The options; None: not given."""
+    """The options of `analyse --sizing`; None: not given."""
 
     precision: str | None
     context: int | None
@@ -35,12 +35,16 @@ class Wishes:
     cores: int | None
 
     def given(self) -> list[str]:
-        """The options that were given, as people write them."""
+        """Returns the names of the options that were given, as on the command line."""
         return [f"--{name.replace('_', '-')}" for name in self.__slots__ if getattr(self, name) is not None]
 
 
 def sized_by(model: str, wishes: Wishes) -> Sized:
-    """The model, sized as the options say. UsageError and the like, in one line, for what cannot be."""
+    """Returns the model and its load, sized by the options.
+
+    `model` is a block folder, a checkpoint or a shape's name. Raises UsageError, UnsupportedModel or BlockFolderError
+    for a model or options that cannot be sized.
+    """
     shape, converted = read_shape(model)
     if wishes.precision is None and converted is not None:
         precisions = converted

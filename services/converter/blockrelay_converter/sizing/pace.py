@@ -1,4 +1,4 @@
-"""How many new tokens a second a route of workers gives under a load: as given, from a profile, or a range. Pure."""
+"""Computes the pace of a route of workers under a load: as given, from a profile, or a range. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,13 +11,13 @@ from blockrelay.protocol.planned_split import equal_parts
 from blockrelay_converter.sizing.capacity import Load, Pace
 from blockrelay_converter.sizing.measured import CORE_OPERATIONS, PACE_FACTOR, PRECISION_PACE
 
-#: Rows of a step that reads prompts: what is measured for so many is taken for all.
+#: Tokens of a step that reads prompts; the profile's time for this many is used for all of a prompt.
 PROMPT_ROWS = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Paces:
-    """The slowest and the fastest that is likely, and the name of its source in `measured.SOURCES`."""
+    """The slowest and the fastest likely pace, and the name of their source in `measured.SOURCES`."""
 
     slow: Pace
     fast: Pace
@@ -29,20 +29,22 @@ class Paces:
 
 
 def given_pace(tokens_per_second: float) -> Paces:
-    """The pace that a worker is said to have. UsageError for one that none can have."""
+    """Returns the pace that the user gave. Raises UsageError for an impossible number."""
     if not 0 < tokens_per_second < 1e9:
         raise UsageError("--tokens-per-second-per-worker must be above 0, and what a worker can have")
     return Paces(slow=Pace(tokens_per_second), fast=Pace(tokens_per_second), source="given")
 
 
 def scaled_pace(analysis: ModelAnalysis, precisions: Sequence[Precision], load: Load, *, cores: int) -> Paces:
-    """The range of paces of CPU workers with `cores` cores, by operations: PACE_FACTOR slower to as much faster than
-    the measured cores would be."""
+    """Returns the likely range of paces of CPU workers with `cores` cores, scaled from measured cores by operations.
+
+    The range reaches from PACE_FACTOR slower to PACE_FACTOR faster. Raises UsageError for an impossible `cores`.
+    """
     if not 0 < cores <= 4096:
         raise UsageError("--cores must be 1 to 4096, those of one worker")
     seconds = 0.0
     for block, precision in zip(analysis.blocks, precisions, strict=True):
-        rows = load.prompt + load.new if block.layers else load.new  # the head computes rows that give tokens
+        rows = load.prompt + load.new if block.layers else load.new  # the head runs only at positions that give tokens
         attended = _attended(load) * block.attention_flops
         operations = rows * block.flops_per_row + attended
         seconds += operations / (CORE_OPERATIONS.value * PRECISION_PACE[precision])
@@ -51,24 +53,27 @@ def scaled_pace(analysis: ModelAnalysis, precisions: Sequence[Precision], load: 
 
 
 def _attended(load: Load) -> float:
-    """Tokens that all rows of a request attend to, together."""
+    """Returns the number of tokens attended to, summed over all positions of a request."""
     rows = load.prompt + load.new
     return rows * rows / 2
 
 
 def profiled_pace(profile: Profile, load: Load, *, blocks: int, device: str | None) -> Paces:
-    """The pace that follows from what the blocks of the model took on one class of device: the slowest stage bounds
-    the route. UsageError for a profile of another model, or one that does not tell which class is meant."""
+    """Returns the pace that follows from a profile of the model's blocks: the slowest stage bounds the route.
+
+    `device` is the class in the profile, which may be None if it has only one. Raises UsageError for a profile of
+    another model and for an unknown or missing class.
+    """
     if len(profile.blocks) != blocks or set(profile.blocks) != {f"block_{index}" for index in range(1, blocks + 1)}:
         raise UsageError(
             f"the profile has {len(profile.blocks)} blocks and the model {blocks}: profile this model with "
             "`blockrelay profile`"
         )
-    found = [one for one in profile.classes if device in (None, one)]
-    if len(found) != 1:
+    classes = [one for one in profile.classes if device in (None, one)]
+    if len(classes) != 1:
         named = " and ".join(profile.classes) or "no class of device for every block"
         raise UsageError(f"the profile has {named}: choose one with --device")
-    of_class = [profile.blocks[f"block_{index}"][found[0]] for index in range(1, blocks + 1)]
+    of_class = [profile.blocks[f"block_{index}"][classes[0]] for index in range(1, blocks + 1)]
     slowest = max(
         _request_seconds(profile, of_class[part.first - 1 : part.last], load, has_head=part.last == blocks)
         for part in equal_parts(blocks, load.stages).stages
@@ -78,7 +83,7 @@ def profiled_pace(profile: Profile, load: Load, *, blocks: int, device: str | No
 
 
 def _request_seconds(profile: Profile, blocks: Sequence[BlockProfile], load: Load, *, has_head: bool) -> float:
-    """Seconds that a stage computes for each request, beside as many others as there may be at once."""
+    """Returns the seconds that a stage computes for one request, in steps shared with `load.at_once` requests."""
     context = load.prompt + load.new / 2
     layers = blocks[:-1] if has_head else blocks
     reading = sum(block.at(PROMPT_ROWS, load.prompt / 2) for block in layers) / PROMPT_ROWS

@@ -1,4 +1,4 @@
-"""What a sizing says, as lines, as JSON: every figure with what it rests on. Pure."""
+"""Formats a sizing as lines or as JSON: every figure with its source. Pure."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,6 +15,7 @@ from blockrelay_converter.sizing.pace import Paces
 from blockrelay_converter.sizing.sized import Sized
 
 Unit = str
+"""A key of _UNITS."""
 _UNITS: dict[Unit, Callable[[float], str]] = {
     "B": lambda value: format_quantity(value, "B"),
     "B/s": lambda value: format_quantity(value, "B/s"),
@@ -26,18 +27,20 @@ _UNITS: dict[Unit, Callable[[float], str]] = {
 
 
 _WIDTH = 80
-#: Seconds of a sync for which it is said what they do: a local SSD, and a slow disk of a network.
+#: Durations of a sync (seconds) whose effects are shown: a local SSD, and a slow network disk.
 FSYNCS = (0.001, 0.01)
-#: Ends of a range that are nearer than that are shown as one.
+#: A range whose ends differ by at most this factor is shown as one number.
 _ALIKE = 1.03
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One figure: its name in JSON, how people read it, its least and its most, and its source in SOURCES."""
+    """One figure of the report, as a range from `low` to `high`; `source` is a key of SOURCES."""
 
     key: str
+    """Its name in JSON."""
     says: str
+    """Its label for people."""
     low: float
     high: float
     unit: Unit
@@ -55,7 +58,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """Figures of one part of a system."""
+    """The figures of one part of a system, under a title."""
 
     key: str
     title: str
@@ -63,7 +66,7 @@ class Section:
 
 
 def sections(sized: Sized) -> list[Section]:
-    """All that is said of it."""
+    """Returns all sections of the report."""
     return [_model(sized.model, sized.load), *_by_pace(sized.slow, sized.fast, sized.paces, sized.load)]
 
 
@@ -96,13 +99,13 @@ def _by_pace(slow: Capacity, fast: Capacity, paces: Paces, load: Load) -> Iterat
         return Row(key=key, says=says, low=low, high=high, unit=unit, source=source)
 
     def with_fsync(fsync_s: float) -> Iterator[Row]:
-        said, of = format_seconds(fsync_s), f"with_{1000 * fsync_s:g}_ms"
+        duration, prefix = format_seconds(fsync_s), f"with_{1000 * fsync_s:g}_ms"
         for key, says, field, unit in (
-            ("first_token_s", f"with one of {said}: a first token waits", "first_token_s", "s"),
+            ("first_token_s", f"with one of {duration}: a first token waits", "first_token_s", "s"),
             ("writes_a_sync", "  acceptances, COMMITs that share one", "writes_a_sync", ""),
             ("commits_per_second", "  COMMITs of a worker, at most", "commits_per_second_a_worker", "/s"),
         ):
-            yield row(f"{of}_{key}", says, lambda c, f=field: getattr(disk_effect(c, fsync_s), f), unit, "model")
+            yield row(f"{prefix}_{key}", says, lambda c, f=field: getattr(disk_effect(c, fsync_s), f), unit, "model")
 
     pace = Row(
         key="tokens_per_second_per_route",
@@ -166,9 +169,9 @@ def _by_pace(slow: Capacity, fast: Capacity, paces: Paces, load: Load) -> Iterat
 
 
 def lines(sized: Sized) -> list[str]:
-    """The lines that a terminal of 80 columns shows."""
+    """Returns the report as lines for a terminal of 80 columns."""
     load = sized.load
-    said = [
+    shown = [
         f"{sized.name} in {format_precisions(sized.precisions)}, context {load.context}, "
         f"{counted(load.stages, 'stage')}, {load.at_once} requests at once",
         f"{load.requests_per_second:g} requests/s of {load.prompt} prompt and {load.new} new tokens",
@@ -177,23 +180,23 @@ def lines(sized: Sized) -> list[str]:
     ]
     used: dict[str, None] = {}
     for section in sections(sized):
-        said += ["", section.title]
+        shown += ["", section.title]
         for row in section.rows:
-            said.append(f"  {row.says:<42}{row.shown:<22}{row.source}".rstrip())
+            shown.append(f"  {row.says:<42}{row.shown:<22}{row.source}".rstrip())
             used[row.source] = None
-    said.append("")
+    shown.append("")
     if sized.paces.source == "not profiled":
-        said += [
+        shown += [
             "not profiled: `blockrelay profile --model DIR` on such a worker and --profile,",
             "or --tokens-per-second-per-worker, make one figure of each range.",
         ]
     for name in used:
-        said += wrap(f"{name}: {SOURCES[name]}", _WIDTH, subsequent_indent="  ", break_on_hyphens=False)
-    return said
+        shown += wrap(f"{name}: {SOURCES[name]}", _WIDTH, subsequent_indent="  ", break_on_hyphens=False)
+    return shown
 
 
 def to_json(sized: Sized) -> dict[str, Any]:
-    """What `--sizing --json` prints."""
+    """Returns the JSON object that `analyse --sizing --json` prints."""
     load = sized.load
     return {
         "model": sized.name,

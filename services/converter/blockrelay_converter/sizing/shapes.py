@@ -1,4 +1,4 @@
-"""The models that can be sized: a block folder, a folder with a config.json of Hugging Face, or a shape by name."""
+"""Reads the shape of a model to size: a block folder, a Hugging Face folder with a config.json, or a known name."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,7 +21,7 @@ def _llama(name: str, **sizes: int) -> ModelConfig:
     return ModelConfig(**fields)  # pyright: ignore[reportArgumentType]
 
 
-#: What their config.json files say.
+#: Shapes by name, from the config.json files of these models.
 SHAPES: Mapping[str, ModelConfig] = {
     "1b": _llama("Llama 3.2 1B", hidden_size=2048, layers=16, head_dim=64, intermediate_size=8192),
     "8b": _llama("Llama 3.1 8B", hidden_size=4096, layers=32, head_dim=128, intermediate_size=14_336),
@@ -31,8 +31,10 @@ NAMES = ", ".join(SHAPES)
 
 
 def read_shape(model: str) -> tuple[ModelConfig, tuple[Precision, ...] | None]:
-    """The model, and the precision of each of its blocks where it has been converted. A folder comes before a shape of
-    that name. UsageError, UnsupportedModel or BlockFolderError says what is wrong with it."""
+    """Returns the model, and the precision of each block if it is a block folder (else None).
+
+    A folder wins over a shape of the same name. Raises UsageError, UnsupportedModel or BlockFolderError.
+    """
     folder = Path(model)
     if model in SHAPES and not folder.exists():
         return SHAPES[model], None

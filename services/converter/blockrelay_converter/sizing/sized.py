@@ -1,4 +1,4 @@
-"""A model of a shape under a load, sized: what `analyse --sizing` prints and docs/sizing.md is made of. Pure."""
+"""Sizes a model under a load, for `analyse --sizing` and the tables of docs/sizing.md. Pure."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +12,7 @@ from blockrelay_converter.sizing.pace import Paces
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sized:
-    """A model under a load, and what it needs at the two ends of its paces, which are one where the pace is known."""
+    """A model under a load, and its needs at the slowest and the fastest likely pace (equal if the pace is known)."""
 
     name: str
     precisions: tuple[Precision, ...]
@@ -29,8 +29,10 @@ def size(
     load: Load,
     pace: Callable[[ModelAnalysis], Paces],
 ) -> Sized:
-    """The model and the load, sized at both ends of the pace. UsageError for a context that the model does not have,
-    and what `analyse` and `model_need` refuse."""
+    """Sizes the model and the load at both ends of the range that `pace` returns for the model's analysis.
+
+    Raises UsageError for a context beyond the model's, and the errors of `analyse` and `model_need`.
+    """
     if load.context > model.max_position:
         raise UsageError(f"--context {load.context} is beyond the {model.max_position} of {model.name}")
     analysis = analyse(replace(model, max_position=load.context))

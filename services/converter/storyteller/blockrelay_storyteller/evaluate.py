@@ -2,8 +2,8 @@
 
     python -m blockrelay_storyteller.evaluate FOLDER [--documents 400] [--rounded] [--prompt TEXT]...
 
-FOLDER is a checkpoint (run by torch in float32; with --rounded as w8a8 rounds) or a block folder (run by the executor;
-needs no torch). An answer is right when greedy decoding writes it token for token.
+FOLDER is a checkpoint (run by torch in float32; with --rounded as w8a8 rounds) or a block folder (run by the worker's
+executor, without torch). An answer is right when greedy decoding writes it token for token.
 """
 
 import argparse
@@ -22,29 +22,34 @@ from blockrelay_storyteller.corpus.documents import SPECIALS, Document, document
 
 log = logging.getLogger("evaluate")
 
-#: The stream of documents kept for evaluation.
+#: Seed of the documents that training never uses.
 HELD_OUT = "held-out"
-#: No document longer than this many tokens is measured.
+#: Longer documents (in tokens) are not measured.
 LONGEST = 1024
 
-#: Logits (float32 [length, vocab]) of a list of token ids; row i is the prediction of id i + 1.
+#: A function from token ids to their logits (float32 [length, vocab]); row i predicts id i + 1.
 Logits = Callable[[list[int]], NDArray[np.float32]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """perplexity: exp of the mean loss per token. by_kind: kind of question -> (right, asked)."""
+    """The perplexity and the right answers of a model on a set of documents."""
 
     perplexity: float
+    """exp of the mean loss per token."""
     by_kind: dict[str, tuple[int, int]]
+    """Numbers of right answers and of questions, by kind of question."""
 
     def share(self) -> float:
-        """The share of right answers, 0 to 1."""
+        """Returns the share of right answers, 0 to 1."""
         return sum(right for right, _ in self.by_kind.values()) / sum(asked for _, asked in self.by_kind.values())
 
 
 def measure(logits_of: Logits, tokenizer: Tokenizer, documents: list[Document]) -> Result:
-    """An answer is right when each of its tokens has the largest logit: then greedy decoding writes just that."""
+    """Measures a model on documents. An answer is right when each of its tokens has the largest logit.
+
+    Greedy decoding then writes exactly this answer.
+    """
     loss, tokens = 0.0, 0
     right: Counter[str] = Counter()
     asked: Counter[str] = Counter()
@@ -69,13 +74,16 @@ def measure(logits_of: Logits, tokenizer: Tokenizer, documents: list[Document]) 
 
 
 def _cross_entropy(logits: NDArray[np.float32], targets: NDArray[np.int64]) -> float:
-    """The sum over rows, in nats."""
+    """Returns the cross-entropy in nats, summed over the rows of `logits` [n, vocab]."""
     shifted = logits.astype(np.float64) - logits.max(-1, keepdims=True)
     return float((np.log(np.exp(shifted).sum(-1)) - shifted[np.arange(len(targets)), targets]).sum())
 
 
 def greedy(logits_of: Logits, tokenizer: Tokenizer, prompt: str, tokens: int) -> str:
-    """The continuation of a prompt up to the end of the text or the turn, without a cache: for looking at."""
+    """Returns the greedy continuation of a prompt, up to the end of the text or turn or `tokens` tokens.
+
+    It runs without a KV cache: for a person to read, not for speed.
+    """
     ids: list[int] = tokenizer.encode(prompt).ids
     ends = {tokenizer.token_to_id(special) for special in SPECIALS}
     start = len(ids)
@@ -85,6 +93,7 @@ def greedy(logits_of: Logits, tokenizer: Tokenizer, prompt: str, tokens: int) ->
 
 
 def main() -> None:
+    """Runs the command line: prints continuations of the prompts, then the measurements."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--documents", type=int, default=400)
@@ -94,7 +103,7 @@ def main() -> None:
     parser.add_argument("--prompt", action="append", default=[])
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    # Not at the top: the executor's environment need not have torch, nor torch's the executor.
+    # Imported here: the environment of the executor need not have torch, nor the one of torch the executor.
     if (options.folder / "manifest.json").exists():
         from blockrelay_storyteller.executor import executor_logits
 

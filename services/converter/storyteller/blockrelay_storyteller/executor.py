@@ -1,4 +1,4 @@
-"""Logits of a block folder by the executor of the worker, in process."""
+"""Computes the logits of a block folder with the worker's executor, in process."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +13,7 @@ from blockrelay_worker.execution.page_layout import pages_for
 
 
 def executor_logits(root: Path, threads: int) -> Callable[[list[int]], NDArray[np.float32]]:
-    """A function from token ids to logits [ids, vocab]. All rows run as one chunk, which changes no bit of them."""
+    """Returns a function from token ids to logits [ids, vocab]. All ids run as one chunk, which changes no bit."""
     folder = open_block_folder(root)
     limit = folder.rotary()[0].shape[0]
     blocks = folder.model.blocks

@@ -1,4 +1,4 @@
-"""A Llama in torch, just enough to train one and to write it in the Hugging Face layout."""
+"""A minimal Llama in torch: enough to train one and to write it in the Hugging Face layout."""
 
 import json
 import math
@@ -14,10 +14,11 @@ from blockrelay_storyteller.start import Shape
 
 
 class Linear(nn.Linear):
-    """A linear map without bias that can round as the w8a8 executor does.
+    """A linear layer without bias that can round as the w8a8 executor does.
 
-    With `quantised`, rows of the input go to 8 bits by their largest magnitude and columns of the output have one
-    weight scale each, up to the order of float additions (docs/quantisation.md). Gradients pass straight through.
+    With `quantised`, each row of the input is rounded to 8 bits by its largest magnitude, and each output channel has
+    one weight scale. The result equals the executor's up to the order of float additions (docs/quantisation.md).
+    Gradients pass straight through.
     """
 
     quantised = False
@@ -33,7 +34,7 @@ class Linear(nn.Linear):
 
 
 def _rounded(x: Tensor, floor: float) -> Tensor:
-    """Each row (last axis) rounded to 255 levels around zero. The gradient is that of the identity."""
+    """Rounds each row (last axis) to 255 levels around zero. The gradient is that of the identity."""
     exact = x.detach().float()
     scale = exact.abs().amax(dim=-1, keepdim=True) / 127 + floor
     rounded = ((exact / scale).round() * scale).to(x.dtype)
@@ -41,6 +42,8 @@ def _rounded(x: Tensor, floor: float) -> Tensor:
 
 
 class Norm(nn.Module):
+    """The RMS norm of a Llama, computed in float32."""
+
     def __init__(self, width: int, epsilon: float) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(width))
@@ -51,6 +54,8 @@ class Norm(nn.Module):
 
 
 class Attention(nn.Module):
+    """Grouped-query attention with rotary embedding. The output projection begins at zero."""
+
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.shape = shape
@@ -61,6 +66,7 @@ class Attention(nn.Module):
         nn.init.zeros_(self.o_proj.weight)
 
     def projections(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Returns the weights of q, k, v and o, each [outputs, inputs]."""
         return self.q_proj.weight, self.k_proj.weight, self.v_proj.weight, self.o_proj.weight
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None) -> Tensor:
@@ -76,12 +82,17 @@ class Attention(nn.Module):
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding, "rotate half". x: [batch, heads, length, head_dim]; cos, sin: [length, head_dim/2]."""
+    """Applies the rotary embedding ("rotate half") to `x` [batch, heads, length, head_dim].
+
+    `cos` and `sin` are [length, head_dim/2].
+    """
     low, high = x.chunk(2, dim=-1)
     return torch.cat((low * cos - high * sin, high * cos + low * sin), dim=-1).to(x.dtype)
 
 
 class Mlp(nn.Module):
+    """The SwiGLU MLP of a layer. The down projection begins at zero."""
+
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.gate_proj = Linear(shape.hidden, shape.mlp)
@@ -94,6 +105,8 @@ class Mlp(nn.Module):
 
 
 class Layer(nn.Module):
+    """A transformer layer: attention and MLP, each after a norm and added to its input."""
+
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.input_layernorm = Norm(shape.hidden, shape.epsilon)
@@ -107,7 +120,7 @@ class Layer(nn.Module):
 
 
 class Llama(nn.Module):
-    """Parameter names under `model.` and `lm_head` are those of transformers' LlamaForCausalLM."""
+    """A Llama whose parameters have the names of transformers' LlamaForCausalLM."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -123,7 +136,10 @@ class Llama(nn.Module):
             start.match(*second, start.look_back(*first, shape), shape)
 
     def forward(self, ids: Tensor, mask: Tensor | None = None) -> Tensor:
-        """ids: [batch, length]. mask: bool [batch, 1, length, length], None: causal. Returns [batch, length, vocab]."""
+        """Returns logits [batch, length, vocab] for `ids` [batch, length].
+
+        `mask` is bool [batch, 1, length, length], True where a position may attend; None: causal.
+        """
         half = self.shape.head_dim // 2
         steps = torch.arange(half, device=ids.device, dtype=torch.float32)
         angles = torch.arange(ids.shape[1], device=ids.device)[:, None] * self.shape.theta ** (-steps / half)
@@ -134,7 +150,7 @@ class Llama(nn.Module):
         return self.lm_head(self.model.norm(x))
 
     def quantise(self, on: bool) -> None:
-        """Switches the rounding of every linear map, the head included."""
+        """Switches the rounding of all linear layers, the head included, on or off."""
         for module in self.modules():
             if isinstance(module, Linear):
                 module.quantised = on
@@ -176,7 +192,7 @@ def save(model: Llama, folder: Path) -> None:
 
 
 def load(folder: Path) -> Llama:
-    """Reads what `save` wrote."""
+    """Reads a model that `save` wrote."""
     config = json.loads((folder / "config.json").read_text())
     model = Llama(
         Shape(

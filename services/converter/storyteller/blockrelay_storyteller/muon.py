@@ -1,6 +1,6 @@
-"""The optimiser Muon (Jordan et al. 2024): momentum whose matrix is made orthogonal before each step.
+"""The optimiser Muon (Jordan et al. 2024), which makes the momentum of a matrix orthogonal before each step.
 
-It needs about half the tokens that Adam needs at this size. For the matrices inside the layers only.
+It needs about half the tokens that Adam needs at this size. It is for the matrices inside the layers only.
 """
 
 import torch
@@ -8,7 +8,10 @@ from torch import Tensor
 
 
 def orthogonal(batch: Tensor, steps: int = 5) -> Tensor:
-    """The nearest semi-orthogonal matrix of each [n, rows, columns], roughly, by the quintic Newton-Schulz."""
+    """Returns roughly the nearest semi-orthogonal matrix of each in `batch` [n, rows, columns].
+
+    Method: the quintic Newton-Schulz iteration, in bfloat16.
+    """
     a, b, c = 3.4445, -4.7750, 2.0315
     x = (batch / (batch.norm(dim=(-2, -1), keepdim=True) + 1e-7)).bfloat16()
     tall = x.shape[-2] > x.shape[-1]
@@ -21,7 +24,7 @@ def orthogonal(batch: Tensor, steps: int = 5) -> Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """Updates all matrices of one shape together."""
+    """The optimiser; it updates all matrices of one shape together."""
 
     def __init__(self, matrices: list[torch.nn.Parameter], lr: float, momentum: float = 0.95) -> None:
         super().__init__(matrices, {"lr": lr, "momentum": momentum})

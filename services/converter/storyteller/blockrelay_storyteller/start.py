@@ -1,9 +1,9 @@
-"""Where training starts: weights in which the first two layers can already look something up.
+"""Sets the initial weights of training, with which the first two layers can already look something up.
 
-To answer is to find a name again and to tell what stands after it. From random weights a model this small needs a
-hundred times our tokens to find that out. So the first layer starts with heads that look 1 to 4 tokens back, the second
-with heads that look for the places where the same token stood before, and copy what is there. Training does the rest:
-nothing here knows a word, and every weight stays free to change.
+To answer a question, the model must find a name again and copy a word near it. From random weights a model this small
+needs a hundred times our tokens to learn that. Therefore the first layer starts with heads that look 1 to 4 tokens
+back. The second starts with heads that find the places where the same token stood before and copy what is there.
+The weights contain no knowledge of words, and training may change all of them.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """Sizes of the model. `heads * head_dim` need not equal `hidden`."""
+    """The sizes of the model. `heads * head_dim` need not equal `hidden`."""
 
     vocab: int = 2048
     hidden: int = 256
@@ -28,24 +28,27 @@ class Shape:
     epsilon: float = 1e-5
 
 
-#: Component 0 of every embedding says nothing about the token: queries and keys can rely on it.
+#: Component 0 of every embedding: the same for all tokens, so that queries and keys can be constant vectors.
 _CONSTANT = 2.0
 _EMBEDDING_STD = 0.5
 _HEAD_STD = 0.01
-#: Rotary pairs, fastest first. The first ones tell neighbours apart, the later ones hardly turn over a whole story.
+#: Number of fast rotary pairs (they come first): these tell neighbours apart, the others hardly turn in a whole story.
 _FAST_PAIRS = 6
-#: Query and key entries per unit of the constant: the head puts most of its weight on one token.
+#: Query and key entries per unit of the constant, large enough that a head puts most of its weight on one token.
 _BACK_STRENGTH = 1.5
 _WRITE_STRENGTH = 2.0
 _MATCH_STRENGTH = 0.75
 _COPY_STRENGTH = 2.0
-#: (query head, how far its subject is back, kv head, how far the subject of the found token is back). "The ball is
-#: with ...": the ball is 2 back; "the ball was with Mia": seen from Mia it is 3 back.
+#: Pairs of heads: (query head, distance back to its subject, kv head, distance from the matching token back to the
+#: same subject). In "The ball is with" the ball is 2 back; in "the ball was with Mia" it is 3 back from Mia.
 _MATCHES = ((0, 3, 0, 4), (1, 2, 0, 4), (2, 2, 1, 3), (3, 3, 1, 3), (4, 1, 2, 2), (5, 2, 2, 2))
 
 
 def embedding_and_head(embedding: Tensor, head: Tensor) -> None:
-    """Fills both [vocab, hidden] in place. The head begins as a small copy: what attention finds is a candidate."""
+    """Fills the embedding and the head, both [vocab, hidden], in place.
+
+    The head begins as a small copy of the embedding, so that a token that attention copies gets a larger logit.
+    """
     nn.init.normal_(embedding, std=_EMBEDDING_STD)
     head.copy_(embedding * (_HEAD_STD / _EMBEDDING_STD))
     embedding[:, 0] = _CONSTANT
@@ -53,11 +56,11 @@ def embedding_and_head(embedding: Tensor, head: Tensor) -> None:
 
 
 def look_back(q: Tensor, k: Tensor, v: Tensor, o: Tensor, shape: Shape) -> list[Tensor]:
-    """Changes the first layer's projections in place: query heads 0 to 3 pass on the tokens 1 to 4 back.
+    """Changes the first layer's projections in place: query heads 0 to 3 copy the tokens 1 to 4 positions back.
 
-    A head attends `d` back if its key is a fixed vector and its query the same one turned back by `d` steps: after the
-    rotary embedding their product is largest at that distance. All values are one random projection of the token;
-    returned are the directions [hidden, head_dim] in which each head writes it.
+    A head attends `d` back if its key is a fixed vector and its query is the same vector turned back by `d` steps:
+    after the rotary embedding their dot product is largest at that distance. All values are one random projection of
+    the token. Returns the directions [hidden, head_dim] in which each head writes it.
     """
     half, size, hidden = shape.head_dim // 2, shape.head_dim, shape.hidden
     rate = shape.theta ** (-torch.arange(_FAST_PAIRS, dtype=torch.float32) / half)
@@ -84,7 +87,8 @@ def look_back(q: Tensor, k: Tensor, v: Tensor, o: Tensor, shape: Shape) -> list[
 def match(q: Tensor, k: Tensor, v: Tensor, o: Tensor, written: list[Tensor], shape: Shape) -> None:
     """Changes the second layer's projections in place: heads attend where their subject stood, and copy that token.
 
-    The score is the product of two tokens as the first layer wrote them, in the slow rotary pairs only.
+    `written` is the result of `look_back`. The score is the dot product of two tokens as the first layer wrote them,
+    in the slow rotary pairs only.
     """
     half, size = shape.head_dim // 2, shape.head_dim
     slow = torch.cat((torch.arange(_FAST_PAIRS, half), torch.arange(half + _FAST_PAIRS, size)))

@@ -1,4 +1,4 @@
-"""Logits of a checkpoint by torch, in float32 or rounded as w8a8."""
+"""Computes the logits of a checkpoint with torch, in float32 or rounded as w8a8."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +11,10 @@ from blockrelay_storyteller import model
 
 
 def torch_logits(folder: Path, threads: int, *, rounded: bool) -> Callable[[list[int]], NDArray[np.float32]]:
-    """A function from token ids to logits [ids, vocab]. `rounded`: every linear map as the w8a8 executor does it."""
+    """Returns a function from token ids to logits [ids, vocab].
+
+    With `rounded`, all linear layers round as the w8a8 executor does.
+    """
     torch.set_num_threads(threads)
     net = model.load(folder).eval()
     net.quantise(rounded)

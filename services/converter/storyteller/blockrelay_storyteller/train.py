@@ -1,9 +1,10 @@
-"""Trains the bundled model from nothing and writes a Hugging Face folder.
+"""Trains the bundled model from its initial weights and writes a Hugging Face folder.
 
     python -m blockrelay_storyteller.train FIRST [--device cpu|cuda] [--threads 2]
     python -m blockrelay_storyteller.train OUT --polish FIRST
 
-The data are generated on the way; the same arguments on the same machine give the same data, whatever the device.
+The training data are generated during the training. The same arguments on the same machine give the same data, on any
+device.
 """
 
 import argparse
@@ -29,22 +30,23 @@ log = logging.getLogger("train")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phase:
-    """A part of the training: its share of all tokens, the length of a row, and how many events a story has.
-
-    drill: the documents are drills (see `documents.document`).
-    answer_weight: what a token of an answer counts; all others count 1.
-    joined: attention runs through the whole row, so that the model also learns to begin anew after an end of text.
-    """
+    """A part of the training."""
 
     share: float
+    """Share of all tokens, 0 to 1."""
     length: int
+    """Tokens of a row."""
     beats: tuple[int, int]
+    """Least and most events of a story."""
     drill: bool = False
+    """True if the documents are drills (see `documents.document`)."""
     joined: bool = False
+    """True if attention runs through the whole row: the model learns to ignore the past after an end of text."""
     answer_weight: int = 2
+    """Weight of a token of an answer in the loss; all others have 1."""
 
 
-#: Drills first: they teach to bind names to things. Long rows last: they teach the positions up to the limit.
+#: Drills come first: they teach the model to bind names to things. Long rows come last: they teach the late positions.
 PHASES = (
     Phase(share=0.27, length=128, beats=(0, 3), drill=True, answer_weight=8),
     Phase(share=0.55, length=256, beats=(1, 6)),
@@ -53,16 +55,17 @@ PHASES = (
 )
 
 
-#: A second training, from the weights of the first: whole stories, so that the model learns to bring one to its end.
+#: A second training from the weights of the first one: whole stories, so that the model learns to end them.
 POLISH = (Phase(share=1.0, length=512, beats=(2, 7), answer_weight=1),)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """All that the result depends on, besides the shape.
+    """The hyperparameters of a training: all that the result depends on, besides the shape and the machine.
 
-    batch: tokens per step. *_rate: peak learning rates. decay: the share of the training in which they fall to zero.
-    quantised: the share of steps, at the end, that round as the w8a8 executor does.
+    `batch` is in tokens per step. `matrix_rate` and `other_rate` are peak learning rates; `decay` is the share of the
+    training in which they fall to zero. `quantised` is the share of steps, at the end, that round as the w8a8 executor
+    does.
     """
 
     tokens: int = 4_200_000
@@ -76,7 +79,7 @@ class Recipe:
     tokenizer_documents: int = 20_000
 
 
-#: How POLISH differs: gentle, and on documents of its own.
+#: Fields of the Recipe for POLISH: lower learning rates, and documents of its own.
 POLISH_RECIPE = {
     "tokens": 1_500_000,
     "phases": POLISH,
@@ -88,7 +91,7 @@ POLISH_RECIPE = {
 
 
 def batches(tokenizer: token_streams.Tokenizer, recipe: Recipe) -> Iterator[tuple[float, token_streams.Rows]]:
-    """(progress from 0 to 1, rows of about `recipe.batch` tokens)."""
+    """Yields (progress from 0 to 1, rows of about `recipe.batch` tokens) until all phases are done."""
     done = 0
     for number, phase in enumerate(recipe.phases):
         stream = _stream(f"{recipe.seed}:{number}", phase)
@@ -119,7 +122,10 @@ def _stream(seed: str, phase: Phase) -> Iterator[Document]:
 
 
 def losses_of(net: model.Llama, rows: token_streams.Rows, device: str, autocast: bool) -> tuple[Tensor, Tensor]:
-    """In nats per token: (the weighted mean that is trained, the mean over answers; NaN if they weigh 1)."""
+    """Returns two losses in nats per token: the weighted mean to train on, and the mean over answers.
+
+    The second is NaN if answers have the weight 1.
+    """
     ids = torch.from_numpy(rows.ids.astype("int64")).to(device)
     weights = torch.from_numpy(rows.weights.astype("float32")).to(device)[:, 1:].reshape(-1)
     owner = torch.from_numpy(rows.owner).to(device)
@@ -144,7 +150,11 @@ def train(
     autocast: bool,
     snapshots: Path,
 ) -> model.Llama:
-    """Trains `net` in place; logs the loss every 50 steps and writes the weights so far to `snapshots` every 250."""
+    """Trains `net` in place and returns it.
+
+    Logs the loss every 50 steps and writes the weights to `snapshots` every 250. Raises SystemExit for a loss that is
+    not finite.
+    """
     net.to(device)
     matrices = [p for p in net.model.layers.parameters() if p.ndim == 2]
     others = [p for name, p in net.named_parameters() if p.ndim != 2 or "layers" not in name]
@@ -208,6 +218,7 @@ def save(net: model.Llama, tokenizer: token_streams.Tokenizer, folder: Path) -> 
 
 
 def main() -> None:
+    """Runs the command line: trains the model and writes it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("out", type=Path)
     parser.add_argument("--device", default="cpu")

@@ -1,4 +1,4 @@
-"""`blockrelay bench`: the speed through the gateway and in process, in alternating rounds, and their ratio."""
+"""Runs `blockrelay bench`: measures the gateway and the executor alone in alternating rounds, and their ratio."""
 
 import contextlib
 import json
@@ -27,19 +27,19 @@ from blockrelay_launcher.bench.machine import describe_machine
 from blockrelay_launcher.bench.memory import Scales
 from blockrelay_launcher.bench.targets import GatewaySide, InProcessSide, check_gateway, in_process
 
-#: What follows the shared prefix, and how many tokens such a request asks for.
+#: Prompt tokens after the shared prefix, and new tokens of such a request.
 OWN_TOKENS, PREFIX_NEW = 16, 2
 #: New tokens of the unmeasured round before the measured ones.
 WARM_UP_NEW = 4
-#: So many tokens at once, on average, are told.
+#: Mean number of tokens that arrive together from which the report mentions it.
 SEVERAL = 1.05
-#: Columns that the tables need.
+#: Width that the tables need, in characters.
 SHOWN_WIDTH = 108
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchOptions:
-    """The options of `blockrelay bench`. `url` None starts an `up` of its own with `stages` and `threads`."""
+    """The options of `blockrelay bench`. `url` None starts a system of its own, with `stages` and `threads`."""
 
     model: Path
     url: str | None = None
@@ -56,7 +56,7 @@ class BenchOptions:
     memory: bool = False
 
     def check(self, folder: BlockFolder) -> None:
-        """Raises UsageError for what cannot be measured on this model."""
+        """Raises UsageError for options that cannot be measured with this model."""
         if min(self.requests, default=0) < 1:
             raise UsageError("--requests must be at least 1")
         if min(self.prompts, default=0) < 1:
@@ -77,17 +77,17 @@ class BenchOptions:
             raise UsageError(f"--stages is {self.stages}, but the model has {folder.model.blocks} blocks")
         if self.url and (self.stages > 1 or self.threads or self.memory or self.speculation):
             raise UsageError(
-                "--stages, --threads, --speculation and --memory are for an `up` of its own, not for --url"
+                "--stages, --threads, --speculation and --memory are for a system of its own: leave them out with --url"
             )
 
     @property
     def worker_threads(self) -> int:
-        """Threads of each worker, as `up` chooses them."""
+        """Threads of each worker: `threads`, else all cores."""
         return self.threads or cores()
 
 
 def run_bench(options: BenchOptions, *, as_json: bool) -> int:
-    """Measure and print; the exit code. Raises UsageError, BlockFolderError, ServiceUnavailable."""
+    """Measures, prints the report and returns 0. Raises UsageError, BlockFolderError or ServiceUnavailable."""
     folder = open_block_folder(options.model, blocks=[])
     options.check(folder)
     if options.url:
@@ -101,7 +101,7 @@ def run_bench(options: BenchOptions, *, as_json: bool) -> int:
 
 
 def _measure(options: BenchOptions, folder: BlockFolder) -> dict[str, Any]:
-    """The whole report."""
+    """Runs all measurements and returns the report, the object of `--json`."""
     report: dict[str, Any] = {
         "gateway": [],
         "in_process": [],
@@ -144,7 +144,7 @@ def _measure(options: BenchOptions, folder: BlockFolder) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class _Prompts:
-    """Fresh ones for every round, the same for both sides."""
+    """The source of random prompts: new ones for every round, the same for both sides."""
 
     dice: random.Random
     vocab_size: int
@@ -157,7 +157,7 @@ class _Prompts:
 
 @dataclass(frozen=True, slots=True)
 class _Case:
-    """One configuration and its rounds on both sides."""
+    """One configuration, with its rounds through the gateway (`through`) and in process (`inside`)."""
 
     prompts: _Prompts
     through: list[Round] = field(default_factory=list[Round])
@@ -171,7 +171,7 @@ def _compare(
     cases: Sequence[_Case],
     options: BenchOptions,
 ) -> None:
-    """All configurations in turns, each on both sides, so that they meet the same moods of the machine."""
+    """Measures all configurations in turns, each on both sides, so that changes of the machine affect all alike."""
     for number in range(-1, options.rounds):
         for case in cases:
             drawn = case.prompts.draw()
@@ -190,7 +190,7 @@ def _compare(
 
 
 def _shared_prefix(gateway: GatewaySide, options: BenchOptions, dice: random.Random, vocab_size: int) -> dict[str, Any]:
-    """Time to first token of two requests, one after the other, that begin with the same tokens; medians."""
+    """Returns the median times to first token of two requests in sequence that begin with the same tokens."""
     first, second = list[float](), list[float]()
     for _ in range(options.rounds):
         [prefix] = random_prompts(dice, vocab_size, 1, options.prefix)
@@ -208,7 +208,7 @@ def _shared_prefix(gateway: GatewaySide, options: BenchOptions, dice: random.Ran
 
 
 def _weigh(options: BenchOptions, folder: BlockFolder, dice: random.Random) -> dict[str, Any]:
-    """Start an `up`, run the largest round once, and weigh the workers meanwhile."""
+    """Starts a system, runs the largest round once, and measures the workers' memory meanwhile."""
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="blockrelay-") as data, _own_up(options, data=Path(data)) as url:
         ready_s = time.monotonic() - started
@@ -238,7 +238,7 @@ def _own_up(options: BenchOptions, data: Path | None = None) -> contextlib.Abstr
 
 @contextlib.contextmanager
 def _own_process(options: BenchOptions) -> Iterator[InProcessSide]:
-    """One stage with as many threads as all workers have together, at most the cores."""
+    """Yields the executor as one stage, with as many threads as all workers have together, at most the cores."""
     threads = min(options.worker_threads * options.stages, cores()) if not options.url else cores()
     pages = max(options.requests) * -(-(max(options.prompts) + options.new) // PAGE_TOKENS)
     with in_process(options.model.absolute(), threads=threads, max_rows=WorkerSettings().max_rows, pages=pages) as side:
@@ -246,7 +246,7 @@ def _own_process(options: BenchOptions) -> Iterator[InProcessSide]:
 
 
 def show(report: dict[str, Any], console: Console | None = None) -> None:
-    """Tables for people."""
+    """Prints the report as tables."""
     console = console or Console()
     console.width = max(console.width, SHOWN_WIDTH)
     machine, options = report["machine"], report["options"]
@@ -269,7 +269,7 @@ def show(report: dict[str, Any], console: Console | None = None) -> None:
     together = max((entry["tokens_at_once"] for entry in report["gateway"]), default=1.0)
     if together >= SEVERAL:
         console.print(
-            f"up to {together:.1f} tokens came at once, on average: `next` is the time of one, shared out evenly"
+            f"up to {together:.1f} tokens came at once, on average: `next` is the time per token, divided evenly"
         )
     if prefix := report.get("prefix"):
         console.print(

@@ -1,4 +1,4 @@
-"""From arrival times to figures. Pure. Times in seconds of one clock, results in the units of their names."""
+"""Computes the figures of a benchmark from arrival times. Pure. Times are seconds of one clock."""
 
 import itertools
 import random
@@ -12,31 +12,31 @@ from blockrelay_launcher.percentile import percentile
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """All requests of a round were sent at `sent`; `tokens[i]` are the times at which request i's tokens came.
-
-    Every request has at least two tokens. `client_cpu_s` is the CPU time of the measuring process, None where nobody
-    measures from outside.
-    """
+    """One round of a benchmark: requests that were sent at the same time, and the arrival of their tokens."""
 
     sent: float
+    """Time at which all requests were sent."""
     tokens: Sequence[Sequence[float]]
+    """Arrival times of the tokens of each request; at least two each."""
     client_cpu_s: float | None = None
+    """CPU time of the measuring client; None without a client."""
 
     @property
     def prefill_s(self) -> float:
-        """Until the last of the first tokens."""
+        """Seconds until every request has its first token."""
         return max(came[0] for came in self.tokens) - self.sent
 
     @property
     def total_s(self) -> float:
+        """Seconds until the last token of all requests."""
         return max(came[-1] for came in self.tokens) - self.sent
 
 
 def decode_rate(tokens: Sequence[Sequence[float]]) -> float:
-    """Tokens per second while all requests decode together.
+    """Returns the tokens per second while all requests decode together: the sum of their rates.
 
-    That is from the last first token to the first last token; the rates that the requests have in it are added up.
-    Where a request has fewer than two tokens in it (few tokens, many requests), the whole decoding of all counts.
+    The time is from the last first token to the first last token. If a request has fewer than two tokens in it (few
+    tokens, many requests), the rates are those of the whole decoding. `tokens` holds arrival times by request.
     """
     first, last = max(came[0] for came in tokens), min(came[-1] for came in tokens)
     inside = [[t for t in came if first <= t <= last] for came in tokens]
@@ -46,8 +46,10 @@ def decode_rate(tokens: Sequence[Sequence[float]]) -> float:
 
 
 def token_times(came: Sequence[float]) -> list[float]:
-    """What each token took after the one before it. Several that came together, as where workers guess tokens ahead,
-    share the time since the last ones evenly."""
+    """Returns the time of each token after the one before it, from arrival times.
+
+    Tokens that came together, as with drafts, share the time since the last arrival evenly.
+    """
     times: list[float] = []
     for (before, _), (at, group) in itertools.pairwise((at, list(group)) for at, group in itertools.groupby(came)):
         times += [(at - before) / len(group)] * len(group)
@@ -55,11 +57,11 @@ def token_times(came: Sequence[float]) -> list[float]:
 
 
 def figures(rounds: Sequence[Round], *, prompt: int) -> dict[str, Any]:
-    """One entry of the report: medians over rounds; waiting times are of all requests of all rounds.
+    """Returns one entry of the report: medians over rounds; percentiles are over all requests of all rounds.
 
-    `decode_tok_s` as `decode_rate`; `prefill_ms` until every request has its first token; `prompt_tok_s` from it;
-    `itl_ms_...` as `token_times`, None where all tokens came together; `tokens_at_once` how many come together, on
-    average; `tok_s` all new tokens over the whole time; `rounds` how far apart the rounds were.
+    `decode_tok_s`: see `decode_rate`. `prefill_ms`: until every request has its first token, and `prompt_tok_s` from
+    it. `itl_ms_...`: see `token_times`; None if all tokens came together. `tokens_at_once`: mean number of tokens per
+    arrival. `tok_s`: all new tokens over the whole time. `rounds`: the figures of each round.
     """
     requests = len(rounds[0].tokens)
     decode = [decode_rate(one.tokens) for one in rounds]
@@ -90,7 +92,7 @@ def figures(rounds: Sequence[Round], *, prompt: int) -> dict[str, Any]:
 
 
 def ratio(gateway: Sequence[Round], in_process: Sequence[Round], *, prompt: int) -> dict[str, Any]:
-    """What of the speed in process arrives through the gateway (1: all of it), as medians over rounds run in pairs."""
+    """Returns the speed through the gateway as a share of that in process (1: equal), medians over pairs of rounds."""
     pairs = list(zip(gateway, in_process, strict=True))
     return {
         "requests": len(gateway[0].tokens),
@@ -101,7 +103,7 @@ def ratio(gateway: Sequence[Round], in_process: Sequence[Round], *, prompt: int)
 
 
 def random_prompts(dice: random.Random, vocab_size: int, requests: int, length: int) -> list[list[int]]:
-    """Prompts of token ids that share no beginning, so that no cache helps."""
+    """Returns prompts of random token ids, which share no beginning, so that there is no prefix hit."""
     return [[dice.randrange(vocab_size) for _ in range(length)] for _ in range(requests)]
 
 

@@ -1,4 +1,4 @@
-"""What machine this is: figures mean nothing without it."""
+"""Describes this machine for a report of figures."""
 
 import platform
 from importlib.metadata import PackageNotFoundError, version
@@ -7,13 +7,13 @@ from typing import Any
 from blockrelay.host.cpu import cores, cpu_facts, cpu_name
 from blockrelay.host.memory import total_bytes
 
-#: CPU flags that decide how fast integer products and the kernels are.
+#: CPU flags that decide the speed of integer matmuls and the kernels.
 _TELLING_FLAGS = ("avx2", "f16c", "avx512f", "avx512_vnni", "avx512_bf16", "avx_vnni", "amx_int8", "asimddp", "i8mm")
 _PACKAGES = ("blockrelay", "onnxruntime", "numpy", "redis")
 
 
 def describe_machine() -> dict[str, Any]:
-    """CPU model, telling flags, cores this process may use, memory in GiB, system and versions."""
+    """Returns the CPU's name and important flags, the usable cores, the memory in GiB, the system and versions."""
     info = cpu_facts()
     flags = set((info.get("flags") or info.get("Features") or "").split())
     return {

@@ -1,4 +1,4 @@
-"""What the workers of an `up` weigh while they serve: their own memory against what they must hold."""
+"""Measures the memory of workers while they serve, against the weights and KV pages that they must hold."""
 
 import re
 import threading
@@ -24,51 +24,56 @@ _PAGES_USED = re.compile(r"^blockrelay_worker_kv_pages_used\{.*\} (\S+)$", re.M)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weight:
-    """One worker at one moment. Bytes. `own` is RssAnon + RssShmem: mapped files (page cache) are not counted."""
+    """The memory of one worker at one time, in bytes."""
 
     worker: str
+    """Id of the worker."""
     stage: int
     rss_anon: int
     rss_shmem: int
     rss_file: int
     peak_rss: int
     weights: int
+    """Bytes of the weights of its blocks."""
     kv: int
+    """Bytes of the KV pages in use."""
 
     @property
     def own(self) -> int:
+        """RssAnon + RssShmem, without mapped files (page cache)."""
         return self.rss_anon + self.rss_shmem
 
     @property
     def ratio(self) -> float:
+        """The worker's own memory over its weights and KV pages."""
         return self.own / (self.weights + self.kv)
 
     def entry(self) -> dict[str, Any]:
-        """As the report shows it."""
+        """Returns the entry of the report."""
         fields = {name: getattr(self, name) for name in Weight.__dataclass_fields__}
         return {**fields, "ratio": round(self.ratio, 3)}
 
 
 def weight_bytes(manifest: Manifest, first: int, last: int) -> int:
-    """Bytes of the tensors of blocks `first` to `last`."""
+    """Returns the bytes of the tensors of blocks `first` to `last`."""
     return sum(spec.nbytes for b in range(first, last + 1) for spec in manifest.block(b).tensors.values())
 
 
 def page_bytes(manifest: Manifest, first: int, last: int) -> int:
-    """Bytes of one KV page in all layers of a stage."""
+    """Returns the bytes of one KV page in all layers of blocks `first` to `last`."""
     model = manifest.model
     values = 2 * model.layers_in(first, last) * model.kv_heads * model.head_dim * PAGE_TOKENS
     return values * kv_item_bytes(manifest.precisions)
 
 
 def parse_status(text: str) -> dict[str, int]:
-    """`/proc/PID/status`: the sizes in it, in bytes."""
-    found = re.findall(r"^(\w+):\s+(\d+) kB$", text, re.M)
-    return {name: int(kib) * 1024 for name, kib in found}
+    """Returns the sizes in the text of `/proc/PID/status`, in bytes."""
+    sizes = re.findall(r"^(\w+):\s+(\d+) kB$", text, re.M)
+    return {name: int(kib) * 1024 for name, kib in sizes}
 
 
 def weigh(folder: BlockFolder, data: Path) -> list[Weight]:
-    """Every ready worker of the `up` on `data`, as it is now."""
+    """Returns the present memory of every ready worker of the `up` on the folder `data`."""
     running = read_running(data)
     cell = CellAddress(running.redis_url, Settings(cell=running.cell))
     workers: list[dict[str, Any]] = read_status(cell)["models"][folder.model_key]["workers"]
@@ -93,7 +98,7 @@ def _weigh_one(manifest: Manifest, worker: dict[str, Any]) -> Weight:
 
 
 class Scales(threading.Thread):
-    """Weighs the workers again and again while requests run; `heaviest` is each worker with the most KV in use."""
+    """A thread that measures the workers' memory every SAMPLE_EVERY_S while requests run."""
 
     def __init__(self, folder: BlockFolder, data: Path) -> None:
         super().__init__(name="scales", daemon=True)
@@ -101,18 +106,19 @@ class Scales(threading.Thread):
         self._seen: list[Weight] = []
 
     def run(self) -> None:
+        """Measures until `stop`; Thread calls it."""
         while not self._done.wait(SAMPLE_EVERY_S):
             self._seen += weigh(self._folder, self._data)
 
     def stop(self) -> list[Weight]:
-        """End, and say how heavy each worker was when it had the most KV pages in use."""
+        """Ends the thread and returns the memory of each worker at the time of its most KV pages."""
         self._done.set()
         self.join()
         return heaviest(self._seen or weigh(self._folder, self._data))
 
 
 def heaviest(seen: Sequence[Weight]) -> list[Weight]:
-    """Of each worker the weighing with the most KV, the last of equals; in order of stages."""
+    """Returns for each worker the measurement with the most KV (the last of equals), in the order of stages."""
     best: dict[str, Weight] = {}
     for one in seen:
         if one.worker not in best or one.kv >= best[one.worker].kv:

@@ -20,14 +20,14 @@ from blockrelay.errors import ServiceUnavailable, UsageError
 from blockrelay_launcher.bench.figures import Round
 from blockrelay_launcher.supervisor.child_process import die_with_parent
 
-#: What the client looks for in the stream. It parses no JSON: its CPU time is taken from the workers' cores.
+#: Patterns that the client finds in the stream. It parses no JSON, because its CPU time comes from the workers' cores.
 _TOKENS, _ERROR = re.compile(rb'"token_ids":\[(\d[^\]]*)\]'), re.compile(rb'^(?:event: error|data: \{"error")', re.M)
-#: Longest round, in seconds.
+#: Seconds that a round may take.
 PATIENCE_S = 600.0
 
 
 class GatewaySide:
-    """Streams completions from the gateway at `url`, a connection for each. Close it."""
+    """The side that streams completions from a gateway, with a connection for each. Close it."""
 
     def __init__(self, url: str, model: str) -> None:
         self._model = model
@@ -41,11 +41,15 @@ class GatewaySide:
         )
 
     def round(self, prompts: Sequence[Sequence[int]], new: int, *, use_cache: bool = True) -> Round:
-        """All prompts at once, each until it has `new` tokens. Raises ServiceUnavailable when one is not answered."""
+        """Sends all prompts at once and waits until each has `new` tokens.
+
+        Raises ServiceUnavailable if one is not answered to its end.
+        """
         bodies = [self._body(prompt, new, use_cache=use_cache) for prompt in prompts]
         return self._runner.run(self._round(bodies, new))
 
     def close(self) -> None:
+        """Closes the event loop."""
         self._runner.close()
 
     def _body(self, prompt: Sequence[int], new: int, *, use_cache: bool) -> bytes:
@@ -69,7 +73,7 @@ class GatewaySide:
         return Round(sent, tokens, client_cpu_s=spent)
 
     async def _stream(self, body: bytes) -> list[float]:
-        """When each token came."""
+        """Streams one completion and returns the arrival time of each token."""
         loop, answer = asyncio.get_running_loop(), _Answer()
         transport, _ = await loop.create_connection(
             lambda: answer, self._host, self._port, ssl=ssl.create_default_context() if self._tls else None
@@ -83,13 +87,13 @@ class GatewaySide:
 
 
 class _Answer(asyncio.Protocol):
-    """One streamed answer, read as it comes: whatever a client does for a token, the workers' cores do not.
+    """The reader of one streamed answer. It does as little as possible, because it shares the workers' cores.
 
-    No HTTP is parsed but the status. Every chunk of the gateway holds whole events, so that an event is never cut.
+    Of HTTP it parses only the status. Every chunk of the gateway holds whole events, so that no event is cut.
     """
 
     def __init__(self) -> None:
-        self.came: list[float] = []  # when each token came
+        self.came: list[float] = []  # arrival time of each token
         self.ended = asyncio.get_running_loop().create_future()
         self._rest = b""
 
@@ -98,8 +102,8 @@ class _Answer(asyncio.Protocol):
         if not self.came and not self._rest and not data.startswith(b"HTTP/1.1 200 "):
             return self._fail(f"the gateway answered {data[:400]!r}")
         events, _, self._rest = (self._rest + data).rpartition(b"\n\n")
-        for found in _TOKENS.finditer(events):
-            self.came.extend([now] * (1 + found.group(1).count(b",")))
+        for match in _TOKENS.finditer(events):
+            self.came.extend([now] * (1 + match.group(1).count(b",")))
         if _ERROR.search(events):
             return self._fail(f"an answer ended with an error: {events[:300]!r}")
         return None
@@ -114,8 +118,10 @@ class _Answer(asyncio.Protocol):
 
 
 def check_gateway(url: str, model: str) -> None:
-    """Raises UsageError unless a gateway at `url` serves `model`. No proxy is used, as none is for the rounds: what it
-    takes would be measured too."""
+    """Raises UsageError unless a gateway at `url` serves `model`.
+
+    It uses no proxy, as the rounds use none: a proxy's time would be measured too.
+    """
     try:
         answer = httpx.get(f"{url}/v1/models", timeout=10, trust_env=False, verify=ssl.create_default_context())
         served = [entry["id"] for entry in answer.raise_for_status().json()["data"]]
@@ -126,7 +132,7 @@ def check_gateway(url: str, model: str) -> None:
 
 
 class InProcessSide:
-    """The executor's loop in one process, with `threads` threads and no service."""
+    """The side that runs the executor's loop in one process, without services."""
 
     def __init__(self, process: "subprocess.Popen[str]") -> None:
         self._process = process
@@ -134,7 +140,7 @@ class InProcessSide:
             raise ServiceUnavailable(f"the measured process ended with code {process.wait()} before it was ready")
 
     def round(self, prompts: Sequence[Sequence[int]], new: int) -> Round:
-        """All prompts at once, each until it has `new` tokens."""
+        """Runs all prompts at once, each until it has `new` tokens. Raises ServiceUnavailable if the process ends."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps({"prompts": prompts, "new": new}) + "\n")
         self._process.stdin.flush()
@@ -151,7 +157,7 @@ class InProcessSide:
 
 @contextlib.contextmanager
 def in_process(model: Path, *, threads: int, max_rows: int, pages: int) -> Iterator[InProcessSide]:
-    """The side, loaded; its process ends with the block. `pages` KV pages hold the largest round."""
+    """Starts the process, yields the loaded side, and ends the process. `pages`: KV pages for the largest round."""
     argv = [sys.executable, "-P", "-m", "blockrelay_worker.offline.bench", "--model", str(model)]
     with subprocess.Popen(
         [*argv, "--threads", str(threads), "--max-rows", str(max_rows), "--pages", str(pages)],

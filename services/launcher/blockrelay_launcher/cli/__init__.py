@@ -1,1 +1,1 @@
-"""The `blockrelay` command."""
+"""The command line of `blockrelay`: its commands, options and help texts."""

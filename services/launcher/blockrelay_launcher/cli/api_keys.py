@@ -1,4 +1,4 @@
-"""`blockrelay keys`: makes, lists and removes API keys in the file that gateways read."""
+"""The command `blockrelay keys`: makes, lists and removes API keys in the file that gateways read."""
 
 from pathlib import Path
 from typing import Annotated
@@ -12,17 +12,18 @@ from blockrelay.errors import UsageError
 from blockrelay.settings import GatewaySettings
 
 app = typer.Typer(
-    name="keys", no_args_is_help=True, help="API keys: make, list, remove. Gateways that run read the changed file."
+    name="keys", no_args_is_help=True, help="Make, list and remove API keys. Running gateways read the changed file."
 )
 
 File = Annotated[
     Path | None,
-    typer.Option("--file", "--api-keys", metavar="PATH", help="The file of keys; default: BLOCKRELAY_API_KEYS."),
+    typer.Option("--file", "--api-keys", metavar="PATH", help="File of the API keys; default: BLOCKRELAY_API_KEYS."),
 ]
-Name = Annotated[str, typer.Argument(metavar="NAME", help="Whose key it is: a-z 0-9 _ -")]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the tenant that owns the key: a-z 0-9 _ -")]
 
 
 def _file(given: Path | None) -> Path:
+    """Returns the file of API keys: the option, else the setting. Raises UsageError if there is neither."""
     path = given or GatewaySettings().api_keys
     if path is None:
         raise UsageError("which file? give --file PATH or set BLOCKRELAY_API_KEYS")
@@ -34,24 +35,26 @@ def add(
     name: Name,
     file: File = None,
     tokens_per_minute: Annotated[
-        int | None, typer.Option(metavar="N", help="Prompt and max_tokens accepted per minute; default: no limit.")
+        int | None, typer.Option(metavar="N", help="Most tokens per minute (prompt and max_tokens); default: no limit.")
     ] = None,
     concurrency: Annotated[
-        int | None, typer.Option(metavar="N", help="Accepted and unfinished requests; default: no limit.")
+        int | None, typer.Option(metavar="N", help="Most unfinished requests at once; default: no limit.")
     ] = None,
-    weight: Annotated[float, typer.Option(metavar="W", help="Share of the workers while others wait too.")] = 1.0,
+    weight: Annotated[
+        float, typer.Option(metavar="W", help="Weight of its share of the workers while several tenants wait.")
+    ] = 1.0,
     priority: Annotated[
         int,
         typer.Option(
             metavar="N",
-            help="The earliest (lowest) priority its requests may have; below 0 they overtake those of other keys.",
+            help="Lowest number that its requests may have as priority; below 0 they go before those of other keys.",
         ),
     ] = USUAL_PRIORITY,
     operator: Annotated[
-        bool, typer.Option("--operator", help="Sees the ids of all requests in status events.")
+        bool, typer.Option("--operator", help="Let the key see the ids of all requests in status events.")
     ] = False,
 ) -> None:
-    """Make a key and print it, once: only its hash is stored."""
+    """Make a key and print it. It is shown only this once: the file holds its hash."""
     tenant = Tenant(
         name=name,
         tokens_per_minute=tokens_per_minute,
@@ -65,7 +68,7 @@ def add(
 
 @app.command("list")
 def show(file: File = None) -> None:
-    """Names and limits. Nobody can see a key again."""
+    """Show the names and limits of all keys. The keys themselves are not stored."""
     table = Table("name", "tokens per minute", "concurrency", "weight", "priority from", "operator")
     for key in read_keys(_file(file)):
         t = key.tenant
@@ -82,7 +85,7 @@ def show(file: File = None) -> None:
 
 @app.command("remove")
 def remove(name: Name, file: File = None) -> None:
-    """Its key is refused from now on, on open sockets and streams too; what was accepted goes on."""
+    """Remove a key. Gateways refuse it from now on, on open connections too; accepted requests run to their end."""
     remove_key(_file(file), name)
     typer.echo(f"the key of {name} is removed")
 

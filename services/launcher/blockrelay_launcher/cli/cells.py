@@ -1,4 +1,4 @@
-"""`blockrelay cells`: what a file of cells says now, and what its cells do."""
+"""The command `blockrelay cells`: shows which list of a file of cells is in force, and the load of each cell."""
 
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -17,13 +17,13 @@ from blockrelay.redis.address import shown
 from blockrelay.redis.client import connect
 from blockrelay.settings import GatewaySettings
 
-#: How long a cell may take to answer. Seconds.
+#: Time that a cell may take to answer, in seconds.
 PATIENCE_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class CellState:
-    """Requests that have not ended and workers of a cell; `error`: why they are not known."""
+    """The numbers of unfinished requests and workers of a cell; `error` says why they are unknown, or is empty."""
 
     place: CellPlace
     unfinished: int = 0
@@ -33,30 +33,35 @@ class CellState:
 
 @dataclass(frozen=True, slots=True)
 class CellsState:
-    """At the time `now` (Unix seconds). `retention_s`: of requests with a key, by the settings here."""
+    """A file of cells and the states of its cells at one time."""
 
     file: CellFile
     cells: tuple[CellState, ...]
     now: float
+    """Time of the reading, in Unix seconds."""
     retention_s: float
+    """Seconds that requests with an idempotency key are kept, by the settings of this process."""
 
 
 def read(path: Path | None, before: Path | None = None) -> CellsState:
-    """What the file says, and what its cells answer. Raises UsageError for a file that gateways would not take, be it
-    because of the one `before` it."""
+    """Reads the file of cells (`path` None: BLOCKRELAY_CELLS) and asks its cells.
+
+    Raises UsageError for a file that gateways would refuse, on its own or as successor of the file `before`.
+    """
     settings = GatewaySettings()
     path = path or settings.cells
     if path is None:
         raise UsageError("which file? give it, or set BLOCKRELAY_CELLS")
-    found, now = read_cells(path), time.time()
+    file, now = read_cells(path), time.time()
     if before is not None:
-        check_successor(read_cells(before), found, path, now=now, retention_s=settings.keyed_retention_s)
+        check_successor(read_cells(before), file, path, now=now, retention_s=settings.keyed_retention_s)
     with ThreadPoolExecutor() as pool:
-        cells = tuple(pool.map(_ask, found.places.values()))
-    return CellsState(found, cells, now, settings.keyed_retention_s)
+        cells = tuple(pool.map(_ask, file.places.values()))
+    return CellsState(file, cells, now, settings.keyed_retention_s)
 
 
 def _ask(place: CellPlace) -> CellState:
+    """Reads the state of one cell from its control Redis."""
     keys = Keys(place.name)
     try:
         with connect(place.redis_url, cell=place.name, answer_s=PATIENCE_S) as client:
@@ -67,7 +72,7 @@ def _ask(place: CellPlace) -> CellState:
 
 
 def show(state: CellsState, console: Console | None = None) -> None:
-    """As tables and sentences; addresses without users and passwords."""
+    """Prints the state as a table and sentences; addresses are shown without users and passwords."""
     console, file = console or Console(), state.file
     table = Table("cell", "new requests", "under way", "workers", "control Redis", "payload Redis")
     weights = file.weights(state.now)
@@ -89,10 +94,10 @@ def show(state: CellsState, console: Console | None = None) -> None:
 
 
 def lists(state: CellsState) -> list[str]:
-    """A sentence about each list, the newest first."""
+    """Returns a sentence about each list of the file, the newest first."""
     file, over = state.file, state.file.over_at(state.retention_s)
     current = file.in_force(state.now).version
-    said: list[str] = []
+    sentences: list[str] = []
     for one in reversed(file.lists):
         if one.version == current:
             line = f"is in force since {_date(one.since)}"
@@ -102,8 +107,8 @@ def lists(state: CellsState) -> list[str]:
             line = f"is looked into for keys and sessions until {_date(over[one.version])}"
         else:
             line = "is over and may be taken out"
-        said.append(f"list {one.version} {line}")
-    return said
+        sentences.append(f"list {one.version} {line}")
+    return sentences
 
 
 def _date(seconds: float) -> str:

@@ -1,4 +1,7 @@
-"""`blockrelay dead-letters`: what killed its workers or could not be computed; list, show, replay, remove."""
+"""The command `blockrelay dead-letters`: lists, shows, replays and removes requests that could not be computed.
+
+A request becomes a dead letter when it killed its workers or failed otherwise.
+"""
 
 import json
 import os
@@ -23,34 +26,39 @@ from blockrelay.redis.cell_address import CellAddress, connected, find_cell
 from blockrelay.typed_command import typed
 
 app = typer.Typer(
-    name="dead-letters", no_args_is_help=True, help="Requests that could not be computed: list, show, replay, remove."
+    name="dead-letters", no_args_is_help=True, help="List, show, replay and remove requests that could not be computed."
 )
 
-Letter = Annotated[str, typer.Argument(metavar="ID", help="req-..., cmpl-... or chatcmpl-...")]
+Letter = Annotated[str, typer.Argument(metavar="ID", help="Id of the request: req-..., cmpl-... or chatcmpl-...")]
 RedisUrl = Annotated[str | None, typer.Option("--redis", metavar="URL", help="Control Redis of the cell.")]
 Data = Annotated[Path | None, typer.Option("--data", metavar="DIR", help="Data folder of a running `blockrelay up`.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetter:
-    """One entry of the stream. `committed` tokens were in the log when it failed; `body` is an encoded RequestBody."""
+    """One request that could not be computed, as its entry in the Redis stream of dead letters."""
 
     entry: str
+    """Id of the stream entry; it begins with the time in milliseconds."""
     request: str
+    """Id of the request."""
     why: str
     error: str
     committed: int
+    """Tokens in the request's log when it failed."""
     model: str
+    """Key of the model."""
     numerics: str
     body: bytes
+    """The encoded RequestBody."""
 
     @property
     def when(self) -> datetime:
         return datetime.fromtimestamp(int(self.entry.partition("-")[0]) / 1000).astimezone()
 
     def summary(self) -> dict[str, Any]:
-        """Without the prompt, which is its sender's."""
-        found: dict[str, Any] = {
+        """Returns the letter as JSON fields, without the prompt, which is private to its sender."""
+        facts: dict[str, Any] = {
             "id": self.request,
             "when": self.when.isoformat(timespec="seconds"),
             "why": self.why,
@@ -62,8 +70,8 @@ class DeadLetter:
         try:
             body = RequestBody.decode(self.body)
         except WireError as error:
-            return found | {"prompt_tokens": None, "unreadable": str(error)}
-        return found | {
+            return facts | {"prompt_tokens": None, "unreadable": str(error)}
+        return facts | {
             "prompt_tokens": int(body.prompt.size),
             "params": body.params,
             "tensor_step": body.logits != "none",
@@ -71,7 +79,7 @@ class DeadLetter:
 
 
 def read_letters(client: redis.Redis, keys: Keys) -> list[DeadLetter]:
-    """Oldest first."""
+    """Returns all dead letters of a cell, the oldest first."""
 
     def text(fields: dict[bytes, bytes], name: bytes) -> str:
         return fields.get(name, b"").decode("utf-8", "replace")
@@ -92,6 +100,7 @@ def read_letters(client: redis.Redis, keys: Keys) -> list[DeadLetter]:
 
 
 def _find(cell: CellAddress, request: str) -> DeadLetter:
+    """Returns the newest dead letter of a request id. Raises UsageError if there is none."""
     with connected(cell) as client:
         letters = [one for one in read_letters(client, cell.keys) if one.request == own_id(request)]
     if not letters:
@@ -103,9 +112,9 @@ def _find(cell: CellAddress, request: str) -> DeadLetter:
 def show_all(
     redis: RedisUrl = None,
     data: Data = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON array instead of a table.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON array instead of a table.")] = False,
 ) -> None:
-    """All dead letters, oldest first."""
+    """Show all dead letters, the oldest first."""
     cell = find_cell(redis, data)
     with connected(cell) as client:
         letters = read_letters(client, cell.keys)
@@ -116,9 +125,9 @@ def show_all(
     else:
         table = Table(Column("id", no_wrap=True), "when", "why", "prompt", "committed")
         for one in letters:
-            found = one.summary()
+            facts = one.summary()
             when = one.when.strftime("%Y-%m-%d %H:%M:%S")
-            table.add_row(one.request, when, one.why, f"{found['prompt_tokens'] or '?'} tokens", str(one.committed))
+            table.add_row(one.request, when, one.why, f"{facts['prompt_tokens'] or '?'} tokens", str(one.committed))
         Console(soft_wrap=True).print(table)
 
 
@@ -127,14 +136,14 @@ def show_one(
     request: Letter,
     redis: RedisUrl = None,
     data: Data = None,
-    prompt: Annotated[bool, typer.Option("--prompt", help="Its prompt too, as token ids.")] = False,
+    prompt: Annotated[bool, typer.Option("--prompt", help="Show its prompt too, as token ids.")] = False,
 ) -> None:
-    """Everything that is known of one, as JSON."""
+    """Show one dead letter with all its facts, as JSON."""
     letter = _find(find_cell(redis, data), request)
-    found = letter.summary()
+    facts = letter.summary()
     if prompt:
-        found["prompt"] = RequestBody.decode(letter.body).prompt.tolist()
-    typer.echo(json.dumps(found, indent=1))
+        facts["prompt"] = RequestBody.decode(letter.body).prompt.tolist()
+    typer.echo(json.dumps(facts, indent=1))
 
 
 @app.command("replay")
@@ -142,9 +151,9 @@ def replay(
     request: Letter,
     redis: RedisUrl = None,
     data: Data = None,
-    model: Annotated[Path | None, typer.Option(help="Block folder; default: BLOCKRELAY_MODEL.")] = None,
+    model: Annotated[Path | None, typer.Option(help="Block folder of its model; default: BLOCKRELAY_MODEL.")] = None,
 ) -> None:
-    """Run it alone in a process of its own, off-line, and tell what happens. Exit code 1 when it fails again."""
+    """Run the request alone in a new process, without services, and print the outcome. Exit code 1: it fails again."""
     cell = find_cell(redis, data)
     folder = (model or cell.settings.model).absolute()
     model_key = open_block_folder(folder, blocks=[]).model_key
@@ -175,12 +184,12 @@ def replay(
 
 @app.command("remove")
 def remove(
-    request: Annotated[str | None, typer.Argument(metavar="ID")] = None,
+    request: Annotated[str | None, typer.Argument(metavar="ID", help="Id of the request.")] = None,
     redis: RedisUrl = None,
     data: Data = None,
-    everything: Annotated[bool, typer.Option("--all", help="All of them.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Remove all dead letters.")] = False,
 ) -> None:
-    """Forget one, or all."""
+    """Remove one dead letter, or all."""
     if (request is None) != everything:
         raise UsageError("give an ID or --all")
     cell = find_cell(redis, data)

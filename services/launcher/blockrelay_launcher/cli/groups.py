@@ -1,4 +1,4 @@
-"""The commands as `blockrelay --help` shows them: in groups, each in one line."""
+"""The groups of commands in `blockrelay --help`, with one line for each command."""
 
 from typing import Any
 
@@ -37,15 +37,15 @@ GROUPS: dict[str, dict[str, str]] = {
 
 
 class Grouped(TyperGroup):
-    """The root command, whose commands are in `GROUPS`."""
+    """The root command; its help shows the commands in the groups of `GROUPS`."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """The names of all commands, in the order of the groups."""
+        """Returns the names of all commands, in the order of the groups."""
         there = [name for names in GROUPS.values() for name in names]
         return sorted(super().list_commands(ctx), key=lambda name: there.index(name) if name in there else len(there))
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """A command, with its group and its one line for the help."""
+        """Returns a command with its group and its line of help, or None for an unknown name."""
         command: Any = super().get_command(ctx, cmd_name)
         for group, names in GROUPS.items():
             if command is not None and cmd_name in names:

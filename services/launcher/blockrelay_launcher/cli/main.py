@@ -1,4 +1,4 @@
-"""The `blockrelay` command. Exit codes: 0 done, 1 something failed, 2 asked for something impossible."""
+"""The `blockrelay` command and its options. Exit codes: 0 done, 1 something failed, 2 the request is impossible."""
 
 import contextlib
 import json
@@ -47,7 +47,7 @@ RedisUrl = Annotated[
     typer.Option(
         "--redis",
         metavar="URL",
-        help="Control Redis: redis://HOST:PORT/DB, unix://PATH, or redis+sentinel://, redis+cluster://.",
+        help="URL of the control Redis: redis://HOST:PORT/DB, unix://PATH, or redis+sentinel://, redis+cluster://.",
     ),
 ]
 Data = Annotated[Path | None, typer.Option("--data", metavar="DIR", help="Data folder of a running `blockrelay up`.")]
@@ -67,17 +67,17 @@ def root(
             "--version",
             is_eager=True,
             callback=_show_version,
-            help="Show release, protocol and numerics, and end.",
+            help="Show the release, protocol and numerics id, and exit.",
         ),
     ] = False,
 ) -> None:
     """Serves Llama-family models on the CPUs and GPUs people already have."""
     for name in [name for name, value in os.environ.items() if is_link(name, value)]:
-        del os.environ[name]  # every port of ours is on the command line, or chosen
+        del os.environ[name]  # Kubernetes sets it for a service named blockrelay: no setting of ours
     check_names(os.environ)
 
 
-#: Options of `up` whose values a topology has.
+#: Options of `up` that a topology file replaces.
 OF_THE_TOPOLOGY = (
     "stages", "stage_devices", "plan", "strategy", "objective", "profile", "devices", "replicas", "gpu_workers",
     "gpu", "gpu_memory", "gateways", "schedulers", "redis", "payload_redis",
@@ -93,81 +93,98 @@ def start(
         typer.Option(metavar="FOLDER", help="Serve ONNX blocks that you own, as they are, instead of --model."),
     ] = None,
     max_position: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Of --blocks: how long a context is, in tokens.")
+        int | None, typer.Option(min=1, metavar="N", help="With --blocks: length of the context in tokens.")
     ] = None,
     stand_in: Annotated[
-        StandInBy | None, typer.Option(help="Of --blocks --gpu: CPUs compute with it; default: imported, if possible.")
+        StandInBy | None,
+        typer.Option(help="With --blocks --gpu: what CPU workers compute with; default: imported, if possible."),
     ] = None,
     sequential: Annotated[
-        bool, typer.Option("--sequential", help="Of --blocks: one by one, with few of them in memory.")
+        bool, typer.Option("--sequential", help="With --blocks: run block after block, with few of them in memory.")
     ] = False,
     max_warm_sessions: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Of --sequential: blocks in memory; default: GPU 5, CPU 3.")
+        int | None,
+        typer.Option(min=1, metavar="N", help="With --sequential: most blocks in memory; default: GPU 5, CPU 3."),
     ] = None,
     memory: Annotated[
-        int | None, typer.Option(min=1, metavar="BYTES", help="Of --sequential: what these may take.")
+        int | None, typer.Option(min=1, metavar="BYTES", help="With --sequential: most bytes of the blocks in memory.")
     ] = None,
-    stages: Annotated[int, typer.Option(min=1, help="How many stages the model is cut into.")] = 1,
+    stages: Annotated[int, typer.Option(min=1, help="Number of stages that the model is cut into.")] = 1,
     stage_devices: Annotated[
-        str, typer.Option(metavar="CLASSES", help="gpu or cpu for each of --stages, such as gpu,cpu,gpu.")
+        str, typer.Option(metavar="CLASSES", help="Class of device for each of --stages, gpu or cpu: gpu,cpu,gpu.")
     ] = "",
     plan: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Stages of this plan (blockrelay plan --json), not --stages.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Use the stages of this plan (blockrelay plan --json) instead of --stages."),
     ] = None,
     strategy: Annotated[
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Stages that this strategy plans; for its other options, blockrelay plan --json and --plan.",
+            help="Let this strategy plan the stages; for its other options use blockrelay plan --json and --plan.",
         ),
     ] = None,
-    objective: Annotated[str | None, typer.Option(metavar="AIM", help="Of --strategy: latency or throughput.")] = None,
+    objective: Annotated[
+        str | None, typer.Option(metavar="AIM", help="With --strategy: latency or throughput.")
+    ] = None,
     profile: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Of --strategy: what blockrelay profile wrote.")
+        Path | None, typer.Option(metavar="FILE", help="With --strategy: the file that blockrelay profile wrote.")
     ] = None,
     devices: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Of --strategy: the devices; default: this machine.")
+        Path | None, typer.Option(metavar="FILE", help="With --strategy: file of the devices; default: this machine.")
     ] = None,
     topology: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Hosts, their devices and what runs on each; --host says which this is."),
+        typer.Option(metavar="FILE", help="File of all hosts, their devices and roles; --host names this host in it."),
     ] = None,
-    replicas: Annotated[int, typer.Option(min=1, help="CPU workers per stage.")] = 1,
+    replicas: Annotated[int, typer.Option(min=1, help="Number of CPU workers per stage.")] = 1,
     gpu_workers: Annotated[
-        int, typer.Option(min=0, help="Workers on the first N GPUs that blockrelay devices shows, instead of --gpu.")
+        int, typer.Option(min=0, help="Run workers on the first N GPUs of blockrelay devices, instead of --gpu.")
     ] = 0,
     gpu: Annotated[
-        str, typer.Option(metavar="ID,ID", help="Workers on these GPUs, such as webgpu:0 (blockrelay devices).")
+        str, typer.Option(metavar="ID,ID", help="Run workers on these GPUs, such as webgpu:0 (blockrelay devices).")
     ] = "",
     gpu_memory: Annotated[
         int | None,
         typer.Option(
             min=1,
             metavar="BYTES",
-            help="Of each of them, for weights and KV pages; default: most of what it says is free.",
+            help="Most bytes of each GPU's memory for weights and KV pages; default: most of what is free.",
         ),
     ] = None,
-    gateways: Annotated[int, typer.Option(min=1, help="Gateways, on consecutive ports: clients go on at another.")] = 1,
-    schedulers: Annotated[int, typer.Option(min=1, help="Schedulers; one is enough, more survive its death.")] = 1,
+    gateways: Annotated[
+        int, typer.Option(min=1, help="Number of gateways, on consecutive ports; clients may use any.")
+    ] = 1,
+    schedulers: Annotated[
+        int,
+        typer.Option(
+            min=1, help="Number of schedulers; one is enough, with more the system survives the death of one."
+        ),
+    ] = 1,
     host: Annotated[
         str | None,
-        typer.Option(help="Address of the gateway; default: 127.0.0.1. With --topology: the host that this is."),
+        typer.Option(
+            help="Address of the gateway; default: 127.0.0.1. With --topology: name of this host in the file."
+        ),
     ] = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the first gateway; 0 picks a free one.")] = 8000,
     redis: Annotated[
         str | None,
-        typer.Option(metavar="URL", help="Control Redis to use instead of an embedded one (AOF, fsync always)."),
+        typer.Option(metavar="URL", help="Control Redis to use (AOF, fsync always) instead of an embedded one."),
     ] = None,
     payload_redis: Annotated[
-        str | None, typer.Option(metavar="URL", help="Redis for rows, without AOF; default: that of --redis.")
+        str | None,
+        typer.Option(
+            metavar="URL", help="Redis for activations between stages, without AOF; default: that of --redis."
+        ),
     ] = None,
     fsync: Annotated[
         Fsync,
-        typer.Option(help="When the embedded Redis is on disk; everysec: a crash loses the last 2 s."),
+        typer.Option(help="When the embedded Redis syncs to disk; with everysec a crash loses up to 2 s."),
     ] = "always",
     data: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Keep what was accepted here, and go on with it the next time."),
+        typer.Option(metavar="DIR", help="Keep accepted requests in this folder and continue them at the next start."),
     ] = None,
     threads: Annotated[
         int | None,
@@ -176,35 +193,40 @@ def start(
         ),
     ] = None,
     speculation: Annotated[
-        bool, typer.Option("--speculation/--no-speculation", help="Guess repeated tokens; the text is the same.")
+        bool,
+        typer.Option("--speculation/--no-speculation", help="Draft repeated text ahead (speculation); same answers."),
     ] = True,
     prefix_cache: Annotated[
-        bool, typer.Option("--prefix-cache/--no-prefix-cache", help="Find KV pages of known beginnings again.")
+        bool,
+        typer.Option("--prefix-cache/--no-prefix-cache", help="Reuse KV pages of prompts with the same beginning."),
     ] = True,
     page_store_bytes: Annotated[
         int | None,
         typer.Option(
-            min=0, metavar="N", help="KV pages shared in /dev/shm; 0: none; default: an eighth of the free memory."
+            min=0, metavar="N", help="Bytes of KV pages shared in /dev/shm; 0: none; default: 1/8 of the free memory."
         ),
     ] = None,
     api_keys: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Demand an API key of this file (see: blockrelay keys)."),
+        typer.Option(metavar="FILE", help="Accept only API keys of this file (see: blockrelay keys)."),
     ] = None,
     cors_origins: Annotated[
         str | None,
-        typer.Option(metavar="URL,...", help="Other sites whose web pages may use the gateway; with API keys also *."),
+        typer.Option(metavar="URL,...", help="Origins of web pages that may use the gateway; with API keys also *."),
     ] = None,
     allowed_hosts: Annotated[
         str | None,
-        typer.Option(metavar="NAME,...", help="Names (Host) that the gateway answers to, besides localhost; *: any."),
+        typer.Option(metavar="NAME,...", help="Host names that the gateway accepts, besides localhost; *: any."),
     ] = None,
     root_path: Annotated[
-        str | None, typer.Option(metavar="PATH", help="Prefix under which a proxy publishes the gateway, as /llm.")
+        str | None,
+        typer.Option(metavar="PATH", help="Path prefix under which a proxy publishes the gateway, such as /llm."),
     ] = None,
-    verbose: Annotated[bool, typer.Option("--verbose", help="Every log line to stderr, not only errors.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Write every log line to stderr, not only errors.")
+    ] = False,
 ) -> None:
-    """Start everything as local processes: Redis, scheduler, workers, gateway. Ctrl-C drains and ends them."""
+    """Start a whole system on this machine: Redis, scheduler, workers, gateway. Ctrl-C drains and ends it."""
     need("launcher")
     from blockrelay_launcher.up_options.topology import options_for, read_topology
 
@@ -246,9 +268,9 @@ def start(
 def show_status(
     redis: RedisUrl = None,
     data: Data = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of tables.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
     follow: Annotated[
-        bool, typer.Option("--follow", help="Show what every stage does instead, as it happens (Ctrl-C ends).")
+        bool, typer.Option("--follow", help="Show the events of all stages as they happen, until Ctrl-C.")
     ] = False,
 ) -> None:
     """Show the plan, the workers and the queue."""
@@ -257,53 +279,56 @@ def show_status(
         with contextlib.suppress(KeyboardInterrupt):
             status_events.follow(cell, typer.echo, as_json=as_json)
         return
-    found = cell_status.read_status(cell)
-    cell_status.add_totals(found)
-    found["refused"] = read_running(data).refused if data else {}
-    typer.echo(json.dumps(found, indent=1)) if as_json else cell_status.show(found)
+    status = cell_status.read_status(cell)
+    cell_status.add_totals(status)
+    status["refused"] = read_running(data).refused if data else {}
+    typer.echo(json.dumps(status, indent=1)) if as_json else cell_status.show(status)
 
 
 @app.command("cells")
 def show_cells(
     file: Annotated[
-        Path | None, typer.Argument(metavar="[FILE]", help="The file of cells; default: BLOCKRELAY_CELLS.")
+        Path | None, typer.Argument(metavar="[FILE]", help="File of cells; default: BLOCKRELAY_CELLS.")
     ] = None,
     before: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The file that gateways have: check that FILE may replace it.")
+        Path | None,
+        typer.Option(metavar="FILE", help="The file that gateways use now: check that the new one may replace it."),
     ] = None,
 ) -> None:
-    """Check a file of cells; show which list is in force and what each cell does."""
+    """Check a file of cells; show which list is in force and the load of each cell."""
     cells.show(cells.read(file, before))
 
 
 @app.command("cancel")
 def cancel(
-    request: Annotated[str, typer.Argument(metavar="ID", help="req-..., cmpl-... or chatcmpl-...")],
+    request: Annotated[str, typer.Argument(metavar="ID", help="Id of the request: req-..., cmpl-... or chatcmpl-...")],
     redis: RedisUrl = None,
     data: Data = None,
 ) -> None:
-    """Cancel a request."""
+    """Cancel a request that waits or runs."""
     typer.echo(cell_status.cancel(find_cell(redis, data), request))
 
 
 @app.command("demo")
 def demo(
     model: Model = BUNDLED_MODEL,
-    stages: Annotated[int, typer.Option(min=1, help="How many stages the model is cut into.")] = 3,
-    prompt: Annotated[str | None, typer.Option(help="Begin the story with this.")] = None,
-    interactive: Annotated[bool, typer.Option("--interactive", help="Chat: every line of stdin is a turn.")] = False,
+    stages: Annotated[int, typer.Option(min=1, help="Number of equal stages that the model is cut into.")] = 3,
+    prompt: Annotated[str | None, typer.Option(help="Text that the answer continues.")] = None,
+    interactive: Annotated[
+        bool, typer.Option("--interactive", help="Chat instead: every line of stdin is a turn.")
+    ] = False,
     batch: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Answer all prompts of FILE: one per line, as text or as JSON objects."),
+        typer.Option(metavar="FILE", help="Answer all prompts of this file, one per line: texts or JSON objects."),
     ] = None,
     concurrency: Annotated[
-        int | None, typer.Option(min=1, max=1024, help="Of --batch: prompts under way at once; default: 8.")
+        int | None, typer.Option(min=1, max=1024, help="With --batch: most prompts at once; default: 8.")
     ] = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Of --batch: one JSON object per prompt, and one with the figures.")
+        bool, typer.Option("--json", help="With --batch: print a JSON object per prompt and one with the figures.")
     ] = False,
 ) -> None:
-    """Start everything, stream one answer to the terminal, show what it took, and end everything."""
+    """Start a system, stream one answer to the terminal, show its times, and end the system."""
     need("launcher")
     from blockrelay_launcher.demo.command import DemoOptions, run_demo
 
@@ -361,5 +386,5 @@ def analyse(arguments: Arguments = None) -> None:
 
 
 def main() -> None:
-    """The console script: every error that we raise on purpose, and every wrong option, is one line on stderr."""
+    """Runs the command line and exits. Expected errors and wrong options give one line on stderr."""
     sys.exit(run_app(app, name="blockrelay"))

@@ -1,6 +1,6 @@
-"""`blockrelay profile`, `bench` and `drill`: what blocks take, how fast a system is, and whether it keeps its promises.
+"""The commands that measure: `blockrelay profile` (blocks), `bench` (speed) and `drill` (behaviour under faults).
 
-What runs them is imported when it runs, so that the help needs nothing and comes at once. So it is in `main`.
+Each command imports its code when it runs, so that the help comes fast and needs no optional package.
 """
 
 from pathlib import Path
@@ -31,22 +31,22 @@ def profile(
         typer.Option(metavar="FOLDER", help="Measure ONNX blocks that you own, as they are, instead of --model."),
     ] = None,
     max_position: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Of --blocks: how long a context is, in tokens.")
+        int | None, typer.Option(min=1, metavar="N", help="With --blocks: length of the context in tokens.")
     ] = None,
-    out: Annotated[Path, typer.Option(metavar="FILE", help="Where to write what was measured.")] = Path(
+    out: Annotated[Path, typer.Option(metavar="FILE", help="File to write the profile to.")] = Path(
         "profiling_results.json"
     ),
     threads: Annotated[
         int | None, typer.Option(min=1, callback=check_threads, help="Threads per worker; default: all cores.")
     ] = None,
     gpu: Annotated[
-        str, typer.Option(metavar="ID,ID", help="These devices too, such as webgpu:0 (blockrelay devices).")
+        str, typer.Option(metavar="ID,ID", help="Measure these devices too, such as webgpu:0 (blockrelay devices).")
     ] = "",
     form: Annotated[
-        Form, typer.Option(help="source: seconds of one row alone, in the form of the ONNX block server.")
+        Form, typer.Option(help="source: only seconds of one token per block, in the form of the ONNX block server.")
     ] = "full",
 ) -> None:
-    """Measure what each block, a hop between stages and a step take on this machine, for `blockrelay plan`."""
+    """Measure the time of each block, of a hop between stages and of a step on this machine, for `blockrelay plan`."""
     need("launcher")
     from blockrelay_launcher.onnx_blocks.describe import described
     from blockrelay_launcher.profile import run_profile
@@ -64,32 +64,34 @@ def profile(
 def bench(
     model: Model = BUNDLED_MODEL,
     url: Annotated[
-        str | None, typer.Option(metavar="URL", help="Measure this gateway instead of starting an `up`.")
+        str | None, typer.Option(metavar="URL", help="Measure this gateway instead of starting a system.")
     ] = None,
-    requests: Annotated[str, typer.Option(metavar="N,N", help="How many requests at once, one measurement each.")] = (
-        "1,4,16"
-    ),
-    prompt: Annotated[str, typer.Option(metavar="N,N", help="Prompt tokens, one measurement each.")] = "128",
+    requests: Annotated[
+        str, typer.Option(metavar="N,N", help="Numbers of requests at once, each measured.")
+    ] = "1,4,16",
+    prompt: Annotated[str, typer.Option(metavar="N,N", help="Prompt lengths in tokens, each measured.")] = "128",
     new: Annotated[int, typer.Option(metavar="N", help="New tokens of each request.")] = 64,
-    rounds: Annotated[int, typer.Option(min=1, help="Measured rounds; the median counts.")] = 3,
-    stages: Annotated[int, typer.Option(min=1, help="How many stages the model is cut into.")] = 1,
+    rounds: Annotated[int, typer.Option(min=1, help="Number of measured rounds; the median counts.")] = 3,
+    stages: Annotated[int, typer.Option(min=1, help="Number of equal stages that the model is cut into.")] = 1,
     threads: Annotated[
         int | None, typer.Option(min=1, callback=check_threads, help="Threads per worker; default: all cores.")
     ] = None,
     in_process: Annotated[
-        bool, typer.Option("--in-process/--no-in-process", help="Measure the executor alone beside the gateway.")
+        bool, typer.Option("--in-process/--no-in-process", help="Also measure the executor alone, without services.")
     ] = True,
-    speculation: Annotated[bool, typer.Option("--speculation", help="Let workers guess tokens ahead.")] = False,
+    speculation: Annotated[bool, typer.Option("--speculation", help="Let workers draft tokens ahead.")] = False,
     prefix: Annotated[
-        int, typer.Option(min=0, metavar="N", help="Also time two requests that share their first N tokens.")
+        int, typer.Option(min=0, metavar="N", help="Also time two requests that share their first N tokens; 0: not.")
     ] = 0,
     kv_cache: Annotated[
-        bool, typer.Option("--kv-cache", help="Also time requests with the KV cache and without it.")
+        bool, typer.Option("--kv-cache", help="Also time requests with and without the KV cache.")
     ] = False,
-    memory: Annotated[bool, typer.Option("--memory", help="Also weigh the workers while they serve.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of tables.")] = False,
+    memory: Annotated[
+        bool, typer.Option("--memory", help="Also measure the workers' memory while they serve.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
 ) -> None:
-    """Measure the speed through the gateway and in process, on random prompts, and their ratio."""
+    """Measure the speed on random prompts: through the gateway, in process, and their ratio."""
     need("launcher")
     from blockrelay_launcher.bench.command import BenchOptions, run_bench
 
@@ -109,58 +111,63 @@ def drill(
         Path | None,
         typer.Option(metavar="FOLDER", help="Serve ONNX blocks that you own, as they are, instead of --model."),
     ] = None,
-    sequential: Annotated[bool, typer.Option("--sequential", help="As of `up`, for --blocks.")] = False,
-    minutes: Annotated[float, typer.Option(min=0.05, help="How long the system is under load.")] = 10.0,
+    sequential: Annotated[bool, typer.Option("--sequential", help="With --blocks: as for `up`.")] = False,
+    minutes: Annotated[float, typer.Option(min=0.05, help="Duration of the load in minutes.")] = 10.0,
     kill: Annotated[
         str | None,
         typer.Option(
             metavar="ROLE,ROLE",
-            help="What to hurt: worker, scheduler, gateway, redis, device (the process of a GPU, or of ONNX blocks); "
-            "empty: nothing; default: all that there are.",
+            help="Roles to hurt: worker, scheduler, gateway, redis, device (the process of a GPU, or of ONNX blocks); "
+            "empty: none; default: all that exist.",
         ),
     ] = None,
     faults: Annotated[
         str,
         typer.Option(
             metavar="KIND,KIND",
-            help="How: kill; stop (for up to 8 s); full (a Redis without room, for up to 3 s); cut (its connections).",
+            help="Kinds of faults: kill; stop (a process, up to 8 s); full (Redis has no room, up to 3 s); cut "
+            "(connections of Redis).",
         ),
     ] = "kill,stop,full,cut",
-    every: Annotated[float, typer.Option(min=0.1, metavar="S", help="Seconds between two faults, on average.")] = 2.0,
+    every: Annotated[float, typer.Option(min=0.1, metavar="S", help="Mean time between two faults, in seconds.")] = 2.0,
     upgrade: Annotated[
         bool,
-        typer.Option("--upgrade", help="In the middle third replace all workers by workers that compute other bits."),
+        typer.Option("--upgrade", help="Replace all workers, in the middle third, by workers that compute other bits."),
     ] = False,
     upgrade_from: Annotated[
         str | None,
         typer.Option(
             metavar="PYTHON",
-            help="The first half runs the release of this Python; then this release goes on with its data.",
+            help="Run the release of this Python in the first half; then this release continues with its data.",
         ),
     ] = None,
     plan: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Begin with this plan (blockrelay plan --json), not --stages.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Begin with this plan (blockrelay plan --json) instead of --stages."),
     ] = None,
     apply: Annotated[Path | None, typer.Option(metavar="FILE", help="Apply this plan in the middle.")] = None,
     users: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Services are the Redis users of DIR/control.acl and DIR/payload.acl."),
+        typer.Option(metavar="DIR", help="Run services as the Redis users of DIR/control.acl and DIR/payload.acl."),
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Of requests, victims and times; default: a new one.")] = None,
-    fsync: Annotated[Fsync, typer.Option(help="When the control Redis is on disk.")] = "always",
-    requests: Annotated[int, typer.Option(min=1, metavar="N", help="Requests at once.")] = 8,
+    seed: Annotated[int | None, typer.Option(help="Seed of requests, victims and times; default: a new one.")] = None,
+    fsync: Annotated[Fsync, typer.Option(help="When the control Redis syncs to disk.")] = "always",
+    requests: Annotated[int, typer.Option(min=1, metavar="N", help="Number of requests at once.")] = 8,
     longest_answer: Annotated[
-        int, typer.Option(min=SHORTEST_ANSWER, metavar="TOKENS", help="What a request may ask for; most ask for less.")
+        int, typer.Option(min=SHORTEST_ANSWER, metavar="TOKENS", help="Most new tokens of a request; most have fewer.")
     ] = LONGEST_ANSWER,
-    stages: Annotated[int, typer.Option(min=1, help="How many stages the model is cut into.")] = 1,
-    replicas: Annotated[int, typer.Option(min=1, help="Workers per stage.")] = 2,
-    gateways: Annotated[int, typer.Option(min=1, help="Gateways; clients go on at another.")] = 2,
-    schedulers: Annotated[int, typer.Option(min=1, help="Schedulers.")] = 1,
-    gpu: Annotated[str, typer.Option(metavar="ID,ID", help="Workers on these GPUs too, as of `up`.")] = "",
-    stage_devices: Annotated[str, typer.Option(metavar="CLASSES", help="As of `up`, for --gpu.")] = "",
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of tables.")] = False,
+    stages: Annotated[int, typer.Option(min=1, help="Number of equal stages that the model is cut into.")] = 1,
+    replicas: Annotated[int, typer.Option(min=1, help="Number of CPU workers per stage.")] = 2,
+    gateways: Annotated[int, typer.Option(min=1, help="Number of gateways; clients move to another if one dies.")] = 2,
+    schedulers: Annotated[int, typer.Option(min=1, help="Number of schedulers.")] = 1,
+    gpu: Annotated[str, typer.Option(metavar="ID,ID", help="Run workers on these GPUs too, as for `up`.")] = "",
+    stage_devices: Annotated[str, typer.Option(metavar="CLASSES", help="With --gpu: as for `up`.")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
 ) -> None:
-    """Hurt a loaded system at random; every answer must be what it is alone, or near it where bits vary."""
+    """Hurt a loaded system at random and compare every answer with the undisturbed one.
+
+    Answers must be equal; on nondeterministic devices they must be close.
+    """
     if blocks is not None and is_given(command, "model"):
         raise UsageError("--blocks is instead of --model: give one of them")
     with_device = ",device" if gpu or blocks is not None else ""
@@ -179,7 +186,7 @@ def drill(
 
 
 def _numbers(text: str, option: str) -> tuple[int, ...]:
-    """`1,4,16` as numbers. Raises UsageError."""
+    """Returns the numbers of a text such as `1,4,16`. Raises UsageError that names the option."""
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError:

@@ -1,4 +1,4 @@
-"""`blockrelay status` and `blockrelay cancel`: what a cell does, read from its Redis."""
+"""The commands `blockrelay status` and `blockrelay cancel`: read a cell's state from its Redis, and end a request."""
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
@@ -19,16 +19,19 @@ from blockrelay_launcher.cli.trouble import read_trouble, sentences
 from blockrelay_launcher.cli.worker_totals import SECONDS, SESSIONS, read_totals
 from blockrelay_launcher.tables import print_table
 
-#: Workers that are asked for their totals at a time.
+#: Number of workers that are asked for their totals at a time.
 ASKED_AT_ONCE = 32
-WORKER = ("worker", "device", "stage", "state", "requests", "pages", "last beat")
-#: The seconds of the four parts and the total, then what was counted.
+WORKER = ("worker", "device", "stage", "state", "requests", "pages", "heartbeat")
+#: Headings: the batches, the seconds of four parts and of all, then the tokens.
 TOTALS = ("worker", "batches", "inference", "tokens", "transfer", "cache", "total", "prompt tokens", "new tokens")
 
 
 def read_status(cell: CellAddress) -> dict[str, Any]:
-    """What Redis says: in_flight, dead_letters, trouble (`read_trouble`), and per model the plan, workers, queues and
-    gaps."""
+    """Reads a cell's state from its Redis, as the JSON object of `status --json`.
+
+    It has `in_flight`, `dead_letters`, `trouble` (`read_trouble`), and per model the plan, workers, queues and missing
+    stages. Raises ServiceUnavailable if Redis does not answer.
+    """
     keys = cell.keys
     with connected(cell) as client:
         prefix = keys.plan("")
@@ -58,7 +61,7 @@ def _read_model(client: redis.Redis, keys: Keys, model: str, workers: list[Worke
 
 
 def add_totals(status: dict[str, Any]) -> None:
-    """Puts into each worker of `read_status` its `totals`, what it has spent its time on; None for a silent one."""
+    """Adds to each worker of `read_status` its `totals` (`read_totals`); None for a worker that does not answer."""
     workers = [worker for model in status["models"].values() for worker in model["workers"]]
     with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
         for worker, totals in zip(workers, pool.map(read_totals, workers), strict=True):
@@ -66,26 +69,29 @@ def add_totals(status: dict[str, Any]) -> None:
 
 
 def _state(worker: WorkerInfo, plan: Plan | None) -> str:
-    """Its state, and of one that loads nothing yet why."""
+    """Returns the state of a worker for people; a worker without a stage is not "loading"."""
     unplanned = worker.state == "loading" and not (plan and worker.id in plan.assignments)
     return "waiting for a stage" if unplanned else worker.state
 
 
 def show(status: dict[str, Any], console: Console | None = None) -> None:
-    """Print tables for people, from `read_status`, what `add_totals` has added, and `refused` (service -> cause)."""
+    """Prints the result of `read_status` and `add_totals` as tables.
+
+    `status["refused"]`, if present, has the cause for each service that cannot serve.
+    """
     console = console or Console()
     if not status["models"]:
         console.print(f"cell {status['cell']}: no plan yet, no scheduler has run here")
-    for model, found in status["models"].items():
-        plan = found["plan"]
+    for model, facts in status["models"].items():
+        plan = facts["plan"]
         title = f"plan of model {model}, epoch {plan['epoch']}"
         print_table(console, title, ("stage", "blocks", "workers", "why"), _stages(plan), folds="why")
-        print_table(console, "workers", WORKER, [_worker(one) for one in found["workers"]])
-        _show_totals(console, found["workers"])
-        _show_sessions(console, found["workers"])
-        waiting = ", ".join(f"{name} {depth}" for name, depth in found["queue"].items() if depth) or "empty"
+        print_table(console, "workers", WORKER, [_worker(one) for one in facts["workers"]])
+        _show_totals(console, facts["workers"])
+        _show_sessions(console, facts["workers"])
+        waiting = ", ".join(f"{name} {depth}" for name, depth in facts["queue"].items() if depth) or "empty"
         console.print(f"queue: {waiting}")
-        for gap in found["missing"]:
+        for gap in facts["missing"]:
             console.print(f"not ready: {gap}")
     for service, cause in status.get("refused", {}).items():
         console.print(f"{service} cannot serve: {cause}", soft_wrap=True)
@@ -95,21 +101,24 @@ def show(status: dict[str, Any], console: Console | None = None) -> None:
 
 
 def _stages(plan: dict[str, Any]) -> list[tuple[str, ...]]:
-    staff = list(plan["assignments"].values())
+    assigned = list(plan["assignments"].values())
     return [
-        (str(index), f"{stage.first}-{stage.last}", str(staff.count(index)), plan["reasons"][index])
+        (str(index), f"{stage.first}-{stage.last}", str(assigned.count(index)), plan["reasons"][index])
         for index, stage in enumerate(parse_split(plan["split"]))
     ]
 
 
 def _worker(one: dict[str, Any]) -> tuple[str, ...]:
     stage = "-" if one["stage"] is None else str(one["stage"])
-    pages, beat = f"{one['pages_used']}/{one['pages']}", f"{one['silent_ms'] / 1000:.1f} s ago"
-    return one["id"], one["device"], stage, one["state"], str(one["running"]), pages, beat
+    pages, heartbeat = f"{one['pages_used']}/{one['pages']}", f"{one['silent_ms'] / 1000:.1f} s ago"
+    return one["id"], one["device"], stage, one["state"], str(one["running"]), pages, heartbeat
 
 
 def _show_totals(console: Console, workers: list[dict[str, Any]]) -> None:
-    """Since each worker began. The total has what the four others do not: choosing rows, and keeping books."""
+    """Prints the time that each worker has spent on each kind of work since it started.
+
+    The total also contains the choice of tokens for a step and the accounting, which no other column has.
+    """
     rows: list[tuple[str, ...]] = []
     for worker in workers:
         if totals := worker.get("totals"):
@@ -121,23 +130,26 @@ def _show_totals(console: Console, workers: list[dict[str, Any]]) -> None:
 
 
 def _show_sessions(console: Console, workers: list[dict[str, Any]]) -> None:
-    """Of those that serve ONNX blocks as they are, since each began."""
+    """Prints the counts of warm sessions of the workers that serve ONNX blocks, since each started."""
     rows: list[tuple[str, ...]] = []
     for worker in workers:
-        if told := (worker.get("totals") or {}).get("sessions"):
-            texts = (f"{told[name]:.2f}" if name.endswith("_s") else f"{told[name]:.0f}" for name in SESSIONS)
+        if counts := (worker.get("totals") or {}).get("sessions"):
+            texts = (f"{counts[name]:.2f}" if name.endswith("_s") else f"{counts[name]:.0f}" for name in SESSIONS)
             rows.append((worker["id"], *texts))
     if rows:
         head = ("worker", "made", "evicted", "clean-ups", "loading", "running", "jobs", "failed")
         print_table(console, "sessions of ONNX blocks, times in seconds", head, rows)
 
 
-def cancel(cell: CellAddress, request: str) -> str:
-    """End a request by FINISH; says what happened. UsageError for an id that nobody knows."""
+def cancel(cell: CellAddress, request_id: str) -> str:
+    """Cancels a request with the script FINISH and returns a sentence on the outcome.
+
+    Raises UsageError for an unknown id.
+    """
     with connected(cell) as client:
-        known = client.exists(cell.keys.request(own_id(request)))  # a new cell lets no script run
-        finish = calls.finish(own_id(request), "cancelled")
+        known = client.exists(cell.keys.request(own_id(request_id)))  # a new cell lets no script run
+        finish = calls.finish(own_id(request_id), "cancelled")
         verdict = redis_link.Scripts(client, cell.keys).run(finish) if known else "UNKNOWN"
     if verdict == "UNKNOWN":
-        raise UsageError(f"there is no request {request}: it never existed, or its record has expired")
-    return f"{request} is cancelled" if verdict == "FINISHED" else f"{request} had already ended"
+        raise UsageError(f"there is no request {request_id}: it never existed, or its record has expired")
+    return f"{request_id} is cancelled" if verdict == "FINISHED" else f"{request_id} had already ended"

@@ -1,4 +1,4 @@
-"""`blockrelay status --follow`: what every stage does, as it happens, read from the cell's Redis."""
+"""The command `blockrelay status --follow`: prints the events of all stages as they happen, from the cell's Redis."""
 
 import json
 from collections.abc import Callable
@@ -12,7 +12,10 @@ from blockrelay.redis.subscription import subscribed
 
 
 def follow(cell: CellAddress, tell: Callable[[str], None], *, as_json: bool) -> None:
-    """One line for each event, until the process is interrupted. ServiceUnavailable when Redis goes away."""
+    """Calls `tell` with a line for each event, until the process is interrupted.
+
+    Raises ServiceUnavailable when the connection to Redis is lost.
+    """
     with connected(cell) as client:
         for message in subscribed(client, cell.keys.status_channel):
             for event in [] if message is None else _events(message):
@@ -20,7 +23,7 @@ def follow(cell: CellAddress, tell: Callable[[str], None], *, as_json: bool) -> 
 
 
 def line(event: dict[str, Any], now: datetime) -> str:
-    """An event for people."""
+    """Returns an event as a line for people; `now` is its time."""
     shard, state = event["shard"], event["inference_state"]
     parts = [
         now.strftime("%H:%M:%S.%f")[:-3],
@@ -38,5 +41,5 @@ def line(event: dict[str, Any], now: datetime) -> str:
 def _events(message: bytes) -> list[dict[str, Any]]:
     try:
         return decode_events(message)
-    except WireError:  # of another release
+    except WireError:  # from a worker of another release
         return []

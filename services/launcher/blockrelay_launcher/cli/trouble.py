@@ -1,6 +1,6 @@
-"""What in a cell somebody should look at: who stands still, who waits for whom, books that do not balance, memory.
+"""Finds problems in a cell for `blockrelay status`: requests without progress, lost devices, accounting, full memory.
 
-`read_trouble` reads, `sentences` says it; runbooks begin with these lines.
+`read_trouble` reads the facts from Redis, and `sentences` turns them into the lines with which the runbooks begin.
 """
 
 import time
@@ -17,18 +17,21 @@ from blockrelay.quantities import counted, format_seconds
 from blockrelay.redis.registry import read_books, read_lost_devices, read_oldest
 from blockrelay.typed_command import typed
 
-#: Seconds without progress from which on a request is told: a prompt or a queue takes less.
+#: Seconds without progress from which a request is reported: a normal prompt or queue takes less.
 STILL_S = 5.0
-#: Seconds for an answer of Redis from which on it is told, and how often it is asked: each commit waits for several.
+#: Seconds from which an answer of Redis counts as slow (each commit waits for several), and the number of measurements.
 SLOW_S, ASKED = 0.005, 9
-#: Share of Redis' memory from which on it is told: gateways forget ended requests from here on.
+#: Share of Redis' memory from which its use is reported: gateways forget ended requests from here on.
 FULL_SHARE = 0.5
 
 
 def read_trouble(client: redis.Redis, keys: Keys, workers: Mapping[str, Sequence[WorkerInfo]]) -> dict[str, Any]:
-    """As data: `oldest` (request, seconds, state, workers) or None, `books`, `numerics` (requests that wait for an id)
-    and `slow` (workers by cause) by model, `lost_devices` (LostDevice), `memory` (used, limit; bytes, 0: no limit),
-    `answer_s` (the median of some commands, from here to the control Redis and back). `workers` by model."""
+    """Reads the facts about possible problems; `workers` are the workers of each model.
+
+    Returns `oldest` (request, seconds, state, workers) or None; by model `books` (accounting), `numerics` (numbers of
+    requests that wait for a numerics id) and `slow` (workers by cause); `lost_devices` (LostDevice); `memory` (used,
+    limit; bytes, 0: no limit); `answer_s` (median seconds of a round trip from here to the control Redis).
+    """
     memory = client.info("memory")
     return {
         "oldest": _oldest(client, keys),
@@ -42,7 +45,7 @@ def read_trouble(client: redis.Redis, keys: Keys, workers: Mapping[str, Sequence
 
 
 def sentences(trouble: Mapping[str, Any]) -> list[str]:
-    """One line each; none when all is well."""
+    """Returns one line for each problem in the result of `read_trouble`; none when all is well."""
     lines: list[str] = []
     if (oldest := trouble["oldest"]) and oldest["seconds"] >= STILL_S:
         where = f"on {', '.join(oldest['workers'])}" if oldest["workers"] else "waits for a worker"
@@ -80,19 +83,20 @@ def sentences(trouble: Mapping[str, Any]) -> list[str]:
 
 
 def _answer_s(client: redis.Redis) -> float:
-    asked = time.monotonic()
+    sent = time.monotonic()
     client.ping()
-    return time.monotonic() - asked
+    return time.monotonic() - sent
 
 
 def _oldest(client: redis.Redis, keys: Keys) -> dict[str, Any] | None:
-    found = read_oldest(client, keys)
-    if found is None:
+    """Returns the request without progress for the longest time, its state and its workers; None if none runs."""
+    oldest = read_oldest(client, keys)
+    if oldest is None:
         return None
-    request, seconds_still = found
-    state, route = cast(Any, client.hmget(keys.request(request), "state", "route"))
+    request_id, seconds_still = oldest
+    state, route = cast(Any, client.hmget(keys.request(request_id), "state", "route"))
     return {
-        "request": request,
+        "request": request_id,
         "seconds": seconds_still,
         "state": (state or b"").decode(),
         "workers": [name for name in (route or b"").decode().split(",") if name],
@@ -100,10 +104,11 @@ def _oldest(client: redis.Redis, keys: Keys) -> dict[str, Any] | None:
 
 
 def _waiting_for_numerics(client: redis.Redis, keys: Keys, model: str, workers: Sequence[WorkerInfo]) -> dict[str, int]:
+    """Returns the number of requests that wait for each numerics id that no ready worker has."""
     there = {worker.numerics for worker in workers if worker.is_alive and worker.ready}
-    found: dict[str, int] = {}
+    waiting: dict[str, int] = {}
     for name in client.scan_iter(keys.pinned(model, "*", "*"), count=1000):
         numerics = cast(bytes, name).decode().rpartition(":")[2]
         if (count := client.xlen(name)) and numerics not in there:
-            found[numerics] = found.get(numerics, 0) + count
-    return found
+            waiting[numerics] = waiting.get(numerics, 0) + count
+    return waiting

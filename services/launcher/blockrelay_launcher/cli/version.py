@@ -1,4 +1,4 @@
-"""What `blockrelay --version` prints: the release, the protocol of its cells, the numerics of its answers."""
+"""The text of `blockrelay --version`: the release, the protocol numbers, and the numerics id of this machine."""
 
 import importlib.util
 import subprocess
@@ -11,7 +11,10 @@ from blockrelay.settings import BUNDLED_MODEL
 
 
 def version_text() -> str:
-    """Three lines. The numerics id is that of the bundled model on this machine; each block folder has its own."""
+    """Returns three lines: release, protocols, numerics id.
+
+    The numerics id is that of the bundled model on this machine; each block folder has its own.
+    """
     return f"blockrelay {__version__}\nprotocol {NUMBERS}\nnumerics {_bundled_numerics()}"
 
 

@@ -1,4 +1,4 @@
-"""What a worker has spent its time on since it began, read from its metrics."""
+"""Reads from a worker's metrics how it has spent its time since it started."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,9 +6,9 @@ from typing import Any
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-#: How long a worker may take to answer. Seconds.
+#: Time that a worker may take to answer, in seconds.
 PATIENCE_S = 1.0
-#: What is shown -> the metric.
+#: The metric of each total.
 TOTALS: Mapping[str, str] = {
     "inferences": "blockrelay_worker_inferences_total",
     "inference_s": "blockrelay_worker_inference_seconds_total",
@@ -19,9 +19,9 @@ TOTALS: Mapping[str, str] = {
     "prompt_tokens": "blockrelay_worker_prompt_tokens_total",
     "tokens": "blockrelay_worker_generation_tokens_total",
 }
-#: Those of them that are seconds, the total last.
+#: The totals in seconds, the sum last.
 SECONDS = tuple(name for name in TOTALS if name.endswith("_s"))
-#: Of a worker of ONNX blocks as they are: what is shown of its sessions -> the metric, and the label of it.
+#: The metric, and the value of its label `result`, of each count of warm sessions (workers of ONNX blocks).
 SESSIONS: Mapping[str, tuple[str, str]] = {
     "made": ("blockrelay_worker_warm_sessions_made_total", ""),
     "evicted": ("blockrelay_worker_warm_sessions_evicted_total", ""),
@@ -34,7 +34,7 @@ SESSIONS: Mapping[str, tuple[str, str]] = {
 
 
 def read_totals(worker: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Of a worker of `status`; None for one that cannot be reached from here."""
+    """Returns the totals of a worker (an entry of `read_status`), or None if it cannot be reached from here."""
     try:
         answer = httpx.get(f"http://{worker['host']}:{worker['port']}/metrics", timeout=PATIENCE_S, trust_env=False)
         return parse_totals(answer.text)
@@ -43,8 +43,10 @@ def read_totals(worker: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def parse_totals(text: str) -> dict[str, Any]:
-    """Of a worker's metrics; 0 for what they do not say. `sessions` are there if it has made some. ValueError for what
-    is no Prometheus text."""
+    """Returns the totals in the Prometheus text of a worker's metrics; 0 for a metric that is absent.
+
+    The entry `sessions` is present if the worker has made warm sessions. Raises ValueError for other text.
+    """
     samples = {
         (sample.name, sample.labels.get("result", "")): sample.value
         for family in text_string_to_metric_families(text)

@@ -1,1 +1,1 @@
-"""A client that survives what dies."""
+"""A client of the gateway that resumes its stream when a gateway or connection fails."""

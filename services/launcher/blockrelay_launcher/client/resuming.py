@@ -1,7 +1,8 @@
-"""A client that survives our gateways: it needs httpx alone, copy it.
+"""A client that resumes its stream when a gateway dies. It needs only httpx: copy it.
 
-A request is sent with an Idempotency-Key. When anything goes wrong, the same POST goes to the next gateway, with the id
-of the last event: it begins the request if nobody has accepted it, attaches to it otherwise, and sends what follows.
+A request carries an Idempotency-Key. After an error the client sends the same POST to the next gateway, with the id of
+the last event. That gateway starts the request if none has accepted it, else attaches to it, and sends the events that
+follow.
 """
 
 import contextlib
@@ -22,14 +23,16 @@ TRY_AGAIN = (429, 502, 503)
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """`id` names the event in the whole system: `<request>:<position>`."""
+    """One server-sent event of an answer."""
 
     id: str
+    """Id of the event, unique in the system: `<request>:<position>`."""
     data: dict[str, Any]
+    """The JSON object of the event."""
 
 
 class Refused(Exception):
-    """The request will not be answered: HTTP's `status`, and `error` as the gateway (or the connection) said it."""
+    """The request will not be answered. `status` is HTTP's (0: no answer), `error` the text of the gateway."""
 
     def __init__(self, status: int, error: Any) -> None:
         super().__init__(f"{status}: {error}")
@@ -48,25 +51,25 @@ def resuming_stream(
     accepted: Callable[[str], None] = lambda request: None,
     http: httpx.Client | None = None,
 ) -> Generator[Event, None, None]:
-    """Every event of the answer, in order, once; the last one may hold "error": how the request ended.
+    """Yields every event of the answer once, in order. The last one may have "error", if the request failed.
 
-    `retrying` hears of every interruption; `accepted` hears the id of the request whenever a gateway begins to answer.
-    `http` is a client to use, else there is one for this call: it obeys HTTP_PROXY and the like, unless all gateways
-    are on this machine. Raises Refused after `patience_s` seconds without an event, and at once when a gateway says
-    that trying again is of no use (400, 401, 422, ...).
+    `retrying` is called with the cause of every interruption, `accepted` with the request's id whenever a gateway
+    begins to answer. `http` is the client to use; None makes one for this call, which obeys HTTP_PROXY and the like,
+    unless all gateways are on this machine. Raises Refused after `patience_s` seconds without an event, and at once
+    for a status that makes another try useless (400, 401, 422, ...).
     """
-    sent = {"Idempotency-Key": key or str(uuid.uuid4()), **(headers or {})}
+    request_headers = {"Idempotency-Key": key or str(uuid.uuid4()), **(headers or {})}
     gateway = random.randrange(len(gateways))
-    heard, failures, status, why = time.monotonic(), 0, 0, "no gateway answers"
+    last_event_at, failures, status, why = time.monotonic(), 0, 0, "no gateway answers"
     with contextlib.ExitStack() as held:
         if http is None:
             trust_env = not all(map(is_on_this_machine, gateways))
             http = held.enter_context(httpx.Client(timeout=httpx.Timeout(30.0, connect=2.0), trust_env=trust_env))
-        while time.monotonic() - heard < patience_s:
+        while time.monotonic() - last_event_at < patience_s:
             wait = 0.0 if failures == 0 else random.uniform(0.5, 1.0) * min(2.0, 0.05 * 2**failures)
             try:
                 url = gateways[gateway % len(gateways)] + path
-                with http.stream("POST", url, json={**body, "stream": True}, headers=sent) as answer:
+                with http.stream("POST", url, json={**body, "stream": True}, headers=request_headers) as answer:
                     if (status := answer.status_code) != 200:
                         why = answer.read().decode(errors="replace")
                         if status not in TRY_AGAIN:
@@ -78,10 +81,11 @@ def resuming_stream(
                         for event in read_events(answer.iter_bytes()):
                             if event is None:
                                 return
-                            if not event.id:  # this gateway shuts down
+                            if not event.id:  # this gateway is shutting down
                                 why = str(event.data)
                                 break
-                            sent["Last-Event-ID"], heard, failures = event.id, time.monotonic(), 0
+                            request_headers["Last-Event-ID"] = event.id
+                            last_event_at, failures = time.monotonic(), 0
                             yield event
             except httpx.TransportError as error:
                 why = repr(error)
@@ -92,7 +96,7 @@ def resuming_stream(
 
 
 def is_on_this_machine(url: str) -> bool:
-    """Whether the host of a URL is a loopback address or localhost."""
+    """True if the host of a URL is a loopback address or localhost."""
     host = urlsplit(url).hostname or ""
     try:
         return ipaddress.ip_address(host).is_loopback
@@ -101,7 +105,7 @@ def is_on_this_machine(url: str) -> bool:
 
 
 def read_events(parts: Iterable[bytes]) -> Iterator[Event | None]:
-    """Complete events of a stream, None for [DONE]. What was cut off in the middle is not an event."""
+    """Yields the complete events of a stream, and None for [DONE]. An event that was cut off is dropped."""
     rest = b""
     for part in parts:
         *blocks, rest = (rest + part).split(b"\n\n")

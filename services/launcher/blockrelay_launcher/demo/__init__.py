@@ -1,1 +1,1 @@
-"""`blockrelay demo`: a whole system for a while, that answers one prompt, a person, or a file of prompts."""
+"""The command `blockrelay demo`: starts a system that answers one prompt, a chat, or a file of prompts, and ends it."""

@@ -1,4 +1,4 @@
-"""One answer of the demo's system: asked for, streamed, measured, cancelled."""
+"""Requests one answer of the demo's system, streams, measures and cancels it."""
 
 import contextlib
 import json
@@ -14,36 +14,38 @@ from blockrelay.errors import ServiceUnavailable
 from blockrelay_launcher.client.resuming import Refused, resuming_stream
 
 MAX_TOKENS, SEED, TEMPERATURE = 320, 13, 0.7
-#: Seconds without a sign of an answer after which it is given up.
+#: Seconds without an event after which a request is given up.
 PATIENCE_S = 60.0
 
 
 @dataclass(slots=True)
 class Answer:
-    """What came of one request. Times are of the monotonic clock, in seconds.
-
-    `request` is its id once a gateway has accepted it. `tokens` counts those that came, `prompt_tokens` is known at the
-    end. `max_tokens`: what the context has room for, as a chat's first event says it.
-    """
+    """One request and its answer so far. Times are of the monotonic clock, in seconds."""
 
     asked: float
+    """Time at which the request was sent."""
     request: str = ""
+    """Id of the request; empty until a gateway has accepted it."""
     first: float | None = None
     last: float | None = None
+    """Times of the first and the last text."""
     text: str = ""
     prompt_tokens: int = 0
+    """Known at the end of the answer."""
     max_tokens: int = 0
+    """Tokens that the context has room for, from the first event of a chat."""
     tokens: int = 0
+    """Tokens received so far."""
     reason: str = ""
     fingerprint: str = ""
     fallbacks: int = 0
 
-    def accepted(self, request: str) -> None:
-        """A gateway has named it."""
-        self.request = request
+    def accepted(self, request_id: str) -> None:
+        """Stores the id that a gateway gave the request."""
+        self.request = request_id
 
     def take(self, chunk: Mapping[str, Any]) -> str:
-        """The text in a chunk of either format; notes everything else."""
+        """Stores the fields of a chunk (completion or chat) and returns its text."""
         self.fingerprint = chunk.get("system_fingerprint") or self.fingerprint
         self.fallbacks = len(chunk.get("fallback_events") or []) or self.fallbacks
         if usage := chunk.get("usage"):
@@ -62,7 +64,7 @@ class Answer:
 
 
 def request_body(manifest: Manifest, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """`fields` (prompt or messages, and what else they say) and what they leave open as every demo has it."""
+    """Returns the body of a request: `fields` (prompt or messages, sampling), with the demo's defaults for the rest."""
     return {
         "model": manifest.model.name, "max_tokens": min(MAX_TOKENS, manifest.model.max_position // 2), "seed": SEED,
         "temperature": TEMPERATURE, "stream": True, "stream_options": {"include_usage": True},
@@ -71,8 +73,10 @@ def request_body(manifest: Manifest, fields: Mapping[str, Any]) -> dict[str, Any
 
 
 def http_client() -> httpx.Client:
-    """A client for any number of answers at once of our own gateway, past any proxy; making one takes longer than a
-    token."""
+    """Returns a client for any number of requests at once to a local gateway, without a proxy.
+
+    Making one takes longer than a token: share it.
+    """
     limits = httpx.Limits(max_connections=None)
     return httpx.Client(timeout=httpx.Timeout(30.0, connect=2.0), limits=limits, trust_env=False)
 
@@ -85,10 +89,10 @@ def streamed(
     *,
     retrying: Callable[[str], None] = lambda why: None,
 ) -> Generator[str, None, None]:
-    """The pieces of the answer to `body` as they come; fills `answer`. Close it: the gateway then sees nobody reading.
+    """Yields the pieces of the answer to `body` as they come, and fills `answer`.
 
-    `retrying` hears of every interruption. Raises Refused when nothing will come, ServiceUnavailable when the answer
-    ends with an error.
+    Close the generator to disconnect. `retrying` is called with the cause of every interruption. Raises Refused if no
+    answer will come, ServiceUnavailable if the answer ends with an error.
     """
     path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
     events = resuming_stream(
@@ -103,14 +107,14 @@ def streamed(
 
 
 def cancel(http: httpx.Client, url: str, answer: Answer) -> None:
-    """Ends the request now, if anybody knows it: one whose reader has only gone is kept for a while."""
+    """Cancels the request, if it was accepted. A request whose reader only disconnects is kept for a while."""
     if answer.request:
         with contextlib.suppress(httpx.HTTPError):
             http.delete(f"{url}/v1/requests/{answer.request}")
 
 
 def error_fields(refused: Refused) -> dict[str, Any]:
-    """OpenAI's fields of a refusal: message, param and the like; a message alone where the gateway said nothing."""
+    """Returns OpenAI's fields of a refusal (message, param, ...); only a message if the gateway sent none."""
     try:
         fields = json.loads(refused.error)["error"]
         return cast(dict[str, Any], {"message": refused.error, **fields})
@@ -119,6 +123,6 @@ def error_fields(refused: Refused) -> dict[str, Any]:
 
 
 def one_line(error: Exception) -> str:
-    """Why there is no answer, for people."""
-    said = str(error_fields(error)["message"]) if isinstance(error, Refused) else str(error)
-    return " ".join(said.split())
+    """Returns the cause of a failed request as one line for people."""
+    message = str(error_fields(error)["message"]) if isinstance(error, Refused) else str(error)
+    return " ".join(message.split())

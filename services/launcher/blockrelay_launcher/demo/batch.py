@@ -1,4 +1,4 @@
-"""`blockrelay demo --batch FILE`: all prompts of a file at once, results in its order, figures at the end."""
+"""Runs `blockrelay demo --batch FILE`: answers all prompts of a file, in its order, with figures at the end."""
 
 import json
 import sys
@@ -26,7 +26,10 @@ from blockrelay_launcher.demo.result_table import result_table
 def run_batch(
     model: Path, manifest: Manifest, prompts: Sequence[Prompt], *, stages: int, concurrency: int, as_json: bool
 ) -> int:
-    """The exit code: 1 if a prompt failed. At most `concurrency` prompts are under way at once."""
+    """Answers all prompts, at most `concurrency` at once, prints the results and returns 1 if one failed, else 0.
+
+    Raises ServiceUnavailable if the system does not start.
+    """
     results: list[Result] = []
     with running_up(model, stages, apart=True) as url, http_client() as http:
         began = time.monotonic()
@@ -48,12 +51,12 @@ def _line(value: object) -> str:
 
 
 class _Abandoned(Exception):
-    """Nobody waits for the rest."""
+    """The batch was ended early: no reader waits for the remaining answers."""
 
 
 @dataclass(slots=True)
 class _Batch:
-    """One system that is asked."""
+    """The requests of a batch to one gateway."""
 
     url: str
     http: httpx.Client
@@ -62,9 +65,9 @@ class _Batch:
     _under_way: dict[int, Answer] = field(default_factory=dict[int, Answer], init=False)
 
     def results(self, prompts: Sequence[Prompt], concurrency: int) -> Generator[Result, None, None]:
-        """In the order of the prompts, each when it and all before it have ended.
+        """Yields the results in the order of the prompts, each as soon as it and all before it have ended.
 
-        Whatever ends this early, Ctrl-C for one, cancels what is under way.
+        Ending the generator early (by Ctrl-C, for one) cancels all running requests.
         """
         with ThreadPoolExecutor(min(concurrency, len(prompts)), thread_name_prefix="prompt") as pool:
             try:
@@ -73,16 +76,16 @@ class _Batch:
                 self._over.set()
                 pool.shutdown(wait=False, cancel_futures=True)
                 for answer in list(self._under_way.values()):
-                    cancel(self.http, self.url, answer)  # the end of its stream wakes who reads it
+                    cancel(self.http, self.url, answer)  # its stream ends, which wakes the thread that reads it
 
     def _result(self, index: int, prompt: Prompt) -> Result:
         answer = self._under_way[index] = Answer(time.monotonic())
         error = None
         try:
             body = request_body(self.manifest, prompt.fields)
-            with closing(streamed(self.http, self.url, body, answer, retrying=self._look)) as pieces:
+            with closing(streamed(self.http, self.url, body, answer, retrying=self._check_over)) as pieces:
                 for _ in pieces:
-                    self._look()
+                    self._check_over()
         except _Abandoned:
             cancel(self.http, self.url, answer)
             error = "abandoned"
@@ -92,6 +95,6 @@ class _Batch:
             del self._under_way[index]
         return Result(index=index, prompt=prompt, answer=answer, total_s=time.monotonic() - answer.asked, error=error)
 
-    def _look(self, why: str = "") -> None:
+    def _check_over(self, why: str = "") -> None:
         if self._over.is_set():
             raise _Abandoned

@@ -1,4 +1,4 @@
-"""The prompts of `blockrelay demo --batch FILE`: one per line, as text or as JSON objects."""
+"""Reads the file of `blockrelay demo --batch FILE`: one prompt per line, as text or as JSON objects."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -16,29 +16,28 @@ ROLES = ("system", "developer", "user", "assistant")
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What is asked: `fields` has "prompt" or "messages", and the sampling fields that the line named."""
+    """One prompt of the file: `fields` has "prompt" or "messages", and the sampling fields of the line."""
 
     fields: Mapping[str, Any]
 
     @property
     def asked(self) -> dict[str, Any]:
-        """The prompt or the messages, by the name of their field."""
+        """The prompt or the messages alone, under the name of their field."""
         return {name: self.fields[name] for name in ("prompt", "messages") if name in self.fields}
 
     @property
     def words(self) -> str:
         """The prompt, or the last message, on one line."""
-        said: Any = self.fields["prompt"] if "prompt" in self.fields else self.fields["messages"][-1]["content"]
-        if isinstance(said, list):
-            said = " ".join(str(part["text"]) for part in said if isinstance(part, dict) and "text" in part)
-        return " ".join(str(said).split())
+        text: Any = self.fields["prompt"] if "prompt" in self.fields else self.fields["messages"][-1]["content"]
+        if isinstance(text, list):
+            text = " ".join(str(part["text"]) for part in text if isinstance(part, dict) and "text" in part)
+        return " ".join(str(text).split())
 
 
 def read_batch(path: Path, *, chats: bool) -> list[Prompt]:
-    """The prompts of a file, in its order. `chats`: the model takes messages.
+    """Returns the prompts of a file, in its order. `chats`: the model takes messages.
 
-    Raises UsageError, one line, for a file that is missing, empty or not UTF-8; the line is named in which JSON is
-    wrong.
+    Raises UsageError for a file that is missing, empty or not UTF-8, and for a wrong line, which it names.
     """
     prompts = list(parse_batch(read_text_file(path), str(path), json_lines=path.suffix == ".jsonl"))
     if not prompts:
@@ -50,9 +49,9 @@ def read_batch(path: Path, *, chats: bool) -> list[Prompt]:
 
 
 def parse_batch(content: str, name: str, *, json_lines: bool = False) -> Iterator[Prompt]:
-    """The prompts in `content`. All lines are JSON if `json_lines` or if the first that is not empty begins with {.
+    """Yields the prompts in `content`. All lines are JSON if `json_lines`, or if the first filled line begins with {.
 
-    Raises UsageError that says `name` and the number of the line.
+    Raises UsageError that names `name` and the number of the line.
     """
     lines = [line.removesuffix("\r") for line in content.removeprefix("\ufeff").split("\n")]
     filled = [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
@@ -98,7 +97,7 @@ def _parse_object(line: str, where: str) -> Prompt:
 
 
 def _messages(read: Fields) -> list[dict[str, Any]]:
-    """As they are. The gateway knows what else may be wrong with them."""
+    """Returns the messages unchanged after a check of roles and contents; the gateway checks the rest."""
     messages: object = read.take("messages")
     if not isinstance(messages, list) or not messages:
         read.fail("messages must be a list of messages")

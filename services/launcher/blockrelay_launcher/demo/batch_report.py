@@ -1,4 +1,4 @@
-"""What came of a batch: one entry per prompt, and the summary. Pure."""
+"""The results of a batch, one per prompt, and their summary. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -13,7 +13,7 @@ SHOWN_CHARACTERS = 60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """One prompt that has ended, `total_s` seconds after it was sent. `error`: why it failed, None if it did not."""
+    """The outcome of one prompt. `total_s` is its time in seconds; `error` is the cause of a failure, or None."""
 
     index: int
     prompt: Prompt
@@ -23,10 +23,11 @@ class Result:
 
     @property
     def first_token_s(self) -> float | None:
+        """Seconds from the request to the first text; None without one."""
         return None if self.answer.first is None else self.answer.first - self.answer.asked
 
     def to_json(self) -> dict[str, Any]:
-        """One line of `--json`."""
+        """Returns the object that `--json` prints for this prompt."""
         answer, first = self.answer, self.first_token_s
         return {
             "index": self.index,
@@ -41,7 +42,7 @@ class Result:
         }
 
     def to_text(self) -> str:
-        """For people, an empty line behind it."""
+        """Returns the result as text for people, with an empty line at its end."""
         words = self.prompt.words
         head = words if len(words) <= SHOWN_CHARACTERS else f"{words[:SHOWN_CHARACTERS]}…"
         text = f"{self.answer.text}\n" if self.answer.text else ""
@@ -52,7 +53,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """Figures of all prompts over `seconds`, from the first one sent to the last one ended."""
+    """The figures of a batch. `seconds` is the time from the first request to the last end."""
 
     prompts: int
     ok: int
@@ -65,12 +66,12 @@ class Summary:
     first_token_p95_s: float | None
 
     def to_json(self) -> dict[str, Any]:
-        """The last line of `--json`."""
+        """Returns the object of the last line of `--json`."""
         rounded = {name: round(value, 4) if isinstance(value, float) else value for name, value in asdict(self).items()}
         return {"summary": rounded}
 
     def rows(self) -> dict[str, str]:
-        """The table. Without a first token there are no times to it."""
+        """Returns the rows of the table; without a first token there is no row of its time."""
         rows = {
             "prompts": str(self.prompts),
             "ok": str(self.ok),
@@ -86,7 +87,7 @@ class Summary:
 
 
 def summarise(results: Sequence[Result], seconds: float) -> Summary:
-    """`seconds` is how long all of it took."""
+    """Returns the figures of all results; `seconds` is the duration of the batch."""
     firsts = [first for result in results if (first := result.first_token_s) is not None]
     ok, tokens = sum(result.error is None for result in results), sum(result.answer.tokens for result in results)
     return Summary(

@@ -1,4 +1,4 @@
-"""`blockrelay demo`: everything is started, one answer streams to the terminal, a table says what it took."""
+"""Runs `blockrelay demo`: starts a system, streams one answer to the terminal and prints a table of its times."""
 
 import contextlib
 import sys
@@ -26,7 +26,7 @@ CONCURRENCY = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoOptions:
-    """As on the command line. `interactive` and `batch`, of which one may be given, take the place of one prompt."""
+    """The options of `blockrelay demo`. `interactive` or `batch` takes the place of a single answer."""
 
     model: Path
     stages: int
@@ -38,7 +38,10 @@ class DemoOptions:
 
 
 def run_demo(options: DemoOptions) -> int:
-    """The exit code. Leaves nothing running. Raises UsageError, with nothing started, for what cannot work."""
+    """Runs the demo, ends all processes, and returns the exit code.
+
+    Raises UsageError, before it starts anything, for options that cannot work; ServiceUnavailable if no answer comes.
+    """
     _check(options)
     manifest = open_block_folder(options.model, blocks=[]).manifest
     if TOKENIZER_NAME not in manifest.files:
@@ -60,6 +63,7 @@ def run_demo(options: DemoOptions) -> int:
 
 
 def _check(options: DemoOptions) -> None:
+    """Raises UsageError for options that do not go together."""
     if options.interactive and options.batch is not None:
         raise UsageError("--interactive and --batch: choose one of them")
     if options.interactive and not sys.stdin:
@@ -91,7 +95,7 @@ def _one_answer(model: Path, manifest: Manifest, *, stages: int, prompt: str | N
 
 
 def _opening(manifest: Manifest, prompt: str | None) -> dict[str, Any]:
-    """The body of the one request, the beginning of which is shown."""
+    """Returns the body of the single request, and prints its prompt."""
     if prompt is None and CHAT_TEMPLATE_NAME in manifest.files:
         sys.stdout.write(f"> {QUESTION}\n\n")
         return request_body(manifest, {"messages": [{"role": "user", "content": QUESTION}]})

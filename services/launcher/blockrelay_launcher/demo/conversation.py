@@ -1,4 +1,4 @@
-"""What was said in a chat, and what of it is sent along with the next turn. Pure."""
+"""The turns of a chat, the messages of its next request, and its figures. Pure."""
 
 import re
 from collections.abc import Mapping
@@ -13,49 +13,49 @@ COMMANDS = {
 
 
 def command_of(line: str) -> str | None:
-    """The command in a line that is one word after a slash, whether or not there is one of that name; else None."""
-    found = re.fullmatch(r"/\w+", line.strip())
-    return found and found[0].lower()
+    """Returns the command in a line that is one word after a slash, known or not; None for any other line."""
+    match = re.fullmatch(r"/\w+", line.strip())
+    return match and match[0].lower()
 
 
 def is_beyond_the_context(status: int, error: Mapping[str, Any]) -> bool:
-    """Whether a gateway that refused a chat with these fields may take a shorter one."""
+    """True if a refusal (HTTP `status` and OpenAI's fields of the error) means that the chat is too long."""
     return status == 400 and (error.get("code") == "context_length_exceeded" or error.get("param") == "max_tokens")
 
 
 def left_out(turns: int, context: int) -> str:
-    """The line that says that so many of the oldest turns were not sent along."""
+    """Returns the line that tells the user how many of the oldest turns were not sent."""
     which = "the oldest turn is" if turns == 1 else f"the {turns} oldest turns are"
     return f"({which} left out: the model's context is {context} tokens)"
 
 
 @dataclass(slots=True)
 class Conversation:
-    """Questions and their answers, oldest first."""
+    """The questions of a chat and their answers, the oldest first."""
 
     turns: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
 
     def messages(self, question: str, *, without: int = 0) -> list[dict[str, str]]:
-        """What is sent to ask `question`, without that many of the oldest turns."""
-        said = [
+        """Returns the messages that ask `question`, without the first `without` turns."""
+        history = [
             {"role": role, "content": content}
             for turn in self.turns[without:]
             for role, content in zip(("user", "assistant"), turn, strict=True)
         ]
-        return [*said, {"role": "user", "content": question}]
+        return [*history, {"role": "user", "content": question}]
 
     def add(self, question: str, answer: str, *, without: int = 0) -> None:
-        """The turn was answered; those that were not sent with it are forgotten."""
+        """Adds an answered turn and drops the first `without` turns, which were not sent with it."""
         self.turns = [*self.turns[without:], (question, answer)]
 
     def forget(self) -> None:
-        """Begin anew."""
+        """Drops all turns."""
         self.turns = []
 
 
 @dataclass(slots=True)
 class Totals:
-    """What a chat came to; times in seconds."""
+    """The figures of a chat; times in seconds."""
 
     turns: int = 0
     cancelled: int = 0
@@ -66,7 +66,7 @@ class Totals:
     _seconds_behind_first: float = 0.0
 
     def add(self, *, tokens: int, first_s: float | None, last_s: float | None) -> None:
-        """An answer of so many tokens; seconds from the question to its first and its last piece, if it had any."""
+        """Adds an answer. `first_s` and `last_s` are the seconds from the question to its first and last text."""
         self.turns += 1
         self.tokens += tokens
         if first_s is None or last_s is None:
@@ -77,7 +77,7 @@ class Totals:
             self._seconds_behind_first += last_s - first_s
 
     def rows(self) -> dict[str, str]:
-        """The summary table. A figure that nothing was measured for is left out."""
+        """Returns the rows of the summary table; a figure without a measurement is left out."""
         counts = ((self.cancelled, "cancelled"), (self.failed, "failed"))
         others = ", ".join(f"{count} {what}" for count, what in counts if count)
         rows = {"turns": f"{self.turns} ({others})" if others else str(self.turns), "tokens": str(self.tokens)}

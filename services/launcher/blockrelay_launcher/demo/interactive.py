@@ -1,4 +1,4 @@
-"""`blockrelay demo --interactive`: lines of stdin are the turns of a chat, answers stream as they come."""
+"""Runs `blockrelay demo --interactive`: a chat whose turns are the lines of stdin, with streamed answers."""
 
 import contextlib
 import importlib
@@ -38,11 +38,14 @@ from blockrelay_launcher.demo.result_table import result_table
 
 
 def run_interactive(model: Path, manifest: Manifest, *, stages: int) -> int:
-    """The exit code, 0: what goes wrong in a turn is said and the next one may go well."""
+    """Runs the chat to its end and returns the exit code, which is 0: an error in a turn is printed and ends only it.
+
+    Raises ServiceUnavailable if the system does not start.
+    """
     terminal = sys.stdin.isatty() and sys.stdout.isatty()
     if terminal:
         with contextlib.suppress(ImportError):
-            importlib.import_module("readline")  # input() then has a history, and keys to edit with
+            importlib.import_module("readline")  # gives input() a history and editing keys
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="replace")
     with running_up(model, stages, apart=True) as url, http_client() as http:
@@ -61,6 +64,8 @@ def _say(text: str) -> None:
 
 @dataclass(slots=True)
 class _Chat:
+    """A chat with one gateway: its conversation and figures."""
+
     url: str
     http: httpx.Client
     manifest: Manifest
@@ -70,7 +75,7 @@ class _Chat:
     totals: Totals = field(default_factory=Totals, init=False)
 
     def run(self) -> None:
-        """Until the end of the input, /quit, or Ctrl-C where nothing is being answered."""
+        """Reads and answers turns until the end of the input, /quit, or Ctrl-C between answers."""
         while (line := self._read()) is not None:
             command = command_of(line)
             if command == "/quit":
@@ -86,8 +91,8 @@ class _Chat:
                 self._turn(line.strip())
 
     def _read(self) -> str | None:
-        """The next line; None at the end of the input and at Ctrl-C."""
-        self.interrupts.forget()  # pressed as an answer ended
+        """Returns the next line, or None at the end of the input and at Ctrl-C."""
+        self.interrupts.forget()  # a Ctrl-C that came as an answer ended was meant for it
         try:
             with self.interrupts.allowed():
                 if self.terminal:
@@ -99,7 +104,7 @@ class _Chat:
             return None
 
     def _turn(self, question: str) -> None:
-        """Asks with as many of the last turns as leave room for a whole answer in the context."""
+        """Answers a question, with as many of the last turns as leave room for a whole answer in the context."""
         for forgotten in range(len(self.conversation.turns) + 1):
             fewer = forgotten < len(self.conversation.turns)
             try:
@@ -112,8 +117,10 @@ class _Chat:
                 return self._fail(error)
 
     def _ask(self, question: str, forgotten: int, *, whole: bool) -> bool:
-        """Streams the answer, or what comes of it until Ctrl-C. False, and nothing said, if `whole` and there is too
-        little room for it."""
+        """Streams the answer until its end or Ctrl-C, without the first `forgotten` turns.
+
+        Returns False, with nothing printed, if `whole` and the context has no room for a whole answer.
+        """
         body = request_body(self.manifest, {"messages": self.conversation.messages(question, without=forgotten)})
         answer, cancelled = Answer(time.monotonic()), False
         try:
@@ -145,7 +152,7 @@ class _Chat:
         return True
 
     def _fail(self, error: Exception) -> None:
-        """The turn is not part of the conversation."""
+        """Prints the error of a turn, which does not become part of the conversation."""
         self.totals.turns += 1
         self.totals.failed += 1
         complain(one_line(error))

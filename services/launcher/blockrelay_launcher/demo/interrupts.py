@@ -1,4 +1,4 @@
-"""Ctrl-C, where it may end what is going on and nowhere else."""
+"""Limits Ctrl-C to the parts of a program that it may interrupt."""
 
 import contextlib
 import signal
@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 
 class Interrupts:
-    """A context manager for the main thread: within it, Ctrl-C raises KeyboardInterrupt in `allowed` alone.
+    """A context manager for the main thread, in which Ctrl-C raises KeyboardInterrupt only within `allowed`.
 
-    One that comes elsewhere is kept for the next `allowed`, unless `forget` comes first.
+    A Ctrl-C at another time is kept for the next `allowed`, unless `forget` is called first.
     """
 
     def __init__(self) -> None:
@@ -16,7 +16,7 @@ class Interrupts:
 
     def __enter__(self) -> "Interrupts":
         self._former = signal.getsignal(signal.SIGINT)
-        if self._former is not signal.SIG_IGN:  # a shell's background job stays one
+        if self._former is not signal.SIG_IGN:  # a shell's background job must keep ignoring Ctrl-C
             signal.signal(signal.SIGINT, self._pressed)
         return self
 
@@ -33,12 +33,12 @@ class Interrupts:
             raise KeyboardInterrupt
 
     def forget(self) -> None:
-        """What was pressed until now is over."""
+        """Drops a Ctrl-C that was kept."""
         self._kept = False
 
     @contextlib.contextmanager
     def allowed(self) -> Iterator[None]:
-        """Ctrl-C raises KeyboardInterrupt in here, once."""
+        """A context manager in which Ctrl-C raises KeyboardInterrupt, once."""
         self._allowed = True
         try:
             self._raise()

@@ -1,4 +1,4 @@
-"""The table that a demo ends with."""
+"""The table of figures at the end of a demo."""
 
 from collections.abc import Mapping
 
@@ -6,7 +6,7 @@ from rich.table import Table
 
 
 def result_table(title: str, rows: Mapping[str, str]) -> Table:
-    """Names and figures, one row each."""
+    """Returns a table with a row for each name and its figure."""
     table = Table(show_header=False, title=title)
     for name, value in rows.items():
         table.add_row(name, value)

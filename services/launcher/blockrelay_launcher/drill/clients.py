@@ -1,4 +1,4 @@
-"""Clients that keep a system loaded, and what each of them saw."""
+"""The clients that keep a drilled system under load, and their records of each request."""
 
 import base64
 import hashlib
@@ -18,50 +18,55 @@ from blockrelay_launcher.client.resuming import TRY_AGAIN, Refused
 from blockrelay_launcher.drill.workload import Ask
 
 Kind = Literal["stream", "background", "cancelled", "session"]
-#: How a request without steps is sent, and in which shares.
+#: Kinds of requests other than sessions, and their shares.
 KINDS: list[Kind] = ["stream", "background", "cancelled"]
 SHARES = (0.75, 0.15, 0.10)
-#: Seconds without any sign of a request after which a client gives it up for lost.
+#: Seconds without an event or answer after which a client counts a request as lost.
 PATIENCE_S = 180.0
 POLL_S = 0.25
 
 
 @dataclass(slots=True, kw_only=True)
 class Seen:
-    """What one client saw of one request. Times are monotonic.
-
-    `request` as the gateway calls it; `events` when each event came; `cuts` when the connection was lost; `repeated`
-    events that came twice; `ended` when the last event came, None for a request that nobody saw the end of.
-    `fingerprints`: who computed it, as the last event said; of a session one for each step. `fallbacks`: how often it
-    went from a GPU to a CPU.
-    """
+    """The record that a client keeps of one request. Times are of the monotonic clock, in seconds."""
 
     ask: int
+    """Number of the request's `Ask`."""
     kind: Kind
     started: float
     request: str = ""
+    """Id of the request; empty until it was accepted."""
     events: list[float] = field(default_factory=list[float])
+    """Time of each event."""
     cuts: list[float] = field(default_factory=list[float])
+    """Times at which the connection was lost."""
     position: int = -1
+    """Position of the last event in the stream."""
     repeated: int = 0
+    """Number of events that came twice."""
     tokens: list[int] = field(default_factory=list[int])
     text: str = ""
     finish_reason: str = ""
     digests: list[str] = field(default_factory=list[str])
+    """SHA-256 of the float16 logits of each step of a session."""
     fingerprints: list[str] = field(default_factory=list[str])
+    """The last `system_fingerprint`, which names the workers' numerics ids; of a session one for each step."""
     error: str = ""
     fallbacks: int = 0
+    """Number of moves from a GPU to a CPU."""
     ended: float | None = None
+    """Time of the last event; None if the client did not see the end."""
 
     @property
     def accepted(self) -> bool:
+        """True once a gateway has accepted the request."""
         return bool(self.request)
 
     def take(self, event_id: str, data: dict[str, Any]) -> None:
-        """One event of the stream."""
-        request, _, position = event_id.rpartition(":")
+        """Records one event of the stream."""
+        request_id, _, position = event_id.rpartition(":")
         self.events.append(time.monotonic())
-        self.request = request or self.request
+        self.request = request_id or self.request
         if int(position) <= self.position:
             self.repeated += 1
             return
@@ -78,46 +83,51 @@ class Seen:
 
 
 class Abandoned(Exception):
-    """The drill ends before the request does."""
+    """The drill has ended before the request did."""
 
 
 @dataclass(slots=True)
 class Load:
-    """`clients` threads, each with one request under way; `asks` are drawn at random. `logits`: base64 of the float16
-    logits of all steps of sessions, by their digests."""
+    """The load of a drill: threads that each have one request under way, drawn at random from `asks`."""
 
     urls: Sequence[str]
+    """The gateways."""
     asks: Sequence[Ask]
     clients: int
+    """Number of threads."""
     rng: Random
     seen: list[Seen] = field(default_factory=list[Seen], init=False)
+    """The records of all requests so far."""
     logits: dict[str, str] = field(default_factory=dict[str, str], init=False)
+    """Base64 of the float16 logits of all steps of sessions, by their digests."""
     _over: threading.Event = field(default_factory=threading.Event, init=False)
     _now: threading.Event = field(default_factory=threading.Event, init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
     _threads: list[threading.Thread] = field(default_factory=list[threading.Thread], init=False)
 
     def start(self) -> None:
+        """Starts all clients."""
         for n in range(self.clients):
             rng = Random(self.rng.getrandbits(64))
             self._threads.append(threading.Thread(target=self._client, args=(rng,), name=f"client-{n}", daemon=True))
             self._threads[-1].start()
 
     def finish(self) -> None:
-        """Nothing new; what is under way goes on."""
+        """Stops new requests; running ones continue."""
         self._over.set()
 
     @property
     def idle(self) -> bool:
-        """Nothing is under way any more."""
+        """True when no request is running any more."""
         return not any(thread.is_alive() for thread in self._threads)
 
     def abandon(self) -> None:
-        """Clients give up at their next look; the end of the system wakes those that read."""
+        """Makes clients give up at their next check; the end of the system wakes those that read."""
         self._over.set()
         self._now.set()
 
     def join(self) -> None:
+        """Waits until all clients have ended."""
         for thread in self._threads:
             thread.join()
 
@@ -129,7 +139,7 @@ class Load:
             with self._lock:
                 self.seen.append(seen)
             body = self.asks[ask].body()
-            if rng.random() < 0.5:  # computed from its beginning, whatever is known
+            if rng.random() < 0.5:  # a salt of its own: no prefix hit
                 body["cache_salt"] = f"{rng.getrandbits(64):x}"
             key = f"drill-{rng.getrandbits(96):024x}"
             try:
@@ -147,14 +157,14 @@ class Load:
                 if not isinstance(error, httpx.HTTPError | ValueError | KeyError):
                     raise
 
-    def _look(self) -> None:
+    def _check_abandoned(self) -> None:
         if self._now.is_set():
             raise Abandoned
 
     def _events(self, seen: Seen, body: dict[str, Any], key: str) -> Iterator[resuming.Event]:
         def cut(why: str) -> None:
             seen.cuts.append(time.monotonic())
-            self._look()
+            self._check_abandoned()
 
         yield from resuming.resuming_stream(
             self.urls, "/v1/completions", body, key=key, patience_s=PATIENCE_S, retrying=cut
@@ -163,22 +173,24 @@ class Load:
     def _stream(self, seen: Seen, body: dict[str, Any], key: str, rng: Random) -> None:
         for event in self._events(seen, body, key):
             seen.take(event.id, event.data)
-            self._look()
+            self._check_abandoned()
         seen.ended = time.monotonic()
 
     def _cancel(self, seen: Seen, body: dict[str, Any], key: str, rng: Random) -> None:
-        """As a stream, but the client ends it after some tokens."""
+        """Streams a request and cancels it after some tokens."""
         enough = rng.randint(1, 30)
         for event in self._events(seen, body, key):
             seen.take(event.id, event.data)
-            self._look()
+            self._check_abandoned()
             if len(seen.events) == enough:
                 self._delete(seen, rng)
         seen.ended = time.monotonic()
 
     def _delete(self, seen: Seen, rng: Random) -> None:
-        """What is forgotten cannot be cancelled, and its stream goes on: it had ended and room was short, or the Redis
-        lost its tail."""
+        """Cancels a request. An unknown one (404) is no error, and its stream goes on.
+
+        It had ended and was forgotten early for lack of memory, or Redis lost the end of its log.
+        """
         try:
             self._ask("DELETE", f"/v1/requests/{seen.request}", rng)
         except Refused as error:
@@ -186,34 +198,34 @@ class Load:
                 raise
 
     def _background(self, seen: Seen, body: dict[str, Any], key: str, rng: Random) -> None:
-        """Sent, and looked after from time to time, at any gateway."""
+        """Sends a background request and polls it, at any gateway, until it has ended."""
 
         def send() -> None:
             answer = self._ask("POST", "/v1/completions", rng, {**body, "background": True}, {"Idempotency-Key": key})
             seen.request = json.loads(answer.content)["id"]
 
         send()
-        self._look_after(seen, rng, missing=send)
+        self._poll(seen, rng, missing=send)
 
-    def _look_after(self, seen: Seen, rng: Random, missing: Callable[[], None]) -> None:
-        """Ask for a request until it has ended; `missing` as in `_ask`."""
+    def _poll(self, seen: Seen, rng: Random, missing: Callable[[], None]) -> None:
+        """Polls a request until it has ended; `missing` is called if it is unknown (see `_ask`)."""
         while True:
             self._now.wait(POLL_S)
-            self._look()
+            self._check_abandoned()
             answer = self._ask("GET", f"/v1/requests/{seen.request}", rng, missing=missing)
-            found = answer.json()
+            state = answer.json()
             seen.events.append(time.monotonic())
-            if found["status"] not in ("queued", "running"):
-                seen.tokens, seen.text = found["token_ids"], found["text"]
-                seen.finish_reason = found["finish_reason"] or ""
-                seen.fingerprints = [found["system_fingerprint"] or ""]
-                seen.error = str((found["error"] or {}).get("message", ""))
-                seen.fallbacks = len(found.get("fallback_events") or ())
+            if state["status"] not in ("queued", "running"):
+                seen.tokens, seen.text = state["token_ids"], state["text"]
+                seen.finish_reason = state["finish_reason"] or ""
+                seen.fingerprints = [state["system_fingerprint"] or ""]
+                seen.error = str((state["error"] or {}).get("message", ""))
+                seen.fallbacks = len(state.get("fallback_events") or ())
                 seen.ended = time.monotonic()
                 return
 
     def _session(self, seen: Seen, key: str, rng: Random) -> None:
-        """Tensor steps one after the other; the same step again is the same step."""
+        """Runs the steps of a tensor session in order. Each step has an idempotency key, so that it may be repeated."""
         for number in range(1, len(self.asks[seen.ask].cuts) + 1):
             body = {**self.asks[seen.ask].step(number), "session_id": key}
             answer = self._ask("POST", "/v1/infer", rng, body, {"Idempotency-Key": f"{key}-{number}"}).json()
@@ -236,15 +248,15 @@ class Load:
         headers: dict[str, str] | None = None,
         missing: Callable[[], None] | None = None,
     ) -> httpx.Response:
-        """One call, at one gateway after the other until it is answered. Raises Refused.
+        """Makes one HTTP call, at one gateway after the other until one answers. Raises Refused.
 
-        `missing` is called when the request is unknown: a Redis that lost its tail forgot it, and the same key brings
-        it back.
+        `missing` is called if the request is unknown: a Redis that lost the end of its log forgot it, and sending the
+        same key again restores it.
         """
         gateway, end = rng.randrange(len(self.urls)), time.monotonic() + PATIENCE_S
         why: Refused = Refused(0, "no gateway answers")
         while time.monotonic() < end:
-            self._look()
+            self._check_abandoned()
             try:
                 url = self.urls[gateway % len(self.urls)] + path
                 timeout = httpx.Timeout(30, connect=2)

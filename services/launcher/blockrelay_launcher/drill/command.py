@@ -1,4 +1,4 @@
-"""`blockrelay drill`: asks, golden answers, load under faults, the end, the verdict."""
+"""Runs `blockrelay drill`: computes reference answers, runs a load under faults, and judges every answer."""
 
 import contextlib
 import json
@@ -37,11 +37,11 @@ from blockrelay_launcher.up_options.options import names_of
 
 
 def run_drill(options: DrillOptions, *, as_json: bool) -> int:
-    """0 when every accepted request completed with its own answer, once, and no process ended by itself; 1 otherwise;
-    130 when interrupted.
+    """Runs a drill and prints its report. Returns the exit code; ends all processes and keeps the logs of a bad drill.
 
-    Leaves nothing running; the logs stay when something is wrong. Raises UsageError and ServiceUnavailable, and
-    typer.Exit where the worker has said what is wrong with ONNX blocks.
+    Exit code 0: every accepted request completed once with its right answer, and no process ended by itself; 130: the
+    drill was interrupted; 1: otherwise. Raises UsageError and ServiceUnavailable, and typer.Exit if the worker has
+    printed an error of the ONNX blocks.
     """
     if options.sequential and options.blocks is None:
         raise UsageError("--sequential is for --blocks: other models are cut into stages")
@@ -52,7 +52,7 @@ def run_drill(options: DrillOptions, *, as_json: bool) -> int:
 
 
 def _drill(options: DrillOptions, folder: BlockFolder, *, as_json: bool) -> int:
-    """Drill a system that serves the model of `folder`, and print the report; the exit code, as `run_drill` has it."""
+    """Drills a system that serves the model of `folder`, prints the report and returns the exit code of `run_drill`."""
     _check(options, folder)
     seed = SystemRandom().randrange(2**32) if options.seed is None else options.seed
     data = Path(tempfile.mkdtemp(prefix="blockrelay-drill-"))
@@ -106,7 +106,7 @@ def _check(options: DrillOptions, folder: BlockFolder) -> None:
 
 
 def _drilled(course: "_Course") -> Report:
-    """The verdict on one drill."""
+    """Runs the system, or with --upgrade-from two releases of it in turn, and returns the report."""
     options, data = course.options, course.data
     up: list[object] = ["--model", options.model] if options.blocks is None else ["--blocks", options.blocks]
     up += ["--sequential"] if options.sequential else []
@@ -130,8 +130,10 @@ def _drilled(course: "_Course") -> Report:
 
 
 class _Course:
-    """What happens in a drill to one system in the folder `data`, or to that of another release and then to ours on its
-    data: the load goes on meanwhile. `exact`: what CPUs compute has one right answer, bit by bit."""
+    """The course of a drill: its load and faults, while one system, or two releases in turn, run on the folder `data`.
+
+    `exact`: CPUs give one right answer, bit by bit.
+    """
 
     def __init__(self, options: DrillOptions, seed: int, asks: Sequence[Ask], data: Path, *, exact: bool) -> None:
         self.options, self.data = options, data
@@ -146,7 +148,7 @@ class _Course:
         self._closeness = Closeness(options.model, asks, self._load.logits)
 
     def run(self, system: DrilledSystem, interrupts: list[int], *, seconds: float, last: bool) -> None:
-        """Hurt a system that is ready; the last one is also left alone until nothing is under way."""
+        """Hurts a ready system for `seconds`; the last one is then left alone until all requests have ended."""
         if not self._begun:
             self._begin(system)
         release = "" if last else f" with the release of {self.options.upgrade_from}"
@@ -169,7 +171,7 @@ class _Course:
         self._faults += [fault for part in parts for fault in part.done]
 
     def _begin(self, system: DrilledSystem) -> None:
-        """Know what can be known before there is a load, and start it."""
+        """Computes the reference answers, waits for the GPUs, and starts the load."""
         self._begun = True
         _say(f"seed {self._seed}; {len(self._asks)} different requests" + (", first alone" if self._exact else ""))
         if self._exact:
@@ -184,6 +186,7 @@ class _Course:
         self._load.start()
 
     def _settle(self, system: DrilledSystem, interrupts: list[int]) -> None:
+        """Stops new requests, waits for the running ones, and then looks for state that Redis should not have."""
         _say("no more faults and no new requests; waiting for those under way")
         self._load.finish()
         _wait(interrupts, system, time.monotonic() + PATIENCE_S, until_done=self._load)
@@ -192,6 +195,7 @@ class _Course:
             self._troubles += system.denied() if self.options.users is not None else []
 
     def verdict(self, *, interrupted: bool) -> Report:
+        """Waits for the clients and returns the report. Raises ServiceUnavailable if a reference process fails."""
         self._load.join()
         troubles = [*self._troubles, *own_ends((self.data / "up.log").read_text(), self._faults)]
         seen, logs = self._load.seen, self.data / "logs"
@@ -212,14 +216,16 @@ class _Course:
         )
 
     def _inexact(self, one: Seen) -> Verdict | None:
-        """The verdict on a request whose bits depend on the run; None for one with a single right answer."""
+        """Returns the verdict on a request with nondeterministic bits; None for one with a single right answer."""
         if self._is_exact(one):
             return None
         return self._closeness.verdict(one, on_gpu=not computed_by(one.fingerprints, self._of_cpus))
 
     def _is_exact(self, one: Seen) -> bool:
-        """Whether the request has one right answer, bit by bit. An unknown fingerprint is taken for a GPU's in a drill
-        with GPUs; in any other its answer is wrong."""
+        """True if the request has one right answer, bit by bit.
+
+        In a drill with GPUs an unknown fingerprint counts as a GPU's; in any other its answer is wrong.
+        """
         if not self._exact:
             return False
         ids = self._references.ids
@@ -227,23 +233,23 @@ class _Course:
 
 
 def _faults(options: DrillOptions, system: DrilledSystem, seed: str, started: float, seconds: float) -> list[DrillPart]:
-    """What will be done to the system."""
-    found: list[DrillPart] = []
+    """Returns the parts of the drill that the options ask for."""
+    parts: list[DrillPart] = []
     if possible(options.kinds, options.roles):
         rng = Random(seed)
-        found.append(Killer(system, strikes(rng, kinds=options.kinds, roles=options.roles, every_s=options.every_s)))
+        parts.append(Killer(system, strikes(rng, kinds=options.kinds, roles=options.roles, every_s=options.every_s)))
     if options.gpu:
-        found.append(DeviceRetries(system))
+        parts.append(DeviceRetries(system))
     if options.upgrade:
         third = seconds / 3
-        found.append(Upgrade(system, options.workers, begin=started + third, end=started + 2 * third))
+        parts.append(Upgrade(system, options.workers, begin=started + third, end=started + 2 * third))
     if options.apply is not None:
-        found.append(PlanChange(system, options.apply, at=started + seconds / 2))
-    return found
+        parts.append(PlanChange(system, options.apply, at=started + seconds / 2))
+    return parts
 
 
 def _wait(interrupts: list[int], system: DrilledSystem, until: float, *, until_done: Load | None = None) -> None:
-    """Until the time, an interruption, the end of all requests under way, or that of the system."""
+    """Waits until the time `until`, an interruption, the end of the system, or the end of all requests."""
     while not interrupts and time.monotonic() < until and not (until_done and until_done.idle):
         if system.process.poll() is not None:
             return
@@ -252,11 +258,11 @@ def _wait(interrupts: list[int], system: DrilledSystem, until: float, *, until_d
 
 @contextlib.contextmanager
 def _interruptible() -> Iterator[list[int]]:
-    """The signals that asked for an end so far: Ctrl-C and SIGTERM stop the drill, not the process."""
-    seen: list[int] = []
-    former = {n: signal.signal(n, lambda number, _: seen.append(number)) for n in (signal.SIGINT, signal.SIGTERM)}
+    """Yields a list of the signals (Ctrl-C, SIGTERM) received so far: they end the drill, not the process."""
+    received: list[int] = []
+    former = {n: signal.signal(n, lambda number, _: received.append(number)) for n in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield seen
+        yield received
     finally:
         for number, handler in former.items():
             signal.signal(number, handler)

@@ -1,4 +1,4 @@
-"""What a drill does to its system, and when: drawn before it happens, so that a seed tells all of it. Pure."""
+"""Draws the faults of a drill and their times in advance, so that a seed determines all of them. Pure."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -7,50 +7,56 @@ from typing import Literal, get_args
 
 from blockrelay.errors import UsageError
 
-#: kill: SIGKILL. stop: SIGSTOP, SIGCONT later. full: a Redis without room (maxmemory 1). cut: a Redis ends connections.
+#: The faults. kill: SIGKILL. stop: SIGSTOP, later SIGCONT. full: Redis has no room (maxmemory 1). cut: Redis closes
+#: connections.
 Kind = Literal["kill", "stop", "full", "cut"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-#: Of these a user chooses; `redis` is both servers, `device` the process of a GPU.
+#: The roles that a user can choose; `redis` is both servers, `device` the process of a GPU or of ONNX blocks.
 Role = Literal["worker", "scheduler", "gateway", "redis", "device"]
 ROLES: tuple[Role, ...] = get_args(Role)
-#: Whose process it is.
+#: The role of the process that a fault hurts.
 Target = Literal["worker", "scheduler", "gateway", "device", "redis-control", "redis-payload"]
 SERVERS: tuple[Target, ...] = ("redis-control", "redis-payload")
-#: How long a process sleeps and a Redis is full, in seconds: shorter and longer than it takes to be declared dead.
+#: Shortest and longest duration of a fault in seconds, below and above the time after which a process counts as dead.
 LASTS_S: dict[Kind, tuple[float, float]] = {"stop": (0.3, 8.0), "full": (0.2, 3.0)}
-#: The share of cuts that concern every connection of a server, not one.
+#: Share of cuts that close all connections of a server instead of one.
 CUT_ALL = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strike:
-    """A fault to come, `after_s` seconds behind the one before. `pick` in [0, 1) chooses among the processes (or the
-    connections) that there are then; `everybody`: not one connection but all."""
+    """A fault that will happen."""
 
     after_s: float
+    """Seconds after the previous fault."""
     kind: Kind
     target: Target
     pick: float
+    """A number in [0, 1) that chooses among the processes (or connections) at that time."""
     lasts_s: float = 0.0
     everybody: bool = False
+    """True for a cut of all connections instead of one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """What happened at `at` (monotonic), for `lasts_s`. `requests`: those on that worker, None where nobody knows.
-
-    drain: a worker was told to end, by an upgrade.
-    """
+    """A fault that has happened."""
 
     at: float
+    """Time on the monotonic clock, in seconds."""
     kind: Kind | Literal["drain"]
+    """A kind of fault, or drain: an upgrade told a worker to end."""
     target: Target
     lasts_s: float = 0.0
     requests: frozenset[str] | None = None
+    """Ids of the requests on the worker; None: unknown, or the target is no worker."""
 
 
 def strikes(rng: Random, *, kinds: Sequence[Kind], roles: Sequence[Role], every_s: float) -> Iterator[Strike]:
-    """For ever, `every_s` apart on average; a kind is drawn first. `possible(kinds, roles)` is not empty."""
+    """Yields faults without end, `every_s` seconds apart on average; the kind is drawn first, then the target.
+
+    `possible(kinds, roles)` must not be empty.
+    """
     hurt = possible(kinds, roles)
     while True:
         kind = rng.choice(list(hurt))
@@ -67,20 +73,20 @@ def strikes(rng: Random, *, kinds: Sequence[Kind], roles: Sequence[Role], every_
 
 
 def possible(kinds: Sequence[Kind], roles: Sequence[Role]) -> dict[Kind, list[Role]]:
-    """Who may meet which of the kinds: only a Redis is full or cuts connections."""
+    """Returns the roles that each kind of fault can hurt: only a Redis can be full or cut connections."""
     servers: list[Role] = ["redis"] if "redis" in roles else []
-    found: dict[Kind, list[Role]] = {k: servers if k in ("full", "cut") else list(roles) for k in KINDS if k in kinds}
-    return {kind: hurt for kind, hurt in found.items() if hurt}
+    by_kind: dict[Kind, list[Role]] = {k: servers if k in ("full", "cut") else list(roles) for k in KINDS if k in kinds}
+    return {kind: hurt for kind, hurt in by_kind.items() if hurt}
 
 
 def parse_roles(text: str) -> tuple[Role, ...]:
-    """`worker,redis` as roles; none for an empty text. Raises UsageError."""
+    """Returns the roles in a text such as `worker,redis`; none for an empty text. Raises UsageError."""
     names = _names(text, "--kill", ROLES)
     return tuple(role for role in ROLES if role in names)
 
 
 def parse_kinds(text: str) -> tuple[Kind, ...]:
-    """`kill,stop` as kinds; none for an empty text. Raises UsageError."""
+    """Returns the kinds in a text such as `kill,stop`; none for an empty text. Raises UsageError."""
     names = _names(text, "--faults", KINDS)
     return tuple(kind for kind in KINDS if kind in names)
 

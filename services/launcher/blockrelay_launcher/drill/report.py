@@ -1,4 +1,4 @@
-"""The verdict on every request, and the table. Pure: what clients saw and what was done in, figures out."""
+"""Judges every request of a drill and prints the table. Pure, except for printing."""
 
 import re
 from collections import Counter
@@ -16,61 +16,71 @@ from blockrelay_launcher.drill.faults import Fault
 from blockrelay_launcher.drill.workload import Answer
 from blockrelay_launcher.percentile import percentile
 
-#: A kind of fault and whom it met.
+#: The kind and the target of a fault.
 Blow = tuple[str, str]
 Served = Literal["cpu", "mixed", "handed_over"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """The outcome of a drill, counted in requests. `faults` by kind and target; `recovery_s`: from a fault to the next
-    event of each stream that it concerned, ascending.
-
-    `lost` were accepted and ended with an error or not at all; `refused` were never accepted; `unfinished` were under
-    way when the drill was interrupted. `beyond_tolerance` were too far from reference logits, `compared` near them;
-    `only_whole` were drawn at random by inexact logits, and checked for being whole. `fallbacks`: how often requests
-    went from a GPU to a CPU. `answers`: how many by which system_fingerprint, without the positions at
-    which an id changed; `served`: by whom: `cpu` alone, with a part on a GPU (`mixed`), or handed over from one to a
-    CPU. `troubles`: what is wrong with the system itself, such as a process that ended without having been told to, or
-    what Redis holds although every request has ended. `wrong` says what is wrong with each request with which something
-    is, and the troubles.
-    """
+    """The outcome of a drill. Counts are numbers of requests if not said otherwise."""
 
     seconds: float
     accepted: int
     completed: int
+    """Requests that ended with their right answer."""
     lost: int
+    """Requests that were accepted and ended with an error or not at all."""
     mismatched: int
     duplicated: int
+    """Events that came twice."""
     refused: int
+    """Requests that were never accepted."""
     interrupted: bool
     beyond_tolerance: int = 0
+    """Requests too far from the reference logits."""
     compared: int = 0
+    """Requests near the reference logits."""
     only_whole: int = 0
+    """Sampled answers of nondeterministic devices, which were only checked for being complete."""
     fallbacks: int = 0
+    """Moves of requests from a GPU to a CPU."""
     unfinished: Sequence[str]
+    """Ids of requests that were running when the drill was interrupted."""
     tokens: int
     faults: Mapping[Blow, int]
     recovery_s: Mapping[Blow, Sequence[float]] = field(default_factory=dict[Blow, Sequence[float]])
+    """Seconds from a fault to the next event of each stream that it concerned, ascending."""
     answers: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Number of answers by system_fingerprint, without the positions at which an id changed."""
     served: Mapping[Served, int] = field(default_factory=dict[Served, int])
+    """Requests by device: CPUs alone (`cpu`), a part on a GPU (`mixed`), or handed over from a GPU to a CPU."""
     runs: int = 0
+    """Runs of requests on workers."""
     reruns: int = 0
+    """Runs after the first of a request."""
     rows_needed: int = 0
+    """Tokens that had to be computed."""
     rows_redone: int = 0
+    """Tokens that were computed again by later runs."""
     troubles: Sequence[str] = ()
+    """Faults of the system itself: a process that ended by itself, or state that Redis keeps after all requests."""
     wrong: Sequence[str] = ()
+    """A sentence for each request with an error, then the troubles."""
 
     @property
     def good(self) -> bool:
+        """True if every accepted request completed, none was refused, and there is no trouble."""
         broken = self.lost or self.mismatched or self.beyond_tolerance or self.duplicated or self.refused
         return not broken and not self.troubles and self.accepted == self.completed
 
     @property
     def redone(self) -> float:
+        """The share of needed tokens that were computed again."""
         return self.rows_redone / max(1, self.rows_needed)
 
     def to_dict(self) -> dict[str, Any]:
+        """Returns the report as the JSON object of `--json`."""
         plain = asdict(self)
         quantiles = {"p50": 0.5, "p99": 0.99, "max": 1.0}
         plain["faults"], plain["recovery_s"] = dict[str, Any](), dict[str, Any]()
@@ -87,16 +97,19 @@ class Report:
 
 
 def difference(seen: Seen, answers: Sequence[Answer | None]) -> str:
-    """What is wrong with the content of a request that ended; "" when nothing is. `answers` by its fingerprints."""
+    """Returns the error in the content of a request that ended; "" if there is none.
+
+    `answers` are the right answers for its fingerprints, None for an unknown one.
+    """
     for fingerprint, answer in zip(seen.fingerprints, answers, strict=True):
         if answer is None:
-            return f"nobody known is {fingerprint!r}"
+            return f"no known worker is {fingerprint!r}"
     if seen.kind == "session":
         pairs = ((n, answer.digests[n - 1]) for n, answer in enumerate(answers, 1) if answer)
         return next((f"the logits of step {n} differ" for n, own in pairs if seen.digests[n - 1] != own), "")
     answer, tokens = answers[0] if answers else None, tuple(seen.tokens)
     if answer is None:
-        return "tokens of nobody" if tokens or seen.kind != "cancelled" else ""
+        return "tokens without a fingerprint" if tokens or seen.kind != "cancelled" else ""
     if seen.kind == "cancelled" and not seen.finish_reason:
         return "" if tokens == answer.tokens[: len(tokens)] else "tokens before the cancellation differ"
     if tokens != answer.tokens:
@@ -118,9 +131,12 @@ def judge(
     troubles: Sequence[str] = (),
     inexact: Callable[[Seen], Verdict | None] = lambda one: None,
 ) -> Report:
-    """`answer`: what an ask, by its number, gives under a fingerprint, None where nobody is called that. `runs`: the
-    data of every RUN_START in the workers' logs, in order. `inexact`: the verdict on a request whose
-    bits depend on the run, for which no `answer` is asked; None for any other."""
+    """Judges all requests and returns the report.
+
+    `answer` returns the right answer of an ask, by its number, for a fingerprint; None for an unknown one. `runs` is
+    the data of every RUN_START in the workers' logs, in order. `inexact` returns the verdict on a request with
+    nondeterministic bits, for which `answer` is not called; None for any other.
+    """
     count: Counter[str] = Counter()
     served: Counter[Served] = Counter()
     wrong, unfinished, by = list[str](), list[str](), Counter[str]()
@@ -140,15 +156,15 @@ def judge(
         elif one.ended is None or (one.error and one.kind != "cancelled"):
             count["lost"] += 1
             wrong.append(f"{name}: {one.error or 'no end'}")
-        elif differs := (found := _content(one, answer, inexact)).wrong:
-            count["beyond_tolerance" if found.beyond else "mismatched"] += 1
+        elif differs := (verdict := _content(one, answer, inexact)).wrong:
+            count["beyond_tolerance" if verdict.beyond else "mismatched"] += 1
             wrong.append(f"{name}: {differs}")
         else:
             count["completed"] += 1
-            count[found.how] += 1
+            count[verdict.how] += 1
             by.update(re.sub(r"@\d+", "", fingerprint) for fingerprint in one.fingerprints)
             if one.fingerprints:
-                served["handed_over" if one.fallbacks else "mixed" if found.on_gpu else "cpu"] += 1
+                served["handed_over" if one.fallbacks else "mixed" if verdict.on_gpu else "cpu"] += 1
     computed = prompt_rows(runs)
     return Report(
         seconds=round(seconds, 1),
@@ -163,7 +179,7 @@ def judge(
         compared=count["tolerance"],
         only_whole=count["whole"],
         fallbacks=count["fallbacks"],
-        unfinished=[request for request in unfinished if request],
+        unfinished=[request_id for request_id in unfinished if request_id],
         tokens=count["tokens"],
         faults=dict(Counter(map(_blow, faults))),
         recovery_s=_recoveries(seen, faults),
@@ -181,24 +197,28 @@ def judge(
 def _content(
     one: Seen, answer: Callable[[int, str], Answer | None], inexact: Callable[[Seen], Verdict | None]
 ) -> Verdict:
-    wrong = inexact(one)
-    if wrong is not None:
-        return wrong
+    """Returns the verdict on the content of a request: within a tolerance, else bit by bit."""
+    verdict = inexact(one)
+    if verdict is not None:
+        return verdict
     return Verdict(difference(one, [answer(one.ask, fingerprint) for fingerprint in one.fingerprints]))
 
 
 class PromptRows(NamedTuple):
-    """`runs` of all requests, those behind the first of each (`reruns`), and the rows with which runs began: `needed`
-    by first ones, `redone` by others, to come to where the one before was."""
+    """The tokens that runs computed at their start, before the first new token."""
 
     runs: int
+    """Runs of all requests."""
     reruns: int
+    """Runs after the first of a request."""
     needed: int
+    """Tokens computed by first runs."""
     redone: int
+    """Tokens computed by later runs to reach the position of the run before."""
 
 
 def prompt_rows(runs: Iterable[Mapping[str, Any]]) -> PromptRows:
-    """`runs`: the data of every RUN_START in the workers' logs, in order."""
+    """Counts the tokens at the start of runs; `runs` is the data of every RUN_START in the logs, in order."""
     started, needed, redone = Counter[str](), 0, 0
     for run in runs:
         rows = run["prompt_tokens"] + run["committed"] - run["found"]
@@ -215,7 +235,8 @@ def _blow(fault: Fault) -> Blow:
 
 
 def _recoveries(seen: Sequence[Seen], faults: Sequence[Fault]) -> dict[Blow, list[float]]:
-    found: dict[Blow, list[float]] = {}
+    """Returns the seconds from each fault to the next event of the streams that it concerned, by kind and target."""
+    by_blow: dict[Blow, list[float]] = {}
     for fault in faults:
         for one in seen:
             if one.kind in ("background", "session") or one.started > fault.at or (one.ended or fault.at) < fault.at:
@@ -223,19 +244,19 @@ def _recoveries(seen: Sequence[Seen], faults: Sequence[Fault]) -> dict[Blow, lis
             later = next((at for at in one.events if at > fault.at), None)
             if later is None or not one.events or not _concerns(fault, one, later):
                 continue
-            found.setdefault(_blow(fault), []).append(later - fault.at)
-    return {blow: sorted(times) for blow, times in sorted(found.items())}
+            by_blow.setdefault(_blow(fault), []).append(later - fault.at)
+    return {blow: sorted(times) for blow, times in sorted(by_blow.items())}
 
 
 def _concerns(fault: Fault, one: Seen, later: float) -> bool:
-    """Whether the fault is felt by a stream whose next event came at `later`."""
+    """True if the fault concerned a stream whose next event came at `later`."""
     if fault.target == "gateway":
         return any(fault.at < cut < later for cut in one.cuts)
     return fault.requests is None or own_id(one.request) in fault.requests
 
 
 def show(report: Report, console: Console) -> None:
-    """The tables, and below them what is wrong."""
+    """Prints the tables, then the errors."""
     table = Table(show_header=False, title=f"drill of {report.seconds:.0f} s")
     rows = {
         "accepted": report.accepted,

@@ -1,4 +1,4 @@
-"""The system that a drill hurts: `blockrelay up` as a process of its own, and who in it plays which role."""
+"""The system that a drill hurts: `blockrelay up` in a process of its own, and the roles of its processes."""
 
 import contextlib
 import os
@@ -24,19 +24,19 @@ from blockrelay_launcher.drill.faults import Target
 from blockrelay_launcher.supervisor.child_process import die_with_parent
 from blockrelay_launcher.supervisor.ports import kept_ports
 
-#: Where gateways of a drill listen.
+#: Address of the gateways of a drill.
 HOST = "127.0.0.1"
-#: Workers learn of the last ends within a beat or two. Seconds.
+#: Seconds to wait for Redis to be empty: workers learn of the last ends within one or two heartbeats.
 SETTLE_S = 5.0
-#: A driver that compiles its shaders for the first time takes a minute. Seconds.
+#: Seconds that GPU workers may take to load: a driver that compiles its shaders for the first time takes a minute.
 GPUS_LOAD_S = 240.0
-#: A Redis that does not answer the drill within this is asleep: the drill has other things to do. Seconds.
+#: Seconds after which the drill treats a silent Redis as stopped and goes on.
 ANSWER_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class DrilledSystem:
-    """A running `up` on the folder `data`."""
+    """A running `blockrelay up` on the folder `data`."""
 
     process: "subprocess.Popen[str]"
     data: Path
@@ -44,14 +44,16 @@ class DrilledSystem:
 
     @property
     def urls(self) -> list[str]:
+        """URLs of the gateways."""
         return self.running.urls
 
     @property
     def logs(self) -> Path:
+        """Folder of the services' log files."""
         return self.data / "logs"
 
     def pids(self, target: Target) -> list[int]:
-        """Living processes of a kind, lowest pid first."""
+        """Returns the pids of the living processes of a role, the lowest first."""
         if target == "device":
             return sorted(child for worker in self.pids("worker") for child in _children(worker))
         url = self.redis_urls.get(target, "")
@@ -60,12 +62,12 @@ class DrilledSystem:
 
     @property
     def redis_urls(self) -> dict[Target, str]:
-        """Of the two servers that `up` has started: unix sockets."""
+        """URLs (unix sockets) of the two Redis servers that `up` has started."""
         assert self.running.payload_redis_url is not None
         return {"redis-control": self.running.redis_url, "redis-payload": self.running.payload_redis_url}
 
     def process_of(self, name: str) -> tuple[int, dict[str, str]] | None:
-        """The pid of a service by the name that `up` gave it, and its environment; None when it is dead just now."""
+        """Returns the pid and the environment of a service by the name that `up` gave it; None if it is dead now."""
         for pid in _children(self.process.pid):
             environment = _environment(pid)
             if environment.get("BLOCKRELAY_NODE_ID") == name and "-m blockrelay_" in _command_line(pid):
@@ -73,7 +75,7 @@ class DrilledSystem:
         return None
 
     def set_for_next_start(self, name: str, setting: str) -> None:
-        """Add NAME=VALUE to what a service gets when it starts the next time."""
+        """Adds a setting NAME=VALUE to the environment that a service gets at its next start."""
         path = self.data / "settings" / name
         path.parent.mkdir(mode=0o700, exist_ok=True)
         draft = path.with_suffix(".new")
@@ -83,7 +85,7 @@ class DrilledSystem:
 
     @contextlib.contextmanager
     def administrator(self, server: Target) -> Iterator[redis.Redis]:
-        """A client of one of the Redis servers that may do everything and waits for nothing."""
+        """Yields a client of one of the Redis servers with all rights, which waits at most ANSWER_S for an answer."""
         client = redis_link.connect(self.redis_urls[server], cell=self.running.cell, answer_s=ANSWER_S)
         try:
             yield client
@@ -91,11 +93,11 @@ class DrilledSystem:
             client.close()
 
     def worker_of(self, device: int) -> int | None:
-        """The worker that the process of a GPU belongs to; None when one of them has ended."""
+        """Returns the pid of the worker whose child is the process `device` of a GPU; None if one of them has ended."""
         return next((worker for worker in self.pids("worker") if device in _children(worker)), None)
 
     def requests_on(self, pid: int) -> frozenset[str] | None:
-        """Requests whose route has the worker `pid`; None when Redis does not answer."""
+        """Returns the ids of the requests on the workers of process `pid`; None if Redis does not answer."""
         keys = Keys(self.running.cell)
         with contextlib.suppress(RedisTrouble, CommandError), self.administrator("redis-control") as client:
             workers: list[bytes] = client.zrange(keys.workers, 0, -1)  # pyright: ignore
@@ -105,20 +107,20 @@ class DrilledSystem:
         return None
 
     def numerics_id(self) -> str:
-        """That of the workers on CPUs, which must all have the same."""
-        (found,) = self.numerics_ids("cpu")
-        return found
+        """Returns the numerics id of the CPU workers, which must all have the same one."""
+        (numerics,) = self.numerics_ids("cpu")
+        return numerics
 
     def numerics_ids(self, of: Device) -> set[str]:
-        """The numerics ids of the workers whose devices are of a class."""
+        """Returns the numerics ids of the workers on devices of a class."""
         keys = Keys(self.running.cell)
         with self.administrator("redis-control") as client:
             names: list[bytes] = client.zrange(keys.workers, 0, -1)  # pyright: ignore
-            told = [cast(Any, client.hmget(keys.worker(name.decode()), "device", "numerics")) for name in names]
-        return {numerics.decode() for device, numerics in told if device == of.encode()}
+            workers = [cast(Any, client.hmget(keys.worker(name.decode()), "device", "numerics")) for name in names]
+        return {numerics.decode() for device, numerics in workers if device == of.encode()}
 
     def wait_for_gpus(self, count: int) -> None:
-        """Return when so many workers on GPUs serve a stage. Raises ServiceUnavailable after GPUS_LOAD_S."""
+        """Returns when `count` GPU workers serve a stage. Raises ServiceUnavailable after GPUS_LOAD_S."""
         keys, end = Keys(self.running.cell), time.monotonic() + GPUS_LOAD_S
         while time.monotonic() < end:
             with self.administrator("redis-control") as client:
@@ -131,25 +133,26 @@ class DrilledSystem:
         raise ServiceUnavailable(f"after {GPUS_LOAD_S:.0f} s not all of {count} GPUs serve: see {self.logs}")
 
     def denied(self) -> list[str]:
-        """What the servers, since they started, have refused to users."""
-        found: set[str] = set()
+        """Returns a line for each command that a Redis server has denied a user since it started."""
+        denials: set[str] = set()
         for server in self.redis_urls:
             with contextlib.suppress(RedisTrouble, CommandError), self.administrator(server) as client:
                 for one in cast(Any, client.acl_log()):
-                    found.add(f"{server} denied {one['username']} {one['reason']} {one['object']}")
-        return sorted(found)
+                    denials.add(f"{server} denied {one['username']} {one['reason']} {one['object']}")
+        return sorted(denials)
 
     def left_behind(self) -> list[str]:
-        """What Redis still holds although every request has ended; nothing when the books are right.
+        """Returns a line for each key that Redis still holds although every request has ended.
 
-        Waits some seconds for it to vanish. Empty too when Redis does not answer.
+        None is left if the accounting is right. Waits up to SETTLE_S for keys to vanish. Returns none, too, if Redis
+        does not answer.
         """
         client = redis_link.connect(self.running.redis_url, cell=self.running.cell)
         end = time.monotonic() + SETTLE_S
         try:
-            while (found := _held(client, Keys(self.running.cell))) and time.monotonic() < end:
+            while (held := _held(client, Keys(self.running.cell))) and time.monotonic() < end:
                 time.sleep(0.1)
-            return found
+            return held
         except RedisTrouble:
             return []
         finally:
@@ -157,8 +160,8 @@ class DrilledSystem:
 
 
 def _held(client: redis.Redis, keys: Keys) -> list[str]:
-    """Queue entries, memberships, reservations and sums that are not empty, by key."""
-    found: list[str] = []
+    """Returns a line for each key of queues, memberships, reservations and sums that is not empty."""
+    lines: list[str] = []
     for raw in cast(Any, client.scan_iter(keys.all, count=1000)):
         name = raw.decode()
         part = name.split(":")[1]
@@ -175,12 +178,12 @@ def _held(client: redis.Redis, keys: Keys) -> list[str]:
         else:
             continue
         if held:
-            found.append(f"left behind: {name} holds {held}")
-    return sorted(found)
+            lines.append(f"left behind: {name} holds {held}")
+    return sorted(lines)
 
 
 def _command_line(pid: int) -> str:
-    """Empty for a process that has ended, a zombie included."""
+    """Returns the command line of a process; empty for one that has ended, a zombie included."""
     try:
         return (Path("/proc") / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode()
     except OSError:
@@ -188,7 +191,7 @@ def _command_line(pid: int) -> str:
 
 
 def _environment(pid: int) -> dict[str, str]:
-    """As it was at the start of a process; empty for one that has ended."""
+    """Returns the environment of a process at its start; empty for one that has ended."""
     try:
         pairs = (Path("/proc") / str(pid) / "environ").read_bytes().split(b"\0")
     except OSError:
@@ -205,10 +208,10 @@ def drilled_system(
     port: int = 0,
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[DrilledSystem]:
-    """`up` with these options, ready; ended (and with it everything it started) in every case.
+    """Runs `blockrelay up` with these options, yields it when it is ready, and ends it and all its processes.
 
-    `python` has the release that is run; `port` is that of the first gateway (0: free ones); `environment` is added to
-    that of this process. Raises ServiceUnavailable when it does not become ready.
+    `python` is the interpreter of the release to run; `port` is the first gateway's (0: free ones); `environment` is
+    added to that of this process. Raises ServiceUnavailable if the system does not become ready.
     """
     argv = [python, "-P", "-m", "blockrelay_launcher", "up", "--data", str(data)]
     with (data / "up.log").open("ab") as log:
@@ -233,13 +236,13 @@ def drilled_system(
             if process.poll() is None:
                 for pid in _children(process.pid):
                     with contextlib.suppress(ProcessLookupError):
-                        os.kill(pid, signal.SIGCONT)  # what is stopped cannot end
+                        os.kill(pid, signal.SIGCONT)  # a stopped process cannot end
                 process.send_signal(signal.SIGTERM)
             process.wait()
 
 
 def check_release(python: str) -> None:
-    """Raise UsageError unless `python` runs a release of Blockrelay."""
+    """Raises UsageError unless `python` can run a release of Blockrelay."""
     try:
         subprocess.run([python, "-P", "-c", "import blockrelay_launcher"], check=True, capture_output=True)
     except (OSError, subprocess.CalledProcessError) as error:
@@ -248,10 +251,10 @@ def check_release(python: str) -> None:
 
 @contextlib.contextmanager
 def lasting_ports(count: int) -> Iterator[int]:
-    """The first of `count` free ports in a row, kept from everybody but an `up` while one ends and another begins.
+    """Yields the first of `count` consecutive free ports, and keeps them for an `up` while one ends and another starts.
 
-    Else a client that tries to reach a port where nobody listens may be given it as its own, is connected to itself,
-    and keeps it from the gateway that comes back.
+    Without this, a client that connects to a port without a listener may get the same port as its own. It is then
+    connected to itself, and blocks the gateway that comes back.
     """
     with contextlib.ExitStack() as kept:
         first = 0
@@ -264,10 +267,10 @@ def lasting_ports(count: int) -> Iterator[int]:
 
 
 def _children(pid: int) -> list[int]:
-    """Of all its threads."""
-    found: list[int] = []
+    """Returns the child processes of all threads of a process, sorted."""
+    children: list[int] = []
     with contextlib.suppress(OSError):
         for thread in Path(f"/proc/{pid}/task").iterdir():
             with contextlib.suppress(OSError):  # it has ended
-                found += map(int, (thread / "children").read_text().split())
-    return sorted(found)
+                children += map(int, (thread / "children").read_text().split())
+    return sorted(children)

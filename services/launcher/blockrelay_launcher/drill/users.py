@@ -1,4 +1,4 @@
-"""A system whose services come to Redis as the users that we ship, with the rights of those files and no others."""
+"""Runs the services of a drill as the Redis users in deploy/redis, with the rights of these files and no others."""
 
 import hashlib
 import os
@@ -12,15 +12,16 @@ from blockrelay.redis.users import ROLES
 from blockrelay_launcher.supervisor.embedded_redis import MAX_SOCKET_PATH, USERS_FILE
 
 SERVERS = ("control", "payload")
-#: A user who may enter the folder of an embedded Redis administers it: the launcher, and the drill.
+#: The Redis user of the launcher and the drill: access to the folder of an embedded Redis gives all rights.
 ADMINISTRATOR = "user default on nopass ~* &* +@all"
 
 
 def put_in_force(users: Path, data: Path, services: Sequence[str]) -> None:
-    """Before the first start of `up` on the folder `data`: users of both servers (from `users`/control.acl and
-    payload.acl), each with a password of its own, and settings by which the services named use them.
+    """Writes the Redis users of both servers and settings by which `services` use them, into the folder `data`.
 
-    Raises UsageError for a folder without the files, and for `data` whose path is too long for a socket.
+    Call it before the first start of `up` on `data`. The users come from control.acl and payload.acl in the folder
+    `users`, each with a new password. Raises UsageError if a file is missing, or if the path of `data` is too long for
+    a socket.
     """
     passwords = {role: secrets.token_hex(32) for role in ROLES}
     sockets = {server: data / server / "redis.sock" for server in SERVERS}
@@ -41,7 +42,7 @@ def put_in_force(users: Path, data: Path, services: Sequence[str]) -> None:
         role = service.partition("-")[0]
         urls = {server: f"unix://{role}:{passwords[role]}@{quote(str(socket))}" for server, socket in sockets.items()}
         lines = [f"BLOCKRELAY_REDIS_URL={urls['control']}", f"BLOCKRELAY_PAYLOAD_REDIS_URL={urls['payload']}"]
-        if role == "worker":  # pages on the payload Redis too, so that its user needs all of its rights
+        if role == "worker":  # stores KV pages on the payload Redis too, so that its user needs all of its rights
             lines.append(f"BLOCKRELAY_PAGE_STORE_REDIS_BYTES={1 << 26}")
         _write(data / "settings" / service, lines)
 

@@ -1,4 +1,4 @@
-"""Random requests, and what each of them gives alone, by every numerics id that there is."""
+"""Makes the random requests of a drill, and computes the right answer of each alone, for every numerics id."""
 
 import json
 import subprocess
@@ -15,7 +15,7 @@ from blockrelay.protocol.sampling_params import SamplingParams
 from blockrelay.text.tokenizer import Tokenizer
 from blockrelay_launcher.drill.options import LONGEST_ANSWER, SHORTEST_ANSWER
 
-#: Tokens of the longest prompt; shorter where the model's context is.
+#: Tokens of the longest prompt; half of the context if that is less.
 LONGEST_PROMPT = 400
 _TEXT = """the a fox dog boat garden kite river old small red found gave went saw and then but because was happy story
 Lily Ben Molly Tom said again under over into house light water stone friend"""
@@ -24,43 +24,42 @@ _WORDS = _TEXT.split()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """One request as a client sends it; `params.seed` is given.
-
-    With `cuts` it is the steps of a tensor session instead, each with the tokens up to its cut. An `exact` one keeps
-    off GPUs that do not compute the same bits twice.
-    """
+    """One request as a client sends it, or with `cuts` the steps of a tensor session."""
 
     prompt: tuple[int, ...]
     params: SamplingParams
+    """Sampling parameters; `seed` is always set."""
     cuts: tuple[int, ...] = ()
+    """Position in the prompt up to which each step of a session has tokens."""
     exact: bool = False
+    """True if the request keeps off nondeterministic GPUs."""
 
     def body(self) -> dict[str, Any]:
-        """The fields of a completion."""
+        """Returns the fields of a completion."""
         plain = {name: value for name, value in self.params.to_dict().items() if value not in (None, [], ())}
         return {**plain, "prompt": list(self.prompt), "return_token_ids": True, "exact": self.exact}
 
     def step(self, number: int) -> dict[str, Any]:
-        """The fields of tensor step `number`, from 1, without its session."""
+        """Returns the fields of tensor step `number`, from 1, without its session."""
         first = self.cuts[number - 2] if number > 1 else 0
         tokens = {"_tensor_": True, "data": [list(self.prompt[first : self.cuts[number - 1]])]}
         return {"step": number, "logits": "last", "input_tensors": {"input_ids": tokens}, "exact": self.exact}
 
     def to_dict(self, parts: "Parts") -> dict[str, Any]:
-        """For the process that answers it alone."""
+        """Returns the JSON object with which the reference process answers the request alone."""
         if self.cuts:
             return {"prompt": self.prompt, "cuts": self.cuts, "salts": parts}
         return {"prompt": self.prompt, "params": self.params.to_dict(), "salts": parts}
 
 
-#: Who computes the new tokens of a request: salts of numerics ("" without one), each with the number of tokens at which
-#: the next one takes over; None for the last.
+#: The numerics of the new tokens of a request: salts ("" without one), each with the number of tokens at which the next
+#: one takes over; None for the last.
 Parts = tuple[tuple[str, int | None], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What a request gives alone; of a tensor session only `digests`, one for the logits of each step."""
+    """The right answer of a request; a tensor session has only `digests`, one for the logits of each step."""
 
     tokens: tuple[int, ...] = ()
     text: str = ""
@@ -76,8 +75,11 @@ def make_asks(
     longest_answer: int = LONGEST_ANSWER,
     exact_every: int | None = None,
 ) -> list[Ask]:
-    """Greedy and sampled, short and long; half of the prompts begin like others. Every sixth is a tensor session, and
-    every so many are `exact`. `longest_answer` in tokens, at least SHORTEST_ANSWER."""
+    """Returns `count` random requests: greedy and sampled, short and long; half of the prompts share a beginning.
+
+    Every sixth is a tensor session; every `exact_every`-th is exact. `longest_answer` is in tokens, at least
+    SHORTEST_ANSWER.
+    """
     model = folder.model
     tokenizer = Tokenizer.from_file(folder.tokenizer_path) if folder.tokenizer_path is not None else None
     longest = min(LONGEST_PROMPT, model.max_position // 2)
@@ -110,8 +112,10 @@ def make_asks(
 
 @dataclass(slots=True)
 class References:
-    """What each ask gives alone. `ids` has the salt of each numerics id that may answer; the first one is made before
-    anything is asked, whatever else turns out to be needed by `prepare`."""
+    """The right answers of all asks. `ids` has the salt of each numerics id that may answer.
+
+    `prepare` computes answers in other processes; `answer` returns them.
+    """
 
     model: Path
     asks: Sequence[Ask]
@@ -119,24 +123,26 @@ class References:
     _known: dict[tuple[int, Parts], Answer] = field(default_factory=dict[tuple[int, Parts], Answer], init=False)
 
     def answer(self, ask: int, fingerprint: str) -> Answer | None:
-        """Of ask number `ask` by what a `system_fingerprint` names; None when it names nobody known. Call `prepare`
-        first."""
+        """Returns the right answer of ask number `ask` for a `system_fingerprint`; None for an unknown one.
+
+        Call `prepare` first.
+        """
         parts = parts_of(fingerprint, self.ids)
         return None if parts is None else self._known[ask, parts]
 
     def prepare(self, wanted: Iterable[tuple[int, str]]) -> None:
-        """Compute what is missing of these (ask, fingerprint). Raises ServiceUnavailable."""
-        found = {(ask, parts) for ask, name in wanted if (parts := parts_of(name, self.ids)) is not None}
-        missing = sorted(found - self._known.keys(), key=repr)
+        """Computes the missing answers of these pairs (ask, fingerprint). Raises ServiceUnavailable."""
+        pairs = {(ask, parts) for ask, name in wanted if (parts := parts_of(name, self.ids)) is not None}
+        missing = sorted(pairs - self._known.keys(), key=repr)
         if missing:
             answers = answers_alone(self.model, [(self.asks[ask], parts) for ask, parts in missing])
             self._known.update(zip(missing, answers, strict=True))
 
 
 def parts_of(fingerprint: str, ids: Mapping[str, str]) -> Parts | None:
-    """Who computed an answer with this fingerprint, None for somebody unknown. `ids`: salt by numerics id.
+    """Returns the numerics of an answer with this fingerprint; None for an unknown one. `ids`: salt by numerics id.
 
-    `a+b@17`: the first 17 new tokens are a's, the rest b's.
+    In `a+b@17` numerics a computed the first 17 new tokens, and b the rest.
     """
     names, ends = list[str](), list[int | None]()
     for part in fingerprint.split("+"):
@@ -150,24 +156,27 @@ def parts_of(fingerprint: str, ids: Mapping[str, str]) -> Parts | None:
 
 
 def incomplete(ask: Ask, tokens: int, finish_reason: str) -> str:
-    """What is wrong with an answer whose tokens nobody could compute again: it ends too early; "" for nothing."""
+    """Returns the error of an answer that was not complete (it ended too early or too late); "" for none.
+
+    It is for answers whose tokens cannot be computed again.
+    """
     if finish_reason not in ("stop", "length"):
         return f"it ended as {finish_reason!r}"
-    most = ask.params.max_tokens
-    if tokens > most or (tokens < most and (finish_reason == "length" or ask.params.ignore_eos)):
-        return f"{tokens} tokens, {most} were asked for, and it ended as {finish_reason!r}"
+    limit = ask.params.max_tokens
+    if tokens > limit or (tokens < limit and (finish_reason == "length" or ask.params.ignore_eos)):
+        return f"{tokens} tokens, {limit} were asked for, and it ended as {finish_reason!r}"
     return ""
 
 
 def answers_alone(model: Path, asks: Sequence[tuple[Ask, Parts]]) -> list[Answer]:
-    """In a fresh process, one after the other. Raises ServiceUnavailable when that process fails."""
+    """Computes the answers of asks in a new process, one after the other. Raises ServiceUnavailable if it fails."""
     lines = "".join(json.dumps(ask.to_dict(parts)) + "\n" for ask, parts in asks)
     argv = [sys.executable, "-P", "-m", "blockrelay_worker.offline.reference_answers", str(model)]
     done = subprocess.run(argv, input=lines, capture_output=True, text=True, check=False)
     if done.returncode:
         raise ServiceUnavailable(f"the requests cannot be answered alone: {done.stderr.strip().splitlines()[-1:]}")
-    found = [json.loads(line) for line in done.stdout.splitlines()]
-    return [Answer(**{name: _frozen(value) for name, value in one.items()}) for one in found]
+    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    return [Answer(**{name: _frozen(value) for name, value in one.items()}) for one in answers]
 
 
 def _frozen(value: Any) -> Any:

@@ -1,1 +1,1 @@
-"""Commands for ONNX blocks that others made. The worker runs them, in a process of its own."""
+"""The commands for ONNX blocks of other tools. Processes of the worker or converter do the work."""

@@ -1,4 +1,4 @@
-"""Has the worker check a folder, watches it, and shows what it told."""
+"""Runs `blockrelay check`: a process of the worker checks the blocks; this one shows progress and the result."""
 
 import json
 import sys
@@ -21,7 +21,7 @@ _MODULE = "blockrelay_worker.offline.onnx_blocks.check"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckOptions:
-    """What `blockrelay check` was asked for."""
+    """The options of `blockrelay check`."""
 
     folder: Path
     device: str
@@ -34,7 +34,7 @@ class CheckOptions:
     as_json: bool
 
     def argv(self) -> list[str]:
-        """The worker's command line."""
+        """Returns the command line of the worker's process."""
         argv = [str(self.python or sys.executable), "-P", "-m", _MODULE, "--device", self.device]
         argv += ["--batch", str(self.batch), "--sequence", str(self.sequence), "--past", str(self.past)]
         for name, path in (("--against", self.against), ("--write", self.write)):
@@ -43,35 +43,40 @@ class CheckOptions:
 
 
 @dataclass(slots=True)
-class _Told:
+class _Reports:
+    """The reports that the worker has sent so far."""
+
     begin: CheckBegins | None = None
     blocks: list[CheckedBlock] = field(default_factory=list[CheckedBlock])
 
 
 def run_check(options: CheckOptions) -> int:
-    """The exit code: 0 when all blocks have passed, 1 when one has not, 2 when the folder cannot be checked: then the
-    worker has said why. Raises UsageError where its Python cannot be started."""
-    told = _Told()
+    """Checks the folder, prints the result and returns the exit code.
+
+    Exit code 0: all blocks have passed; 1: one has not; 2: the folder cannot be checked, and the worker has printed
+    why. Raises UsageError if the worker's Python cannot be started.
+    """
+    reports = _Reports()
     try:
         with worker(options.argv()) as process:
             assert process.stdout is not None
-            _watch(process.stdout, told)
+            _watch(process.stdout, reports)
             code = process.wait()
     except OSError as error:
         raise UsageError(f"--gpu-python: {options.python} cannot be run: {error.strerror}") from None
-    if told.begin is None:
+    if reports.begin is None:
         return code_of_silence(code)
-    blocks = _with_the_untold(told, code)
+    blocks = _with_unreported(reports, code)
     passed = sum(block.passed for block in blocks)
     if options.as_json:
         typer.echo(json.dumps(_as_json(options, blocks, passed)))
     else:
         typer.echo(table(blocks))
         if step := step_seconds(blocks):
-            typer.echo(f"a step: {step.warm:.3f} s with all blocks warm, {step.one_by_one:.3f} s with each made anew")
+            typer.echo(f"a step: {step.warm:.3f} s with all blocks warm, {step.one_by_one:.3f} s with each made again")
         typer.echo(f"{passed} of {len(blocks)}")
     if passed == len(blocks) and code:
-        return code if code > 0 else FAILED  # behind the blocks: what was to be written could not be
+        return code if code > 0 else FAILED  # all blocks have passed, but --write failed
     return 0 if passed == len(blocks) else FAILED
 
 
@@ -90,29 +95,32 @@ def _as_json(options: CheckOptions, blocks: list[CheckedBlock], passed: int) -> 
     }
 
 
-def _watch(lines: IO[bytes], told: _Told) -> None:
-    """Read what the worker tells to its end, with a bar where somebody looks."""
+def _watch(lines: IO[bytes], reports: _Reports) -> None:
+    """Reads all reports of the worker into `reports`, with a progress bar on a terminal."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         bar = progress.add_task("reads the files", total=None)
         for line in lines:
-            if told.begin is None:
-                told.begin = decode_begin(line)
-                progress.update(bar, total=len(told.begin.blocks))
+            if reports.begin is None:
+                reports.begin = decode_begin(line)
+                progress.update(bar, total=len(reports.begin.blocks))
             else:
-                told.blocks.append(decode_checked(line))
+                reports.blocks.append(decode_checked(line))
                 progress.advance(bar)
-            if len(told.blocks) < len(told.begin.blocks):
-                progress.update(bar, description=told.begin.blocks[len(told.blocks)][0])
+            if len(reports.blocks) < len(reports.begin.blocks):
+                progress.update(bar, description=reports.begin.blocks[len(reports.blocks)][0])
 
 
-def _with_the_untold(told: _Told, code: int) -> list[CheckedBlock]:
-    """All blocks: the one that a driver, or a lack of memory, ended the worker with, and those behind it, too."""
-    assert told.begin is not None
-    blocks = list(told.blocks)
-    for block, file in told.begin.blocks[len(blocks) :]:
-        first = len(blocks) == len(told.blocks)
+def _with_unreported(reports: _Reports, code: int) -> list[CheckedBlock]:
+    """Returns the results of all blocks, also of those without a report.
+
+    The first of these is the one that ended the worker (by a driver, or for lack of memory); the others did not run.
+    """
+    assert reports.begin is not None
+    blocks = list(reports.blocks)
+    for block, file in reports.begin.blocks[len(blocks) :]:
+        first = len(blocks) == len(reports.blocks)
         problem = (
             f"the process that ran it has ended {how_it_ended(code)}" if first else "not run: the process has ended"
         )

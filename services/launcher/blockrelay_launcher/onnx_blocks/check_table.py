@@ -1,4 +1,4 @@
-"""What a check has found as a table: a line for each output of each block. Pure."""
+"""Formats the result of a check as a table, with a line for each output of each block. Pure."""
 
 from collections.abc import Iterator, Sequence
 
@@ -9,7 +9,7 @@ _HEAD = ("BLOCK", "OUTPUT", "DECLARED", "ACTUAL", "DTYPE", "SECONDS", "RESULT")
 
 
 def table(blocks: Sequence[CheckedBlock]) -> str:
-    """In columns. Where a device has no kernel for some nodes, a column says how many the CPU computed."""
+    """Returns the table as text. A column has the nodes that ran on the CPU, if the device lacks kernels for some."""
     with_cpu = any(block.nodes is not None for block in blocks)
     rows = [(*_HEAD[:-1], *(("ON CPU",) if with_cpu else ()), _HEAD[-1])]
     rows += [row for block in blocks for row in _rows(block, with_cpu=with_cpu)]

@@ -1,4 +1,4 @@
-"""`blockrelay check`, `split` and `import`: try ONNX blocks of others, make them of a whole model, make them ours."""
+"""The commands `blockrelay check`, `split` and `import`: try ONNX blocks, make them of a model, make a block folder."""
 
 from pathlib import Path
 from typing import Annotated
@@ -10,7 +10,7 @@ from blockrelay_launcher.onnx_blocks.importing import ImportOptions, run_import
 from blockrelay_launcher.onnx_blocks.split import run_split
 
 app = typer.Typer()
-#: What a shell reports for Ctrl-C.
+#: The exit code after Ctrl-C, as shells report it.
 _INTERRUPTED = 130
 
 
@@ -23,26 +23,26 @@ def _interrupted(what: str) -> int:
 def check(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Files block_1.onnx, block_2.onnx and so on.")],
     device: Annotated[
-        str, typer.Option(metavar="ID", help="Where the blocks run, such as webgpu:0 (blockrelay devices).")
+        str, typer.Option(metavar="ID", help="Device that runs the blocks, such as webgpu:0 (blockrelay devices).")
     ] = "cpu",
-    batch: Annotated[int, typer.Option(min=1, help="Rows of the made-up batch.")] = 5,
-    sequence: Annotated[int, typer.Option(min=1, help="New tokens of each.")] = 10,
-    past: Annotated[int, typer.Option(min=0, help="Tokens that each has in its KV before.")] = 0,
+    batch: Annotated[int, typer.Option(min=1, help="Sequences in the made-up batch.")] = 5,
+    sequence: Annotated[int, typer.Option(min=1, help="New tokens of each sequence.")] = 10,
+    past: Annotated[int, typer.Option(min=0, help="Tokens that each sequence already has in its KV cache.")] = 0,
     against: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Refuse files that this blocks.json does not list; default: FOLDER's."),
     ] = None,
     write: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Write a blocks.json with the SHA-256 of every file, when all have passed."),
+        typer.Option(metavar="FILE", help="Write a blocks.json with the SHA-256 of every file if all blocks pass."),
     ] = None,
     gpu_python: Annotated[
         Path | None,
-        typer.Option(metavar="PATH", help="Python that has the device's packages; default: this one."),
+        typer.Option(metavar="PATH", help="Python interpreter with the device's packages; default: this one."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of a table.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
 ) -> None:
-    """Check ONNX blocks that you own: wire them by name, then run each of them alone with made-up inputs."""
+    """Check ONNX blocks that you own: connect them by the names of their tensors, then run each with made-up inputs."""
     options = CheckOptions(
         folder=folder, device=device, batch=batch, sequence=sequence, past=past, against=against, write=write,
         python=gpu_python, as_json=as_json,
@@ -56,45 +56,45 @@ def check(
 
 @app.command("split")
 def split(
-    model: Annotated[Path, typer.Argument(metavar="MODEL.onnx", help="A whole decoder with pasts as inputs.")],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write: block_1.onnx and so on.")],
+    model: Annotated[Path, typer.Argument(metavar="MODEL.onnx", help="A whole decoder with its KV cache as inputs.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write: block_1.onnx and so on.")],
     copy_weights: Annotated[
         bool,
-        typer.Option("--copy-weights", help="Give each block a file with its weights, for blocks that are sent away."),
+        typer.Option("--copy-weights", help="Write a file of weights for each block, so that it can be moved alone."),
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of a table.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
 ) -> None:
-    """Split an ONNX model into blocks, one for each layer and one with the head. Weights stay in their file."""
+    """Split an ONNX model into blocks, one for each layer and one for the head. Weights stay in their file."""
     try:
         code = run_split(model, out, copy_weights=copy_weights, as_json=as_json)
     except KeyboardInterrupt:
-        code = _interrupted("the same command goes on with what is written")
+        code = _interrupted("the same command continues from the files that are written")
     raise typer.Exit(code)
 
 
 @app.command("import")
 def import_blocks(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Files block_1.onnx, block_2.onnx and so on.")],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="The block folder to write.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Block folder to write.")],
     precision: Annotated[
         str | None,
-        typer.Option(metavar="P", help="w8a8, w4a8, fp16 or fp32, or several, as of convert; default: as stored."),
+        typer.Option(metavar="P", help="w8a8, w4a8, fp16, fp32 or a mix, as for convert; default: as stored."),
     ] = None,
     text: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="UTF-8 file on which to measure what the precision costs."),
+        typer.Option(metavar="FILE", help="UTF-8 file on which the loss of perplexity is measured."),
     ] = None,
     name: Annotated[
         str | None,
         typer.Option(
-            help="What clients call the model; default: the folder's name, or organisation/name of a snapshot in "
-            "Hugging Face's cache."
+            help="Name by which clients call the model; default: the folder's name, or organisation/name of a snapshot "
+            "in Hugging Face's cache."
         ),
     ] = None,
     max_position: Annotated[
-        int | None, typer.Option(min=1, help="Context length in tokens; default: what files beside the blocks say.")
+        int | None, typer.Option(min=1, help="Context length in tokens; default: from the files beside the blocks.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> None:
     """Import ONNX blocks of a Llama, Mistral, Qwen2 or Qwen3 as a block folder, and compare it with them."""
     options = ImportOptions(
@@ -103,5 +103,5 @@ def import_blocks(
     try:
         code = run_import(options)
     except KeyboardInterrupt:
-        code = _interrupted("the same command goes on with what is written")
+        code = _interrupted("the same command continues from the files that are written")
     raise typer.Exit(code)

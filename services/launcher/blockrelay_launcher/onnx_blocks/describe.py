@@ -1,4 +1,4 @@
-"""`blockrelay up --blocks`: has the worker describe ONNX blocks that are to be served as they are."""
+"""Prepares `blockrelay up --blocks`: a process of the worker describes ONNX blocks, which are served as they are."""
 
 import sys
 from collections.abc import Mapping
@@ -30,7 +30,7 @@ class BlocksOptions:
     memory: int | None
 
     def check(self, *, gpus: bool) -> None:
-        """Raises UsageError for options without what they are of."""
+        """Raises UsageError for options that need another option."""
         for option, value in (("--max-warm-sessions", self.max_warm_sessions), ("--memory", self.memory)):
             if value is not None and not self.sequential:
                 raise UsageError(f"{option} is for --sequential")
@@ -44,21 +44,28 @@ class BlocksOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedBlocks:
-    """ONNX blocks that are served from the folder `model`, which describes them. `warm` are the worker's settings of
-    blocks that are run one by one. Where `imports` CPUs are to compute with an import of `folder` if there can be one,
-    which somebody `demands`; `imported` is that, once it is there. None: with the files themselves."""
+    """ONNX blocks that are served as they are."""
 
     folder: Path
+    """The folder of the blocks."""
     model: Path
+    """The block folder that describes them, from which services serve."""
     warm: Mapping[str, object] = field(default_factory=dict[str, object])
+    """The worker's settings of warm sessions, for blocks that run one by one."""
     imports: bool = False
+    """True if CPUs are to compute with an import of `folder`, if possible."""
     demands: bool = False
+    """True if the user demands the import."""
     imported: HeldImport | None = None
+    """The import, once it exists; None: CPUs compute with the files themselves."""
 
     def with_import(self, *, stages: int) -> "ServedBlocks":
-        """The same, imported where it is to be: that may take as long as reading and writing the blocks. stderr has a
-        line that says what CPUs compute with. In several `stages` it is the files: an import gives the blocks of a
-        device no masks and rotations. Raises UsageError where there can be no import, and one is demanded."""
+        """Returns the blocks with their import, if it is wanted and possible, and prints what CPUs compute with.
+
+        Importing takes as long as reading and writing the blocks. With several `stages` there is no import, because it
+        does not give the masks and rotations that the blocks on a GPU need. Raises UsageError if the user demands an
+        import and there can be none.
+        """
         if self.demands and stages > 1:
             raise UsageError(
                 f"--stand-in imported is for one stage, and the plan has {stages}: with --stand-in files CPUs run the "
@@ -66,27 +73,27 @@ class ServedBlocks:
             )
         if not self.imports or stages > 1:
             return self
-        found = held_import(self.folder, self.model)
-        if isinstance(found, HeldImport):
-            sys.stderr.write(f"{self.folder}: the CPU computes with their import ({found.folder})\n")
-            return replace(self, imported=found)
+        held = held_import(self.folder, self.model)
+        if isinstance(held, HeldImport):
+            sys.stderr.write(f"{self.folder}: the CPU computes with their import ({held.folder})\n")
+            return replace(self, imported=held)
         if self.demands:
-            raise UsageError(f"--stand-in imported: {self.folder} cannot be imported: {found}")
-        why = f"since they cannot be imported: {found} (--stand-in files does not try)"
+            raise UsageError(f"--stand-in imported: {self.folder} cannot be imported: {held}")
+        why = f"since they cannot be imported: {held} (--stand-in files does not try)"
         sys.stderr.write(f"{self.folder}: the CPU runs the files too, {why}\n")
         return self
 
 
 def served_blocks(options: BlocksOptions, *, gpus: bool) -> ServedBlocks | None:
-    """None where no blocks are asked for. stderr has a line for what no file says.
+    """Returns the ONNX blocks that `up` is to serve; None without `--blocks`. Prints a line for each missing setting.
 
-    Raises UsageError for options that do not go together, and typer.Exit where the worker has said what is wrong.
+    Raises UsageError for options that do not go together, and typer.Exit if the worker has printed an error.
     """
     options.check(gpus=gpus)
     if options.folder is None:
         return None
-    found = described(options.folder, options.max_position)
-    for lacking in found.lacking:
+    description = described(options.folder, options.max_position)
+    for lacking in description.lacking:
         sys.stderr.write(f"{options.folder}: {lacking}\n")
     settings = {
         "sequential": "true" if options.sequential else None,
@@ -95,7 +102,7 @@ def served_blocks(options: BlocksOptions, *, gpus: bool) -> ServedBlocks | None:
     }
     return ServedBlocks(
         folder=options.folder,
-        model=Path(found.folder),
+        model=Path(description.folder),
         warm={name: value for name, value in settings.items() if value is not None},
         imports=gpus and not options.sequential and options.stand_in != "files",
         demands=options.stand_in == "imported",
@@ -103,8 +110,10 @@ def served_blocks(options: BlocksOptions, *, gpus: bool) -> ServedBlocks | None:
 
 
 def described(folder: Path, max_position: int | None) -> Described:
-    """The folder that services serve the blocks of `folder` from. Raises typer.Exit where the worker has said what is
-    wrong."""
+    """Returns the description of the blocks in `folder`, with the block folder from which services serve them.
+
+    Raises typer.Exit if the worker has printed an error.
+    """
     argv = [sys.executable, "-P", "-m", _MODULE]
     argv += [] if max_position is None else ["--max-position", str(max_position)]
     with worker([*argv, "--", str(folder)]) as process:

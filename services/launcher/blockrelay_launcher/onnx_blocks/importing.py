@@ -1,4 +1,4 @@
-"""Has the converter import ONNX blocks, watches it, and shows what came of it."""
+"""Runs `blockrelay import`: a process of the converter imports ONNX blocks; this one shows progress and the result."""
 
 import json
 import sys
@@ -22,8 +22,7 @@ _MODULE = "blockrelay_converter.onnx_source"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportOptions:
-    """What `blockrelay import` was asked for. `served`: of `up --blocks`, the folder that describes
-    the blocks, in whose place the import is to compute."""
+    """The options of `blockrelay import`."""
 
     folder: Path
     out: Path
@@ -33,9 +32,10 @@ class ImportOptions:
     max_position: int | None
     as_json: bool = False
     served: Path | None = None
+    """For `up --blocks`: the block folder that describes the blocks in whose place the import is to compute."""
 
     def argv(self) -> list[str]:
-        """The converter's command line."""
+        """Returns the command line of the converter's process."""
         argv = [sys.executable, "-P", "-m", _MODULE]
         for option, value in (
             ("--precision", self.precision),
@@ -49,8 +49,11 @@ class ImportOptions:
 
 
 def run_import(options: ImportOptions) -> int:
-    """The exit code: 0 when the folder is there, 2 when the blocks cannot be imported or `out` not be written: then the
-    converter has said why. Raises UsageError where it is not installed."""
+    """Imports the blocks, prints the result and returns the exit code.
+
+    Exit code 0: the folder is complete; 2: the blocks cannot be imported or `out` cannot be written, and the converter
+    has printed why. Raises UsageError if the converter is not installed.
+    """
     need("converter", "onnx")
     with worker(options.argv()) as process:
         assert process.stdout is not None
@@ -68,21 +71,21 @@ def run_import(options: ImportOptions) -> int:
 
 
 def watch(lines: IO[bytes]) -> ImportResult | None:
-    """Read what the converter tells to its end, with a bar where somebody looks."""
+    """Reads the converter's reports and returns its result, if there is one, with a progress bar on a terminal."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         bar = progress.add_task("reads the blocks", total=None)
         for line in lines:
-            told = decode_told(line)
-            if isinstance(told, ImportResult):
-                return told
-            progress.update(bar, description=told.what, advance=told.bytes, total=told.total)
+            report = decode_told(line)
+            if isinstance(report, ImportResult):
+                return report
+            progress.update(bar, description=report.what, advance=report.bytes, total=report.total)
     return None
 
 
 def result_lines(out: Path, result: ImportResult) -> Iterator[str]:
-    """What people read: how near the import is, what was assumed, and what is there."""
+    """Yields the lines for people: the comparison with the originals, the notes, and the folder's facts."""
     worst = max(result.compared, key=_furthest)
     what = max(worst.errors, key=lambda name: worst.errors[name])
     yield (

@@ -1,4 +1,4 @@
-"""Has the worker split a model, watches it, and shows the blocks."""
+"""Runs `blockrelay split`: a process of the worker splits a model; this one shows progress and the blocks."""
 
 import json
 import sys
@@ -23,8 +23,11 @@ _WEIGHTS = {
 
 
 def run_split(model: Path, out: Path, *, copy_weights: bool, as_json: bool) -> int:
-    """The exit code: 0 when the blocks are there, 2 when the model cannot be split or `out` not be written: then the
-    worker has said why."""
+    """Splits the model, prints the blocks and returns the exit code.
+
+    Exit code 0: the blocks are complete; 2: the model cannot be split or `out` cannot be written, and the worker has
+    printed why.
+    """
     options = ["--copy-weights"] if copy_weights else []
     argv = [sys.executable, "-P", "-m", _MODULE, *options, "--", str(model), str(out)]
     with worker(argv) as process:
@@ -43,7 +46,7 @@ def run_split(model: Path, out: Path, *, copy_weights: bool, as_json: bool) -> i
 
 
 def _watch(lines: IO[bytes]) -> SplitBegins | None:
-    """Read what the worker tells to its end, with a bar where somebody looks."""
+    """Reads the worker's reports and returns the first one, if there is one, with a progress bar on a terminal."""
     begin: SplitBegins | None = None
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())

@@ -1,4 +1,4 @@
-"""The blocks that a model was split into as a table: a line for each tensor that one takes from earlier ones. Pure."""
+"""Formats the blocks of a split model as a table, with a line for each tensor from an earlier block. Pure."""
 
 from collections.abc import Iterator, Sequence
 
@@ -9,7 +9,7 @@ _HEAD = ("BLOCK", "NODES", "WEIGHTS", "FROM EARLIER BLOCKS")
 
 
 def split_table(blocks: Sequence[SplitBlock]) -> str:
-    """In columns."""
+    """Returns the table as text, in aligned columns."""
     rows = [_HEAD, *(row for block in blocks for row in _rows(block))]
     widths = [max(len(row[column]) for row in rows) for column in range(len(_HEAD))]
     return "\n".join(

@@ -1,9 +1,10 @@
-"""`up --blocks --gpu`: what CPUs compute with where a GPU runs ONNX blocks as they are: an import of them, kept in the
-cache beside their description, or the files themselves where they cannot be imported.
+"""Provides the import with which CPUs compute while a GPU runs ONNX blocks as they are (`up --blocks --gpu`).
+
+The import lies in the cache beside the description of the blocks. If they cannot be imported, CPUs run the files.
 
     imported/       the import
-    imported.lock   held by who looks at it, or makes it: others wait
-    imported.used   held by every `up` that serves with it, for its life: nobody makes it anew then, or removes it
+    imported.lock   locked by the `up` that checks or makes the import: others wait
+    imported.used   locked (shared) by every running `up` that serves with the import: it is not replaced or removed
 """
 
 import fcntl
@@ -29,29 +30,29 @@ _FOLDER, _UNFINISHED, _LOCK, _USED = "imported", ".imported.unfinished", "import
 
 @dataclass(frozen=True, slots=True)
 class HeldImport:
-    """The block folder that CPUs compute with. `held` is a file that must stay open while somebody does."""
+    """The block folder with which CPUs compute."""
 
     folder: Path
     held: int
+    """File descriptor of the shared lock, which must stay open while the import is used."""
 
 
 def held_import(blocks: Path, served: Path) -> HeldImport | str:
-    """The import of the folder `blocks`, which is served as the folder `served` describes; made where it is not there
-    yet, which a line on stderr says. Or why there can be none.
+    """Returns the import of the folder `blocks`, or a text that explains why there can be none.
 
-    Imports of what the files were before are removed, where nobody serves with them. Whatever ends this process, the
-    next start goes on with what is imported.
+    `served` is the block folder that describes the blocks. A missing import is made, with a line on stderr; an
+    interrupted one continues at the next start. Unused imports of earlier contents of the files are removed.
     """
     try:
-        with _locked(served / _LOCK, told=f"{blocks}: waits for another `up`, which imports them"):
+        with _locked(served / _LOCK, message=f"{blocks}: waits for another `up`, which imports them"):
             _remove_former(served)
-            return _found_or_made(blocks, served)
+            return _existing_or_new(blocks, served)
     except OSError as error:
         return str(error)
 
 
-def _found_or_made(blocks: Path, served: Path) -> HeldImport | str:
-    """See `held_import`. Only for who has the lock."""
+def _existing_or_new(blocks: Path, served: Path) -> HeldImport | str:
+    """Returns the existing import or makes one, or returns why there can be none. The caller holds `imported.lock`."""
     out = served / _FOLDER
     why = _why_not(served, out) if out.exists() else "it is not there"
     if not why:
@@ -70,15 +71,18 @@ def _found_or_made(blocks: Path, served: Path) -> HeldImport | str:
     except BaseException as error:
         os.close(used)
         if isinstance(error, KeyboardInterrupt):
-            sys.stderr.write("interrupted: the next start goes on with what is imported\n")
+            sys.stderr.write("interrupted: the next start continues the import\n")
         raise
     os.close(used)
     return why
 
 
 def _remove_former(served: Path) -> None:
-    """Of descriptions of the same folder with other files in it. Those of the same files differ in their context, or
-    in what is said beside them of text: somebody may come back to them."""
+    """Removes imports of earlier contents of the same folder.
+
+    Descriptions of the same files with another context or other text files keep their imports: a user may return to
+    them.
+    """
     files = open_block_folder(served, blocks=[]).manifest.onnx_files()
     for former in served.parent.iterdir():
         if not any((former / name).exists() for name in (_FOLDER, _UNFINISHED)):
@@ -92,16 +96,19 @@ def _remove_former(served: Path) -> None:
 
 
 def _why_not(served: Path, imported: Path) -> str:
-    """See `why_no_stand_in`. The import is read whole: a worker that finds it altered only ends."""
+    """Returns why the folder `imported` cannot stand in for the blocks that `served` describes; empty: it can.
+
+    The import is read whole and checked, because a worker that finds it altered can only end.
+    """
     try:
-        of, found = open_block_folder(served, blocks=[]), open_block_folder(imported)
+        description, candidate = open_block_folder(served, blocks=[]), open_block_folder(imported)
     except BlockFolderError as error:
         return str(error)
-    return why_no_stand_in(of.manifest, found.manifest)
+    return why_no_stand_in(description.manifest, candidate.manifest)
 
 
 def _imported(blocks: Path, served: Path, out: Path) -> str:
-    """Has the converter import. Why it could not; "": it has."""
+    """Runs the converter's process and returns why the import failed; "": it did not."""
     model = open_block_folder(served, blocks=[]).model
     options = ImportOptions(
         folder=blocks,
@@ -112,27 +119,27 @@ def _imported(blocks: Path, served: Path, out: Path) -> str:
         max_position=model.max_position,
         served=served,
     )
-    with tempfile.TemporaryFile() as said:
-        with worker(options.argv(), said=said) as process:
+    with tempfile.TemporaryFile() as errors:
+        with worker(options.argv(), errors=errors) as process:
             assert process.stdout is not None
             result = watch(process.stdout)
             code = process.wait()
         if not code and result is not None:
             return ""
-        said.seek(0)
-        last = said.read().decode(errors="replace").strip().rpartition("\n")[2].removeprefix(PREFIX)
+        errors.seek(0)
+        last = errors.read().decode(errors="replace").strip().rpartition("\n")[2].removeprefix(PREFIX)
     return last or f"the process that imports has ended {how_it_ended(code)}"
 
 
 @contextmanager
-def _locked(path: Path, *, told: str = "") -> Iterator[None]:
-    """Alone. Whoever else is there is waited for, once `told` is said; without it BlockingIOError."""
+def _locked(path: Path, *, message: str = "") -> Iterator[None]:
+    """Holds an exclusive lock. If another process has it, prints `message` and waits; without one, BlockingIOError."""
     try:
         lock = _lock_of(path, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        if not told:
+        if not message:
             raise
-        sys.stderr.write(f"{told}\n")
+        sys.stderr.write(f"{message}\n")
         lock = _lock_of(path, fcntl.LOCK_EX)
     try:
         yield
@@ -141,10 +148,10 @@ def _locked(path: Path, *, told: str = "") -> Iterator[None]:
 
 
 def _lock_of(path: Path, how: int) -> int:
-    """An open file with the lock, which goes when it is closed. Raises BlockingIOError."""
+    """Returns an open file with the lock `how` (of flock), which ends when it is closed. Raises BlockingIOError."""
     try:
         opened = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError:  # a cache that is complete may lie where nobody can write
+    except OSError:  # a complete cache may lie on a read-only file system
         opened = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         fcntl.flock(opened, how)

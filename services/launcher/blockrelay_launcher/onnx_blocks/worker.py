@@ -1,4 +1,4 @@
-"""The worker's process that a command has do its work."""
+"""Runs a process of the worker or converter that does the work of a command."""
 
 import signal
 import subprocess
@@ -11,15 +11,18 @@ from blockrelay_launcher.supervisor.child_process import die_with_parent
 
 
 @contextmanager
-def worker(argv: Sequence[str], *, said: IO[bytes] | None = None) -> "Iterator[subprocess.Popen[bytes]]":
-    """The process, its stdout to be read; it is gone behind this. Its stderr goes to the file `said`; None: to ours.
-    Ctrl-C reaches this process alone, so that the worker ends in silence; it ends when this process does, however that
-    ends. Raises OSError where it cannot be started."""
+def worker(argv: Sequence[str], *, errors: IO[bytes] | None = None) -> "Iterator[subprocess.Popen[bytes]]":
+    """Starts a process, yields it with its stdout as a pipe, and kills it at the end.
+
+    Its stderr goes to the file `errors`, or by default to that of this process. Ctrl-C reaches only this process, so
+    that the other one ends without output; it also ends whenever this process does. Raises OSError if it cannot be
+    started.
+    """
     process = subprocess.Popen(
         argv,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
-        stderr=said,
+        stderr=errors,
         start_new_session=True,
         preexec_fn=die_with_parent(signal.SIGKILL),
     )
@@ -31,7 +34,7 @@ def worker(argv: Sequence[str], *, said: IO[bytes] | None = None) -> "Iterator[s
 
 
 def how_it_ended(code: int) -> str:
-    """For people: `by SIGKILL`, `with status 1`."""
+    """Returns the end of a process as text for people: `by SIGKILL`, `with status 1`."""
     if code < 0:
         name = signal.Signals(-code).name
         return f"by {name}, as it does when memory is used up" if name == "SIGKILL" else f"by {name}"
@@ -39,8 +42,10 @@ def how_it_ended(code: int) -> str:
 
 
 def code_of_silence(code: int) -> int:
-    """The exit code of a command whose worker has ended with `code` before it had done what it was there for. It has
-    said why on stderr; here it is said that something killed it."""
+    """Returns the exit code of a command whose process ended with `code` before its work was done.
+
+    The process has printed the cause on stderr; for one that was killed, this function prints a line.
+    """
     if code > 0:
         return code
     complain(f"the process that does the work has ended {how_it_ended(code)}")

@@ -1,1 +1,1 @@
-"""`blockrelay up`: a whole system on one machine, started again when a part of it ends."""
+"""Runs `blockrelay up`: a whole system on one machine, whose processes are restarted when they end."""

@@ -1,7 +1,7 @@
-"""Child processes: started, started again after a growing pause when they end, and never left behind.
+"""Starts child processes, restarts them after a growing pause when they end, and never leaves one behind.
 
-Everything here runs on the main thread: signals and deaths of children wake one `select`, and a child that is told to
-die with its parent dies with the thread that started it.
+All of it runs on the main thread: signals and deaths of children wake one `select`, and a child that must die with its
+parent dies with the thread that started it.
 """
 
 import ctypes
@@ -21,12 +21,13 @@ from blockrelay.failpoints import reach
 from blockrelay_launcher.supervisor.data_folder import read_service_settings
 from blockrelay_launcher.supervisor.signals import Alarm
 
-#: Seconds before a dead child is started again: doubled for each quick death, back to the first after a long life.
+#: Seconds before a restart: the first delay, doubled for each quick death up to the longest; after a child has run for
+#: LONG_LIFE_S, the first delay again.
 FIRST_DELAY_S, LONGEST_DELAY_S, LONG_LIFE_S = 0.05, 5.0, 2.0
-#: Seconds of life after which a service that had refused to serve is taken to serve.
+#: Seconds after which a running service that had refused to serve counts as serving.
 REFUSAL_STANDS_S = 60.0
 
-#: A log that has grown beyond this is moved aside, over the one that was moved aside before.
+#: Bytes from which a log is rotated: it replaces the one that was rotated before.
 LOG_BYTES = 16 << 20
 
 _PR_SET_PDEATHSIG = 1
@@ -35,34 +36,38 @@ _libc: ctypes.CDLL | None = ctypes.CDLL(None, use_errno=True) if sys.platform ==
 
 @dataclass(slots=True, kw_only=True)
 class Child:
-    """One process that should be running. `log` gets its stdout and stderr.
-
-    `last_signal` is what it gets from the kernel when this process is killed. `held` are file descriptors it inherits.
-    `plain_log`: it logs text for people, not JSON lines. `settings`: NAME=VALUE lines that go before `env`, where there
-    is such a file at the time of a start. `refused`: why it last ended with UNUSABLE, until `refusal_is_over`.
-    """
+    """A child process that must always run. Only for the main thread."""
 
     name: str
     argv: list[str]
     env: Mapping[str, str]
     log: Path
+    """File for its stdout and stderr."""
     last_signal: int = signal.SIGKILL
+    """The signal that the kernel sends it when this process dies."""
     held: tuple[int, ...] = ()
+    """File descriptors that it inherits."""
     plain_log: bool = False
+    """True if it logs text for people, not JSON lines."""
     settings: Path | None = None
+    """A file of NAME=VALUE lines that override `env`; it is read at every start, and need not exist."""
     process: "subprocess.Popen[bytes] | None" = field(default=None, init=False)
+    """The running or the last process."""
     deaths: int = field(default=0, init=False)
     quick_deaths: int = field(default=0, init=False)
+    """Deaths in a row after a life of less than LONG_LIFE_S."""
     start_at: float = field(default=0.0, init=False)
+    """Time (monotonic) of the next start."""
     last_log_line: str = field(default="", init=False)
     refused: str = field(default="", init=False)
+    """The cause of its last end with UNUSABLE, until `refusal_is_over`; empty: none."""
     _started: float = field(default=0.0, init=False)
     _tail: BinaryIO | None = field(default=None, init=False)
     _partial: bytes = field(default=b"", init=False)
 
     @property
     def pid(self) -> int:
-        """Of the running or the last process; 0 before the first start."""
+        """The pid of the running or the last process; 0 before the first start."""
         return self.process.pid if self.process else 0
 
     @property
@@ -70,6 +75,7 @@ class Child:
         return self.process is not None and self.process.returncode is None
 
     def start(self) -> None:
+        """Starts the process, with the settings in its file at this time. Raises OSError if it cannot be started."""
         reach("launcher.before_spawn")
         with self.log.open("ab") as log:
             if self._tail is None:
@@ -89,31 +95,32 @@ class Child:
         reach("launcher.after_spawn")
 
     def reap(self) -> int | None:
-        """The exit code, once, when the process has ended since the last call; plans the next start."""
+        """Returns the exit code if the process has ended since the last call, else None; then sets `start_at`."""
         if self.process is None or self.process.returncode is not None or self.process.poll() is None:
             return None
         self.deaths += 1
         self.quick_deaths = 1 if time.monotonic() - self._started > LONG_LIFE_S else self.quick_deaths + 1
         delay = min(LONGEST_DELAY_S, FIRST_DELAY_S * 2 ** min(self.quick_deaths - 1, 20))
-        if self.process.returncode == UNUSABLE:  # a start costs a whole load, and only people can mend the cause
+        if self.process.returncode == UNUSABLE:  # a start loads the whole model, and only a person can mend the cause
             delay = LONGEST_DELAY_S
         self.start_at = time.monotonic() + delay
         return self.process.returncode
 
     def refusal_is_over(self) -> bool:
-        """Whether it runs so long after a refusal that the cause must be gone; forgets the refusal then."""
+        """Returns True, and clears `refused`, if the process has run so long that the cause must be gone."""
         over = bool(self.refused) and self.running and time.monotonic() - self._started > REFUSAL_STANDS_S
         self.refused = "" if over else self.refused
         return over
 
     def signal(self, number: int) -> None:
+        """Sends a signal to the process, if it runs."""
         if self.process is not None:
             self.process.send_signal(number)  # does nothing to a process that has ended
 
     def new_lines(self) -> Iterator[str]:
-        """Complete lines that the log has got since the last call; the last one with content becomes `last_log_line`.
+        """Yields the complete lines of the log since the last call; the last one with content becomes `last_log_line`.
 
-        Moves a log aside that has become too long.
+        Rotates a log that is longer than LOG_BYTES.
         """
         if self._tail is None:
             return
@@ -127,11 +134,12 @@ class Child:
             yield line
 
     def _rotate(self, tail: BinaryIO) -> bytes:
-        """Copy the end of the log to `<log>.1` and empty it; what was written meanwhile, which the copy has too.
+        """Copies the end of the log to `<log>.1`, empties it, and returns the bytes written in the meantime.
 
-        The process holds the file open and appends to it, so it has to stay the same file. Lines that it writes between
-        the last read and the truncation are lost: microseconds. Whoever is killed in here leaves the old copy or the
-        new one, and the log as it was or empty. On a full disk there is no copy, and room again.
+        The copy has these bytes too. The process holds the file open and appends to it, so it must stay the same file.
+        Lines that it writes between the last read and the truncation (microseconds) are lost. If this process is killed
+        here, the old copy or the new one remains, and the log is unchanged or empty. On a full disk there is no copy,
+        and the truncation makes room.
         """
         draft, meanwhile = self.log.with_name(f"{self.log.name}.new"), b""
         try:
@@ -148,15 +156,16 @@ class Child:
         return meanwhile
 
     def close(self) -> None:
+        """Closes the log file."""
         if self._tail is not None:
             self._tail.close()
             self._tail = None
 
 
 def stop_all(children: list[Child], alarm: Alarm, *, patience_s: float, number: int = signal.SIGTERM) -> list[Child]:
-    """The signal `number` to all of them, SIGKILL to those still there after `patience_s` or at a second stop request.
+    """Sends the signal `number` to all children, and SIGKILL to those that run after `patience_s` seconds.
 
-    Returns those that had to be killed. None is running afterwards.
+    A second stop request ends the wait early. Returns the children that had to be killed; none runs afterwards.
     """
     for child in children:
         child.signal(number)
@@ -177,30 +186,36 @@ def _alive(child: Child) -> bool:
 
 
 def die_with_parent(number: int) -> Callable[[], None] | None:
-    """Runs between fork and exec: the kernel sends `number` when this process ends, however it ends. Linux only."""
+    """Returns a `preexec_fn` by which the kernel sends `number` to a child when this process ends, however it ends.
+
+    Returns None on systems other than Linux.
+    """
     libc, parent = _libc, os.getpid()
     if libc is None:
         return None
 
     def tie() -> None:
         libc.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
-        if os.getppid() != parent:  # it ended before the line above
+        if os.getppid() != parent:  # the parent ended before the line above
             os._exit(1)
 
     return tie
 
 
 def plain(line: str) -> str:
-    """What people read of a line of a service's log: of an entry what happened, the error, and the facts that it has;
-    of another line all but what begins every error, since `up` puts the service's name before it."""
+    """Returns a line of a service's log as text for people.
+
+    For a JSON entry this is the event, the error and the facts. Any other line loses the prefix that begins every
+    error, because `up` shows the service's name before it.
+    """
     event = _entry(line)
     if event is None:
         return line.removeprefix(PREFIX)
     facts = {name: event.get(name) for name in ("request_id", "session_id", "step")} | event.get("data", {})
     traceback = str(facts.pop("exception", "")).strip()
     error = facts.pop("error", None) or traceback.rpartition("\n")[2]
-    told = ", ".join(f"{name}={_brief(value)}" for name, value in facts.items() if value not in (None, "", []))
-    return f"{event['event_type']}{f': {error}' if error else ''}{f' ({told})' if told else ''}"
+    shown = ", ".join(f"{name}={_brief(value)}" for name, value in facts.items() if value not in (None, "", []))
+    return f"{event['event_type']}{f': {error}' if error else ''}{f' ({shown})' if shown else ''}"
 
 
 def _brief(value: object) -> str:
@@ -208,7 +223,7 @@ def _brief(value: object) -> str:
 
 
 def _entry(line: str) -> dict[str, Any] | None:
-    """A log line as `blockrelay.observability.logs` writes them; None for any other."""
+    """Returns the entry in a JSON log line of `blockrelay.observability.logs`; None for any other line."""
     try:
         event = json.loads(line)
     except ValueError:
@@ -218,7 +233,7 @@ def _entry(line: str) -> dict[str, Any] | None:
 
 
 def is_worth_showing(line: str) -> bool:
-    """Errors, and what is not a log line at all (a traceback): people should see it without opening the log."""
+    """True for errors and for lines that are no log entry (a traceback): `up` shows them without `--verbose`."""
     if not line.strip():
         return False
     event = _entry(line)

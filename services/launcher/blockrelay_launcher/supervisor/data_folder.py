@@ -1,12 +1,12 @@
-"""The folder of one `up`: its lock, what runs in it, its logs.
+"""The data folder of one `blockrelay up`: its lock, the addresses of its services, its logs.
 
-DATA/lock        held while an `up` or its Redis runs here
-DATA/up.json     how to reach what runs here; gone after a clean end
-DATA/plan.json   the plan that schedulers are started with
-DATA/control/    the control Redis: everything that was accepted
-DATA/payload/    the payload Redis: nothing that matters
-DATA/settings/   NAME=VALUE lines for the service of that name, read whenever it starts; made by users
-DATA/logs/       one file per service, and one `.1` of what stood in it before; each has some 16 MiB at most
+DATA/lock        locked while an `up` or its Redis runs here
+DATA/up.json     the addresses of the running system; removed at a clean end
+DATA/plan.json   the plan that schedulers start with
+DATA/control/    the control Redis: all accepted requests
+DATA/payload/    the payload Redis: data that may be lost
+DATA/settings/   a file of NAME=VALUE lines for the service of its name, read at each start; users write it
+DATA/logs/       one file per service, and one `.1` with its earlier lines; each has at most some 16 MiB
 """
 
 import contextlib
@@ -23,42 +23,42 @@ from pathlib import Path
 from blockrelay.errors import UsageError
 from blockrelay.up_file import NAME, Running
 
-#: A Redis whose launcher was killed needs a moment to end; its files are locked until then. Seconds.
+#: Seconds to wait for a Redis whose launcher was killed: its files are locked until it has ended.
 ABANDONED_S = 10.0
 
 
 @dataclass(slots=True)
 class DataFolder:
-    """An opened folder. `lock` is the locked file descriptor: who inherits it keeps the lock alive.
-
-    `kept`: it stays when its `up` ends, even if nobody named it.
-    """
+    """A locked data folder."""
 
     path: Path
     lock: int
+    """The locked file descriptor: the lock lasts as long as any process has inherited it."""
     kept: bool
+    """True if the folder stays when its `up` ends."""
 
     @property
     def logs(self) -> Path:
+        """Folder of the services' log files."""
         return self.path / "logs"
 
     def announce(self, running: Running) -> None:
-        """Write up.json, whole or not at all."""
+        """Writes up.json, complete or not at all."""
         draft = self.path / f"{NAME}.new"
         draft.touch(mode=0o600)
         draft.write_text(json.dumps(asdict(running), indent=1))
         draft.replace(self.path / NAME)
 
     def withdraw(self) -> None:
+        """Removes up.json."""
         (self.path / NAME).unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
 def open_data_folder(path: Path | None) -> Iterator[DataFolder]:
-    """Make and lock the folder; without a path a temporary one, which is removed at the end unless it is `kept`.
+    """Makes and locks the folder. Without a path it is a temporary one, removed at the end unless `kept` is set.
 
-    Raises:
-        UsageError: another `up` runs in it, or it cannot be written.
+    Raises UsageError if another `up` runs in the folder, or if it cannot be written.
     """
     if path is None:
         folder = Path(tempfile.mkdtemp(prefix="blockrelay-"))
@@ -81,7 +81,10 @@ def open_data_folder(path: Path | None) -> Iterator[DataFolder]:
 
 
 def parse_setting(line: str) -> tuple[str, str] | None:
-    """Name and value; None for an empty line and for a comment (#). Raises UsageError for any other."""
+    """Returns the name and value of a line NAME=VALUE; None for an empty line and a comment (#).
+
+    Raises UsageError for any other line.
+    """
     if not line.strip() or line.lstrip().startswith("#"):
         return None
     name, equals, value = line.partition("=")
@@ -91,8 +94,10 @@ def parse_setting(line: str) -> tuple[str, str] | None:
 
 
 def read_service_settings(path: Path | None) -> dict[str, str]:
-    """The settings in a file; none without one. Lines that mean nothing are left out: a file that was broken while
-    `up` runs must not keep a service from starting."""
+    """Returns the settings in a file; none if `path` is None or does not exist.
+
+    Wrong lines are left out: a file that was broken while `up` runs must not keep a service from starting.
+    """
     if path is None or not path.exists():
         return {}
     pairs: dict[str, str] = {}
@@ -106,6 +111,7 @@ def read_service_settings(path: Path | None) -> dict[str, str]:
 
 
 def _lock(folder: Path) -> int:
+    """Locks the folder and returns the open lock file. Raises UsageError if another `up` has it."""
     try:
         lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
@@ -130,7 +136,7 @@ def _lives(pid: str) -> bool:
     try:
         os.kill(int(pid), 0)
     except ValueError:
-        return True  # its owner is just about to write its number
+        return True  # the owner has not written its pid yet
     except ProcessLookupError:
         return False
     except PermissionError:

@@ -1,4 +1,4 @@
-"""Tells the cell at once that a worker process has ended, so that its requests run again within milliseconds."""
+"""Reports the end of worker processes to the cell at once, so that their requests run again within milliseconds."""
 
 import contextlib
 import threading
@@ -15,21 +15,21 @@ from blockrelay.redis.client import Scripts, backoff_s, connect
 from blockrelay.redis.errors import SAY_EVERY_S
 from blockrelay.settings import Settings
 
-#: How long Redis is tried at the start. Seconds.
+#: Seconds for which Redis is tried at the start.
 TRY_FOR_S = 5.0
-#: How long `close` waits for a report that is under way. Seconds.
+#: Seconds that `close` waits for a report in progress.
 CLOSE_S = 1.0
 
 
 class DeathReports(threading.Thread):
-    """DEAD for the workers of ended processes, beside the supervision: a Redis that does not answer, or refuses, must
-    keep no child from being started again. What cannot be reported is tried until it can be.
+    """A thread that calls the script DEAD for the workers of ended processes, and retries until Redis takes it.
 
-    Their inboxes on the payload Redis are the scheduler's to delete.
+    It is a thread of its own so that a Redis that does not answer delays no restart of a child. The scheduler deletes
+    the workers' inboxes on the payload Redis.
     """
 
     def __init__(self, settings: Settings, control_url: str, say: Callable[[str], None]) -> None:
-        """`say` hears when reports have to wait: at once, then every 10 s, and when they are made."""
+        """`say` prints a line for the user when reports must wait: at once, then every 10 s, and when they are done."""
         super().__init__(name="death reports", daemon=True)
         self._keys = Keys(settings.cell)
         self._control = connect(control_url, cell=settings.cell)
@@ -38,17 +38,17 @@ class DeathReports(threading.Thread):
         self._news: SimpleQueue[int | threading.Event | None] = SimpleQueue()
         self._over = threading.Event()
 
-    def forget_everybody(self) -> None:
-        """Nobody of an earlier `up` on the same data is left: their requests run again, and nobody is to blame.
+    def forget_workers(self) -> None:
+        """Removes all registered workers: they belong to an earlier `up` on the same data and have ended.
 
-        Where Redis takes no writes, their silence will tell the scheduler. Raises ServiceUnavailable when Redis, which
-        has just answered, does not any more.
+        Their requests run again, and their deaths count against no request. If Redis takes no writes, the scheduler
+        finds them by their missing heartbeats. Raises ServiceUnavailable if Redis, which answered before, is gone.
         """
         give_up, attempt = time.monotonic() + TRY_FOR_S, 0
         while True:
             try:
-                for worker in self._registered():
-                    self._report(worker, "forgotten")
+                for worker_id in self._registered():
+                    self._report(worker_id, "forgotten")
                 return
             except RedisUnavailable as error:
                 if time.monotonic() > give_up:
@@ -56,22 +56,22 @@ class DeathReports(threading.Thread):
                 time.sleep(backoff_s(attempt))
                 attempt += 1
             except RedisTrouble as error:
-                if error.code != "PROTOCOL":  # else the scheduler upgrades the cell first, and then sees who is silent
+                if error.code != "PROTOCOL":  # then the scheduler upgrades the cell, and later misses their heartbeats
                     self._say(f"the workers of the run before cannot be forgotten yet: {error}")
                 return
 
     def add(self, pid: int) -> None:
-        """Process `pid` of this host has ended. Returns at once."""
+        """Queues the report that process `pid` of this host has ended. Returns at once; for any thread."""
         self._news.put(pid)
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until all deaths are reported. False when `timeout_s` passed first."""
+        """Waits until all deaths are reported. Returns False if `timeout_s` passed first."""
         reported = threading.Event()
         self._news.put(reported)
         return reported.wait(timeout_s)
 
     def close(self) -> None:
-        """End the thread, whatever is left to report: silence tells the scheduler."""
+        """Ends the thread. The scheduler finds unreported deaths by missing heartbeats."""
         self._over.set()
         self._news.put(None)
         if self.is_alive():
@@ -79,6 +79,7 @@ class DeathReports(threading.Thread):
         self._control.close()
 
     def run(self) -> None:
+        """Reports deaths until `close`; Thread calls it."""
         ended: set[int] = set()
         waiting: list[threading.Event] = []
         attempt = 0
@@ -104,9 +105,9 @@ class DeathReports(threading.Thread):
     def _report_all(self, ended: set[int]) -> None:
         if ended:
             mine = tuple(map(process_prefix, ended))
-            for worker in self._registered():
-                if worker.startswith(mine):
-                    self._report(worker, "death")
+            for worker_id in self._registered():
+                if worker_id.startswith(mine):
+                    self._report(worker_id, "death")
 
     def _wait_with(self, count: int, error: RedisTrouble) -> None:
         if time.monotonic() - self._said_at >= SAY_EVERY_S:
@@ -120,7 +121,8 @@ class DeathReports(threading.Thread):
         ended.clear()
 
     def _registered(self) -> list[str]:
-        return [worker.decode() for worker in cast(Any, self._control.zrange(self._keys.workers, 0, -1))]
+        """Returns the ids of all registered workers of the cell."""
+        return [worker_id.decode() for worker_id in cast(Any, self._control.zrange(self._keys.workers, 0, -1))]
 
-    def _report(self, worker: str, reason: Literal["death", "forgotten"]) -> None:
-        self._scripts.run(calls.dead(worker, silent_s=0, reason=reason))
+    def _report(self, worker_id: str, reason: Literal["death", "forgotten"]) -> None:
+        self._scripts.run(calls.dead(worker_id, silent_s=0, reason=reason))

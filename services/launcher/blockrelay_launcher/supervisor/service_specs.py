@@ -1,4 +1,4 @@
-"""What `up` starts: one `Child` per process, with its settings."""
+"""Makes the child processes of `up`, each with its command and settings."""
 
 import signal
 import sys
@@ -14,32 +14,39 @@ from blockrelay_launcher.supervisor.embedded_redis import EmbeddedRedis
 from blockrelay_launcher.supervisor.shared_page_folder import default_limit
 from blockrelay_launcher.up_options.options import UpOptions, WorkerSpec, names_of, worker_specs
 
-#: Share of the memory that is free at start which all workers together may fill with KV pages.
+#: Share of the memory that is free at the start which all workers together may fill with KV pages.
 KV_SHARE = 0.4
 LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """What the services of one `up` have in common: `ports` the gateways', `plan` the file with the plan, `pages` the
-    folder of shared KV pages, `settings` the folder with those of single services."""
+    """The configuration that the services of one `up` share."""
 
     options: UpOptions
     control_url: str
     payload_url: str | None
     logs: Path
+    """Folder of log files."""
     ports: tuple[int, ...]
+    """Ports of the gateways."""
     plan: Path
+    """File with the plan."""
     pages: Path | None = None
+    """Folder of shared KV pages."""
     settings: Path | None = None
+    """Folder with the settings of single services."""
 
     def service(self, name: str, module: str, **settings: object) -> Child:
-        """Listens on loopback unless the settings say otherwise: gateways alone speak to other machines."""
+        """Returns a child that runs `module` with these settings, by default on loopback.
+
+        Only gateways are reached from other machines.
+        """
         env = environment_for(
             model=self.options.model,
             redis_url=self.control_url,
             payload_redis_url=self.payload_url,
-            redis_password_file=None,  # those of the environment are for the Redis servers of the environment
+            redis_password_file=None,  # password files in the environment belong to the servers in the environment
             payload_redis_password_file=None,
             node_id=name,
             **{"host": LOOPBACK, **settings},
@@ -50,7 +57,11 @@ class Layout:
 
 
 def redis_server(name: str, server: EmbeddedRedis, logs: Path, lock: int) -> Child:
-    """It keeps the lock of the data folder for as long as it has the data open, and ends by itself without us."""
+    """Returns the child that runs an embedded Redis.
+
+    It inherits the lock of the data folder, so that the folder stays locked until it has ended. The kernel ends it with
+    SIGTERM if this process dies.
+    """
     return Child(
         name=name,
         argv=server.command(),
@@ -63,12 +74,13 @@ def redis_server(name: str, server: EmbeddedRedis, logs: Path, lock: int) -> Chi
 
 
 def schedulers(layout: Layout) -> list[Child]:
+    """Returns the children that run schedulers."""
     names = names_of("scheduler", layout.options.schedulers)
     return [layout.service(name, "blockrelay_scheduler", port=0, plan=layout.plan, stages=None) for name in names]
 
 
 def workers(layout: Layout) -> list[Child]:
-    """Each with its share of the cores and of the free memory."""
+    """Returns the children that run workers, each with its share of the cores and of the free memory."""
     options, specs = layout.options, worker_specs(layout.options)
     share = int(available_bytes() * KV_SHARE) // max(1, sum(spec.stages for spec in specs))
     common: dict[str, object] = {"port": 0}
@@ -86,7 +98,7 @@ def workers(layout: Layout) -> list[Child]:
             own["device_id"] = spec.device_id
         if options.blocks is not None and options.blocks.imported is not None and not spec.gpu:
             own["imported_model"] = options.blocks.imported.folder
-        own["gpu"] = spec.gpu or None  # one in the environment is for workers that are started by hand
+        own["gpu"] = spec.gpu or None  # a setting in the environment is for workers that a user starts
         if spec.gpu or spec.stages > 1:
             own["gpu_stages"] = spec.stages
         if spec.gpu and options.gpu_memory is not None:
@@ -96,7 +108,11 @@ def workers(layout: Layout) -> list[Child]:
 
 
 def _fair_threads(options: UpOptions, specs: Sequence[WorkerSpec]) -> int:
-    """The stages of one route take turns with one whole batch, measured faster than each on a share of the cores."""
+    """Returns the threads of each worker: the cores divided by the number of routes.
+
+    The stages of a route take turns with one whole batch on all of its cores, which was measured faster than each stage
+    on a share of them.
+    """
     if options.local is not None:
         routes = len({spec.device_id for spec in specs if not spec.gpu})
     else:
@@ -106,6 +122,7 @@ def _fair_threads(options: UpOptions, specs: Sequence[WorkerSpec]) -> int:
 
 
 def gateways(layout: Layout) -> list[Child]:
+    """Returns the children that run gateways, one for each port."""
     given = given_to_gateways(layout.options, layout.ports)
     names = names_of("gateway", len(layout.ports))
     return [
@@ -115,30 +132,33 @@ def gateways(layout: Layout) -> list[Child]:
 
 
 def given_to_gateways(options: UpOptions, ports: Sequence[int]) -> dict[str, object]:
-    """The settings that all gateways get, beside their port and those of every service."""
+    """Returns the settings that all gateways share, besides those of every service."""
     named = {"api_keys": options.api_keys, "allowed_hosts": options.allowed_hosts}
     named["root_path"] = options.root_path
     given: dict[str, object] = {name: value for name, value in named.items() if value is not None}
     origins = [GatewaySettings().cors_origins if options.cors_origins is None else options.cors_origins]
-    if len(ports) > 1:  # pages of one use the others
+    if len(ports) > 1:  # a web page from one gateway may use the others
         origins += [f"http://{host}:{port}" for port in ports for host in ("localhost", url_host(options.host))]
     given["cors_origins"] = ",".join(filter(None, origins))
     return given
 
 
 def local_host(host: str) -> str:
-    """Where this machine reaches who listens on `host`."""
+    """Returns the address by which this machine reaches a server that listens on `host`."""
     return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
 
 
 def url_host(host: str) -> str:
-    """The same as it stands in a URL."""
+    """Returns the result of `local_host` in the form for a URL: IPv6 in brackets."""
     local = local_host(host)
     return f"[{local}]" if ":" in local else local
 
 
 def _page_settings(layout: Layout) -> dict[str, object]:
-    """What workers keep of KV pages, and where they share them. A folder in the environment goes before ours."""
+    """Returns the workers' settings of the prefix cache and the shared KV pages.
+
+    A folder in the environment overrides the one of `up`.
+    """
     if not layout.options.prefix_cache:
         return {"prefix_cache": "false"}
     if layout.pages is None or WorkerSettings().page_store_folder is not None:

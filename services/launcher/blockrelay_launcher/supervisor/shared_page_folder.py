@@ -1,9 +1,9 @@
-"""The folder in memory through which the workers of one `up` share KV pages.
+"""Makes the folder in memory through which the workers of one `up` share KV pages.
 
-ROOT/blockrelay-<random>/          pages, and
-ROOT/blockrelay-<random>/owner     locked for as long as its `up` runs; says where that keeps its data
+ROOT/blockrelay-<random>/          the KV pages, and
+ROOT/blockrelay-<random>/owner     locked while its `up` runs; contains the path of its data folder
 
-The lock ends with the process, however that ends: whoever starts next removes what no living process owns.
+The lock ends with the process, however that ends, and the next `up` removes folders without a living owner.
 """
 
 import contextlib
@@ -18,16 +18,16 @@ from pathlib import Path
 from blockrelay.host.memory import available_bytes
 
 SHARED_MEMORY = Path("/dev/shm")
-#: Share of the free memory, and of the free room on the file system, that pages may fill.
+#: Share of the free memory, and of the free room on the file system, that KV pages may fill.
 MEMORY_SHARE, ROOM_SHARE = 1 / 8, 1 / 2
 _PREFIX = "blockrelay-"
 _OWNER = "owner"
-#: A folder without an owner file may still be on its way to one for so long. Seconds.
+#: Seconds for which a folder without an owner file may still get one from its `up`.
 _YOUNG_S = 60.0
 
 
 def default_limit(root: Path = SHARED_MEMORY) -> int:
-    """Bytes of pages that this machine can spare; 0 where there is no folder in memory."""
+    """Returns the bytes of KV pages that this machine can spare; 0 if it has no folder in memory."""
     try:
         room = shutil.disk_usage(root).free
     except OSError:
@@ -37,9 +37,10 @@ def default_limit(root: Path = SHARED_MEMORY) -> int:
 
 @contextlib.contextmanager
 def open_page_folder(root: Path = SHARED_MEMORY, *, data: Path | None = None) -> Iterator[Path | None]:
-    """A new empty folder, removed at the end; None where none can be made. Removes the folders of dead owners first.
+    """Yields a new empty folder, which is removed at the end, or None if `root` is not writable.
 
-    `data`: what the owner file says, so that people find out whose memory that is.
+    First removes the folders of dead owners. `data` is written to the owner file, so that people can see which system
+    uses the memory.
     """
     if not os.access(root, os.W_OK):
         yield None
@@ -47,7 +48,7 @@ def open_page_folder(root: Path = SHARED_MEMORY, *, data: Path | None = None) ->
     for folder in root.glob(f"{_PREFIX}*"):
         _reclaim(folder)
     folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=root))
-    # Locked before it has its name, so that nobody takes it for a dead owner's.
+    # Locked before it gets its name, so that no other `up` takes the owner for dead.
     draft = folder / f".{_OWNER}"
     lock = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -61,7 +62,7 @@ def open_page_folder(root: Path = SHARED_MEMORY, *, data: Path | None = None) ->
 
 
 def _reclaim(folder: Path) -> None:
-    """Remove a folder whose owner is dead. Somebody else's, or one that just begins, stays."""
+    """Removes a folder whose owner is dead. A folder of another user, or one that is being made, stays."""
     try:
         status = folder.lstat()
         if status.st_uid != os.getuid() or not folder.is_dir() or folder.is_symlink():

@@ -1,4 +1,4 @@
-"""Signals and ends of children wake the main thread."""
+"""Wakes the main thread for signals and for the ends of child processes."""
 
 import contextlib
 import select
@@ -10,7 +10,7 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Alarm:
-    """Wakes the main thread for signals and ended children. A context manager; only one at a time.
+    """A context manager that wakes the main thread for signals and ended children; only one may be active.
 
     `stop_requests` counts SIGINT, SIGTERM and SIGHUP: the second one means "at once".
     """
@@ -26,7 +26,7 @@ class Alarm:
     def __enter__(self) -> "Alarm":
         self._former_fd = signal.set_wakeup_fd(self._write.fileno(), warn_on_full_buffer=False)
         for number in STOP_SIGNALS:
-            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup stays in force
+            if signal.getsignal(number) is not signal.SIG_IGN:  # under nohup, SIGHUP must stay ignored
                 self._former[number] = signal.signal(number, self._stop)
         self._former[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)
         return self
@@ -42,7 +42,7 @@ class Alarm:
         self.stop_requests += 1
 
     def wait(self, timeout_s: float) -> None:
-        """Return after a signal (also one since the last call), the end of a child, or `timeout_s`."""
+        """Returns after a signal (also one since the last call), the end of a child, or `timeout_s` seconds."""
         select.select([self._read], [], [], timeout_s)
         with contextlib.suppress(BlockingIOError):
             while self._read.recv(4096):

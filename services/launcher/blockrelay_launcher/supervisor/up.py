@@ -1,4 +1,4 @@
-"""`blockrelay up`: Redis, scheduler, workers and gateway as child processes, from the first start to the drain."""
+"""Runs `blockrelay up`: starts and supervises Redis, scheduler, workers and gateway, and drains them at the end."""
 
 import contextlib
 import os
@@ -45,23 +45,22 @@ from blockrelay_launcher.up_options.device_binding import bind
 from blockrelay_launcher.up_options.gpu_choice import gpus_here, known_gpus
 from blockrelay_launcher.up_options.options import GPU_WORKER, UpOptions, worker_specs
 
-#: Before the first token can be produced, a child that ends this often is broken, not unlucky.
+#: Deaths of a child before the system is ready that end `up`: the child is broken.
 MOST_EARLY_DEATHS = 3
-#: Seconds between two looks at `/readyz`, between two looks at the logs, between two lines about not being ready.
+#: Seconds between checks of `/readyz`, between reads of the logs, and between lines about not being ready.
 LOOK_READY_S, LOOK_LOGS_S, SAY_WHY_S = 0.1, 0.5, 10.0
-#: Seconds that they may take to end; workers may drain first (`drain_s`).
+#: Seconds that each group may take to end; workers may drain first (`drain_s`).
 WORKERS_S, GATEWAY_S, SCHEDULER_S, REDIS_S = 7.0, 7.0, 5.0, 15.0
-#: Seconds that the reports of their ends may take then.
+#: Seconds for the reports of the workers' ends.
 REPORTS_S = 3.0
 
 
 def up(options: UpOptions) -> int:
-    """Run until SIGINT, SIGTERM or SIGHUP; the exit code. Prints `ready URL...` (of each
-    gateway) on stdout, everything else on stderr.
+    """Runs a system until SIGINT, SIGTERM or SIGHUP, and returns the exit code.
 
-    Raises:
-        UsageError, BlockFolderError: nothing runs.
-        ServiceUnavailable: something could not be started; what had been started was ended again.
+    Prints `ready URL...` (of each gateway) on stdout, and everything else on stderr. Raises UsageError or
+    BlockFolderError for options that cannot work, ServiceUnavailable if a service cannot be started. All started
+    processes are ended in every case.
     """
     settings = read_settings(Settings, ["--model", str(options.model)], program="blockrelay up")
     if settings.failpoint:
@@ -82,13 +81,16 @@ def up(options: UpOptions) -> int:
             check_settings(options.data / "settings", options)
         for line in look_at_redis(options, settings.cell):
             _say(line)
-        if options.blocks is not None:  # now that nothing else is wrong
+        if options.blocks is not None:  # an import takes long: only after all checks
             options = replace(options, blocks=options.blocks.with_import(stages=len(stages)))
         return _run(options, settings, ports, model.model_key)
 
 
 def _with_devices(options: UpOptions) -> UpOptions:
-    """The plan with this host's devices, which a topology names itself. Raises UsageError where one is not here."""
+    """Returns the options with the plan bound to this host's GPUs, and prints a line for each unusable one.
+
+    Raises UsageError for a GPU that does not exist.
+    """
     assert options.planned is not None
     if options.local is None:
         bound = bind(options.planned, options.gpus, gpus_here)
@@ -120,6 +122,8 @@ def _say(line: str) -> None:
 
 @dataclass(slots=True)
 class _Up:
+    """A running system: its children and the state of their supervision. Only for the main thread."""
+
     options: UpOptions
     settings: Settings
     folder: DataFolder
@@ -136,10 +140,10 @@ class _Up:
     control_url: str = ""
     payload_url: str | None = None
     ready: bool = False
-    gpus_ready: bool = False  # they have served, or there are none
-    said_at: float = field(default_factory=time.monotonic)
-    told: set[str] = field(default_factory=set[str])  # lines of logs that another line says
-    shown: dict[str, str] = field(default_factory=dict[str, str])  # child -> the last line of its log that was shown
+    gpus_ready: bool = False  # all GPU workers have served once, or there are none
+    reason_shown_at: float = field(default_factory=time.monotonic)  # when "not ready yet" was last printed
+    repeated: set[str] = field(default_factory=set[str])  # log lines that another printed line repeats
+    shown: dict[str, str] = field(default_factory=dict[str, str])  # the last printed log line of each child
 
     @property
     def children(self) -> list[Child]:
@@ -150,6 +154,7 @@ class _Up:
         return [f"http://{url_host(self.options.host)}:{port}" for port in self.ports]
 
     def run(self) -> int:
+        """Starts the system, supervises it until a stop request, ends it, and returns 0."""
         try:
             control, payload = self._start_redis()
             if not self.alarm.stop_requests:
@@ -161,7 +166,7 @@ class _Up:
         return 0
 
     def _start_redis(self) -> tuple[str, str | None]:
-        """The URLs of the control and the payload Redis; ours, unless the user gave one."""
+        """Starts the embedded Redis servers unless the user gave one, and returns the control and payload URLs."""
         if self.options.redis_url:
             return self.options.redis_url, self.options.payload_redis_url
         program = find_server_program()
@@ -177,7 +182,10 @@ class _Up:
         return self.embedded[0].url, self.embedded[1].url
 
     def _wait_for(self, server: EmbeddedRedis, child: Child) -> None:
-        """Until it answers; loading a long append-only file takes its time."""
+        """Waits until a Redis answers, which may take long: it first loads its append-only file.
+
+        Raises ServiceUnavailable if it ends.
+        """
         client = redis_link.connect(server.url)
         try:
             while not self.alarm.stop_requests:
@@ -195,7 +203,7 @@ class _Up:
         self.control_url = control
         self.death_reports = DeathReports(self.settings, control, _say)
         if self.embedded:
-            self.death_reports.forget_everybody()
+            self.death_reports.forget_workers()
         self.death_reports.start()
         plan = self.folder.path / "plan.json"
         assert self.options.planned is not None
@@ -218,7 +226,7 @@ class _Up:
         _say(f"data and logs: {self.folder.path} ({typed(f'status --data {typed_path(self.folder.path)}')})")
 
     def _announce(self) -> None:
-        """Write up.json: where everything is, and which services refuse to serve."""
+        """Writes up.json: the addresses of the system, and the services that refuse to serve."""
         self.folder.announce(
             Running(
                 pid=os.getpid(),
@@ -233,7 +241,7 @@ class _Up:
         )
 
     def _supervise(self) -> None:
-        """One round: report ends, restart, show, look whether all is ready; then sleep until something happens."""
+        """Runs one round: handles ended children, restarts, prints logs, checks readiness; then waits for an event."""
         now = time.monotonic()
         for child in self.children:
             code = child.reap()
@@ -254,13 +262,14 @@ class _Up:
         self.alarm.wait(max(0.0, min([sleep, *(c.start_at - now for c in waiting if not c.running)])))
 
     def _on_exit(self, child: Child, code: int) -> None:
+        """Reports and prints the end of a child. Raises UsageError or ServiceUnavailable if the system cannot start."""
         lines = list(child.new_lines())
         on_gpu = child.name.startswith(GPU_WORKER)
         early = not (self.gpus_ready if on_gpu else self.ready)
-        # CPUs stand in for a GPU that fails, whether at the start or later; what can never be is told all the same.
+        # CPUs stand in for a GPU that fails, at the start or later; an unusable configuration is fatal all the same.
         fatal = early and (code == UNUSABLE or (not on_gpu and not self.ready and child.deaths >= MOST_EARLY_DEATHS))
         if fatal or code == UNUSABLE:
-            self.told.add(plain(child.last_log_line))
+            self.repeated.add(plain(child.last_log_line))
         self._show(child, lines)
         self._show_logs()
         if child in self.workers and self.death_reports:
@@ -271,16 +280,16 @@ class _Up:
             raise kind(f"{child.name} {how}: {plain(child.last_log_line) or f'its log {child.log} is empty'}")
         cause = plain(child.last_log_line) if code == UNUSABLE else ""
         if cause and cause == child.refused:
-            return  # said at its last end
+            return  # printed at its last end
         child.refused = cause
         self._announce()
         again = f" every {LONGEST_DELAY_S:g} s" if cause else ""
-        news = (
-            f": {cause}" if cause and cause != self.shown.get(child.name) else ""
-        )  # a look at the logs may have shown it
+        # The cause may already be printed, as a line of the log.
+        news = f": {cause}" if cause and cause != self.shown.get(child.name) else ""
         _say(f"{child.name} {how}; starting it again{again}{news}")
 
     def _look_ready(self) -> None:
+        """Prints the `ready` line once the system is ready, else from time to time why it is not."""
         why = "; ".join(filter(None, (why_not_ready(local_host(self.options.host), port) for port in self.ports)))
         if not self.ports:
             why = self._why_wait("")
@@ -298,12 +307,12 @@ class _Up:
                 sys.stdout.flush()
             if self.options.gpus and self._why_wait(GPU_WORKER):
                 _say(f"GPUs load their stages; CPUs serve until they have them ({typed('status')})")
-        elif time.monotonic() - self.said_at > SAY_WHY_S:
+        elif time.monotonic() - self.reason_shown_at > SAY_WHY_S:
             _say(f"not ready yet: {why}")
-            self.said_at = time.monotonic()
+            self.reason_shown_at = time.monotonic()
 
     def _why_wait(self, prefix: str) -> str:
-        """Which workers do not serve yet, of those whose names begin so."""
+        """Returns why the workers whose names begin with `prefix` do not all serve yet; empty: they do."""
         specs = worker_specs(self.options)
         stages = {
             child.pid: spec.stages
@@ -319,14 +328,15 @@ class _Up:
     def _show(self, child: Child, lines: Iterable[str]) -> None:
         for line in lines:
             worth = self.options.verbose or (not child.plain_log and is_worth_showing(line))
-            if worth and plain(line) not in self.told:
+            if worth and plain(line) not in self.repeated:
                 self.shown[child.name] = plain(line)
                 _say(f"{child.name}: {line if self.options.verbose else plain(line)}")
 
     def _stop(self) -> None:
-        """Workers drain first, while Redis and the gateway still take their last tokens; Redis goes last.
+        """Ends all children: workers drain first, while Redis and gateways still take their last tokens; Redis is last.
 
-        Gateways do not drain: with the workers gone, no answer would end. Before they serve, SIGINT may be a traceback.
+        Gateways get SIGINT, without a drain: with the workers gone, no answer would end. Before the system is ready
+        they get SIGTERM, because SIGINT may give a traceback.
         """
         leave = signal.SIGINT if self.ready else signal.SIGTERM
         for group, patience_s in (
@@ -354,7 +364,7 @@ class _Up:
         self.folder.withdraw()
 
     def _keep_unfinished(self, control: EmbeddedRedis) -> None:
-        """What was accepted outlives this `up`, also in a folder that nobody named."""
+        """Keeps the data folder, even a temporary one, and prints a line if accepted requests are unfinished."""
         client = redis_link.connect(control.url)
         try:
             count: int | str = client.zcard(Keys(self.settings.cell).running)

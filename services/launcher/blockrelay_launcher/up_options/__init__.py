@@ -1,1 +1,1 @@
-"""What `up` was asked for: options, the plan it starts with, a topology of hosts. Pure, but for files that are read."""
+"""The options of `blockrelay up`: GPUs, the first plan, a topology of hosts. It reads files and lists devices."""

@@ -1,4 +1,4 @@
-"""Which GPUs of a host a plan's devices are: by their ids, else by their class, in order. Pure."""
+"""Binds the GPUs that a plan names to the GPUs of this host: by id, then the others in order. Pure."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -10,28 +10,30 @@ from blockrelay.typed_command import typed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostGpu:
-    """A device of this host. Plans know it by its `id`, `device` is what `--gpu` of a worker takes: the same, or a
-    UUID. `problem`: why it cannot be used now, although it is here."""
+    """A GPU of this host."""
 
     id: str
+    """Its id in plans, such as webgpu:0."""
     device: str
+    """The value of `--gpu` of its worker: the id or a UUID."""
     problem: str = ""
+    """Why it cannot be used now, although it exists; empty: it can."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bound:
-    """The plan with the ids of real devices, and those that it uses, in the order of their naming."""
+    """A plan with the ids of real devices, and the GPUs that it uses, in the order of `--gpu` or of the host."""
 
     planned: PlannedSplit
     gpus: tuple[HostGpu, ...]
 
 
 def bind(planned: PlannedSplit, named: Sequence[HostGpu], here: Callable[[], Sequence[HostGpu]]) -> Bound:
-    """Devices of the plan that are GPUs are those of this host, or of `named` (`--gpu`) where it names some, with the
-    same id, then the others in order. `here` are those of this host, asked only where the plan has GPUs and nobody has
-    named one.
+    """Returns the plan bound to GPUs of `named` (`--gpu`), or to those of this host if `named` is empty.
 
-    Raises UsageError, one line, for a device of the plan that is not there, and for a named one that no block uses.
+    A GPU of the plan gets the device with the same id; the others get the remaining devices in order. `here` lists the
+    GPUs of this host; it is called only if the plan has GPUs and `named` is empty. Raises UsageError for a device of
+    the plan that is missing, and for a named one that no block uses.
     """
     wanted = _wanted(planned, named)
     pool = named if named or not wanted else here()
@@ -59,7 +61,7 @@ def bind(planned: PlannedSplit, named: Sequence[HostGpu], here: Callable[[], Seq
 
 
 def _wanted(planned: PlannedSplit, named: Sequence[HostGpu]) -> list[str]:
-    """The ids of the plan's GPUs, in order, each once."""
+    """Returns the ids of the plan's GPUs, in order, each once."""
     names = {name for gpu in named for name in (gpu.id, gpu.device)}
     wanted: dict[str, None] = {}
     for ids, told in zip(planned.devices, planned.told_classes, strict=True):
@@ -70,7 +72,7 @@ def _wanted(planned: PlannedSplit, named: Sequence[HostGpu]) -> list[str]:
 
 
 def _with_real_ids(planned: PlannedSplit, bound: dict[str, HostGpu]) -> PlannedSplit:
-    """CPU workers stand in where GPUs are."""
+    """Returns the plan with real ids in place of its GPU names. CPU workers may stand in on stages with GPUs."""
     devices, classes, reasons = list(planned.devices), list(planned.told_classes), list(planned.reasons)
     for stage, (ids, told) in enumerate(zip(planned.devices, planned.told_classes, strict=True)):
         gpus = {} if told and not is_gpu(told) else {device: bound[device].id for device in ids if device in bound}
@@ -85,10 +87,10 @@ def _with_real_ids(planned: PlannedSplit, bound: dict[str, HostGpu]) -> PlannedS
 
 
 def _not_there(device: str, pool: Sequence[HostGpu], *, named: bool) -> str:
-    found = ", ".join(gpu.device for gpu in pool)
+    others = ", ".join(gpu.device for gpu in pool)
     if named:
-        return f"the plan is for {device}, and --gpu names {found}"
-    return f"the plan is for {device}: no such device here, {f'but {found}' if found else 'nor another GPU'}; {_SEE}"
+        return f"the plan is for {device}, and --gpu names {others}"
+    return f"the plan is for {device}: no such device here, {f'but {others}' if others else 'nor another GPU'}; {_SEE}"
 
 
 def _too_few(device: str, bound: dict[str, HostGpu], *, named: bool) -> str:

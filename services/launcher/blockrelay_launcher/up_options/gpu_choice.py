@@ -1,5 +1,7 @@
-"""Which GPUs of this machine `up` takes, of what `blockrelay devices` finds: those that `--gpu` or a topology names,
-with `--gpu-workers N` the first N, and for a plan's GPUs all."""
+"""Chooses GPUs of this machine for `up` among those that `blockrelay devices` finds.
+
+These are the GPUs that `--gpu` or a topology names, the first N with `--gpu-workers N`, or all for a plan with GPUs.
+"""
 
 import json
 import subprocess
@@ -15,25 +17,29 @@ from blockrelay.settings import WorkerSettings
 from blockrelay.typed_command import typed
 from blockrelay_launcher.up_options.device_binding import HostGpu
 
-#: How long devices may take to say what they can do: some are asked for the first time, with shaders to compile.
+#: Time that the probe of all devices may take, in seconds: a first one may compile shaders.
 PROBE_S = 300.0
 
 Device = Mapping[str, Any]
+"""One device in the output of `blockrelay devices --json`."""
 
 
 def first_gpus(count: int) -> tuple[HostGpu, ...]:
-    """The first `count` GPUs. Raises UsageError where there are fewer."""
+    """Returns the first `count` GPUs of this machine. Raises UsageError if there are fewer."""
     return chosen(_devices_here("--gpu-workers"), count)
 
 
 def named_gpus(names: Sequence[str], option: str = "--gpu") -> tuple[HostGpu, ...]:
-    """The devices of these names, ids, UUIDs or the beginning of one. Raises UsageError for one that is not here; one
-    that is here and cannot be used is taken, since a system shall start again without it."""
+    """Returns the devices with these names: ids, UUIDs or the beginning of a UUID.
+
+    A device that exists and cannot be used now is returned with its problem, because a system must be able to start
+    without it. Raises UsageError for a device that does not exist; `option` is named in errors.
+    """
     if not names:
         return ()
     try:
         devices = _devices_here(option)
-    except _NoAnswer as error:  # a driver may take along who asks
+    except _NoAnswer as error:  # a broken driver may kill the process that asks it
         if strays := [name for name in names if not is_host_device(name)]:
             raise UsageError(f"{option} {strays[0]}: {error}") from None
         return tuple(HostGpu(id=name, device=name, problem=str(error)) for name in names)
@@ -41,22 +47,27 @@ def named_gpus(names: Sequence[str], option: str = "--gpu") -> tuple[HostGpu, ..
 
 
 def known_gpus(gpus: Sequence[HostGpu]) -> tuple[HostGpu, ...]:
-    """The devices that a topology has for this host, with what keeps them from being used now. Raises UsageError for
-    one that is not here."""
-    found = named_gpus([gpu.device for gpu in gpus], "--topology, device")
-    return tuple(replace(gpu, problem=one.problem) for gpu, one in zip(gpus, found, strict=True))
+    """Returns the GPUs that a topology has for this host, with their present problems.
+
+    Raises UsageError for one that does not exist.
+    """
+    devices = named_gpus([gpu.device for gpu in gpus], "--topology, device")
+    return tuple(replace(gpu, problem=one.problem) for gpu, one in zip(gpus, devices, strict=True))
 
 
 def gpus_here() -> tuple[HostGpu, ...]:
-    """The GPUs of this host that a plan may have, usable ones first."""
+    """Returns the GPUs of this host that a plan may have, usable ones first."""
     return _in_order(_devices_here("--plan"))
 
 
 def checked(devices: Sequence[Device], names: Sequence[str], option: str = "--gpu") -> tuple[HostGpu, ...]:
-    """The same of what was found. Raises UsageError, one line that says what is wrong with which."""
+    """Returns the ones of `devices` that have these names, as `named_gpus`; each name must be a different device.
+
+    Raises UsageError that names the device and the problem.
+    """
     taken: dict[str, HostGpu] = {}
     for name in names:
-        # What has no devices at all is listed by its provider's name alone.
+        # A provider without devices is listed by its own name alone, with the problem.
         found = [one for one in devices if name == one["id"] or str(one.get("uuid") or "").startswith(name)]
         found = found or [one for one in devices if one["id"] == name.partition(":")[0] and one["problem"]]
         if not found:
@@ -73,11 +84,14 @@ def checked(devices: Sequence[Device], names: Sequence[str], option: str = "--gp
 
 
 class _NoAnswer(UsageError):
-    """Devices were asked, and who asked them has not come back."""
+    """The process that probes the devices was killed or gave no answer in time."""
 
 
 def _devices_here(option: str) -> list[dict[str, Any]]:
-    """What `blockrelay devices` finds, under the Python that has the devices' packages; `option` is named in errors."""
+    """Runs `blockrelay devices` under the Python that has the GPUs' packages, and returns the devices.
+
+    Raises UsageError, which names `option`, or _NoAnswer.
+    """
     python = WorkerSettings().gpu_python or sys.executable
     command = [python, "-P", "-m", "blockrelay_worker.offline.devices", "--json"]
     try:
@@ -89,29 +103,29 @@ def _devices_here(option: str) -> list[dict[str, Any]]:
     if done.returncode < 0:
         raise _NoAnswer(f"blockrelay devices was ended by signal {-done.returncode}")
     if done.returncode:
-        said = done.stderr.strip().splitlines() or ["it says nothing"]
+        lines = done.stderr.strip().splitlines() or ["it says nothing"]
         raise UsageError(
-            f"{option}: blockrelay devices ended with code {done.returncode}: {said[-1].removeprefix(PREFIX)}"
+            f"{option}: blockrelay devices ended with code {done.returncode}: {lines[-1].removeprefix(PREFIX)}"
         )
     return json.loads(done.stdout)["devices"]
 
 
 def chosen(devices: Sequence[Device], count: int) -> tuple[HostGpu, ...]:
-    """The first `count` GPUs of what was found. Raises UsageError, one line that says what there is."""
+    """Returns the first `count` GPUs among `devices`. Raises UsageError, with the usable ones, if there are fewer."""
     gpus = _in_order(devices)
     if len(gpus) < count:
         problems = "; ".join(f"{one['id']}: {one['problem']}" for one in devices if _is_gpu(one) and one["problem"])
-        found = ", ".join(gpu.id for gpu in gpus) or f"no GPU that can be used ({problems or 'none was found'})"
-        raise UsageError(f"--gpu-workers {count}: here is {found}; see {typed('devices')}")
+        names = ", ".join(gpu.id for gpu in gpus) or f"no GPU that can be used ({problems or 'none was found'})"
+        raise UsageError(f"--gpu-workers {count}: here is {names}; see {typed('devices')}")
     return gpus[:count]
 
 
 def _in_order(devices: Sequence[Device]) -> tuple[HostGpu, ...]:
-    """The GPUs among `devices`: usable ones first, then those that are here and cannot be used now."""
+    """Returns the GPUs among `devices`: usable ones first, then those that exist and cannot be used now."""
     here = [one for one in devices if _is_gpu(one) and not _is_missing(one)]
     taken: list[Device] = []
     for one in sorted(here, key=lambda one: bool(one["problem"])):
-        # Several providers show the same card: the first that has one of a vendor has all of that vendor.
+        # Several providers show the same card: all cards of a vendor come from the first provider that has one.
         elsewhere = {_provider(other) for other in taken if one["vendor"] and other["vendor"] == one["vendor"]}
         if elsewhere <= {_provider(one)}:
             taken.append(one)
@@ -123,8 +137,10 @@ def _is_gpu(device: Device) -> bool:
 
 
 def _is_missing(device: Device) -> bool:
-    """Whether there is no such device, or not what it needs; else a problem is one of the moment. Releases that do not
-    tell them apart tell of the first alone."""
+    """True if the device or its software does not exist; a problem of another kind may pass.
+
+    Older releases report only problems of the first kind, without the field.
+    """
     return bool(device["problem"]) and bool(device.get("missing", True))
 
 

@@ -12,50 +12,52 @@ from blockrelay_launcher.supervisor.embedded_redis import Fsync
 from blockrelay_launcher.up_options.device_binding import HostGpu
 from blockrelay_launcher.up_options.plan_choice import ONE_STAGE, PlanChoice
 
-#: How names of workers on GPUs begin.
+#: Prefix of the names of workers on GPUs.
 GPU_WORKER = "gpu-worker"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalDevice:
-    """A device of this host that plans name. `gpu` is what it is, such as webgpu:0; "": a CPU. `threads` None: a fair
-    share of the cores."""
+    """A device of this host that plans name."""
 
     gpu: str = ""
+    """The GPU, such as webgpu:0; empty: a CPU."""
     threads: int | None = None
+    """None: a fair share of the cores."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpOptions:
-    """The options of `blockrelay up`. `plan` says which plan it starts with, `planned` is that plan, once it was read.
-    `local` are the devices of this host by their ids; None: all that the plan names. `port` 0 picks a free one;
-    `threads` None shares the cores between the workers of one stage. Each of `gpus` has a process with a worker for
-    every stage that is for it; together they may use `gpu_memory` bytes of it. `blocks`: the
-    model is ONNX blocks as they are.
-
-    Several `gateways` listen on as many consecutive ports from `port` on. `redis_url` None starts an embedded control
-    and payload Redis; `fsync` is the control one's. `data`
-    None keeps everything in a temporary folder that is removed at the end. `cors_origins`, `allowed_hosts` and
-    `root_path` are the gateways' settings of these names.
-    """
+    """The options of `blockrelay up`. `cors_origins`, `allowed_hosts` and `root_path` are settings of the gateways."""
 
     model: Path
     plan: PlanChoice = ONE_STAGE
+    """The choice of the first plan."""
     planned: PlannedSplit | None = None
+    """The first plan, once it was read."""
     local: Mapping[str, LocalDevice] | None = None
+    """The devices of this host by their ids in the plan; None: all that the plan names."""
     replicas: int = 1
     gpus: tuple[HostGpu, ...] = ()
+    """GPUs that each get a process, with a worker for every stage that may run there."""
     gpu_memory: int | None = None
+    """Most bytes that the workers on one GPU may use together."""
     blocks: ServedBlocks | None = None
+    """Set if the model is ONNX blocks that are served as they are."""
     gateways: int = 1
     schedulers: int = 1
     host: str = "127.0.0.1"
     port: int = 8000
+    """Port of the first gateway; the others take the next ones. 0 picks a free port."""
     redis_url: str | None = None
+    """None starts an embedded control Redis and payload Redis."""
     payload_redis_url: str | None = None
     fsync: Fsync = "always"
+    """When the embedded control Redis syncs to disk."""
     data: Path | None = None
+    """None keeps all data in a temporary folder, which is removed at the end."""
     threads: int | None = None
+    """Threads of each CPU worker; None shares the cores between the workers of one stage."""
     speculation: bool = True
     prefix_cache: bool = True
     page_store_bytes: int | None = None
@@ -68,23 +70,26 @@ class UpOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSpec:
-    """A process that `up` starts, with a worker for each of so many `stages`: on the GPU `gpu`, or on CPUs. `device_id`
-    "": no plan names its device."""
+    """A process of workers that `up` starts."""
 
     name: str
     device: Device = "cpu"
     device_id: str = ""
+    """Id of the device in the plan; empty: the plan names none."""
     threads: int | None = None
     gpu: str = ""
+    """The GPU, such as webgpu:0; empty: CPU."""
     stages: int = 1
+    """Number of workers in the process, each for a stage."""
 
 
 def worker_specs(options: UpOptions) -> list[WorkerSpec]:
-    """For each stage `replicas` CPU workers, or one for each CPU that it names if these are more, as far as those are
-    on this host: where it names GPUs they stand in. And for each GPU a process.
+    """Returns the processes of workers that this host starts.
 
-    CPU workers have a process each, but for stages of ONNX blocks as they are: those run in ONNX Runtime, and share its
-    process and its warm sessions as the stages of a GPU do."""
+    Each stage gets `replicas` CPU workers, or one for each CPU that it names if these are more; on stages for GPUs they
+    stand in. Only CPUs of this host count. Each GPU gets one process. CPU workers have a process each, except for
+    stages of ONNX blocks: those share one process with ONNX Runtime and its warm sessions, as the stages of a GPU do.
+    """
     stages = [_cpus(options, stage) for stage in range(len(_devices(options)))]
     if options.blocks is None or len(stages) == 1:
         processes = [(device, 1) for ids in stages for device in ids]
@@ -99,13 +104,13 @@ def worker_specs(options: UpOptions) -> list[WorkerSpec]:
 
 
 def _cpus(options: UpOptions, stage: int) -> list[str]:
-    """The ids of the CPU workers of a stage, "" for those that no plan names."""
+    """Returns the device ids of the CPU workers of a stage; "" for a worker whose device the plan does not name."""
     ids = _devices(options)[stage]
     gpus = _gpus(options, stage)
     named = [device for device in ids if device not in (ANY_GPU, ANY_CPU) and device not in gpus]
     if options.local is None:
         return [named[n % len(named)] if named else "" for n in range(max(options.replicas, len(named)))]
-    # Of several hosts each has the stand-ins of its own GPUs.
+    # With several hosts, each starts CPU workers that stand in for its own GPUs.
     return [*(device for device in named if device in options.local), *([""] * options.replicas if gpus else [])]
 
 
@@ -114,7 +119,7 @@ def _devices(options: UpOptions) -> tuple[tuple[str, ...], ...]:
 
 
 def _gpus(options: UpOptions, stage: int) -> list[str]:
-    """The GPUs of this host that a stage names."""
+    """Returns the ids of the GPUs of this host that a stage names."""
     if options.planned is None or not options.planned.for_gpus[stage]:
         return []
     return [gpu.id for gpu in options.gpus if gpu.id in options.planned.devices[stage]]
@@ -125,7 +130,7 @@ def _threads(options: UpOptions, device: str) -> int | None:
 
 
 def _on_gpus(options: UpOptions) -> list[WorkerSpec]:
-    """For each GPU a process, with a worker for every stage that names it, or any GPU, or nothing."""
+    """Returns a process for each GPU, with a worker for every stage that names this GPU, any GPU, or no device."""
     specs: list[WorkerSpec] = []
     for gpu in options.gpus:
         stages = sum(
@@ -146,7 +151,7 @@ def _on_gpus(options: UpOptions) -> list[WorkerSpec]:
 
 
 def service_names(options: UpOptions) -> list[str]:
-    """Of all services, as `up` shows them and DATA/settings and DATA/logs name their files."""
+    """Returns the names of all services, as `up` shows them and as files in DATA/settings and DATA/logs are named."""
     return [
         *names_of("scheduler", options.schedulers),
         *(spec.name for spec in worker_specs(options)),
@@ -155,5 +160,5 @@ def service_names(options: UpOptions) -> list[str]:
 
 
 def names_of(role: str, count: int) -> list[str]:
-    """The names of `count` gateways or schedulers."""
+    """Returns the names of `count` gateways or schedulers (`role`); a single one has no number."""
     return [role] if count == 1 else [f"{role}-{n}" for n in range(1, count + 1)]

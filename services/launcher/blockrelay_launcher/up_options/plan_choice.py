@@ -1,4 +1,4 @@
-"""The plan that an `up` starts with: of a file, of a strategy, or equal parts."""
+"""Chooses the plan that `up` starts with: from a file, by a strategy, or equal stages."""
 
 import subprocess
 import sys
@@ -10,7 +10,7 @@ from blockrelay.exit_codes import PREFIX
 from blockrelay.planning.plan_file import read_plan_file
 from blockrelay.protocol.planned_split import PlannedSplit, equal_parts, parse_planned
 
-#: What only a strategy can be told.
+#: Fields of PlanChoice that only a strategy uses.
 OF_A_STRATEGY = (
     "objective", "profile", "devices", "context", "requests", "boundaries", "targets", "memory_limit", "parts",
 )  # fmt: skip
@@ -18,8 +18,10 @@ OF_A_STRATEGY = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanChoice:
-    """`stages` equal parts, or the plan in the file `plan`, or what `strategy` makes of the other fields, whose
-    meanings are those of `blockrelay plan`."""
+    """The options for the first plan: `stages` equal stages, the file `plan`, or a `strategy` with its options.
+
+    The other fields are the options of `blockrelay plan`.
+    """
 
     stages: int = 1
     stage_devices: str = ""
@@ -34,10 +36,13 @@ class PlanChoice:
     targets: str | None = None
     memory_limit: str | None = None
     parts: int | None = None
-    """Where `stages` is 1."""
+    """Number of stages for the strategy; `stages` wins if it is above 1."""
 
     def read(self, model: Path, blocks: int) -> PlannedSplit:
-        """The plan for a model of `blocks` blocks. UsageError, one line, where there is none, or two are asked for."""
+        """Returns the plan for a model of `blocks` blocks.
+
+        Raises UsageError for options that exclude each other, and if the file or the strategy gives no plan.
+        """
         if self.strategy is not None:
             if self.plan is not None:
                 raise UsageError("--plan and --strategy: give one of them")
@@ -48,12 +53,12 @@ class PlanChoice:
             return equal_parts(blocks, self.stages, stage_devices=self.stage_devices)
         planned = read_plan_file(self.plan, blocks)
         if self.stages not in (1, len(planned.stages)):
-            asked = f"--stages is {self.stages}, and {self.plan} has {len(planned.stages)} stages"
-            raise UsageError(f"{asked}: give one of them")
+            conflict = f"--stages is {self.stages}, and {self.plan} has {len(planned.stages)} stages"
+            raise UsageError(f"{conflict}: give one of them")
         return planned
 
     def _of_strategy(self, model: Path, blocks: int) -> PlannedSplit:
-        """Services do not import each other: the planner is asked as a command."""
+        """Runs the planner as a command, because services do not import each other."""
         argv = [sys.executable, "-P", "-m", "blockrelay_scheduler.plan_command", "--model", str(model), "--json"]
         given = {
             "strategy": self.strategy,
@@ -70,13 +75,13 @@ class PlanChoice:
         argv += [f"--{name}={value}" for name, value in given.items() if value is not None]
         done = subprocess.run(argv, capture_output=True, text=True, check=False)
         if done.returncode:
-            said = done.stderr.strip().removeprefix(PREFIX) or f"exit code {done.returncode}"
-            raise UsageError(said if said.startswith("strategy ") else f"strategy {self.strategy}: {said}")
+            message = done.stderr.strip().removeprefix(PREFIX) or f"exit code {done.returncode}"
+            raise UsageError(message if message.startswith("strategy ") else f"strategy {self.strategy}: {message}")
         planned = parse_planned(done.stdout, f"strategy {self.strategy}")
         if planned.blocks != blocks:
             raise UsageError(f"strategy {self.strategy} plans {planned.blocks} blocks, but the model has {blocks}")
         return planned
 
 
-#: The whole model as one stage.
+#: The plan of one stage with all blocks.
 ONE_STAGE = PlanChoice()

@@ -1,7 +1,7 @@
-"""`blockrelay up --topology FILE`: which hosts there are, what each has and does, and how the model is cut for them.
+"""Reads the file of `blockrelay up --topology`: the hosts, their devices and roles, and how the model is cut for them.
 
-Every host reads the same file and starts its own part. All of them cut the model by the same rule from the same
-figures, so that they agree without talking; the schedulers' plan is the one in force.
+Every host reads the same file and starts its own services. All hosts compute the same plan from the same figures, so
+that they agree without communication; the schedulers' plan is the one in force.
 """
 
 import json
@@ -26,7 +26,7 @@ from blockrelay_launcher.up_options.options import LocalDevice, UpOptions
 from blockrelay_launcher.up_options.plan_choice import PlanChoice
 from blockrelay_launcher.up_options.yaml_file import YamlFile
 
-#: A number, or one with its unit.
+#: A number, or a text of a number with its unit.
 Quantity = Annotated[float, Field(gt=0, allow_inf_nan=False)] | str
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{1,64}$")]
 
@@ -36,12 +36,15 @@ class _Strict(BaseModel):
 
 
 class DeviceEntry(_Strict):
-    """A device of a host. `gpu` is what it is there (webgpu:0), where it is no CPU and its id does not say so.
-    `memory`, `bytes_per_second` and `operations_per_second` with their units: 24GB, 900GB/s, 80T/s."""
+    """A device of a host in the file.
+
+    `memory`, `bytes_per_second` and `operations_per_second` may have units: 24GB, 900GB/s, 80T/s.
+    """
 
     id: Name
     told_class: Name | None = Field(alias="class", default=None)
     gpu: Name | None = None
+    """The GPU on its host, such as webgpu:0; needed if the device is a GPU and `id` is not such an id."""
     memory: Quantity | None = None
     speed: float = Field(default=1.0, gt=0, allow_inf_nan=False)
     threads: int | None = Field(default=None, ge=1)
@@ -50,24 +53,24 @@ class DeviceEntry(_Strict):
 
     @property
     def device_class(self) -> str:
-        """The class that the file gives the device; without one GPU if it has a `gpu`, else CPU."""
+        """The class of the device in the file; by default GPU if it has a `gpu`, else CPU."""
         return self.told_class or ("GPU" if self.gpu else "CPU")
 
     @property
     def is_gpu(self) -> bool:
-        """Whether its stages are for a device that is no CPU."""
+        """True if the device is not a CPU."""
         return self.gpu is not None or is_gpu(self.device_class)
 
     @property
     def real_gpu(self) -> str:
-        """What `--gpu` of a worker takes; empty: it is a CPU, or nothing tells."""
+        """The value of `--gpu` for its worker; empty for a CPU, and for a GPU whose id the file does not have."""
         if self.gpu is not None or not self.is_gpu:
             return self.gpu or ""
         return self.id if is_host_device(self.id) or self.id == "cpu" else ""
 
 
 class HostEntry(_Strict):
-    """A host: what runs on it. `listen` is the address of its gateway."""
+    """A host in the file: its roles and devices. `listen` and `port` are the address of its gateway."""
 
     roles: tuple[Literal["worker", "gateway", "scheduler"], ...] = ("worker",)
     devices: tuple[DeviceEntry, ...] = ()
@@ -77,7 +80,7 @@ class HostEntry(_Strict):
 
 
 class LinkEntry(_Strict):
-    """What the network between two hosts adds to a hop."""
+    """The time that the network between two hosts adds to a hop."""
 
     between: tuple[Name, Name]
     seconds: float = Field(ge=0, allow_inf_nan=False)
@@ -85,7 +88,7 @@ class LinkEntry(_Strict):
 
 
 class Topology(_Strict):
-    """The file. Paths are relative to it; `model` of a host goes before that of all."""
+    """The contents of a topology file. The `model` of a host overrides the common one."""
 
     model: Path | None = None
     redis: str | None = None
@@ -106,36 +109,41 @@ class Topology(_Strict):
 
     @property
     def fleet(self) -> dict[str, Any]:
-        """The devices of all hosts, as the file of `plan --devices` has them."""
+        """The devices of all hosts and their links, in the form of the file of `plan --devices`."""
         return {
             "devices": [_described(device, host) for host, entry in self.hosts.items() for device in entry.devices],
             "links": [link.model_dump() for link in self.links],
         }
 
     def set_file(self, file: YamlFile) -> None:
-        """Where it was read from: for `error`."""
+        """Sets the file from which the topology was read; `error` names it."""
         self._file = file
 
     def error(self, field: str, text: str) -> UsageError:
-        """Names the file, the line of the field, and the field."""
+        """Returns an error that names the file, the line of the field, and the field."""
         return self._file.error((field,), text) if self._file else UsageError(f"{field}: {text}")
 
 
 def read_topology(path: Path) -> Topology:
-    """UsageError, one line, names the file, the line and the field."""
+    """Reads and checks a topology file; relative paths in it become absolute from its folder.
+
+    Raises UsageError that names the file, the line and the field.
+    """
     file = YamlFile.read(path, "a topology is a mapping with hosts")
     try:
-        found = Topology.model_validate(file.data)
+        topology = Topology.model_validate(file.data)
     except ValidationError as error:
         raise file.refusal(error) from None
-    found.set_file(file)
-    _check(found, file)
-    return _resolved(found, path.absolute().parent)
+    topology.set_file(file)
+    _check(topology, file)
+    return _resolved(topology, path.absolute().parent)
 
 
 def options_for(topology: Topology, host: str | None, options: UpOptions) -> UpOptions:
-    """What `up` runs on `host` (None: the only one), with the other options as they are. UsageError where that cannot
-    be."""
+    """Returns the options of `up` on `host` (None: the only host of the file); the file's values replace `options`.
+
+    Raises UsageError for an unknown or missing host, and if the model cannot be cut for the topology.
+    """
     if host is None and len(topology.hosts) > 1:
         raise UsageError(f"--topology has several hosts: --host {' or '.join(topology.hosts)}")
     name = host or next(iter(topology.hosts))
@@ -163,6 +171,7 @@ def options_for(topology: Topology, host: str | None, options: UpOptions) -> UpO
 
 
 def _plan(topology: Topology, model: Path) -> PlannedSplit:
+    """Returns the plan of the file, or of its strategy (default: auto), bound to the devices of the hosts."""
     blocks = open_block_folder(model, blocks=[]).model.blocks
     with tempfile.NamedTemporaryFile("w", suffix=".json") as devices:
         json.dump(topology.fleet, devices)
@@ -188,8 +197,11 @@ def _plan(topology: Topology, model: Path) -> PlannedSplit:
 
 
 def _bound(planned: PlannedSplit, topology: Topology) -> PlannedSplit:
-    """With all devices of a class for it, with the classes that the topology has, and with CPUs that stand in where
-    GPUs are. Raises UsageError for devices that no host has."""
+    """Returns the plan with device ids and classes of the topology.
+
+    A class in the plan becomes all devices of this class; stages with GPUs also allow CPUs that stand in. Raises
+    UsageError for devices that no host has.
+    """
     known = {device.id: device for entry in topology.hosts.values() for device in entry.devices}
     gpus, cpus = ([name for name, device in known.items() if device.is_gpu is wanted] for wanted in (True, False))
     devices: list[tuple[str, ...]] = []
@@ -208,26 +220,28 @@ def _bound(planned: PlannedSplit, topology: Topology) -> PlannedSplit:
 
 
 def _used(devices: Sequence[DeviceEntry], planned: PlannedSplit) -> list[DeviceEntry]:
-    """The GPUs among these that the plan has stages for."""
+    """Returns the GPUs among `devices` that the plan has stages for."""
     named = {name for ids in planned.devices for name in ids}
     return [device for device in devices if device.is_gpu and device.id in named]
 
 
-def _field_of(topology: Topology, said: str) -> str:
-    """Which field a message of the planner is about, as far as it tells."""
+def _field_of(topology: Topology, message: str) -> str:
+    """Returns the field of the file that a message of the planner is about, as far as the message shows it."""
     named = ("boundaries", "targets", "memory_limit", "context", "parts", "profile", "objective")
     for field in named:
         option = f"--{field.replace('_', '-')}"
         words = (f"{field}: ", f"{option} ", f"{option}:", f"go by {field.replace('_', ' ')}:")
         value = getattr(topology, field)
-        if value is not None and (any(word in said for word in words) or (field == "profile" and str(value) in said)):
+        of_profile = field == "profile" and str(value) in message
+        if value is not None and (any(word in message for word in words) or of_profile):
             return field
-    if topology.targets is not None and "there is no device" in said:
+    if topology.targets is not None and "there is no device" in message:
         return "targets"
     return next((field for field in ("plan", "strategy") if getattr(topology, field) is not None), "hosts")
 
 
 def _described(device: DeviceEntry, host: str) -> dict[str, Any]:
+    """Returns a device in the form of the file of `plan --devices`. Raises UsageError for an impossible number."""
     described: dict[str, Any] = {"id": device.id, "class": device.device_class, "host": host, "speed": device.speed}
     if device.memory is not None:
         described["memory_bytes"] = int(_number(device.memory, "B", "memory"))
@@ -242,7 +256,7 @@ def _described(device: DeviceEntry, host: str) -> dict[str, Any]:
 
 def _number(text: float | str, unit: str, field: str) -> float:
     try:
-        value = float(text)  # 2e10 is a text in YAML
+        value = float(text)  # YAML reads 2e10 as a text
     except ValueError:
         value = parse_quantity(str(text), unit, where=field)
     if not 0 < value < inf:
@@ -251,7 +265,10 @@ def _number(text: float | str, unit: str, field: str) -> float:
 
 
 def _check(topology: Topology, file: YamlFile) -> None:
-    """What only the whole tells: devices are there once, links are between hosts, several hosts share a Redis."""
+    """Raises UsageError for entries that do not fit together.
+
+    Device ids are unique, links are between hosts of the file, several hosts share a Redis.
+    """
     seen: dict[str, str] = {}
     for host, entry in topology.hosts.items():
         for index, device in enumerate(entry.devices):
@@ -279,7 +296,7 @@ def _check(topology: Topology, file: YamlFile) -> None:
 
 
 def _check_gpu(device: DeviceEntry, error: Callable[[str], UsageError]) -> None:
-    """Raises what `error` makes of what is wrong with a device of a host that starts workers."""
+    """Raises an error, made by `error`, if a GPU of a host with workers has a wrong class or no id."""
     if device.gpu is not None and device.device_class.upper().startswith("CPU"):
         raise error(f"device {device.id} is gpu {device.gpu}, and of class {device.device_class}")
     if not device.real_gpu:
@@ -290,7 +307,7 @@ def _check_gpu(device: DeviceEntry, error: Callable[[str], UsageError]) -> None:
 
 
 def _resolved(topology: Topology, folder: Path) -> Topology:
-    """With absolute paths."""
+    """Returns the topology with paths relative to `folder` made absolute."""
     named = {name: getattr(topology, name) for name in ("model", "plan", "profile")}
     hosts = {
         name: entry.model_copy(update={"model": folder / entry.model}) if entry.model else entry

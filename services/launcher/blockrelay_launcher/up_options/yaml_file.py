@@ -1,4 +1,4 @@
-"""A YAML file read strictly, whose every error names the line and the field."""
+"""Reads a YAML file strictly, with errors that name the line and the field."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,13 +13,13 @@ from blockrelay.errors import UsageError
 
 _MAX_BYTES = 1 << 20
 
-#: Names and indices from the top of the file to a value.
+#: The path to a value in the file: names and indexes from the top.
 Where = Sequence[str | int]
 
 
 @dataclass(frozen=True, slots=True)
 class YamlFile:
-    """A mapping with distinct names and without aliases: `data`, and where each part of it stands."""
+    """A YAML file that holds a mapping, with distinct names and no aliases: its `data`, and the lines of its values."""
 
     path: Path
     data: dict[str, Any]
@@ -27,7 +27,7 @@ class YamlFile:
 
     @classmethod
     def read(cls, path: Path, what: str) -> "YamlFile":
-        """UsageError, one line, for a file that is none; `what` it should have been, for people."""
+        """Reads a file of at most 1 MiB. Raises UsageError if it is no such mapping; `what` describes a right one."""
         content = read_bounded(path, _MAX_BYTES)
         try:
             root = yaml.compose(content, Loader=yaml.SafeLoader)
@@ -36,8 +36,8 @@ class YamlFile:
         except yaml.YAMLError as error:
             mark = getattr(error, "problem_mark", None)
             where = f", line {mark.line + 1}" if mark else ""
-            said = getattr(error, "problem", None) or "not YAML"
-            raise UsageError(f"{path}{where}: {said}") from None
+            problem = getattr(error, "problem", None) or "not YAML"
+            raise UsageError(f"{path}{where}: {problem}") from None
         except (ValueError, AttributeError, RecursionError):  # a month 13, a tag that its value does not have
             raise UsageError(f"{path}: not YAML") from None
         if root is None or not isinstance(data, dict):
@@ -45,44 +45,47 @@ class YamlFile:
         return cls(path, data, root)
 
     def error(self, where: Where, text: str) -> UsageError:
-        """`FILE, line 7: a.b: text`."""
+        """Returns an error with a message of the form `FILE, line 7: a.b: text`."""
         named = f"{'.'.join(map(str, where))}: " if where else ""
         return UsageError(f"{self.path}, line {self._line(where)}: {named}{text}")
 
     def refusal(self, error: ValidationError) -> UsageError:
-        """The first of the errors that pydantic found in `data`."""
+        """Returns the first error that pydantic found in `data`."""
         first = error.errors()[0]
         where = tuple(part for part in first["loc"] if part != "[key]")
-        if first["type"] != "missing":  # behind the name of a value come those of the types that it might have had
+        if first["type"] != "missing":  # after the path of a value, pydantic adds the types that it tried
             where = where[: len(self._known(where))]
         return self.error(where or ("the file",), first["msg"])
 
     def _line(self, where: Where) -> int:
-        """Of the innermost part of `where` that is there."""
+        """Returns the line, from 1, of the innermost part of `where` that exists."""
         known = self._known(where)
         return (known[-1] if known else self._root.start_mark.line) + 1
 
     def _known(self, where: Where) -> list[int]:
-        """The lines of those parts of `where` that are there, from 0."""
+        """Returns the lines, from 0, of the parts of `where` that exist."""
         node, lines = self._root, list[int]()
         for part in where:
-            found: yaml.Node | None = None
+            child: yaml.Node | None = None
             if isinstance(node, yaml.MappingNode):
                 for key, value in node.value:
                     if key.value == str(part):
-                        found = value
+                        child = value
                         lines.append(key.start_mark.line)
             elif isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
-                found = node.value[part]
-                lines.append(found.start_mark.line)
-            if found is None:
+                child = node.value[part]
+                lines.append(child.start_mark.line)
+            if child is None:
                 break
-            node = found
+            node = child
         return lines
 
 
 def _check_nodes(root: yaml.Node | None, path: Path) -> None:
-    """No key twice (the last would count), no alias (a page of them is a terabyte)."""
+    """Raises UsageError for a key that occurs twice (the last would win) and for an alias.
+
+    A page of nested aliases can expand to a terabyte.
+    """
     seen: set[int] = set()
     for node in _nodes(root):
         if id(node) in seen:

@@ -68,7 +68,7 @@ def test_no_heading_is_cut_however_narrow_the_terminal_is(cell: Cell, address: C
     cell.worker("a-host.example:12345:abcdef0123abcd")
     text = shown(address, width=width)
     assert "…" not in text
-    for heading in ("stage", "blocks", "workers", "why", "device", "state", "requests", "pages", "last beat"):
+    for heading in ("stage", "blocks", "workers", "why", "device", "state", "requests", "pages", "heartbeat"):
         assert heading in text
     assert "a-host.example:12345:abcdef0123abcd" in text
 

@@ -48,7 +48,7 @@ def test_33_of_33(reference: Path, tmp_path: Path) -> None:
     head, *rows, step, count = done.stdout.splitlines()
     assert head.split() == ["BLOCK", "OUTPUT", "DECLARED", "ACTUAL", "DTYPE", "SECONDS", "RESULT"]
     assert count == "33 of 33"
-    assert re.fullmatch(r"a step: \d+\.\d{3} s with all blocks warm, \d+\.\d{3} s with each made anew", step)
+    assert re.fullmatch(r"a step: \d+\.\d{3} s with all blocks warm, \d+\.\d{3} s with each made again", step)
     assert len(rows) == 6 + 31 * 3 + 1
     assert [row.split()[0] for row in rows if row.endswith("passed")] == [f"block_{index}" for index in range(1, 34)]
     assert "(5, 10, 512)" in rows[-1] and "logits" in rows[-1]

@@ -121,7 +121,7 @@ def test_ctrl_c_ends_it_and_the_same_command_goes_on(blocks: Path, tmp_path: Pat
         process.send_signal(signal.SIGINT)
         told, err = process.communicate(timeout=60)
     assert (process.returncode, told, err) == (
-        130, "", "interrupted: the same command goes on with what is written\n"
+        130, "", "interrupted: the same command continues from the files that are written\n"
     )  # fmt: skip
     assert not out.exists()
     inode = (left / "blocks" / "block_1.bin").stat().st_ino

@@ -1,1 +1,1 @@
-"""What the storyteller reads: a simulated world, stories told about it, questions, and all of it as tokens."""
+"""Generates the training data: a simulated world, stories about it, questions with answers, and their tokens."""

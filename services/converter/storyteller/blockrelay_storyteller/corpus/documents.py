@@ -1,8 +1,8 @@
-"""Training documents: stories and questions in the forms in which people will prompt the model.
+"""Generates training documents: stories and questions in the forms in which people will prompt the model.
 
 A document is a list of segments; the text of a document is their concatenation. Segments that are answers are marked,
-so that training can weigh them and evaluation can find them. No segment ends in a space, so that each segment can be
-tokenised by itself with the same result as the whole.
+so that training can weight them and evaluation can find them. No segment ends in a space, so that tokenising each
+segment by itself gives the same tokens as the whole text.
 """
 
 import random
@@ -15,16 +15,16 @@ from blockrelay_storyteller.corpus.questions import Kind, Question, ask, subject
 from blockrelay_storyteller.corpus.stories import Story, tell
 from blockrelay_storyteller.corpus.world import World
 
-#: Ends a document; the padding and end-of-text token.
+#: The token that ends a document; also the padding.
 END_OF_TEXT: Final = "<|endoftext|>"
-#: Ends a turn of a chat.
+#: The token that ends a turn of a chat.
 END_OF_TURN: Final = "<|end|>"
 SYSTEM: Final = "<|system|>"
 USER: Final = "<|user|>"
 ASSISTANT: Final = "<|assistant|>"
 SPECIALS: Final = (END_OF_TEXT, END_OF_TURN, SYSTEM, USER, ASSISTANT)
 
-#: Jinja, as Hugging Face tokenizers render it; the same text that `_turn` writes.
+#: The Jinja template that Hugging Face tokenizers render; it gives the same text as `_turn`.
 CHAT_TEMPLATE: Final = (
     "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|end|>{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
@@ -71,7 +71,7 @@ _STORY_WISHES: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """A piece of a document. `question` is set where the piece answers one."""
+    """A piece of a document. `question` is set if the piece is its answer."""
 
     text: str
     question: Question | None = None
@@ -81,9 +81,9 @@ Document = list[Segment]
 
 
 def document(seed: str, index: int, *, beats: tuple[int, int] = (2, 8), drill: bool = False) -> Document:
-    """Document `index` of the stream `seed`: the same arguments give the same document, on any machine.
+    """Returns document `index` of the stream `seed`; the same arguments give the same document on any machine.
 
-    beats: smallest and largest number of events in one story. drill: nothing but plain facts and many questions.
+    `beats` is the least and the largest number of events in a story. A `drill` has only plain facts and many questions.
     """
     rng = random.Random(f"{seed}:{index}")
     if drill:
@@ -103,11 +103,12 @@ def document(seed: str, index: int, *, beats: tuple[int, int] = (2, 8), drill: b
 
 
 def text_of(segments: Document) -> str:
+    """Returns the text of a document."""
     return "".join(segment.text for segment in segments)
 
 
 def replay(story: Story) -> Iterator[tuple[str, World]]:
-    """The opening, then each beat, with the world after it; it is one world, which changes as this goes on."""
+    """Yields the opening, then each beat, with the world after it. The world is one object, which each step changes."""
     world = story.setting.copy()
     yield story.opening, world
     for beat in story.beats:
@@ -116,16 +117,16 @@ def replay(story: Story) -> Iterator[tuple[str, World]]:
 
 
 def questions(rng: random.Random, world: World, wanted: int) -> list[Question]:
-    """Up to `wanted` questions on different subjects, kinds weighted so that the harder ones come more often."""
+    """Returns up to `wanted` questions on different subjects; harder kinds come more often."""
     left = subjects(world)
-    found: list[Question] = []
-    while left and len(found) < wanted:
+    chosen: list[Question] = []
+    while left and len(chosen) < wanted:
         kinds = sorted({kind for kind, _ in left})
         (kind,) = rng.choices(kinds, [_WEIGHTS[kind] for kind in kinds])
         choice = rng.choice([item for item in left if item[0] is kind])
         left.remove(choice)
-        found.append(ask(world, *choice, rng))
-    return found
+        chosen.append(ask(world, *choice, rng))
+    return chosen
 
 
 def _story(rng: random.Random, beats: tuple[int, int], *, plain: bool) -> Story:
@@ -141,7 +142,7 @@ def _system(rng: random.Random) -> Document:
 
 
 def _chat_about_story(rng: random.Random, beats: tuple[int, int]) -> Document:
-    """The user tells a story, at once or part by part, and asks; the assistant answers."""
+    """Returns a chat in which the user tells a story, at once or in parts, and asks; the assistant answers."""
     story = _story(rng, beats, plain=rng.random() < 0.5)
     parts = len(story.beats) + 1
     cuts = {parts - 1} | {rng.randrange(parts) for _ in range(rng.randint(0, 2))}
@@ -161,11 +162,12 @@ def _chat_about_story(rng: random.Random, beats: tuple[int, int]) -> Document:
 
 
 def replay_texts(story: Story) -> list[str]:
+    """Returns the opening and the text of each beat of a story."""
     return [story.opening, *(beat.text for beat in story.beats)]
 
 
 def _story_with_questions(rng: random.Random, beats: tuple[int, int]) -> Document:
-    """Running text; questions stand between the sentences, each followed by its answer."""
+    """Returns running text with questions between the sentences, each followed by its answer."""
     story = _story(rng, beats, plain=rng.random() < 0.5)
     out: Document = []
     for text, world in replay(story):
@@ -179,7 +181,7 @@ def _story_with_questions(rng: random.Random, beats: tuple[int, int]) -> Documen
 
 
 def _drill(rng: random.Random, beats: tuple[int, int]) -> Document:
-    """Plain facts; after the last one, and perhaps on the way, questions about nearly everything."""
+    """Returns plain facts with many questions: always after the last fact, sometimes between facts."""
     story = _story(rng, beats, plain=True)
     chat = rng.random() < 0.5
     out: Document = []
@@ -199,7 +201,7 @@ def _drill(rng: random.Random, beats: tuple[int, int]) -> Document:
 
 
 def _story_then_quiz(rng: random.Random, beats: tuple[int, int]) -> Document:
-    """A whole story, in half of the cases followed by lines of questions and answers."""
+    """Returns a whole story, in half of the cases followed by lines of questions and answers."""
     story = _story(rng, beats, plain=False)
     last = story.setting
     out: Document = []
@@ -215,7 +217,7 @@ def _story_then_quiz(rng: random.Random, beats: tuple[int, int]) -> Document:
 
 
 def _chat_with_wish(rng: random.Random, beats: tuple[int, int]) -> Document:
-    """The user wishes for a story, perhaps names a person or a thing in it, then asks about it."""
+    """Returns a chat in which the user wishes for a story, may name a person or a thing in it, and asks about it."""
     story = _story(rng, beats, plain=False)
     wish = rng.choice(_STORY_WISHES)
     about = rng.random()
@@ -234,7 +236,7 @@ def _chat_with_wish(rng: random.Random, beats: tuple[int, int]) -> Document:
 
 
 def _small_talk(rng: random.Random) -> Document:
-    """Greetings, and everything that the model cannot know: a question without a story among them."""
+    """Returns a chat with a greeting, or with a question that the model cannot answer (one without a story too)."""
     out = _system(rng)
     style = rng.random()
     if style < 0.35:

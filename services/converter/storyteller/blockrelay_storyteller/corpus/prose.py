@@ -1,4 +1,7 @@
-"""English for the world: sentences for settings and events. No sentence says anything that the world does not know."""
+"""Writes English sentences for the settings and events of a world.
+
+No sentence states a fact that could contradict the world.
+"""
 
 import random
 from dataclasses import dataclass
@@ -7,12 +10,14 @@ from blockrelay_storyteller.corpus.questions import amount_of, is_holder
 from blockrelay_storyteller.corpus.words import ANIMALS, HOBBIES, TIMES, TRAITS, WEATHERS
 from blockrelay_storyteller.corpus.world import Event, Gain, Give, Lose, Move, Put, Share, Take, World
 
-#: The order of the events of a story in words.
+#: Openings of the sentences of a story's events, in their order.
 _LINKS = ("First ", "Then ", "Next, ", "After that, ", "Soon ", "Later, ", "In the evening, ")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Person:
+    """A person of a story; `girl` decides the pronouns."""
+
     name: str
     girl: bool
 
@@ -22,7 +27,7 @@ def name_of(person: Person) -> str:
 
 
 def listed(words: list[str]) -> str:
-    """["a", "b", "c"] -> "a, b and c"."""
+    """Joins words for a sentence: ["a", "b", "c"] gives "a, b and c"."""
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
 
 
@@ -31,7 +36,7 @@ def with_article(noun: str) -> str:
 
 
 def opening(rng: random.Random, people: list[Person], world: World, *, plain: bool) -> str:
-    """Introduces everybody and everything in the world; the order of things and places varies."""
+    """Returns sentences that introduce all people and things of the world, in a random order."""
     sentences = [] if plain else _introduction(rng, people)
     facts = _places(rng, world)
     facts += _things(rng, world)
@@ -72,13 +77,16 @@ def place_of(person: str, world: World) -> str:
 
 
 def state_of(thing: str, world: World) -> str:
-    """Who has it, or where it lies; without a capital."""
+    """Returns a sentence, without a capital, with the holder of a thing or the place where it lies."""
     holder = world.holders.get(thing)
     return f"the {thing} was {f'with {holder}' if holder is not None else world.lying[thing].phrase()}."
 
 
 def _things(rng: random.Random, world: World) -> list[str]:
-    """The thing always stands before what is said of it, in the words of the answers: then all lookups are one."""
+    """Returns sentences on the state of each thing, in the words of the answers and with the thing first.
+
+    With one order of words, the model needs only one kind of lookup.
+    """
     sentences: list[str] = []
     for thing in rng.sample(things := sorted(world.holders.keys() | world.lying.keys()), len(things)):
         sentences.append(_capital(state_of(thing, world)))
@@ -100,7 +108,7 @@ def counts_of(owner: str, food: str, count: int) -> str:
 
 
 def counts(rng: random.Random, stated: list[tuple[str, str, int]]) -> str:
-    """Says what there is now, as sentences that each begin with a space; "" for nothing."""
+    """Returns the current counts as sentences that each begin with a space; "" for none."""
     text = ""
     for owner, food, count in stated:
         if is_holder(owner):
@@ -112,7 +120,7 @@ def counts(rng: random.Random, stated: list[tuple[str, str, int]]) -> str:
 
 
 def outcome(event: Event, world: World) -> str:
-    """What is true after an event of persons and things, with a space before it; "" for food (see `counts`)."""
+    """Returns a sentence, after a space, on the new state after an event; "" for events of food (see `counts`)."""
     match event:
         case Move(person=person):
             return f" Now {place_of(person, world)}"
@@ -123,9 +131,9 @@ def outcome(event: Event, world: World) -> str:
 
 
 def link_word(rng: random.Random, number: int, beats: int, *, plain: bool) -> str:
-    """What the sentence of event `number` (from 0) of `beats` begins with.
+    """Returns the opening of the sentence for event `number` (from 0) of `beats`.
 
-    A story counts its events by these words, so that its teller knows how far it is and comes to an end.
+    A story counts its events by these words, so that the model that tells one knows when to end it.
     """
     if plain:
         return rng.choice(("", "", "", "Then ", "Soon ", "After that, ", "Later, "))
@@ -135,7 +143,7 @@ def link_word(rng: random.Random, number: int, beats: int, *, plain: bool) -> st
 
 
 def tell_event(rng: random.Random, event: Event, world: World, link: str) -> str:
-    """The event in one sentence, in the past tense. `world`: after the event."""
+    """Returns one sentence, in the past tense, that tells the event. `world` is the world after the event."""
     match event:
         case Move(person=person, place=place):
             goal = f"to the {place.name}"
@@ -171,7 +179,7 @@ def tell_event(rng: random.Random, event: Event, world: World, link: str) -> str
 
 
 def aside(rng: random.Random, event: Event) -> str:
-    """Prose after an event that changes nothing in the world, with a space before it; often ""."""
+    """Returns a sentence, after a space, that follows an event and states no fact of the world; often ""."""
     if rng.random() < 0.6:
         return ""
     match event:
@@ -202,6 +210,7 @@ def aside(rng: random.Random, event: Event) -> str:
 
 
 def ending(rng: random.Random, names: tuple[str, ...]) -> str:
+    """Returns the last sentences of a story with the people `names`."""
     closing = (
         f"{listed(list(names))} were happy.",
         "It was a good day.",

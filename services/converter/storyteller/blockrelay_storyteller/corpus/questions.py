@@ -1,4 +1,4 @@
-"""Questions about a world and their answers: computed from the simulated world, never from the prose."""
+"""Makes questions about a world and their answers, which come from the simulated world and never from the prose."""
 
 import random
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ _SINGULAR = {many: one for one, many in FOODS}
 
 
 class Kind(StrEnum):
-    """What a question asks for."""
+    """The kinds of questions."""
 
     HOLDER = "who has the thing"
     PERSON_PLACE = "where is the person"
@@ -22,7 +22,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """A question in English and the one right answer, a full sentence. `subject` names what it asks about."""
+    """A question in English and its one right answer, a full sentence. `subject` is a subject from `subjects`."""
 
     kind: Kind
     subject: tuple[str, ...]
@@ -31,19 +31,19 @@ class Question:
 
 
 def amount_of(food: str, amount: int) -> str:
-    """(apples, 1) -> "one apple"; (apples, 0) -> "no apples"."""
+    """Returns an amount of food in words: (apples, 1) gives "one apple", (apples, 0) gives "no apples"."""
     if amount == 0:
         return f"no {food}"
     return f"{NUMBERS[amount]} {_SINGULAR[food] if amount == 1 else food}"
 
 
 def is_holder(owner: str) -> bool:
-    """True for "the basket" and its like, False for a person."""
+    """True for a container such as "the basket", False for a person."""
     return owner.removeprefix("the ") in HOLDERS
 
 
 def subjects(world: World) -> list[tuple[Kind, tuple[str, ...]]]:
-    """All that can be asked in this world with one right answer, in a fixed order."""
+    """Returns all questions that have one right answer in this world, as (kind, subject), in a fixed order."""
     things = sorted(world.holders.keys() | world.lying.keys())
     return [
         *((Kind.HOLDER, (thing,)) for thing in sorted(world.holders)),
@@ -55,7 +55,7 @@ def subjects(world: World) -> list[tuple[Kind, tuple[str, ...]]]:
 
 
 def ask(world: World, kind: Kind, subject: tuple[str, ...], rng: random.Random) -> Question:
-    """Words the question (by `rng`) and computes its answer (by the world). `subject` is one from `subjects(world)`."""
+    """Returns a question in words chosen by `rng`, and its answer. `subject` is one from `subjects(world)`."""
     texts: tuple[str, ...]
     match kind:
         case Kind.HOLDER:

@@ -1,4 +1,7 @@
-"""Stories: a setting, then beats that each tell one event of the world, then an ending. The seed decides all."""
+"""Generates stories: a setting, then beats that each tell one event of the world, then an ending.
+
+The random generator that is passed decides everything.
+"""
 
 import random
 from dataclasses import dataclass
@@ -21,16 +24,16 @@ from blockrelay_storyteller.corpus.words import (
 )
 from blockrelay_storyteller.corpus.world import Event, Gain, Give, Lose, Move, Put, Share, Take, World
 
-#: Share of the persons whose name is made up from syllables.
+#: Share of persons whose name is made up from syllables.
 MADE_UP_NAMES = 0.0
-#: Share of the changed counts that the story tells anew ("Now Mia had two apples"). Where it does not, the reader must
-#: add; this model learns that only in a longer training.
+#: Share of changed counts that the story states again ("Now Mia had two apples"). For the others, a reader must add;
+#: the model learns that only in a longer training.
 SUMMED_UP = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beat:
-    """Some sentences and the event that they tell."""
+    """One event of a story and the sentences that tell it."""
 
     text: str
     event: Event
@@ -38,7 +41,7 @@ class Beat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Story:
-    """`setting` is the world that `opening` describes (do not change it: copy it); beats follow in order."""
+    """A story with its events. `setting` is the world that `opening` describes: copy it before changing it."""
 
     people: tuple[str, ...]
     things: tuple[str, ...]
@@ -49,7 +52,7 @@ class Story:
 
 
 def tell(rng: random.Random, *, beats: int, plain: bool = False) -> Story:
-    """A story of `beats` events. `plain` leaves out all prose that tells nothing of the world."""
+    """Returns a story of `beats` events. `plain` leaves out all sentences that state no fact of the world."""
     people = _cast(rng)
     names = tuple(prose.name_of(person) for person in people)
     places = rng.sample(PLACES, rng.randint(2, 4))
@@ -111,7 +114,10 @@ def _larder(rng: random.Random, names: tuple[str, ...], world: World) -> list[st
 def _next_event(
     rng: random.Random, world: World, places: list[Place], foods: list[str], *, previous: Event | None
 ) -> Event:
-    """One possible event of another sort than `previous` if there is one; rarely possible kinds are preferred."""
+    """Returns a random possible event, of another type than `previous` if there is one.
+
+    Weights favour the types that are seldom possible.
+    """
     names = sorted(world.places)
     choices: list[tuple[float, list[Event]]] = []
     gives: list[Event] = [
@@ -139,16 +145,16 @@ def _next_event(
 
 
 def _food_events(rng: random.Random, world: World, food: str) -> list[Event]:
-    """For each owner one change of each sort that is possible, with a random amount."""
+    """Returns, for each owner, one event of each type that is possible, with a random amount."""
     owners = sorted((owner, count) for (owner, kind), count in world.counts.items() if kind == food)
-    found: list[Event] = []
+    events: list[Event] = []
     for owner, count in owners:
         if count < MOST and not is_holder(owner):
-            found.append(Gain(owner=owner, food=food, amount=rng.randint(1, min(4, MOST - count))))
+            events.append(Gain(owner=owner, food=food, amount=rng.randint(1, min(4, MOST - count))))
         if count == 0:
             continue
         if not is_holder(owner):
-            found.append(Lose(owner=owner, food=food, amount=rng.randint(1, min(3, count))))
+            events.append(Lose(owner=owner, food=food, amount=rng.randint(1, min(3, count))))
         receivers = [name for name in sorted(world.places) if name != owner]
         if not is_holder(owner):
             receivers = [n for n in receivers if (n, food) in world.counts and world.places[n] == world.places[owner]]
@@ -156,12 +162,15 @@ def _food_events(rng: random.Random, world: World, food: str) -> list[Event]:
             room = MOST - world.counts.get((receiver, food), 0)
             if room > 0:
                 amount = rng.randint(1, min(4, count, room))
-                found.append(Share(giver=owner, receiver=receiver, food=food, amount=amount))
-    return found
+                events.append(Share(giver=owner, receiver=receiver, food=food, amount=amount))
+    return events
 
 
 def _state_counts(rng: random.Random, event: Event, world: World, unstated: set[tuple[str, str]]) -> str:
-    """The new counts in words, always after a change that went unsaid: nobody has to add up more than two changes."""
+    """Returns the new counts in words, or "" for some of the changes.
+
+    The change after an unstated one is always stated, so that a reader never adds up more than two changes.
+    """
     match event:
         case Gain(owner=owner, food=food) | Lose(owner=owner, food=food):
             changed = [(owner, food)]

@@ -1,4 +1,4 @@
-"""Documents as token ids: the tokenizer, and rows of packed documents for training."""
+"""Turns documents into token ids: trains the tokenizer, and packs documents into rows for training."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,12 +10,12 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from blockrelay_storyteller.corpus.documents import SPECIALS, Document, document, text_of
 
-#: Rows that are filled at the same time; more of them leave less padding.
+#: Number of rows filled at the same time; more of them leave less padding.
 _OPEN_ROWS = 64
 
 
 def train_tokenizer(seed: str, *, vocab: int, documents: int) -> Tokenizer:
-    """A byte-level BPE tokenizer. The special tokens have the first ids, in the order of SPECIALS."""
+    """Trains a byte-level BPE tokenizer. The special tokens have the first ids, in the order of SPECIALS."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -35,19 +35,17 @@ def load_tokenizer(folder: Path) -> Tokenizer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
-    """Packed rows, all [rows, length].
-
-    ids: uint16. weights: uint8, the weight of a token as a target (0: padding and the first token of a document).
-    owner: uint8, number of the document within the row, so that attention can stay within one.
-    """
+    """Packed rows of training tokens; all arrays are [rows, length]."""
 
     ids: NDArray[np.uint16]
     weights: NDArray[np.uint8]
+    """Weight of a token as a target; 0 for padding and, unless documents are joined, the first token of each."""
     owner: NDArray[np.uint8]
+    """Number of the document within the row, so that attention can stay within one; 255 for padding."""
 
 
 def encode(tokenizer: Tokenizer, segments: Document, answer_weight: int) -> tuple[list[int], list[int]]:
-    """Ids and target weights of one document; the tokens of answers weigh `answer_weight`, all others 1."""
+    """Returns the ids and target weights of one document: `answer_weight` for tokens of answers, 1 for others."""
     ids: list[int] = []
     weights: list[int] = []
     for segment in segments:
@@ -62,7 +60,7 @@ def pack(
 ) -> Rows:
     """Fills `rows` rows with whole documents, each where it fits best; a document longer than a row is cut.
 
-    joined: the documents of a row count as one.
+    With `joined`, the documents of a row count as one.
     """
     closed: list[tuple[list[int], list[int], list[int]]] = []
     open_rows: list[tuple[list[int], list[int], list[int]]] = []

@@ -1,4 +1,4 @@
-"""The words of the world. Every list is closed, so that the generator depends on nothing but its seed."""
+"""The words of the stories. Every list is fixed, so that the generator depends on nothing but its seed."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -10,7 +10,7 @@ def _words(text: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Somewhere to be. All of them take "in", so that an answer does not hang on a preposition."""
+    """A place in the world. All places take "in", so that no answer depends on a preposition."""
 
     name: str
 
@@ -26,7 +26,7 @@ BOYS: Final = _words(
     "Tom Ben Max Leo Sam Jack Noah Finn Oscar Paul Peter Hugo Felix Adam Luke David Henry "
     "Jacob Mark Nick Oliver Simon Theo Tim"
 )
-#: Parts of made-up names. They stop the model from knowing all names by heart, so that it learns to copy any name.
+#: Parts of made-up names. With them the model cannot memorise all names, and learns to copy any name.
 NAME_STARTS: Final = _words("Ba Bo Da De Do Fa Fi Ga Ha Ja Ka Ki La Lo Ma Mi Na No Pa Ra Ri Sa Ta To Va Wi Za Zu")
 NAME_MIDDLES: Final = _words("bi da la li ma mo na ni ra ri ro sa ta ti vi za")
 NAME_ENDS: Final = _words("n r l s x m k ra lo na ko ly mi to do ne")
@@ -43,7 +43,7 @@ PLACES: Final = tuple(
         "cellar stable tunnel"
     )
 )
-#: Countable food: (one, many).
+#: Countable food: (singular, plural).
 FOODS: Final = (
     *((one, f"{one}s") for one in _words("apple pear plum nut cake egg carrot lemon banana")),
     ("berry", "berries"),

@@ -1,6 +1,6 @@
-"""The world of the stories: who is where, who has what, how many are left. Nothing here writes prose.
+"""Simulates the world of the stories: places of people, holders of things, counts of food. It writes no prose.
 
-A `World` is changed only by `apply`; an impossible event raises `ImpossibleEvent` and changes nothing.
+Stories change a `World` only with `apply`; an impossible event raises `ImpossibleEvent` and changes nothing.
 """
 
 from dataclasses import dataclass, field
@@ -10,12 +10,12 @@ from blockrelay_storyteller.corpus.words import MOST, Place
 
 
 class ImpossibleEvent(ValueError):
-    """The event cannot happen in the present state of the world."""
+    """The error for an event that cannot happen in the present state of the world."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
-    """A person goes to a place; what the person holds goes along."""
+    """A person goes to another place; the things that the person holds move too."""
 
     person: str
     place: Place
@@ -48,7 +48,7 @@ class Give:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gain:
-    """`amount` pieces of food come into the world, to `owner` (a person or a holder such as "the basket")."""
+    """An owner (a person or a holder such as "the basket") gets `amount` pieces of food that are new in the world."""
 
     owner: str
     food: str
@@ -57,7 +57,7 @@ class Gain:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lose:
-    """`amount` pieces of food leave the world (eaten, lost)."""
+    """An owner loses `amount` pieces of food, which leave the world (eaten or lost)."""
 
     owner: str
     food: str
@@ -66,7 +66,7 @@ class Lose:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """`amount` pieces of food pass from one owner to another."""
+    """An owner passes `amount` pieces of food to another owner."""
 
     giver: str
     receiver: str
@@ -79,21 +79,21 @@ Event: TypeAlias = Move | Take | Put | Give | Gain | Lose | Share
 
 @dataclass(slots=True, kw_only=True)
 class World:
-    """Mutable state.
-
-    places: person -> place. colours: thing -> colour. holders: thing -> person that has it (absent: it lies somewhere).
-    lying: thing -> place where it lies (absent: somebody has it).
-    counts: (owner, food in the plural) -> pieces, 0 to MOST.
-    """
+    """The mutable state of a world. Each thing is either in `holders` or in `lying`."""
 
     places: dict[str, Place] = field(default_factory=dict[str, Place])
+    """The place of each person."""
     colours: dict[str, str] = field(default_factory=dict[str, str])
+    """The colour of each thing that has one."""
     holders: dict[str, str] = field(default_factory=dict[str, str])
+    """The person that holds each thing."""
     lying: dict[str, Place] = field(default_factory=dict[str, Place])
+    """The place of each thing that no person holds."""
     counts: dict[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])
+    """Pieces of food, 0 to MOST, by (owner, food in the plural)."""
 
     def copy(self) -> "World":
-        """A world that shares no mutable state with this one."""
+        """Returns a world that shares no mutable state with this one."""
         return World(
             places=dict(self.places),
             colours=dict(self.colours),
@@ -103,12 +103,12 @@ class World:
         )
 
     def place_of(self, thing: str) -> Place:
-        """Where a thing is: where it lies, or where its holder is."""
+        """Returns the place of a thing: where it lies, or where its holder is."""
         lying = self.lying.get(thing)
         return self.places[self.holders[thing]] if lying is None else lying
 
     def apply(self, event: Event) -> None:
-        """Changes the world by one event. Raises ImpossibleEvent, with the world unchanged."""
+        """Changes the world by one event. Raises ImpossibleEvent and leaves the world unchanged if it cannot happen."""
         match event:
             case Move(person=person, place=place):
                 _check(person in self.places and self.places[person] != place, event)

@@ -1,1 +1,1 @@
-"""What is done to the system of a drill, each in a thread of its own."""
+"""The parts of a drill that act on its system, each in a thread of its own."""

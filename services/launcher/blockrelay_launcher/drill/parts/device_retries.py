@@ -1,4 +1,4 @@
-"""Somebody who looks after lost GPUs: they are tried again at once, in quarantine or not."""
+"""Retries lost GPUs at once, in quarantine or not, as an operator would."""
 
 from contextlib import suppress
 from dataclasses import dataclass
@@ -10,13 +10,13 @@ from blockrelay.redis.registry import read_lost_devices, retry_lost_device
 from blockrelay_launcher.drill.parts.part import DrillPart
 from blockrelay_launcher.drill.system import DrilledSystem
 
-#: Seconds between two looks.
+#: Seconds between two checks for lost devices.
 LOOK_S = 0.5
 
 
 @dataclass(slots=True)
 class DeviceRetries(DrillPart):
-    """A drill loses a device so often that it would hardly ever be there to be lost."""
+    """The part that retries lost GPUs: without it, a drill kills GPUs so often that they would seldom serve."""
 
     system: DrilledSystem
 

@@ -1,4 +1,4 @@
-"""The faults of a drill, done: one after the other, as they were drawn, and undone when their time is over."""
+"""Executes the faults of a drill, one after the other as they were drawn, and ends each after its time."""
 
 import contextlib
 import os
@@ -15,25 +15,26 @@ from blockrelay_launcher.drill.parts.part import DrillPart
 from blockrelay_launcher.drill.system import DrilledSystem
 
 T = TypeVar("T")
-#: At the end a full Redis is given its room back; a killed one may need some seconds to answer.
+#: Seconds for giving a full Redis its room back at the end: a killed one may need some to answer.
 RESTORE_S = 30.0
 
 
 @dataclass(slots=True)
 class Killer(DrillPart):
-    """Does what `plan` says from `start` to `finish`; `done` is what was done, in order.
+    """The part that executes the faults in `plan` from `start` to `finish`; `done` has the executed ones, in order.
 
-    A strike for which there is nobody (all dead, or asleep already) is left out.
+    A fault without a target (all processes of the role are dead or stopped) is left out.
     """
 
     system: DrilledSystem
     plan: Iterator[Strike]
     _asleep: dict[int, float] = field(default_factory=dict[int, float], init=False)
-    #: Until when a Redis is full, and the limit that it gets back.
+    """Time (monotonic) at which each stopped process continues, by pid."""
+    #: For each full Redis the time (monotonic) at which that ends, and the limit that it gets back.
     _full: dict[Target, tuple[float, int]] = field(default_factory=dict[Target, tuple[float, int]], init=False)
 
     def finish(self) -> None:
-        """No more faults; stopped processes continue, full servers get their room back."""
+        """Ends the faults: stopped processes continue, and full servers get their room back."""
         DrillPart.finish(self)
         end = time.monotonic() + RESTORE_S
         self._undo(float("inf"))
@@ -47,7 +48,7 @@ class Killer(DrillPart):
         while not self._over.wait(max(0.0, min(0.1, due - time.monotonic()))):
             self._undo(time.monotonic())
             if time.monotonic() >= due:
-                with contextlib.suppress(RedisTrouble, CommandError):  # a Redis that is dead or asleep just then
+                with contextlib.suppress(RedisTrouble, CommandError):  # the Redis may be dead or stopped now
                     self._strike(strike)
                 strike = next(self.plan)
                 due += strike.after_s
@@ -94,7 +95,7 @@ class Killer(DrillPart):
                 others = sorted(int(one["id"]) for one in clients if int(one["id"]) != mine)
                 if not others:
                     return
-                with contextlib.suppress(CommandError):  # it went by itself
+                with contextlib.suppress(CommandError):  # the connection may have ended by itself
                     client.client_kill_filter(_id=str(_picked(others, strike.pick)))  # pyright: ignore
         self._note(strike, None)
 
@@ -106,7 +107,7 @@ class Killer(DrillPart):
         return at
 
     def _undo(self, now: float) -> None:
-        """What should be over by now. What cannot be undone yet is tried again by the next call."""
+        """Ends the faults whose time is over at `now`; the next call retries the ones that cannot end yet."""
         for pid in [pid for pid, until in self._asleep.items() if until <= now]:
             del self._asleep[pid]
             with contextlib.suppress(ProcessLookupError):
@@ -114,7 +115,7 @@ class Killer(DrillPart):
         for target in SERVERS:
             until, limit = self._full.get(target, (float("inf"), 0))
             if target not in self._full or until > now or any(pid in self._asleep for pid in self.system.pids(target)):
-                continue  # nothing to be done, or it would not answer
+                continue  # nothing to end, or a stopped server that would not answer
             with contextlib.suppress(RedisTrouble, CommandError), self.system.administrator(target) as client:
                 client.config_set("maxmemory", limit)
                 del self._full[target]

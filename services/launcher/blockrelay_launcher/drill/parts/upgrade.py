@@ -1,4 +1,4 @@
-"""A rolling upgrade in the middle of a drill: workers of another numerics id replace the old ones, one by one."""
+"""Runs a rolling upgrade in the middle of a drill: workers of another numerics id replace the old ones in turn."""
 
 import contextlib
 import os
@@ -13,18 +13,18 @@ from blockrelay_launcher.drill.faults import Fault
 from blockrelay_launcher.drill.parts.part import DrillPart
 from blockrelay_launcher.drill.system import DrilledSystem
 
-#: New workers compute other bits (the setting `inject_numerics`), under a numerics id that ends in this.
+#: Suffix of the numerics id of the new workers, which compute other bits (the setting `inject_numerics`).
 SALT = "next"
 LOOK_S = 0.1
 
 
 @dataclass(slots=True)
 class Upgrade(DrillPart):
-    """From `begin` to `end` (monotonic), evenly: the next of `workers` gets new settings and is told to drain.
+    """The part that upgrades `workers` one by one, evenly from `begin` to `end` (monotonic).
 
-    Its turn is over once a process with the new settings runs in its place, whatever killed it on the way. The last one
-    is killed in its drain, so that requests are left which nobody of their numerics id can finish. `done` has each
-    signal.
+    Each gets new settings and is told to drain. Its turn is over when a process with the new settings runs in its
+    place. The last one is killed while it drains, so that requests remain which no worker of their numerics id can
+    finish. `done` has each signal.
     """
 
     system: DrilledSystem
@@ -35,7 +35,7 @@ class Upgrade(DrillPart):
 
     @property
     def troubles(self) -> list[str]:
-        """What did not happen: a sentence for each worker that was not replaced."""
+        """A sentence for each worker that was not replaced."""
         return [f"{worker} was not upgraded" for worker in self.workers if worker not in self._upgraded]
 
     def _run(self) -> None:
@@ -44,26 +44,28 @@ class Upgrade(DrillPart):
             if self._over.wait(max(0.0, self.begin + number * pause - time.monotonic())):
                 return
             self.system.set_for_next_start(worker, f"BLOCKRELAY_INJECT_NUMERICS={SALT}")
-            told: Counter[int] = Counter()
-            while not self._is_new(worker, told):
+            signals: Counter[int] = Counter()
+            while not self._is_new(worker, signals):
                 if self._over.wait(LOOK_S):
                     return
             self._upgraded.append(worker)
 
-    def _is_new(self, worker: str, told: Counter[int]) -> bool:
-        """Whether `worker` runs with the new settings; a process with the old ones is told to drain, once. `told`
-        counts the signals that processes were sent."""
-        found = self.system.process_of(worker)
-        if found is None:
+    def _is_new(self, worker: str, signals: Counter[int]) -> bool:
+        """Returns True if `worker` runs with the new settings; else tells its process to drain, once.
+
+        `signals` counts the calls for each process.
+        """
+        process = self.system.process_of(worker)
+        if process is None:
             return False
-        pid, settings = found
+        pid, settings = process
         if settings.get("BLOCKRELAY_INJECT_NUMERICS") == SALT:
             return True
-        if told[pid] == 0:
+        if signals[pid] == 0:
             self._send(signal.SIGTERM, "drain", pid)
-        elif told[pid] == 1 and worker == self.workers[-1]:
+        elif signals[pid] == 1 and worker == self.workers[-1]:
             self._send(signal.SIGKILL, "kill", pid)
-        told[pid] += 1
+        signals[pid] += 1
         return False
 
     def _send(self, number: int, kind: Literal["drain", "kill"], pid: int) -> None:
