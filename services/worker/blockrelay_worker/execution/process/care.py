@@ -80,6 +80,7 @@ class DeviceCare:
         return "its steps take 1.5 times as long as at first, after a clean-up too" if slow else ""
 
     def _count(self) -> None:
+        """Adds what the stage's figures have grown by to the metrics."""
         now = self._stage.figures.counted
         if now != self._counted:
             for name, value in now.items():
@@ -87,6 +88,8 @@ class DeviceCare:
             self._counted: dict[str, float] = now
 
     def _canary(self) -> None:
+        """Runs a canary and counts it as right, wrong or failed. Raises DeviceLost if it is wrong or the device is
+        gone."""
         try:
             self._stage.canary()
         except DeviceLost as lost:
@@ -99,6 +102,7 @@ class DeviceCare:
             self._metrics.canaries.labels("right").inc()
 
     def _clean_up(self) -> None:
+        """Has the device give back memory, and counts that. A failure is only logged."""
         self._metrics.cleanups.inc()
         get().warning("DEVICE_CLEAN_UP", reason="its steps take 1.5 times as long as at first")
         try:

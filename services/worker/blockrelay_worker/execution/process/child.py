@@ -76,7 +76,7 @@ class Child:
         """Does what `message` asks. Returns the result, `failed` or `refused`; raises nothing that a device can
         cause."""
         try:
-            return self._did(message)
+            return self._do(message)
         except BlockrelayError as error:
             if message.kind == "canary" and isinstance(error, KnownAnswerMismatch):
                 about = {"class": "device", "reason": "canary", "code": "INTERNAL", "block": error.block}
@@ -89,12 +89,14 @@ class Child:
             return self._failed(error)
 
     def _failed(self, error: Exception) -> Message:
+        """Returns the answer `failed`, with the kind of failure, the block, and the seconds of the blocks before it."""
         failure = self._judge.judge(str(error.__cause__ or error))
         block = getattr(error, "block", None) or failure.block
         fields = {"text": str(error), "class": failure.kind, "reason": failure.reason, "code": failure.code}
         return Message("failed", fields | {"block": block, "seconds": dict(getattr(error, "seconds", {}))})
 
-    def _did(self, message: Message) -> Message:
+    def _do(self, message: Message) -> Message:
+        """Does what `message` asks and returns the answer. Raises what the stage or ONNX Runtime raises."""
         fields = message.fields
         match message.kind:
             case "open":
@@ -120,7 +122,7 @@ class Child:
                 self._stages[fields["stage"]].import_pages(pages, contents)
                 return Message("done")
             case "canary":
-                self._canaries[fields["stage"]].sing()
+                self._canaries[fields["stage"]].check()
                 return Message("done")
             case "clean_up":
                 self._stages[fields["stage"]].clean_up()
@@ -133,6 +135,8 @@ class Child:
                 raise AssertionError(f"nobody sends {kind}")
 
     def _open(self, fields: Mapping[str, Any]) -> Message:
+        """Opens the device and the folder. Returns the numerics id, the memory that stages take, and the device's
+        name."""
         folder = self._folder = Path(fields["folder"])
         self._tries = TryLimits(*fields["tries"])
         # Drivers read the variables of their shader caches when the provider is opened.
@@ -173,7 +177,7 @@ class Child:
         def loaded() -> tuple[OnnxStage | AsIsStage, Known]:
             return executors.loaded(folder, first, last, pages=pages, weight_room=room)
 
-        # Stages of foreign ONNX blocks try each block again by themselves.
+        # Stages of ONNX blocks try each block again by themselves.
         stage, answers = loaded() if isinstance(executors, AsIsExecutors) else self._tried("a stage", loaded)
         number, pages = max(self._stages, default=0) + 1, stage.pool.pages - PAGES_NEEDED
         self._canaries[number] = Canary(
@@ -182,7 +186,7 @@ class Child:
         self._stages[number] = stage
         able = stage.capabilities
         limits = {"max_rows": able.max_rows, "max_sequences": able.max_sequences}
-        stage.moved_bytes()  # to find out whether it is right: nobody's step
+        stage.moved_bytes()  # the bytes of its known answers belong to no step
         figures = (
             {"weight_bytes": stage.weight_bytes, "pool_bytes": stage.pool_bytes, "retries": self._new_retries()}
             | _recorded(stage)
@@ -221,6 +225,7 @@ class Child:
         return {"process_bytes": resident_bytes(), "memory_used_bytes": used, "memory_bytes": there}
 
     def _run(self, stage: OnnxStage | AsIsStage, message: Message) -> Message:
+        """Runs a step. Returns its rows, logits or tensors, with its times and the figures of the device."""
         batch, as_is, began = _batch(stage, message), isinstance(stage, AsIsStage), time.perf_counter()
         output = stage.run(batch) if as_is else self._tried("a step", lambda: stage.run(batch))
         ran_s = time.perf_counter() - began
@@ -311,16 +316,16 @@ def main() -> int:
         signal.SIGTERM,
     ):  # a terminal signals the whole group, but the worker decides when to end
         signal.signal(number, signal.SIG_IGN)
-    asked, answers = _own_pipes()
+    requests, answers = _own_pipes()
     messages: SimpleQueue[Message] = SimpleQueue()
-    threading.Thread(target=_read_all, args=(asked, messages), name="reader", daemon=True).start()
-    told_at = float("-inf")
+    threading.Thread(target=_read_all, args=(requests, messages), name="reader", daemon=True).start()
+    reported_at = float("-inf")
 
     def goes_on() -> None:
-        nonlocal told_at
-        if time.monotonic() - told_at >= GOES_ON_EVERY_S:
+        nonlocal reported_at
+        if time.monotonic() - reported_at >= GOES_ON_EVERY_S:
             write(answers, Message(GOES_ON))
-            told_at = time.monotonic()
+            reported_at = time.monotonic()
 
     child = Child(goes_on)
     while True:

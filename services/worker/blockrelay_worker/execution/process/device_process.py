@@ -48,10 +48,10 @@ class DeviceProcess:
         #: Why the process is gone; None while it runs.
         self.lost: DeviceLost | None = None
         self.when_lost: dict[object, Callable[[], None]] = {}
-        begun: Future[subprocess.Popen[bytes]] = Future()
+        start: Future[subprocess.Popen[bytes]] = Future()
         command = [python, "-P", "-m", module, str(os.getpid())]
-        threading.Thread(target=self._host, args=(command, begun), name="device-watch", daemon=True).start()
-        self._process = begun.result()
+        threading.Thread(target=self._host, args=(command, start), name="device-watch", daemon=True).start()
+        self._process = start.result()
 
     @property
     def pid(self) -> int:
@@ -128,6 +128,7 @@ class DeviceProcess:
             self._process.wait()
 
     def _checked(self, answer: Message) -> Message:
+        """Returns the answer, or raises the error that it stands for."""
         fields: Mapping[str, Any] = answer.fields
         if answer.kind == "refused":
             if fields["type"] == KnownAnswerMismatch.__name__:
@@ -161,6 +162,7 @@ class DeviceProcess:
         return lost
 
     def _lose(self, lost: DeviceLost) -> None:
+        """Notes the loss, closes the process and calls `when_lost`."""
         self.lost = lost
         self.close()
         get().error("DEVICE_LOST", device=self.device, reason=lost.reason, code=lost.code, error=str(lost))
@@ -172,15 +174,15 @@ class DeviceProcess:
         if self.lost is not None:
             raise self.lost
 
-    def _host(self, command: list[str], begun: "Future[subprocess.Popen[bytes]]") -> None:
+    def _host(self, command: list[str], start: "Future[subprocess.Popen[bytes]]") -> None:
         """Starts the process and watches it until it has ended. Linux kills it when the thread that started it ends, so
         that thread must be none of those that ask."""
         try:
             process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         except BaseException as error:  # noqa: BLE001 the constructor raises it
-            begun.set_exception(error)
+            start.set_exception(error)
             return
-        begun.set_result(process)
+        start.set_result(process)
         while not self._closed.wait(LOOK_S):
             if process.poll() is not None and self._asking.acquire(blocking=False):
                 try:  # no thread asks it anything, so no other one would notice

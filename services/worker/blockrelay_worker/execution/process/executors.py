@@ -272,6 +272,7 @@ class DeviceExecutors:
         return process, _Opened(device, str(answer["card"]), str(answer["numerics"]), memory)
 
     def _count_loss(self) -> None:
+        """Notes the loss of the process, once, and whether another device may take its work."""
         lost, now = self._process.lost, self._now
         if lost is None or lost.reason == CLOSED or lost.moment in (now.forgiven, *now.losses[-1:]):
             return

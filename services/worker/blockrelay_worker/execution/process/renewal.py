@@ -1,4 +1,4 @@
-"""Decisions when a lost device may be tried again, and when a slow one may get a new process. Pure."""
+"""The waiting times before a lost device is tried again and before a slow one gets a new process. Pure."""
 
 from collections.abc import Sequence
 

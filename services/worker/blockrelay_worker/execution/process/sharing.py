@@ -1,5 +1,5 @@
-"""What the workers of one device, each with a thread of its own, share: which stages use its memory, when all of them
-have loaded theirs, and when all have left it."""
+"""Shared state of the workers of one device, each with a thread of its own: which stages use its memory, when all of
+them have loaded theirs, and when all have left it."""
 
 import threading
 import time
@@ -24,6 +24,7 @@ class Sharing:
     calls `asked` now and then, and stops waiting when that is true."""
 
     def __init__(self, workers: int) -> None:
+        """`workers`: how many workers have a stage on the device."""
         self._workers = workers
         self._changed = threading.Condition()
         self._assigned: dict[int, Stage] = {}

@@ -156,6 +156,7 @@ class DeviceStage:
             self._ask("close")
 
     def _ask_of(self, kind: str, batch: Batch) -> Message:
+        """Sends a batch, after checking it, and returns the answer."""
         model = self.folder.model
         pages = self.pool.pages if self.layout.layers > 0 else 0
         count = check_segments(batch.segments, limit=model.max_position, pages=pages)
@@ -163,8 +164,8 @@ class DeviceStage:
         rows: NDArray[Any] = (tokens_of if self.takes_tokens or named else hidden_of)(batch, count, model)
         tensors, arrays = packed_tensors(tensors_of(batch) if named else ())
         segments = [(s.rows, s.first_position, list(s.pages) if pages else []) for s in batch.segments]
-        asked = {"segments": segments, "wanted": list(batch.wanted), "needs": packed_needs(batch.needs)}
-        return self._ask(kind, asked | {"tensors": tensors}, [rows, *arrays])
+        fields = {"segments": segments, "wanted": list(batch.wanted), "needs": packed_needs(batch.needs)}
+        return self._ask(kind, fields | {"tensors": tensors}, [rows, *arrays])
 
     def _ask(self, kind: str, fields: Mapping[str, Any] | None = None, arrays: Sequence[NDArray[Any]] = ()) -> Message:
         message = Message(kind, {"stage": self._stage, **(fields or {})}, arrays)
