@@ -1,4 +1,4 @@
-"""A ragged batch as the arrays that a graph takes. Pure."""
+"""The input arrays of a stage's graph for a ragged batch. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,16 +14,16 @@ from blockrelay_worker.kernels.specification import PAGE
 
 
 def batch_inputs(segments: Sequence[Segment], flavour: Flavour, *, least_pages: int = 1) -> dict[str, NDArray[Any]]:
-    """Inputs of the flavour's `describe_batch` by name, of segments whose rows are those of the batch in order. Tables
-    have `least_pages` or more."""
+    """Returns the inputs that the flavour's `describe_batch` declares, by name, for a batch of `segments` in order.
+    Page tables have `least_pages` columns or more."""
     return _plain(segments, least_pages) if flavour == PLAIN else _paged(segments, least_pages)
 
 
 def cut(segments: Sequence[Segment], rows: int) -> list[Segment]:
-    """The same rows of the same pages in segments of at most `rows`.
+    """Returns the same tokens on the same pages in segments of at most `rows` tokens.
 
-    Those of one request are then several in one step. Both flavours write all keys and values before they read any, so
-    that each finds what the ones before it have.
+    A request may then have several segments in one step. Both flavours write all keys and values before they read any,
+    so each segment sees those of the segments before it.
     """
     return [
         replace(segment, rows=min(rows, segment.rows - at), first_position=segment.first_position + at)
@@ -33,6 +33,7 @@ def cut(segments: Sequence[Segment], rows: int) -> list[Segment]:
 
 
 def _plain(segments: Sequence[Segment], least_pages: int) -> dict[str, NDArray[Any]]:
+    """Returns the inputs of the flavour `plain`: see `graphs.plain`."""
     rows = np.array([segment.rows for segment in segments])
     first = np.array([segment.first_position for segment in segments])
     count, longest = len(segments), int(rows.max())
@@ -56,6 +57,7 @@ def _plain(segments: Sequence[Segment], least_pages: int) -> dict[str, NDArray[A
 
 
 def _paged(segments: Sequence[Segment], least_pages: int) -> dict[str, NDArray[Any]]:
+    """Returns the inputs of the flavour `paged`: see `graphs.paged`."""
     rows = [segment.rows for segment in segments]
     longest = max(_end(segment) for segment in segments)
     return {
@@ -67,7 +69,7 @@ def _paged(segments: Sequence[Segment], least_pages: int) -> dict[str, NDArray[A
 
 
 def _table(segments: Sequence[Segment], least_pages: int, dtype: type[np.signedinteger[Any]]) -> NDArray[Any]:
-    """[segments, pages of the longest]: each one's pages, padded with 0."""
+    """Returns the page table [segments, pages of the longest context], padded with 0."""
     counts = [pages_for(_end(segment)) for segment in segments]
     table = np.zeros((len(counts), max(least_pages, *counts)), dtype)
     for line, segment, count in zip(table, segments, counts, strict=True):

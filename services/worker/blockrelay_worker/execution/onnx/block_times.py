@@ -1,7 +1,7 @@
-"""How long each block of a stage takes, whose blocks are one graph: it tells the time of all of them together.
+"""The time of each block of a stage that runs as one graph, which shows only the time of all of them together.
 
-Now and then the blocks run one by one, in sessions of their own on the same weights and pages, in the place of the one
-graph: to the last digits the result is the same. What each took then divides the time of the steps that follow.
+Now and then the blocks run one by one instead, in sessions of their own on the same weights and KV pages; the result is
+the same to the last digits. The shares of the blocks then divide the time of the steps that follow.
 """
 
 import time
@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 from blockrelay_worker.execution.onnx.bound.session import Arrays, BoundSession
 from blockrelay_worker.execution.onnx.providers.provider import Place, Provider
 
-#: Of so many steps one is measured.
+#: One step in this many is measured.
 EVERY = 256
 
 
 class BlockTimes:
-    """Of the blocks of one stage. Used as its stage is, by one thread at a time."""
+    """The block times of one stage. Used by one thread at a time, like its stage."""
 
     def __init__(
         self,
@@ -33,9 +33,9 @@ class BlockTimes:
         *,
         always: bool,
     ) -> None:
-        """`session_of` gives that of one block, which may be others' too. `values` are inputs of the graphs on the
-        device by name, and so are `pools`, which the graphs write in place (`NAME_out`). `always`: every step is
-        measured. Nothing else is done before the first one that is."""
+        """`session_of` returns the session of one block, which other stages may share. `values` and `pools` are inputs
+        of the graphs on the device, by name; the graphs write the pools in place (`NAME_out`). `always`: every step is
+        measured. Sessions are made for the first measured step."""
         self._provider, self._blocks, self._session_of = provider, blocks, session_of
         self._values, self._pools, self._always = values, pools, always
         self._sessions: list[BoundSession] = []
@@ -43,17 +43,17 @@ class BlockTimes:
         self._steps = 1
 
     def measure_next(self) -> None:
-        """Measure the next step, whatever its number."""
+        """Measures the next step, whatever its number."""
         self._steps = 0
 
     @property
     def due(self) -> bool:
-        """Whether the next step is to be measured. One block alone has nothing to divide."""
+        """True if the next step is to be measured. A single block has nothing to divide."""
         return self._always or (len(self._blocks) > 1 and self._steps % EVERY == 0)
 
     @contextmanager
     def each(self) -> Generator[None]:
-        """Steps inside are measured, each of them."""
+        """Context in which every step is measured."""
         before, self._always = self._always, True
         try:
             yield
@@ -61,37 +61,40 @@ class BlockTimes:
             self._always = before
 
     def divided(self, seconds: float) -> dict[str, float]:
-        """A step of the one graph has taken so long: by block. An estimate, unless there is one block."""
+        """Returns the seconds of each block in a step of the whole graph: an estimate, unless there is one block.
+        Counts the step."""
         self._steps += 1
         return self._named(seconds * self._shares)
 
     def measured(
         self, inputs: Mapping[str, NDArray[Any]], stays: Mapping[str, Place] | None = None
     ) -> tuple[Arrays, dict[str, float]]:
-        """A step block by block: outputs of the last one as of BoundSession, and the seconds of each."""
+        """Runs a step block by block. Returns the outputs of the last block (see `BoundSession.run`) and the seconds of
+        each block."""
         ran = list(self.one_by_one(inputs, stays))
-        found, seconds = ran[-1][1], [spent for *_, spent in ran]
+        outputs, seconds = ran[-1][1], [spent for *_, spent in ran]
         self._shares = np.asarray(seconds) / sum(seconds)
         self._steps += 1
-        return found, self._named(seconds)
+        return outputs, self._named(seconds)
 
     def one_by_one(
         self, inputs: Mapping[str, NDArray[Any]], stays: Mapping[str, Place] | None = None
     ) -> Iterator[tuple[str, Arrays, float]]:
-        """The name, the outputs and the seconds of each block, which is run when it is asked for; nothing is noted."""
+        """Runs each block when the iterator reaches it; yields its name, outputs and seconds. The shares do not
+        change."""
         if not self._sessions:
             self._sessions = [self._session(block) for block in self._blocks]
-        # Memory that stays for a step in 256 would be missing in all others.
+        # The arena must shrink: memory kept for one step in 256 would be missing in all others.
         options = None if self._always else self._provider.shrinking()
         given = dict(inputs)
         for block, session in zip(self._blocks, self._sessions, strict=True):
             began = time.perf_counter()
-            found = session.run(given, options, stays)
-            yield f"block_{block}", found, time.perf_counter() - began
-            given["hidden"] = found.get("hidden_out", given.get("hidden", _NO_ROWS))
+            outputs = session.run(given, options, stays)
+            yield f"block_{block}", outputs, time.perf_counter() - began
+            given["hidden"] = outputs.get("hidden_out", given.get("hidden", _NO_ROWS))
 
     def close(self) -> None:
-        """Drop the sessions."""
+        """Drops the sessions."""
         self._sessions.clear()
 
     def _session(self, block: int) -> BoundSession:

@@ -1,7 +1,7 @@
-"""A stage that serves is asked now and then what it was asked at its load: it must still compute that.
+"""Canaries: a stage that serves recomputes known steps now and then, and must still give the known results.
 
-Each time the next of the known steps, so that every way through the kernels comes again, on pages that no run has. What
-stays in them between two canaries is looked at too: a step behind others reads what those have left there.
+Each canary takes the next step, so that every path through the kernels comes again. The pages belong to no run. What
+stays in them between two canaries is checked too: a step with a past reads what earlier steps left there.
 """
 
 from collections.abc import Sequence
@@ -12,27 +12,28 @@ from blockrelay_worker.execution.onnx.known_answers import Step
 
 
 class Known(Protocol):
-    """What is known of a stage: `Answers`, or another form of it."""
+    """The known answers of a stage: `Answers`, or `PartAnswers` for ONNX blocks."""
 
     @property
     def steps(self) -> Sequence[Step]: ...
 
     def check_step(self, stage: Executor, number: int, *, first_page: int, tolerance: float, where: str) -> None:
-        """See `Answers.check_step`."""
+        """Has `stage` compute step `number` and compares: see `Answers.check_step`."""
         ...
 
 
 class Canary:
-    """Of one stage. Used by the thread that runs it."""
+    """The canaries of one stage. Used by the thread that runs it."""
 
     def __init__(self, stage: Executor, answers: Known, *, first_page: int, tolerance: float) -> None:
-        """`known_answers.PAGES_NEEDED` pages from `first_page` on are its own; `tolerance` as of `check`."""
+        """`known_answers.PAGES_NEEDED` pages from `first_page` on belong to the canaries. `tolerance`: as in
+        `check`."""
         self._stage, self._answers, self._tolerance = stage, answers, tolerance
         self._first_page, self._next = first_page, 0
 
-    def sing(self) -> None:
-        """One step of at most 65 rows. Raises KnownAnswerMismatch when its result is not the known one, ExecutionError
-        when there is none."""
+    def check(self) -> None:
+        """Computes the next step, of at most 65 tokens. Raises KnownAnswerMismatch if its result is not the known one,
+        ExecutionError if there is no result."""
         self._answers.check_step(
             self._stage,
             self._next,

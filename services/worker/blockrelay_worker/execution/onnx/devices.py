@@ -1,4 +1,4 @@
-"""The devices of this machine: what each is, what it can do, and whether a stage could run there."""
+"""The devices of this machine: name, kind, abilities, and why a stage cannot run there."""
 
 import importlib.util
 from collections.abc import Callable, Mapping
@@ -20,46 +20,47 @@ from blockrelay_worker.execution.onnx.providers.provider import Provider
 from blockrelay_worker.execution.onnx.providers.webgpu import WebGpuProvider
 
 DeviceKind = Literal["cpu", "gpu", "npu"]
-#: What the sysfs of Linux and ONNX Runtime call vendors of GPUs.
+#: PCI vendor ids of GPUs, as in Linux's sysfs and ONNX Runtime.
 _VENDORS = {0x1002: "AMD", 0x10DE: "NVIDIA", 0x8086: "Intel", 0x106B: "Apple", 0x5143: "Qualcomm", 0x13B5: "Arm"}
-#: DirectML does not tell how many adapters there are.
+#: Adapters that are tried: DirectML does not say how many there are.
 _MOST_ADAPTERS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundDevice:
-    """`id` as `--gpu` takes it. None: not known."""
+    """A device of this machine. `id` is what `--gpu` takes; None means unknown."""
 
     id: str
     name: str
     kind: DeviceKind = "gpu"
     vendor: str = ""
     uuid: str | None = None
-    """The same after every start; `--gpu` takes it too."""
+    """NVIDIA's id of the GPU, the same after every start; `--gpu` takes it too."""
     memory_bytes: int | None = None
     driver: str | None = None
     features: tuple[str, ...] = ()
-    """Types of floats that it computes with: f32, f16."""
+    """Float types that it computes with: f32, f16."""
     problem: str = ""
     """Why no stage can run on it; empty if one can."""
     missing: bool = False
-    """The problem is that the device, or what has to be installed for it, is not here; else it is here and fails."""
+    """True if the device, or a package it needs, is not here; False if it is here but fails."""
 
 
 def devices_here(environment: Mapping[str, str]) -> list[FoundDevice]:
-    """The CPU, then what each provider finds, or why it finds nothing. Every device has computed something."""
+    """Returns the CPU, then the devices of each provider, or the reason why a provider has none. Each device was tried
+    with a small computation."""
     cpu = FoundDevice(id="cpu", name=cpu_name(), kind="cpu", memory_bytes=allowed_bytes(), features=("f32",))
     return [cpu, *cuda_devices(environment), *_webgpu(environment), *_openvino(), *_directml()]
 
 
 def onnxruntime_version() -> str:
-    """Of whichever distribution is installed."""
+    """Returns the version of the installed ONNX Runtime, whichever distribution it is."""
     return str(ort.__version__)
 
 
 def cuda_devices(environment: Mapping[str, str]) -> list[FoundDevice]:
-    """NVIDIA's GPUs with what the driver tells of them, whether CUDA's package is here or not. Nothing where neither
-    driver nor package is."""
+    """Returns NVIDIA's GPUs as the driver lists them, with or without the package for CUDA. Without driver and package
+    the list is empty."""
     problem = _lacking(CudaProvider)
     gpus = nvidia_gpus(environment)
     if not gpus and not problem:
@@ -84,14 +85,14 @@ def _cuda_device(index: int, gpu: NvidiaGpu, problem: str) -> FoundDevice:
 
 def _webgpu(environment: Mapping[str, str]) -> list[FoundDevice]:
     try:
-        found = WebGpuProvider.devices()
+        devices = WebGpuProvider.devices()
     except UsageError as error:
         return [_none("webgpu", "WebGPU", str(error))]
     if problem := _lacking_onnx(WebGpuProvider):
         return [_none("webgpu", "WebGPU", problem)]
-    if not found:
+    if not devices:
         return [_none("webgpu", "WebGPU", _why_none(environment))]
-    return [_webgpu_device(index, device) for index, device in enumerate(found)]
+    return [_webgpu_device(index, device) for index, device in enumerate(devices)]
 
 
 def _why_none(environment: Mapping[str, str]) -> str:
@@ -117,17 +118,17 @@ def _webgpu_device(index: int, device: Any) -> FoundDevice:
 
 
 def _openvino() -> list[FoundDevice]:
-    """Nothing without its package, since it takes the place of the one that is here."""
+    """Returns OpenVINO's GPUs and NPUs; none without its package, which would replace the ONNX Runtime that is here."""
     if _lacking(OpenVinoProvider):
         return []
     names = [name for name in OpenVinoProvider.devices() if name != "CPU"]
     if not names:
         return [_none("openvino", "OpenVINO", "no GPU or NPU that OpenVINO finds")]
-    found: list[FoundDevice] = []
+    devices: list[FoundDevice] = []
     for name in names:
         tried = _tried(lambda name=name: OpenVinoProvider(name))
         kind: DeviceKind = "npu" if name.startswith("NPU") else "gpu"
-        found.append(
+        devices.append(
             FoundDevice(
                 id=f"openvino:{name}",
                 name=f"OpenVINO {name}",
@@ -138,19 +139,19 @@ def _openvino() -> list[FoundDevice]:
                 missing=tried.missing,
             )
         )
-    return found
+    return devices
 
 
 def _directml() -> list[FoundDevice]:
-    """As far as one after the other can be opened; nothing without its package."""
+    """Returns DirectML's adapters, up to the first that cannot be opened; none without its package."""
     if _lacking(DirectMlProvider):
         return []
-    found: list[FoundDevice] = []
+    devices: list[FoundDevice] = []
     for index in range(_MOST_ADAPTERS):
         tried = _tried(lambda index=index: DirectMlProvider(index))
         if tried.problem and index:
             break
-        found.append(
+        devices.append(
             FoundDevice(
                 id=f"directml:{index}",
                 name=f"adapter {index} of Direct3D 12",
@@ -159,11 +160,11 @@ def _directml() -> list[FoundDevice]:
                 missing=tried.missing,
             )
         )
-    return found
+    return devices
 
 
 def _lacking(provider: type[CudaProvider | OpenVinoProvider | DirectMlProvider]) -> str:
-    """Which package is missing; empty if none is."""
+    """Returns the message that names the missing package; empty if none is missing."""
     try:
         provider.check_installed()
     except UsageError as error:
@@ -179,7 +180,7 @@ def _lacking_onnx(provider: type[Provider]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Tried:
-    """What came of trying a device, as FoundDevice has it."""
+    """The result of trying a device: fields of FoundDevice."""
 
     problem: str
     features: tuple[str, ...] = ()
@@ -187,6 +188,7 @@ class _Tried:
 
 
 def _tried(make: Callable[[], Provider]) -> _Tried:
+    """Returns whether the device computes in float32 and float16, or why it does not."""
     provider = make()
     try:
         problem = failure_there(provider, "float32")
@@ -197,5 +199,5 @@ def _tried(make: Callable[[], Provider]) -> _Tried:
 
 
 def _none(provider: str, name: str, problem: str) -> FoundDevice:
-    """What is listed of a provider that has no devices here."""
+    """Returns the entry for a provider that has no devices here."""
     return FoundDevice(id=provider, name=name, problem=problem, missing=True)

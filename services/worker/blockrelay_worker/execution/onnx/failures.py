@@ -1,12 +1,12 @@
-"""What an error of a provider means. ONNX Runtime has no error codes for it, so its texts are told apart, by one table.
+"""The meaning of a provider's error. ONNX Runtime has no error codes for it, so one table matches its texts.
 
-    capacity  memory or a limit is used up: release, try less at once, hand the youngest over
-    device    the device or the process on it is lost: end the process, go on elsewhere
-    refused   this batch cannot be run: it alone goes elsewhere
-    unknown   no row of the table says so: as refused, but `device` when it comes again (`Judge`)
+    capacity  memory or a limit is used up: release, run less at once, hand the youngest request over
+    device    the device or its process is lost: end the process, continue elsewhere
+    refused   this batch cannot run here: it alone goes elsewhere
+    unknown   no row of the table matches: as refused, but `device` the second time (`Judge`)
 
-Sources of the texts: ONNX Runtime 1.31 and its providers, and reports by people; tests/unit/worker/execution/onnx has
-each in its place.
+Sources of the texts: ONNX Runtime 1.31 and its providers, and user reports; tests/unit/worker/execution/onnx has each
+of them in its context.
 """
 
 import re
@@ -22,7 +22,8 @@ _BLOCK = re.compile(r"\b(block_\d+)/")
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """`reason` names the row of the table; `block` the block whose node failed, if the text names it."""
+    """A classified error. `reason` names the row of the table, `block` the block whose node failed, if the text names
+    it, `code` the code that the worker reports."""
 
     kind: Kind
     reason: str
@@ -33,13 +34,15 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
+    """A row of the table: an error with one of `texts` in it is of this kind."""
+
     kind: Kind
     reason: str
     texts: tuple[str, ...]
     code: DeviceCode = "INTERNAL"
 
 
-#: The first row with a text that is found counts; small and capital letters are alike.
+#: The first matching row counts; case is ignored.
 TABLE = (
     _Row(
         "device",
@@ -48,7 +51,7 @@ TABLE = (
     ),
     _Row(
         "device", "device_lost", ("device lost", "device is lost", "DeviceLost", "ERROR_DEVICE_LOST")
-    ),  # Vulkan and Level Zero name it like that
+    ),  # as named by Vulkan and Level Zero
     _Row(
         "capacity",
         "out_of_memory",
@@ -98,9 +101,9 @@ TABLE = (
 
 
 def judged(text: str) -> Failure:
-    """What an error with this text means. Pure."""
-    found = _BLOCK.search(text)
-    block = found[1] if found else None
+    """Returns the failure that an error with this text stands for. Pure."""
+    match = _BLOCK.search(text)
+    block = match[1] if match else None
     folded = text.casefold()
     for row in TABLE:
         if any(one.casefold() in folded for one in row.texts):
@@ -109,12 +112,13 @@ def judged(text: str) -> Failure:
 
 
 class Judge:
-    """The errors of one process on a device: one that the table does not know may pass, a second means `device`."""
+    """Classifies the errors of one process on a device: one unknown error may pass, a second one means `device`."""
 
     def __init__(self) -> None:
         self._unknown = False
 
     def judge(self, text: str) -> Failure:
+        """Returns the failure that an error with this text stands for, given the errors before it."""
         failure = judged(text)
         if failure.kind == "unknown":
             if self._unknown:

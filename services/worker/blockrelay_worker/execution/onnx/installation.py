@@ -1,4 +1,4 @@
-"""Whether this environment has one ONNX Runtime. Imports none."""
+"""The check that this environment has no more than one ONNX Runtime. It imports none."""
 
 import sys
 from collections.abc import Iterable, Iterator
@@ -9,15 +9,16 @@ from blockrelay.errors import UsageError
 
 
 def check_one_onnxruntime(installed: Iterable[Distribution] | None = None) -> None:
-    """Raises UsageError naming the distributions when more than one has the package `onnxruntime`.
+    """Raises UsageError naming the distributions if more than one has the package `onnxruntime`. `installed`: the
+    distributions to look at; None: those of this environment.
 
     `onnxruntime-gpu`, `onnxruntime-directml` and others overwrite files of `onnxruntime`: which of them runs, and which
     devices it knows, is then a matter of chance. Plug-ins (`onnxruntime-ep-...`) have packages of their own.
     """
-    found = sorted({name for one in installed or _candidates() if (name := _name(one)) and _has_package(one)})
-    if len(found) > 1:
+    names = sorted({name for one in installed or _candidates() if (name := _name(one)) and _has_package(one)})
+    if len(names) > 1:
         raise UsageError(
-            f"{' and '.join(found)} are installed in one environment and overwrite each other: uninstall them all, "
+            f"{' and '.join(names)} are installed in one environment and overwrite each other: uninstall them all, "
             "then install one of them"
         )
 
@@ -31,7 +32,7 @@ def _candidates() -> Iterator[Distribution]:
 
 
 def _name(one: Distribution) -> str:
-    """Of a distribution that may be an ONNX Runtime, as people write it; else nothing."""
+    """Returns the normalised name of a distribution that may be an ONNX Runtime; empty for all others."""
     name = str(one.metadata["Name"]).lower().replace("_", "-")
     return name if name.startswith("onnxruntime") else ""
 

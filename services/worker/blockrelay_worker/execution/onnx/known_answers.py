@@ -1,12 +1,12 @@
 """Known answers of a device: blocks are compared with a reference, and stages with their blocks, before they take work.
 
-Drivers are wrong without a word: on GPUs with small subgroups a kernel for prompts of 32 rows and more gives rubbish
-from its fifth row on, where 31 rows are right. So every way through the kernels is walked: one row, just below, at and
-above the sizes where kernels change, rows behind others, several requests at once, pages that go away and come back.
-The reference is the same blocks on ONNX Runtime's CPU provider in float32, one block in memory at a time. Each block of
-the device gets what the reference's block got: in float16 the rounding of one block grows in those behind it, until it
-looks like a wrong kernel. What is left to be wrong is how blocks are put together: a stage must give what its own
-blocks give, one by one.
+Drivers give wrong numbers without an error: on GPUs with small subgroups, a kernel for prompts of 32 tokens and more is
+wrong from its fifth row on, where 31 tokens are right. So the steps take every path through the kernels: one token,
+sizes just below, at and above those where kernels change, tokens behind a past, several requests at once, and pages
+that are exported and imported. The reference is the same blocks on ONNX Runtime's CPU provider in float32, one block in
+memory at a time. Each block of the device gets the reference's input: in float16 the rounding of one block grows in the
+next ones, until it looks like a wrong kernel. What may still be wrong is how blocks are put together, so a stage must
+give what its own blocks give, one by one.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -24,19 +24,19 @@ from blockrelay_worker.execution.executor import Executor
 from blockrelay_worker.execution.onnx.graphs.flavours import FloatType
 from blockrelay_worker.execution.self_test import fixed_rows, fixed_tokens
 
-#: In the pool of a stage that is asked.
+#: KV pages that the steps take in the pool of a stage.
 PAGES_NEEDED = 8
-#: How far a row may be from the reference's, as a part of its length. In float32 some 1e-6 is usual, in float16 1e-3;
-#: wrong kernels are off by a tenth.
+#: Allowed distance of a row from the reference's, relative to its length. In float32 some 1e-6 is usual, in float16
+#: 1e-3; wrong kernels are off by a tenth.
 TOLERANCES: dict[FloatType, float] = {"float32": 1e-4, "float16": 2e-2}
-#: The same of a page: float16 rounds by 2**-11 at most.
+#: The same for a KV page: float16 rounds by 2**-11 at most.
 PAGE_TOLERANCE = 2.0**-10
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A batch of (rows, first position, pages). Before it, pages `moved` from one place to another as if they had come
-    from another executor."""
+    """A known batch of (tokens, first position, pages). Before it runs, the contents of pages are `moved` (from, to),
+    as if they came from another executor."""
 
     case: str
     parts: tuple[tuple[int, int, tuple[int, ...]], ...]
@@ -44,10 +44,11 @@ class Step:
 
     @property
     def rows(self) -> int:
+        """Tokens of the whole batch."""
         return sum(rows for rows, _, _ in self.parts)
 
     def at(self, first_page: int) -> "Step":
-        """The same on pages from `first_page` on."""
+        """Returns the same step on pages from `first_page` on."""
         parts = tuple((rows, first, tuple(first_page + page for page in own)) for rows, first, own in self.parts)
         return replace(self, parts=parts, moved=tuple((first_page + a, first_page + b) for a, b in self.moved))
 
@@ -63,8 +64,8 @@ STEPS = (
     Step("one row behind 21, one behind 36, two behind 9", ((1, 21, _A), (1, 36, _B), (2, 9, _C))),
     Step("one row behind pages that were moved", ((1, 22, (2, 5)),), moved=((3, 2), (6, 5))),
 )
-#: Enough for blocks that have been through all of these, in a stage that is composed of them: many rows and few, in
-#: several sequences, and rows behind them, so that each block gets what the one before it gives.
+#: Enough for a stage whose blocks have passed all of STEPS: many tokens and few, several sequences, and tokens with a
+#: past, so that each block gets the output of the one before it.
 OF_A_COMPOSITION = (
     Step("prompts of 33 and 3", ((33, 0, _SCATTERED), (3, 0, _A))),
     Step("one row behind 33, two behind 3", ((1, 33, _SCATTERED), (2, 3, _A))),
@@ -73,8 +74,8 @@ OF_A_COMPOSITION = (
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """Of the blocks `first_block..last_block`: the output of each step (rows, or logits of all of them), and what was
-    in the pages that moved, of each page and layer the keys and the values."""
+    """What the blocks `first_block..last_block` must give: the output of each step (hidden rows, or logits of all
+    rows), and the contents of the pages that moved: for each page and layer the keys, then the values."""
 
     first_block: int
     last_block: int
@@ -85,13 +86,14 @@ class Answers:
 
     @property
     def blocks(self) -> str:
-        """Their names."""
+        """The blocks' names, for messages."""
         first, last = f"block_{self.first_block}", f"block_{self.last_block}"
         return first if first == last else f"{first} to {last}"
 
     def check_step(self, stage: Executor, number: int, *, first_page: int, tolerance: float, where: str) -> None:
-        """Has `stage` compute step `number` again, on pages from `first_page` on. Raises KnownAnswerMismatch when what
-        it gives is not the known one, ExecutionError when there is none."""
+        """Has `stage` compute step `number` again, on pages from `first_page` on. Raises KnownAnswerMismatch if the
+        result is further than `tolerance` from the known one, ExecutionError if there is no result. `where` begins the
+        message."""
         step = self.steps[number].at(first_page)
         output, _ = taken(stage, step, self.inputs[number])
         compare(step.case, output, self.outputs[number], self, where, tolerance)
@@ -100,8 +102,8 @@ class Answers:
 def answers_of_blocks(
     folder: BlockFolder, first_block: int, last_block: int, reference: Callable[[BlockFolder, int], Executor]
 ) -> Iterator[Answers]:
-    """What each of the blocks `first_block..last_block` must give, in their order, of what the one before it gives: by
-    executors of one block, which are closed again.
+    """Yields the answers of each of the blocks `first_block..last_block`, in order; the output of one is the input of
+    the next. `reference` makes an executor of one block, which is closed after use.
 
     Steps beyond the model's longest context are left out.
     """
@@ -120,7 +122,7 @@ def answers_of_blocks(
 def known_answers(
     folder: BlockFolder, first_block: int, last_block: int, reference: Callable[[BlockFolder, int], Executor]
 ) -> Answers:
-    """What blocks `first_block..last_block` must give together, by `answers_of_blocks`."""
+    """Returns what blocks `first_block..last_block` must give together, from `answers_of_blocks`."""
     blocks = list(answers_of_blocks(folder, first_block, last_block, reference))
     steps = blocks[0].steps
     pages = _by_page([block.pages for block in blocks], steps)
@@ -128,7 +130,7 @@ def known_answers(
 
 
 def composed_answers(stage: Executor, first_block: int, last_block: int, model: ModelConfig) -> Answers:
-    """What `stage`, just now, gives in the steps of a composition, on its first pages, of which nobody has any yet."""
+    """Returns what `stage` gives now in the steps OF_A_COMPOSITION. Uses its first pages, which must be free."""
     steps = possible(OF_A_COMPOSITION, model)
     inputs = tuple(_input(model, step.rows, tokens=first_block == 1) for step in steps)
     outputs, pages = _walked(stage, steps, inputs)
@@ -138,22 +140,22 @@ def composed_answers(stage: Executor, first_block: int, last_block: int, model: 
 def check(stage: Executor, answers: Answers, *, where: str, tolerance: float) -> None:
     """Raises KnownAnswerMismatch naming the device `where` and the first step that is further off than `tolerance`.
 
-    Takes the pages 0 to 7 of a stage that nobody uses yet, and gives them back.
+    Takes all pages of a stage that nothing uses yet, and gives them back.
     """
-    outputs, pages = _asked(stage, answers)
-    for step, found, right in zip(answers.steps, outputs, answers.outputs, strict=True):
-        compare(step.case, found, right, answers, where, tolerance)
-    for found, right in zip(pages, answers.pages, strict=True):
-        compare("pages as they leave", found, right, answers, where, max(tolerance, PAGE_TOLERANCE))
+    outputs, pages = _results(stage, answers)
+    for step, actual, expected in zip(answers.steps, outputs, answers.outputs, strict=True):
+        compare(step.case, actual, expected, answers, where, tolerance)
+    for actual, expected in zip(pages, answers.pages, strict=True):
+        compare("pages as they leave", actual, expected, answers, where, max(tolerance, PAGE_TOLERANCE))
 
 
 def furthest_row(stage: Executor, answers: Answers) -> float:
-    """How far the worst row of all is off, as a part of its length. Takes pages as `check` does."""
-    outputs, _ = _asked(stage, answers)
-    return max(row_error(found, right) for found, right in zip(outputs, answers.outputs, strict=True))
+    """Returns the error of the worst row of all steps, relative to its length. Takes pages as `check` does."""
+    outputs, _ = _results(stage, answers)
+    return max(row_error(actual, expected) for actual, expected in zip(outputs, answers.outputs, strict=True))
 
 
-def _asked(stage: Executor, answers: Answers) -> tuple[tuple[NDArray[np.float32], ...], tuple[NDArray[Any], ...]]:
+def _results(stage: Executor, answers: Answers) -> tuple[tuple[NDArray[np.float32], ...], tuple[NDArray[Any], ...]]:
     taken = stage.pool.allocate(stage.pool.free_pages)
     try:
         return _walked(stage, answers.steps, answers.inputs)
@@ -162,7 +164,7 @@ def _asked(stage: Executor, answers: Answers) -> tuple[tuple[NDArray[np.float32]
 
 
 def possible(steps: Sequence[Step], model: ModelConfig) -> tuple[Step, ...]:
-    """Without those beyond the model's longest context."""
+    """Returns the steps without those beyond the model's longest context."""
     return tuple(step for step in steps if all(first + rows <= model.max_position for rows, first, _ in step.parts))
 
 
@@ -173,7 +175,8 @@ def _input(model: ModelConfig, rows: int, *, tokens: bool) -> NDArray[Any]:
 def _walked(
     executor: Executor, steps: Sequence[Step], inputs: Sequence[NDArray[Any]]
 ) -> tuple[tuple[NDArray[np.float32], ...], tuple[NDArray[Any], ...]]:
-    """The output of each step, and the keys and values, [kv_heads, ...], of each layer of each page that moved."""
+    """Returns the output of each step, and the keys and values, [kv_heads, ...], of each layer of each page that
+    moved."""
     outputs: list[NDArray[np.float32]] = []
     pages: list[NDArray[Any]] = []
     for step, given in zip(steps, inputs, strict=True):
@@ -184,7 +187,7 @@ def _walked(
 
 
 def taken(executor: Executor, step: Step, given: NDArray[Any]) -> tuple[NDArray[np.float32], list[NDArray[Any]]]:
-    """The output of a step, and the halves of pages that moved before it."""
+    """Returns the output of a step, and the keys and values of the pages that moved before it."""
     pages: list[NDArray[Any]] = []
     for source, target in step.moved:
         contents = executor.export_pages([source])
@@ -204,17 +207,17 @@ def taken(executor: Executor, step: Step, given: NDArray[Any]) -> tuple[NDArray[
 
 
 def _by_page(moved: Sequence[tuple[NDArray[Any], ...]], steps: Sequence[Step]) -> tuple[NDArray[Any], ...]:
-    """What moved, by page and then block, of lists by block and then page."""
+    """Returns the moved pages ordered by page and then block, from lists ordered by block and then page."""
     count = sum(len(step.moved) for step in steps)
     return tuple(half for page in range(count) for block in moved for half in block[2 * page : 2 * page + 2])
 
 
 def compare(
-    case: str, found: NDArray[Any], right: NDArray[Any], answers: Answers, where: str, tolerance: float
+    case: str, actual: NDArray[Any], expected: NDArray[Any], answers: Answers, where: str, tolerance: float
 ) -> None:
-    """By the worst row. Raises KnownAnswerMismatch."""
-    error = row_error(found, right)
-    if not error <= tolerance:  # what is not a number is not
+    """Raises KnownAnswerMismatch if the worst row of `actual` is further than `tolerance` from `expected`."""
+    error = row_error(actual, expected)
+    if not error <= tolerance:  # NaN is an error too
         raise KnownAnswerMismatch(
             f"{where} computes wrong numbers in {answers.blocks}: {case}: off by {error:.2g} of a row's length, where "
             f"{tolerance:.2g} is allowed; refusing to serve with it; another driver may be right",
@@ -222,9 +225,9 @@ def compare(
         )
 
 
-def row_error(found: NDArray[Any], right: NDArray[Any]) -> float:
-    """How far the worst row is off, as a part of its length; what has no rows (a page) is one."""
-    shape = right.shape if right.ndim == 2 else (1, -1)
-    wide = right.astype(np.float64).reshape(shape)
-    off = np.linalg.norm(found.astype(np.float64).reshape(shape) - wide, axis=1)
+def row_error(actual: NDArray[Any], expected: NDArray[Any]) -> float:
+    """Returns the error of the worst row relative to its length. An array that is not a matrix counts as one row."""
+    shape = expected.shape if expected.ndim == 2 else (1, -1)
+    wide = expected.astype(np.float64).reshape(shape)
+    off = np.linalg.norm(actual.astype(np.float64).reshape(shape) - wide, axis=1)
     return float((off / np.maximum(np.linalg.norm(wide, axis=1), 1e-30)).max())

@@ -1,4 +1,5 @@
-"""How stages come onto the device of an execution provider."""
+"""Loads stages onto the device of an execution provider, proves that they compute rightly, and names their numerics
+id."""
 
 import hashlib
 import json
@@ -40,34 +41,36 @@ from blockrelay_worker.execution.page_layout import layout_of
 
 @dataclass(frozen=True, slots=True)
 class _OfModel:
-    """What is known here of one: `answers` of the reference for stages, by their first and last block."""
+    """What is kept for one model: its weights on the device, and the reference's `answers` by first and last block."""
 
     weights: ResidentWeights
     answers: dict[tuple[int, int], Answers]
 
 
 class OnnxExecutors:
-    """Makes executors that compute on one device."""
+    """Makes executors that compute on one device. One thread uses it."""
 
     device: ClassVar[Device] = "gpu"
     varies: ClassVar[bool] = True
 
     def __init__(self, provider: Provider, *, per_block: bool = False, capture: bool | None = None) -> None:
-        """`per_block` and `capture` as of OnnxStage; None: as the provider has it."""
+        """`per_block` and `capture` as in OnnxStage; `capture` None: as the provider recommends."""
         self._provider, self._per_block = provider, per_block
         self._capture = (provider.captures if capture is None else capture) and not per_block
         self._attention: dict[tuple[int, int, int], PagedAttention] = {}
-        self._products: dict[tuple[int, FloatType], bool] = {}
+        self._multiplies: dict[tuple[int, FloatType], bool] = {}
         self._models: dict[str, _OfModel] = {}
         self._composed: weakref.WeakKeyDictionary[OnnxStage, Answers] = weakref.WeakKeyDictionary()
 
     @staticmethod
     def serves(device: Device, precisions: Collection[Precision]) -> bool:
-        """All there are: weights that a device does not know are widened."""
+        """Returns whether `device` is a GPU. All precisions are served: weights that a device does not know are
+        widened."""
         return device == "gpu"
 
     def numerics_id(self, manifest: Manifest) -> str:
-        """`<precision>-<provider>-<16 hex digits>`, or `mixed-`: a CPU executor's has no provider's name."""
+        """Returns `<precision>-<provider>-<16 hex digits>`, with `mixed` for several precisions. A CPU executor's id
+        has no provider."""
         flavour = self._flavour_of(manifest)
         parts = {
             "precision": manifest.precision,
@@ -86,7 +89,7 @@ class OnnxExecutors:
         return f"{manifest.precision if same else 'mixed'}-{self._provider.name}-{digest[:16]}"
 
     def memory(self, folder: BlockFolder) -> DeviceMemory:
-        """Of the device, as far as it tells."""
+        """Returns the memory that blocks and pages take on the device, and its budget where the provider knows it."""
         model, dtype = folder.model, self._flavour_of(folder.manifest).dtype
         item = np.dtype(dtype).itemsize
         bits = bits_of(folder.manifest, self._small(folder.manifest))
@@ -110,20 +113,23 @@ class OnnxExecutors:
         )
 
     def resident(self, folder: BlockFolder, first_block: int, last_block: int) -> set[int]:
-        """Those of the blocks whose weights need not be read, since they are on the device."""
+        """Returns the blocks of `first_block..last_block` whose weights are on the device already and need not be
+        read."""
         blocks = range(first_block, last_block + 1)
         return set(blocks).difference(self._of(folder).weights.missing(blocks))
 
     def load(
         self, folder: BlockFolder, first_block: int, last_block: int, *, pages: int, weight_room: int = 0
     ) -> OnnxStage:
-        """The stage has given its known answers, but on the device that is the reference.
+        """Returns a stage that has given its known answers (on the device that is the reference there are none).
 
-        Weights of stages that are closed stay on the device while all weights take no more than `weight_room`, and
-        those of this stage are not uploaded again. Nor have its blocks to answer again if each has, in this process,
-        since it was uploaded: then the stage is compared with its own blocks, one by one, in a few steps. What is left
-        to be wrong is their composition, for which the blocks are a better reference than another device, and one that
-        is here.
+        Weights of closed stages stay on the device while all weights take no more than `weight_room` bytes, and those
+        of this stage are not uploaded again. If each of its blocks has given known answers in this process since its
+        upload, they need not do it again: then the stage is compared with its own blocks, one by one, in a few steps.
+        Only their composition may still be wrong; for that the blocks are a better reference than another device, and
+        one that is here.
+
+        Raises KnownAnswerMismatch for wrong numbers, and what ONNX Runtime raises.
         """
         flavour, blocks = self._flavour_of(folder.manifest), range(first_block, last_block + 1)
         known = self._of(folder)
@@ -147,7 +153,7 @@ class OnnxExecutors:
         )
         try:
             self._prove(stage, known, proved=proved)
-            if stage not in self._composed:  # else its blocks have been measured for that
+            if stage not in self._composed:  # else the comparison has measured its blocks
                 stage.measure_blocks()
             stage.record_steps()
             stage.details = {**stage.details, **self._compiled(stage)}
@@ -160,21 +166,21 @@ class OnnxExecutors:
     def loaded(
         self, folder: BlockFolder, first_block: int, last_block: int, *, pages: int, weight_room: int
     ) -> tuple[OnnxStage, Answers]:
-        """The stage that `load` gives, and its `answers`."""
+        """Returns the stage that `load` gives, and its `answers`."""
         stage = self.load(folder, first_block, last_block, pages=pages, weight_room=weight_room)
         return stage, self.answers(stage)
 
     def _compiled(self, stage: OnnxStage) -> dict[str, str]:
-        """What a log line says of it."""
-        graphs, steps, told = self._provider.compiled, stage.captured, dict[str, str]()
+        """Returns details of the stage for the log: kept graphs and recorded steps."""
+        graphs, steps, details = self._provider.compiled, stage.captured, dict[str, str]()
         if graphs is not None:
-            told["graphs"] = f"{graphs.found} kept from before, {graphs.made} made"
+            details["graphs"] = f"{graphs.found} kept from before, {graphs.made} made"
         if steps is not None:
-            told["recorded"] = (steps.off and f"none: {steps.off}") or f"decode steps of {steps.graphs} shapes"
-        return told
+            details["recorded"] = (steps.off and f"none: {steps.off}") or f"decode steps of {steps.graphs} shapes"
+        return details
 
     def _prove(self, stage: OnnxStage, known: "_OfModel", *, proved: bool) -> None:
-        """Raises KnownAnswerMismatch. `proved`: its blocks need not answer again."""
+        """Raises KnownAnswerMismatch if the stage computes wrongly. `proved`: its blocks need not answer again."""
         folder, first, last = stage.folder, stage.first_block, stage.last_block
         tolerance, where = self.tolerance(folder.manifest), self._provider.device
         is_reference = self._provider.name == CpuProvider.name
@@ -194,8 +200,8 @@ class OnnxExecutors:
             check(stage, self._composed[stage], where=where, tolerance=tolerance)
 
     def answers(self, stage: OnnxStage) -> Answers:
-        """What a stage that was loaded here must give, within `tolerance`: what its blocks gave one by one, or the
-        reference. Made once."""
+        """Returns what a stage loaded here must give, within `tolerance`: what its blocks gave one by one, or else the
+        reference's answers. Computed once."""
         if stage in self._composed:
             return self._composed[stage]
         answers, blocks = self._of(stage.folder).answers, (stage.first_block, stage.last_block)
@@ -211,14 +217,14 @@ class OnnxExecutors:
         return self._models[key]
 
     def tolerance(self, manifest: Manifest) -> float:
-        """See `known_answers.TOLERANCES`."""
+        """Returns the tolerance for the folder's float type: see `known_answers.TOLERANCES`."""
         return TOLERANCES[self._flavour_of(manifest).dtype]
 
     def _flavour_of(self, manifest: Manifest) -> Flavour:
-        """By what the device can do with the heads of this model."""
+        """Returns the best flavour that the device can run with this model's heads."""
         narrow, can = kv_item_bytes(manifest.precisions) == 2, self._provider.has_paged_attention
         has_float16 = narrow and can and self._has_float16
-        can = has_float16 and not self._asked(manifest.model).refusal
+        can = has_float16 and not self._paged_attention(manifest.model).refusal
         return flavour_for(
             narrow=narrow,
             has_paged_attention=can,
@@ -231,21 +237,22 @@ class OnnxExecutors:
         return not failure(self._provider, "float16")
 
     def _small(self, manifest: Manifest) -> list[int]:
-        """Bits of the weights of this model that need not be widened. Asked once for each number of them."""
+        """Returns the bits of this model's weights that need not be widened on the device. Each number of bits is
+        probed once."""
         dtype = self._flavour_of(manifest).dtype
-        found: list[int] = []
+        small: list[int] = []
         for bits in {BITS[precision] for precision in manifest.precisions if precision in BITS}:
-            if (bits, dtype) not in self._products:
-                self._products[bits, dtype] = multiplies(self._provider, bits, dtype)
-            found += [bits] if self._products[bits, dtype] else []
-        return found
+            if (bits, dtype) not in self._multiplies:
+                self._multiplies[bits, dtype] = multiplies(self._provider, bits, dtype)
+            small += [bits] if self._multiplies[bits, dtype] else []
+        return small
 
     def _longest(self, model: ModelConfig, flavour: Flavour) -> int | None:
-        """Rows of a sequence that the flavour attends to rightly; None: all."""
-        return None if flavour == PLAIN else self._asked(model).longest
+        """Returns up to how many tokens of a sequence the flavour attends rightly in one step; None: any number."""
+        return None if flavour == PLAIN else self._paged_attention(model).longest
 
-    def _asked(self, model: ModelConfig) -> PagedAttention:
-        """See `probe.paged_attention`: asked once for each shape of heads."""
+    def _paged_attention(self, model: ModelConfig) -> PagedAttention:
+        """Returns the result of `probe.paged_attention`, probed once for each shape of heads."""
         key = (model.heads, model.kv_heads, model.head_dim)
         if key not in self._attention:
             self._attention[key] = paged_attention(self._provider, model)
@@ -253,7 +260,7 @@ class OnnxExecutors:
 
 
 def reference(folder: BlockFolder, block: int) -> OnnxStage:
-    """One block on ONNX Runtime's CPU provider, in float32."""
+    """Returns a stage of one block on ONNX Runtime's CPU provider, in float32."""
     return OnnxStage(
         folder, block, block, pages=PAGES_NEEDED, provider=CpuProvider(), numerics_id="reference", flavour=PLAIN
     )

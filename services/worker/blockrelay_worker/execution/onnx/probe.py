@@ -1,10 +1,10 @@
-"""What a device can do, asked of it before a stage comes there: which floats it computes with, and how long a sequence
-it attends to rightly.
+"""Probes of a device before a stage comes there: which floats it computes with, and how many tokens of a sequence it
+attends rightly.
 
-Where subgroups are small the kernels of PagedAttention for 32 rows of a sequence and more are wrong without a word.
-There segments are cut into sequences of at most 31 rows, if that is right. Asked is the operator alone, with the heads
-of a model and rows at random, beside the formulas in standard operators on ONNX Runtime's CPU provider. Where it
-refuses them, stages attend by standard operators.
+Where subgroups are small, the kernels of PagedAttention for 32 tokens of a sequence and more are wrong without an
+error. There segments are cut into sequences of at most 31 tokens, if those are right. The probe runs the operator
+alone, with the heads of the model and random rows, and compares it with standard operators on ONNX Runtime's CPU
+provider. If the device refuses these heads, stages attend with standard operators.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,9 +25,9 @@ from blockrelay_worker.execution.onnx.known_answers import PAGES_NEEDED, STEPS, 
 from blockrelay_worker.execution.onnx.providers.provider import CpuProvider, Provider
 from blockrelay_worker.kernels.specification import PAGE
 
-#: Rows of a sequence that are right on every device that is known.
+#: Tokens of a sequence in one step that are right on every known device.
 CUT_ROWS = 31
-#: A layer that is multiplied by to see whether it can be: an odd number of groups of weights, the last one not full.
+#: The linear layer of the probe: an odd number of groups of weights, the last one not full; and the batch sizes.
 _INPUTS, _OUTPUTS, _ROWS = 304, 96, (1, 2, 5, 16, 31, 32, 33, 65)
 #: More than the longest context of `STEPS`.
 _POSITIONS = PAGES_NEEDED * PAGE
@@ -37,7 +37,7 @@ Attend = Callable[[Sequence[Segment], NDArray[np.float32]], NDArray[np.float32]]
 
 
 def failure(provider: Provider, dtype: FloatType) -> str:
-    """What goes wrong when the device adds two numbers of a type; empty if nothing does."""
+    """Returns what goes wrong when the device adds two numbers of type `dtype`; empty if nothing does."""
     try:
         return failure_there(provider, dtype)
     except UsageError as error:
@@ -45,7 +45,8 @@ def failure(provider: Provider, dtype: FloatType) -> str:
 
 
 def failure_there(provider: Provider, dtype: FloatType) -> str:
-    """As `failure`. Raises UsageError where it is not the device that fails: something of it is not installed here."""
+    """Returns what `failure` returns, but raises UsageError where the cause is not the device: something that it needs
+    is not installed."""
     # Only here: `onnx` is part of the extras for GPUs.
     from blockrelay_worker.execution.onnx.graphs.stage import sum_graph
 
@@ -57,13 +58,13 @@ def failure_there(provider: Provider, dtype: FloatType) -> str:
         raise
     except Exception as error:  # noqa: BLE001 ONNX Runtime's own exception types have no public common base
         return str(error).strip().rpartition(": ")[2]
-    return "" if np.array_equal(np.asarray(result), ones + ones) else "1 and 1 are not 2 there"
+    return "" if np.array_equal(np.asarray(result), ones + ones) else "the device computes 1 + 1 wrongly"
 
 
 def multiplies(provider: Provider, bits: int, dtype: FloatType) -> bool:
-    """Whether the device multiplies rows rightly by weights of so many bits that stay so small: few rows and many, in
-    every way through the kernels."""
-    from blockrelay_worker.execution.onnx.graphs.linears import product_graph, shapes
+    """Returns whether the device multiplies rightly by small weights of `bits` bits: with few rows and many, to take
+    every path through the kernels."""
+    from blockrelay_worker.execution.onnx.graphs.linears import matmul_graph, shapes
 
     random = np.random.default_rng(1)
     form = shapes("w", _INPUTS, _OUTPUTS, bits)
@@ -73,7 +74,7 @@ def multiplies(provider: Provider, bits: int, dtype: FloatType) -> bool:
     whole = (halves.reshape(*scales.shape, -1) - 2.0 ** (bits - 1)) * scales[:, :, None].astype(np.float64)
     weights = whole.reshape(_OUTPUTS, -1)[:, :_INPUTS].T
     try:
-        session = provider.session(product_graph(_INPUTS, _OUTPUTS, bits, dtype), quiet=True)
+        session = provider.session(matmul_graph(_INPUTS, _OUTPUTS, bits, dtype), quiet=True)
         binding = session.io_binding()
         for name, array in (("w", packed), ("w.scales", scales)):
             binding.bind_ortvalue_input(name, provider.upload(session, array))
@@ -82,9 +83,9 @@ def multiplies(provider: Provider, bits: int, dtype: FloatType) -> bool:
             binding.bind_cpu_input("x", x)
             binding.bind_output("y", "cpu")
             session.run_with_iobinding(binding)
-            (found,) = (value.numpy() for value in binding.get_outputs())
+            (output,) = (value.numpy() for value in binding.get_outputs())
             binding.clear_binding_outputs()
-            if not row_error(found, x.astype(np.float64) @ weights) <= TOLERANCES[dtype]:
+            if not row_error(output, x.astype(np.float64) @ weights) <= TOLERANCES[dtype]:
                 return False
     except Exception:  # noqa: BLE001 ONNX Runtime's own exception types have no public common base
         return False
@@ -92,7 +93,7 @@ def multiplies(provider: Provider, bits: int, dtype: FloatType) -> bool:
 
 
 def attention_on(provider: Provider, model: ModelConfig, flavour: Flavour) -> Attend:
-    """The attention of one layer of this model, on empty pages of its own."""
+    """Returns the attention of one layer of this model as a function, on empty pages of its own."""
     from blockrelay_worker.execution.onnx.graphs.stage import attention_graph
 
     model = replace(model, max_position=_POSITIONS)
@@ -112,9 +113,9 @@ def attention_on(provider: Provider, model: ModelConfig, flavour: Flavour) -> At
             binding.bind_ortvalue_output(f"{name}_out", value)
         binding.bind_output("attended", "cpu")
         session.run_with_iobinding(binding)
-        found: NDArray[np.float32] = binding.get_outputs()[-1].numpy()
+        attended: NDArray[np.float32] = binding.get_outputs()[-1].numpy()
         binding.clear_binding_outputs()
-        return found
+        return attended
 
     return attend
 
@@ -124,15 +125,17 @@ _TABLES: dict[str, Callable[[NDArray[Any]], NDArray[Any]]] = {"cos": np.cos, "si
 
 @dataclass(frozen=True, slots=True)
 class PagedAttention:
-    """The operator on a device, with the heads of one model: why it does not take them (empty: it does), and up to how
-    many rows of a sequence it is right (None: always)."""
+    """The abilities of a device's PagedAttention operator, for the heads of one model."""
 
     refusal: str = ""
+    """Why the operator does not take these heads; empty if it does."""
     longest: int | None = None
+    """Up to how many tokens of a sequence it is right; None: always."""
 
 
 def paged_attention(provider: Provider, model: ModelConfig) -> PagedAttention:
-    """Raises what `longest_sequence` raises, and what ONNX Runtime does where the device is lost or has no room."""
+    """Probes PagedAttention with the heads of `model`. Raises what `longest_sequence` raises, and ONNX Runtime's error
+    where the device is lost or has no room."""
     try:
         device = attention_on(provider, model, PAGED)
         reference = attention_on(CpuProvider(), model, PLAIN)
@@ -149,22 +152,22 @@ def paged_attention(provider: Provider, model: ModelConfig) -> PagedAttention:
 
 
 def longest_sequence(device: Attend, reference: Attend, model: ModelConfig, *, where: str) -> int | None:
-    """Rows of a sequence up to which a device attends as the reference does; None if it always does.
+    """Returns up to how many tokens of a sequence `device` attends as `reference` does; None if it always does.
 
     Raises KnownAnswerMismatch naming the device `where` and the step that is wrong in short sequences too.
     """
     random = np.random.default_rng(1)
-    asked: list[tuple[str, list[Segment], NDArray[np.float32], NDArray[np.float32]]] = []
+    cases: list[tuple[str, list[Segment], NDArray[np.float32], NDArray[np.float32]]] = []
     for step in STEPS:
         if not step.moved:
             rows = random.normal(size=(step.rows, model.qkv_columns)).astype(np.float32)
             segments = [Segment(rows=count, first_position=first, pages=own) for count, first, own in step.parts]
-            asked.append((step.case, segments, rows, reference(segments, rows)))
+            cases.append((step.case, segments, rows, reference(segments, rows)))
     tolerance, wrong = TOLERANCES["float16"], {"": 0.0}
     for longest in (None, CUT_ROWS):
         errors = {
             case: row_error(device(segments if longest is None else cut(segments, longest), rows), right)
-            for case, segments, rows, right in asked
+            for case, segments, rows, right in cases
         }
         wrong = {case: error for case, error in errors.items() if not error <= tolerance}  # not a number: wrong
         if not wrong:

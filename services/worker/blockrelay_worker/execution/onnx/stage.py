@@ -1,4 +1,5 @@
-"""Runs one stage, consecutive blocks of a model, on the device of an execution provider."""
+"""The executor of one stage, consecutive blocks of a model as one ONNX graph, on the device of an execution
+provider."""
 
 import threading
 import time
@@ -40,7 +41,7 @@ from blockrelay_worker.execution.page_pool import PagePool
 from blockrelay_worker.execution.self_test import fixed_rows, fixed_tokens
 from blockrelay_worker.kernels.specification import PAGE
 
-#: Rows of a batch, and requests: as far as is tested.
+#: Tokens of a batch, and requests: the most that is tested.
 MAX_ROWS = 1 << 12
 
 
@@ -66,10 +67,10 @@ class OnnxStage:
         capture: bool = False,
         weights: ResidentWeights | None = None,
     ) -> None:
-        """Segments are cut to `longest` rows, on a device that is wrong beyond. `per_block`: every step runs block by
-        block, and is measured. Weights of so many bits as `small` names stay small, others are widened. `capture`:
-        decode steps are recorded on the device and repeated. `weights` outlive it; None: it has its own. Raises
-        BlockFolderError for blocks that are not in the folder."""
+        """Segments are cut to `longest` tokens, for a device that is wrong beyond; None: they are not. `per_block`:
+        every step runs block by block, and is measured. `small`: bits of weights that stay small; all others are
+        widened. `capture`: decode steps are recorded on the device and replayed. `weights` outlive the stage; None: it
+        has its own. Raises BlockFolderError for blocks that the model does not have."""
         model = folder.model
         if not 1 <= first_block <= last_block <= model.blocks:
             raise BlockFolderError(f"there are no blocks {first_block} to {last_block}: the model has {model.blocks}")
@@ -148,47 +149,49 @@ class OnnxStage:
 
     @property
     def usable(self) -> bool:
+        """Always true: a lost device ends the process of this stage."""
         return True
 
     @property
     def takes_tokens(self) -> bool:
-        """It has block 1."""
+        """True if the stage has block 1."""
         return self.first_block == 1
 
     @property
     def gives_logits(self) -> bool:
-        """It has the last block."""
+        """True if the stage has the last block."""
         return self.last_block == self.folder.model.blocks
 
     @property
     def weight_bytes(self) -> int:
-        """On the device, tables of the rotation included."""
+        """Bytes of its weights on the device, rotary tables included."""
         return sum(value.tensor_size_in_bytes() for value in self._held.values())
 
     @property
     def pool_bytes(self) -> int:
-        """Of all KV pages there are."""
+        """Bytes of all its KV pages."""
         return self._pages.bytes
 
     def moved_bytes(self) -> tuple[int, int]:
-        """What went up to the device and came down from it since this was last asked; weights are not counted."""
+        """Returns the bytes that went up to the device and came down since the last call, without weights."""
         return self._pages.moved_bytes()
 
     def export_pages(self, pages: Sequence[int]) -> list[PageContent]:
-        """Copies, of the layout's type."""
+        """Returns copies of the pages, in the type of `layout`."""
         with self._lock:
             return self._pages.export_pages(pages)
 
     def import_pages(self, pages: Sequence[int], contents: Sequence[PageContent]) -> None:
+        """Writes pages: see `PageOwner.import_pages`."""
         with self._lock:
             self._pages.import_pages(pages, contents)
 
     def block_by_block(self) -> AbstractContextManager[None]:
-        """Steps inside run so, each block in a session of its own."""
+        """Context in which steps run each block in a session of its own."""
         return self._times.each()
 
     def block_alone(self, block: int, *, pages: int) -> "OnnxStage":
-        """A stage of one of its blocks, on its weights and on pages of its own."""
+        """Returns a stage of one of the blocks, on the same weights, with `pages` pages of its own."""
         return OnnxStage(
             self.folder,
             block,
@@ -203,7 +206,7 @@ class OnnxStage:
         )
 
     def measure_blocks(self) -> None:
-        """See how long each block takes for a row, warm, before anybody has pages here."""
+        """Measures each block with one token, warm. Writes to page 0, so call it before any run has pages here."""
         if self.first_block == self.last_block:
             return
         row, rows = Segment(rows=1, first_position=0, pages=(0,)), self._known_rows(1)
@@ -212,20 +215,20 @@ class OnnxStage:
             self.run(Batch(segments=[row], tokens=rows.get("tokens"), hidden=rows.get("hidden"), wanted=[0]))
 
     def record_steps(self) -> None:
-        """Have decode steps of all shapes recorded. Nothing where none are to be."""
+        """Records decode steps of all shapes, if the stage captures steps."""
         if self.captured is not None:
             with self._lock:
                 self.captured.warm()
 
     def _known_rows(self, count: int) -> dict[str, NDArray[Any]]:
-        """Tokens or rows as the graph takes them, and all that may be wanted of them."""
+        """Returns `count` known tokens or hidden rows as inputs of the graph, with all of their logits wanted."""
         model = self.folder.model
         rows = {"tokens": fixed_tokens(model, count)} if self.takes_tokens else {"hidden": fixed_rows(model, count)}
         return rows | ({"take": np.arange(count)} if self.gives_logits else {})
 
     def clean_up(self) -> None:
-        """Give back what is kept for later: page sessions are made anew, and recorded steps, the arena shrinks behind
-        the next step."""
+        """Gives back what is kept for later steps: page sessions and recorded steps now, unused memory of the arena
+        after the next step."""
         with self._lock:
             self._pages.clean_up()
             if self.captured is not None:
@@ -233,7 +236,7 @@ class OnnxStage:
             self._options = self._provider.shrinking()
 
     def close(self) -> None:
-        """Drop sessions and pages. The executor is useless afterwards; weights that outlive it stay."""
+        """Drops sessions and pages; the executor cannot be used any more. Weights that were passed in stay."""
         if self.captured is not None:
             self.captured.close()
             self.captured = None
@@ -247,7 +250,7 @@ class OnnxStage:
         del self._session
 
     def run(self, batch: Batch) -> StageOutput:
-        """See `Executor.run`."""
+        """Runs a batch: see `Executor.run`. Raises ExecutionError naming the block."""
         segments, given = self._given(batch)
         began = time.perf_counter()
         places = batch_inputs(segments, self._flavour) if self._pages.pools else {}
@@ -260,31 +263,31 @@ class OnnxStage:
         try:
             with self._lock:
                 if self._times.due:
-                    found, seconds = self._times.measured(inputs, stays)
+                    outputs, seconds = self._times.measured(inputs, stays)
                 else:
                     repeated = None if self.captured is None else self.captured.step(segments, given, stays)
-                    found = self._computed(inputs, stays) if repeated is None else repeated
+                    outputs = self._computed(inputs, stays) if repeated is None else repeated
                     estimated = self.first_block < self.last_block
                 if selection is not None and stays:
                     empty = np.empty((0, self.folder.model.vocab_size), np.float32)
-                    there, found["logits"] = found["logits"], empty
+                    there, outputs["logits"] = outputs["logits"], empty
                     if batch.needs:
                         chosen, finite, down = selection.rows(there, batch.needs)
                         self._pages.down += down
         except Exception as error:  # ONNX Runtime's own exception types have no public common base
             raise self._failed(error) from error
         self._pages.up += sum(array.nbytes for array in inputs.values())
-        self._pages.down += sum(array.nbytes for array in found.values())
+        self._pages.down += sum(array.nbytes for array in outputs.values())
         seconds = seconds or self._times.divided(time.perf_counter() - started)
-        rows = found["sums"][:, None] if self.gives_logits else found["hidden_out"]
+        rows = outputs["sums"][:, None] if self.gives_logits else outputs["hidden_out"]
         bad = np.logical_not(np.isfinite(rows).all(axis=1, keepdims=True))[:, 0]
-        logits = found["logits"][: len(batch.wanted)] if self.gives_logits and chosen is None else None
+        logits = outputs["logits"][: len(batch.wanted)] if self.gives_logits and chosen is None else None
         if logits is not None:
             finite = np.isfinite(logits).all(axis=1)
         if finite is not None:
             bad[np.asarray(batch.wanted, np.intp)[~finite]] = True
         return StageOutput(
-            hidden=None if self.gives_logits else found["hidden_out"],
+            hidden=None if self.gives_logits else outputs["hidden_out"],
             logits=logits,
             rows=chosen,
             not_finite=_segments_of(np.flatnonzero(bad), batch),
@@ -294,17 +297,17 @@ class OnnxStage:
         )
 
     def first_not_finite(self, batch: Batch) -> BlockFault | None:
-        """See `Executor.first_not_finite`."""
+        """Finds the first block whose output is NaN or infinite: see `Executor.first_not_finite`."""
         segments, given = self._given(batch)
         inputs = given | (batch_inputs(segments, self._flavour) if self._pages.pools else {})
         seconds = dict[str, float]()
         try:
             with self._lock:
-                for block, found, spent in self._times.one_by_one(inputs):
+                for block, outputs, spent in self._times.one_by_one(inputs):
                     seconds[block] = spent
-                    rows = [found["hidden_out"]] if "hidden_out" in found else [found["sums"]]
-                    if "logits" in found and len(batch.wanted):
-                        rows.append(found["logits"])
+                    rows = [outputs["hidden_out"]] if "hidden_out" in outputs else [outputs["sums"]]
+                    if "logits" in outputs and len(batch.wanted):
+                        rows.append(outputs["logits"])
                     if not all(np.isfinite(one).all() for one in rows):
                         return BlockFault(block=block, seconds=seconds)
         except Exception as error:  # ONNX Runtime's own exception types have no public common base
@@ -312,7 +315,7 @@ class OnnxStage:
         return None
 
     def _given(self, batch: Batch) -> tuple[Sequence[Segment], dict[str, NDArray[Any]]]:
-        """The segments as the device takes them, and what the graph takes of the batch beside them."""
+        """Returns the segments as the device takes them, and the graph's inputs that come from the batch itself."""
         model = self.folder.model
         count = check_segments(
             batch.segments, limit=model.max_position, pages=self.pool.pages if self._pages.pools else 0
@@ -322,7 +325,7 @@ class OnnxStage:
             given["tokens"] = tokens_of(batch, count, model)
         else:
             given["hidden"] = hidden_of(batch, count, model)
-        if self.gives_logits:  # if nobody asks for any, the keys and values count
+        if self.gives_logits:  # the graph needs one row; without wanted ones only the KV counts
             given["take"] = np.asarray(batch.wanted if len(batch.wanted) else [0], np.int64)
         return batch.segments if self._longest is None else cut(batch.segments, self._longest), given
 
@@ -331,13 +334,13 @@ class OnnxStage:
         return ExecutionError(f"{block} failed: {error}", block=block)
 
     def _computed(self, inputs: Mapping[str, NDArray[Any]], stays: Mapping[str, Place] | None = None) -> Arrays:
-        """Outputs of the stage by name; the pools are written in place."""
-        found = self._session.run(inputs, self._options, stays)
+        """Returns the outputs of the stage by name; the pools are written in place."""
+        outputs = self._session.run(inputs, self._options, stays)
         self._options = None
-        return found
+        return outputs
 
 
 def _segments_of(rows: NDArray[np.intp], batch: Batch) -> tuple[int, ...]:
-    """Indexes of the segments that have these rows of the batch."""
+    """Returns the indexes of the segments that have these rows of the batch."""
     ends = np.cumsum([segment.rows for segment in batch.segments])
     return tuple(sorted({int(np.searchsorted(ends, row, side="right")) for row in rows}))

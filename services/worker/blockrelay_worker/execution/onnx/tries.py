@@ -1,8 +1,9 @@
-"""What follows a failure on a device: another try there, the next device of the host, or the CPU that stands in.
+"""Decides what follows a failure on a device: another try there, the host's next device, or a wait while a CPU stands
+in.
 
-Making a session and running it are tried again where the failure may pass by itself: one that no row of
-`failures.TABLE` knows. Repeating helps nobody whose device is lost, hangs or gives wrong numbers, nor where memory is
-used up or a batch is refused.
+Making or running a session is tried again where the failure may pass by itself: if no row of `failures.TABLE` matches.
+It is no use to repeat it if the device is lost, hangs or gives wrong numbers, if memory is used up, or if a batch is
+refused.
 """
 
 import time
@@ -15,17 +16,17 @@ from blockrelay.observability.logs import get
 from blockrelay_worker.execution.onnx.failures import judged
 
 Next = Literal["again", "next_device", "wait"]
-#: What DeviceFailed and DeviceLost call failures of a device that is still there, and cannot do its work: another one
-#: may. (A device that is lost, hangs or is wrong comes back by itself, later: nothing else takes its place.)
+#: Reasons of DeviceFailed and DeviceLost with which a device is still there but cannot do its work: another device may.
+#: (A device that is lost, hangs or is wrong comes back by itself, later: no other device takes its place.)
 CANNOT = frozenset({"unknown", "unknown_twice", "out_of_memory", "device_limit", "refused"})
-#: What ONNX Runtime says of a file that it will never make a session of.
+#: ONNX Runtime's errors for a file that can never become a session.
 _NEVER = ("INVALID_GRAPH", "INVALID_PROTOBUF", "NO_SUCHFILE", "NO_MODEL", "NOT_IMPLEMENTED")
 
 
 @dataclass(frozen=True, slots=True)
 class TryLimits:
-    """A piece of work is tried `most` times, and no try begins that is likely to end beyond `within_s` behind the
-    beginning of the first."""
+    """Limits of repeating: at most `most` tries, and no try that is likely to end later than `within_s` seconds after
+    the first one began."""
 
     most: int = 3
     within_s: float = 30.0
@@ -35,8 +36,8 @@ TRIES = TryLimits()
 
 
 def what_next(reason: str, tries: Sequence[float], limits: TryLimits, *, others: bool) -> Next:
-    """Pure. `reason` as of Failure or DeviceLost, `tries` the seconds that each one took, or none where all were made
-    elsewhere; `others`: a device of the host is left that nobody uses.
+    """Decides after a failure with this `reason` (of Failure or DeviceLost). Pure. `tries`: the seconds of each try so
+    far; empty where all were made elsewhere. `others`: the host has another device that is free.
 
     The next try is expected to take as long as the longest one.
     """
@@ -46,8 +47,7 @@ def what_next(reason: str, tries: Sequence[float], limits: TryLimits, *, others:
 
 
 def reason_of(error: Exception) -> str:
-    """Of a failure on a device, by the name of its row in `failures.TABLE`; empty: the device has nothing to do with
-    it."""
+    """Returns the reason of a failure on a device, from `failures.TABLE`; empty if the device is not the cause."""
     cause = error.__cause__ if isinstance(error, ExecutionError) else error
     if cause is None or isinstance(cause, BlockrelayError) or any(text in str(cause) for text in _NEVER):
         return ""
@@ -55,7 +55,7 @@ def reason_of(error: Exception) -> str:
 
 
 class Tries:
-    """Those of one piece of work, which begins when this is made. One thread uses it."""
+    """The tries of one piece of work, which begins at construction. One thread uses it."""
 
     def __init__(
         self,
@@ -64,12 +64,13 @@ class Tries:
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`counted` is called before each try behind the first."""
+        """`counted` is called before each try after the first."""
         self._limits, self._counted, self._clock = limits, counted, clock
         self._began, self._seconds = clock(), list[float]()
 
     def again(self, error: Exception, *, what: str) -> bool:
-        """Whether the work, which failed by `error`, is tried again; `what` it is stands in the log."""
+        """Returns whether the work, which failed with `error`, is to be tried again, and logs that; `what` names it in
+        the log."""
         now = self._clock()
         self._seconds.append(now - self._began)
         self._began = now

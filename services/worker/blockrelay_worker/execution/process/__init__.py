@@ -1,1 +1,2 @@
-"""A device in a process of its own: what a driver does to it, a worker outlives."""
+"""The process that owns a device, apart from its worker, so that a worker outlives whatever a driver does to that
+process."""

@@ -1,6 +1,7 @@
-"""`python -m blockrelay_worker.execution.process PARENT`: the process of a device, of the worker with that pid.
+"""`python -m blockrelay_worker.execution.process PARENT`: the process of a device, started by the worker with pid
+PARENT.
 
-It ends when its worker does, from its first moment on: what takes long to import comes later.
+It ends when its worker does, from its first moment on: what takes long to import is imported later.
 """
 
 import ctypes
@@ -12,10 +13,11 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with(parent: int) -> None:
-    """Where nothing of ours can end it, since a driver holds the interpreter, Linux does."""
+    """Asks Linux to kill this process when the process `parent` dies: while a driver holds the interpreter, no code of
+    this process can end it. Does nothing on other systems."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:  # it was gone before
+        if os.getppid() != parent:  # the parent had died before prctl
             sys.exit(0)
 
 

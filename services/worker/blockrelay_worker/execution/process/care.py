@@ -1,4 +1,4 @@
-"""What a device in a process of its own needs between the steps of its worker."""
+"""Canaries, clean-ups, renewals and metrics of a device in a process of its own, between the steps of its worker."""
 
 import time
 from collections.abc import Callable
@@ -9,12 +9,12 @@ from blockrelay.observability.metrics.devices import DeviceMetrics
 from blockrelay_worker.execution.process.sharing import Sharing
 from blockrelay_worker.execution.process.stage import DeviceStage
 
-#: How often a device that should be renewed asks whether it may. Seconds.
+#: Seconds between two requests for leave to renew a device.
 ASK_S = 10.0
 
 
 class DeviceCare:
-    """Of the device that one stage is on, alone or with others. Used by the engine's thread."""
+    """Looks after the device of one stage, which it may share with other stages. Used by the engine's thread."""
 
     def __init__(
         self,
@@ -27,34 +27,37 @@ class DeviceCare:
         sharing: Sharing | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`may_renew`: whether it is this device's turn to be given a new process, for which requests of all its stages
-        have `drain_s` to end."""
+        """`canary_every_s`: seconds between two canaries. `may_renew` returns whether it is this device's turn to get a
+        new process; requests of all its stages then have `drain_s` seconds to end. `sharing`: the other workers of the
+        device; None: there are none."""
         self._stage, self._metrics, self._clock = stage, metrics, clock
         self._every_s, self._canary_at = canary_every_s, clock() + canary_every_s
         self._may_renew, self._ask_at, self._drain_s = may_renew, clock(), drain_s
         self._sharing = sharing or Sharing(1)
-        # What loading took over the bus is nobody's step.
-        self._told = {"up_bytes": stage.figures.up_bytes, "down_bytes": stage.figures.down_bytes}
+        # The bytes that loading moved belong to no step, so counters start after them.
+        self._counted = {"up_bytes": stage.figures.up_bytes, "down_bytes": stage.figures.down_bytes}
         metrics.show(lambda: stage.figures if stage.usable else None)
 
     @property
     def renews(self) -> bool:
-        """The worker takes nothing new, and leaves when nothing is left: it comes back with a new process."""
+        """True while the worker takes nothing new and leaves when nothing is left, to come back with a new process."""
         return self._sharing.leave_at is not None
 
     @property
     def leaves_now(self) -> bool:
-        """What is left goes on elsewhere."""
+        """True once the time to drain is over: what is left continues on other workers."""
         leave_at = self._sharing.leave_at
         return leave_at is not None and self._clock() >= leave_at
 
     def doubt(self) -> None:
-        """A step gave numbers that cannot be right: the canary is due at once."""
+        """Makes the canary due at once: a step gave numbers that cannot be right."""
         self._canary_at = self._clock()
 
     def between_steps(self) -> None:
-        """What is due: at most one thing, that takes no longer than a step may. Raises DeviceLost, also for a process
-        that has ended though nothing was asked of it."""
+        """Does what is due, at most one thing, which takes no longer than a step may.
+
+        Raises DeviceLost, also for a process that has ended while nothing was asked of it, and for a wrong canary.
+        """
         self._stage.check()
         self._count()
         now = self._clock()
@@ -70,35 +73,39 @@ class DeviceCare:
                 get().warning("DEVICE_RENEWAL", reason=why)
 
     def _why_renew(self) -> str:
-        """Empty: there is no reason to."""
+        """Returns why the process should be renewed; empty if there is no reason."""
         if self._stage.figures.grown:
             return "the memory of sessions that have gone does not come back"
         slow = self._stage.drift.due == "renewal"
-        return "its steps take half as long again, after a clean-up too" if slow else ""
+        return "its steps take 1.5 times as long as at first, after a clean-up too" if slow else ""
 
     def _count(self) -> None:
+        """Adds what the stage's figures have grown by to the metrics."""
         now = self._stage.figures.counted
-        if now != self._told:
+        if now != self._counted:
             for name, value in now.items():
-                self._metrics.counters[name].inc(value - self._told.get(name, 0))
-            self._told: dict[str, float] = now
+                self._metrics.counters[name].inc(value - self._counted.get(name, 0))
+            self._counted: dict[str, float] = now
 
     def _canary(self) -> None:
+        """Runs a canary and counts it as right, wrong or failed. Raises DeviceLost if it is wrong or the device is
+        gone."""
         try:
             self._stage.canary()
         except DeviceLost as lost:
             self._metrics.canaries.labels("wrong" if lost.reason == "canary" else "failed").inc()
             raise
-        except DeviceFailed as failed:  # it had no room, for example: that says nothing about its numbers
+        except DeviceFailed as failed:  # for want of memory, for example: that says nothing about its numbers
             self._metrics.canaries.labels("failed").inc()
             get().warning("CANARY_FAILED", reason=failed.reason, error=str(failed))
         else:
             self._metrics.canaries.labels("right").inc()
 
     def _clean_up(self) -> None:
+        """Has the device give back memory, and counts that. A failure is only logged."""
         self._metrics.cleanups.inc()
-        get().warning("DEVICE_CLEAN_UP", reason="its steps take half as long again")
+        get().warning("DEVICE_CLEAN_UP", reason="its steps take 1.5 times as long as at first")
         try:
             self._stage.clean_up()
-        except DeviceFailed as failed:  # then it stays slow, and is renewed
+        except DeviceFailed as failed:  # the device stays slow, and is renewed
             get().warning("DEVICE_CLEAN_UP_FAILED", reason=failed.reason, error=str(failed))

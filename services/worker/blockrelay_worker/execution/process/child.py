@@ -1,16 +1,16 @@
-"""The process that owns a device, and does what its worker says on stdin.
+"""The process that owns a device and does what its worker asks on stdin.
 
-    open   the device and the folder          -> the numerics id of its stages, what they take of the device's memory
-    load   blocks and a number of pages       -> a stage
-    run, export, import, close of a stage     -> what the executor gives
-    first_not_finite of a stage               -> the block that made rows NaN or infinite, and what each took up to it
-    canary of a stage                         -> it still computes what it computed at its load
-    clean_up of a stage                       -> what it kept for later steps was given back
+    open   the device and the folder          -> the numerics id of its stages, and the device memory that they take
+    load   blocks and a number of KV pages    -> a stage
+    run, export, import, close of a stage     -> what the executor returns
+    first_not_finite of a stage               -> the block that made NaN or infinity, and seconds of the blocks up to it
+    canary of a stage                         -> done, if it still computes what it computed when it was loaded
+    clean_up of a stage                       -> done, when it has given back what it kept for later steps
 
-One thread uses the device. Another reads, and ends the process at once when the pipe ends: a worker that dies takes
-its device's process along, whatever the driver does meanwhile. What the worker asked for and what failed is answered
-with `failed`, which says by the provider's words what kind of failure it was. Before the answer to something of many
-parts, such as a step of ONNX blocks, it may say that it goes on.
+One thread uses the device. Another one reads, and ends the process at once when the pipe ends: when a worker dies, the
+process of its device dies too, whatever the driver does meanwhile. A failure is answered with `failed`, and with the
+kind of failure that the provider's text stands for. Before the answer to something of many parts, such as a step of
+ONNX blocks, the process may send GOES_ON, which extends the time limit.
 """
 
 import gc
@@ -52,17 +52,17 @@ from blockrelay_worker.execution.process.step_arrays import (
 )
 
 T = TypeVar("T")
-#: How often an answer says how much memory is in use. Seconds.
+#: Least seconds between two answers that say how much memory is in use.
 MEMORY_EVERY_S = 1.0
-#: How often at most it is said that something goes on. Seconds.
+#: Least seconds between two messages GOES_ON.
 GOES_ON_EVERY_S = 0.1
 
 
 class Child:
-    """Answers messages, one after the other."""
+    """Answers messages, one after the other, on one thread."""
 
     def __init__(self, goes_on: Callable[[], None]) -> None:
-        """`goes_on` is called behind each part of what may take long."""
+        """`goes_on` is called after each part of something that may take long."""
         self._goes_on, self._judge = goes_on, Judge()
         self._folder: Path | None = None
         self._provider: Provider | None = None
@@ -73,9 +73,10 @@ class Child:
         self._tries, self._retries = TRIES, 0
 
     def answer(self, message: Message) -> Message:
-        """What came of it, or that it failed."""
+        """Does what `message` asks. Returns the result, `failed` or `refused`; raises nothing that a device can
+        cause."""
         try:
-            return self._did(message)
+            return self._do(message)
         except BlockrelayError as error:
             if message.kind == "canary" and isinstance(error, KnownAnswerMismatch):
                 about = {"class": "device", "reason": "canary", "code": "INTERNAL", "block": error.block}
@@ -88,12 +89,14 @@ class Child:
             return self._failed(error)
 
     def _failed(self, error: Exception) -> Message:
+        """Returns the answer `failed`, with the kind of failure, the block, and the seconds of the blocks before it."""
         failure = self._judge.judge(str(error.__cause__ or error))
         block = getattr(error, "block", None) or failure.block
         fields = {"text": str(error), "class": failure.kind, "reason": failure.reason, "code": failure.code}
         return Message("failed", fields | {"block": block, "seconds": dict(getattr(error, "seconds", {}))})
 
-    def _did(self, message: Message) -> Message:
+    def _do(self, message: Message) -> Message:
+        """Does what `message` asks and returns the answer. Raises what the stage or ONNX Runtime raises."""
         fields = message.fields
         match message.kind:
             case "open":
@@ -105,8 +108,7 @@ class Child:
             case "first_not_finite":
                 stage = self._stages[fields["stage"]]
                 fault = stage.first_not_finite(_batch(stage, message))
-                told = {"block": "", "seconds": {}} if fault is None else asdict(fault)
-                return Message("looked", told)
+                return Message("looked", {"block": "", "seconds": {}} if fault is None else asdict(fault))
             case "export":
                 contents = self._stages[fields["stage"]].export_pages(fields["pages"])
                 return Message("pages", arrays=[half for content in contents for layer in content for half in layer])
@@ -120,7 +122,7 @@ class Child:
                 self._stages[fields["stage"]].import_pages(pages, contents)
                 return Message("done")
             case "canary":
-                self._canaries[fields["stage"]].sing()
+                self._canaries[fields["stage"]].check()
                 return Message("done")
             case "clean_up":
                 self._stages[fields["stage"]].clean_up()
@@ -133,9 +135,11 @@ class Child:
                 raise AssertionError(f"nobody sends {kind}")
 
     def _open(self, fields: Mapping[str, Any]) -> Message:
+        """Opens the device and the folder. Returns the numerics id, the memory that stages take, and the device's
+        name."""
         folder = self._folder = Path(fields["folder"])
         self._tries = TryLimits(*fields["tries"])
-        # Drivers read what they are told of shaders when the provider is opened.
+        # Drivers read the variables of their shader caches when the provider is opened.
         compiled = None if fields["cache"] is None else compiled_graphs(Path(fields["cache"]), os.environ)
         self._provider = open_provider(fields["device"])
         self._provider.compiled, self._provider.threads = compiled, fields["threads"]
@@ -150,16 +154,17 @@ class Child:
                 tries=self._tries,
             )
         )
-        told = {
+        answer = {
             "numerics": executors.numerics_id(opened.manifest),
             "memory": asdict(executors.memory(opened)),
             "card": self._provider.card,
         }
-        return Message("opened", told)
+        return Message("opened", answer)
 
     def _load(self, first: int, last: int, pages: int, budget: int | None) -> Message:
-        """`budget`: bytes of all weights and pages, None where nobody knows how many there are. What it leaves keeps
-        the weights of stages that were closed; without one they stay until the next stage is loaded."""
+        """Loads blocks `first..last` with `pages` KV pages and some more for canaries. `budget`: bytes for all weights
+        and pages on the device; None: unknown. Weights of closed stages stay in what the budget leaves; without a
+        budget they stay until the next stage is loaded."""
         assert self._executors is not None and self._folder is not None, "it was opened"
         executors, pages = self._executors, pages + PAGES_NEEDED
         opened = open_block_folder(self._folder, blocks=[])
@@ -172,7 +177,7 @@ class Child:
         def loaded() -> tuple[OnnxStage | AsIsStage, Known]:
             return executors.loaded(folder, first, last, pages=pages, weight_room=room)
 
-        # ONNX blocks that others made are tried again one by one.
+        # Stages of ONNX blocks try each block again by themselves.
         stage, answers = loaded() if isinstance(executors, AsIsExecutors) else self._tried("a stage", loaded)
         number, pages = max(self._stages, default=0) + 1, stage.pool.pages - PAGES_NEEDED
         self._canaries[number] = Canary(
@@ -181,7 +186,7 @@ class Child:
         self._stages[number] = stage
         able = stage.capabilities
         limits = {"max_rows": able.max_rows, "max_sequences": able.max_sequences}
-        stage.moved_bytes()  # to find out whether it is right: nobody's step
+        stage.moved_bytes()  # the bytes of its known answers belong to no step
         figures = (
             {"weight_bytes": stage.weight_bytes, "pool_bytes": stage.pool_bytes, "retries": self._new_retries()}
             | _recorded(stage)
@@ -191,7 +196,7 @@ class Child:
         return Message("loaded", fields | limits)
 
     def _tried(self, what: str, work: Callable[[], T]) -> T:
-        """What `work` gives, the last time at the latest."""
+        """Returns what `work` returns, after as many tries as the limits allow. Raises the error of the last one."""
         tries = Tries(self._tries, self._count_retry)
         while True:
             try:
@@ -205,12 +210,12 @@ class Child:
         self._retries += 1
 
     def _new_retries(self) -> int:
-        """Those since this was last asked."""
-        found, self._retries = self._retries, 0
-        return found
+        """Returns the retries since the last call."""
+        retries, self._retries = self._retries, 0
+        return retries
 
     def _memory(self) -> dict[str, int]:
-        """Of this process and the device, once a second at most."""
+        """Returns the memory in use by this process and on the device, in bytes; empty if asked within a second."""
         now = time.monotonic()
         if now - self._memory_at < MEMORY_EVERY_S:
             return {}
@@ -220,6 +225,7 @@ class Child:
         return {"process_bytes": resident_bytes(), "memory_used_bytes": used, "memory_bytes": there}
 
     def _run(self, stage: OnnxStage | AsIsStage, message: Message) -> Message:
+        """Runs a step. Returns its rows, logits or tensors, with its times and the figures of the device."""
         batch, as_is, began = _batch(stage, message), isinstance(stage, AsIsStage), time.perf_counter()
         output = stage.run(batch) if as_is else self._tried("a step", lambda: stage.run(batch))
         ran_s = time.perf_counter() - began
@@ -246,7 +252,8 @@ class Child:
 
 
 def _batch(stage: OnnxStage | AsIsStage, message: Message) -> Batch:
-    """Beside tensors by name there are always tokens."""
+    """Returns the batch of a message. Its first array is tokens if tensors by name come with it or the stage has block
+    1."""
     fields, (rows, *arrays) = message.fields, message.arrays
     tensors = unpacked_tensors(fields["tensors"], arrays)
     are_tokens = stage.takes_tokens or len(tensors) > 0
@@ -261,14 +268,14 @@ def _batch(stage: OnnxStage | AsIsStage, message: Message) -> Batch:
 
 
 def _warm(fields: Mapping[str, Any], provider: Provider) -> WarmLimits:
-    """What somebody said, or as many sessions as the device has room for."""
+    """Returns the limits of warm sessions that the worker set, or as many as the device's memory has room for."""
     sessions, size, fitting = fields["warm"]
     limits = WarmLimits(sessions, size)
     return limits.within(room_for_sessions(provider, fields["budget"])) if fitting else limits
 
 
 def _recorded(stage: OnnxStage | AsIsStage) -> dict[str, Any]:
-    """What became of steps that are recorded, or of sessions that come and go; nothing where there are none."""
+    """Returns counts of recorded steps, or of sessions that come and go; empty where the stage has neither."""
     if isinstance(stage, AsIsStage):
         counts = asdict(stage.blocks.counts)
         return {"grown": counts.pop("grown"), "sessions": counts, "weight_bytes": stage.weight_bytes}
@@ -277,7 +284,7 @@ def _recorded(stage: OnnxStage | AsIsStage) -> dict[str, Any]:
 
 
 def _type_of(error: BlockrelayError) -> str:
-    """Which the worker raises in its place."""
+    """Returns the name of the error that the worker raises in place of `error`."""
     kinds = (KnownAnswerMismatch, BlockFolderError, UsageError)
     return next((kind.__name__ for kind in kinds if isinstance(error, kind)), BlockrelayError.__name__)
 
@@ -291,7 +298,8 @@ def _read_all(stream: BinaryIO, messages: "SimpleQueue[Message]") -> None:
 
 
 def _own_pipes() -> tuple[BinaryIO, BinaryIO]:
-    """Our ends of the pipes. What libraries print goes to stderr: a line of theirs would be no message."""
+    """Returns this process's ends of the pipes, and sends what libraries print to stderr: a printed line would be no
+    valid message."""
     ours = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
@@ -301,20 +309,23 @@ def _own_pipes() -> tuple[BinaryIO, BinaryIO]:
 
 
 def main() -> int:
-    """Ends with 0 when the pipe does, with 70 behind a failure that has lost the device."""
+    """Answers messages. Ends with 0 when the pipe ends, with 70 after a failure that has lost the device."""
     logs.configure("WARNING", node_id=logs.node_name("device"))
-    for number in (signal.SIGINT, signal.SIGTERM):  # a terminal tells the whole group; the worker says when to end
+    for number in (
+        signal.SIGINT,
+        signal.SIGTERM,
+    ):  # a terminal signals the whole group, but the worker decides when to end
         signal.signal(number, signal.SIG_IGN)
-    asked, answers = _own_pipes()
+    requests, answers = _own_pipes()
     messages: SimpleQueue[Message] = SimpleQueue()
-    threading.Thread(target=_read_all, args=(asked, messages), name="reader", daemon=True).start()
-    told_at = float("-inf")
+    threading.Thread(target=_read_all, args=(requests, messages), name="reader", daemon=True).start()
+    reported_at = float("-inf")
 
     def goes_on() -> None:
-        nonlocal told_at
-        if time.monotonic() - told_at >= GOES_ON_EVERY_S:
+        nonlocal reported_at
+        if time.monotonic() - reported_at >= GOES_ON_EVERY_S:
             write(answers, Message(GOES_ON))
-            told_at = time.monotonic()
+            reported_at = time.monotonic()
 
     child = Child(goes_on)
     while True:

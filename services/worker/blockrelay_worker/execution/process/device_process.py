@@ -1,4 +1,4 @@
-"""The process that owns a device, as its worker sees it: it is asked, it answers in time, or it is ended."""
+"""The worker's side of the process that owns a device: it answers requests in time, or it is killed."""
 
 import os
 import subprocess
@@ -14,40 +14,44 @@ from blockrelay.errors import BlockFolderError, DeviceFailed, DeviceLost, KnownA
 from blockrelay.observability.logs import get
 from blockrelay_worker.execution.process.frames import GOES_ON, Ended, Message, read, write
 
-#: How often the process and the time of its answer are looked at, and how long it may take to end when its pipe has.
-#: Seconds.
+#: Seconds between two looks at the process and the deadline of its answer, and seconds that it has to end once its
+#: pipe is closed.
 LOOK_S, END_S = 0.05, 2.0
 CHILD = "blockrelay_worker.execution.process"
-#: Why a process is lost that we ended while it did what it was asked.
+#: The reason of a DeviceLost when the worker itself closed the process.
 CLOSED = "closed"
 
 
 def _nothing() -> None:
-    """Nobody wants to know."""
+    """Does nothing: the default for callbacks."""
 
 
 class DeviceProcess:
-    """Runs from its making until it is `lost`, or closed. Any thread may ask; one at a time is answered.
+    """A child process that runs from construction until it is `lost` or closed. Any thread may ask; one request at a
+    time is answered.
 
-    `when_lost` are called once, from any thread, when it is lost (not when it is closed). They are added before that.
+    `when_lost` holds callbacks, called once, from any thread, when the process is lost (not when it is closed). Add
+    them before that.
 
-    An answer that takes longer than its limit ends the process (SIGKILL): nothing inside one whose driver hangs can.
+    An answer that takes longer than its limit ends the process (SIGKILL): when a driver hangs, nothing inside the
+    process can end it.
     """
 
     def __init__(self, device: str, *, python: str = sys.executable, module: str = CHILD) -> None:
-        """`python` has the packages of the device's provider; `module` is what it runs."""
+        """Starts `python -m module`. `python` has the packages of the device's provider; `device` names it in errors
+        and logs."""
         self.device = device
         self._asking = threading.Lock()
         self._deadline: float | None = None
         self._too_long: float | None = None
         self._closed = threading.Event()
-        #: Why it is there no more; None while it is.
+        #: Why the process is gone; None while it runs.
         self.lost: DeviceLost | None = None
         self.when_lost: dict[object, Callable[[], None]] = {}
-        begun: Future[subprocess.Popen[bytes]] = Future()
+        start: Future[subprocess.Popen[bytes]] = Future()
         command = [python, "-P", "-m", module, str(os.getpid())]
-        threading.Thread(target=self._host, args=(command, begun), name="device-watch", daemon=True).start()
-        self._process = begun.result()
+        threading.Thread(target=self._host, args=(command, start), name="device-watch", daemon=True).start()
+        self._process = start.result()
 
     @property
     def pid(self) -> int:
@@ -61,11 +65,14 @@ class DeviceProcess:
         waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
         went_on: Callable[[], None] = _nothing,
     ) -> Message:
-        """The answer, by `limit_s` after whatever others have asked before; `waiting` is entered meanwhile. The process
-        may say that it goes on: `went_on` is called then, and the limit counts from there.
+        """Sends `message` and returns the answer. `limit_s` counts from the moment when earlier requests are answered;
+        `waiting` is entered while this one waits for them. When the process sends GOES_ON, `went_on` is called and the
+        limit starts again.
 
-        Raises DeviceFailed when it could not be done and the process is still there; DeviceLost when it is not, from
-        then on always; UsageError or BlockFolderError for what this device or folder will never do."""
+        Raises DeviceFailed when the request failed and the process still runs; DeviceLost when the process is gone, and
+        always from then on; KnownAnswerMismatch for a stage with wrong numbers; UsageError or BlockFolderError for what
+        this device or folder will never do.
+        """
         with waiting():
             self._asking.acquire()
         try:
@@ -86,7 +93,7 @@ class DeviceProcess:
             self._asking.release()
 
     def give_up(self, lost: DeviceLost) -> DeviceLost:
-        """End it for what it did not say itself, and return that."""
+        """Ends the process for a reason that it did not report itself. Returns the loss: `lost`, or an earlier one."""
         with self._asking:
             if self.lost is None:
                 self._lose(lost)
@@ -94,19 +101,20 @@ class DeviceProcess:
         return self.lost
 
     def retire(self) -> None:
-        """Close it behind what it does just now."""
+        """Closes the process after the request that it is working on."""
         with self._asking:
             self.close()
 
     def abandon(self) -> None:
-        """End it at once, whatever it does. Who asks it something is told that it was closed."""
+        """Kills the process at once, whatever it does. A thread that waits for its answer gets DeviceLost
+        (`closed`)."""
         if self.lost is None:
             self.lost = DeviceLost(f"the process of {self.device} was closed", reason=CLOSED, code="INTERNAL")
         self._closed.set()
         self._process.kill()
 
     def close(self) -> None:
-        """End it, and wait for that. Nobody asks it anything."""
+        """Ends the process and waits for that. No other thread may be asking it anything."""
         if self.lost is None:
             self.lost = DeviceLost(f"the process of {self.device} was closed", reason=CLOSED, code="INTERNAL")
         self._closed.set()
@@ -120,6 +128,7 @@ class DeviceProcess:
             self._process.wait()
 
     def _checked(self, answer: Message) -> Message:
+        """Returns the answer, or raises the error that it stands for."""
         fields: Mapping[str, Any] = answer.fields
         if answer.kind == "refused":
             if fields["type"] == KnownAnswerMismatch.__name__:
@@ -137,10 +146,10 @@ class DeviceProcess:
         raise DeviceFailed(f"{self.device}: {fields['text']}", capacity=capacity, seconds=seconds, **about)
 
     def _gone(self, limit_s: float) -> DeviceLost:
-        """It has ended, or we have ended it."""
+        """Returns why the process ended: by its deadline, or by itself. Makes sure that it has."""
         self._process.kill()
         status = self._process.wait()
-        if self.lost is not None:  # it was abandoned meanwhile
+        if self.lost is not None:  # another thread has abandoned the process
             return self.lost
         if self._too_long is not None:
             lost = DeviceLost(
@@ -153,6 +162,7 @@ class DeviceProcess:
         return lost
 
     def _lose(self, lost: DeviceLost) -> None:
+        """Notes the loss, closes the process and calls `when_lost`."""
         self.lost = lost
         self.close()
         get().error("DEVICE_LOST", device=self.device, reason=lost.reason, code=lost.code, error=str(lost))
@@ -160,22 +170,22 @@ class DeviceProcess:
             tell()
 
     def check(self) -> None:
-        """Raises DeviceLost once it is known to be there no more."""
+        """Raises DeviceLost if the process is known to be gone."""
         if self.lost is not None:
             raise self.lost
 
-    def _host(self, command: list[str], begun: "Future[subprocess.Popen[bytes]]") -> None:
-        """Begin the process, and watch it until it has ended: Linux ends it with the thread that has begun it, which
-        therefore is none of those that ask."""
+    def _host(self, command: list[str], start: "Future[subprocess.Popen[bytes]]") -> None:
+        """Starts the process and watches it until it has ended. Linux kills it when the thread that started it ends, so
+        that thread must be none of those that ask."""
         try:
             process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        except BaseException as error:  # noqa: BLE001 it is raised where the process is wanted
-            begun.set_exception(error)
+        except BaseException as error:  # noqa: BLE001 the constructor raises it
+            start.set_exception(error)
             return
-        begun.set_result(process)
+        start.set_result(process)
         while not self._closed.wait(LOOK_S):
             if process.poll() is not None and self._asking.acquire(blocking=False):
-                try:  # nobody asks it anything, so nobody else will see it
+                try:  # no thread asks it anything, so no other one would notice
                     if self.lost is None:
                         self._gone(0.0)
                 finally:

@@ -1,4 +1,5 @@
-"""One device, in a process of its own, for as many workers as it has stages: begun here, and anew where it was lost."""
+"""The executors of one device in a process of its own, for all workers with a stage there; a lost process is
+replaced."""
 
 import threading
 import time
@@ -21,13 +22,13 @@ from blockrelay_worker.execution.process.renewal import in_quarantine, may_be_re
 from blockrelay_worker.execution.process.sharing import Sharing
 from blockrelay_worker.execution.process.stage import DeviceStage
 
-#: How long a device may take to load a stage: cold shaders take most of a minute each. Seconds.
+#: Seconds that a device may take to load a stage: cold shaders take most of a minute each.
 LOAD_LIMIT_S = 600.0
 
 
 class DeviceExecutors:
-    """Makes stages on one device. Any thread may use it: where the process was lost, one of them begins a new one, and
-    a loss counts once however many stages it was of."""
+    """Makes stages on one device. Any thread may use it. If the process was lost, one of them starts a new one; a loss
+    counts once, however many stages it took."""
 
     device: ClassVar[Device] = "gpu"
     varies: ClassVar[bool] = True
@@ -50,11 +51,12 @@ class DeviceExecutors:
         tries: int = TRIES.most,
         module: str = CHILD,
     ) -> None:
-        """Raises UsageError where this device will never run stages of this folder; DeviceLost for what may pass.
+        """Starts the process and opens `folder` on `device`. Raises UsageError where this device will never run stages
+        of this folder; DeviceLost or DeviceFailed for what may pass.
 
-        A step may take `limit_s`. `per_block` as of OnnxStage, `cache`, `eager`, `threads`, `quarantine`, `warm` and
-        `tries` as of Gpu, `python` and `module` as of DeviceProcess. All stages of all `workers` may use `budget_bytes`
-        of the device; None: what it says itself.
+        A step may take `limit_s` seconds. `per_block` as in OnnxStage; `cache`, `eager`, `threads`, `quarantine`,
+        `warm` and `tries` as in Gpu; `python` and `module` as in DeviceProcess. All stages of all `workers` together
+        may use `budget_bytes` of the device; None: the device's own figure.
         """
         self.own, self._folder, self._limit_s = device, folder, limit_s
         self._how = {
@@ -72,58 +74,61 @@ class DeviceExecutors:
         self._lock = threading.RLock()
         self._renewed: float | None = None
         self._begun_again: list[str] = []
-        self._told_budget = budget_bytes
+        self._set_budget = budget_bytes
         self._unable = ""
-        self._slow = False  # its process was ended for that
+        self._slow = False  # the process was ended because it was slow
         self._process, self._now = self._opened(device)
         self._home = self._now
 
     @property
     def name(self) -> str:
-        """The device that computes now: the one that this was made for, unless it has moved."""
+        """The device that computes now: the one given at construction, unless `move_to` chose another one."""
         return self._now.name
 
     @property
     def unable(self) -> str:
-        """Why its device cannot do its work, so that another one of the host may be asked; empty: it can."""
+        """Why the device cannot do its work, so that another one of the host may be tried; empty if it can."""
         with self._lock:
             self._count_loss()
             return self._unable
 
     @property
     def card(self) -> str:
-        """As of Provider."""
+        """The device's name among the workers of this host, as `Provider.card`."""
         return self._now.card
 
     @property
     def last_loss(self) -> str:
-        """Why it was lost the last time."""
+        """The reason of the last loss of the device; empty before the first."""
         return self._now.last_loss
 
     @staticmethod
     def serves(device: Device, precisions: Collection[Precision]) -> bool:
-        """All there are: weights that a device does not know are widened."""
+        """Returns whether `device` is a GPU. All precisions are served: weights that a device does not know are
+        widened."""
         return device == "gpu"
 
     def numerics_id(self, manifest: Manifest) -> str:
-        """As the process has told of its folder."""
+        """Returns the numerics id that the process computed for the folder. `manifest` must be that folder's."""
         assert manifest.model_hash == self._folder.manifest.model_hash, "it was opened for another folder"
         return self._now.numerics
 
     def memory(self, folder: BlockFolder) -> DeviceMemory:
-        """As it was before the first stage was loaded."""
+        """Returns the memory of the device, as it was before the first stage was loaded."""
         return self._now.memory
 
     @property
     def budget_bytes(self) -> int | None:
-        """What weights and pages of all stages may take; None where nobody has said, nor the device."""
-        own, told = self._now.memory.budget_bytes, self._told_budget
-        if told is not None and own is not None and self._now is not self._home:
-            return min(told, own)  # somebody has said it of another device
-        return told or own
+        """Bytes that weights and KV pages of all stages may take; None where neither an option nor the device sets a
+        limit."""
+        own, limit = self._now.memory.budget_bytes, self._set_budget
+        if limit is not None and own is not None and self._now is not self._home:
+            return min(limit, own)  # the limit was set for another device
+        return limit or own
 
     def usable_in_s(self) -> float:
-        """Seconds until `load` may be tried; 0.0 at once. A device that was lost is left alone for a while."""
+        """Returns the seconds until `load` may be tried; 0.0 at once. A device that was lost is left alone for a
+        while."""
         with self._lock:
             self._count_loss()
             losses = self._now.losses
@@ -131,25 +136,28 @@ class DeviceExecutors:
 
     @property
     def in_quarantine(self) -> bool:
-        """It was lost too often of late."""
+        """True if the last three losses came within ten minutes: see `renewal`. Never true without `quarantine`."""
         return self._quarantine and in_quarantine(self._now.losses)
 
     @property
     def losses(self) -> int:
-        """How often it was lost."""
+        """How often the device was lost, since the start or since `forget_losses`."""
         return len(self._now.losses)
 
     def forget_losses(self) -> None:
-        """Somebody has looked after the device: it may be tried at once, and is not in quarantine."""
+        """Ends the quarantine: an operator has looked after the device, which may be tried at once."""
         with self._lock:
             now = self._now
             now.forgiven = now.losses[-1] if now.losses else None
             now.losses.clear()
 
     def load(self, folder: BlockFolder, first_block: int, last_block: int, *, pages: int) -> DeviceStage:
-        """See `Executors.load`; in a new process where the last one was lost. Returns when others that are being loaded
-        are there too, or have failed. A GPU on which a stage cannot be made now is lost, with its other stages, and so
-        is one that computes wrong numbers, as one whose canary is wrong; a CPU raises what it was."""
+        """Loads a stage, in a new process where the last one was lost: see `Executors.load`. Returns when all stages
+        that are being loaded at the same time are there, or have failed.
+
+        A GPU on which a stage cannot be made now is lost, with its other stages. So is one that computes wrong numbers,
+        as with a wrong canary. With `quarantine` off (a CPU) the error is raised as it is.
+        """
         with self.sharing.loading():
             fields = {"first": first_block, "last": last_block, "pages": pages, "budget": self.budget_bytes}
             try:
@@ -171,38 +179,40 @@ class DeviceExecutors:
         )
 
     def begun_again(self) -> list[str]:
-        """Why its process was begun anew each time (lost, slow) since somebody asked."""
+        """Returns why the process was replaced each time (`lost`, `slow`) since the last call."""
         with self._lock:
-            found, self._begun_again = self._begun_again, []
-            return found
+            reasons, self._begun_again = self._begun_again, []
+            return reasons
 
     @property
     def may_be_renewed(self) -> bool:
-        """Its process was not renewed of late."""
+        """True if the process was not renewed in the last hour."""
         return may_be_renewed(self._renewed, time.monotonic())
 
     def renew(self) -> None:
-        """End the process, which has done nothing wrong: the next stage is loaded in a new one, at once. Its stages are
-        lost."""
+        """Ends a process that has failed in nothing, after its current request: the next stage is loaded in a new one,
+        at once. Its stages are lost."""
         with self._lock:
             self._renewed, self._slow = time.monotonic(), True
             self._process.retire()
 
     def abandon(self) -> None:
-        """End the process at once, also where a stage is being loaded: that raises DeviceLost."""
+        """Kills the process at once. A `load` that is under way raises DeviceLost."""
         self._process.abandon()
 
     def close(self) -> None:
-        """End the process."""
+        """Ends the process. No thread may be asking it anything."""
         self._process.close()
 
     def give_up(self, why: str) -> DeviceLost:
-        """The device will not do this work: it is lost, with all of its stages. The loss."""
+        """Declares the device lost, with all of its stages, since it will not do this work. Returns the loss."""
         return self._process.give_up(DeviceLost(why, reason="refused", code="INTERNAL"))
 
     def move_to(self, device: str) -> None:
-        """Compute on another device from now on, by another numerics id: the process of the one before is lost. Raises
-        as making this does; then `move_to` another one, or `go_home`."""
+        """Computes on another device from now on, with another numerics id; closes the process of the one before.
+
+        Raises what the constructor raises. Then call `move_to` with another device, or `go_home`.
+        """
         with self._lock:
             self._count_loss()
             self._process.close()
@@ -214,7 +224,7 @@ class DeviceExecutors:
             self._unable, self._slow = "", False
 
     def go_home(self) -> None:
-        """Compute on the own device again, in a new process, when that is usable."""
+        """Goes back to the device given at construction. `load` starts its process when that device is usable."""
         with self._lock:
             if self._now is not self._home:
                 self._process.close()
@@ -223,12 +233,13 @@ class DeviceExecutors:
             self._unable = ""
 
     def _forgive(self, device: "_Opened") -> None:
-        """That the last process has ended is no loss of this device: it was of another one."""
+        """Marks the end of the last process as no loss of `device`: it belonged to another one."""
         if self._process.lost is not None:
             device.forgiven = self._process.lost.moment
 
     def _there(self) -> tuple[DeviceProcess, str]:
-        """The process, a new one if it is lost, and by which numerics id it computes."""
+        """Returns the process, a new one if it was lost, and its numerics id. Raises UsageError if a new process has
+        another id."""
         with self._lock:
             self._count_loss()
             lost = self._process.lost
@@ -239,27 +250,29 @@ class DeviceExecutors:
                 if opened.numerics != self._now.numerics:
                     before = self._now.numerics
                     raise UsageError(
-                        f"{self.name} computes by {opened.numerics} now, and by {before} before: start again"
+                        f"{self.name} has the numerics id {opened.numerics} now and had {before} before: "
+                        "start the worker again"
                     )
             return self._process, self._now.numerics
 
     def _opened(self, device: str) -> tuple[DeviceProcess, "_Opened"]:
-        """A process that has opened the folder on the device, and what it has told of that."""
+        """Returns a process that has opened the folder on `device`, and its figures."""
         process = self._process = self._begin(device)
         folder = str(self._folder.root.absolute())
         fields = {"device": device, "folder": folder, **self._how}
         try:
-            told = process.ask(Message("open", fields), limit_s=LOAD_LIMIT_S).fields
+            answer = process.ask(Message("open", fields), limit_s=LOAD_LIMIT_S).fields
         except DeviceFailed as failed:
             process.give_up(_lost_by(failed))
             raise
         except BaseException:
             process.close()
             raise
-        memory = DeviceMemory(**told["memory"])
-        return process, _Opened(device, str(told["card"]), str(told["numerics"]), memory)
+        memory = DeviceMemory(**answer["memory"])
+        return process, _Opened(device, str(answer["card"]), str(answer["numerics"]), memory)
 
     def _count_loss(self) -> None:
+        """Notes the loss of the process, once, and whether another device may take its work."""
         lost, now = self._process.lost, self._now
         if lost is None or lost.reason == CLOSED or lost.moment in (now.forgiven, *now.losses[-1:]):
             return
@@ -271,8 +284,8 @@ class DeviceExecutors:
 
 @dataclass(slots=True)
 class _Opened:
-    """A device, what its process has told of it, and the moments when it was lost; `forgiven`: the last one that counts
-    no more."""
+    """A device, the figures that its process sent when it opened the folder, and the moments of its losses
+    (time.monotonic). `forgiven` is the last loss that no longer counts."""
 
     name: str
     card: str

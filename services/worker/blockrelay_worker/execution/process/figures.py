@@ -1,4 +1,4 @@
-"""What a device tells of itself with its answers."""
+"""The figures that a device's process sends with its answers: memory, bytes over the bus, counts."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -7,30 +7,33 @@ from typing import Any
 
 @dataclass(slots=True)
 class Figures:
-    """Of one stage and the device that it is on, in bytes. Those of memory are at most a second old.
-
-    `up_bytes` and `down_bytes` went to the device and came from it since the stage was loaded; so many steps were
-    repeated of recorded ones, and so often recording was given up. `retries` counts tries to make a stage or to do a
-    step behind the first. `sessions` of ONNX blocks as `WarmCounts` has them;
-    `grown`: their memory does not come back. What nobody tells is 0: `memory_bytes` of most providers.
-    """
+    """Figures of one stage and the device that it is on. Memory is in bytes, and at most a second old; 0 where the
+    provider does not say."""
 
     weight_bytes: int = 0
     pool_bytes: int = 0
     up_bytes: int = 0
+    """Bytes that went to the device since the stage was loaded."""
     down_bytes: int = 0
+    """Bytes that came from the device since the stage was loaded."""
     process_bytes: int = 0
     memory_bytes: int = 0
+    """Memory of the device; 0 with most providers."""
     memory_used_bytes: int = 0
     repeated_steps: int = 0
+    """Steps that replayed a recorded graph."""
     recording_failures: int = 0
+    """How often recording was given up."""
     retries: int = 0
+    """Tries to make a stage or run a step, after the first of each."""
     sessions: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Counts of ONNX-block sessions, by the fields of `WarmCounts`."""
     grown: bool = False
+    """True if the memory of closed sessions does not come back."""
 
     @property
     def counted(self) -> dict[str, float]:
-        """All that only grows, by the names of `DeviceMetrics.counters`."""
+        """All figures that only grow, by the names in `DeviceMetrics.counters`."""
         return {
             "up_bytes": self.up_bytes,
             "down_bytes": self.down_bytes,
@@ -40,11 +43,10 @@ class Figures:
             **self.sessions,
         }
 
-    def hear(self, told: Mapping[str, Any]) -> None:
-        """Fields of an answer: what went over the bus, and was tried again, since the last one, and whatever else is
-        there."""
-        self.up_bytes += told.get("up_bytes", 0)
-        self.down_bytes += told.get("down_bytes", 0)
-        self.retries += told.get("retries", 0)
-        for name in told.keys() - {"up_bytes", "down_bytes", "retries"}:
-            setattr(self, name, told[name])
+    def hear(self, fields: Mapping[str, Any]) -> None:
+        """Takes over the fields of an answer: bytes over the bus and retries are added up, all others replaced."""
+        self.up_bytes += fields.get("up_bytes", 0)
+        self.down_bytes += fields.get("down_bytes", 0)
+        self.retries += fields.get("retries", 0)
+        for name in fields.keys() - {"up_bytes", "down_bytes", "retries"}:
+            setattr(self, name, fields[name])

@@ -1,7 +1,7 @@
 """Messages between a worker and the process of its device: a few fields and arrays, over a pipe.
 
-A message is its length, its fields by msgpack, and the bytes of its arrays one behind the other, whose types and shapes
-are among the fields. Both ends are of one release, on one host: there is no version.
+A message is its length, its fields in msgpack, and the bytes of its arrays one after the other. The fields hold the
+types and shapes of the arrays. Both ends are of one release, on one host, so there is no version.
 """
 
 import struct
@@ -13,16 +13,16 @@ import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
-#: Said before an answer, of a process that has done a part of what takes long.
+#: The kind of a message before the answer: the process has done a part of something that takes long.
 GOES_ON = "goes on"
 _LENGTH = struct.Struct("<Q")
-#: More than any message has: a length above it is no length.
+#: More bytes than any message has: a larger length means that the stream is broken.
 _MOST_BYTES = 1 << 40
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """`kind` says what it is about; the fields are numbers, texts, lists and maps of them."""
+    """A request or an answer. `kind` names it; `fields` are numbers, texts, and lists and maps of them."""
 
     kind: str
     fields: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -30,11 +30,11 @@ class Message:
 
 
 class Ended(Exception):
-    """The other end has closed the pipe, between two messages or within one."""
+    """Raised when the other end has closed the pipe, between two messages or within one."""
 
 
 def write(stream: BinaryIO, message: Message) -> None:
-    """Raises OSError (BrokenPipeError) when nobody reads any more."""
+    """Sends `message` and flushes. Raises OSError (BrokenPipeError) when the other end no longer reads."""
     arrays = [array if array.flags.c_contiguous else np.ascontiguousarray(array) for array in message.arrays]
     about = [(array.dtype.str, array.shape) for array in arrays]
     head = cast(bytes, msgpack.packb((message.kind, message.fields, about)))
@@ -47,7 +47,7 @@ def write(stream: BinaryIO, message: Message) -> None:
 
 
 def read(stream: BinaryIO) -> Message:
-    """The next message; its arrays are the reader's own, and writable. Raises Ended."""
+    """Returns the next message, whose arrays are new and writable. Raises Ended."""
     (length,) = _LENGTH.unpack(_exactly(stream, _LENGTH.size))
     if length > _MOST_BYTES:
         raise Ended
@@ -62,10 +62,10 @@ def read(stream: BinaryIO) -> Message:
 
 
 def _exactly(stream: BinaryIO, size: int) -> bytes:
-    found = stream.read(size)
-    if len(found) < size:
+    content = stream.read(size)
+    if len(content) < size:
         raise Ended
-    return found
+    return content
 
 
 def _into(stream: BinaryIO, target: memoryview) -> None:

@@ -1,6 +1,5 @@
-"""What the workers of one device, each with a thread of its own, must know of each other: which stages share its
-memory, when all of them have loaded theirs, and when all have left it.
-"""
+"""Shared state of the workers of one device, each with a thread of its own: which stages use its memory, when all of
+them have loaded theirs, and when all have left it."""
 
 import threading
 import time
@@ -10,34 +9,37 @@ from contextlib import contextmanager
 from blockrelay.protocol.plan import Stage
 from blockrelay_worker.execution.device_memory import Neighbours
 
-#: How often a thread that waits for others looks whether it should end. Seconds.
+#: Seconds between two looks of a waiting thread at whether it should end.
 LOOK_S = 0.1
-#: How long a worker that has its stage waits for the others to get theirs: a plan names all that are registered within
-#: a second. Seconds.
+#: Seconds that a worker with a stage waits for the others to get theirs: a plan names all workers that registered
+#: within a second.
 STAGES_S = 10.0
 
+#: Returns whether the calling worker was asked to end.
 Asked = Callable[[], bool]
 
 
 class Sharing:
-    """Of `workers` workers, which call themselves by numbers. Any thread may use it; those that wait look now and then
-    whether they were `asked` to end."""
+    """State shared by the workers of one device, each known by a number. Any thread may use it. A method that waits
+    calls `asked` now and then, and stops waiting when that is true."""
 
     def __init__(self, workers: int) -> None:
+        """`workers`: how many workers have a stage on the device."""
         self._workers = workers
         self._changed = threading.Condition()
         self._assigned: dict[int, Stage] = {}
-        self._loaded: dict[int, tuple[Stage, int]] = {}  # with the bytes of its KV pages
+        self._loaded: dict[int, tuple[Stage, int]] = {}  # the stage, and the bytes of its KV pages
         self._loading = 0
         self._present: set[int] = set()
         self._leave_at: float | None = None
-        #: Held by the worker that waits for a lost device, and tells of it; the others wait for that one.
+        #: Held by the worker that waits for a lost device and reports it; the others wait for the lock.
         self.one_waits = threading.Lock()
 
     # --- memory ---
 
     def neighbours(self, worker: int, stage: Stage, asked: Asked) -> Neighbours:
-        """Of `worker`, which will load `stage` and has none now. Waits a while until the others know theirs."""
+        """Returns the other stages on the device, for `worker`, which will load `stage` and has none now. Waits up to
+        STAGES_S seconds until the stages of all workers are known."""
         until = time.monotonic() + STAGES_S
         with self._changed:
             self._assigned[worker] = stage
@@ -53,17 +55,17 @@ class Sharing:
             )
 
     def has_loaded(self, worker: int, stage: Stage, pool_bytes: int) -> None:
-        """Its stage is on the device, where its KV pages take so many bytes."""
+        """Notes that the stage of `worker` is on the device, where its KV pages take `pool_bytes`."""
         with self._changed:
             self._loaded[worker] = stage, pool_bytes
 
     def has_closed(self, worker: int) -> None:
-        """Its stage is on the device no more."""
+        """Notes that the stage of `worker` is no longer on the device."""
         with self._changed:
             self._loaded.pop(worker, None)
 
     def waits_for_stage(self, worker: int) -> None:
-        """Which stage it will have is not known. One that it has loaded stays meanwhile."""
+        """Notes that the next stage of `worker` is unknown. A stage that it has loaded stays noted."""
         with self._changed:
             self._assigned.pop(worker, None)
 
@@ -74,8 +76,8 @@ class Sharing:
 
     @contextmanager
     def loading(self) -> Generator[None]:
-        """A stage is loaded inside. Returns when no other is being loaded: until then no step gets its turn, so that a
-        stage that is ready would only keep its requests waiting."""
+        """Context in which a stage is loaded. Its end waits until no other stage is being loaded: no step gets its turn
+        before that, so a stage that is ready would only keep its requests waiting."""
         with self._changed:
             self._loading += 1
         try:
@@ -91,24 +93,24 @@ class Sharing:
 
     @property
     def leave_at(self) -> float | None:
-        """When those leave who are still there, by time.monotonic; None while nobody has to."""
+        """When workers that are still there leave, in seconds of time.monotonic; None while they may stay."""
         return self._leave_at
 
     def ask_all_to_leave(self, at: float) -> None:
-        """From now on they take nothing new."""
+        """Asks all workers to take nothing new from now on, and to leave by `at` (time.monotonic)."""
         with self._changed:
             self._leave_at = at
 
     def comes(self, worker: int, asked: Asked) -> None:
-        """It will have its stage there, until it `leaves`. Waits while the others leave."""
+        """Notes that `worker` will have a stage there, until it `leaves`. Waits while the others are leaving."""
         with self._changed:
             while self._leave_at is not None and not asked():
                 self._changed.wait(LOOK_S)
             self._present.add(worker)
 
     def leaves(self, worker: int, end: Callable[[], None], asked: Asked) -> bool:
-        """It does nothing there any more. True where all were asked to leave: behind the last one, which calls
-        `end`."""
+        """Notes that `worker` does nothing there any more. Returns True if all were asked to leave: then it waits for
+        the last one, which calls `end`."""
         with self._changed:
             self._present.discard(worker)
             if self._leave_at is None:

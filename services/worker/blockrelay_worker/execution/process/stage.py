@@ -1,4 +1,4 @@
-"""Stages that run in the process of a device: the worker's side of them."""
+"""Stages that run in the process of a device: the worker's side."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -36,12 +36,12 @@ from blockrelay_worker.kernels.specification import PAGE
 
 
 class DeviceStage:
-    """Blocks `first_block..last_block` in the process of a device. Who has which page is known here, what is in it
-    there; a stage whose process is lost is lost with all its pages.
+    """Blocks `first_block..last_block` in the process of a device. The worker knows which run has which KV page, the
+    process what is in it. When the process is lost, the stage is lost with all its pages.
 
-    `waiting` is entered by a thread that waits for other stages of the device, `went_on` called when a part of a step
-    is done that takes long, and `allowed_s` says what the step may take if that is more than usual; their owner may set
-    them.
+    Three hooks may be set by the owner. `waiting` is entered by a thread that waits for other stages of the device.
+    `went_on` is called when a part of a long step is done. `allowed_s` returns the seconds that a step may take, if
+    more than the limit.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class DeviceStage:
         numerics_id: str,
         limit_s: float,
     ) -> None:
-        """`loaded` is what the process said of it; a step may take `limit_s`."""
+        """`loaded`: the fields of the process's answer to `load`. A step may take `limit_s` seconds."""
         self.folder, self.first_block, self.last_block = folder, first_block, last_block
         self.layout = layout_of(folder, first_block, last_block)
         self.pool = PagePool(self.layout, loaded["pages"])
@@ -78,28 +78,29 @@ class DeviceStage:
 
     @property
     def usable(self) -> bool:
+        """True while the process of the device runs."""
         return self._process.lost is None
 
     def check(self) -> None:
-        """Raises DeviceLost when it is not usable any more."""
+        """Raises DeviceLost if the stage is no longer usable."""
         self._process.check()
 
     def when_lost(self, tell: Callable[[], None]) -> None:
-        """`tell` is called, from any thread, as soon as it is; the last one that was given."""
+        """Has `tell` called, from any thread, as soon as the process is lost. A second call replaces the first."""
         self._process.when_lost[self._stage] = tell
 
     @property
     def takes_tokens(self) -> bool:
-        """It has block 1."""
+        """True if the stage has block 1."""
         return self.first_block == 1
 
     @property
     def gives_logits(self) -> bool:
-        """It has the last block."""
+        """True if the stage has the last block."""
         return self.last_block == self.folder.model.blocks
 
     def run(self, batch: Batch) -> StageOutput:
-        """See `Executor.run`."""
+        """Runs a batch: see `Executor.run`. Raises DeviceFailed, or DeviceLost."""
         began = time.perf_counter()
         answer = self._ask_of("run", batch)
         moved_s = time.perf_counter() - began - answer.fields["ran_s"]
@@ -120,12 +121,12 @@ class DeviceStage:
         )
 
     def first_not_finite(self, batch: Batch) -> BlockFault | None:
-        """See `Executor.first_not_finite`."""
+        """Finds the first block whose output is NaN or infinite: see `Executor.first_not_finite`."""
         fields = self._ask_of("first_not_finite", batch).fields
         return BlockFault(block=fields["block"], seconds=fields["seconds"]) if fields["block"] else None
 
     def export_pages(self, pages: Sequence[int]) -> list[PageContent]:
-        """Copies."""
+        """Returns copies of the pages, in the type of `layout`: keys and values by layer."""
         if not pages or self.layout.layers < 1:
             return [[] for _ in pages]
         halves = self._ask("export", {"pages": list(pages)}).arrays
@@ -134,26 +135,28 @@ class DeviceStage:
         return [pairs[at * layers : (at + 1) * layers] for at in range(len(pages))]
 
     def import_pages(self, pages: Sequence[int], contents: Sequence[PageContent]) -> None:
-        """See `PageOwner.import_pages`."""
+        """Writes pages: see `PageOwner.import_pages`."""
         if pages and self.layout.layers > 0:
             halves = [np.asarray(half) for content in contents for layer in content for half in layer]
             self._ask("import", {"pages": list(pages)}, halves)
 
     def canary(self) -> None:
-        """Compute what is known. Raises DeviceLost (reason `canary`) where that is wrong, and what `run` raises."""
+        """Computes one known step. Raises DeviceLost (reason `canary`) if the result is wrong, and what `run`
+        raises."""
         self._ask("canary")
 
     def clean_up(self) -> None:
-        """Have the device give back whatever it keeps for later steps."""
+        """Has the device give back what it keeps for later steps. Raises what `run` raises."""
         self.drift.was_cleaned()
         self._ask("clean_up")
 
     def close(self) -> None:
-        """Give back what it holds on the device, if that is still there."""
+        """Gives back what the stage holds on the device, if the process still runs."""
         if self._process.lost is None:
             self._ask("close")
 
     def _ask_of(self, kind: str, batch: Batch) -> Message:
+        """Sends a batch, after checking it, and returns the answer."""
         model = self.folder.model
         pages = self.pool.pages if self.layout.layers > 0 else 0
         count = check_segments(batch.segments, limit=model.max_position, pages=pages)
@@ -161,8 +164,8 @@ class DeviceStage:
         rows: NDArray[Any] = (tokens_of if self.takes_tokens or named else hidden_of)(batch, count, model)
         tensors, arrays = packed_tensors(tensors_of(batch) if named else ())
         segments = [(s.rows, s.first_position, list(s.pages) if pages else []) for s in batch.segments]
-        asked = {"segments": segments, "wanted": list(batch.wanted), "needs": packed_needs(batch.needs)}
-        return self._ask(kind, asked | {"tensors": tensors}, [rows, *arrays])
+        fields = {"segments": segments, "wanted": list(batch.wanted), "needs": packed_needs(batch.needs)}
+        return self._ask(kind, fields | {"tensors": tensors}, [rows, *arrays])
 
     def _ask(self, kind: str, fields: Mapping[str, Any] | None = None, arrays: Sequence[NDArray[Any]] = ()) -> Message:
         message = Message(kind, {"stage": self._stage, **(fields or {})}, arrays)

@@ -1,5 +1,5 @@
-"""What goes into a step and comes out of it, as fields and arrays of a device process's messages: what each row of
-logits is needed for, rows of logits whole or as much as is needed, and tensors by name."""
+"""Inputs and outputs of a step as fields and arrays of a device process's messages: what each row of logits is needed
+for, rows of logits (whole, or the largest), and tensors by name."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,15 +12,17 @@ from blockrelay_worker.execution.selection import Largest, LogitRow, Need
 
 
 def packed_needs(needs: Sequence[Need | None]) -> list[Any]:
+    """Returns a field of a message for the needs of the wanted rows."""
     return [need and [need.temperature, need.top_k, need.top_p, need.min_p] for need in needs]
 
 
 def unpacked_needs(needs: Sequence[Any]) -> list[Need | None]:
+    """Returns the needs that `packed_needs` packed."""
     return [need and Need(*need) for need in needs]
 
 
 def packed_rows(rows: Sequence[LogitRow]) -> tuple[dict[str, Any], list[NDArray[Any]]]:
-    """Fields and arrays of a message."""
+    """Returns fields and arrays of a message for rows of logits."""
     chosen = [row for row in rows if isinstance(row, Largest)]
     whole = [row for row in rows if not isinstance(row, Largest)]
     counts = [len(row.ids) if isinstance(row, Largest) else 0 for row in rows]
@@ -31,27 +33,28 @@ def packed_rows(rows: Sequence[LogitRow]) -> tuple[dict[str, Any], list[NDArray[
 
 
 def unpacked_rows(fields: Mapping[str, Any], arrays: Sequence[NDArray[Any]]) -> list[LogitRow]:
+    """Returns the rows that `packed_rows` packed, as views of `arrays`."""
     ids, logits, *rest = arrays
     whole, totals, at = iter(rest), iter(fields["totals"]), 0
-    found: list[LogitRow] = []
+    rows: list[LogitRow] = []
     for count in fields["counts"]:
         if count:
-            found.append(Largest(ids[at : at + count], logits[at : at + count], next(totals)))
+            rows.append(Largest(ids[at : at + count], logits[at : at + count], next(totals)))
         else:
-            found.append(next(whole))
+            rows.append(next(whole))
         at += count
-    return found
+    return rows
 
 
 def packed_tensors(segments: Sequence[Sequence[NamedTensors]]) -> tuple[list[Any], list[NDArray[Any]]]:
-    """A field and the arrays of a message: as they are, nothing is copied."""
+    """Returns a field and the arrays of a message for the tensors of each segment. Nothing is copied."""
     parts = [part for segment in segments for part in segment]
     fields = [[[part.rows, list(part.arrays)] for part in segment] for segment in segments]
     return fields, [array for part in parts for array in part.arrays.values()]
 
 
 def unpacked_tensors(fields: Sequence[Any], arrays: Sequence[NDArray[Any]]) -> list[list[NamedTensors]]:
-    """The parts of each segment, from all arrays that `packed_tensors` gave."""
+    """Returns the parts of each segment, from the field and all arrays that `packed_tensors` returned."""
     rest = iter(arrays)
     return [
         [NamedTensors(rows=rows, arrays={name: next(rest) for name in names}) for rows, names in segment]

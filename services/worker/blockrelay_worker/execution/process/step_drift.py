@@ -1,8 +1,8 @@
-"""Whether a device has become slower than it was at the same work. Pure.
+"""Detects a device that has become slower at the same work. Pure.
 
-A step is compared with steps of as many rows and sequences, and about as much context, alone: medians of the first so
-many and of the latest so many. One that has grown by half is helped by a clean-up of the device; where that does not
-help, its process has to be renewed.
+A step is compared only with steps of as many tokens and sequences, and about as much context: the median of the first
+SAMPLE steps with the median of the latest SAMPLE. If it has grown by half, the device is due for a clean-up; if that
+does not help, its process is due for renewal.
 """
 
 import math
@@ -14,11 +14,11 @@ from typing import Literal
 
 from blockrelay_worker.execution.batch import Segment
 
-#: So many steps of one shape are a sample; so many shapes are remembered, those that came last.
+#: Steps of one shape in a sample; shapes that are remembered, the latest ones.
 SAMPLE, SHAPES = 32, 64
-#: By how much a median may have grown.
+#: A median this many times the first one is slow.
 GROWN = 1.5
-#: Contexts count as equal within a ninth.
+#: Contexts within about a ninth of each other count as equal.
 _PARTS_OF_A_DOUBLING = 6
 
 Remedy = Literal["clean_up", "renewal"]
@@ -26,7 +26,7 @@ Remedy = Literal["clean_up", "renewal"]
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """What decides how long a step takes. `context`: positions of all sequences together, by its magnitude."""
+    """What decides how long a step takes. `context`: the magnitude of the positions of all sequences together."""
 
     rows: int
     sequences: int
@@ -34,27 +34,27 @@ class StepShape:
 
 
 def shape_of(segments: Sequence[Segment]) -> StepShape:
-    """The shape of a batch of these segments, at least one."""
+    """Returns the shape of a batch of these segments, at least one."""
     positions = sum(segment.first_position + segment.rows for segment in segments)
     magnitude = round(_PARTS_OF_A_DOUBLING * math.log2(positions))
     return StepShape(sum(segment.rows for segment in segments), len(segments), magnitude)
 
 
 def has_grown(first: Sequence[float], latest: Sequence[float]) -> bool:
-    """Whether the median of the latest is half as much again."""
+    """Returns whether the median of `latest` is GROWN times that of `first`, or more."""
     return median(latest) >= GROWN * median(first)
 
 
 @dataclass(slots=True)
 class _Times:
-    """Seconds: the first sample, never changed, and the one that is being taken."""
+    """Seconds of steps: the first sample, never changed, and the one that is being taken."""
 
     first: list[float] = field(default_factory=list[float])
     latest: list[float] = field(default_factory=list[float])
 
 
 class StepDrift:
-    """The steps of one device since its stage was loaded. `due` is what it needs, until it `was_cleaned`."""
+    """The times of one device's steps since its stage was loaded. `due` is the remedy it needs, until `was_cleaned`."""
 
     def __init__(self) -> None:
         self._times: OrderedDict[StepShape, _Times] = OrderedDict()
@@ -62,7 +62,7 @@ class StepDrift:
         self.due: Remedy | None = None
 
     def add(self, shape: StepShape, seconds: float) -> None:
-        """A step that took so long."""
+        """Adds a step of this shape that took `seconds`."""
         times = self._times.setdefault(shape, _Times())
         self._times.move_to_end(shape)
         if len(self._times) > SHAPES:
@@ -76,7 +76,7 @@ class StepDrift:
             times.latest.clear()
 
     def was_cleaned(self) -> None:
-        """What is slow from now on is slow in spite of that."""
+        """Starts new samples: what is slow from now on is slow in spite of a clean-up."""
         self.due = None
         for times in self._times.values():
             times.latest.clear()
@@ -87,4 +87,4 @@ class StepDrift:
         elif grown and self.due is None:
             self.due = "renewal"
         elif not grown and shape == self._cleaned_for and self.due is None:
-            self._cleaned_for = None  # that has helped
+            self._cleaned_for = None  # the clean-up has helped

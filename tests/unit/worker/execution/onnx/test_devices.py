@@ -1,4 +1,4 @@
-"""What is said of devices."""
+"""The list of this machine's devices: names, abilities, and why a device cannot be used."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Texts of ONNX Runtime and its providers, as they came: what each means."""
+"""The meaning of each error text of ONNX Runtime and its providers; the texts are real ones."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Graphs of others on a device: what it has no kernel for is computed by the CPU, and counted."""
+"""Sessions of graphs that others made: nodes without a kernel on the device run on the CPU, and are counted."""
 
 from pathlib import Path
 

@@ -9,7 +9,7 @@ from onnx import TensorProto
 
 from blockrelay_worker.execution.onnx.graphs.flavours import PAGED_IN_PARTS, FloatType
 from blockrelay_worker.execution.onnx.graphs.graph import Graph
-from blockrelay_worker.execution.onnx.graphs.linears import parts_of, product
+from blockrelay_worker.execution.onnx.graphs.linears import matmul, parts_of
 from blockrelay_worker.execution.onnx.known_answers import row_error
 from blockrelay_worker.execution.onnx.providers.opening import open_provider
 from tests.support.worker.onnx_devices import DEVICES, FLOAT16
@@ -43,7 +43,7 @@ def multiplied(
     (inputs, outputs), graph = w.shape, Graph(dtype)
     graph.input("x", TensorProto.FLOAT, ["R", inputs])
     graph.input("w", graph.type, w.shape)
-    y = product(graph, graph.cast("x", graph.type, "narrow"), "w", w.shape, 0, "product", longest)
+    y = matmul(graph, graph.cast("x", graph.type, "narrow"), "w", w.shape, 0, "product", longest)
     graph.result("y", y, ["R", outputs])
     session = open_provider(device).session(graph.serialized("product"))
     (found,) = session.run(None, {"x": x, "w": w.astype(dtype)})

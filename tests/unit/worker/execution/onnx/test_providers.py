@@ -1,4 +1,4 @@
-"""What is asked of ONNX Runtime for each device."""
+"""The sessions that each provider asks ONNX Runtime for, and its errors."""
 
 import os
 import sys
@@ -139,7 +139,7 @@ def test_the_library_that_is_missing_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("device", ["abacus:0", "webgpu:first", "directml:-1", "openvino", "GPU-", "cuda:0 ", ""])
 def test_what_is_no_device(device: str) -> None:
-    with pytest.raises(UsageError, match="is no device of ONNX Runtime"):
+    with pytest.raises(UsageError, match="is not a device of ONNX Runtime"):
         open_provider(device)
 
 

@@ -79,21 +79,15 @@ def test_a_device_that_multiplies_wrongly_has_them_widened(
 ) -> None:
     right = OnnxExecutors(CpuProvider())
     # Given a kernel that is off by a hundredth
-    product = linears.product
+    matmul = linears.matmul
 
     def wrong(
-        graph: Graph,
-        x: str,
-        weights: str,
-        shape: tuple[int, int],
-        bits: int,
-        output: str,
-        longest_sum: int | None = None,
+        graph: Graph, x: str, weights: str, shape: tuple[int, int], bits: int, output: str, longest: int | None = None
     ) -> str:
-        found = product(graph, x, weights, shape, bits, output, longest_sum)
-        return graph.node("Mul", [found, graph.number(1.01)], f"{output}_wrong") if bits else found
+        right = matmul(graph, x, weights, shape, bits, output, longest)
+        return graph.node("Mul", [right, graph.number(1.01)], f"{output}_wrong") if bits else right
 
-    monkeypatch.setattr(linears, "product", wrong)
+    monkeypatch.setattr(linears, "matmul", wrong)
     assert not multiplies(CpuProvider(), 8, "float32")
     executors = OnnxExecutors(CpuProvider())
     stage = executors.load(w8a8, 1, 2, pages=PAGES_NEEDED)
@@ -122,6 +116,6 @@ def test_whether_a_device_multiplies_by_them_is_asked(device: str, dtype: loadin
 def test_a_provider_without_the_operator_has_them_widened(
     monkeypatch: pytest.MonkeyPatch, spoil: Callable[[bytes], bytes]
 ) -> None:
-    graph = linears.product_graph
-    monkeypatch.setattr(linears, "product_graph", lambda *about: spoil(graph(*about)))
+    graph = linears.matmul_graph
+    monkeypatch.setattr(linears, "matmul_graph", lambda *about: spoil(graph(*about)))
     assert not multiplies(CpuProvider(), 8, "float32")

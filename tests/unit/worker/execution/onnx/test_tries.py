@@ -1,4 +1,4 @@
-"""What follows a failure on a device, by its reason, the tries there were, and the time that is left."""
+"""The decision after a failure on a device: it depends on the reason, the tries so far and the time left."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Stages on a device whose provider misbehaves as it is told."""
+"""Stages on a device whose provider fails in a way that the test chooses."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""A device that serves is asked for known answers, in a real process of its own."""
+"""Canaries of a device that serves, in a real process of its own."""
 
 import sys
 from collections.abc import Iterator

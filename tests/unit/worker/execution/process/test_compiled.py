@@ -1,4 +1,4 @@
-"""What the process of a device keeps for its successor, and what it is told of recording."""
+"""Optimised graphs that a device's process keeps for the next one, and its option to record steps."""
 
 import os
 import sys

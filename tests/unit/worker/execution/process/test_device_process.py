@@ -1,4 +1,4 @@
-"""A device in a process of its own: killed, stopped, closed, begun again. On ONNX Runtime's own CPU kernels."""
+"""A device in a process of its own: killed, stopped, closed, started again. On ONNX Runtime's own CPU kernels."""
 
 import os
 import signal
@@ -137,7 +137,7 @@ def test_three_losses_of_late_are_quarantine(executors: DeviceExecutors, fp32: B
 
 
 def test_a_device_that_is_not_there_is_a_matter_of_settings(fp32: BlockFolder) -> None:
-    with pytest.raises(UsageError, match="'abacus:0' is no device of ONNX Runtime"):
+    with pytest.raises(UsageError, match="'abacus:0' is not a device of ONNX Runtime"):
         DeviceExecutors("abacus:0", fp32, python=sys.executable, limit_s=LIMIT_S)
 
 

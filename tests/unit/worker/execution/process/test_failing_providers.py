@@ -1,4 +1,4 @@
-"""What each kind of failure of a provider means for its process, of every row of the table of texts."""
+"""Each row of the table of failures, raised in a real device process: the process goes on or ends."""
 
 from collections.abc import Callable
 

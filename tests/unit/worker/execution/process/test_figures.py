@@ -1,4 +1,4 @@
-"""What the process of a device tells of it, and that it comes with its answers."""
+"""Figures of a device arrive with the answers of its process."""
 
 import sys
 from collections.abc import Iterator

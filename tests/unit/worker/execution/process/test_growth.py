@@ -1,4 +1,4 @@
-"""What a device's process keeps of stages that have gone."""
+"""Memory that a device's process keeps after its stages have closed."""
 
 import sys
 

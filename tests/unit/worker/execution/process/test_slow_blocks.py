@@ -1,4 +1,4 @@
-"""ONNX blocks that take long each: a step of many is no hang, a block that goes on for ever is."""
+"""ONNX blocks that take long: a step of many slow blocks is not a hang, a block that never ends is."""
 
 import os
 import sys

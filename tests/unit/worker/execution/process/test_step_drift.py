@@ -1,4 +1,4 @@
-"""A device that becomes slower: what is compared, and what it leads to."""
+"""A device that becomes slower at the same work is due for a clean-up, then for renewal."""
 
 import numpy as np
 import pytest

@@ -1,10 +1,10 @@
-"""Known answers of ONNX blocks that others made: each block of a device is compared with the same file on ONNX
-Runtime's CPU provider, which gets the same, before the stage takes work.
+"""Known answers of ONNX blocks that others made: each block on the device is compared with the same file on ONNX
+Runtime's CPU provider, with the same inputs, before the stage takes work.
 
-The steps are those of `known_answers`. Blocks go one by one, each through all steps, so that the reference has one
-block in memory; what the reference's block gave is what the next one gets on both sides. So a wrong kernel is named by
-its block, and rounding does not add up. What a stage takes of earlier ones is made up, the same on both sides; but
-integers are lengths and places, and are those that the earlier blocks make of the steps.
+The steps are those of `known_answers`. Each block goes through all steps before the next one, so that the reference has
+one block in memory. The next block gets the reference's output on both sides. So an error names the block with the
+wrong kernel, and rounding does not add up. The inputs that a stage takes from earlier stages are made up, the same on
+both sides. But integers are lengths and positions: they are those that the earlier blocks compute in these steps.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -38,17 +38,19 @@ from blockrelay_worker.execution.onnx.known_answers import (
 )
 from blockrelay_worker.execution.self_test import fixed_tokens
 
-#: How far a row may be from the reference's, as a part of its length. In float32 it is what Vulkan promises of a
-#: cosine, 2**-11, and as much again: graphs that others made compute the rotation on the device. Wrong kernels are off
-#: by a tenth.
+#: Allowed distance of a row from the reference's, relative to its length. In float32 it is twice the error that Vulkan
+#: allows for a cosine, 2**-11: graphs of others compute the rotary embedding on the device. Wrong kernels are off by
+#: a tenth.
 TOLERANCES: Mapping[FloatType, float] = {"float32": 1e-3, "float16": 2e-2}
 Arrays = Mapping[str, NDArray[Any]]
 
 
 class MadeUpTensors:
-    """What a stage of blocks `first_block` and later ones takes of earlier ones in known steps, made up."""
+    """Made-up inputs, in known steps, for the tensors that a stage beginning with `first_block` takes from earlier
+    blocks."""
 
     def __init__(self, served: ServedBlocks, first_block: int, steps: Sequence[Step]) -> None:
+        """Computes the integers that earlier blocks give in `steps`, if the stage takes any."""
         self._taken = handed_on(served.wiring, first_block - 1)
         self._served, self._first_block = served, first_block
         sizes = {
@@ -61,45 +63,47 @@ class MadeUpTensors:
         self._integers: Mapping[tuple[int, int], Arrays] = served.integers(self._taken, sizes) if whole else {}
 
     def given(self, rows: int, past: int) -> dict[str, NDArray[Any]]:
-        """Of one sequence with so many rows behind others."""
-        sizes, found = StepSizes(batch=1, new=rows, past=past), dict[str, NDArray[Any]]()
+        """Returns the tensors of one sequence with `rows` new tokens and `past` earlier ones."""
+        sizes, tensors = StepSizes(batch=1, new=rows, past=past), dict[str, NDArray[Any]]()
         shapes = shapes_handed_on(self._served.wiring, self._first_block - 1, sizes)
         for one in self._taken:
             source, file = FromBlock(one.maker.index), one.maker.file
             given = self._integers.get((rows, past), {})
-            found[one.name] = made_up(file, one.tensor, source, shapes[one.name], sizes, vocabulary=None, given=given)
-        return found
+            tensors[one.name] = made_up(file, one.tensor, source, shapes[one.name], sizes, vocabulary=None, given=given)
+        return tensors
 
     def tensors(self, step: Step) -> list[list[NamedTensors]]:
-        """As a stage takes them for each part of the step."""
-        found: list[list[NamedTensors]] = [[] for _ in step.parts]
+        """Returns the tensors of a step, as a stage takes them: a list for each part of the step."""
+        tensors: list[list[NamedTensors]] = [[] for _ in step.parts]
         for wave in waves(segments_of(step), one_by_one=self._served.one_by_one):
             for part in wave:
                 rows, past = part.segment.rows, part.segment.first_position
-                found[part.number].append(NamedTensors(rows=rows, arrays=self.given(rows, past)))
-        return found
+                tensors[part.number].append(NamedTensors(rows=rows, arrays=self.given(rows, past)))
+        return tensors
 
 
 @dataclass(frozen=True, slots=True)
 class PartAnswers:
-    """What a stage of some of the blocks gives in `steps`, of these `batches`: it must give that always."""
+    """What a stage of some of the blocks gave in `steps`, with these `batches`. It must always give this."""
 
     blocks: str
+    """The blocks' names, for messages."""
     steps: tuple[Step, ...]
     batches: tuple[Batch, ...]
     outputs: tuple[tuple[tuple[str, NDArray[Any]], ...], ...]
+    """For each step the name and content of each output."""
 
     def check_step(self, stage: Executor, number: int, *, first_page: int, tolerance: float, where: str) -> None:
-        """See `Answers.check_step`."""
+        """Has `stage` compute step `number` again and compares: see `Answers.check_step`."""
         step = self.steps[number]
         batch = replace(self.batches[number], segments=segments_of(step.at(first_page)))
-        for (name, right), (_, found) in zip(self.outputs[number], _given(stage.run(batch)), strict=True):
-            _compare(self.blocks, f"{step.case}: {name}", found, right, where, tolerance)
+        for (name, expected), (_, actual) in zip(self.outputs[number], _given(stage.run(batch)), strict=True):
+            _compare(self.blocks, f"{step.case}: {name}", actual, expected, where, tolerance)
 
 
 def part_answers(stage: Executor, served: ServedBlocks, first_block: int, last_block: int) -> PartAnswers:
-    """What a stage of blocks `first_block` to `last_block`, just now, gives in the steps of a composition, on its first
-    pages, of which nobody has any yet."""
+    """Returns what `stage`, of blocks `first_block` to `last_block`, gives now in the steps of OF_A_COMPOSITION. Uses
+    its first pages, which must be free."""
     steps, model = possible(OF_A_COMPOSITION, served.folder.model), served.folder.model
     made = None if first_block == 1 else MadeUpTensors(served, first_block, steps)
     batches = tuple(
@@ -117,21 +121,21 @@ def part_answers(stage: Executor, served: ServedBlocks, first_block: int, last_b
 
 
 def segments_of(step: Step) -> list[Segment]:
-    """What the step runs."""
+    """Returns the segments that the step runs."""
     return [Segment(rows=rows, first_position=first, pages=pages) for rows, first, pages in step.parts]
 
 
 def _given(output: StageOutput) -> list[tuple[str, NDArray[Any]]]:
-    """Each array with its name."""
+    """Returns each output of a stage with its name."""
     if output.logits is not None:
         return [(TAKEN, output.logits)]
-    assert output.tensors is not None, "one of both"
+    assert output.tensors is not None, "a stage gives logits or tensors"
     return [each for parts in output.tensors for part in parts for each in sorted(part.arrays.items())]
 
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """The device, or the reference: where its blocks' KV is, and how to open block `index`."""
+    """The device, or the reference: the pages of its blocks' KV, and a function that opens block `index`."""
 
     pages: DevicePages
     block: Callable[[int], AsIsBlock]
@@ -139,7 +143,7 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """A run of one group, and pages that move before it."""
+    """A run of one group, and the pages that move before it."""
 
     case: str
     inputs: Arrays
@@ -156,42 +160,44 @@ def prove(
     tolerance: float,
     proved: Callable[[], None],
 ) -> None:
-    """Raises KnownAnswerMismatch naming the block, the device, and what is further off than `tolerance`.
+    """Raises KnownAnswerMismatch naming the block, the device, and what is further off than `tolerance`; ExecutionError
+    if a block fails.
 
-    Both have pages enough for the steps, which nobody uses. `single`: sequences run alone. `proved` is called behind
-    each run.
+    Both sides must have enough free pages for the steps. `single`: sequences run alone. `proved` is called after each
+    run of a block.
     """
     steps, where = possible(STEPS, served.folder.model), served.provider.device
     runs = list(_runs(served, blocks.start, steps, single=single))
     given: list[dict[str, Any]] = [dict(run.inputs) for run in runs]
     for index in blocks:
-        known, asked = reference.block(index), device.block(index)
+        known, tested = reference.block(index), device.block(index)
         for run, have in zip(runs, given, strict=True):
             for source, target in run.moved:
                 for side in (device, reference):
                     side.pages.import_pages([target], side.pages.export_pages([source]))
-            right = known.run(have, reference.pages.pools)
+            expected = known.run(have, reference.pages.pools)
             try:
-                found = asked.run(have, device.pages.pools)
+                actual = tested.run(have, device.pages.pools)
             except Exception as error:  # ONNX Runtime's own exception types have no public common base
-                raise ExecutionError(f"{asked.name} failed: {run.case}: {error}", block=asked.name) from error
-            for name, value in right.items():
+                raise ExecutionError(f"{tested.name} failed: {run.case}: {error}", block=tested.name) from error
+            for name, value in expected.items():
                 have[name] = on_host(value)
-                _compare(asked.name, f"{run.case}: {name}", on_host(found[name]), have[name], where, tolerance)
+                _compare(tested.name, f"{run.case}: {name}", on_host(actual[name]), have[name], where, tolerance)
             proved()
     for page in sorted({page for step in steps for _, _, own in step.parts for page in own}):
-        found, right = (side.pages.export_pages([page])[0] for side in (device, reference))
+        actual, expected = (side.pages.export_pages([page])[0] for side in (device, reference))
         makers = [index for index in blocks for _ in served.layers(index, index)]
-        for maker, theirs, ours in zip(makers, found, right, strict=True):
+        for maker, theirs, ours in zip(makers, actual, expected, strict=True):
             for theirs_half, half in zip(theirs, ours, strict=True):
                 name = f"page {page}"
                 _compare(f"block_{maker}", name, theirs_half, half, where, max(tolerance, PAGE_TOLERANCE), whole=True)
 
 
 def _runs(served: ServedBlocks, first_block: int, steps: Sequence[Step], *, single: bool) -> "list[_Run]":
+    """Returns the runs of all steps, and one at the last position of the context if the blocks take positions."""
     taken = handed_on(served.wiring, first_block - 1)
     made = MadeUpTensors(served, first_block, steps) if taken else None
-    found: list[_Run] = []
+    runs: list[_Run] = []
     for step in steps:
         own = fixed_tokens(served.folder.model, step.rows)
         groups = [
@@ -204,31 +210,32 @@ def _runs(served: ServedBlocks, first_block: int, steps: Sequence[Step], *, sing
             if made is not None:
                 parts = [replace(part, given=made.given(rows, past)) for part in group.parts]
                 group.inputs.update(joined(parts, taken, f"block_{first_block}"))
-            found.append(_Run(step.case, group.inputs, step.moved if number == 0 else ()))
-    far = found[0].inputs
-    if POSITIONS in far:  # cosines of large angles are where devices differ most
+            runs.append(_Run(step.case, group.inputs, step.moved if number == 0 else ()))
+    far = runs[0].inputs
+    if POSITIONS in far:  # devices differ most in cosines of large angles
         last = np.full_like(far[POSITIONS], served.folder.model.max_position - 1)
-        found.append(_Run("the last position of the context", {**far, POSITIONS: last}))
-    return found
+        runs.append(_Run("the last position of the context", {**far, POSITIONS: last}))
+    return runs
 
 
 def _compare(
     block: str,
     what: str,
-    found: NDArray[Any],
-    right: NDArray[Any],
+    actual: NDArray[Any],
+    expected: NDArray[Any],
     where: str,
     tolerance: float,
     *,
     whole: bool = False,
 ) -> None:
-    """Floats by the worst row, everything else bit by bit. `whole`: as one row."""
-    if found.dtype.kind != "f":
-        error = float(not np.array_equal(found, right))
+    """Compares floats by the worst row, everything else bit by bit. `whole`: the array is one row. Raises
+    KnownAnswerMismatch."""
+    if actual.dtype.kind != "f":
+        error = float(not np.array_equal(actual, expected))
     else:
-        width = right.size if whole else right.shape[-1]
-        error = row_error(found.reshape(-1, width), right.reshape(-1, width))
-    if not error <= tolerance:  # what is not a number is not
+        width = expected.size if whole else expected.shape[-1]
+        error = row_error(actual.reshape(-1, width), expected.reshape(-1, width))
+    if not error <= tolerance:  # NaN is an error too
         raise KnownAnswerMismatch(
             f"{where} computes wrong numbers in {block}: {what}: off by {error:.2g} of a row's length, where "
             f"{tolerance:.2g} is allowed; refusing to serve with it; another driver may be right",

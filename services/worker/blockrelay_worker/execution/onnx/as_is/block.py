@@ -16,15 +16,16 @@ from blockrelay_worker.execution.onnx.as_is.paged_graph import TAKEN, put_into_p
 from blockrelay_worker.execution.onnx.graphs.graph import MICROSOFT
 from blockrelay_worker.execution.onnx.providers.provider import Provider, Steps
 
-#: What blocks give each other: on the device, or in memory of the host.
+#: An input or output of a block, on the device or in the host's memory.
 Value = NDArray[Any] | ort.OrtValue
-#: Of onnxruntime-genai's models.
+#: The attention operator in onnxruntime-genai's models.
 _ATTENTION = "GroupQueryAttention"
+#: Types of outputs that may stay on the device.
 _KEPT = ("tensor(float16)", "tensor(float)")
 
 
 class AsIsBlock:
-    """A session. One thread uses it."""
+    """A session of one block. One thread uses it."""
 
     def __init__(
         self,
@@ -36,8 +37,8 @@ class AsIsBlock:
         *,
         steps: Steps = "many",
     ) -> None:
-        """Block `index`, from 1, of the folder `root`, for so many `steps`. Weights are mapped by ONNX Runtime, from
-        there.
+        """Opens block `index`, counted from 1, of the folder `root`, for `steps` steps. ONNX Runtime maps the weights
+        from the files there.
 
         Raises OnnxBlocksError for a file that cannot be read, and what ONNX Runtime raises.
         """
@@ -54,11 +55,12 @@ class AsIsBlock:
 
     @property
     def session(self) -> ort.InferenceSession:
+        """The session, for allocations on its device."""
         return self._session
 
     def run(self, given: Mapping[str, Value], pools: Mapping[str, ort.OrtValue]) -> dict[str, Value]:
-        """Its outputs by name, but for presents, which are in the `pools`. Floats stay on the device, where it has
-        room for them; logits come to the host. `given` may have more than the block takes."""
+        """Runs the block and returns its outputs by name, without the presents, which go to the `pools`. Floats stay on
+        the device if it has memory for outputs; logits come to the host. `given` may have more than the block takes."""
         binding = self._binding
         try:
             for name in self._inputs:
@@ -66,7 +68,8 @@ class AsIsBlock:
                 if isinstance(value, ort.OrtValue):
                     binding.bind_ortvalue_input(name, value)
                 else:
-                    binding.bind_cpu_input(name, np.asarray(value, order="C"))  # a scalar stays one
+                    # Not ascontiguousarray: it makes a scalar an array of one dimension.
+                    binding.bind_cpu_input(name, np.asarray(value, order="C"))
             theirs: list[str] = []
             for name, kind in self._outputs:
                 pool = pools.get(name.removesuffix("_out")) if name.endswith("_out") else None
@@ -78,18 +81,18 @@ class AsIsBlock:
                 binding.bind_output(name, *(self._place if stays and self._place else ("cpu", 0)))
             self._session.run_with_iobinding(binding)
             binding.synchronize_outputs()
-            found = dict(zip([name for name, _ in self._outputs], binding.get_outputs(), strict=True))
-            return {name: found[name] for name in theirs}
+            outputs = dict(zip([name for name, _ in self._outputs], binding.get_outputs(), strict=True))
+            return {name: outputs[name] for name in theirs}
         finally:
             binding.clear_binding_inputs()
             binding.clear_binding_outputs()
 
 
 def attends_one_by_one(graph: GraphProto) -> bool:
-    """Whether several rows are run only where there are none before them."""
+    """Returns whether the graph's attention takes several new tokens of a sequence only without a past."""
     return any(node.op_type == _ATTENTION and node.domain == MICROSOFT for node in graph.node)
 
 
 def on_host(value: Value) -> NDArray[Any]:
-    """In memory of the host, perhaps of the value itself."""
+    """Returns the value in the host's memory: a copy, or the value's own memory if it is there."""
     return value.numpy() if isinstance(value, ort.OrtValue) else value

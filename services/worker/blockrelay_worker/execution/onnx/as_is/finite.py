@@ -1,4 +1,5 @@
-"""Which numbers of a block that others made are at fault: NaN and infinities, but for those of a mask. Pure."""
+"""Counts NaN and infinities in outputs of ONNX blocks, where they are a fault: masks may have minus infinity.
+Pure."""
 
 from typing import Any
 
@@ -7,7 +8,7 @@ from numpy.typing import NDArray
 
 
 def not_finite(array: NDArray[Any]) -> int:
-    """How many numbers of a block's output are NaN or infinite, where that is a fault. Integers have none."""
+    """Returns how many numbers of a block's output are NaN or infinite; 0 for integers and for masks."""
     if array.dtype.kind != "f":
         return 0
     finite = np.isfinite(array)
@@ -16,8 +17,8 @@ def not_finite(array: NDArray[Any]) -> int:
 
 
 def _is_mask(array: NDArray[Any], finite: NDArray[np.bool_]) -> bool:
-    """An additive mask has minus infinity where nobody may look, and nothing above 0. Each of its rows lets somebody
-    look somewhere, which tells it from rows that overflowed."""
+    """Returns whether `array` is an additive mask: minus infinity or a finite number of at most 0 everywhere, and a
+    finite one in each row, which tells it from rows that overflowed."""
     return bool(
         array.ndim > 0 and np.all(finite | (array == -np.inf)) and np.all(array <= 0) and np.all(finite.any(axis=-1))
     )

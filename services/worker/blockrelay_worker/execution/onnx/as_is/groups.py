@@ -1,8 +1,8 @@
-"""A ragged batch as the runs that ONNX blocks take: sequences of one length behind pasts of one length. Pure.
+"""A ragged batch as runs that ONNX blocks of others can take: sequences of one length with pasts of one length. Pure.
 
-Graphs that others made have one batch axis and one axis of positions. Padding would make the ragged rest of a batch
-fit, but whether a graph computes the same beside padding is the exporter's secret; a run for each pair of lengths is
-right with every graph.
+Such graphs have one batch axis and one axis of positions. With padding they would take the rest of a ragged batch,
+but only the exporter knows whether a graph computes the same beside padding. One run for each pair of lengths is right
+with every graph.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,14 +18,14 @@ from blockrelay_worker.execution.onnx.as_is.paged_graph import PAGES, PAST, SLOT
 from blockrelay_worker.execution.page_layout import pages_for
 from blockrelay_worker.kernels.specification import PAGE
 
-#: The input of a request that says where its rows are.
+#: The input with the positions of a request's new tokens.
 POSITIONS = "position_ids"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Part:
-    """Rows of a segment that run at once: `begin` is the first of them in the batch, `number` that of their segment,
-    `given` what earlier stages made of them."""
+    """Tokens of a segment that run at once. `number`: of their segment in the batch. `begin`: the first of them in the
+    batch. `given`: tensors from earlier stages."""
 
     number: int
     begin: int
@@ -35,8 +35,8 @@ class Part:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Group:
-    """What runs together. `inputs` by name, those of the request included; `wanted` are the indexes, in the batch's
-    `wanted`, of the logits that come out, in order."""
+    """Parts that run together. `inputs`: by name, the request's inputs included. `wanted`: indexes into the batch's
+    `wanted`, one for each row of logits that comes out, in order."""
 
     parts: tuple[Part, ...]
     inputs: dict[str, NDArray[Any]]
@@ -44,10 +44,10 @@ class Group:
 
 
 def waves(segments: Sequence[Segment], *, one_by_one: bool) -> list[list[Part]]:
-    """What runs one after the other.
+    """Returns the parts that run in each of several successive waves.
 
-    All at once; with `one_by_one` rows behind a past come one at a time, since the attention of such graphs takes
-    several only where there are none before them.
+    All segments run in one wave. With `one_by_one`, tokens with a past come one at a time: the attention of such graphs
+    takes several only without a past.
     """
     sizes = [
         [1] * segment.rows if one_by_one and segment.first_position > 0 else [segment.rows] for segment in segments
@@ -58,8 +58,11 @@ def waves(segments: Sequence[Segment], *, one_by_one: bool) -> list[list[Part]]:
 def handed_waves(
     segments: Sequence[Segment], tensors: Sequence[Sequence[NamedTensors]], *, one_by_one: bool
 ) -> list[list[Part]]:
-    """The same behind a stage that has run the rows in the parts that `tensors` have. Raises ExecutionError where these
-    are not the rows of the segments, or rows that must run one by one."""
+    """Returns waves, as `waves` does, for a stage after others: the parts are those in which the earlier stage ran, as
+    `tensors` shows.
+
+    Raises ExecutionError if these are not the tokens of the segments, or hold several that must run one by one.
+    """
     if len(tensors) != len(segments):
         raise ExecutionError(f"this stage takes tensors for each of {len(segments)} segments, and has {len(tensors)}")
     for index, (segment, parts) in enumerate(zip(segments, tensors, strict=True)):
@@ -67,7 +70,7 @@ def handed_waves(
         if sum(rows) != segment.rows or min(rows) < 1:
             raise ExecutionError(f"segment {index}: {segment.rows} rows, and tensors of {rows}")
         if one_by_one and segment.first_position > 0 and max(rows) > 1:
-            raise ExecutionError(f"segment {index}: rows behind others run one by one, and tensors are of {rows}")
+            raise ExecutionError(f"segment {index}: rows with a past run one by one, and tensors are of {rows}")
     return _waves(
         segments,
         [[part.rows for part in parts] for parts in tensors],
@@ -80,17 +83,17 @@ def _waves(
     sizes: Sequence[Sequence[int]],
     given: Sequence[Sequence[Mapping[str, NDArray[Any]]]],
 ) -> list[list[Part]]:
-    """Each segment cut into parts of these sizes."""
-    found: list[list[Part]] = []
+    """Cuts each segment into parts of these sizes."""
+    result: list[list[Part]] = []
     begin = 0
     for number, segment in enumerate(segments):
         position = segment.first_position
         for wave, (rows, theirs) in enumerate(zip(sizes[number], given[number], strict=True)):
-            if len(found) == wave:
-                found.append([])
-            found[wave].append(Part(number, begin, replace(segment, rows=rows, first_position=position), theirs))
+            if len(result) == wave:
+                result.append([])
+            result[wave].append(Part(number, begin, replace(segment, rows=rows, first_position=position), theirs))
             begin, position = begin + rows, position + rows
-    return found
+    return result
 
 
 def grouped(
@@ -102,9 +105,9 @@ def grouped(
     single: bool = False,
     paged: bool = True,
 ) -> list[Group]:
-    """The groups of a wave, in a batch whose rows have these `tokens`. `request`: the request's inputs and their
-    dtypes; `single`: every sequence for itself; not `paged`: the blocks keep nothing. What parts were given is not
-    among the inputs yet."""
+    """Returns the groups of a wave. `tokens`: of the whole batch. `request`: the request's inputs and their dtypes.
+    `single`: each sequence runs alone. `paged` false: the blocks have no KV. Tensors from earlier stages are not among
+    the inputs yet."""
     members: dict[tuple[int, ...], list[Part]] = {}
     for part in parts:
         key = (part.segment.rows, part.segment.first_position, *((part.begin,) if single else ()))
@@ -125,10 +128,11 @@ def _group(
     past: int,
     paged: bool,
 ) -> Group:
+    """Returns the group of `parts`, each with `rows` new tokens and a past of `past` tokens."""
     count, positions = len(parts), np.arange(past, past + rows)
     where = np.array([np.arange(part.begin, part.begin + rows) for part in parts])  # [sequences, rows] of the batch
     at = {int(row): place for place, row in enumerate(where.ravel())}
-    asked = [(index, at[row]) for index, row in enumerate(wanted) if row in at]
+    places_of_wanted = [(index, at[row]) for index, row in enumerate(wanted) if row in at]
     from_request = {
         "input_ids": tokens[where],
         "attention_mask": np.ones((count, past + rows)),
@@ -141,5 +145,6 @@ def _group(
         inputs[PAGES] = table[:, : max(1, pages_for(past))]
         inputs[PAST] = np.array([past], np.int64)
         inputs[SLOTS] = np.stack([table[:, positions // PAGE], places], -1).reshape(-1, 2)
-    inputs[TAKE] = np.array([place for _, place in asked] or [0], np.int64)  # where nobody asks, KV is what counts
-    return Group(tuple(parts), inputs, tuple(index for index, _ in asked))
+    # The graph needs one row; without wanted ones only the KV counts.
+    inputs[TAKE] = np.array([place for _, place in places_of_wanted] or [0], np.int64)
+    return Group(tuple(parts), inputs, tuple(index for index, _ in places_of_wanted))

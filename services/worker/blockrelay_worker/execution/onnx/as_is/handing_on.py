@@ -1,7 +1,6 @@
-"""Tensors that travel between stages of ONNX blocks, put together for the groups of a stage and cut apart behind it.
-Pure.
+"""Tensors that travel between stages of ONNX blocks: joined for the groups of a stage, and cut apart after it. Pure.
 
-Which sequences run together is each stage's own affair, so what travels is that of one sequence.
+Each stage chooses which sequences run together, so tensors travel for one sequence each.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,12 +18,12 @@ Arrays = dict[str, NDArray[Any]]
 
 
 def joined(parts: Sequence[Part], tensors: Sequence[HandedOn], block: str) -> Arrays:
-    """What `block`, the first one of a stage, and those behind it get for a group: the sequences side by side, or where
-    a tensor does not depend on them what the first one has.
+    """Returns the tensors that a stage gets for a group: the sequences side by side, or the first one's tensor if it
+    does not depend on the sequences. `block` is the stage's first block.
 
-    Raises ExecutionError, with block and tensor, for what is not as its maker declares it.
+    Raises ExecutionError, with block and tensor, if a tensor is not as its maker declares it.
     """
-    found: Arrays = {}
+    result: Arrays = {}
     for one in tensors:
         arrays = [_given(part.given, one, block) for part in parts]
         shapes = {array.shape for array in arrays}
@@ -32,14 +31,14 @@ def joined(parts: Sequence[Part], tensors: Sequence[HandedOn], block: str) -> Ar
             all_of_them = ", ".join(map(shown, sorted(shapes)))
             raise _wrong(block, one, f"came as {all_of_them} of sequences of one length")
         together = one.batch_axis is not None and len(arrays) > 1
-        found[one.name] = np.concatenate(arrays, axis=one.batch_axis) if together else arrays[0]
-    return found
+        result[one.name] = np.concatenate(arrays, axis=one.batch_axis) if together else arrays[0]
+    return result
 
 
 def cut(arrays: Mapping[str, NDArray[Any]], tensors: Sequence[HandedOn], count: int) -> list[Arrays]:
-    """Of each of `count` sequences what a group made of them. A graph that gives one for all, where it declares one for
-    each, gives it to each. Raises ExecutionError, with block and tensor, for anything else."""
-    found: list[Arrays] = [{} for _ in range(count)]
+    """Returns each of `count` sequences' share of a group's outputs. If a graph declares one for each sequence and
+    gives one for all, each sequence gets it. Raises ExecutionError, with block and tensor, for any other shape."""
+    shares: list[Arrays] = [{} for _ in range(count)]
     for one in tensors:
         array, axis = arrays[one.name], one.batch_axis
         if array.ndim != one.tensor.rank:
@@ -49,13 +48,13 @@ def cut(arrays: Mapping[str, NDArray[Any]], tensors: Sequence[HandedOn], count: 
         length = 1 if axis is None else array.shape[axis]
         if length not in (1, count):
             raise _wrong(one.maker.block, one, f"is {shown(array.shape)} of {count} sequences, side {axis}")
-        for number, own in enumerate(found):
+        for number, own in enumerate(shares):
             own[one.name] = array if axis is None or length == 1 else np.take(array, [number], axis=axis)
-    return found
+    return shares
 
 
 def _given(given: Mapping[str, NDArray[Any]], one: HandedOn, block: str) -> NDArray[Any]:
-    """Checked: the tensor of one sequence."""
+    """Returns the tensor of one sequence, checked."""
     array = given.get(one.name)
     if array is None:
         raise _wrong(block, one, "has not come from the stage before")

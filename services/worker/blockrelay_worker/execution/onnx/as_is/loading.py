@@ -1,4 +1,5 @@
-"""How ONNX blocks that others made come onto the device of an execution provider."""
+"""Loads stages of ONNX blocks that others made onto the device of an execution provider, and proves that they compute
+rightly."""
 
 import hashlib
 import json
@@ -24,12 +25,12 @@ from blockrelay_worker.execution.onnx.providers.provider import CpuProvider, Pro
 from blockrelay_worker.execution.onnx.tries import TRIES, TryLimits
 from blockrelay_worker.execution.page_layout import layout_of
 
-#: Of how pages and blocks are put together: a change of bits is a new one.
+#: Version of the way that pages and blocks are put together: changes when a bit of the results may.
 _VERSION = 1
 
 
 class AsIsExecutors:
-    """Makes stages of ONNX blocks that others made, on one device, which share its sessions. One thread uses it."""
+    """Makes stages of ONNX blocks on one device; they share its sessions. One thread uses it."""
 
     def __init__(
         self,
@@ -39,13 +40,13 @@ class AsIsExecutors:
         ran_block: Callable[[], None] = lambda: None,
         tries: TryLimits = TRIES,
     ) -> None:
-        """As many blocks of all stages are on the device at once as `warm` allows; `ran_block` is called behind each
-        that has run, which is tried as often as `tries` says."""
+        """`warm`: how many blocks of all stages may be on the device at once. `ran_block` is called after each block
+        that has run. `tries`: how often making and running a block is tried."""
         self._provider, self._warm, self._ran_block, self._tries = provider, warm, ran_block, tries
         self._folders: dict[str, ServedBlocks] = {}
 
     def numerics_id(self, manifest: Manifest) -> str:
-        """`<type of the KV>-<provider>-<16 hex digits>`, the same for all stages."""
+        """Returns `<type of the KV>-<provider>-<16 hex digits>`, the same for all stages."""
         parts = {
             "blocks": f"as they are {_VERSION}" if self._warm == ALL else f"one by one {_VERSION}",
             "sampler": SAMPLER_VERSION,
@@ -57,7 +58,7 @@ class AsIsExecutors:
         return f"{manifest.precision}-{self._provider.name}-{digest[:16]}"
 
     def memory(self, folder: BlockFolder) -> DeviceMemory:
-        """Of the device, as far as it tells."""
+        """Returns the memory that blocks and pages take on the device, and its budget where the provider knows it."""
         layers = folder.model.onnx_layers
         assert layers is not None, "a model of ONNX blocks"
         one_layer = layers.index(max(layers)) + 1
@@ -75,25 +76,25 @@ class AsIsExecutors:
         )
 
     def resident(self, folder: BlockFolder, first_block: int, last_block: int) -> set[int]:
-        """None: what is made of a block is made of its file, which may have changed."""
+        """Returns no block: sessions are made of a block's file, which may have changed."""
         return set()
 
     def loaded(
         self, folder: BlockFolder, first_block: int, last_block: int, *, pages: int, weight_room: int = 0
     ) -> tuple[AsIsStage, Known]:
-        """The stage, and what it gives now: it must give that always, within `tolerance`.
+        """Returns the stage, and what it gives now: it must always give this, within `tolerance`.
 
-        It has given its known answers, but on ONNX Runtime's CPU provider, which is the reference.
+        The stage has given its known answers, except on ONNX Runtime's CPU provider, which is the reference.
 
-        Raises KnownAnswerMismatch; BlockFolderError for blocks that there are not, that cannot be loaded, or that can
-        be no stage; ExecutionError for those that this device cannot load now; UsageError for one without the floats
-        of the blocks.
+        Raises KnownAnswerMismatch for wrong numbers; BlockFolderError for blocks that do not exist, cannot be loaded,
+        or cannot be a stage; ExecutionError for blocks that this device cannot load now; UsageError if it lacks the
+        blocks' float type.
         """
         dtype: FloatType = "float32" if set(folder.manifest.precisions) == {"fp32"} else "float16"
         if self._provider.name != CpuProvider.name and (lacking := failure(self._provider, dtype)):
             raise UsageError(f"{self._provider.device} cannot run these blocks, which are in {dtype}: {lacking}")
         for index in (first_block, last_block):
-            folder.manifest.block(index)  # raises where there is none
+            folder.manifest.block(index)  # raises BlockFolderError if there is no such block
         served, blocks = self._served(folder), range(first_block, last_block + 1)
         check_borders(served.wiring, [Stage(first=first_block, last=last_block)], folder.model.max_position)
         stage = AsIsStage(
@@ -115,7 +116,7 @@ class AsIsExecutors:
             raise
 
     def tolerance(self, manifest: Manifest) -> float:
-        """See `answers.TOLERANCES`."""
+        """Returns the tolerance for the folder's float type: see `answers.TOLERANCES`."""
         return TOLERANCES["float32" if set(manifest.precisions) == {"fp32"} else "float16"]
 
     def _served(self, folder: BlockFolder) -> ServedBlocks:
@@ -125,6 +126,7 @@ class AsIsExecutors:
         return self._folders[key]
 
     def _prove(self, stage: AsIsStage, served: ServedBlocks, blocks: range) -> None:
+        """Raises KnownAnswerMismatch if a block of the stage computes wrongly."""
         pages = served.pages_for_reference(blocks.start, blocks[-1], PAGES_NEEDED)
         prove(
             Side(stage.pages, stage.blocks.get),
@@ -138,9 +140,9 @@ class AsIsExecutors:
 
 
 def room_for_sessions(provider: Provider, budget_bytes: int | None) -> int | None:
-    """Bytes that sessions may take where nobody said how many: half of what may be used of the device's memory, or is
-    free on the host where that is the device. The rest is for KV pages and steps. None where nobody knows."""
-    found = budget_bytes or provider.budget_bytes()
-    if found is None and provider.name == CpuProvider.name:
-        found = available_bytes()
-    return None if found is None else found // 2
+    """Returns the bytes that sessions may take by default: half of the device's budget, or of the host's free memory
+    where that is the device. The rest is for KV pages and steps. None if neither is known."""
+    room = budget_bytes or provider.budget_bytes()
+    if room is None and provider.name == CpuProvider.name:
+        room = available_bytes()
+    return None if room is None else room // 2

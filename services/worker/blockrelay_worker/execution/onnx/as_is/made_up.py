@@ -1,4 +1,4 @@
-"""Made-up inputs: the same for a tensor of the same name and shape, whatever the machine."""
+"""Made-up inputs of blocks: the same on every machine for a tensor of the same name and shape."""
 
 import math
 import zlib
@@ -13,9 +13,9 @@ from blockrelay.onnx_blocks.dimensions import StepSizes
 from blockrelay.onnx_blocks.signature import Tensor, shown
 from blockrelay.onnx_blocks.wiring import FromRequest, Source
 
-#: Token ids are below this where no table tells how many there are.
+#: Token ids stay below this where the size of the vocabulary is unknown.
 _FEW_TOKENS = 8
-#: Floats are normal with this spread: what a norm or a softmax takes without an overflow in float16.
+#: Standard deviation of made-up floats: no norm or softmax overflows float16 with it.
 _SPREAD = 0.5
 _MAX_BYTES = 16 << 30
 
@@ -32,12 +32,11 @@ def made_up(
     vocabulary: int | None,
     given: Mapping[str, Array],
 ) -> Array:
-    """What to feed for the input.
+    """Returns content for the input `tensor` of the block in `file`.
 
-    Integers and truth values of earlier blocks are lengths and places, so those that they gave (`given`) are fed: made
-    up ones would point nowhere. A table of truth values that they did not give is taken for a mask, in which everybody
-    may look at what came before. Raises OnnxBlocksError where they gave no integers, and for more than fits into
-    memory.
+    Integers and booleans of earlier blocks are lengths and positions, so their real values (`given`) are taken: made-up
+    ones would point nowhere. A boolean matrix that is not in `given` becomes a causal mask. Raises OnnxBlocksError if
+    integers are not in `given`, and for more than 16 GiB.
     """
     dtype = np.dtype(tensor.dtype)
     if math.prod(shape) * dtype.itemsize > _MAX_BYTES:
@@ -60,6 +59,7 @@ def made_up(
 
 
 def _requested(name: str, shape: Sequence[int], sizes: StepSizes, vocabulary: int | None) -> Array:
+    """Returns content for an input of the request: mask, positions or token ids."""
     if name == "attention_mask":
         return np.ones(tuple(shape), np.int64)
     if name == "position_ids":

@@ -1,5 +1,4 @@
-"""Runs consecutive ONNX blocks that others made, one behind the other, as one stage on the device of an execution
-provider."""
+"""One stage of ONNX blocks that others made: they run one after the other on the device of an execution provider."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -27,16 +26,16 @@ from blockrelay_worker.execution.page_layout import layout_of
 from blockrelay_worker.execution.page_pool import PagePool
 from blockrelay_worker.kernels.specification import PAGE
 
-#: Rows of a batch, and requests: as of OnnxStage.
+#: Tokens of a batch, and requests: as in OnnxStage.
 MAX_ROWS = 1 << 12
 
 
 class AsIsStage:
     """Blocks `first_block..last_block` of a model of ONNX blocks.
 
-    Not exact: bits depend on the batch, the device, its driver and ONNX Runtime. One thread uses it. Rows that nobody
-    wants logits of are not looked at by the block that makes these, whether they are finite: what is not shows in those
-    behind them. Outputs of its blocks stay on the device until they leave the stage.
+    Not exact: bits depend on the batch, the device, its driver and ONNX Runtime. One thread uses it. In the block that
+    makes logits, only rows with wanted logits are checked for NaN and infinities; the others show in later tokens,
+    which attend to them. Outputs of blocks stay on the device until they leave the stage.
     """
 
     usable = True
@@ -51,7 +50,7 @@ class AsIsStage:
         numerics_id: str,
         ran_block: Callable[[], None] = lambda: None,
     ) -> None:
-        """`ran_block` is called behind each block that has run. Raises BlockFolderError for blocks that cannot be
+        """`ran_block` is called after each block that has run. Raises BlockFolderError for blocks that cannot be
         loaded, ExecutionError for what this device cannot load now."""
         self.served, self.folder, self._ran_block = served, served.folder, ran_block
         self.first_block, self.last_block = first_block, last_block
@@ -88,48 +87,48 @@ class AsIsStage:
             self.blocks.get(index)
         except ExecutionError as error:
             if self.served.provider.name == CpuProvider.name and reason_of(error) == "unknown":
-                raise BlockFolderError(str(error)) from error  # what CPUs cannot load is no block
+                raise BlockFolderError(str(error)) from error  # if even a CPU cannot load it, the file is wrong
             raise
 
     @property
     def names(self) -> list[str]:
-        """Of its blocks."""
+        """The names of its blocks."""
         return [block.block for block in self.wiring.blocks[self.first_block - 1 : self.last_block]]
 
     @property
     def weight_bytes(self) -> int:
-        """Of the blocks that are warm."""
+        """Bytes of its blocks that are warm."""
         return self.blocks.bytes
 
     @property
     def pool_bytes(self) -> int:
-        """Of all KV pages there are."""
+        """Bytes of all its KV pages."""
         return self.pages.bytes
 
     def moved_bytes(self) -> tuple[int, int]:
-        """What went up to the device and came down from it since this was last asked; weights are not counted."""
+        """Returns the bytes that went up to the device and came down since the last call, without weights."""
         return self.pages.moved_bytes()
 
     def export_pages(self, pages: Sequence[int]) -> list[PageContent]:
-        """Copies, of the layout's type."""
+        """Returns copies of the pages, in the type of `layout`."""
         return self.pages.export_pages(pages)
 
     def import_pages(self, pages: Sequence[int], contents: Sequence[PageContent]) -> None:
-        """See `PageOwner.import_pages`."""
+        """Writes pages: see `PageOwner.import_pages`."""
         self.pages.import_pages(pages, contents)
 
     def clean_up(self) -> None:
-        """Give back what is kept for later."""
+        """Gives back what is kept for later steps."""
         self.pages.clean_up()
         self.blocks.clean_up()
 
     def close(self) -> None:
-        """Drop pages, and sessions that no other stage has."""
+        """Drops the pages, and the sessions that no other stage has."""
         self.blocks.close()
         self.pages.close()
 
     def run(self, batch: Batch) -> StageOutput:
-        """See `Executor.run`."""
+        """Runs a batch: see `Executor.run`. Raises ExecutionError naming the block."""
         tokens, kv_s = self._tokens(batch), 0.0
         logits = np.empty((len(batch.wanted), self.shape.vocabulary), np.float32)
         made: list[list[NamedTensors]] = [[] for _ in batch.segments]
@@ -155,7 +154,8 @@ class AsIsStage:
         )
 
     def first_not_finite(self, batch: Batch) -> BlockFault | None:
-        """See `Executor.first_not_finite`. All outputs of a block are looked at, but for its KV."""
+        """Finds the first block whose output is NaN or infinite: see `Executor.first_not_finite`. All outputs are
+        checked, but not the KV."""
         tokens, seconds = self._tokens(batch), dict[str, float]()
         for wave in self._waves(batch):
             groups = self._grouped(wave, tokens, batch)
@@ -172,7 +172,7 @@ class AsIsStage:
         return None
 
     def _tokens(self, batch: Batch) -> NDArray[np.int32]:
-        """Checked, of a batch that is."""
+        """Returns the tokens of a batch, after checking it."""
         model, pages = self.folder.model, self.pool.pages if self.layout.layers else 0
         return tokens_of(batch, check_segments(batch.segments, limit=model.max_position, pages=pages), model)
 
@@ -190,7 +190,7 @@ class AsIsStage:
         return groups
 
     def _run(self, groups: Sequence[Group], seconds: dict[str, float]) -> list[dict[str, Value]]:
-        """What each group has behind the last block and is asked for; what blocks take is added to `seconds`."""
+        """Returns the values that each group has after the last block. Adds the time of each block to `seconds`."""
         values: list[dict[str, Value]] = [dict(group.inputs) for group in groups]
         for index in range(self.first_block, self.last_block + 1):
             self._run_block(index, values, seconds)
@@ -201,8 +201,9 @@ class AsIsStage:
         return values
 
     def _hand_on(self, group: Group, have: Mapping[str, Value], made: list[list[NamedTensors]]) -> set[int]:
-        """Add what later blocks need of each part of a group to what is `made` of its segment: what these blocks gave,
-        and what has only come by. The segments of which something that was given is not finite."""
+        """Adds the tensors that later stages need, of each part of a group, to the list of its segment in `made`:
+        outputs of these blocks, and tensors that only pass through. Returns the segments with an output of these blocks
+        that is not finite."""
         own = [one for one in self.handed_on if one.maker.index >= self.first_block]
         arrays = {one.name: on_host(have[one.name]) for one in own}
         self.pages.down += sum(array.nbytes for array in arrays.values())
@@ -215,42 +216,44 @@ class AsIsStage:
         return bad
 
     def _run_block(self, index: int, values: Sequence[dict[str, Value]], seconds: dict[str, float]) -> None:
-        """Block `index` on what each group has, to which its outputs are added, as what it took is to `seconds`."""
+        """Runs block `index` on each group's values and adds the outputs to them, and its time to `seconds`."""
         name, began = self.wiring.blocks[index - 1].block, time.perf_counter()
         try:
             taken_s = self.blocks.work(index, lambda block: self._put(block, values))
         except Exception as error:  # noqa: BLE001 ONNX Runtime's own exception types have no public common base
             seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - began
-            said = str(error) if isinstance(error, ExecutionError) else f"{name} failed: {error}"
-            raise ExecutionError(said, block=name, seconds=self._up_to(index, seconds)) from (error.__cause__ or error)
+            message = str(error) if isinstance(error, ExecutionError) else f"{name} failed: {error}"
+            raise ExecutionError(message, block=name, seconds=self._up_to(index, seconds)) from (
+                error.__cause__ or error
+            )
         seconds[name] = seconds.get(name, 0.0) + taken_s
         self._ran_block()
 
     def _put(self, block: AsIsBlock, values: Sequence[dict[str, Value]]) -> None:
-        """Add the outputs of `block` to what each group has: all of them, or none where it fails."""
+        """Adds the outputs of `block` to each group's values: all of them, or none if the block fails."""
         outputs = [block.run(have, self.pages.pools) for have in values]
-        for have, found in zip(values, outputs, strict=True):
-            have |= found
+        for have, output in zip(values, outputs, strict=True):
+            have |= output
 
     def _forget(self, index: int, values: Sequence[dict[str, Value]]) -> None:
-        """Drop what no block behind `index` takes."""
+        """Drops the values that no block after `index` takes."""
         for name in self._last_use.get(index, ()):
             for have in values:
                 have.pop(name, None)
 
     def _up_to(self, index: int, seconds: Mapping[str, float]) -> dict[str, float]:
-        """Of the blocks up to `index`: those behind it may have run with rows before these."""
+        """Returns the seconds of the blocks up to `index`: later ones may have run with tokens before these."""
         return {block.block: seconds[block.block] for block in self.wiring.blocks[self.first_block - 1 : index]}
 
 
 def last_uses(wiring: Wiring) -> dict[int, list[str]]:
-    """By block, the outputs of earlier blocks that no later one takes."""
+    """Returns for each block the outputs of earlier blocks that it is the last to take."""
     last: dict[str, int] = {}
     for block, sources in zip(wiring.blocks, wiring.sources, strict=True):
         for name, source in sources.items():
             if isinstance(source, FromBlock):
                 last[name] = block.index
-    found: dict[int, list[str]] = {}
+    result: dict[int, list[str]] = {}
     for name, index in last.items():
-        found.setdefault(index, []).append(name)
-    return found
+        result.setdefault(index, []).append(name)
+    return result

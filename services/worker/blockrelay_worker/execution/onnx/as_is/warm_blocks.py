@@ -1,9 +1,9 @@
-"""Sessions of ONNX blocks, made when they are needed and kept warm while there is room: the least recently used one
-goes first.
+"""Sessions of ONNX blocks, made when they are needed and kept warm while there is room. The least recently used
+one is dropped first.
 
-With room for all of them each is made once. With less, a step makes the others anew: it is how a device serves a model
-that it cannot hold, block after block. The next block is made while this one computes, where the provider allows it.
-All stages that a device has share one budget, and what is next may be a block of another stage.
+With room for all, each is made once. With less, each step makes the others again: so a device serves a model that it
+cannot hold, block after block. The next block is made while this one computes, if the provider allows it. All stages of
+a device share one budget, and the next block may belong to another stage.
 """
 
 import ctypes
@@ -20,30 +20,30 @@ from blockrelay_worker.execution.device_memory import held_at_once
 from blockrelay_worker.execution.onnx.as_is.block import AsIsBlock
 from blockrelay_worker.execution.onnx.tries import TRIES, Tries, TryLimits, reason_of
 
-#: Sessions that go between two clean-ups.
+#: Dropped sessions between two clean-ups.
 CLEAN_UP_EVERY = 5
-#: Bytes that a process may have more behind a clean-up than behind the first one: what it does not get back, and a
-#: session or two. Beyond that it is to be given a new process.
+#: Bytes by which a process may be larger after a clean-up than after the first one: lost memory, and a session or two.
+#: Beyond that the device is due for a new process.
 GROWTH = 512 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class WarmLimits:
-    """At most `sessions` are warm, within `bytes`, but one always is; None: as many as there are."""
+    """At most `sessions` sessions are warm, of at most `bytes` bytes together, but always one; None: no limit."""
 
     sessions: int | None = None
     bytes: int | None = None
 
     def within(self, room: int | None) -> "WarmLimits":
-        """These, but no more than so many bytes have room for; None: nobody knows."""
+        """Returns these limits with `room` as the limit of bytes; None: unknown, so they do not change."""
         return self if room is None else replace(self, bytes=room)
 
     def all_of(self, block_bytes: Sequence[int]) -> bool:
-        """Whether all of these blocks may be warm at once. If not, each is made anew for each step."""
+        """Returns whether all of these blocks may be warm at once. If not, each is made again for each step."""
         return self.held(block_bytes) == sum(block_bytes)
 
     def held(self, block_bytes: Sequence[int]) -> int:
-        """Bytes of these blocks that are on the device at once."""
+        """Returns how many bytes of these blocks are on the device at once."""
         return held_at_once(block_bytes, self.sessions, self.bytes)
 
 
@@ -52,23 +52,28 @@ ALL = WarmLimits()
 
 @dataclass(slots=True)
 class WarmCounts:
-    """Since the blocks were opened: sessions, and jobs, each of them one block of one step; `retries` are tries of them
-    behind the first. `grown`: behind the last clean-up the process had much more memory than behind the first."""
+    """Counts since the blocks were opened. A job is one block of one step."""
 
     made: int = 0
+    """Sessions that were made."""
     evicted: int = 0
+    """Sessions that were dropped for others."""
     load_seconds: float = 0.0
+    """Seconds of making sessions."""
     clean_ups: int = 0
     jobs_ok: int = 0
     jobs_failed: int = 0
     run_seconds: float = 0.0
+    """Seconds of jobs that succeeded, failed tries included."""
     retries: int = 0
+    """Tries of jobs, after the first of each."""
     grown: bool = False
+    """True if the process had much more memory after the last clean-up than after the first."""
 
 
 class WarmBlocks:
-    """Those of blocks 1 to N that the stages of a device have, or all. One thread uses it; another makes the block that
-    comes."""
+    """The sessions of blocks 1 to N of one model, for all stages of a device. One thread uses it; a second one makes
+    the next block."""
 
     def __init__(
         self,
@@ -79,8 +84,8 @@ class WarmBlocks:
         beside: bool = False,
         tries: TryLimits = TRIES,
     ) -> None:
-        """`opened` makes a block; each has its `block_bytes`. `beside`: one may be made while another one runs. `tries`
-        are those of making and running one together."""
+        """`opened` makes a block's session, which takes the bytes in `block_bytes`. `beside`: one may be made while
+        another one runs. `tries`: the limits for making and running a block, together."""
         self._opened, self._bytes = opened, block_bytes
         self._most, self._budget = limits.sessions or len(block_bytes), limits.bytes
         self._warm: OrderedDict[int, AsIsBlock] = OrderedDict()
@@ -91,19 +96,19 @@ class WarmBlocks:
         self._evicted = 0
         self._limits, self._users = tries, Counter[int]()
         self.counts = WarmCounts()
-        """Of work that is not a stage's."""
+        """Counts of work for no stage in particular."""
 
     def part(self, first: int, last: int) -> "WarmPart":
-        """The blocks of a stage, `first` to `last`, which may be of others too; to be closed."""
+        """Returns the blocks `first` to `last` for a stage, which may share them with others and must close them."""
         self._users.update(range(first, last + 1))
         return WarmPart(self, range(first, last + 1))
 
     def get(self, index: int, tries: Tries | None = None, *, counts: WarmCounts | None = None) -> AsIsBlock:
-        """Block `index`, from 1; it is warm until others need its room. `tries` and `counts` are those of the work that
-        it is for. Raises what making it raises, the last time."""
+        """Returns block `index`, counted from 1; it is warm until others need its room. `tries` and `counts` belong to
+        the work that needs it. Raises what the last try to make it raises."""
         counts = counts or self.counts
         if index not in self._warm:
-            self._warm[index] = self._made(index, tries or self._begun(counts), counts)
+            self._warm[index] = self._made(index, tries or self._new_tries(counts), counts)
         self._warm.move_to_end(index)
         return self._warm[index]
 
@@ -115,14 +120,14 @@ class WarmBlocks:
         last: int | None = None,
         counts: WarmCounts | None = None,
     ) -> float:
-        """Have `run` done on block `index`, while the next one is made: how many seconds it has run. Behind block
-        `last` (None: that of the model) none is made: what its device does then is another stage's affair, and a
-        session that is made too early only takes the room of one that is needed.
+        """Calls `run` with block `index`, while the next block is made. Returns the seconds that `run` took. After
+        block `last` (None: the model's last) no block is made: another stage may come next, and a session made too
+        early takes the room of one that is needed.
 
-        What fails is tried again by a new session, and `run` begins from the start. Raises what `run` or making the
-        session raises, the last time."""
+        If it fails, a new session is made and `run` is called again. Raises what the last try raises.
+        """
         counts = counts or self.counts
-        tries, taken_s = self._begun(counts), 0.0
+        tries, taken_s = self._new_tries(counts), 0.0
         while True:
             started = None
             try:
@@ -145,7 +150,7 @@ class WarmBlocks:
             return taken_s
 
     def prepare(self, index: int, *, running: int, counts: WarmCounts | None = None) -> None:
-        """Make block `index` in the background, if it can be while block `running` runs."""
+        """Starts to make block `index` in the background, if that is possible while block `running` runs."""
         if not self._beside or self._coming is not None or index in self._warm or index > len(self._bytes):
             return
         if self._fits(index, {running}):
@@ -156,29 +161,29 @@ class WarmBlocks:
 
     @property
     def bytes(self) -> int:
-        """Of those that are warm."""
+        """Bytes of all warm blocks."""
         return self.bytes_of(self._warm)
 
     def bytes_of(self, blocks: Iterable[int]) -> int:
-        """Of those of these `blocks` that are warm."""
+        """Returns the bytes of those of `blocks` that are warm."""
         return sum(self._bytes[index - 1] for index in blocks if index in self._warm)
 
     def leave(self, blocks: Iterable[int]) -> None:
-        """A stage of these blocks is closed: those that no other one has go."""
+        """Notes that a stage of these blocks is closed. Drops the sessions that no other stage has."""
         self._users.subtract(blocks)
         self._users = +self._users
         if not self._users:
             self.close()
             return
         if self._coming is not None and self._coming[0] not in self._users:
-            with suppress(Exception):  # nobody asks for it any more
+            with suppress(Exception):  # no stage needs it any more
                 self._coming[1].result()
             self._coming = None
         for index in [one for one in self._warm if one not in self._users]:
             del self._warm[index]
 
     def close(self) -> None:
-        """Drop all of them."""
+        """Drops all sessions, after waiting for one that is being made."""
         if self._maker is not None:
             self._maker.shutdown()
         self._maker = None
@@ -186,47 +191,53 @@ class WarmBlocks:
         self._coming = None
 
     def _made(self, index: int, tries: Tries, counts: WarmCounts) -> AsIsBlock:
+        """Returns a session of block `index`. Without memory it drops all others and tries with fewer at once from then
+        on."""
         while True:
             try:
                 return self._new_or_coming(index, counts)
             except Exception as error:
                 if reason_of(error) == "out_of_memory" and self._warm:
-                    self._most = len(self._warm)  # one less than there were to be
+                    self._most = len(self._warm)  # one less than was tried
                     self._make_room(index, counts, least=True)
                 elif not tries.again(error, what=f"the session of block_{index}"):
                     raise
                 gc.collect()
 
     def _new_or_coming(self, index: int, counts: WarmCounts) -> AsIsBlock:
+        """Returns the session that is being made in the background, if it is block `index`; else a new one."""
         coming, self._coming = self._coming, None
         if coming is not None and coming[0] == index:
             return coming[1].result()
-        if coming is not None:  # something else is asked for than was thought
-            with suppress(Exception):  # it is asked for again when it is needed, and says then what is wrong
+        if coming is not None:  # another block is needed than the one prepared
+            with suppress(Exception):  # it is made again when needed, and raises its error then
                 self._warm[coming[0]] = coming[1].result()
         self._make_room(index, counts)
         return self._new(index, counts)
 
     def _new(self, index: int, counts: WarmCounts) -> AsIsBlock:
         started = time.perf_counter()
-        found = self._opened(index)
+        block = self._opened(index)
         counts.made += 1
         counts.load_seconds += time.perf_counter() - started
-        return found
+        return block
 
-    def _begun(self, counts: WarmCounts) -> Tries:
+    def _new_tries(self, counts: WarmCounts) -> Tries:
+        """Returns the tries of one job, which count retries in `counts`."""
+
         def count_retry() -> None:
             counts.retries += 1
 
         return Tries(self._limits, count_retry)
 
     def _fits(self, index: int, others: set[int]) -> bool:
+        """Returns whether block `index` and the `others` may be warm together."""
         together = {index, *others}
         within = self._budget is None or sum(self._bytes[one - 1] for one in together) <= self._budget
         return len(together) <= self._most and within
 
     def _make_room(self, index: int, counts: WarmCounts, *, keep: int | None = None, least: bool = False) -> None:
-        """`least`: all go, however much room there should be."""
+        """Drops sessions until block `index` fits, but not `keep`. `least`: drops all, whatever the limits say."""
         while self._warm and (least or not self._fits(index, set(self._warm))):
             gone = next((one for one in self._warm if one != keep), None)
             if gone is None:
@@ -238,9 +249,10 @@ class WarmBlocks:
                 self.clean_up(counts)
 
     def clean_up(self, counts: WarmCounts) -> None:
-        """Give memory back to the system, and see whether it comes back."""
+        """Gives memory back to the system, and notes in `counts` whether the process has grown since the first
+        clean-up."""
         gc.collect()
-        with suppress(OSError, AttributeError):  # another C library keeps what it keeps
+        with suppress(OSError, AttributeError):  # only glibc has malloc_trim
             ctypes.CDLL(None).malloc_trim(0)
         counts.clean_ups += 1
         now = anonymous_bytes()
@@ -250,29 +262,29 @@ class WarmBlocks:
 
 
 class WarmPart:
-    """The blocks of one stage among those of its device. `counts` what it had made and run, and what went for it."""
+    """The blocks of one stage among those of its device. `counts`: what was made, run and dropped for this stage."""
 
     def __init__(self, together: WarmBlocks, blocks: Sequence[int]) -> None:
-        """By `WarmBlocks.part`."""
+        """Made by `WarmBlocks.part`."""
         self._together, self._blocks, self.counts = together, blocks, WarmCounts()
 
     @property
     def bytes(self) -> int:
-        """Of those of its blocks that are warm."""
+        """Bytes of those of its blocks that are warm."""
         return self._together.bytes_of(self._blocks)
 
     def get(self, index: int) -> AsIsBlock:
-        """As of WarmBlocks."""
+        """Returns block `index`: see `WarmBlocks.get`."""
         return self._together.get(index, counts=self.counts)
 
     def work(self, index: int, run: Callable[[AsIsBlock], None]) -> float:
-        """As of WarmBlocks."""
+        """Runs a job on block `index`: see `WarmBlocks.work`."""
         return self._together.work(index, run, last=self._blocks[-1], counts=self.counts)
 
     def clean_up(self) -> None:
-        """As of WarmBlocks."""
+        """Gives memory back to the system: see `WarmBlocks.clean_up`."""
         self._together.clean_up(self.counts)
 
     def close(self) -> None:
-        """Drop those that no other stage has."""
+        """Drops the sessions that no other stage has."""
         self._together.leave(self._blocks)

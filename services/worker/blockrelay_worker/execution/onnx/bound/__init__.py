@@ -1,1 +1,1 @@
-"""What stays on a device while steps come and go: sessions with their values bound, and KV pages."""
+"""Values that stay on a device from step to step: KV pages, and sessions with their weights bound."""

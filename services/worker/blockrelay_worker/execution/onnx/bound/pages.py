@@ -1,4 +1,4 @@
-"""The KV pages of a stage on its device: two pools for each layer, and the sessions that move pages out and back."""
+"""The KV pages of a stage on its device: two pools for each layer, and the sessions that copy pages out and back."""
 
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -17,7 +17,8 @@ from blockrelay_worker.kernels.specification import PAGE
 
 
 class DevicePages:
-    """`pools` by name, `block_<i>/keys` and `block_<i>/values` for each i of `layers`. One thread at a time."""
+    """KV pools by name in `pools`: `block_<i>/keys` and `block_<i>/values` for each i of `layers`. Used by one thread
+    at a time."""
 
     def __init__(
         self,
@@ -30,8 +31,8 @@ class DevicePages:
         pages: int,
         dtype: FloatType,
     ) -> None:
-        """Pools of `pages` pages of zeros in `dtype`; outside, pages are of the layout's type. `session` is any on the
-        device."""
+        """Makes pools of `pages` pages of zeros in `dtype`. Outside the device, pages have the layout's type.
+        `session`: any session of the device."""
         self._provider, self._model, self._layers, self._layout = provider, model, layers, layout
         self._dtype: FloatType = dtype
         shape = (pages, PAGE, model.kv_heads, model.head_dim)
@@ -41,16 +42,16 @@ class DevicePages:
             for half in ("keys", "values")
         }
         self._sessions: dict[str, tuple[Any, Any]] = {}
-        #: Bytes that went up to the device and came down, until somebody asks (`moved_bytes`).
+        #: Bytes that went up to the device and came down since the last `moved_bytes`.
         self.up = self.down = 0
 
     @property
     def bytes(self) -> int:
-        """Of all pages there are."""
+        """Bytes of all pools."""
         return sum(value.tensor_size_in_bytes() for value in self.pools.values())
 
     def export_pages(self, pages: Sequence[int]) -> list[PageContent]:
-        """Copies, of the layout's type."""
+        """Returns copies of the pages, in the layout's type."""
         if not pages or not self.pools:
             return [[] for _ in pages]
         session, binding = self._session("export")
@@ -59,28 +60,28 @@ class DevicePages:
         for name in ["contents"] if joined else [f"{name}_page" for name in self.pools]:
             binding.bind_output(name, "cpu")
         session.run_with_iobinding(binding)
-        with np.errstate(over="ignore"):  # beyond float16 is infinite, as in a CPU's pages
-            found: list[NDArray[Any]] = [
+        with np.errstate(over="ignore"):  # values beyond float16 become infinite, as in a CPU's pages
+            contents: list[NDArray[Any]] = [
                 value.numpy().astype(self._layout.dtype, copy=False) for value in binding.get_outputs()
             ]
         binding.clear_binding_outputs()
-        self.down += sum(half.nbytes for half in found)
+        self.down += sum(half.nbytes for half in contents)
         if joined:
-            found = self._halves(found[0])
+            contents = self._halves(contents[0])
         return [
-            [(keys[at], values[at]) for keys, values in zip(found[::2], found[1::2], strict=True)]
+            [(keys[at], values[at]) for keys, values in zip(contents[::2], contents[1::2], strict=True)]
             for at in range(len(pages))
         ]
 
     def _halves(self, contents: NDArray[Any]) -> list[NDArray[Any]]:
-        """Keys and values of each layer, [pages, ...], of what a joined export gave."""
+        """Splits the output of a joined export into keys and values of each layer, each [pages, ...]."""
         heads, size, pages = self._model.kv_heads, self._model.head_dim, len(contents)
         shapes = {"keys": (pages, heads, size, PAGE), "values": (pages, heads, PAGE, size)}
         parts = np.split(contents, len(self.pools), axis=1)
         return [part.reshape(shapes[name.rpartition("/")[2]]) for name, part in zip(self.pools, parts, strict=True)]
 
     def import_pages(self, pages: Sequence[int], contents: Sequence[PageContent]) -> None:
-        """See `PageOwner.import_pages`."""
+        """Writes pages: see `PageOwner.import_pages`."""
         if not pages or not self.pools:
             return
         halves = [
@@ -97,20 +98,21 @@ class DevicePages:
         self.up += sum(half.nbytes for half in halves)
 
     def moved_bytes(self) -> tuple[int, int]:
-        """What went up and came down since this was last asked."""
+        """Returns the bytes that went up and came down since the last call."""
         moved, self.up, self.down = (self.up, self.down), 0, 0
         return moved
 
     def clean_up(self) -> None:
-        """Sessions are made anew when they are needed."""
+        """Drops the sessions, which are made again when needed."""
         self._sessions.clear()
 
     def close(self) -> None:
+        """Drops the sessions and all pools."""
         self._sessions.clear()
         self.pools.clear()
 
     def _session(self, way: Literal["export", "import"]) -> tuple[Any, Any]:
-        """A session that moves pages, and a binding with the pools."""
+        """Returns a session that copies pages in this direction, and a binding with the pools."""
         if way not in self._sessions:
             about = self._model, self._layers, self._dtype
             joined = self._provider.waits_for_outputs

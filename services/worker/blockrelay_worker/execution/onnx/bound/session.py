@@ -1,4 +1,4 @@
-"""A session whose weights and pools stay bound to it: a step brings the rest."""
+"""A session with weights and KV pools bound to it, so that a step passes only its own inputs."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,18 +8,18 @@ from numpy.typing import NDArray
 
 from blockrelay_worker.execution.onnx.providers.provider import Place
 
-#: Of what stays on the device OrtValues.
+#: Outputs by name: NumPy arrays, or OrtValues for those that stay on the device.
 Arrays = dict[str, Any]
 
 
 class BoundSession:
-    """Of one graph of `graphs.stage`. Used by one thread at a time."""
+    """A bound session of one graph of `graphs.stage`. Used by one thread at a time."""
 
     def __init__(
         self, session: ort.InferenceSession, values: Mapping[str, ort.OrtValue], pools: Mapping[str, ort.OrtValue]
     ) -> None:
-        """`values` and `pools` on the device by name, of which the graph takes what it has inputs for; it writes the
-        pools in place (`NAME_out`)."""
+        """`values` and `pools` are on the device, by name; those that are inputs of the graph are bound. The graph
+        writes the pools in place (`NAME_out`)."""
         self._session, self._binding = session, session.io_binding()
         names = [one.name for one in session.get_inputs()]
         bound = {**values, **pools}
@@ -37,8 +37,9 @@ class BoundSession:
         options: ort.RunOptions | None,
         stays: Mapping[str, Place] | None = None,
     ) -> Arrays:
-        """The outputs by name, but for the pools. They are in memory of the host, so that the device has done it; those
-        that are to stay are where `stays` says."""
+        """Runs the graph and returns its outputs by name, without the pools. They are copied to the host, so the device
+        has finished; outputs named in `stays` are left in the memory that it gives for them. `inputs` has at least what
+        is not bound."""
         binding = self._binding
         for name in self._given:
             binding.bind_cpu_input(name, inputs[name])
@@ -48,10 +49,10 @@ class BoundSession:
             binding.bind_output(name, *(stays or {}).get(name, ("cpu", 0)))
         try:
             self._session.run_with_iobinding(binding, options)
-            found = binding.get_outputs()[-len(self._outputs) :]
+            values = binding.get_outputs()[-len(self._outputs) :]
             return {
                 name: value if name in (stays or {}) else value.numpy()
-                for name, value in zip(self._outputs, found, strict=True)
+                for name, value in zip(self._outputs, values, strict=True)
             }
         finally:
             binding.clear_binding_outputs()

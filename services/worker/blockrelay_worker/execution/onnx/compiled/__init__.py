@@ -1,1 +1,1 @@
-"""What is compiled once and used again: optimised graphs and shaders on disk, decode steps captured on the device."""
+"""Optimised graphs kept on disk, and decode steps that a device has recorded."""

@@ -1,7 +1,7 @@
-"""Which decode steps are one shape: a captured step can be run again for the very shapes it was captured with.
+"""Buckets of decode steps: a recorded step can be replayed only with the shapes it was recorded with.
 
-A step of single rows gets more sequences and a wider table until it has one of few shapes. The sequences that are added
-have one row each, at position 0 of a page that nobody else has. Pure.
+A step of single tokens gets more sequences and a wider page table, until it has one of few shapes. Each added sequence
+has one token, at position 0 of a spare page. Pure.
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,13 +10,15 @@ from dataclasses import dataclass
 from blockrelay_worker.execution.batch import Segment
 from blockrelay_worker.execution.page_layout import pages_for
 
+#: Sequences of a bucket.
 SEQUENCES = (1, 2, 4, 8, 16, 24, 32, 48, 64)
+#: Pages of the narrowest table; wider ones have powers of two.
 LEAST_PAGES = 8
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Bucket:
-    """A table of `pages` for each of the `sequences`."""
+    """A shape of decode steps: `sequences` sequences of one token, with tables of `pages` pages."""
 
     pages: int
     sequences: int
@@ -26,7 +28,8 @@ class Bucket:
 
 
 def bucket_for(segments: Sequence[Segment], *, most_cells: int) -> Bucket | None:
-    """The least that takes these; None where they are no decode step, or its table has more than `most_cells`."""
+    """Returns the smallest bucket that holds `segments`. None if a segment has several tokens, if there are more than
+    64, or if the page table has more than `most_cells` cells."""
     if not 0 < len(segments) <= SEQUENCES[-1] or any(segment.rows != 1 for segment in segments):
         return None
     sequences = next(count for count in SEQUENCES if count >= len(segments))
@@ -36,7 +39,7 @@ def bucket_for(segments: Sequence[Segment], *, most_cells: int) -> Bucket | None
 
 
 def all_buckets(*, most_pages: int, most_cells: int) -> list[Bucket]:
-    """Those that requests of up to `most_pages` come into, short contexts first."""
+    """Returns the buckets of requests with up to `most_pages` pages, short contexts first."""
     return [
         Bucket(pages, sequences)
         for pages in _widths(most_pages)
@@ -46,7 +49,7 @@ def all_buckets(*, most_pages: int, most_cells: int) -> list[Bucket]:
 
 
 def filled(segments: Sequence[Segment], bucket: Bucket, *, spare_page: int) -> list[Segment]:
-    """As many segments as the bucket has: more of them, behind these, on a page that nobody reads."""
+    """Returns the segments, and after them as many on `spare_page` as the bucket has room for."""
     return [*segments, *[Segment(rows=1, first_position=0, pages=(spare_page,))] * (bucket.sequences - len(segments))]
 
 

@@ -1,7 +1,7 @@
-"""A folder of files that can be made anew at any time, by keys: of one user, bounded, and believed only when whole.
+"""A folder of cached files by key. It belongs to one user, is bounded, and a file is used only if it is whole.
 
-Whatever is wrong with it (it cannot be written, the disk is full, a file is cut short, altered, or somebody else's)
-costs time alone: `get` finds nothing, `put` keeps nothing, and the log says why.
+Whatever is wrong with it (not writable, disk full, a file cut short, altered or of another user) only costs time: `get`
+finds nothing, `put` keeps nothing, and the log says why.
 """
 
 import contextlib
@@ -16,19 +16,20 @@ from pathlib import Path
 
 from blockrelay.observability.logs import get as log
 
-#: Files together: a graph has a fifth of a megabyte for 32 layers.
+#: Bytes of all files together: a graph of 32 layers has 0.2 MB.
 MOST_BYTES = 256 << 20
-#: A file of this age that was never finished is nobody's any more. Seconds.
+#: Seconds after which an unfinished file is deleted: its process has died.
 _UNFINISHED_S = 3600.0
 _MAGIC = b"blockrelay cache 1\n"
 _DIGEST = hashlib.sha256().digest_size
 _HEAD = len(_MAGIC) + 2 * _DIGEST
-#: Not everywhere: links are followed, and ends of lines left alone, where Windows has no such flags.
+#: Flags that some systems lack. Windows has no O_NOFOLLOW, others have no O_BINARY.
 _FLAGS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
 
 
 def default_root(environment: Mapping[str, str], platform: str = sys.platform) -> Path | None:
-    """Where this platform keeps caches of a user's programs; None where nobody says who the user is."""
+    """Returns the folder in which this platform keeps a user's caches; None if the environment does not name the
+    user."""
     home = environment.get("USERPROFILE" if platform == "win32" else "HOME")
     if platform == "win32":
         local = environment.get("LOCALAPPDATA") or (home and f"{home}/AppData/Local")
@@ -36,22 +37,22 @@ def default_root(environment: Mapping[str, str], platform: str = sys.platform) -
     if platform == "darwin":
         return Path(home, "Library", "Caches", "blockrelay") if home else None
     caches = environment.get("XDG_CACHE_HOME") or ""
-    if os.path.isabs(caches):  # others are to be ignored, says the specification
+    if os.path.isabs(caches):  # the XDG specification says that relative paths are ignored
         return Path(caches, "blockrelay")
     return Path(home, ".cache", "blockrelay") if home else None
 
 
 def private_folder(path: Path) -> Path | None:
-    """`path` as a folder that nobody else can write to, made where it is missing (0700); None, and a line in the log,
-    where there is none."""
+    """Returns `path` as a folder that no other user can write to, made if missing (0700). None, and a line in the log,
+    if it cannot be one."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError):
             path.mkdir(mode=0o700)
-        found = os.lstat(path)
-        if not stat.S_ISDIR(found.st_mode):
+        status = os.lstat(path)
+        if not stat.S_ISDIR(status.st_mode):
             return _unusable(path, "it is no folder")
-        if not _ours(found):
+        if not _ours(status):
             return _unusable(path, "others own it or can write to it")
     except OSError as error:
         return _unusable(path, error.strerror or str(error))
@@ -59,19 +60,19 @@ def private_folder(path: Path) -> Path | None:
 
 
 class CacheFolder:
-    """Of several processes at once: files appear whole or not at all."""
+    """A cache folder. Several processes may use it at once: files appear whole or not at all."""
 
     def __init__(self, root: Path, *, most_bytes: int = MOST_BYTES) -> None:
-        """`root` as `private_folder` gives it."""
+        """`root`: a folder that `private_folder` returned."""
         self.root, self._most_bytes = root, most_bytes
 
     def get(self, key: str) -> bytes | None:
-        """What was put, or None. A file that is not that goes."""
+        """Returns what was put under `key`, or None. A damaged file is deleted."""
         try:
             with os.fdopen(os.open(self._path(key), os.O_RDONLY | _FLAGS), "rb") as file:
-                found = os.fstat(file.fileno())
-                if not stat.S_ISREG(found.st_mode) or not _ours(found) or found.st_size > self._most_bytes:
-                    return self._disbelieved(key, "it is no file of ours")
+                status = os.fstat(file.fileno())
+                if not stat.S_ISREG(status.st_mode) or not _ours(status) or status.st_size > self._most_bytes:
+                    return self._disbelieved(key, "it is not a file of this user, or too large")
                 whole = file.read()
         except FileNotFoundError:
             return None
@@ -81,11 +82,12 @@ class CacheFolder:
         if whole[:_HEAD] != _head(key, content):
             return self._disbelieved(key, "it is not what was written")
         with contextlib.suppress(OSError):
-            os.utime(self._path(key))  # the oldest go first
+            os.utime(self._path(key))  # files with the oldest times are deleted first
         return content
 
     def put(self, key: str, content: bytes) -> None:
-        """Keep it, as far as there is room: what was used longest ago goes for it."""
+        """Keeps `content` under `key`. Files that were used longest ago are deleted for it. Raises nothing if it
+        cannot."""
         if _HEAD + len(content) > self._most_bytes:
             return
         try:
@@ -99,13 +101,13 @@ class CacheFolder:
             log().warning("CACHE_NOT_WRITTEN", path=str(self.root), reason=error.strerror or str(error))
 
     def drop(self, key: str) -> None:
-        """Forget it."""
+        """Deletes the file of `key`, if there is one."""
         with contextlib.suppress(OSError):
             self._path(key).unlink()
 
     @contextlib.contextmanager
     def scratch(self) -> Iterator[Path]:
-        """The name of a file to be, on the same disk; what is there behind it goes."""
+        """Context with the path of a file to be written, on the same disk. What is left there at the end is deleted."""
         path = self.root / f".{os.getpid()}-{secrets.token_hex(8)}"
         try:
             yield path
@@ -121,14 +123,14 @@ class CacheFolder:
         self.drop(key)
 
     def _trim(self) -> None:
-        """The oldest files go until the rest is small enough, and what a process that died has left unfinished."""
+        """Deletes the oldest files until the rest is small enough, and unfinished files of processes that died."""
         files: list[tuple[float, int, str]] = []
         for entry in os.scandir(self.root):
             with contextlib.suppress(FileNotFoundError):  # another process was quicker
-                found = entry.stat(follow_symlinks=False)
+                status = entry.stat(follow_symlinks=False)
                 if not entry.name.startswith("."):
-                    files.append((found.st_mtime, found.st_size, entry.path))
-                elif time.time() - found.st_mtime > _UNFINISHED_S:
+                    files.append((status.st_mtime, status.st_size, entry.path))
+                elif time.time() - status.st_mtime > _UNFINISHED_S:
                     os.unlink(entry.path)
         kept = sum(size for _, size, _ in files)
         for _, size, path in sorted(files):
@@ -143,10 +145,12 @@ def _head(key: str, content: bytes) -> bytes:
     return _MAGIC + hashlib.sha256(key.encode()).digest() + hashlib.sha256(content).digest()
 
 
-def _ours(found: os.stat_result) -> bool:
-    """Nobody else can have written there. Windows has other rights, which files take from the user's folder."""
-    return sys.platform == "win32" or (found.st_uid == os.geteuid() and not found.st_mode & 0o022)
+def _ours(status: os.stat_result) -> bool:
+    """Returns whether no other user can have written the file. On Windows always true: files take the rights of the
+    user's folder."""
+    return sys.platform == "win32" or (status.st_uid == os.geteuid() and not status.st_mode & 0o022)
 
 
 def _unusable(path: Path, reason: str) -> None:
+    """Logs why the folder is not used."""
     log().warning("CACHE_UNUSABLE", path=str(path), reason=reason)

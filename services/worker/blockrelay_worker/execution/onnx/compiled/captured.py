@@ -1,10 +1,10 @@
-"""Decode steps that a device has recorded: it does the same commands again, on new numbers in the same memory.
+"""Decode steps that a device has recorded and replays: the same commands, on new numbers in the same memory.
 
-Recorded steps spare what a step costs beside the computing. Each shape (`buckets`) is one, made when it first comes: in
-the order of `all_buckets` at the load of a stage, the rest while it serves. Two known steps, one that records and one
-that repeats, then give what they give without recording, on pages that nobody has: a step that repeats old numbers
-would write into the pages of others. Where they do not, or anything else goes wrong, no step is recorded any more: the
-stage goes on without.
+A replay saves what a step costs beside the computing. Each bucket (`buckets`) has one recorded step: those of
+`all_buckets` are made in order when a stage is loaded, the rest when they first come. Two known steps, one that records
+and one that replays, must give what an unrecorded step gives, on spare pages: a replay of old numbers would write into
+the pages of other requests. If they differ, or anything else fails, no step is recorded any more, and the stage
+continues without.
 """
 
 import time
@@ -29,15 +29,15 @@ from blockrelay_worker.execution.onnx.providers.provider import Place, Provider
 from blockrelay_worker.execution.page_layout import pages_for
 from blockrelay_worker.kernels.specification import PAGE
 
-#: Recorded steps at once; the one not used for longest goes.
+#: Recorded steps that are kept; the least recently used one is dropped for a new one.
 MOST_GRAPHS = 24
-#: Pages of the pools that nobody has, for known steps and for the rows that fill a shape.
+#: Pages of the pools that no run gets, for known steps and for the sequences that fill a bucket.
 SPARE_PAGES = 8
-#: Known steps of a shape: the first records, the second repeats.
+#: Known steps of a bucket: the first records, the second replays.
 _CHECKS = 2
-#: What the standard operators of `plain` copy of the pages for one step, at most: a recorded step keeps its memory.
+#: Bytes of pages that the standard operators of `plain` may copy in a step: a recorded step keeps its memory.
 _MOST_COPIED_BYTES = 32 << 20
-#: How long shapes are made when a stage is loaded; those that are left are made when they come. Seconds.
+#: Seconds for recording when a stage is loaded; the buckets that are left are recorded when they come.
 WARM_S = 180.0
 
 _DTYPES = {
@@ -47,13 +47,13 @@ _DTYPES = {
     "tensor(int64)": np.int64,
 }
 
-
+#: Inputs of a step that do not follow from its segments, by name.
 Given = Mapping[str, NDArray[Any]]
 
 
 @dataclass(slots=True)
 class _Graph:
-    """Of one bucket. `arrays` are what `inputs` have on the device."""
+    """A recorded step of one bucket. `arrays`: the present contents of `inputs` on the device."""
 
     number: int
     session: Any
@@ -65,7 +65,7 @@ class _Graph:
 
 
 class CapturedSteps:
-    """Of one stage. Used by one thread at a time."""
+    """The recorded steps of one stage. Used by one thread at a time."""
 
     def __init__(
         self,
@@ -81,9 +81,10 @@ class CapturedSteps:
         first_spare_page: int,
         tolerance: float,
     ) -> None:
-        """`graph_of` a width of tables. `values` and `pools` as of BoundSession; of the pools, `SPARE_PAGES` pages from
-        `first_spare_page` on are nobody's. `eager` is a step that is not recorded, `known` has so many rows for one, of
-        which a recorded one may be off by `tolerance` of a row's length."""
+        """`graph_of` returns the graph for tables of a given width. `values` and `pools` as in BoundSession;
+        SPARE_PAGES pages of the pools from `first_spare_page` on belong to no run. `eager` runs a step without
+        recording. `known` returns inputs for a known step of a given number of tokens. A recorded step may differ from
+        `eager` by `tolerance` of a row's length."""
         self._provider, self._graph_of, self._flavour = provider, graph_of, flavour
         self._held, self._pools = {**values, **pools}, pools
         self._eager, self._known, self._tolerance = eager, known, tolerance
@@ -94,50 +95,50 @@ class CapturedSteps:
         self._sessions: dict[bytes, Any] = {}
         self._graphs: OrderedDict[Bucket, _Graph] = OrderedDict()
         self._made = 0
-        #: Why no step is recorded any more; empty while they are.
+        #: Why no step is recorded any more; empty while steps are.
         self.off = ""
-        #: Steps that were done by repeating, and how often it was given up.
+        #: Steps that were replayed, and how often recording was given up.
         self.repeated = self.failures = 0
 
     @property
     def graphs(self) -> int:
-        """Recorded steps that there are."""
+        """How many recorded steps there are."""
         return len(self._graphs)
 
     def step(
         self, segments: Sequence[Segment], given: Given, stays: Mapping[str, Place] | None = None
     ) -> Arrays | None:
-        """What `eager` would give, by repeating; None where it has to. `given` is what the graph takes beside what
-        follows from the segments: a row for each of them, or places of rows (`take`). Outputs that `stays` names are
-        left on the device, with rows behind those that were asked for, until the next step."""
+        """Replays a step and returns what `eager` would; None if `eager` has to run it. `given`: the inputs that do not
+        follow from the segments: a row for each segment, or the wanted rows (`take`). Outputs named in `stays` are left
+        on the device until the next step, and have more rows than were asked for."""
         bucket = None if self.off else bucket_for(segments, most_cells=self._most_cells)
         graph = None if bucket is None else self._graph(bucket)
         if bucket is None or graph is None:
             return None
         try:
-            found = self._run(graph, bucket, segments, given, stays)
+            outputs = self._run(graph, bucket, segments, given, stays)
         except Exception as error:  # noqa: BLE001 ONNX Runtime's own exception types have no public common base
-            self._give_up(f"a recorded step of {bucket} could not be repeated: {error}")
+            self._give_up(f"a recorded step of {bucket} could not be replayed: {error}")
             return None
         self.repeated += 1
-        return found
+        return outputs
 
     def warm(self) -> None:
-        """Record steps of every shape, until there are as many as may be, or time is up."""
+        """Records steps of all buckets, until MOST_GRAPHS are recorded or WARM_S seconds are over."""
         until = time.monotonic() + WARM_S
         for bucket in all_buckets(most_pages=self._most_pages, most_cells=self._most_cells)[:MOST_GRAPHS]:
             if not self.off and time.monotonic() < until:
                 self._graph(bucket)
 
     def close(self) -> None:
-        """Drop what was recorded; it is made anew when it is needed."""
+        """Drops all recorded steps, which are recorded again when needed."""
         for graph in self._graphs.values():
             self._release(graph)
         self._graphs.clear()
         self._sessions.clear()
 
     def _graph(self, bucket: Bucket) -> _Graph | None:
-        """That of the bucket, made where there is none; None where it is not right."""
+        """Returns the recorded step of the bucket, recorded first if there is none; None if that fails."""
         if bucket not in self._graphs:
             if len(self._graphs) >= MOST_GRAPHS:
                 self._release(self._graphs.popitem(last=False)[1])
@@ -151,7 +152,7 @@ class CapturedSteps:
         return self._graphs.get(bucket)
 
     def _record(self, bucket: Bucket) -> None:
-        """By known steps that are compared."""
+        """Records a step, replays it, and compares both with `eager`. Gives up if they differ."""
         rows = self._known(bucket.sequences + _CHECKS)
         for turn in range(_CHECKS):
             segments = _known_step(bucket, turn, self._spare, last=self._positions - 1)
@@ -162,7 +163,7 @@ class CapturedSteps:
                 self._graphs[bucket] = self._new(bucket, self._arrays(bucket, segments, given))
             found, expected = self._run(self._graphs[bucket], bucket, segments, given), self._eager(segments, given)
             error = max(row_error(found[name], right) for name, right in expected.items() if right.ndim == 2)
-            if not error <= self._tolerance:  # what is not a number is not
+            if not error <= self._tolerance:  # NaN is an error too
                 self._give_up(
                     f"a recorded step of {bucket} is off by {error:.2g} of a row's length, where {self._tolerance:.2g} "
                     "is allowed"
@@ -170,6 +171,7 @@ class CapturedSteps:
                 return
 
     def _new(self, bucket: Bucket, arrays: Mapping[str, NDArray[Any]]) -> _Graph:
+        """Returns a bucket's step with its memory on the device; its first run records it."""
         model = self._graph_of(bucket.pages)
         if model not in self._sessions:
             self._sessions[model] = self._provider.session(model, capture=True)
@@ -201,7 +203,8 @@ class CapturedSteps:
         given: Given,
         stays: Mapping[str, Place] | None = None,
     ) -> Arrays:
-        """Outputs of the rows that were given, in memory of the host but for those that stay."""
+        """Runs the step: records it the first time, replays it later. Returns outputs of the given rows, copied to the
+        host unless they stay."""
         arrays = self._arrays(bucket, segments, given)
         for name, value in graph.inputs.items():
             if not np.array_equal(graph.arrays[name], arrays[name]):
@@ -210,22 +213,23 @@ class CapturedSteps:
         graph.session.run_with_iobinding(graph.binding, graph.options)
         taken = len(given["take"]) if "take" in given else 0
         counts = {"hidden_out": len(segments), "sums": len(segments)}
-        # Copies: where the device is the host, these are the memory that the next step writes to.
+        # Copies: if the device is the host, the next step writes to this memory.
         return {
             name: value if name in (stays or {}) else value.numpy()[: counts.get(name, taken)].copy()
             for name, value in graph.outputs.items()
         }
 
     def _arrays(self, bucket: Bucket, segments: Sequence[Segment], given: Given) -> dict[str, NDArray[Any]]:
-        """All inputs by name, of the bucket's shapes."""
+        """Returns all inputs by name, in the bucket's shapes."""
         segments = filled(segments, bucket, spare_page=self._spare[0])
-        found = batch_inputs(segments, self._flavour, least_pages=bucket.pages)
+        inputs = batch_inputs(segments, self._flavour, least_pages=bucket.pages)
         for name, array in given.items():
-            found[name] = np.zeros((bucket.sequences, *array.shape[1:]), array.dtype)
-            found[name][: len(array)] = array
-        return found
+            inputs[name] = np.zeros((bucket.sequences, *array.shape[1:]), array.dtype)
+            inputs[name][: len(array)] = array
+        return inputs
 
     def _give_up(self, reason: str) -> None:
+        """Drops all recorded steps and records none any more."""
         log().warning("CAPTURE_OFF", device=self._provider.device, reason=reason)
         self.off = reason
         self.failures += 1
@@ -236,8 +240,8 @@ class CapturedSteps:
 
 
 def _known_step(bucket: Bucket, turn: int, pages: tuple[int, ...], *, last: int) -> list[Segment]:
-    """As many rows as the bucket has sequences, each at a place of its own on these few pages; the first behind as much
-    context as the table takes, which is the same pages again and again."""
+    """Returns a step of as many tokens as the bucket has sequences, each at a place of its own on `pages`. The first
+    has as much context as the table holds: the same few pages again and again."""
     whole = pages * -(-bucket.pages // len(pages))
     others = (divmod(number + turn, len(pages)) for number in range(bucket.sequences - 1))
     return [

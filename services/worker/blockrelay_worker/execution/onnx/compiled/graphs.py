@@ -1,7 +1,7 @@
-"""Graphs as ONNX Runtime has optimised them, kept from one start to the next.
+"""Graphs as ONNX Runtime has optimised them, kept on disk from one start to the next.
 
-A graph has no weights in it (they are inputs), so a kept one is as small as what it was made of. It is taken for the
-same graph alone, on the same device, by the same versions of ONNX Runtime and the provider.
+Weights are inputs, so a kept graph is as small as its source. It is used only for the same graph, on the same device,
+with the same versions of ONNX Runtime and the provider.
 """
 
 import contextlib
@@ -15,27 +15,28 @@ from typing import Any
 from blockrelay.observability.logs import get as log
 from blockrelay_worker.execution.onnx.compiled.cache_folder import CacheFolder, private_folder
 
-#: Changes with the way that graphs are kept.
+#: Part of the key: changes with the format in which graphs are kept.
 VERSION = 1
-#: Of what drivers keep by their own ways.
+#: Bytes that drivers may use for their own caches of shaders.
 _MOST_SHADER_BYTES = 512 << 20
 
-#: A session of a graph. The path: where to write what it was optimised to; `optimised`: the graph was, once before.
+#: Makes a session of (graph, file to write the optimised graph to, whether the graph is already optimised).
 Make = Callable[[bytes, Path | None, bool], Any]
 
 
 class CompiledGraphs:
-    """Used by one thread at a time."""
+    """A cache of optimised graphs. Used by one thread at a time."""
 
     def __init__(self, folder: CacheFolder) -> None:
         self._folder = folder
-        #: Sessions whose graph was found, and those that were optimised here.
+        #: Sessions made of a kept graph, and sessions that had to optimise theirs.
         self.found = self.made = 0
 
     def session(self, graph: bytes, about: Sequence[str], make: Make, *, again: bool) -> Any:
-        """A session of the graph on the device that `about` describes. `again`: one that writes is not the one to use.
+        """Returns a session of `graph` on the device that `about` describes. `again`: a session that saves its graph
+        must not be used, so a second one is made.
 
-        Raises what `make` raises of the graph as it is.
+        Raises what `make` raises for the graph as it is.
         """
         key = key_of(graph, about)
         if (kept := self._folder.get(key)) is not None:
@@ -64,7 +65,8 @@ class CompiledGraphs:
         return made
 
     def own_folder(self, name: str, about: Sequence[str]) -> Path | None:
-        """For a provider that keeps what it compiles in its own way: one for this device and these versions."""
+        """Returns a folder for a provider with a cache of its own, for this device and these versions; None if there
+        can be none."""
         return private_folder(self._folder.root.parent / f"{name}-{_digest(json.dumps(list(about)).encode())[:16]}")
 
     def _disbelieved(self, key: str, error: Exception) -> None:
@@ -73,7 +75,7 @@ class CompiledGraphs:
 
 
 def key_of(graph: bytes, about: Sequence[str]) -> str:
-    """Of everything that decides what a graph is optimised to."""
+    """Returns the key of a graph: all that decides the optimised graph."""
     return json.dumps([VERSION, _digest(graph), platform.machine(), *about])
 
 
@@ -82,10 +84,10 @@ def _digest(content: bytes) -> str:
 
 
 def compiled_graphs(root: Path, environment: MutableMapping[str, str]) -> CompiledGraphs | None:
-    """What is kept under `root`; None where nothing can be.
+    """Returns the cache under `root`; None if there can be none.
 
-    Names folders there in `environment`, this process' own, to the drivers that will be loaded and keep shaders, unless
-    somebody has named others.
+    Sets variables in `environment`, which must be this process's own, so that the drivers it loads keep their shaders
+    there too. Variables that are set already stay.
     """
     graphs, shaders = private_folder(root / "graphs"), private_folder(root / "shaders")
     for name, value in ({} if shaders is None else shader_settings(shaders)).items():
@@ -94,14 +96,14 @@ def compiled_graphs(root: Path, environment: MutableMapping[str, str]) -> Compil
 
 
 def shader_settings(folder: Path) -> Mapping[str, str]:
-    """Variables by which Mesa's and NVIDIA's drivers keep compiled shaders in `folder`, checked and bounded by them.
-    Others, Windows' among them, have no such variables."""
-    most = str(_MOST_SHADER_BYTES)
+    """Returns environment variables with which Mesa's and NVIDIA's drivers keep compiled shaders in `folder`, which
+    they check and bound themselves. Other drivers, those of Windows among them, have no such variables."""
+    limit = str(_MOST_SHADER_BYTES)
     return {
         "MESA_SHADER_CACHE_DIR": str(folder),
         "MESA_SHADER_CACHE_MAX_SIZE": f"{_MOST_SHADER_BYTES >> 20}M",
         "CUDA_CACHE_PATH": str(folder / "cuda"),
-        "CUDA_CACHE_MAXSIZE": most,
+        "CUDA_CACHE_MAXSIZE": limit,
         "__GL_SHADER_DISK_CACHE_PATH": str(folder),
-        "__GL_SHADER_DISK_CACHE_SIZE": most,
+        "__GL_SHADER_DISK_CACHE_SIZE": limit,
     }

@@ -1,1 +1,1 @@
-"""Graphs of stages, built node by node: what every flavour shares, and the attention of each."""
+"""ONNX graphs that the executor builds: stages, their attention, KV pages, and selection."""

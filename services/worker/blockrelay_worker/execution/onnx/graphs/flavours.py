@@ -1,4 +1,4 @@
-"""The flavours of a stage's graph: how it attends, and by floats of which type it computes.
+"""The flavours of a stage's graph: its attention operator and its float type.
 
     plain  standard operators, which every provider has, in float32
     paged  `com.microsoft.PagedAttention`, in float16: faster the longer the context, where a provider has it
@@ -14,8 +14,8 @@ FloatType = Literal["float32", "float16"]
 
 @dataclass(frozen=True, slots=True)
 class Flavour:
-    """`version` changes with anything in its graphs that can change a bit. `longest_sum`: a product of floats with more
-    inputs is computed in parts of at most that many, which are added in float32; None: in one piece."""
+    """One flavour. `version` changes with anything in its graphs that can change a bit. `longest_sum`: a matmul with
+    more inputs is computed in parts of at most this many, which are added in float32; None: in one piece."""
 
     name: Literal["plain", "paged"]
     dtype: FloatType
@@ -25,14 +25,15 @@ class Flavour:
 
 PLAIN = Flavour("plain", "float32", 1)
 PAGED = Flavour("paged", "float16", 1)
-#: For providers that add up in float16. The error of a sum grows with the root of its length: a row of a layer with
+#: For a provider that adds up in float16. The error of a sum grows with the root of its length: a row of a layer with
 #: 8,192 inputs is off by 1.6 % of its length, in parts of 512 by 0.4 %.
 PAGED_IN_PARTS = Flavour("paged", "float16", 2, longest_sum=512)
 
 
 def flavour_for(*, narrow: bool, has_paged_attention: bool, has_float16: bool, adds_in_float16: bool) -> Flavour:
-    """The flavour for a model whose keys and values are float16 (`narrow`: every precision but fp32), on a device whose
-    provider has the operator, and which computes in float16. `adds_in_float16` as of `Provider`."""
+    """Returns the flavour for a model and a device. `narrow`: the model's keys and values are float16 (every precision
+    but fp32). `has_paged_attention`: the provider has the operator. `has_float16`: the device computes in float16.
+    `adds_in_float16`: as in `Provider`."""
     if not (narrow and has_paged_attention and has_float16):
         return PLAIN
     return PAGED_IN_PARTS if adds_in_float16 else PAGED

@@ -1,9 +1,9 @@
-"""Linear layers: x [R, K] times [K, N], as floats or by weights that stay small, of 8 or 4 bits.
+"""Linear layers: x [R, K] times [K, N], with weights as floats, or small ones of 8 or 4 bits.
 
-Small ones are `com.microsoft.MatMulNBits`: for each column groups of 32 unsigned numbers, around 128 or 8, that share a
-factor. That is what every provider's fast kernels take, and what block folders have, so that no weight changes.
+Small weights are `com.microsoft.MatMulNBits`: each column has groups of 32 unsigned numbers around 128 or 8, and each
+group one scale. All providers' fast kernels take this format, and block folders have it, so that no weight changes.
 
-    KIND          uint8 [N, groups, 4 * bits]  of 4 bits the first of two in the low half
+    KIND          uint8 [N, groups, 4 * bits]  with 4 bits, the first of two weights is in the low half
     KIND.scales   [N, groups], of the graph's type
 """
 
@@ -13,24 +13,24 @@ from blockrelay.block_folder.model import GROUP, LINEARS, Precision
 from blockrelay_worker.execution.onnx.graphs.flavours import FloatType
 from blockrelay_worker.execution.onnx.graphs.graph import MICROSOFT, Graph
 
-#: Bits of the weights of a precision, where they are few. 0 stands for floats.
+#: Bits of a precision's small weights. 0 stands for floats.
 BITS: dict[Precision, int] = {"w8a8": 8, "w4a8": 4}
 
 
 def is_packed(name: str, bits: int) -> bool:
-    """Whether the input `name` of a block is bytes with several or scaled weights, and no floats."""
+    """Returns whether the input `name` of a block holds small weights as bytes, and not floats."""
     return bits > 0 and name in LINEARS
 
 
 def shapes(kind: str, rows: int, columns: int, bits: int) -> dict[str, tuple[int, ...]]:
-    """Name -> shape of the inputs of a layer with `rows` inputs."""
+    """Returns the inputs of a linear layer [rows, columns]: name -> shape. `bits` 0: floats."""
     if not bits:
         return {kind: (rows, columns)}
     groups = -(-rows // GROUP)
     return {kind: (columns, groups, GROUP * bits // 8), f"{kind}.scales": (columns, groups)}
 
 
-def product(
+def matmul(
     graph: Graph,
     x: str,
     weights: str,
@@ -39,14 +39,15 @@ def product(
     output: str,
     longest_sum: int | None = None,
 ) -> str:
-    """x [R, K] times the layer whose inputs begin with the name `weights` and whose shape is [K, N].
+    """Adds x [R, K] times the layer [K, N] = `shape`, whose inputs' names begin with `weights`. Returns `output`, [R,
+    N].
 
-    `longest_sum` as of `Flavour`.
+    `longest_sum`: as in `Flavour`, for floats only.
     """
     if not bits:
         parts = parts_of(shape[0], longest_sum)
         if parts > 1:
-            return _product_in_parts(graph, x, weights, shape, parts, output)
+            return _matmul_in_parts(graph, x, weights, shape, parts, output)
         return graph.node("MatMul", [x, weights], output)
     rows, columns = shape
     about = {"K": rows, "N": columns, "bits": bits, "block_size": GROUP}
@@ -54,16 +55,16 @@ def product(
 
 
 def parts_of(rows: int, longest_sum: int | None) -> int:
-    """The fewest equal parts of at most `longest_sum` that `rows` inputs of a product are summed in, each a multiple of
-    four inputs, as kernels read them; 1 where there are none."""
+    """Returns the fewest equal parts of at most `longest_sum` in which `rows` inputs of a matmul can be summed. Each is
+    a multiple of four inputs, as kernels read them. 1 if there is no such division, or no `longest_sum`."""
     if longest_sum is None:
         return 1
     fewest = -(-rows // longest_sum)
     return next((parts for parts in range(fewest, rows // 64 + 1) if rows % (4 * parts) == 0), 1)
 
 
-def _product_in_parts(graph: Graph, x: str, weights: str, shape: tuple[int, int], parts: int, output: str) -> str:
-    """The product as a batch of `parts` products of fewer inputs, added in float32. No weight moves: the layer is
+def _matmul_in_parts(graph: Graph, x: str, weights: str, shape: tuple[int, int], parts: int, output: str) -> str:
+    """Adds the matmul as a batch of `parts` matmuls with fewer inputs, summed in float32. No weight moves: the layer is
     only seen as [parts, K / parts, N]."""
     rows, columns = shape
     each = rows // parts
@@ -76,12 +77,12 @@ def _product_in_parts(graph: Graph, x: str, weights: str, shape: tuple[int, int]
     return graph.cast(total, graph.type, output)
 
 
-def product_graph(rows: int, columns: int, bits: int, dtype: FloatType) -> bytes:
-    """One small layer alone: `x` float32 [R, rows], `w` and `w.scales` -> `y` float32 [R, columns]."""
+def matmul_graph(rows: int, columns: int, bits: int, dtype: FloatType) -> bytes:
+    """Returns one small layer as a model: `x` float32 [R, rows], `w` and `w.scales` -> `y` float32 [R, columns]."""
     graph = Graph(dtype)
     graph.input("x", TensorProto.FLOAT, ["R", rows])
     for name, shape in shapes("w", rows, columns, bits).items():
         graph.input(name, TensorProto.UINT8 if name == "w" else graph.type, shape)
     x = graph.cast("x", graph.type, "narrow")
-    graph.result("y", product(graph, x, "w", (rows, columns), bits, "product"), ["R", columns])
+    graph.result("y", matmul(graph, x, "w", (rows, columns), bits, "product"), ["R", columns])
     return graph.serialized("product")

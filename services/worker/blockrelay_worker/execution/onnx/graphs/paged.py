@@ -1,14 +1,14 @@
-"""Attention of the flavour `paged`: one operator of ONNX Runtime's own, `com.microsoft.PagedAttention`.
+"""Attention of the flavour `paged`: ONNX Runtime's operator `com.microsoft.PagedAttention`.
 
-It writes into the pools, rotates queries and keys, and takes a ragged batch as it is:
+It writes into the KV pools, rotates queries and keys, and takes a ragged batch as it is:
 
-    inputs    cumulative int32 [B + 1]  rows in front of each sequence, and of all
-              past int32 [B]            rows of each that are in its pages
+    inputs    cumulative int32 [B + 1]  tokens in front of each sequence, and of all
+              past int32 [B]            tokens of each sequence that are in its pages
               table int32 [B, P]        pages of each sequence from position 0 on, padded with any
-              bounds int32 [3]          in the host's memory: the most rows of a sequence, its longest context, and that
-                                        again as what it is at least; without them every layer would wait for the device
+              bounds int32 [3]          in the host's memory: the most tokens of a sequence, the longest context, and a
+                                        lower bound of that; without them every layer would wait for the device
 
-Where all sequences have one row, and the table one width, `bounds` is a constant: the most that they can be.
+If all sequences have one token, and the table one width, `bounds` is a constant: the most that they can be.
 """
 
 import numpy as np
@@ -21,7 +21,8 @@ from blockrelay_worker.kernels.specification import PAGE
 
 
 def describe_batch(graph: Graph, model: ModelConfig, pages: int | None = None) -> None:
-    """The inputs that say where rows are. `pages`: of single rows, in tables so wide."""
+    """Declares the inputs that say which sequence and page each row belongs to. `pages`: the graph is for steps of
+    single tokens, in tables of this width; None: for all batches."""
     for name, shape in (("cumulative", ["B1"]), ("past", ["B"]), ("table", ["B", "P"])):
         graph.input(name, TensorProto.INT32, shape)
     if pages is None:
@@ -33,14 +34,15 @@ def describe_batch(graph: Graph, model: ModelConfig, pages: int | None = None) -
 
 
 def attention(graph: Graph, model: ModelConfig, place: str, q: str, k: str, v: str) -> str:
-    """q, k and v [R, heads, head_dim], not rotated yet -> [R, heads * head_dim]; k and v go to their slots."""
+    """Adds attention: q, k and v [R, heads, head_dim], not yet rotated -> [R, heads * head_dim]; k and v are written to
+    their slots."""
     heads, kv_heads, dim = model.heads, model.kv_heads, model.head_dim
     q, k, v = (
         graph.reshape(x, [-1, count * dim], f"{x}_flat") for x, count in ((q, heads), (k, kv_heads), (v, kv_heads))
     )
     pools = [f"{place}keys", f"{place}values"]
     outputs = [replaced(graph, model, pool) for pool in pools]
-    # Not given: where rows go (it follows from the rest), sinks, norms of heads, scales.
+    # Left out: the slots of rows (they follow from the rest), sinks, norms of heads, scales.
     inputs = [q, k, v, *pools, "cumulative", "past", "table", "cos", "sin", *[""] * 6, "bounds"]
     return graph.nodes(
         "PagedAttention",

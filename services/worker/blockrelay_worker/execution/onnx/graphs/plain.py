@@ -1,16 +1,16 @@
-"""Attention of the flavour `plain`: standard operators, on pages in place.
+"""Attention of the flavour `plain`: standard operators, on KV pages in place.
 
 ScatterND writes into the pools. Rows come ragged, as in `Batch`; attention pads them to sequences.
 
     inputs    positions int64 [R]    of each row
-              slots int64 [R, 2]     where its keys and values go: the page, and the place in it
+              slots int64 [R, 2]     page and slot of its keys and values
               rows int64 [B, S]      row of each sequence at each step, padded with any
               back int64 [R]         where each row is in [B * S]
-              reach float [B, S]     the position of each of `rows`: it sees that and what is before it
+              reach float [B, S]     position of each of `rows`: it attends to this and earlier ones
               table int64 [B, P]     pages of each sequence from position 0 on, padded with any
               seen float [P * 16]    0, 1, 2, ...: the positions in `table`
 
-What lies in `table` behind a sequence's last row is somebody else's, and perhaps not finite: it is read as zeros.
+Slots of `table` after a sequence's last row belong to other sequences, and may hold NaN: they are read as zeros.
 """
 
 from onnx import TensorProto
@@ -19,12 +19,13 @@ from blockrelay.block_folder.model import ModelConfig
 from blockrelay_worker.execution.onnx.graphs.graph import Graph
 from blockrelay_worker.execution.onnx.graphs.pages import written
 
-#: Added to the score of a key that a row does not see: far below every score, and no infinity.
+#: Added to the score of a masked key: far below every score, but finite.
 _UNSEEN = -1e9
 
 
 def describe_batch(graph: Graph, model: ModelConfig, pages: int | None = None) -> None:
-    """The inputs that say where rows are, and what all layers make of them: for tables of all widths (`pages`)."""
+    """Declares the inputs that say where rows are, and the masks that all layers share. `pages` is ignored: the graph
+    is for tables of all widths."""
     for name, shape in (
         ("positions", ["R"]),
         ("slots", ["R", 2]),
@@ -48,7 +49,8 @@ def describe_batch(graph: Graph, model: ModelConfig, pages: int | None = None) -
 
 
 def attention(graph: Graph, model: ModelConfig, place: str, q: str, k: str, v: str) -> str:
-    """q, k and v [R, heads, head_dim], not rotated yet -> [R, heads * head_dim]; k and v go to their slots."""
+    """Adds attention: q, k and v [R, heads, head_dim], not yet rotated -> [R, heads * head_dim]; k and v are written to
+    their slots."""
     heads, dim = model.heads, model.head_dim
     q, k = _rotated(graph, q, dim), _rotated(graph, k, dim)
     keys, values = (
@@ -69,7 +71,7 @@ def attention(graph: Graph, model: ModelConfig, place: str, q: str, k: str, v: s
 
 
 def _rotated(graph: Graph, x: str, dim: int) -> str:
-    """x [R, heads, dim], by the tables' rows: the first half of a head with the second."""
+    """Rotates x [R, heads, dim] by the rows of the rotary tables: the first half of each head with the second."""
     first, second = graph.split(x, [dim // 2] * 2, [f"{x}_first", f"{x}_second"])
     cos, sin = "cos_of_heads", "sin_of_heads"
     products = {
@@ -88,18 +90,21 @@ def _rotated(graph: Graph, x: str, dim: int) -> str:
 
 
 def _of_sequences(graph: Graph, model: ModelConfig, pool: str) -> str:
-    """What a pool holds of the sequences, for each query head: [B, heads, P * 16, head_dim], zeros behind the last row.
+    """Gathers a pool's content for each sequence and query head: [B, heads, P * 16, head_dim], zeros after the last
+    row.
 
-    Zeros, because a share of 0 times what is not finite is no 0.
+    0 x NaN is NaN, so padding must be zero.
     """
     kv_heads, dim, group = model.kv_heads, model.head_dim, model.heads // model.kv_heads
-    found = graph.node("Gather", [pool, "table"], f"{pool}_found")
+    content = graph.node("Gather", [pool, "table"], f"{pool}_found")
     known = ["B", "L", kv_heads, dim]
-    found = graph.reshape(found, [0, -1, kv_heads, dim], f"{pool}_sequences", known=known)  # the first axis is kept
-    found = graph.node("Where", ["own", found, graph.number(0.0)], f"{pool}_own")
+    content = graph.reshape(content, [0, -1, kv_heads, dim], f"{pool}_sequences", known=known)  # the first axis is kept
+    content = graph.node("Where", ["own", content, graph.number(0.0)], f"{pool}_own")
     if group > 1:
-        found = graph.node("Unsqueeze", [found, graph.integers(3)], f"{pool}_alone")
-        found = graph.node("Tile", [found, graph.integers(1, 1, 1, group, 1)], f"{pool}_repeated")
-        graph.knows(found, ["B", "L", kv_heads, group, dim])
-        found = graph.reshape(found, [0, -1, model.heads, dim], f"{pool}_of_heads", known=["B", "L", model.heads, dim])
-    return graph.node("Transpose", [found], f"{pool}_by_head", perm=[0, 2, 1, 3])
+        content = graph.node("Unsqueeze", [content, graph.integers(3)], f"{pool}_alone")
+        content = graph.node("Tile", [content, graph.integers(1, 1, 1, group, 1)], f"{pool}_repeated")
+        graph.knows(content, ["B", "L", kv_heads, group, dim])
+        content = graph.reshape(
+            content, [0, -1, model.heads, dim], f"{pool}_of_heads", known=["B", "L", model.heads, dim]
+        )
+    return graph.node("Transpose", [content], f"{pool}_by_head", perm=[0, 2, 1, 3])

@@ -1,23 +1,24 @@
-"""The graphs that choose from rows of logits where they lie. Each takes `logits` float32 [R, vocab] and `which` int64
-[n], the rows that it is about.
+"""The graphs that select from rows of logits on the device. Each takes `logits` float32 [R, vocab] and `which` int64
+[n], the rows to select from.
 
-    best     id int64 [n]: of the largest logit, of equal ones the first
-    largest  value float32 [n, k] and id int64 [n, k]: the k largest, in descending order, of equal ones the first; and
-             total float32 [n], what exp((logit - largest) * inverse) adds up to, by `inverse` float32 [n, 1]
+    best     id int64 [n]: the largest logit; of equal ones the first
+    largest  value float32 [n, k] and id int64 [n, k]: the k largest in descending order, of equal ones the first; and
+             total float32 [n]: the sum of exp((logit - largest) * inverse), with `inverse` float32 [n, 1]
     rows     row float32 [n, vocab]
 
-The first two give `sum` float32 [n] too: finite where all logits of a row are.
+The first two also give `sum` float32 [n], which is finite if all logits of the row are.
 """
 
 from onnx import TensorProto
 
 from blockrelay_worker.execution.onnx.graphs.graph import Graph
 
-#: Additions in one go, so that float32 is enough for a large vocabulary.
+#: Numbers added at once: with partial sums, float32 is exact enough for a large vocabulary.
 _SUMMED = 512
 
 
 def best_graph(vocabulary: int) -> bytes:
+    """Returns the model `best` for this vocabulary size."""
     graph, taken = _taken(vocabulary)
     graph.output(graph.node("ArgMax", [taken], "id", axis=-1, keepdims=0), TensorProto.INT64, ["n"])
     _sum(graph, taken)
@@ -25,6 +26,7 @@ def best_graph(vocabulary: int) -> bytes:
 
 
 def largest_graph(vocabulary: int, count: int) -> bytes:
+    """Returns the model `largest`, with k = `count`, for this vocabulary size."""
     graph, taken = _taken(vocabulary)
     graph.input("inverse", TensorProto.FLOAT, ["n", 1])
     graph.nodes("TopK", [taken, graph.integers(count)], ["value", "id"], axis=-1, largest=1, sorted=1)
@@ -43,13 +45,14 @@ def largest_graph(vocabulary: int, count: int) -> bytes:
 
 
 def rows_graph(vocabulary: int) -> bytes:
+    """Returns the model `rows` for this vocabulary size."""
     graph, taken = _taken(vocabulary)
     graph.output(taken, TensorProto.FLOAT, ["n", vocabulary])
     return graph.serialized("rows")
 
 
 def _taken(vocabulary: int) -> tuple[Graph, str]:
-    """A graph with the rows that it is about."""
+    """Returns a graph with its inputs declared, and the name of the selected rows."""
     graph = Graph("float32")
     graph.input("logits", TensorProto.FLOAT, ["R", vocabulary])
     graph.input("which", TensorProto.INT64, ["n"])

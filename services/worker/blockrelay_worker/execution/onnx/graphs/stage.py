@@ -1,15 +1,15 @@
 """The graph of a stage: consecutive blocks as one ONNX model. Its flavours differ in attention.
 
-Weights are inputs, so that sessions share one copy on the device. Inputs and outputs beside those of the flavour
+Weights are inputs, so that sessions share one copy on the device. Inputs and outputs, beside those of the flavour
 (`plain`, `paged`) and the pools (`pages`):
 
     inputs    tokens int32 [R] (a stage with block 1) or hidden float32 [R, H]
               take int64 [n]         rows whose logits are wanted (a stage with the last block)
               cos, sin               [max_position, head_dim / 2], and the weights by block (`weight_shapes`)
-    outputs   hidden_out float32 [R, H], or logits float32 [n, vocab] and sums float32 [R]: of each row in front of the
-              head, for whoever asks whether all are finite
+    outputs   hidden_out float32 [R, H], or logits float32 [n, vocab] and sums float32 [R]: the sum of each row before
+              the head, which shows whether the row is finite
 
-Nodes are called after their block (`block_3/o`), so that an error of ONNX Runtime names it.
+Nodes are named after their block (`block_3/o`), so that an error of ONNX Runtime names the block.
 """
 
 from collections.abc import Mapping
@@ -23,26 +23,26 @@ from blockrelay_worker.execution.onnx.graphs.graph import Graph
 
 
 def weight_shapes(model: ModelConfig, block: int, bits: int = 0) -> dict[str, tuple[int, ...]]:
-    """Name -> shape of what a block multiplies with and adds, in the order of the graph's inputs. `bits` of the weights
-    of its linear layers as of `linears`."""
+    """Returns the weights of a block: name -> shape, in the order of the graph's inputs. `bits` of small weights of its
+    linear layers, as in `linears`; 0: floats."""
 
     def linear(kind: str) -> dict[str, tuple[int, ...]]:
         return linears.shapes(kind, *model.linear_shape(kind), bits)
 
     if block == model.blocks:
         return {"norm_final": (model.hidden_size,), **linear("head")}
-    found: dict[str, tuple[int, ...]] = {}
+    weights: dict[str, tuple[int, ...]] = {}
     if block == 1:
-        found["embedding"] = (model.vocab_size, model.hidden_size)
-    found["norm_attention"] = (model.hidden_size,)
-    found |= linear("qkv")
+        weights["embedding"] = (model.vocab_size, model.hidden_size)
+    weights["norm_attention"] = (model.hidden_size,)
+    weights |= linear("qkv")
     if model.qkv_bias:
-        found["qkv.bias"] = (model.qkv_columns,)
+        weights["qkv.bias"] = (model.qkv_columns,)
     if model.qk_norm:
-        found["norm_q"] = found["norm_k"] = (model.head_dim,)
-    found |= linear("o")
-    found["norm_mlp"] = (model.hidden_size,)
-    return found | linear("gate_up") | linear("down")
+        weights["norm_q"] = weights["norm_k"] = (model.head_dim,)
+    weights |= linear("o")
+    weights["norm_mlp"] = (model.hidden_size,)
+    return weights | linear("gate_up") | linear("down")
 
 
 def stage_graph(
@@ -54,8 +54,9 @@ def stage_graph(
     *,
     pages: int | None = None,
 ) -> bytes:
-    """The ONNX model of blocks `first_block..last_block`, with the `bits` of small weights by block (0 where it is not
-    there: floats). Its bytes depend on the arguments alone. `pages`: of steps of single rows, in tables so wide."""
+    """Returns the ONNX model of blocks `first_block..last_block`. `bits`: bits of small weights by block (missing:
+    floats). `pages`: for steps of single tokens, with page tables of this width; None: for all batches. Its bytes
+    depend on the arguments alone."""
     bits = bits or {}
     graph = Graph(flavour.dtype)
     layers = range(first_block, min(last_block, model.layers) + 1)
@@ -79,12 +80,12 @@ def stage_graph(
     if last_block == model.blocks:
         graph.input("take", TensorProto.INT64, ["n"])
         place = f"block_{last_block}/"
-        wide = graph.cast(x, TensorProto.FLOAT, f"{place}wide")  # a sum of float16 may be infinite where no number is
+        wide = graph.cast(x, TensorProto.FLOAT, f"{place}wide")  # a float16 sum of finite numbers may overflow
         graph.result("sums", graph.node("ReduceSum", [wide, graph.integers(-1)], f"{place}sums", keepdims=0), ["R"])
         x = _norm(graph, model, graph.node("Gather", [x, "take"], f"{place}taken"), f"{place}norm_final")
         head = model.linear_shape("head")
         few, longest = bits.get(last_block, 0), flavour.longest_sum
-        x = linears.product(graph, x, f"{place}head", head, few, f"{place}product", longest)
+        x = linears.matmul(graph, x, f"{place}head", head, few, f"{place}product", longest)
         graph.result("logits", x, ["n", model.vocab_size])
     else:
         graph.result("hidden_out", x, ["R", model.hidden_size])
@@ -92,8 +93,8 @@ def stage_graph(
 
 
 def attention_graph(model: ModelConfig, flavour: Flavour) -> bytes:
-    """Attention alone, as in block 1: `qkv` float32 [R, (heads + 2 kv_heads) head_dim] -> `attended` float32
-    [R, heads * head_dim]."""
+    """Returns the attention of one layer as a model: `qkv` float32 [R, (heads + 2 kv_heads) head_dim] -> `attended`
+    float32 [R, heads * head_dim]."""
     graph = Graph(flavour.dtype)
     (plain if flavour == PLAIN else paged).describe_batch(graph, model)
     graph.input("qkv", TensorProto.FLOAT, ["R", model.qkv_columns])
@@ -104,7 +105,7 @@ def attention_graph(model: ModelConfig, flavour: Flavour) -> bytes:
 
 
 def sum_graph(dtype: FloatType) -> bytes:
-    """`a` [n] and `b` [n] -> `c`, what they add up to: the least that a device can be asked."""
+    """Returns the model `a` [n] + `b` [n] -> `c`: the least that a device can be tried with."""
     graph = Graph(dtype)
     for name in ("a", "b"):
         graph.input(name, graph.type, ["n"])
@@ -113,13 +114,13 @@ def sum_graph(dtype: FloatType) -> bytes:
 
 
 def _layer(graph: Graph, model: ModelConfig, flavour: Flavour, block: int, x: str, bits: int) -> str:
-    """Attention and MLP: x [R, H] -> [R, H]."""
+    """Adds attention and MLP of one layer: x [R, H] -> [R, H]."""
     place = f"block_{block}/"
 
     def linear(kind: str, x: str) -> str:
         shape = model.linear_shape(kind)
         output, longest = f"{place}{kind}_product", flavour.longest_sum
-        return linears.product(graph, x, f"{place}{kind}", shape, bits, output, longest)
+        return linears.matmul(graph, x, f"{place}{kind}", shape, bits, output, longest)
 
     qkv = linear("qkv", _norm(graph, model, x, f"{place}norm_attention"))
     if model.qkv_bias:
@@ -143,7 +144,7 @@ def _norm(graph: Graph, model: ModelConfig, x: str, weight: str) -> str:
 
 
 def _heads(graph: Graph, model: ModelConfig, place: str, qkv: str) -> tuple[str, str, str]:
-    """Queries, keys and values [R, heads, head_dim] of qkv [R, (heads + 2 kv_heads) head_dim]."""
+    """Splits qkv [R, (heads + 2 kv_heads) head_dim] into queries, keys and values [R, heads, head_dim]."""
     counts = {"q": model.heads, "k": model.kv_heads, "v": model.kv_heads}
     parts = graph.split(qkv, [count * model.head_dim for count in counts.values()], [f"{place}{n}" for n in counts])
     q, k, v = (

@@ -1,4 +1,4 @@
-"""NVIDIA's GPUs by CUDA, with `onnxruntime-gpu`. Written by its documents, never run by us."""
+"""NVIDIA's GPUs through CUDA, with `onnxruntime-gpu`. Written from its documents; never run by us."""
 
 import contextlib
 import ctypes
@@ -23,37 +23,37 @@ from blockrelay_worker.execution.onnx.providers.provider import (
     shrinking_arena,
 )
 
-#: What a loader says of a library that it does not find, on Linux.
+#: The error of Linux's loader for a missing library.
 _NOT_FOUND = re.compile(r"^(\S+): cannot open shared object file")
 _LIBRARY = "onnxruntime_providers_cuda.dll" if sys.platform == "win32" else "libonnxruntime_providers_cuda.so"
 
 
 class CudaProvider(Provider):
-    """A GPU that CUDA shows."""
+    """A GPU that CUDA shows to this process."""
 
     name, ort_name = "cuda", "CUDAExecutionProvider"
     has_paged_attention = loads_beside = True
     _libraries_loaded = False
 
     def __init__(self, index: int, gpu: NvidiaGpu) -> None:
-        """The device `cuda:<index>`, which is `gpu`."""
+        """Opens the device `cuda:<index>`, which is `gpu`, and loads CUDA's libraries once in a process."""
         self.device, self._index, self._gpu = f"cuda:{index}", index, gpu
         self.place = ("cuda", index)
-        # CUDA's own order is by speed; this is nvidia-smi's, in which people count.
+        # CUDA's own order is by speed; this one is nvidia-smi's, which operators see.
         os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
         if not CudaProvider._libraries_loaded:
-            with contextlib.redirect_stdout(sys.stderr):  # it prints
+            with contextlib.redirect_stdout(sys.stderr):  # preload_dlls prints, and stdout is for results
                 ort.preload_dlls()
             CudaProvider._libraries_loaded = True
 
     @classmethod
     def check_installed(cls) -> None:
-        """Raises UsageError where this ONNX Runtime has no CUDA."""
+        """Raises UsageError if this ONNX Runtime has no CUDA."""
         check_available(cls, "onnxruntime-gpu")
 
     @property
     def card(self) -> str:
-        """Its number depends on what a process is shown."""
+        """The GPU's UUID: its number depends on which GPUs a process may see."""
         return self._gpu.uuid
 
     @property
@@ -61,13 +61,13 @@ class CudaProvider(Provider):
         return (*super().identity, self._gpu.name, self._gpu.driver)
 
     def budget_bytes(self) -> int | None:
-        """Of what was free when this was made."""
+        """Returns a share of the memory that was free when this was made; None if the driver does not say."""
         free = self._gpu.free_bytes
         return None if free is None else default_budget(free)
 
     def lacks(self) -> str:
-        """The library that CUDA's provider does not find; only behind a session that could not be made, since the
-        provider must first be loaded by ONNX Runtime."""
+        """Names a library that CUDA's provider needs and does not find; empty if there is none. Call it only after a
+        session could not be made: ONNX Runtime must have loaded the provider before."""
         missing = missing_library(Path(ort.__file__).parent / "capi" / _LIBRARY)
         if not missing:
             return ""
@@ -80,12 +80,12 @@ class CudaProvider(Provider):
 
     def add_to(self, options: ort.SessionOptions, *, capture: bool = False) -> Sequence[Chosen]:
         only_there(options)
-        # What a session has of weights goes back to the device with it, which the arena's memory does not.
+        # Weights of a session then leave the device with it; memory of the arena would stay.
         options.add_session_config_entry("session.use_device_allocator_for_initializers", "1")
         chosen = {
             "device_id": str(self._index),
-            "arena_extend_strategy": "kSameAsRequested",  # else the arena takes up to twice what is needed
-            "use_tf32": "0",  # float32 with 10 bits of mantissa would be another type of floats
+            "arena_extend_strategy": "kSameAsRequested",  # else the arena takes up to twice the bytes that are needed
+            "use_tf32": "0",  # TF32 has 10 bits of mantissa: known answers of float32 would not hold
         }
         if capture:
             chosen["enable_cuda_graph"] = "1"
@@ -101,10 +101,11 @@ class CudaProvider(Provider):
 
 
 def missing_library(path: Path) -> str:
-    """The name of the library that the loader does not find for the one at `path`; empty if it finds all of them."""
+    """Returns the name of a library that the one at `path` needs and the loader does not find; empty if it finds
+    all."""
     try:
         ctypes.CDLL(str(path))
     except OSError as error:
-        found = _NOT_FOUND.match(str(error))
-        return Path(found[1]).name if found else f"what {path.name} needs ({error})"
+        match = _NOT_FOUND.match(str(error))
+        return Path(match[1]).name if match else f"what {path.name} needs ({error})"
     return ""

@@ -1,4 +1,5 @@
-"""Any GPU of Windows that Direct3D 12 reaches: `onnxruntime-directml`. Written by its documents, never run by us."""
+"""Any GPU of Windows that Direct3D 12 reaches, with `onnxruntime-directml`. Written from its documents; never run by
+us."""
 
 from collections.abc import Sequence
 
@@ -10,24 +11,24 @@ from blockrelay_worker.execution.onnx.providers.provider import Chosen, Provider
 
 
 class DirectMlProvider(Provider):
-    """An adapter of DXGI."""
+    """A DXGI adapter."""
 
     name, ort_name = "directml", "DmlExecutionProvider"
     fuses_last = captures = True
 
     def __init__(self, index: int) -> None:
-        """The device `directml:<index>`, as DXGI counts."""
+        """Opens the device `directml:<index>`, counted as DXGI does."""
         self.device, self._index = f"directml:{index}", index
         self.place = ("dml", index)
 
     @classmethod
     def check_installed(cls) -> None:
-        """Raises UsageError where this ONNX Runtime has no DirectML."""
+        """Raises UsageError if this ONNX Runtime has no DirectML."""
         check_available(cls, "onnxruntime-directml", place="Windows, and ")
 
     def add_to(self, options: ort.SessionOptions, *, capture: bool = False) -> Sequence[Chosen]:
         only_there(options)
-        options.enable_mem_pattern = False  # DirectML has neither this nor parallel execution
+        options.enable_mem_pattern = False  # DirectML supports neither memory patterns nor parallel execution
         options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
         if capture:
             options.add_session_config_entry("ep.dml.enable_graph_capture", "1")

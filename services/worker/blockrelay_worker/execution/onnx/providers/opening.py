@@ -1,4 +1,4 @@
-"""Which provider a device belongs to, by the names that people give devices."""
+"""The provider of a device, chosen by the name that people give the device."""
 
 import os
 import re
@@ -14,24 +14,25 @@ from blockrelay_worker.execution.onnx.providers.openvino import OpenVinoProvider
 from blockrelay_worker.execution.onnx.providers.provider import CpuProvider, Provider
 from blockrelay_worker.execution.onnx.providers.webgpu import WebGpuProvider
 
-#: `webgpu` alone is its first device. OpenVINO names its own.
+#: `webgpu` alone is its first device. OpenVINO's devices have names of its own.
 _DEVICE = re.compile(r"(?:(cuda|webgpu|directml)(?::(\d+))?|(openvino):([A-Z]+(?:\.\d+)?)|(GPU-[0-9a-f-]+))", re.ASCII)
-#: OpenVINO on a CPU is no device for workers, which have kernels of their own there.
-_NOT_OURS = "CPU"
+#: OpenVINO's CPU is not offered: workers have kernels of their own for CPUs.
+_CPU = "CPU"
 
 
 def open_provider(device: str, environment: Mapping[str, str] = os.environ) -> Provider:
-    """The provider of a device such as webgpu:0, openvino:NPU, or a GPU of NVIDIA's by the beginning of its UUID.
+    """Returns the provider of a device such as webgpu:0 or openvino:NPU, or of NVIDIA's GPU whose UUID begins with
+    `device`.
 
-    Raises UsageError for one that is not here, and where its package is missing or two ONNX Runtimes are installed.
+    Raises UsageError if the device is not here, if its package is missing, or if two ONNX Runtimes are installed.
     """
     check_one_onnxruntime()
     if device == CpuProvider.name:
         return CpuProvider()
-    found = _DEVICE.fullmatch(device)
-    if found is None:
-        raise UsageError(f"{device!r} is no device of ONNX Runtime: webgpu:0, for example")
-    numbered, number, _, of_openvino, uuid = found.groups()
+    match = _DEVICE.fullmatch(device)
+    if match is None:
+        raise UsageError(f"{device!r} is not a device of ONNX Runtime: give webgpu:0, for example")
+    numbered, number, _, of_openvino, uuid = match.groups()
     if numbered == "cuda" or uuid:
         return _cuda(device, int(number or 0), uuid, environment)
     if numbered == "webgpu":
@@ -41,11 +42,13 @@ def open_provider(device: str, environment: Mapping[str, str] = os.environ) -> P
     if numbered == "directml":
         DirectMlProvider.check_installed()
         return DirectMlProvider(int(number or 0))
-    _check_there(device, [f"openvino:{name}" for name in OpenVinoProvider.devices() if name != _NOT_OURS])
+    _check_there(device, [f"openvino:{name}" for name in OpenVinoProvider.devices() if name != _CPU])
     return OpenVinoProvider(of_openvino)
 
 
 def _cuda(device: str, index: int, uuid: str | None, environment: Mapping[str, str]) -> CudaProvider:
+    """Returns the provider of the GPU `index`, or of the one whose UUID begins with `uuid`. Raises UsageError if there
+    is none."""
     CudaProvider.check_installed()
     gpus = nvidia_gpus(environment)
     there = [f"cuda:{number} ({gpu.uuid})" for number, gpu in enumerate(gpus)]
@@ -65,6 +68,6 @@ def _check_there(device: str, there: list[str]) -> None:
 
 
 def _not_there(device: str, there: list[str]) -> UsageError:
-    """One line with the devices that are."""
-    found = ", ".join(there) or "none of its kind"
-    return UsageError(f"there is no device {device} here, but {found} (see {typed('devices')})")
+    """Returns a one-line error that lists the devices that are here."""
+    others = ", ".join(there) or "none of its kind"
+    return UsageError(f"there is no device {device} here, but {others} (see {typed('devices')})")

@@ -1,6 +1,7 @@
-"""Intel's GPUs and NPUs by OpenVINO, with `onnxruntime-openvino`.
+"""Intel's GPUs and NPUs through OpenVINO, with `onnxruntime-openvino`.
 
-Written by its documents, never run by us on either. On the CPU, which OpenVINO has too, a stage gave its known answers.
+Written from its documents; never run by us on either. On the CPU, which OpenVINO has too, a stage gave its known
+answers.
 """
 
 import importlib
@@ -14,25 +15,25 @@ from blockrelay_worker.execution.onnx.providers.provider import Chosen, Provider
 
 
 class OpenVinoProvider(Provider):
-    """A device of OpenVINO's, by its name there. What it computes with lies in the host's memory."""
+    """A device of OpenVINO's, by the name it has there. Its inputs and outputs lie in the host's memory."""
 
     name, ort_name = "openvino", "OpenVINOExecutionProvider"
-    saves_graphs = False  # it compiles them itself, and keeps that itself
+    saves_graphs = False  # OpenVINO compiles graphs itself, and has a cache of its own
 
     def __init__(self, device: str) -> None:
-        """The device `openvino:<device>`, such as GPU, GPU.1 or NPU."""
+        """Opens the device `openvino:<device>`, such as GPU, GPU.1 or NPU."""
         self.device, self._name = f"openvino:{device}", device
 
     @classmethod
     def check_installed(cls) -> None:
-        """Raises UsageError where this ONNX Runtime has no OpenVINO."""
+        """Raises UsageError if this ONNX Runtime has no OpenVINO."""
         check_available(cls, "onnxruntime-openvino")
 
     @classmethod
     def devices(cls) -> list[str]:
-        """What OpenVINO has found, its CPU among them."""
+        """Returns the names of OpenVINO's devices, its CPU among them. Raises UsageError if it is not installed."""
         cls.check_installed()
-        bindings = importlib.import_module("onnxruntime.capi._pybind_state")  # the only place that tells
+        bindings = importlib.import_module("onnxruntime.capi._pybind_state")  # the only place with the list
         return [str(one) for one in bindings.get_available_openvino_device_ids()]
 
     @property
@@ -43,7 +44,7 @@ class OpenVinoProvider(Provider):
         only_there(options)
         chosen = {
             "device_type": self._name,
-            "precision": "ACCURACY",  # as the graph says; a GPU would compute in float16
+            "precision": "ACCURACY",  # the graph's float type; a GPU would compute in float16
             "num_of_threads": "1",
         }
         if self.compiled is not None and (folder := self.compiled.own_folder("openvino", self.identity)) is not None:

@@ -1,4 +1,4 @@
-"""Any GPU that Vulkan, Metal or D3D12 reaches, by the plug-in `onnxruntime-ep-webgpu`."""
+"""Any GPU that Vulkan, Metal or D3D12 reaches, through the plug-in `onnxruntime-ep-webgpu`."""
 
 import importlib
 from collections.abc import Sequence
@@ -12,12 +12,12 @@ from blockrelay.errors import UsageError
 from blockrelay.extras import how_to_install
 from blockrelay_worker.execution.onnx.providers.provider import ERRORS, Chosen, Provider, only_there
 
-#: Bytes of a buffer that every device has.
+#: Bytes of the largest buffer that every device allows.
 _LEAST_LIMIT = 256 << 20
 
 
 class WebGpuProvider(Provider):
-    """A device of the plug-in."""
+    """A device of the WebGPU plug-in."""
 
     name, ort_name = "webgpu", "WebGpuExecutionProvider"
     has_paged_attention = adds_in_float16 = True
@@ -25,15 +25,15 @@ class WebGpuProvider(Provider):
     _registered = False
 
     def __init__(self, index: int) -> None:
-        """The device `webgpu:<index>`, one of those that are there."""
+        """Opens the device `webgpu:<index>`. `index` must be one of `devices()`."""
         self.device, self._device = f"webgpu:{index}", self.devices()[index]
-        # A driver that computes on the CPU wins nothing by recorded steps. It does not wait for outputs either, and
-        # takes longer to join them than to hand them over.
+        # Recording does not pay with a driver that computes on the CPU. Its outputs cost no wait either, and to join
+        # them takes longer than to copy each.
         self.captures = self.waits_for_outputs = self._device.device.type == ort.OrtHardwareDeviceType.GPU
 
     @classmethod
     def devices(cls) -> list[Any]:
-        """Those of this machine. Raises UsageError without the plug-in."""
+        """Returns the plug-in's devices on this machine. Raises UsageError without the plug-in."""
         try:
             plugin: Any = importlib.import_module("onnxruntime_ep_webgpu")
         except ModuleNotFoundError:
@@ -46,7 +46,7 @@ class WebGpuProvider(Provider):
 
     @property
     def identity(self) -> tuple[str, ...]:
-        """The driver is not in it: ONNX Runtime does not tell."""
+        """All that decides the bits it computes, but for the driver, which ONNX Runtime does not name."""
         device, hardware = self._device, self._device.device
         version = device.ep_metadata.get("version", "")
         return (*super().identity, version, f"{hardware.type} {hardware.vendor_id:x}:{hardware.device_id:x}")
@@ -62,10 +62,10 @@ class WebGpuProvider(Provider):
         value.update_inplace(zeros)
         if zeros.nbytes > _LEAST_LIMIT:
             try:
-                value.numpy()  # a buffer that is too large is none, and only this says so
+                value.numpy()  # a buffer that is too large does not exist, and only reading it shows that
             except Exception as error:
                 raise UsageError(
                     f"{self.device} has no buffer of {zeros.nbytes:,} bytes, as {list(shape)} in {zeros.dtype} takes: "
-                    "no stage with a block so large, or with so many pages, can be there"
+                    "it cannot hold a stage with a block so large, or with so many pages"
                 ) from error
         return value

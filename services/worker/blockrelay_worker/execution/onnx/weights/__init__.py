@@ -1,1 +1,1 @@
-"""What blocks multiply with, as a device has it."""
+"""The weights of blocks on a device, and the tables of the rotary embedding."""

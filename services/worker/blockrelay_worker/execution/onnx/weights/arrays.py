@@ -1,4 +1,5 @@
-"""What the blocks of a folder multiply with: as floats, to which weights of every precision are widened, or small."""
+"""The weights of a folder's blocks as arrays for a device: floats, to which all precisions can be widened, or small
+weights."""
 
 from collections.abc import Collection
 from typing import Any
@@ -15,36 +16,40 @@ from blockrelay_worker.execution.onnx.graphs.stage import weight_shapes
 
 
 def bits_of(manifest: Manifest, small: Collection[int]) -> dict[int, int]:
-    """Block -> bits of its weights on a device that multiplies by `small` ones, of so many bits; without the others."""
+    """Returns block -> bits of its small weights, for a device that multiplies by weights of the bits in `small`.
+    Blocks with other weights are left out: theirs are widened to floats."""
     wanted = {block: BITS.get(precision, 0) for block, precision in enumerate(manifest.precisions, 1)}
     return {block: bits for block, bits in wanted.items() if bits in small}
 
 
 def block_weights(folder: BlockFolder, block: int, dtype: FloatType, bits: int = 0) -> dict[str, NDArray[Any]]:
-    """Name -> array of `weight_shapes`, of the type `dtype`, or bytes. One block in memory at a time."""
+    """Returns the weights of a block by the names of `weight_shapes`: floats of type `dtype`, or bytes for small
+    weights of `bits` bits. Reads one block into memory."""
     tensors = folder.tensors(block)
-    found: dict[str, NDArray[Any]] = {}
+    weights: dict[str, NDArray[Any]] = {}
     for name, shape in weight_shapes(folder.model, block, bits).items():
         if is_packed(name, bits):
-            found[name] = np.ascontiguousarray(_packed(tensors, name).reshape(shape))
+            weights[name] = np.ascontiguousarray(_packed(tensors, name).reshape(shape))
         elif bits and name.endswith(".scales"):
-            found[name] = np.ascontiguousarray(_scales(tensors, name.removesuffix(".scales"), shape[1]), dtype)
+            weights[name] = np.ascontiguousarray(_scales(tensors, name.removesuffix(".scales"), shape[1]), dtype)
         else:
             array = tensors[name] if name in tensors else _linear(tensors, name)
-            found[name] = np.ascontiguousarray(array.reshape(shape), dtype)
-    return found
+            weights[name] = np.ascontiguousarray(array.reshape(shape), dtype)
+    return weights
 
 
 def _packed(tensors: dict[str, NDArray[Any]], kind: str) -> NDArray[np.uint8]:
-    """[N, bytes], in the order of `linears`."""
+    """Returns the packed weights of a layer, [N, bytes], in the order of `linears`."""
     if f"{kind}.q4" in tensors:
         return tensors[f"{kind}.q4"].T
-    unsigned: NDArray[np.uint8] = tensors[f"{kind}.q"].view(np.uint8) ^ np.uint8(128)  # around 128 in place of 0
+    unsigned: NDArray[np.uint8] = tensors[f"{kind}.q"].view(np.uint8) ^ np.uint8(
+        128
+    )  # from signed numbers to unsigned ones around 128
     return np.pad(unsigned, ((0, -len(unsigned) % GROUP), (0, 0)), constant_values=128).T
 
 
 def _scales(tensors: dict[str, NDArray[Any]], kind: str, groups: int) -> NDArray[np.float32]:
-    """[N, groups]."""
+    """Returns the scales of a layer, [N, groups]."""
     scale: NDArray[np.float32] = tensors[f"{kind}.scale"]
     if f"{kind}.gs" in tensors:
         return (tensors[f"{kind}.gs"].astype(np.float32) * scale).T
@@ -52,7 +57,7 @@ def _scales(tensors: dict[str, NDArray[Any]], kind: str, groups: int) -> NDArray
 
 
 def _linear(tensors: dict[str, NDArray[Any]], kind: str) -> NDArray[np.float32]:
-    """[K, N], as `block_tensors` says what a linear layer multiplies by."""
+    """Returns the weights of a linear layer widened to floats, [K, N], as `block_tensors` defines them."""
     if f"{kind}.w" in tensors:
         return tensors[f"{kind}.w"]
     scale: NDArray[np.float32] = tensors[f"{kind}.scale"]

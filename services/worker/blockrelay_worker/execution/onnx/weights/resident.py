@@ -1,4 +1,5 @@
-"""The weights of blocks on a device: each block's once, whatever stages it belongs to, and longer than they last."""
+"""The weights of blocks that are on a device: one copy of each block, shared by all stages and kept when stages
+close."""
 
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,13 +15,14 @@ from blockrelay_worker.execution.onnx.graphs.stage import stage_graph
 from blockrelay_worker.execution.onnx.providers.provider import Provider
 from blockrelay_worker.execution.onnx.weights.arrays import block_weights
 
-#: In the place of a block's number: the tables of the rotation.
+#: Stands for the rotary tables where a block's number is expected.
 TABLES = 0
 
 
 @dataclass(slots=True)
 class _Block:
-    """`values` by their names in graphs. `proved`: it has given known answers since it was uploaded."""
+    """The weights of one block. `values`: on the device, by their names in graphs. `users`: stages that use them.
+    `proved`: the block has given known answers since its upload. `session`: of the block alone, if one was made."""
 
     values: Mapping[str, Any]
     bytes: int
@@ -30,74 +32,77 @@ class _Block:
 
 
 class ResidentWeights:
-    """Of one model on one device. What no stage uses stays until `make_room` drops it. Used by the device's thread."""
+    """The weights of one model on one device. Unused ones stay until `make_room` drops them. Used by the device's
+    thread."""
 
     def __init__(self, provider: Provider, model: ModelConfig, flavour: Flavour, bits: Mapping[int, int]) -> None:
-        """`bits` of small weights by block; the others are widened."""
+        """`bits`: block -> bits of its small weights; all other blocks are widened to floats."""
         self._provider, self._model, self._flavour, self._bits = provider, model, flavour, bits
-        self._blocks: OrderedDict[int, _Block] = OrderedDict()  # by number, least recently used first
+        self._blocks: OrderedDict[int, _Block] = OrderedDict()  # by block number, least recently used first
 
     @property
     def small(self) -> set[int]:
-        """Bits of those that are small."""
+        """The bits of the small weights among them."""
         return set(self._bits.values())
 
     @property
     def bytes(self) -> int:
-        """Of all there are, used or not."""
+        """Bytes of all weights on the device, used or not."""
         return sum(one.bytes for one in self._blocks.values())
 
     def missing(self, blocks: Iterable[int]) -> list[int]:
-        """Those of `blocks` that would have to be uploaded."""
+        """Returns those of `blocks` that are not on the device."""
         return [block for block in blocks if block not in self._blocks]
 
     def use(self, folder: BlockFolder, blocks: Sequence[int], session: ort.InferenceSession) -> dict[str, Any]:
-        """The values of `blocks`, by their names in graphs, for a stage that gives them back. What is missing is
-        uploaded from `folder`, with the help of a session of the device."""
+        """Returns the weights of `blocks`, by their names in graphs, for a stage that will call `give_back`. Missing
+        ones are uploaded from `folder`; `session` is any session of the device."""
         for block in self.missing(blocks):
             self._blocks[block] = self._uploaded(folder, block, session)
-        found: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         for block in blocks:
             one = self._at(block)
             one.users += 1
-            found.update(one.values)
-        return found
+            values.update(one.values)
+        return values
 
     def give_back(self, blocks: Sequence[int]) -> None:
-        """A stage that used them is closed."""
+        """Notes that a stage which used `blocks` is closed."""
         for block in blocks:
             self._at(block).users -= 1
 
     def session(self, block: int) -> ort.InferenceSession:
-        """Of one block alone, made once. Its weights are those that are here."""
+        """Returns the session of one block alone, made once. Its weights must be on the device."""
         one = self._at(block)
         if one.session is None:
             one.session = self._provider.session(stage_graph(self._model, block, block, self._flavour, self._bits))
         return one.session
 
     def are_proved(self, blocks: Iterable[int]) -> bool:
-        """Whether each of them has given known answers since it was uploaded, whatever stage it was in."""
+        """Returns whether each of `blocks` has given known answers since its upload, in any stage."""
         blocks = list(blocks)
         return not self.missing(blocks) and all(self._at(block).proved for block in blocks)
 
     def prove(self, blocks: Iterable[int]) -> None:
-        """They have."""
+        """Notes that `blocks` have given known answers."""
         for block in blocks:
             self._at(block).proved = True
 
     def make_room(self, wanted: Sequence[int], *, more_bytes: int, room_bytes: int) -> None:
-        """Before `more_bytes` of the blocks `wanted` are uploaded: drop what no stage uses, nor will, and what was used
-        longest ago first, until all weights take `room_bytes`."""
+        """Drops unused weights, least recently used first, until all weights and `more_bytes` for an upload take at
+        most `room_bytes`. The blocks `wanted` are kept."""
         for block in [block for block, one in self._blocks.items() if not one.users and block not in wanted]:
             if self.bytes + more_bytes <= room_bytes:
                 return
             del self._blocks[block]
 
     def _at(self, block: int) -> _Block:
+        """Returns the entry of a block on the device, which is the most recently used one now."""
         self._blocks.move_to_end(block)
         return self._blocks[block]
 
     def _uploaded(self, folder: BlockFolder, block: int, session: ort.InferenceSession) -> _Block:
+        """Reads the weights of a block (or the rotary tables) and copies them to the device."""
         if block == TABLES:
             tables = zip(("cos", "sin"), folder.rotary(), strict=True)
             arrays = {name: table.astype(self._flavour.dtype) for name, table in tables}

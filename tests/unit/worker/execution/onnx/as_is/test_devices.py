@@ -135,11 +135,11 @@ def test_a_stage_that_computes_otherwise_later_is_found(
     stage, known = executors.loaded(narrow, 2, 2, pages=20)
     canary = Canary(stage, known, first_page=stage.pool.pages - PAGES_NEEDED, tolerance=1e-6)
     for _ in range(2 * len(known.steps)):
-        canary.sing()
+        canary.check()
     other, _ = executors.loaded(narrow, 1, 1, pages=20)  # which takes the room of block_2
     _plant(monkeypatch, narrow, tmp_path, provider="cpu")
     with pytest.raises(KnownAnswerMismatch, match="a canary: the device computes wrong numbers in block_2: "):
-        canary.sing()
+        canary.check()
     for one in (stage, other):
         one.close()
 

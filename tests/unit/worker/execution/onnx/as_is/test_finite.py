@@ -1,4 +1,4 @@
-"""Which numbers of a block are at fault, and which are a mask."""
+"""NaN and infinities in a block's outputs are faults, except minus infinity in masks."""
 
 import numpy as np
 import pytest

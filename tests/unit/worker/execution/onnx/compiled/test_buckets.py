@@ -1,4 +1,4 @@
-"""Shapes that decode steps come in."""
+"""Buckets of decode steps: which one a batch gets, and how it is filled up."""
 
 import pytest
 

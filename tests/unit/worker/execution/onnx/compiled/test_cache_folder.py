@@ -1,4 +1,4 @@
-"""A cache of files is believed when it is whole and nobody else can have written it, and otherwise costs time alone."""
+"""A cached file is used if it is whole and no other user can have written it; anything else only costs time."""
 
 import os
 import stat

@@ -1,4 +1,4 @@
-"""Decode steps that are recorded and repeated give what the others give, or none are recorded any more."""
+"""Recorded and replayed decode steps give what unrecorded ones give, or no step is recorded any more."""
 
 from collections.abc import Sequence
 from typing import Any

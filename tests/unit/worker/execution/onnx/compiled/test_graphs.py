@@ -1,4 +1,4 @@
-"""Graphs that were optimised once: the same answers on the same device, and no word believed that does not fit."""
+"""Kept optimised graphs give the same answers on the same device; one that does not fit is never used."""
 
 from collections.abc import Sequence
 from pathlib import Path
