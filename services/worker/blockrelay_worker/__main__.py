@@ -12,10 +12,11 @@ from blockrelay_worker.lifecycle.workers import Workers
 
 
 def main() -> int:
-    """Exit code 0 after a drain, 2 for settings, a model or a Redis with which no start will ever succeed, 70 for a
-    failure that another start may not meet.
+    """Runs the worker process and returns its exit code.
 
-    The first signal lets workers that serve finish what ends in `drain_s`; the second ends them at once.
+    0 after a drain; 2 for settings, a model or a Redis with which no start can succeed; 70 for a failure that another
+    start may not meet. The first SIGTERM or SIGINT lets workers that serve finish requests for up to `drain_s` seconds;
+    the second ends them at once.
     """
     try:
         settings = read_settings(WorkerSettings, sys.argv[1:], program="python -m blockrelay_worker")

@@ -1,4 +1,4 @@
-"""The states of a worker, and those of its engine within one step, as tables."""
+"""The state tables of a worker, and of its engine within one batch."""
 
 from collections.abc import Mapping
 from typing import Literal
@@ -20,8 +20,8 @@ WorkerEvent = Literal[
     "drain",
     "gone",
 ]
-#: idle: no request is here. waiting: some are, and none has rows to compute. The worker itself: `lifecycle.worker`;
-#: what happens between `loaded` and the end: the loop of the engine.
+#: The worker's states. idle: no request is here. waiting: requests are here, and none has rows to compute.
+#: `lifecycle.worker` drives the machine up to `loaded`, and the engine's loop from then on.
 WORKER: StateTable[WorkerState, WorkerEvent] = StateTable(
     name="worker",
     start="registering",
@@ -53,8 +53,8 @@ WorkerMachine = StateMachine[WorkerState, WorkerEvent]
 
 EngineState = Literal["Idle", "Scheduling", "WaitingWorker", "Error"]
 EngineEvent = Literal["batch_ready", "dispatch_ok", "worker_done", "timeout", "oom", "internal", "rollback_done"]
-#: One batch. The worker that is waited for is the executor; after an error, rollback_done says that each request of
-#: the batch is queued again, ended, or about to be computed alone.
+#: The engine's states during one batch. In WaitingWorker it waits for the executor. After an error, rollback_done says
+#: that each request of the batch is queued again, has ended, or will be tried again in a smaller batch.
 ENGINE: StateTable[EngineState, EngineEvent] = StateTable(
     name="engine",
     start="Idle",
@@ -80,7 +80,7 @@ _EVENTS: Mapping[DeviceCode, Literal["timeout", "oom", "internal"]] = {
 
 
 def failure_event(error: ExecutionError) -> Literal["timeout", "oom", "internal"]:
-    """What kind of failure it was, by what caused it."""
+    """The engine event for a failed batch: by the device's code, else by the error's cause."""
     if isinstance(error, DeviceFailed | DeviceLost):
         return _EVENTS[error.code]
     match error.__cause__:
