@@ -187,6 +187,7 @@ class Intake:
         reruns: int = 0,
         private: bool = False,
     ) -> Run:
+        """Builds the run of a request from its decoded record. Decides which state it has in this stage."""
         params = SamplingParams.from_dict(body.params)
         progress = None
         if self._role.last_stage and body.logits == "none":

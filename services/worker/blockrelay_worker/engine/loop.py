@@ -172,6 +172,7 @@ class Engine:
     # --- events ---
 
     def _handle(self, event: Event) -> None:
+        """Handles one event of the mailbox."""
         match event:
             case Wake():
                 self._claim_due = self.role.first_stage
@@ -197,6 +198,7 @@ class Engine:
                 raise AssertionError("handled by run()")
 
     def _on_verdict(self, commit: Commit, answer: CommitAnswer) -> None:
+        """Drops a run that has ended, or whose commit was refused; runs it again if its log and the commit disagree."""
         run = self.table.get(commit.request, commit.run)
         if answer.verdict == "OK":
             if run is not None and commit.end:
@@ -231,6 +233,7 @@ class Engine:
         self._claim_due = self.role.first_stage
 
     def _claim(self) -> None:
+        """Claims up to 16 jobs, as far as there is room, and creates their runs. Undecodable ones end with an error."""
         self._claim_due = False
         room = self.role.max_requests - len(self.table)
         if room <= 0:

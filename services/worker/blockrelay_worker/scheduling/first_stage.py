@@ -183,6 +183,7 @@ class FirstStageBatcher(Generic[R]):
         return self._members.shape(frozenset(worker for run in runs for worker in run.route))
 
     def _grow(self, run: R, tokens: int) -> bool:
+        """Gives a run pages for `tokens` tokens, and may preempt younger runs for that. False: the run must wait."""
         while not self._runs.grow(run, tokens):
             # With reserved pages this run waits: a run that ended elsewhere frees its pages when the event arrives.
             # A run whose pages are being loaded cannot give them back at once.

@@ -40,6 +40,7 @@ class Waiting:
 
     @property
     def arrived(self) -> Arrived:
+        """The segment as the batch policy sees it."""
         segment = self.segment
         rows = len(segment.token_ids)
         return Arrived(segment.request, rows, segment.ends_known and rows == 1 + segment.drafts)

@@ -64,6 +64,7 @@ class Committer(threading.Thread):
             return items
 
     def _commit(self, batch: list[Commit]) -> None:
+        """Calls COMMIT for a batch until Redis answers, and delivers the verdicts."""
         call, began = commit(batch), time.monotonic()
         try:
             answers = self._links.retry_until_reachable(lambda: self._scripts.run(call), "commit")

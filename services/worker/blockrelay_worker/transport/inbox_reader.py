@@ -60,6 +60,7 @@ class Reader(threading.Thread):
                 self._mailbox.put(Wake())  # a job may wait for room or for a stage that came back without a message
 
     def _deliver(self, name: str, entries: list[tuple[bytes, Mapping[bytes, bytes]]]) -> None:
+        """Puts entries of the inbox into the mailbox as events; a Wake for entries of a job stream."""
         self._positions[name] = entries[-1][0].decode()
         if name != self._inbox:
             self._mailbox.put(Wake())

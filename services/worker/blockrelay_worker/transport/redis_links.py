@@ -134,6 +134,7 @@ class Links:
                     return answer
 
     def close(self) -> None:
+        """Closes both clients."""
         self.control.close()
         if self.payload is not self.control:
             self.payload.close()

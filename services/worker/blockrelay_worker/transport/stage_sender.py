@@ -86,6 +86,7 @@ class Sender:
             pipeline.execute()
 
     def _send(self, target: str, message: Forward) -> bool:
+        """Sends rows by the target's way; notes a full inbox. False if they did not arrive, which is logged."""
         fields = message.encode()
         try:
             if self._local is not None and self._local.takes(target, fields):

@@ -107,6 +107,7 @@ class StageSpans(threading.Thread):
         self.join(1.0)
 
     def _write(self, batch: list[_Item]) -> None:
+        """Writes spans to the payload Redis, or drops them during a pause; a failure begins one."""
         if time.monotonic() < self._paused_until:
             return
         trouble = ""

@@ -1,4 +1,4 @@
-"""Guesses at the next tokens: what repeats is found, and a run that guesses badly stops."""
+"""Prompt lookup: drafts copy earlier repetitions, and a run whose drafts are wrong pauses them."""
 
 import random
 import tracemalloc

@@ -62,6 +62,7 @@ def _forward(group: Sequence[Part], seconds: dict[str, float], role: StageRole) 
 
 
 def _segment(work: Work[Run]) -> ForwardSegment:
+    """The segment of a message for one Work. Changes `run.sent`."""
     run = work.run
     run.sent += 1
     return ForwardSegment(

@@ -152,6 +152,7 @@ class PageStore:
     # --- writing ---
 
     def _write_all(self) -> None:
+        """The writer thread: writes published pages to all tiers, and removes wrong ones, until `close`."""
         # One buffer for all batches: page faults of new memory would take longer than the copy.
         memory = memoryview(bytearray(self._per_call * self._page_bytes))
         while True:
@@ -214,6 +215,7 @@ class PageStore:
     # --- reading ---
 
     def _read_all(self) -> None:
+        """The reader thread: fills the pages of loads, one load after the other, until `close`."""
         while True:
             with self._changed:
                 self._reading = False

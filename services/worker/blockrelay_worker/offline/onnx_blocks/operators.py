@@ -31,6 +31,7 @@ def check_operators(files: Iterable[OnnxFile]) -> None:
 
 @cache
 def _is_known(domain: str, kind: str, version: int) -> bool:
+    """True unless ONNX Runtime says that it has no such operator."""
     node = helper.make_node(kind, ["x"], ["y"], domain=domain)
     value = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1])
     graph = helper.make_graph([node], "one", [value], [helper.make_empty_tensor_value_info("y")])

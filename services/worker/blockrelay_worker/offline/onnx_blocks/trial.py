@@ -58,6 +58,7 @@ def _checked(
     presents: set[str],
     consumed: frozenset[str],
 ) -> CheckedBlock:
+    """Runs one block and returns its result. Records in `given` the outputs that later blocks take."""
     signature = file.signature
     dimensions = BlockDimensions(signature.file, sizes)
     inputs = [_declared(tensor) for tensor in signature.inputs]

@@ -55,6 +55,7 @@ def _is_possible(model: ModelConfig, precision: Precision, kernels: Kernels) -> 
 
 
 def _measured(model: ModelConfig, precision: Precision, kernels: Kernels) -> ProductTimes:
+    """Measures the linear layers of one precision."""
     layer_kinds, head_kinds = block_linears(1, model.blocks), block_linears(model.blocks, model.blocks)
     size = sum(depth * width for depth, width in map(model.linear_shape, layer_kinds))
     layers = [

@@ -44,6 +44,7 @@ class Deaths(threading.Thread):
             get().warning("WORKER_ENDED", worker=worker_id, reruns=reruns)
 
     def close(self) -> None:
+        """Ends the thread; takes up to LOOK_S seconds."""
         self._over = True
         if self.is_alive():
             self.join()

@@ -96,6 +96,7 @@ class LocalInbox(threading.Thread):
                     self._drop(poll, number)
 
     def _accept(self, poll: selectors.BaseSelector) -> None:
+        """Accepts a connection of the same user, if not too many wait for their Hello."""
         try:
             connection, _ = self._listener.accept()
         except OSError as error:
@@ -156,6 +157,7 @@ class LocalInbox(threading.Thread):
         return True
 
     def _take(self, sender: _Sender, ring: mmap.mmap, packet: bytes) -> None:
+        """Copies a message out of the ring, delivers it, and tells the sender the new count. Raises WireError."""
         described = read_descriptor(packet, len(ring))
         fields = {name.encode(): ring[begin:end] for name, begin, end in described}
         if event := decode_entry(fields, time.monotonic_ns()):

@@ -92,6 +92,7 @@ class LocalLinks:
         return way
 
     def _connect(self, target: str) -> Way:
+        """Connects to a worker by the address in its record; "redis" if it has none or does not accept."""
         address = Address.from_record(self._read(target, ("local_rows",))[0])
         if address is None:
             return "redis"

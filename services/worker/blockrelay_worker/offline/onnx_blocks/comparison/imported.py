@@ -58,6 +58,7 @@ def _compared(
     recorded: Sequence[Recorded],
     files: Sequence[str],
 ) -> ComparedBlock:
+    """Runs one imported block on all prompts and compares rows or logits, keys and values with the originals'."""
     dtype = FLOATS[folder.manifest.precision_of(index)]
     assert dtype in ("float16", "float32")
     tolerance, rounding = TOLERANCES[dtype], _ROUNDING[dtype]
@@ -99,6 +100,7 @@ def _compared(
 
 
 def _run(executor: Executor, one: Recorded, given: Sequence[F32] | None) -> _Made:
+    """Runs one imported block on all steps of a prompt; `given` are its input rows, None for the first block."""
     prompt = one.prompt
     pages = executor.pool.allocate(pages_for(prompt.length))
     rows: list[F32] = []

@@ -72,6 +72,8 @@ def record(
 
 @dataclass(frozen=True, slots=True)
 class _Block:
+    """One original block, its inputs' sources, and the outputs to keep of it."""
+
     folder: OnnxFolder
     file: OnnxFile
     sources: Mapping[str, Source]
@@ -80,6 +82,7 @@ class _Block:
     slots: Mapping[str, CacheSlot]
 
     def run(self, recorded: Sequence[Recorded], empty: tuple[int, int]) -> None:
+        """Runs the block on all steps of all prompts. Raises OnnxBlocksError if it cannot run."""
         name = self.file.signature.file
         outputs = [tensor.name for tensor in self.file.signature.outputs]
         names = [*outputs, *(one for one in self.wanted if one not in outputs)]
