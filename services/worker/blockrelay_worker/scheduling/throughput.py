@@ -129,7 +129,7 @@ class PaceMeter:
         if self._seconds >= WINDOW_S:
             window = Window(self._seconds, self._weighted / self._seconds, self._rows, self._tokens)
             known = observed(self._measured, window)
-            self._best = best_of(self._best, known)  # before `_measured`: `told` needs an entry here for each in there
+            self._best = best_of(self._best, known)  # set first: `told`, in another thread, needs it for every size
             self._measured = known
             self._seen[window.size] = now
             self._seconds = self._weighted = 0.0

@@ -91,7 +91,7 @@ class LocalLink:
     def send(self, fields: Mapping[str, bytes], wait_s: float) -> bool:
         """Sends a message. False if there was no room for it within `wait_s` seconds.
 
-        After that, later calls do not wait until the receiver has read something. Raises LinkLost.
+        After that, calls without room return at once, until the receiver has read something. Raises LinkLost.
         """
         self.look()
         give_up = time.monotonic() + (0.0 if self._slow else wait_s)
