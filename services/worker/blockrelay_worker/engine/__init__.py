@@ -1,1 +1,1 @@
-"""What runs here and its next step: jobs in, batches through the executor, commits out."""
+"""The engine of one worker: takes jobs, runs batches through the executor, hands out commits."""

@@ -1,4 +1,4 @@
-"""How runs come to a worker: by CLAIM (first stage) or with their first rows (later stages)."""
+"""Creates the runs of a worker: from CLAIM in the first stage, from their first rows in later stages."""
 
 import time
 from typing import Any, cast
@@ -24,7 +24,7 @@ from blockrelay_worker.transport.stage_spans import RunTrace
 
 
 class Intake:
-    """Puts runs on the table. Used by the engine thread only."""
+    """Creates runs and puts them into the run table. Used by the engine thread only."""
 
     def __init__(
         self,
@@ -35,14 +35,14 @@ class Intake:
         table: RunTable,
         metrics: WorkerMetrics,
     ) -> None:
-        """`tokenizer` finds stop strings; without one no request may have any."""
+        """`tokenizer` decodes tokens to find stop strings; None if no request has any."""
         self._role, self._model, self._tokenizer = role, model, tokenizer
         self._links, self._table, self._prefill_time = links, table, metrics.prefill_time
 
     def claimed(self, job: Claimed) -> Run:
-        """A run that CLAIM gave us, ready to compute what no known page holds.
+        """Creates the run of a claimed job, with the KV pages that the prefix cache has for its first tokens.
 
-        Raises WireError when its body does not decode; nothing is on the table then.
+        Raises WireError when the body does not decode; then the table has no new run.
         """
         body = job.body
         run = self._new_run(
@@ -72,26 +72,27 @@ class Intake:
         return run
 
     def next_job(self, message: NextJob) -> bool:
-        """Tokens of a run of ours became part of the log. False when they leave a hole: RERUN."""
+        """Adds committed tokens to a run of the first stage. False if tokens before them are missing: then RERUN."""
         run = self._table.get(message.request, message.run)
         if run is None:
             return True  # the run ended meanwhile
         committed = len(run.tokens) - run.prompt_length
         if message.position > committed:
             return False
-        fresh = message.tokens[committed - message.position :]
-        if run.trace is not None and fresh:
+        new_tokens = message.tokens[committed - message.position :]
+        if run.trace is not None and new_tokens:
             run.trace.ready_ns = message.received_ns
-        run.learn(fresh)
-        if fresh and run.first is not None:
+        run.learn(new_tokens)
+        if new_tokens and run.first is not None:
             run.first.token_came(self._prefill_time)
         return True
 
     def segment(self, segment: ForwardSegment, message: Forward) -> Run | Refusal:
-        """The run of rows that arrived with `message`, its pages grown to hold them.
+        """Returns the run that a segment of `message` belongs to, with KV pages for its rows; or why there is none.
 
-        "drop": a foreign run or a message seen before. "rerun": a message is missing before this one, or there is no
-        page left (pages of runs that ended are still held). "later": a tier is loading the pages before these rows.
+        "drop": the run is not current, has ended, or the message came before. "rerun": an earlier message or a KV
+        page is missing (pages of ended runs may still be held). "later": the page store is loading the pages before
+        these rows.
         """
         run = self._table.get(segment.request, segment.run)
         if run is None:
@@ -117,7 +118,10 @@ class Intake:
         return run
 
     def found(self, segment: ForwardSegment) -> int | None:
-        """Of rows that were refused: how many tokens before them have their pages here, where that was too few."""
+        """How many leading tokens of a refused segment's run have their KV pages here.
+
+        None unless the segment is the run's first one and was refused because pages before it are missing.
+        """
         run = self._table.get(segment.request, segment.run)
         return run.computed if run is not None and segment.sequence == 0 and segment.position > run.computed else None
 
@@ -128,9 +132,9 @@ class Intake:
         return cast(bytes | None, current) == segment.run.encode()
 
     def _first_sight(self, segment: ForwardSegment) -> Run | None:
-        """Read the record and the log at one moment; None when the run is not the current one.
+        """Creates the run of a first segment from the request's record and log, read in one transaction.
 
-        Also None for a request whose body or log cannot be read; it ends with an error.
+        None if another run is current, or if body or log cannot be decoded: then the request ends with an error.
         """
         keys, request = self._links.keys, segment.request
 
@@ -163,7 +167,7 @@ class Intake:
             private=private == b"1",
         )
         self._table.add(run)
-        # The first stage found pages for what lies before its first row; here they must be known too.
+        # The first stage reuses the pages before its first row; this stage must have them too.
         if 0 < segment.position <= run.reusable:
             self._table.adopt(run, exactly=segment.position)
         run.forget_from(segment.position)  # later stages learn them with the rows
@@ -171,7 +175,7 @@ class Intake:
 
     def _new_run(
         self,
-        request: str,
+        request_id: str,
         run_id: str,
         route: tuple[str, ...],
         body: RequestBody,
@@ -183,6 +187,7 @@ class Intake:
         reruns: int = 0,
         private: bool = False,
     ) -> Run:
+        """Builds the run of a request from its decoded record. Decides which state it has in this stage."""
         params = SamplingParams.from_dict(body.params)
         progress = None
         if self._role.last_stage and body.logits == "none":
@@ -197,16 +202,16 @@ class Intake:
                 advance(progress, token)
         tokens = [*body.prompt.tolist(), *committed]
         identity = RunIdentity(
-            request=request,
+            request=request_id,
             id=run_id,
             route=route,
             body=body,
             params=params,
-            seed=params.seed if params.seed is not None else derive_seed(request),
+            seed=params.seed if params.seed is not None else derive_seed(request_id),
             context=self._model.max_position,
             quarantined_until=len(tokens) if quarantined else 0,
             reusable_limit=reusable_limit if params.use_cache else 0,
-            private=private or body.kv_given > 0,  # what a client gives is nobody else's
+            private=private or body.kv_given > 0,  # no other request may use KV that a client supplied
             guessing=not private or self._role.inexact_sharing,
             deadline=deadline,
         )

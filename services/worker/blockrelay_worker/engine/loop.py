@@ -1,6 +1,6 @@
 """The engine loop of one stage: take events, claim jobs, choose rows, take a step.
 
-One thread owns runs, pages and executor. Commits happen behind the step (committer), signs of life beside it (beat).
+One thread owns runs, KV pages and executor. The committer thread commits behind the step; another sends heartbeats.
 """
 
 import time
@@ -39,16 +39,16 @@ from blockrelay_worker.transport.status_events import StatusEvents
 from blockrelay_worker.transport.tensor_results import Results
 from blockrelay_worker.transport.worker_records import read_fields
 
-#: How long the loop waits for an event when there is nothing to compute.
+#: How long the loop waits for an event when there is nothing to compute. Seconds.
 IDLE_WAIT_S = 0.2
-#: The same while rows wait for pages or for room in the next inbox, which no event tells.
+#: The same while rows wait for pages or for room in the next inbox: no event announces either. Seconds.
 HELD_WAIT_S = 0.005
-#: When to look again at a run whose deadline has passed here and not by Redis' clock.
+#: When to check a run again whose deadline has passed by this host's clock, but not by that of Redis. Seconds.
 EARLY_S = 1.0
 
 
 class Engine:
-    """Runs one stage until the worker is gone or asked to stop."""
+    """Runs one stage until the process should stop, the worker has drained, or another stage is assigned."""
 
     def __init__(
         self,
@@ -64,8 +64,11 @@ class Engine:
         care: DeviceCare | None = None,
         local: LocalLinks | None = None,
     ) -> None:
-        """`state` is the worker's, idle now; from here on the engine leads it. `care` is of a device that needs it,
-        `local` the way to workers of this host."""
+        """`state` is the worker's state machine, idle now; from here on the engine drives it.
+
+        `care` looks after the device between steps, if the device needs that. `local` sends rows to workers of this
+        host through shared memory.
+        """
         self._care = care
         self._state = state
         self.role, self.table, self.links, self.mailbox, self.metrics = role, table, links, mailbox, metrics
@@ -105,14 +108,17 @@ class Engine:
         self._claim_due = role.first_stage
         self._departure = Departure(links, role.worker)
         self._log = get()
-        self._tell_metrics()
+        self._register_gauges()
 
     def step_age(self) -> float:
-        """Seconds the current step has computed, its waiting for Redis aside; 0 between steps. For the beat thread."""
+        """Seconds that the current step has computed, without waits for Redis; 0 between steps. For any thread."""
         return self.links.clock.age()
 
     def run(self) -> str:
-        """Loop until stopped, drained or gone; why. Afterwards every run is forgotten and nothing is in flight."""
+        """Runs until the worker is stopped, drained or gone, and returns the reason.
+
+        Afterwards the table is empty and nothing is in flight.
+        """
         self._committer.start()
         self._results.start()
         self._status_events.start()
@@ -166,6 +172,7 @@ class Engine:
     # --- events ---
 
     def _handle(self, event: Event) -> None:
+        """Handles one event of the mailbox."""
         match event:
             case Wake():
                 self._claim_due = self.role.first_stage
@@ -186,11 +193,12 @@ class Engine:
             case Restarted():
                 self._on_restart()
             case DeviceEnded():
-                pass  # it has woken us, and is found out at the end of the round
+                pass  # only ends the wait: `look_after` at the end of the round detects the loss
             case Gone():
                 raise AssertionError("handled by run()")
 
     def _on_verdict(self, commit: Commit, answer: CommitAnswer) -> None:
+        """Drops a run that has ended, or whose commit was refused; runs it again if its log and the commit disagree."""
         run = self.table.get(commit.request, commit.run)
         if answer.verdict == "OK":
             if run is not None and commit.end:
@@ -198,12 +206,12 @@ class Engine:
             return
         self._log.warning("COMMIT_REFUSED", request_id=commit.request, verdict=answer.verdict, length=answer.length)
         if answer.verdict in ("GAP", "DIVERGED"):
-            # The log is the truth: the next run starts from what it says.
+            # The token log is the truth: the next run starts from it.
             self._endings.rerun(commit.request, commit.run, "restart")
         self._endings.forget(commit.request, commit.run)
 
     def _on_restart(self) -> None:
-        """Another Redis process: forget all runs, and run again whatever it believes is here."""
+        """Drops all runs after a restart of the control Redis, and runs those again that its records place here."""
         self._log.warning("REDIS_RESTARTED", runs=len(self.table))
         self.table.clear()
         self._later.clear()
@@ -213,10 +221,10 @@ class Engine:
         self._claim_due = self.role.first_stage
 
     def _end_overdue(self, now: float) -> None:
-        """No step for a request whose deadline has passed: its client does not want the rest."""
+        """Ends requests whose deadline has passed at `now` (monotonic seconds)."""
         for run in [run for run in self.table.all() if run.is_overdue(now)]:
             answer = self.links.run_until_reachable(calls.finish(run.request, "expired", run=run.id))
-            if answer == "EARLY":  # its clock was put back since CLAIM
+            if answer == "EARLY":  # the clock of Redis was put back since CLAIM
                 run.put_off(now + EARLY_S)
             else:
                 self._endings.forget(run.request, run.id)
@@ -225,13 +233,14 @@ class Engine:
         self._claim_due = self.role.first_stage
 
     def _claim(self) -> None:
+        """Claims up to 16 jobs, as far as there is room, and creates their runs. Undecodable ones end with an error."""
         self._claim_due = False
         room = self.role.max_requests - len(self.table)
         if room <= 0:
             return
-        most = min(room, 16)
+        limit = min(room, 16)
         free = self._first.claimable_pages()
-        call = calls.claim(self.role.worker, most, free_pages=free)
+        call = calls.claim(self.role.worker, limit, free_pages=free)
         claimed = self.links.run_until_reachable(call)
         for job in claimed:
             try:
@@ -244,10 +253,10 @@ class Engine:
         quarantined = any(job.quarantined for job in claimed)
         if quarantined:
             self._quarantine.clear()
-        self._claim_due = len(claimed) == most or quarantined  # what is quarantined comes alone
+        self._claim_due = len(claimed) == limit or quarantined  # CLAIM gives a quarantined request alone
 
     def _wait(self) -> list[Event]:
-        """The next events, after a round without work."""
+        """Returns the next events after a round without work; waits for the first up to IDLE_WAIT_S or HELD_WAIT_S."""
         held = self.role.first_stage and any(run.missing for run in self.table.all())
         started, occupied = time.monotonic(), len(self.table) > 0
         events = self.mailbox.take(HELD_WAIT_S if held else IDLE_WAIT_S)
@@ -256,14 +265,14 @@ class Engine:
         return events
 
     def _compute(self) -> bool:
-        """One step; False when there was nothing that could be computed."""
+        """Runs one step. False when no row could be computed."""
         if self.role.first_stage:
             work = self._first.take(self._steps.cost)
         else:
             work, refused = self._later.take(self._steps.cost)
             for segment in refused:
-                found = self._intake.found(segment)
-                self._endings.rerun(segment.request, segment.run, "missing_pages", found=found)
+                tokens = self._intake.found(segment)
+                self._endings.rerun(segment.request, segment.run, "missing_pages", found=tokens)
         if work:
             if self._state.state in ("idle", "waiting"):
                 self._state.on("rows_ready")
@@ -272,15 +281,15 @@ class Engine:
         return bool(work)
 
     def _rest(self) -> None:
-        """Nothing was there to compute."""
+        """Updates the worker's state after a round without rows to compute."""
         state = self._state.state
         if state in ("idle", "computing") and len(self.table):
             self._state.on("rows_missing")
         elif state in ("computing", "waiting") and not len(self.table):
             self._state.on("runs_ended")
 
-    def _tell_metrics(self) -> None:
-        """What gauges say when somebody asks; setting them after every step would cost more than the step's loop."""
+    def _register_gauges(self) -> None:
+        """Has gauges computed at each scrape: setting them after every step would cost more than the step's loop."""
         table, pool, metrics = self.table, self.table.pool, self.metrics
         metrics.running.set_function(lambda: len(table))
         metrics.waiting.set_function(lambda: sum(1 for run in table.all() if not run.missing))

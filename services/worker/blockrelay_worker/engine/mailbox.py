@@ -1,4 +1,4 @@
-"""Everything that reaches the engine, in one queue. Other threads fill it; only the engine empties it."""
+"""The queue of all events for the engine. Other threads fill it; only the engine thread empties it."""
 
 import queue
 
@@ -9,7 +9,7 @@ Event = TransportEvent | Loaded
 
 
 class Mailbox:
-    """An unbounded queue of events; what fills it is bounded by the senders (one job or end per run, few Forwards)."""
+    """An unbounded queue of events. Its senders bound it: one job or end per run, few Forwards."""
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[Event] = queue.SimpleQueue()
@@ -18,7 +18,7 @@ class Mailbox:
         self._queue.put(event)
 
     def take(self, wait_s: float) -> list[Event]:
-        """All events there are; waits up to `wait_s` seconds for the first."""
+        """Returns all queued events; waits up to `wait_s` seconds for the first."""
         events: list[Event] = []
         try:
             events.append(self._queue.get(timeout=wait_s) if wait_s > 0 else self._queue.get_nowait())

@@ -1,7 +1,7 @@
-"""Requests that may have killed workers are computed alone, and their name is written down first.
+"""Quarantine: a request that may have killed workers is computed alone, after its id was written to Redis.
 
-If the worker dies meanwhile, DEAD reads who was in quarantine and blames nobody else. CLAIM writes the name too, so
-that a request whose mere arrival kills is found.
+If the worker dies meanwhile, DEAD reads the id and blames that request alone. CLAIM writes the id too: so a request
+that kills the worker on arrival is identified.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,36 +14,38 @@ from blockrelay_worker.transport.redis_links import Links
 
 
 def is_quarantined(work: Work[Run]) -> bool:
-    """Whether it is computed without neighbours, and announced: the death of the worker is then its own fault."""
+    """True if these rows must be computed alone, with the request's id in the quarantine record meanwhile."""
     return work.position < work.run.identity.quarantined_until
 
 
 def separated(work: Sequence[Work[Run]]) -> list[list[Work[Run]]]:
-    """`work` as the batches that may be computed together: everything in quarantine for itself, first."""
+    """Splits `work` into batches: first one for each quarantined request, then one with all others."""
     alone, together = [w for w in work if is_quarantined(w)], [w for w in work if not is_quarantined(w)]
     return [[w] for w in alone] + ([together] if together else [])
 
 
 class Quarantine:
-    """Writes down whom this worker computes alone. Waits for Redis; raises Stopping when the process should end."""
+    """The worker's quarantine record in Redis. Methods wait for Redis; they raise Stopping at the process's end."""
 
-    def __init__(self, links: Links, worker: str) -> None:
-        self._links, self._key = links, links.keys.quarantine(worker)
-        #: Who is computed alone just now.
+    def __init__(self, links: Links, worker_id: str) -> None:
+        self._links, self._key = links, links.keys.quarantine(worker_id)
+        #: Id of the request that is computed alone now; "": none.
         self.now = ""
 
     @contextmanager
-    def of(self, request: str) -> Iterator[None]:
-        """While it lasts, the death of this worker is this request's. An exception inside leaves the mark: the process
-        ends."""
+    def of(self, request_id: str) -> Iterator[None]:
+        """Keeps the request's id in the record while the block runs: a death of this worker then counts against it.
+
+        An exception inside leaves the record as it is, since the process ends.
+        """
         self._links.retry_until_reachable(
-            lambda: self._links.control.set(self._key, request, ex=QUARANTINE_S), "quarantine"
+            lambda: self._links.control.set(self._key, request_id, ex=QUARANTINE_S), "quarantine"
         )
-        self.now = request
+        self.now = request_id
         yield
         self.now = ""
         self.clear()
 
     def clear(self) -> None:
-        """Nobody is in quarantine any more: what CLAIM named has arrived unharmed, or its rows are computed."""
+        """Deletes the record: the claimed request arrived without harm, or its rows are computed."""
         self._links.retry_until_reachable(lambda: self._links.control.delete(self._key), "quarantine")

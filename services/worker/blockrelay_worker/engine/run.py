@@ -1,4 +1,4 @@
-"""One request on this worker, while it runs here."""
+"""The run: one attempt at a request, as the stage of this worker sees it."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -16,46 +16,50 @@ from blockrelay_worker.sampling.prompt_lookup import Drafter, KnownTokens, right
 from blockrelay_worker.sampling.stop_conditions import Progress
 from blockrelay_worker.transport.stage_spans import RunTrace
 
-#: Batches of a run whose seconds are added up at a time.
+#: Batches of a run whose block seconds are summed at a time.
 SUMMED_TOGETHER = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunIdentity:
-    """What a run is, from its beginning to its end.
-
-    `context` tokens are all that the model can hold. Rows before position `quarantined_until` are computed alone (a
-    request that may have killed workers). Pages of so many leading tokens as `reusable_limit` says may be found instead
-    of computed (None: any number). Those of a `private` one are found by other runs of the same request alone: they are
-    not what their tokens decide. `guessing`: rows of guesses may stand beside its own. `deadline` on the monotonic
-    clock; the first stage's to keep.
-    """
+    """The properties of a run that do not change while it runs (but for `Run.put_off`)."""
 
     request: str
+    """The request's id."""
     id: str
+    """The run's id: a random nonce."""
     route: tuple[str, ...]
+    """The id of the worker of each stage."""
     body: RequestBody
     params: SamplingParams
     seed: int
     context: int
+    """The model's maximum number of tokens, prompt included."""
     quarantined_until: int = 0
+    """Tokens before this position are computed alone: the request may have killed workers."""
     reusable_limit: int | None = None
+    """Leading tokens, at most, whose KV pages may be reused instead of computed; None: no limit."""
     private: bool = False
+    """Its KV pages are not decided by its tokens alone, so other runs of the same request alone reuse them."""
     guessing: bool = True
+    """Drafts may be computed in one batch with its tokens."""
     deadline: float | None = None
+    """When the first stage ends the request, in seconds of the monotonic clock; None: never."""
 
 
 @dataclass(slots=True, eq=False)
 class FirstStageState:
-    """Guesses: who makes them, once that was tried, and those on their way through the other stages. `claimed`: when,
-    until its first token has come (monotonic)."""
+    """The part of a run's state that the first stage alone has: its drafts and the time of its CLAIM."""
 
     drafter: Drafter | None = None
+    """Makes the drafts; None until the first attempt."""
     drafts: tuple[int, ...] = ()
+    """Drafts on their way through the later stages."""
     claimed: float | None = field(default_factory=time.monotonic)
+    """When the run was claimed, in seconds of the monotonic clock; None after its first token."""
 
     def token_came(self, prefill_time: Histogram) -> None:
-        """Tell the histogram the seconds since CLAIM, at the first token alone."""
+        """Observes the seconds since CLAIM at the run's first token; later calls do nothing."""
         since, self.claimed = self.claimed, None
         if since is not None:
             prefill_time.observe(time.monotonic() - since)
@@ -63,37 +67,42 @@ class FirstStageState:
 
 @dataclass(slots=True, eq=False)
 class LaterStageState:
-    """What came from the stage before: the number of the `expected` message, and of the rows here now the seconds of
-    the blocks before, and which of these ran on a GPU."""
+    """The part of a run's state that came from the stage before."""
 
     expected: int = 0
+    """Sequence number of the next forward message, from 0."""
     block_seconds: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Seconds that each block of the stages before took for the rows that are here now."""
     gpu_blocks: tuple[str, ...] = ()
+    """Names of those blocks that ran on a GPU."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class LastStageState:
-    """What becomes of rows: `progress` decides the end (None for a tensor step, which collects `logits`), `committed`
-    counts tokens handed to COMMIT. Of a re-run that has committed nothing yet `known_before` tokens were known when it
-    came (None: of any other). `sessions` as the last step has told (`StageOutput`)."""
+    """The part of a run's state that the last stage alone has: its end, its commits and its times."""
 
     progress: Progress | None = None
+    """Decides where the request ends; None for a tensor step, which collects `logits`."""
     committed: int = 0
+    """Tokens that were handed to COMMIT."""
     known_before: int | None = None
+    """Tokens that a re-run began with, until its first commit; None for any other run."""
     logits: list[NDArray[np.float32]] = field(default_factory=list[NDArray[np.float32]])
+    """Logits of a tensor step so far, each [tokens, vocab]."""
     sessions: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Figures about ONNX Runtime sessions from the last step (`StageOutput.sessions`)."""
     _batches: list[Mapping[str, float]] = field(default_factory=list[Mapping[str, float]])  # not in the sums yet
     _sums: dict[str, float] = field(default_factory=dict[str, float])
 
     def add_seconds(self, seconds: Mapping[str, float]) -> None:
-        """What each block spent on a batch with rows of this run; nobody changes it afterwards."""
+        """Adds the seconds that each block spent on a batch with tokens of this run. `seconds` must not change."""
         if seconds:
-            self._batches.append(seconds)  # summed up now and then: between two steps everybody waits
+            self._batches.append(seconds)  # summed now and then: all requests wait for the work between two steps
             if len(self._batches) == SUMMED_TOGETHER:
                 self.block_seconds()
 
     def block_seconds(self) -> dict[str, float]:
-        """Sums over the run."""
+        """Returns the seconds of each block, summed over the run."""
         for seconds in self._batches:
             for block, value in seconds.items():
                 self._sums[block] = self._sums.get(block, 0.0) + value
@@ -104,9 +113,10 @@ class LastStageState:
 class Run:
     """One attempt at a request, as this worker's stage sees it.
 
-    `tokens` are all that are known, prompt first; they are written here alone. 0 <= computed <= len(tokens). In the
-    first stage rows are missing while computed < len(tokens); later stages learn the tokens with the rows. A run has
-    either a `first` or a `later` state, a `last` one where the stage is the last, and a `trace` if its request asked.
+    `tokens` are all known ones, prompt first; only this class changes them. 0 <= computed <= len(tokens). In the
+    first stage tokens wait to be computed while computed < len(tokens); later stages receive the tokens with their
+    rows. A run has either `first` or `later` state, `last` state in the last stage, and a `trace` if its request asks
+    for one.
     """
 
     __slots__ = (
@@ -128,7 +138,7 @@ class Run:
         self.later = None if first else LaterStageState()
         self.last, self.trace = last, trace
         self.ended = False  # the last token is chosen; only its COMMIT is outstanding
-        self.last_step = 0  # the step that last computed rows of it
+        self.last_step = 0  # number of the step that last computed tokens of this run
         self.sent = 0  # forward messages of this run to the next stage
         self._tokens = list(tokens)
 
@@ -152,22 +162,22 @@ class Run:
 
     @property
     def salt(self) -> str:
-        """Runs with another salt share no page with this one."""
+        """The cache salt: runs share KV pages only if their salts are equal."""
         return self.identity.body.salt
 
     @property
     def session(self) -> str:
-        """Of which it is a step; "": of none."""
+        """Id of the session that the request is a step of; "": none."""
         return self.identity.body.session
 
     @property
     def private(self) -> bool:
-        """Its pages are not what its tokens decide: runs of the same request share them, and steps of its session."""
+        """True if KV pages are not decided by the tokens alone: runs of the request and steps of its session share."""
         return self.identity.private
 
     @property
     def given_pages(self) -> int:
-        """Of so many leading pages the client has given the KV."""
+        """Number of leading pages whose KV the client supplied."""
         return self.body.kv_given // PAGE
 
     @property
@@ -175,32 +185,32 @@ class Run:
         return int(self.identity.body.prompt.size)
 
     def is_overdue(self, now: float) -> bool:
-        """Whether its deadline has passed at `now`, on the monotonic clock."""
+        """True if the deadline has passed at `now` (monotonic seconds)."""
         return self.identity.deadline is not None and now > self.identity.deadline
 
     def put_off(self, deadline: float) -> None:
-        """Redis, whose clock decides, says that there is time left: to be looked at again behind `deadline`."""
+        """Moves the deadline (monotonic seconds) back: by the clock of Redis, which decides, time is left."""
         self.identity = replace(self.identity, deadline=deadline)
 
     def wants_logits(self, position: int) -> bool:
-        """Whether the logits of the row at `position` are asked for, the sampling row aside."""
+        """True if the request asks for the logits at `position`, apart from those that choose the next token."""
         return self.body.logits == "all" and position >= self.body.prior
 
     @property
     def block_seconds_before(self) -> Mapping[str, float]:
-        """What the stages before spent on the rows that are here now."""
+        """Seconds of each block of the earlier stages, for the rows that are here now."""
         return {} if self.later is None else self.later.block_seconds
 
     @property
     def gpu_blocks_before(self) -> tuple[str, ...]:
-        """Blocks of the stages before that ran on a GPU."""
+        """Names of the blocks of earlier stages that ran on a GPU."""
         return () if self.later is None else self.later.gpu_blocks
 
     # --- how far it is ---
 
     @property
     def tokens(self) -> Sequence[int]:
-        """To be read at once: it goes on changing."""
+        """The known tokens, prompt first. A view that later calls change: read it at once."""
         return self._tokens
 
     @property
@@ -217,22 +227,22 @@ class Run:
 
     @property
     def missing(self) -> int:
-        """Rows that can be computed now (first stage)."""
+        """Number of tokens that can be computed now. For the first stage."""
         return 0 if self.ended or self.kv.loading else len(self._tokens) - self.kv.computed
 
     @property
     def quarantined(self) -> bool:
-        """Its next rows are computed alone."""
+        """True if the next tokens must be computed alone, in quarantine."""
         return self.kv.computed < self.identity.quarantined_until
 
     @property
     def is_decoding(self) -> bool:
-        """Its prompt is computed, and its next token is on its way or can be computed."""
+        """True if prefill is done and the request goes on: at most one known token is not computed."""
         return self.missing <= 1 and not self.ended and not self.kv.loading
 
     @property
     def reusable(self) -> int:
-        """How many leading tokens need no row of their own, so that their KV may be found instead of computed."""
+        """Number of leading tokens whose KV may be reused instead of computed, since their logits are not wanted."""
         before_last = len(self._tokens) - 1
         known = min(before_last, self.body.prior) if self.body.logits == "all" else before_last
         limit = self.identity.reusable_limit
@@ -240,18 +250,18 @@ class Run:
 
     @property
     def limited(self) -> bool:
-        """Somebody has said how far the run before it came."""
+        """True if CLAIM limited how many leading tokens may be reused."""
         return self.identity.reusable_limit is not None
 
-    # --- tokens and rows; everything that changes them ---
+    # --- what changes its tokens, and how many are computed ---
 
     def rows_computed(self, end: int) -> None:
-        """A step has computed the rows up to `end`."""
+        """Records that a step has computed the tokens before position `end`."""
         self.kv.advance_to(end)
         self._check()
 
     def learn(self, tokens: Sequence[int]) -> None:
-        """First of several stages: `tokens` became known. The rows of drafts that were right are computed already."""
+        """Appends committed tokens (first of several stages). Right drafts among them are computed already."""
         if not tokens:
             return
         assert self.first is not None
@@ -265,18 +275,18 @@ class Run:
         self._check()
 
     def receive(self, position: int, tokens: Sequence[int]) -> None:
-        """Later stage: rows of these tokens are here. What was known from `position` on were guesses."""
+        """Takes the tokens whose rows arrived (later stage); they replace drafts from `position` on."""
         assert position <= self.kv.computed <= len(self._tokens), "rows before these are missing"
         self.kv.rewind(position)
         self._tokens[position:] = tokens
 
     def forget_from(self, position: int) -> None:
-        """The tokens from `position` on are not known: guesses, or a later stage learns them with their rows."""
+        """Drops the tokens from `position` on: drafts, or tokens that a later stage receives with their rows."""
         self.kv.rewind(min(self.kv.computed, position))
         del self._tokens[position:]
 
     def commit(self, tokens: Sequence[int]) -> None:
-        """Last stage: `tokens` follow. All rows but the last one's are computed, as known token or right guess."""
+        """Appends chosen tokens (last stage). All but the last one are computed, as drafts that were right."""
         assert self.last is not None
         self._tokens += tokens
         self.last.committed += len(tokens)
@@ -284,19 +294,21 @@ class Run:
         self._keep_nothing()
 
     def _keep_nothing(self) -> None:
-        """Without a cache the next token needs all rows anew."""
+        """Marks all tokens as not computed if the request uses no KV cache."""
         if not self.params.use_cache:
             self.kv.rewind(0)
 
     def guesses(self, limit: int) -> list[int]:
-        """First stage: at most `limit` guesses at the tokens behind the last known one; none for tensor steps, and none
-        where the rows of a guess may change what its neighbours come to."""
+        """Returns at most `limit` draft tokens to follow the last known one (first stage).
+
+        Returns none for tensor steps, without a KV cache, and if drafts could change the bits of other rows.
+        """
         if self.body.logits != "none" or not self.params.use_cache or not self.identity.guessing:
             return []
         assert self.first is not None
         if self.first.drafter is None:
             self.first.drafter = Drafter(known=KnownTokens(self.body.prompt))
-        # The token after the last draft must still be wanted, or its row was in vain.
+        # The token after the last draft must still be wanted, or the draft was computed in vain.
         room = min(self.prompt_length + self.params.max_tokens, self.identity.context) - len(self._tokens) - 1
         return self.first.drafter.draft(self._tokens, min(limit, room))
 

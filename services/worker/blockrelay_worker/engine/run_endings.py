@@ -1,4 +1,4 @@
-"""How runs leave this worker before their last token is committed: they run again elsewhere, or end with an error."""
+"""Early ends of runs on this worker, before their last commit: they run again elsewhere, or fail with an error."""
 
 import json
 import time
@@ -17,14 +17,15 @@ from blockrelay_worker.engine.stage_role import StageRole
 from blockrelay_worker.execution.fallback_reason import fallback_reason
 from blockrelay_worker.transport.redis_links import Links
 
-#: How often the log is looked at for tokens that are on their way to it. Seconds.
+#: Pause between two looks at the log, for tokens that are not in it yet. Seconds.
 LOOK_S = 0.002
 
 
 class Endings:
-    """Used by the engine thread only. Waits for Redis; raises Stopping when the process should end meanwhile.
+    """Ends runs of this worker: drops them, has them run again (RERUN), or fails them (FINISH).
 
-    `on_room` is called whenever a run has left.
+    Used by the engine thread only. Waits for Redis; raises Stopping when the process should end meanwhile.
+    `on_room` is called after each run that left the table.
     """
 
     def __init__(
@@ -33,14 +34,17 @@ class Endings:
         self._role, self._links, self._table, self._metrics = role, links, table, metrics
         self._on_room, self._log = on_room, get()
 
-    def forget(self, request: str, run_id: str) -> None:
-        """Drop a run from the table, if it is there."""
-        if self._table.drop(request, run_id):
+    def forget(self, request_id: str, run_id: str) -> None:
+        """Drops a run from the table, if it is there."""
+        if self._table.drop(request_id, run_id):
             self._on_room()
 
     def wait_for_log(self, run: Run, timeout_s: float) -> None:
-        """Return when the log has every token that is known here, or when that takes too long: the last ones may be on
-        their way to it (`Sender.announce`), and a run that is over commits nothing."""
+        """Waits until the log has every token that is known here, at most `timeout_s` seconds.
+
+        The last tokens may still be on their way to the log (`Sender.announce`), and once a run was replaced, its
+        commits are refused.
+        """
         links, give_up = self._links, time.monotonic() + timeout_s
         key, known = links.keys.request(run.request), len(run.tokens) - run.prompt_length
         while time.monotonic() < give_up:
@@ -52,18 +56,18 @@ class Endings:
             links.stop.wait(LOOK_S)
 
     def close(self) -> None:
-        """No route takes this worker from now on."""
+        """Marks this worker as draining, so that no new route takes it."""
         close(self._links, self._role.worker)
 
     def unseen(self) -> dict[str, str]:
-        """Runs, by request, that have this worker in their route and are not here: no row of them has come yet."""
+        """Run ids, by request id, of runs that are routed through this worker but have sent no row here yet."""
         here = {run.request for run in self._table.all()}
         known = self._links.run_until_reachable(calls.beat(self._role.worker)) or {}
-        return {request: run for request, run in known.items() if run and request not in here}
+        return {request_id: run_id for request_id, run_id in known.items() if run_id and request_id not in here}
 
     def rerun(
         self,
-        request: str,
+        request_id: str,
         run_id: str,
         reason: RerunReason,
         block: str = "",
@@ -72,12 +76,15 @@ class Endings:
         alone: bool = False,
         error: ExecutionError | None = None,
     ) -> None:
-        """RERUN, as a fallback when `block` names where a GPU failed; then forget the run here. `found`: the
-        next run looks for the pages of so many leading tokens alone, which are here, or were written. `alone` as of
-        `calls.rerun`. `error` is what failed there: the event says its finer reason and its error code."""
+        """Calls RERUN and drops the run here. A `block` names where a GPU failed: then it is a fallback to a CPU.
+
+        `found`: the next run reuses the KV pages of at most that many leading tokens, which are here or were written
+        to the page store. `alone` as in `calls.rerun`. `error` is the failure: the fallback event carries its detailed
+        reason and its error code.
+        """
         detail, code = fallback_reason(error)
         call = calls.rerun(
-            request,
+            request_id,
             run_id,
             reason,
             block=block,
@@ -92,25 +99,30 @@ class Endings:
             self._metrics.fallbacks.labels(event.block_id, event.source, event.target, reason).inc()
             moved = {"block": event.block_id, "blocks": event.blocks, "from": event.source, "to": event.target}
             why = {"reason": event.reason, "error_code": event.error_code}
-            self._log.warning("BLOCK_EXECUTION_FALLBACK", **self._names(request, run_id), **moved, **why)
-        self.forget(request, run_id)
+            self._log.warning("BLOCK_EXECUTION_FALLBACK", **self._names(request_id, run_id), **moved, **why)
+        self.forget(request_id, run_id)
 
     def cpu_may_take(self, run: Run) -> bool:
-        """Whether RERUN brings this stage of the run to a CPU: its client does not deny that, and it has not left a GPU
-        before. Then it is at one again because no CPU is there."""
+        """True if RERUN can move this stage of the run to a CPU.
+
+        False if the client denies fallbacks, or if the run has left a GPU of this stage before: it is on a GPU again
+        only because there is no CPU worker.
+        """
         if run.body.fallback == "deny":
             return False
         key = self._links.keys.request(run.request)
-        told = self._links.retry_until_reachable(lambda: self._links.control.hget(key, "fallbacks"), "read request")
-        events: list[dict[str, str]] = json.loads(cast(bytes, told)) if told else []
+        field = self._links.retry_until_reachable(lambda: self._links.control.hget(key, "fallbacks"), "read request")
+        events: list[dict[str, str]] = json.loads(cast(bytes, field)) if field else []
         here = {f"block_{index}" for index in range(self._role.first, self._role.last + 1)}
         return not any(event["block_id"] in here for event in events)
 
     def fail(
         self, run: Run, message: str, code: str, block: str | None, seconds: Mapping[str, float] | None = None
     ) -> None:
-        """FINISH with an error, and forget the run here. `seconds` are what the blocks of this stage took up to
-        `block`."""
+        """Calls FINISH with an error and drops the run here. `block` is the block that failed, if known.
+
+        `seconds`: execution time of each block of this stage up to `block`, by name.
+        """
         meta = {
             "error": message,
             "code": code,
@@ -124,8 +136,8 @@ class Endings:
         self._links.run_until_reachable(calls.finish(run.request, "error", meta=meta, run=run.id))
         self.forget(run.request, run.id)
 
-    def _names(self, request: str, run_id: str) -> dict[str, Any]:
-        """What a log line about a run carries beside its data."""
-        here = self._table.get(request, run_id)
+    def _names(self, request_id: str, run_id: str) -> dict[str, Any]:
+        """The fields of a log line that identify a run: request id, and session and step if it has a session."""
+        here = self._table.get(request_id, run_id)
         session = {"session_id": here.body.session, "step": here.body.step} if here and here.body.session else {}
-        return {"request_id": request, **session}
+        return {"request_id": request_id, **session}

@@ -1,4 +1,4 @@
-"""The runs that are on this worker: the only owner of what changes while a request runs here."""
+"""The run table: the runs on this worker, and the KV pages that they hold."""
 
 import time
 from collections import Counter
@@ -19,7 +19,7 @@ T = TypeVar("T")
 def _timed(
     method: Callable[Concatenate["RunTable", P], T],
 ) -> Callable[Concatenate["RunTable", P], T]:
-    """Adds what the call takes to `RunTable.cache_seconds`. Such methods do not call each other."""
+    """Adds the seconds of each call to `RunTable.cache_seconds`. Decorated methods must not call each other."""
 
     @wraps(method)
     def timed(table: "RunTable", *arguments: P.args, **named: P.kwargs) -> T:
@@ -33,20 +33,20 @@ def _timed(
 
 
 class RunTable:
-    """request id -> Run, and the page pool they share. Used by the engine thread only, except `view`.
+    """The runs of this worker by request id, and their page pool. Used by the engine thread only, except `view`.
 
-    Without `cache` no page is ever named, found or kept.
+    Without `cache` no page is published or reused.
     """
 
     def __init__(self, pool: PagePool, cache: PrefixCache | None = None) -> None:
         self.pool = pool
         self._cache = cache
-        #: Loads whose run has gone: their pages come back when nobody writes them any more.
+        #: Loads whose run has gone: their pages are freed when the page store has stopped writing to them.
         self._orphans: set[Load] = set()
         self._runs: dict[str, Run] = {}
-        #: request -> run, replaced as a whole on every change: other threads may read it without a lock.
+        #: Run id by request id, replaced as a whole on every change: other threads may read it without a lock.
         self.view: dict[str, str] = {}
-        #: Spent on KV pages since somebody set it to 0.
+        #: Seconds spent on KV pages since the engine last set this to 0.
         self.cache_seconds = 0.0
 
     def __len__(self) -> int:
@@ -55,28 +55,29 @@ class RunTable:
     def all(self) -> list[Run]:
         return list(self._runs.values())
 
-    def get(self, request: str, run_id: str) -> Run | None:
-        """The run, if exactly this one is here."""
-        run = self._runs.get(request)
+    def get(self, request_id: str, run_id: str) -> Run | None:
+        """Returns the run; None if it is not here, or if another run of the request is."""
+        run = self._runs.get(request_id)
         return run if run is not None and run.id == run_id else None
 
     def add(self, run: Run) -> None:
-        """Put a run on the table; an older run of the same request is dropped."""
+        """Adds a run; an older run of the same request is dropped."""
         self._drop_request(run.request)
         self._runs[run.request] = run
         self.view = {r.request: r.id for r in self._runs.values()}
 
     @_timed
-    def drop(self, request: str, run_id: str) -> bool:
-        """Forget a run and free its pages. False when it is not here (any more)."""
-        if self.get(request, run_id) is None:
+    def drop(self, request_id: str, run_id: str) -> bool:
+        """Removes a run and frees its pages. False if it is not here."""
+        if self.get(request_id, run_id) is None:
             return False
-        self._drop_request(request)
+        self._drop_request(request_id)
         return True
 
     def clear(self) -> None:
-        for request in list(self._runs):
-            self._drop_request(request)
+        """Removes all runs and frees all pages; waits for loads of the page store that are under way."""
+        for request_id in list(self._runs):
+            self._drop_request(request_id)
         if self._orphans and self._cache is not None:
             self._cache.settle()
             for load in list(self._orphans):
@@ -84,12 +85,12 @@ class RunTable:
 
     @property
     def free_pages(self) -> int:
-        """How many pages runs can still get."""
+        """Number of pages that runs can still get."""
         return self.pool.free_pages
 
     @_timed
     def grow(self, run: Run, tokens: int) -> bool:
-        """Make the run's pages cover `tokens` tokens. False, changing nothing, when the pool has too few free pages."""
+        """Gives the run pages for its first `tokens` tokens. False, changing nothing, if too few pages are free."""
         lacking = pages_for(tokens) - len(run.kv.pages)
         if lacking > self.pool.free_pages:
             return False
@@ -99,26 +100,25 @@ class RunTable:
 
     @_timed
     def adopt(self, run: Run, *, exactly: int | None = None) -> None:
-        """Give a run without pages the longest known beginning of its tokens, which is then computed.
+        """Gives a run without pages those of the longest cached prefix of its tokens, at most `run.reusable` tokens.
 
-        Whole pages, at most `run.reusable` tokens. A later stage wants `exactly` as many tokens as its first rows'
-        position says, and has them afterwards if run.computed says so. Either may have to wait for a tier of the page
-        store first: until `loaded`, run.kv.loading is set.
+        A later stage asks for `exactly` as many tokens as its first row's position; `run.computed` tells afterwards
+        how many it got. If pages must come from the page store first, run.kv.loading is set until `loaded` is called.
         """
         run.kv.searched = True
         if exactly and not self.pool.layout.layers:
-            run.kv.adopt_nothing(exactly)  # the head alone
+            run.kv.adopt_nothing(exactly)  # a stage with the head alone has no KV
         elif self._cache is not None and run.identity.reusable_limit != 0:
             self._cache.attach(run, exactly)
 
-    def is_loading(self, request: str) -> bool:
-        """Whether the request's run waits for a tier."""
-        run = self._runs.get(request)
+    def is_loading(self, request_id: str) -> bool:
+        """True if the page store is loading pages of the request's run."""
+        run = self._runs.get(request_id)
         return run is not None and run.kv.loading is not None
 
     @_timed
     def loaded(self, done: Loaded) -> None:
-        """A load has ended: its run goes on behind what was found, or its pages are free."""
+        """Takes the result of a load: its run goes on behind the pages it got; without a run the pages are freed."""
         if done.load in self._orphans:
             self._free_orphan(done.load)
         for run in self._runs.values():
@@ -127,30 +127,32 @@ class RunTable:
 
     @_timed
     def seal(self, run: Run, known: int | None = None) -> None:
-        """Name the pages that are full by now, so that others find them.
+        """Publishes the run's full pages to the prefix cache.
 
-        `known`: how many leading tokens of run.tokens are no drafts (default: all).
+        `known`: number of leading tokens of run.tokens that are no drafts (default: all).
         """
         if self._cache is not None and run.params.use_cache:
             self._cache.seal(run, min(run.computed, len(run.tokens) if known is None else known))
 
     @_timed
     def distrust(self, run: Run, tokens: int) -> None:
-        """Take the pages behind the first `tokens` of the run, which hold wrong numbers, out of the prefix cache."""
+        """Removes the pages behind the run's first `tokens` tokens from the prefix cache: their numbers are wrong."""
         if self._cache is not None:
             self._cache.distrust(run, tokens)
         else:
             run.kv.distrust(tokens)
 
     def export(self, run: Run, timeout_s: float) -> None:
-        """Write the pages of a private run for who goes on with its request elsewhere, the last one as far as it is
-        computed, and wait for that."""
+        """Writes the pages of a private run to the page store, for the next run of its request on another worker.
+
+        Includes the last page, as far as it is computed. Waits at most `timeout_s` seconds.
+        """
         if self._cache is not None and run.params.use_cache:
             self._cache.export(run, timeout_s)
 
     @_timed
     def preempt(self, run: Run) -> None:
-        """Take the pages of a run that stays on the table; those with a name can be found again."""
+        """Takes all pages from a run that stays on the table; published ones may be reused later."""
         self._release(run)
         run.kv.searched = False
         run.kv.preemptions += 1
@@ -158,14 +160,14 @@ class RunTable:
             run.last.logits.clear()
 
     def check_integrity(self) -> None:
-        """Every page in use belongs to the runs that are its users. AssertionError otherwise (our bug)."""
+        """Raises AssertionError unless every page in use belongs to exactly the runs and loads that use it."""
         owned = Counter(page for run in self._runs.values() for page in run.kv.pages)
         owned.update(page for load in self._orphans for page in load.pages)
         assert owned == self.pool.users, "pages are in use without a run, or by a run that does not have them"
         self.pool.check_integrity()
 
-    def _drop_request(self, request: str) -> None:
-        run = self._runs.pop(request, None)
+    def _drop_request(self, request_id: str) -> None:
+        run = self._runs.pop(request_id, None)
         if run is None:
             return
         if self._cache is not None and run.params.use_cache:
@@ -175,7 +177,7 @@ class RunTable:
 
     def _release(self, run: Run) -> None:
         pages, load = run.kv.release()
-        if load is not None:  # somebody writes into its pages
+        if load is not None:  # the page store still writes into its pages
             self._orphans.add(load)
         self.pool.free(pages)
 

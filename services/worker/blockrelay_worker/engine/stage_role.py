@@ -1,4 +1,4 @@
-"""Which part of the model this worker runs, and what bounds it."""
+"""The role of this worker: which part of the model it runs, and the limits of its batches."""
 
 from dataclasses import dataclass
 
@@ -6,34 +6,37 @@ from blockrelay.protocol.capabilities import Capabilities
 from blockrelay.protocol.plan import Device
 from blockrelay_worker.scheduling.limits import BatchLimits
 
-#: Share of the limit of a step that a chunk of prompts should take: rows further down a long prompt cost several times
-#: those that were measured.
+#: Share of the step limit that a chunk of prompts should take: tokens far into a long prompt cost several times as
+#: much as those that were measured.
 CHUNK_SHARE = 1 / 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageRole:
-    """Stage `stage` (from 0) of `split`: blocks first..last of `blocks`. `worker` is this process's id in the registry.
-
-    A step may last `step_limit_s`, longer where it should by what was measured. `capabilities` are those that it has
-    registered. `named_tensors`: stages hand on tensors by name, since these
-    are ONNX blocks that others made.
-    """
+    """Stage `stage` (from 0) of `split`: blocks `first` to `last` (from 1, both included) of `blocks`."""
 
     worker: str
+    """The worker's id in the registry."""
     split: str
     stage: int
     first: int
     last: int
     blocks: int
     capabilities: Capabilities
+    """The capabilities that the worker has registered."""
     device: Device
     max_requests: int
+    """Runs on this worker at most."""
     step_target_s: float
+    """Seconds that a step should take while requests decode, over all stages together."""
     step_limit_s: float
+    """Seconds after which a step counts as stuck; longer for a step that measurements expect to be long."""
     speculation: bool
+    """Drafts may be tried."""
     inexact_sharing: bool = False
+    """Reuse and drafts are allowed although bits may depend on the batch."""
     named_tensors: bool = False
+    """Stages hand on tensors by name, as ONNX blocks of other makers do, and not hidden rows."""
 
     @property
     def gpu_blocks(self) -> tuple[str, ...]:
@@ -42,9 +45,12 @@ class StageRole:
 
     @property
     def limits(self) -> BatchLimits:
-        """Of this worker's batches. While requests decode a step has a share of the target: their rows pass all stages
-        between two tokens. Guesses are tried only where a row's bits do not depend on its batch, or where they
-        may; and not where tensors by name travel, from which the rows of guesses cannot be cut."""
+        """The limits of this worker's batches.
+
+        While requests decode, a step gets 1/stages of the target time: a token passes all stages. Drafts need rows
+        whose bits do not depend on the batch, or permission for inexact sharing. They are off if stages hand on named
+        tensors, from which the rows of drafts cannot be cut.
+        """
         stages = self.split.count(",") + 1
         exact = self.capabilities.exact or self.inexact_sharing
         cuttable = stages == 1 or not self.named_tensors

@@ -1,6 +1,6 @@
-"""One step: rows through the stage, and what came of them to COMMIT or to the next stage.
+"""One step: runs batches through the stage and hands the results to COMMIT or to the next stage.
 
-What fails ends in RERUN or FINISH of the requests concerned, never of their neighbours.
+A failure ends in RERUN or FINISH of the requests that it concerns, never of others in the batch.
 """
 
 import time
@@ -43,15 +43,14 @@ from blockrelay_worker.transport.tensor_results import Results
 
 R = TypeVar("R")
 Rows = TypeVar("Rows", bound=LogitRows)
-#: How long a request in quarantine may take to commit what was computed for it.
+#: How long a step waits for the commits of a request in quarantine. Seconds.
 QUARANTINE_COMMIT_S = 2.0
-#: How long a request that a device has no room for waits until its tokens are where others find them; its pages as
-#: long. Seconds.
+#: How long a private run that leaves waits for its tokens to be in the log, then for its pages in the store. Seconds.
 EXPORT_S = 2.0
 
 
 class Steps:
-    """Runs batches, one after the other. `cost` and `pace` are what they were measured to take."""
+    """Runs steps, one after the other, and measures them: `cost` per step size, `pace` for admission."""
 
     def __init__(
         self,
@@ -79,14 +78,14 @@ class Steps:
         self._stage_seconds = metrics.stage_seconds.labels(role.stage, role.device)
         self._number = 0
         self._log = get()
-        #: That the device is there no more, and with it whatever was on it.
+        #: The error that says that the device is gone, with all KV on it; None while it works.
         self.lost: DeviceLost | None = None
-        self._doubted = False  # the device gave what is no number: its canary is due
+        self._doubted = False  # the device computed NaN or infinity: check it with its canary
         self.cost = StepCost()
         self.pace = PaceMeter()
 
     def run(self, work: list[Work[Run]]) -> None:
-        """One step, in as many batches as may be computed together."""
+        """Runs one step on `work`: one batch for each quarantined request, then one for all others."""
         self._number += 1
         for batch in separated(work):
             if self.lost:
@@ -99,14 +98,14 @@ class Steps:
                 self._step(batch)
 
     def patience_s(self, work: list[Work[Run]]) -> float:
-        """How long a step of `work` may last."""
+        """Seconds after which a step of `work` counts as stuck."""
         decode_rows = sum(w.rows for w in work if w.decodes)
         prompt_rows = sum(w.rows for w in work) - decode_rows
         least_s = self._role.step_limit_s
         return patience_s(self.cost, decode_rows=decode_rows, prompt_rows=prompt_rows, least_s=least_s)
 
     def look_after(self, care: DeviceCare) -> None:
-        """What the device needs between two steps. It may turn out to be lost."""
+        """Does what the device needs between two steps. Sets `lost` if the device turns out to be gone."""
         try:
             if self._doubted:
                 self._doubted = False
@@ -117,25 +116,28 @@ class Steps:
             self._lose(error)
 
     def _lose(self, error: DeviceLost) -> None:
-        """Whatever is here goes on elsewhere, and so does what was to come here."""
+        """Has all runs continue elsewhere, those on this worker and those on their way to it."""
         self.lost = error
         self._metrics.device_losses.labels(error.reason).inc()
         self._endings.close()
         self._hand_over(self._table.all(), error)
         if self._role.device == "gpu":
-            for request, run in self._endings.unseen().items():
-                self._endings.rerun(request, run, "gpu_error", self._block_of(error), error=error)
+            for request_id, run_id in self._endings.unseen().items():
+                self._endings.rerun(request_id, run_id, "gpu_error", self._block_of(error), error=error)
 
     def _hand_over(self, runs: list[Run], error: ExecutionError) -> None:
-        """A CPU goes on behind the last row that was computed here, if the device still gives its pages. Where this is
-        the CPU, by a process of ONNX Runtime's that ended, the request begins again there."""
+        """Moves runs off a device that failed.
+
+        From a GPU they go to a CPU, which continues behind the last computed token if the pages can still be read.
+        If the CPU's own ONNX Runtime process ended, they run again on a worker of this stage.
+        """
         for run in runs:
             found = None
             if run.private and not self.lost:
                 self._endings.wait_for_log(run, EXPORT_S)
                 self._table.export(run, EXPORT_S)
                 found = run.computed
-            if self._role.device == "cpu":  # nobody stands in for a CPU: whoever serves the stage goes on
+            if self._role.device == "cpu":  # a CPU has no stand-in: any worker of the stage may continue
                 alone = run.request == self._quarantine.now
                 self._endings.rerun(run.request, run.id, "death", found=found, alone=alone)
                 continue
@@ -145,14 +147,14 @@ class Steps:
         return error.block or f"block_{self._role.first}"
 
     def _step(self, work: list[Work[Run]]) -> None:
-        """Run the stage on `work` and pass the result on. What fails is tried again in parts (`after_failure`)."""
+        """Runs the stage on `work` and passes the results on. A failed batch is retried in parts (`after_failure`)."""
         self._state.on("batch_ready")
         began_ns = time.monotonic_ns()
         if self._status_events.followed:
             self._status_events.put([self._status(item, "start") for item in work])
         try:
             output = self._run_stage(work)
-            asked = self._asked_kv(work)
+            kv_fields = self._asked_kv(work)
             reach("worker.after_compute")
         except ExecutionError as error:
             self._tell_end(work, began_ns, None)
@@ -174,9 +176,9 @@ class Steps:
                 prompt_rows += max(0, min(run.prompt_length, item.known_end) - item.position)
         self._metrics.prompt_tokens.inc(prompt_rows)
         passing_on = time.perf_counter()
-        for request, fields in asked.items():
-            if request not in bad:
-                self._results.store_kv(request, fields)
+        for request_id, fields in kv_fields.items():
+            if request_id not in bad:
+                self._results.store_kv(request_id, fields)
         logits = output.logits if output.rows is None else output.rows
         if logits is not None:
             self._commit(_split(work, logits, [len(wanted_rows(w)) for w in work]), bad)
@@ -192,10 +194,10 @@ class Steps:
             if item.run.request not in bad and self._table.get(item.run.request, item.run.id) is item.run:
                 self._table.seal(item.run, None if self._role.last_stage else item.known_end)
         for item in [w for w in failed if w.drafts and not self.lost]:
-            self._step([item.without_drafts()])  # a guess may be what overflowed, and nobody asked for it
+            self._step([item.without_drafts()])  # the draft may be what overflowed: the request did not ask for it
 
     def _on_not_finite(self, item: Work[Run]) -> None:
-        """A row of it became NaN or infinite."""
+        """Ends or moves a request of which a row became NaN or infinite."""
         self._doubted = self._doubted or self._role.device == "gpu"
         try:
             wrong = self._spoiled.for_a_cpu(item)
@@ -207,7 +209,7 @@ class Steps:
             self._lose(error)
 
     def _tell_end(self, work: list[Work[Run]], began_ns: int, output: StageOutput | None) -> None:
-        """To traces and followers; without an output the batch has failed."""
+        """Reports the end of a batch to traces and to readers of status events. `output` None: the batch failed."""
         if traced := [item for item in work if item.run.trace is not None]:
             self._trace(traced, sum(item.rows for item in work), began_ns)
         if not self._status_events.followed:
@@ -293,36 +295,42 @@ class Steps:
         return output
 
     def _asked_kv(self, work: list[Work[Run]]) -> dict[str, dict[str, bytes]]:
-        """By request, what this stage has of the KV that its client asked for; its last row is among these."""
-        found = {
+        """KV of this stage that clients asked for, by request id and field, for requests whose last token is here."""
+        fields_by_request = {
             item.run.request: read_asked(
                 self._executor, self._role.first, asked, item.run.pages[: pages_for(item.known_end)]
             )
             for item in work
             if item.samples and (asked := item.run.body.kv_asked)
         }
-        return {request: fields for request, fields in found.items() if fields}
+        return {request_id: fields for request_id, fields in fields_by_request.items() if fields}
 
     def _forward(self, parts: list[Part], seconds: dict[str, float]) -> None:
-        """Rows, or tensors by name, to the next stage; encoded before the executor runs again, whose buffers they are.
-        What was guessed stays noted until COMMIT tells which guesses were right."""
+        """Sends rows, or named tensors, to the next stage. Those that cannot be sent fail or run again.
+
+        They are encoded at once, since they are buffers that the executor reuses. A run's drafts stay noted until
+        COMMIT tells which of them were right.
+        """
         sent: list[Part] = []
         for item, made in parts:
             if item.run.first is not None:
                 item.run.first.drafts = tuple(item.tokens[item.rows - item.drafts :])
             if why := "" if isinstance(made, np.ndarray) else why_not_sent(made):
                 block = f"block_{self._role.last}"
-                said = f"{block} hands on for {item.rows} rows what no message can hold: {why}"
-                self._endings.fail(item.run, said, "execution_error", block)
+                message = f"{block} hands on for {item.rows} rows what no message can hold: {why}"
+                self._endings.fail(item.run, message, "execution_error", block)
             else:
                 sent.append((item, made))
-        for target, message, carried in forwards(sent, seconds, self._role):
-            if not self._sender.forward(target, message):
+        for target, forward, carried in forwards(sent, seconds, self._role):
+            if not self._sender.forward(target, forward):
                 for lost in carried:
                     self._endings.rerun(lost.run.request, lost.run.id, "no_inbox")
 
     def _commit(self, parts: list[tuple[Work[Run], LogitRows]], bad: set[str]) -> None:
-        """Choose tokens from the wanted logits of each Work and hand them to the committer."""
+        """Chooses the next tokens from the wanted logits of each Work and hands them to the committer.
+
+        Requests in `bad` are left out. The logits of a tensor step are collected, and stored once it is complete.
+        """
         commits: list[Commit] = []
         announced: list[tuple[str, Commit]] = []
         generated = 0
@@ -342,7 +350,7 @@ class Steps:
                 generated += len(commit.tokens)
                 commits.append(commit)
                 if run.trace is not None:
-                    run.trace.ready()  # of the whole model: the next step may begin
+                    run.trace.ready()  # with the whole model here, the next token can be computed at once
                 if not commit.end and len(run.route) > 1:
                     announced.append((run.route[0], commit))
         if announced:
@@ -363,10 +371,10 @@ class Steps:
 def after_failure(
     work: list[Work[R]], error: ExecutionError, *, gpu: bool
 ) -> tuple[list[Work[R]], list[list[Work[R]]]]:
-    """What is given up here, and the batches in which the rest is tried again, in order. Pure.
+    """Decides what follows a failed batch: what is given up here, and the batches to try next, in order. Pure.
 
-    A device that had no room is given half at once, the longest served first; one that refused a batch is asked for
-    each request alone, as a CPU is: what fails alone is at fault. Any other failure of a device may come again.
+    A device without room gets the two halves of the batch. A device that refused the batch, or a CPU, gets each
+    request alone: one that fails alone is at fault. After any other failure of a GPU all is given up.
     """
     if len(work) == 1 or isinstance(error, DeviceLost) or (gpu and not isinstance(error, DeviceFailed)):
         return work, []
@@ -377,7 +385,7 @@ def after_failure(
 
 
 def _handed_on(work: list[Work[Run]], output: StageOutput) -> list[Part]:
-    """What each Work came to in a stage without the last block."""
+    """The output of each Work in a stage that is not the last: hidden rows (views), or named tensors."""
     if output.tensors is not None:
         return list(zip(work, output.tensors, strict=True))
     assert output.hidden is not None, "a stage gives logits, rows or tensors"
@@ -385,6 +393,6 @@ def _handed_on(work: list[Work[Run]], output: StageOutput) -> list[Part]:
 
 
 def _split(work: list[Work[Run]], rows: Rows, counts: list[int]) -> list[tuple[Work[Run], Rows]]:
-    """Cut `rows` into consecutive parts of `counts` rows, one per Work (views)."""
+    """Cuts `rows` into consecutive parts of `counts` rows, one per Work (views)."""
     ends = np.cumsum(counts).tolist()
     return [(w, cast(Rows, rows[end - count : end])) for w, end, count in zip(work, ends, counts, strict=True)]

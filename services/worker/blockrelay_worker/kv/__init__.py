@@ -1,1 +1,1 @@
-"""KV pages: the pool, their names, what is shared and kept."""
+"""KV pages: block hashes, the prefix cache, and the page store that workers share."""

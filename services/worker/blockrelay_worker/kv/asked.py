@@ -1,4 +1,4 @@
-"""KV that a tensor step asks for: each stage tells that of its own layers, once it has the last row."""
+"""Reads the KV that a tensor step asks for: each stage reads its own layers, once its last token is computed."""
 
 from collections.abc import Sequence
 
@@ -7,8 +7,11 @@ from blockrelay_worker.execution.executor import PageOwner
 
 
 def read_asked(owner: PageOwner, first_block: int, asked: Sequence[int], pages: Sequence[int]) -> dict[str, bytes]:
-    """A copy of what `pages`, a request's from its beginning, hold of those layers in `asked` that the stage from
-    `first_block` on has, by field. Raises ExecutionError when the device that has them fails."""
+    """Copies of the KV in `pages` (a request's, from its beginning) of the layers in `asked` that this stage has.
+
+    By field of `protocol.encoding.kv_pages`. `first_block` is the stage's first block. Raises ExecutionError when the
+    device with the pages fails.
+    """
     here = {layer: layer - (first_block - 1) for layer in asked}
     here = {layer: index for layer, index in here.items() if 0 <= index < owner.layout.layers}
     if not here:

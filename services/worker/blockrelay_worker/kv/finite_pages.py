@@ -1,4 +1,4 @@
-"""How far the KV pages of a request hold numbers, and not what a row left that became NaN or infinite."""
+"""Finds the first KV page of a request that holds NaN or infinity."""
 
 from collections.abc import Sequence
 
@@ -10,10 +10,10 @@ from blockrelay_worker.kernels.specification import PAGE
 
 
 def finite_tokens(owner: PageOwner, pages: Sequence[int], tokens: int, *, known: int = 0) -> int:
-    """How many of the first `tokens` tokens of `pages`, a request's from its beginning, have finite keys and values:
-    all, or those before the first page that has not. Pages of the first `known` are not looked at.
+    """Number of leading tokens, of the first `tokens`, whose keys and values in `pages` are finite.
 
-    Raises ExecutionError when the device that has them fails.
+    `pages` are a request's, from its beginning. The answer is `tokens`, or the beginning of the first page that is not
+    finite. Pages of the first `known` tokens are not read. Raises ExecutionError when the device with the pages fails.
     """
     if not owner.layout.layers:
         return tokens

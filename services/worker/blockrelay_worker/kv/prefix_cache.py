@@ -1,13 +1,13 @@
-"""Known beginnings: a run takes the pages that hold its first tokens already, and names those that it fills itself.
+"""The prefix cache: a run reuses KV pages that hold its first tokens, and publishes the pages that it fills.
 
-In precisions marked exact a page's bits are a function of what its name says, and any run takes it. Behind a device
-that varies pages are private: only later runs of the same request take them, at the stand-in of that device too. In the
-pool of one worker later steps of the same session take them as well, behind the same workers of the stages before; and
-where it is allowed, on a worker that has the whole model, any request of equal salt: by local names, which no tier of
-the store ever hears. There every page has its private name all the same.
+In precisions marked exact a page's name (block hash) decides its bits, and any run may reuse it. Pages of a
+nondeterministic device are private: only later runs of the same request reuse them, on the device's CPU stand-in too.
+Within the pool of one worker, later steps of the same session reuse them as well, behind the same workers of the
+earlier stages. If inexact sharing is allowed and the worker has the whole model, any request of equal salt does. This
+goes by local names, which never reach the page store; each such page has its private name too.
 
-A step begins behind what the first stage has, and each later stage has as much or says how much it has: then the step
-runs again behind that (RERUN, `found`).
+A run starts behind the tokens whose pages the first stage has. If a later stage has fewer, it says how many, and the
+request runs again from there (RERUN, `found`).
 """
 
 import secrets
@@ -30,7 +30,7 @@ from blockrelay_worker.kv.store.store import Load, Loaded, PageStore
 
 
 class Prefix(Protocol):
-    """A run as the cache sees it: what it begins with, and the pages that the cache finds and names for it."""
+    """The part of a run that the cache reads, and `kv`, which the cache changes."""
 
     @property
     def kv(self) -> KvState: ...
@@ -40,49 +40,49 @@ class Prefix(Protocol):
     def request(self) -> str: ...
     @property
     def route(self) -> tuple[str, ...]:
-        """The worker of each stage."""
+        """The id of the worker of each stage."""
         ...
 
     @property
     def private(self) -> bool:
-        """Its pages are not what its tokens decide: runs of the same request share them, and steps of its session."""
+        """True if KV pages are not decided by the tokens alone: runs of the request and steps of its session share."""
         ...
 
     @property
     def given_pages(self) -> int:
-        """Of so many leading pages its client has given the KV."""
+        """Number of leading pages whose KV the client supplied."""
         ...
 
     @property
     def salt(self) -> str:
-        """Runs with another salt share nothing."""
+        """The cache salt: runs share KV pages only if their salts are equal."""
         ...
 
     @property
     def session(self) -> str:
-        """Of which it is a step; "": of none."""
+        """Id of the session that the request is a step of; "": none."""
         ...
 
     @property
     def reusable(self) -> int:
-        """How many leading tokens may be found."""
+        """Number of leading tokens whose pages may be reused."""
         ...
 
     @property
     def limited(self) -> bool:
-        """Somebody has said how far the run before it came."""
+        """True if CLAIM limited how many leading tokens may be reused."""
         ...
 
 
 class PrefixCache:
-    """What one worker knows about pages. Used by the engine thread only.
+    """The prefix cache of one worker. Used by the engine thread only.
 
-    What is asked for and found is counted in vLLM's way: tokens, once per request (preempted ones not again, private
-    ones only where they share), and by the first stage of a route. With a `store`, pages that the pool has
-    not are looked for there: then `deliver` is called with the Loaded, from another thread, and brings it to
+    Queries and hits are counted as vLLM does: in tokens, once per request (not again after preemption, and private
+    requests only if they share), and by the first stage of a route only. With a `store`, pages that the pool lacks are
+    looked up there: then `deliver` is called with the Loaded, from another thread, and must bring it to
     `RunTable.loaded`.
-    Where bits are not `exact` only private runs are given pages, and their pages named. `shares_private`: private runs
-    of equal salt find each other's pages in this pool, and not those of one session alone. `stage` is the worker's.
+    Unless `exact`, only private runs reuse and publish pages. `shares_private`: private runs of equal salt, and not
+    only those of one session, reuse each other's pages in this pool. `stage` is the worker's, from 0.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class PrefixCache:
         pool.on_evict = metrics.prefix_cache_evictions.inc
 
     def attach(self, run: Prefix, exactly: int | None) -> None:
-        """See `RunTable.adopt`."""
+        """Gives a run without pages those of its longest cached prefix, or starts to load them (`RunTable.adopt`)."""
         if not (self._exact or run.private):
             return
         kv, wanted = run.kv, run.reusable if exactly is None else exactly
@@ -115,7 +115,7 @@ class PrefixCache:
         local = self._pool.share(self._local(run, pages))
         kv.adopt(local + self._pool.share(kv.names[len(local) : pages]), len(local))
         if self._store is not None:
-            for page, name in zip(local, kv.names, strict=False):  # a stand-in finds them by the name of this request
+            for page, name in zip(local, kv.names, strict=False):  # a stand-in looks them up by this request's names
                 self._store.put(page, name)
         if self._counts and not kv.preemptions and self._shares(run):
             self._metrics.prefix_cache_queries.inc(len(run.tokens))
@@ -131,7 +131,7 @@ class PrefixCache:
         self._look_further(kv, names, begun, given)
 
     def take(self, run: Prefix, done: Loaded) -> None:
-        """The load that `run` waited for has ended: it has the pages that were found."""
+        """Ends the load that `run` waited for: the run keeps the pages that were filled, the others are freed."""
         kv, before = run.kv, run.kv.computed
         first, full = kv.sealed, done.count - (done.load.begun > 0 and done.count == len(done.load.names))
         for index in range(first, first + full):
@@ -140,17 +140,17 @@ class PrefixCache:
         self._count(run, kv.computed - before)
 
     def settle(self) -> None:
-        """Wait until nobody but the engine writes into pages."""
+        """Waits until the page store writes into no page of the pool."""
         if self._store is not None:
             self._store.settle()
 
     def seal(self, run: Prefix, tokens: int) -> None:
-        """Name the run's full pages within the first `tokens` tokens, which are known and computed."""
+        """Publishes the run's full pages within the first `tokens` tokens, which are known and computed."""
         kv, full = run.kv, tokens // PAGE
         if full <= kv.sealed or not (self._exact or run.private):
             return
         self._extend(run, full)
-        # Behind pages of another worker, which have none, no page gets a local name.
+        # Pages that came from another worker have no local name, and then pages behind them get none.
         local = self._local(run, full) if kv.shared == kv.sealed else []
         for index in range(kv.sealed, full):
             page, name = kv.pages[index], kv.names[index]
@@ -163,7 +163,7 @@ class PrefixCache:
         kv.seal(full, full if local else kv.shared)
 
     def distrust(self, run: Prefix, tokens: int) -> None:
-        """See `RunTable.distrust`."""
+        """Removes the pages behind the run's first `tokens` tokens from pool index and store: they are wrong."""
         names = run.kv.names
         spoiled = run.kv.distrust(tokens)
         for index in spoiled:
@@ -172,8 +172,10 @@ class PrefixCache:
             self._store.discard([names[index] for index in spoiled])
 
     def _local(self, run: Prefix, pages: int) -> list[bytes]:
-        """Names by which other requests find the first pages here; none where they may not, nor of one whose client
-        gives it KV."""
+        """Names by which other requests of this worker may reuse the first `pages` pages of a private run.
+
+        None for runs that do not share, or whose client supplied KV.
+        """
         if not run.private or run.given_pages or not self._shares(run):
             return []
         session, behind = "" if self._shares_private else run.session, run.route[: self._stage]
@@ -184,12 +186,14 @@ class PrefixCache:
         return run.kv.local[:pages]
 
     def _shares(self, run: Prefix) -> bool:
-        """Runs of other requests may take its pages."""
+        """True if other requests may reuse the run's pages."""
         return not run.private or self._shares_private or bool(run.session)
 
     def leave(self, run: Prefix) -> bool:
-        """Name the page that a private run has begun, and that it writes no more, so that the next run of its request
-        takes it. False where there is none, or it has its name."""
+        """Publishes the partial last page of a private run that leaves, for the next run of its request.
+
+        False if there is no such page, or if it has a name already.
+        """
         kv = run.kv
         full, rest = divmod(kv.computed, PAGE)
         if not run.private or not rest or full != kv.sealed or full >= len(kv.pages):
@@ -200,15 +204,17 @@ class PrefixCache:
         return self._pool.name(kv.pages[full], name)
 
     def export(self, run: Prefix, timeout_s: float) -> None:
-        """Write what a private run has come to, to its last row, and wait for that."""
+        """Writes the pages of a private run to the store, the partial last one too. Waits up to `timeout_s` seconds."""
         if self.leave(run) and self._store is not None:
             full, rest = divmod(run.kv.computed, PAGE)
             self._store.put(run.kv.pages[full], self._begun_names(run, full, rest)[0])
             self._store.flush(timeout_s)
 
     def _begun_names(self, run: Prefix, full: int, rest: int) -> list[bytes]:
-        """Of the page behind `full` pages, if it holds `rest` tokens, or as many more of the run's: whoever has come
-        further has these too."""
+        """Names of the page behind `full` pages, for each number of tokens from `rest` on that it may hold.
+
+        A page with more of the run's tokens holds the first `rest` too. The last name is the full page's, if known.
+        """
         self._extend(run, min(full + 1, len(run.tokens) // PAGE))
         names, tokens = run.kv.names, run.tokens[full * PAGE : (full + 1) * PAGE]
         before = names[full - 1] if full else self._root(run)
@@ -224,8 +230,11 @@ class PrefixCache:
         extend_names(run.kv.names, self._root(run), run.tokens, pages)
 
     def _look_further(self, kv: KvState, names: list[bytes], begun: int, given: Given | None) -> None:
-        """Let the store fill pages for `names`, which follow those that the run has, if it may have them. The last one
-        is of a page with `begun` tokens, unless that is 0."""
+        """Starts to load the pages `names`, which follow the run's own, if the store may have them.
+
+        The last one is a partial page of which `begun` tokens are wanted, unless that is 0. `given`: KV that the client
+        supplied for them.
+        """
         room = min(len(names), self._pool.free_pages)
         if self._store is None or not room or not (given or self._store.may_have(names[0])):
             return

@@ -1,4 +1,4 @@
-"""The KV of one run on one stage: its pages, and how many of its tokens have theirs computed. Only kv/ changes it."""
+"""The KV state of one run on one stage: its pages, and the number of tokens whose KV is computed in them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -9,66 +9,72 @@ from blockrelay_worker.kv.store.store import Load
 
 @dataclass(slots=True, eq=False)
 class KvState:
-    """`names` are the content names of the leading full pages, as far as they were needed. The first `sealed` of
-    `pages` are named or found, and never written again; the first `shared` of these have `local` names too, if any, by
-    which other requests find them in this pool alone. While a tier is `loading` pages, the last ones, nothing is
-    computed. `cached` tokens were found instead of computed when the run came.
+    """The KV pages of a run, and how far they are computed.
 
-    The first `computed` tokens have their KV in `pages`: at least those in sealed pages. It is written here alone. (A
-    stage of the head alone keeps nothing, and may have tokens computed without a page.)
+    The first `computed` tokens have their KV in `pages`, among them all tokens of published pages. (A stage with the
+    head alone has no KV, and may have tokens computed without a page.)
     """
 
     pages: list[int] = field(default_factory=list[int])
+    """Indexes of the run's pages in the pool, in token order."""
     names: list[bytes] = field(default_factory=list[bytes])
+    """Names (block hashes) of the leading full pages, as far as they were needed."""
     local: list[bytes] = field(default_factory=list[bytes])
+    """Names under which other requests find leading pages in this worker's pool alone."""
     sealed: int = 0
+    """Number of leading pages that are published or came from the prefix cache: they are never written again."""
     shared: int = 0
+    """Number of leading pages that have local names too."""
     loading: Load | None = None
-    searched: bool = False  # known pages were looked for
+    """The page store's load into the last pages. While it runs, nothing is computed."""
+    searched: bool = False
+    """The prefix cache was searched."""
     cached: int = 0
+    """Number of tokens that were reused instead of computed when the run came."""
     preemptions: int = 0
     _computed: int = 0
 
     @property
     def computed(self) -> int:
+        """Number of leading tokens whose KV is computed."""
         return self._computed
 
     def advance_to(self, computed: int) -> None:
-        """A step has computed tokens up to here."""
+        """Records that the first `computed` tokens are computed: no fewer than before."""
         assert computed >= self._computed, f"{computed} tokens computed, which were {self._computed} already"
         self._set(computed)
 
     def rewind(self, computed: int) -> None:
-        """What lies behind is computed again: guesses that were wrong."""
+        """Keeps at most the first `computed` tokens as computed; those behind were wrong drafts, or are recomputed."""
         assert computed <= self._computed, f"only {self._computed} tokens are computed, not {computed}"
         if computed < self._computed:
             self._set(computed)
 
     def adopt(self, pages: list[int], shared: int = 0) -> None:
-        """Begin with pages that hold the first tokens already, of which the first `shared` have local names."""
+        """Takes over full pages from the prefix cache, of which the first `shared` have local names."""
         assert not self.pages and self._computed == 0, "only a run without pages adopts some"
         self.pages, self.sealed, self.shared = pages, len(pages), shared
         self._set(self.sealed * PAGE)
 
     def adopt_begun(self, page: int, tokens: int) -> None:
-        """Behind full pages, one of the run's own that holds the next `tokens` tokens."""
+        """Appends a partial page from the prefix cache with the next `tokens` tokens, which this run completes."""
         assert self._computed == len(self.pages) * PAGE and 0 < tokens < PAGE
         self.pages.append(page)
         self._set(self._computed + tokens)
 
     def adopt_nothing(self, computed: int) -> None:
-        """Begin behind so many tokens, on a stage that keeps no KV and so lacks none."""
+        """Counts the first `computed` tokens as reused, on a stage that has no KV."""
         assert not self.pages and self._computed == 0, "only a run without pages adopts some"
         self._computed = self.cached = computed
 
     def wait_for(self, load: Load) -> None:
-        """Take the pages of a load at the end, which somebody else writes until `loaded`."""
+        """Appends the pages of a load. The page store writes into them until `loaded` is called."""
         assert self.loading is None and self._computed == self.sealed * PAGE
         self.pages += load.pages
         self.loading = load
 
     def loaded(self, count: int) -> list[int]:
-        """The first `count` pages of the load hold what they should; the others, which are given back."""
+        """Ends the load: its first `count` pages were filled. Returns the others, which the caller frees."""
         assert self.loading is not None and count <= len(self.loading.pages)
         rest = self.pages[self.sealed + count :]
         del self.pages[self.sealed + count :]
@@ -79,13 +85,15 @@ class KvState:
         return rest
 
     def seal(self, pages: int, shared: int = 0) -> None:
-        """The first `pages` pages are full and named, the first `shared` locally."""
+        """Records that the first `pages` pages are full and published, the first `shared` with local names too."""
         self.sealed, self.shared = pages, shared
         self._set(self._computed)
 
     def distrust(self, tokens: int) -> range:
-        """What lies behind the first `tokens` tokens was computed wrongly: it is computed again, if at all. The indexes
-        of pages that were sealed, and are so no more."""
+        """Drops the KV behind the first `tokens` tokens, which is wrong.
+
+        Returns the indexes in `pages` of pages that were published and are no longer.
+        """
         full = tokens // PAGE
         spoiled = range(full, max(full, self.sealed))
         self.sealed, self.shared = min(self.sealed, full), min(self.shared, full)
@@ -93,7 +101,7 @@ class KvState:
         return spoiled
 
     def release(self) -> tuple[Sequence[int], Load | None]:
-        """Give up everything: the pages, and a load that is still under way and keeps its own."""
+        """Empties the state. Returns the pages to free, and a load under way, which keeps its pages until its end."""
         pages, load = self.pages, self.loading
         if load is not None:
             del pages[len(pages) - len(load.pages) :]

@@ -1,1 +1,1 @@
-"""Commands that run a model in one process, without a queue."""
+"""Commands that run or inspect a model in one process, without services or a queue."""

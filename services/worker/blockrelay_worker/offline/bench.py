@@ -1,9 +1,9 @@
-"""`python -m blockrelay_worker.offline.bench`: the executor's loop in this process, timed: no queue, Redis, HTTP.
+"""`python -m blockrelay_worker.offline.bench`: times the executor in this process, without queue, Redis and HTTP.
 
-What `blockrelay bench` measures the services against. Each line on stdin is one round, all of its requests from the
-start: {"prompts": [[id, ...], ...], "new": n}; each line on stdout answers one: {"sent": s, "tokens": [[s, ...], ...]},
-when the round began and when each request's token came, in seconds of the monotonic clock. The first line on stdout,
-`ready`, comes when the model is loaded and checked. Ends with its stdin.
+`blockrelay bench` compares services with it. Each line on stdin is one round with all its requests:
+{"prompts": [[id, ...], ...], "new": n}. Each line on stdout answers one: {"sent": s, "tokens": [[s, ...], ...]}, the
+times when the round began and when each request's tokens came, in seconds of the monotonic clock. The first line on
+stdout, `ready`, comes when the model is loaded and checked. Ends when stdin ends.
 """
 
 import argparse
@@ -31,22 +31,26 @@ from blockrelay_worker.scheduling.batch_policy import Candidate, choose_rows
 
 @dataclass(slots=True)
 class Timed:
-    """One request: its tokens, prompt first; how many have their KV in `pages`; when each new one came."""
+    """One request of a round."""
 
     tokens: list[int]
+    """All tokens so far, prompt first."""
     pages: list[int]
     left: int
+    """New tokens still to be generated."""
     computed: int = 0
+    """Leading tokens whose KV is in `pages`."""
     last_step: int = 0
     came: list[float] = field(default_factory=list[float])
+    """When each new token came, in seconds of the monotonic clock."""
 
 
 def run_round(
     executor: Executor, prompts: Sequence[Sequence[int]], new: int, *, max_rows: int
 ) -> tuple[float, list[Timed]]:
-    """Run all prompts at once until each has `new` >= 1 greedy tokens. `executor` holds the whole model.
+    """Runs all prompts together until each has `new` >= 1 greedy tokens; returns the start time and the requests.
 
-    The batches are those that a worker would make: at most `max_rows` rows, decode rows first.
+    `executor` has the whole model. Batches are those of a worker: at most `max_rows` rows, decode rows first.
     """
     pool, params = executor.pool, SamplingParams(max_tokens=new, temperature=0, ignore_eos=True)
     started = time.monotonic()
@@ -81,6 +85,7 @@ def run_round(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the rounds on stdin; returns the exit code."""
     parser = argparse.ArgumentParser(prog="blockrelay_worker.offline.bench")
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--threads", type=int, required=True)
@@ -93,8 +98,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         executor = executors_for("cpu", folder, threads=options.threads).load(folder, 1, blocks, pages=options.pages)
         _answer("ready")
         for line in sys.stdin:
-            wanted: Any = json.loads(line)
-            sent, requests = run_round(executor, wanted["prompts"], wanted["new"], max_rows=options.max_rows)
+            fields: Any = json.loads(line)
+            sent, requests = run_round(executor, fields["prompts"], fields["new"], max_rows=options.max_rows)
             _answer(json.dumps({"sent": sent, "tokens": [request.came for request in requests]}))
     except BlockrelayError as error:
         complain(error)

@@ -1,4 +1,4 @@
-"""What a device makes of a small model: whether it gives the known answers, how closely, and how long it takes."""
+"""Tries a device with a small model: are its answers right, how exact are they, and how long do they take?"""
 
 import time
 from dataclasses import dataclass, field
@@ -16,27 +16,30 @@ from blockrelay_worker.execution.onnx.stage import OnnxStage
 from blockrelay_worker.execution.page_layout import pages_for
 from blockrelay_worker.execution.self_test import fixed_tokens
 
-#: Rows of a prompt that are timed, and how often each behind the first.
+#: Prompt lengths (rows) that are timed, and the number of timed runs of each after the first.
 ROWS, TIMES = (1, 16, 64), 3
 
 
 @dataclass(slots=True)
 class DeviceTrial:
-    """`within`: how far the worst row of all blocks together is from the reference's, as a part of its length; None
-    where a known answer was off too far. `problem`: what went wrong, such as that answer; empty if nothing did. Seconds
-    by rows: the first run (kernels may be compiled), and the median of those behind it."""
+    """The result of a trial, as `blockrelay gpu-report` prints it."""
 
     device: str
     known_answers: bool = False
+    """All blocks gave their known answers within tolerance."""
     within: float | None = None
+    """Distance of the worst row from the reference's, as a share of its length; None if the trial failed before."""
     load_s: float | None = None
     first_s: dict[str, float] = field(default_factory=dict[str, float])
+    """Seconds of the first run, by its rows: kernels may be compiled in it."""
     seconds: dict[str, float] = field(default_factory=dict[str, float])
+    """Median seconds of the later runs, by their rows."""
     problem: str = ""
+    """What failed; empty if nothing did."""
 
 
 def try_device(provider: Provider, folder: BlockFolder) -> DeviceTrial:
-    """All blocks of the folder as one stage on the device. What fails there is told, not raised."""
+    """Runs all blocks of the folder as one stage on the device. Failures are in the result, and are not raised."""
     trial = DeviceTrial(device=provider.device)
     try:
         started = time.perf_counter()

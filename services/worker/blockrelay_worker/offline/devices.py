@@ -1,12 +1,12 @@
-"""`python -m blockrelay_worker.offline.devices`: the devices of this machine, and whether a stage could run on each.
+"""`python -m blockrelay_worker.offline.devices`: lists this machine's devices, and whether a stage can run on each.
 
-With `--json` one object is printed: onnxruntime (its version) and devices, a list of objects with id, name, kind (cpu,
+With `--json` one object is printed: onnxruntime (its version); devices, a list of objects with id, name, kind (cpu,
 gpu, npu), vendor, uuid, memory_bytes, driver (null: not known), features, problem (empty: it can be used) and missing
-(the problem is that the device, or what it needs, is not here; else it is here and fails); and slow, why CPU workers
-compute more slowly than this CPU can (empty: they do not). Exit code 2 when several
-distributions of ONNX Runtime are installed in one environment.
+(true: the device, or what it needs, is not here; false: it is here and fails); and slow, why CPU workers
+compute more slowly than this CPU can (empty: they do not). Exit code 2 if several distributions of ONNX Runtime are
+installed in one environment.
 
-`retry ID` has the workers that lost this device, and wait until they try it again, try it now.
+`retry ID` makes workers that lost this device, and wait before they try it again, try it now.
 """
 
 import json
@@ -39,16 +39,16 @@ def devices(
     if context.invoked_subcommand is not None:
         return
     check_one_onnxruntime()
-    # Only here: of two ONNX Runtimes in one environment, neither may be one that can be imported.
+    # Imported after the check above: with two ONNX Runtimes in one environment, the import may fail.
     from blockrelay_worker.execution.onnx.devices import devices_here, onnxruntime_version
     from blockrelay_worker.kernels.libraries import shortcoming
 
-    found, slow = devices_here(os.environ), shortcoming()
+    here, slow = devices_here(os.environ), shortcoming()
     if as_json:
-        told = {"onnxruntime": onnxruntime_version(), "devices": [asdict(one) for one in found], "slow": slow}
-        typer.echo(json.dumps(told))
+        report = {"onnxruntime": onnxruntime_version(), "devices": [asdict(one) for one in here], "slow": slow}
+        typer.echo(json.dumps(report))
     else:
-        typer.echo(table(found))
+        typer.echo(table(here))
         if slow:
             typer.echo(f"slow: {slow}")
 
@@ -65,19 +65,19 @@ def retry(
     cell = find_cell(redis_url, data)
     with connected(cell) as client:
         lost = read_lost_devices(client, cell.keys)
-        asked = [one for one in lost if device in (one.device, one.name)]
-        if not asked:
+        matching = [one for one in lost if device in (one.device, one.name)]
+        if not matching:
             there = ", ".join(one.device for one in lost) or "none"
             raise UsageError(f"no worker of cell {cell.settings.cell} waits for {device}; lost devices: {there}")
-        for one in asked:
+        for one in matching:
             retry_lost_device(client, cell.keys, one)
             typer.echo(f"{one.worker} tries {one.device} now")
 
 
-def table(found: "list[FoundDevice]") -> str:
-    """A line for each device, in columns."""
+def table(devices: "list[FoundDevice]") -> str:
+    """A text table with a line for each device."""
     rows = [("DEVICE", "CLASS", "NAME", "VENDOR", "MEMORY", "DRIVER", "FLOATS", "USABLE")]
-    for one in found:
+    for one in devices:
         memory = "" if one.memory_bytes is None else f"{one.memory_bytes / 2**30:.1f} GiB"
         usable = f"no: {one.problem}" if one.problem else "yes"
         rows.append((one.id, one.kind, one.name, one.vendor, memory, one.driver or "", " ".join(one.features), usable))
@@ -87,7 +87,7 @@ def table(found: "list[FoundDevice]") -> str:
 
 
 def run(arguments: list[str] | None = None) -> int:
-    """The exit code (see `run_app`)."""
+    """Runs the command and returns its exit code (see `run_app`)."""
     return run_app(app, arguments, name="blockrelay devices")
 
 

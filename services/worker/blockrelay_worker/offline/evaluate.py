@@ -1,13 +1,13 @@
-"""`python -m blockrelay_worker.offline.evaluate`: how well a model predicts a text, in this process.
+"""`python -m blockrelay_worker.offline.evaluate`: measures a model's perplexity on a text, in this process.
 
-The text is read in windows of `--context` tokens that begin every `--stride` tokens. Every token except the first is
-scored once: in the first window that holds it, with all that stands before it there (context - stride tokens at least,
-except at the beginning). perplexity = e to the mean of -ln p(token | tokens before it in its window).
+The text is read in windows of `--context` tokens that begin every `--stride` tokens. Every token but the first is
+scored once: in the first window that has it, given all tokens before it there (at least context - stride tokens, except
+at the beginning). perplexity = e to the mean of -ln p(token | tokens before it in its window).
 
 With `--json` one object is printed: model, precision, numerics_id, perplexity, nll (nats per token), bits_per_byte
 (null if the scored tokens stand for no bytes), tokens (scored), bytes (of their text), windows, context, stride,
-timings; with `--against` also the same of the other folder (against) and the share by which this one's perplexity is
-above (cost). Exit code 2 and one line on stderr for bad input, 1 for failures of ours or of the machine.
+timings; with `--against` also the same of the other folder (against) and the share by which this perplexity exceeds the
+other's (cost). Exit code 2 and one line on stderr for bad input, 1 for failures of ours or of the machine.
 """
 
 import json
@@ -37,7 +37,7 @@ from blockrelay_worker.execution.page_layout import pages_for
 
 #: Rows per run: enough for full speed, and the logits of a vocabulary of 128,000 stay at 125 MiB.
 CHUNK_ROWS = 256
-#: `--context` where none is given and the model's own is longer.
+#: Tokens per window without `--context`, if the model's own context is longer.
 DEFAULT_CONTEXT = 1024
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
@@ -45,7 +45,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_mar
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """Tokens `first` to `end - 1` of a text, of which those from `scored` on are scored."""
+    """Tokens `first` to `end` - 1 of a text, of which those from `scored` on are scored."""
 
     first: int
     scored: int
@@ -53,29 +53,35 @@ class Window:
 
 
 def windows(tokens: int, *, context: int, stride: int) -> list[Window]:
-    """Windows over a text of `tokens` >= 2 tokens; 1 <= stride < context. Tokens 1.. are scored, each once."""
-    found = [Window(first=0, scored=1, end=min(context, tokens))]
-    while found[-1].end < tokens:
-        last = found[-1]
+    """The windows over a text of `tokens` >= 2 tokens, which score each token but the first once.
+
+    Needs 1 <= stride < context.
+    """
+    result = [Window(first=0, scored=1, end=min(context, tokens))]
+    while result[-1].end < tokens:
+        last = result[-1]
         first = last.first + stride
-        found.append(Window(first=first, scored=last.end, end=min(first + context, tokens)))
-    return found
+        result.append(Window(first=first, scored=last.end, end=min(first + context, tokens)))
+    return result
 
 
 class Scorer:
-    """A model that gives the loss of every token of a sequence."""
+    """A loaded model that computes the loss of every token of a sequence."""
 
     def __init__(self, folder: BlockFolder, *, threads: int, context: int) -> None:
-        """Room for windows of `context` tokens. Raises BlockFolderError if a block gives a wrong known answer."""
+        """Loads the model, with KV pages for windows of `context` tokens.
+
+        Raises BlockFolderError if a block gives a wrong known answer.
+        """
         blocks = folder.model.blocks
         executors = executors_for("cpu", folder, threads=threads)
         self._executor = executors.load(folder, 1, blocks, pages=pages_for(context))
         self._pages = self._executor.pool.allocate(pages_for(context))
 
     def losses(self, tokens: Sequence[int], scored: int) -> list[float]:
-        """-ln p of tokens `scored` >= 1 and later, each given all before it. Raises RowNotFinite."""
-        found: list[float] = []
-        for first in range(0, len(tokens) - 1, CHUNK_ROWS):  # the last token predicts nothing that is asked for
+        """-ln p of the tokens from `scored` >= 1 on, each given all tokens before it. Raises RowNotFinite."""
+        losses: list[float] = []
+        for first in range(0, len(tokens) - 1, CHUNK_ROWS):  # the last token predicts nothing that is scored
             end = min(first + CHUNK_ROWS, len(tokens) - 1)
             wanted = range(max(scored - 1 - first, 0), end - first)
             output = self._executor.run(
@@ -89,13 +95,13 @@ class Scorer:
                 raise RowNotFinite(f"a row at positions {first} and later is not finite: the model overflowed")
             assert output.logits is not None, "a stage with all blocks gives logits"
             targets = tokens[first + 1 : end + 1][wanted.start :]
-            found += [_loss(row, target) for row, target in zip(output.logits, targets, strict=True)]
-        return found
+            losses += [_loss(row, target) for row, target in zip(output.logits, targets, strict=True)]
+        return losses
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    """`nll` in nats, summed over `tokens` scored tokens, which stand for `bytes` bytes of text."""
+    """The result on one text: `nll` in nats, summed over `tokens` scored tokens, which are `bytes` bytes of text."""
 
     nll: float
     tokens: int
@@ -104,10 +110,12 @@ class Score:
 
     @property
     def perplexity(self) -> float:
+        """e to the mean loss in nats per token."""
         return math.exp(self.nll / self.tokens)
 
     @property
     def bits_per_byte(self) -> float | None:
+        """The loss in bits per byte of text; None for a text of 0 bytes."""
         return self.nll / math.log(2) / self.bytes if self.bytes else None
 
 
@@ -120,7 +128,7 @@ def score(
     stride: int,
     done: Callable[[int, int], None],
 ) -> Score:
-    """Score a text of at least two tokens. `done` is told (windows done, windows in all)."""
+    """Scores a text of at least two tokens. Calls `done` with (windows done, windows in all) after each window."""
     losses: list[float] = []
     every = windows(len(tokens), context=context, stride=stride)
     for number, window in enumerate(every, 1):
@@ -176,19 +184,19 @@ def main(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """A text and how it is read."""
+    """A text, and the settings with which it is read."""
 
     file: Path
     text: str
     tokens: int | None
-    """At most so many of it."""
+    """Number of tokens to use at most; None: all."""
     context: int
     stride: int
     threads: int
 
 
 def _evaluate(folder: BlockFolder, reading: Reading) -> dict[str, Any]:
-    """The report of one model."""
+    """Scores one model and returns its report. Raises UsageError without a tokenizer, or for a text too short."""
     started = time.perf_counter()
     if folder.tokenizer_path is None:
         raise UsageError(f"{folder.root}: the model has no tokenizer, so it cannot read a text")
@@ -204,7 +212,7 @@ def _evaluate(folder: BlockFolder, reading: Reading) -> dict[str, Any]:
 
 
 def _loss(logits: NDArray[np.float32], target: int) -> float:
-    """-ln softmax(logits)[target]. A figure, never a path to a token: NumPy's own exp will do."""
+    """-ln softmax(logits)[target]. It chooses no token, so NumPy's own exp, whose bits vary, will do."""
     shifted = logits.astype(np.float64) - float(logits.max())
     return float(np.log(np.exp(shifted).sum()) - shifted[target])
 
@@ -252,7 +260,7 @@ def _lines(report: dict[str, Any]) -> str:
 
 
 def run(arguments: list[str] | None = None) -> int:
-    """The exit code (see `run_app`)."""
+    """Runs the command and returns its exit code (see `run_app`)."""
     return run_app(app, arguments, name="blockrelay evaluate")
 
 

@@ -1,4 +1,4 @@
-"""What `blockrelay generate --explain` says of a generation: a line for each stage of each step, and totals. Pure."""
+"""The output of `blockrelay generate --explain`: a line for each stage of each step, and totals. Pure."""
 
 import json
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from blockrelay_worker.execution.loader import CPU
 from blockrelay_worker.offline.pipeline import StageRun, Step
 
 _HEAD = ("step", "stage", "device", "blocks", "input", "output", "transfer", "compute", "KV", "token")
-#: Columns of the table; the token comes last and is as long as it is.
+#: Widths of the table's columns; the last one, the token, has no width.
 _WIDTHS = (4, 5, 10, 7, 11, 11, 9, 9, 7)
 _LEFT = ("device", "blocks", "input", "output")
 #: Characters of a token's text that are shown.
@@ -20,9 +20,9 @@ _SHOWN = 24
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Totals:
-    """Sums over all steps of one request, in seconds, by the names that `blockrelay status` has for those of a worker.
+    """Sums over all steps of one request, in seconds, named as `blockrelay status` names a worker's.
 
-    `inference_s` is the blocks' own time, `total_s` all of the steps; `first_token_s` includes the prompt.
+    `inference_s` is the time of the blocks alone, `total_s` that of the steps; `first_token_s` includes the prompt.
     """
 
     inferences: int
@@ -37,22 +37,23 @@ class Totals:
 
     @property
     def other_s(self) -> float:
-        """The rest of the steps: checks of rows, buffers made once for each shape, and Python between the stages."""
+        """Seconds of the steps in no other sum: checks of rows, buffers for new shapes, Python between stages."""
         parts = self.inference_s + self.token_generation_s + self.state_transfer_s + self.cache_management_s
         return self.total_s - parts
 
     @property
     def tokens_per_s(self) -> float:
+        """New tokens per second, the prompt's time included."""
         return self.tokens / self.total_s
 
     @property
     def next_token_s(self) -> float | None:
-        """The mean time of a token behind the first; None where there is none."""
+        """Mean seconds of a token after the first; None if there is only one."""
         later = self.total_s - self.first_token_s
         return later / (self.tokens - 1) if self.tokens > 1 else None
 
     def record(self) -> dict[str, Any]:
-        """As JSON shows it."""
+        """The totals as a JSON object."""
         fields = {name: getattr(self, name) for name in Totals.__dataclass_fields__}
         return {
             **fields,
@@ -62,7 +63,7 @@ class Totals:
         }
 
     def lines(self) -> list[str]:
-        """For people."""
+        """The totals as lines of text, times in milliseconds."""
         parts = (
             ("compute", self.inference_s),
             ("transfer", self.state_transfer_s),
@@ -80,7 +81,7 @@ class Totals:
 
 
 def totals(steps: Sequence[Step]) -> Totals:
-    """What the steps of one request took together; the first one reads the prompt."""
+    """Sums the times of one request's steps (at least one); the first one reads the prompt."""
     runs = [run for step in steps for run in step.runs]
     return Totals(
         inferences=len(steps),
@@ -96,7 +97,7 @@ def totals(steps: Sequence[Step]) -> Totals:
 
 
 def step_records(steps: Sequence[Step], tokenizer: Tokenizer | None) -> list[dict[str, Any]]:
-    """As JSON shows them. Seconds."""
+    """The steps as JSON objects, times in seconds."""
     return [
         {
             "step": number,
@@ -127,12 +128,12 @@ def _run_record(run: StageRun) -> dict[str, Any]:
 
 
 def heading(prompt_tokens: int) -> list[str]:
-    """What stands above the table."""
+    """The lines above the table."""
     return [f"step 1 reads the prompt of {prompt_tokens} tokens; transfer, compute and KV in ms", _line(_HEAD)]
 
 
 def step_lines(number: int, step: Step, tokenizer: Tokenizer | None) -> list[str]:
-    """A line for each stage; the token stands in the last one."""
+    """The table's lines for step `number`, one for each run of a stage; the last one shows the token."""
     lines: list[str] = []
     for index, run in enumerate(step.runs):
         cells = (
@@ -150,7 +151,7 @@ def step_lines(number: int, step: Step, tokenizer: Tokenizer | None) -> list[str
 
 
 def token_text(token: int, tokenizer: Tokenizer | None) -> str | None:
-    """The text of one token on its own; None without a tokenizer."""
+    """The text of one token by itself; None without a tokenizer."""
     return None if tokenizer is None else tokenizer.token_bytes(token).decode(errors="replace")
 
 
@@ -162,7 +163,7 @@ def _token(token: int, tokenizer: Tokenizer | None) -> str:
 
 
 def _device(run: StageRun) -> str:
-    """ONNX Runtime on the CPU is a device too: it computes other bits than our own kernels."""
+    """The device's name. ONNX Runtime on the CPU is shown as a device: its bits differ from those of our kernels."""
     return "cpu device" if run.device_class == "gpu" and run.device == CPU else run.device
 
 

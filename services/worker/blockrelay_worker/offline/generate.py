@@ -1,12 +1,12 @@
-"""`python -m blockrelay_worker.offline.generate`: a prompt through a model in this process, without any service.
+"""`python -m blockrelay_worker.offline.generate`: continues a prompt in this process, without any service.
 
 Text goes to stdout as it comes (token ids, for a model without a tokenizer). With `--json` one object is printed at the
 end: model, precision, numerics_id, seed, prompt_tokens, tokens, text (null without a tokenizer), finish_reason
 ("stop" or "length"), timings, and logprobs if asked for. Exit code 2 and one line on stderr for bad input, 1 for
 failures of ours or of the machine.
 
-With `--explain` a table shows what each stage did in each step, and totals follow; with `--json` the object has them
-too, as steps and totals. Nothing else changes: the tokens are the same.
+With `--explain` a table shows each stage's part in each step, and totals follow; with `--json` the object has them
+too, as steps and totals. The tokens are the same.
 
 Without `--seed`, the seed derives from the prompt's ids: the same command gives the same text.
 """
@@ -131,7 +131,10 @@ def main(
 
 
 def _device(folder: BlockFolder, stages: int, gpu: str, stage_devices: str, threads: int) -> Gpu | None:
-    """The device that has stages; None: our own kernels have all. Raises UsageError for options that do not fit."""
+    """The device of `--gpu` that runs stages; None: our own kernels run all of them.
+
+    Raises UsageError for options that contradict each other or do not fit the model.
+    """
     if stages > folder.model.blocks:
         raise UsageError(f"stages must be at most {folder.model.blocks}, the number of blocks, not {stages}")
     planned = equal_parts(folder.model.blocks, stages, stage_devices=stage_devices)
@@ -142,18 +145,18 @@ def _device(folder: BlockFolder, stages: int, gpu: str, stage_devices: str, thre
         raise UsageError(f"--stage-devices {stage_devices}: say which device with --gpu")
     if gpu and stage_devices and not any(on_gpu):
         raise UsageError(f"--stage-devices {stage_devices}: no stage is for --gpu {gpu}")
-    asked = {
+    settings = {
         "device": "gpu" if gpu else "cpu",
         "gpu": gpu,
         "threads": threads,
         "sequential": False,
         "imported_model": None,
     }
-    return gpu_of(WorkerSettings().model_copy(update=asked), folder)
+    return gpu_of(WorkerSettings().model_copy(update=settings), folder)
 
 
 class _Steps:
-    """Collects what the stages did in each step and, if asked, prints it as it comes."""
+    """Collects the steps for `--explain` and, with `show`, prints each as it comes."""
 
     def __init__(self, tokenizer: Tokenizer | None, *, show: bool) -> None:
         self._tokenizer, self._show = tokenizer, show
@@ -172,7 +175,7 @@ class _Steps:
 
 
 class _Text:
-    """Collects the text of the new tokens and, if asked, prints it as it comes."""
+    """Collects the text of the new tokens and, with `stream`, prints it as it comes."""
 
     def __init__(
         self,
@@ -220,7 +223,10 @@ def _prompt_tokens(prompt: str | None, ids: str | None, tokenizer: Tokenizer | N
 def _checked(
     params: SamplingParams, tokens: list[int], folder: BlockFolder, param: str, *, explicit: bool
 ) -> SamplingParams:
-    """`params` if the model can run them; a default max_tokens shrinks to the room that the context has."""
+    """Checks that the model can run the request; returns `params`, with a default max_tokens reduced to the context.
+
+    Raises BadRequest.
+    """
     model = folder.model
     if not explicit:
         params = replace(params, max_tokens=max(1, min(params.max_tokens, model.max_position - len(tokens))))
@@ -267,7 +273,7 @@ def _report(
 
 
 def run(arguments: list[str] | None = None) -> int:
-    """The exit code (see `run_app`)."""
+    """Runs the command and returns its exit code (see `run_app`)."""
     return run_app(app, arguments, name="blockrelay generate")
 
 

@@ -1,8 +1,8 @@
-"""`python -m blockrelay_worker.offline.gpu_report`: one JSON object about the GPUs of this machine, for people to send.
+"""`python -m blockrelay_worker.offline.gpu_report`: prints a JSON report on this machine's GPUs, for users to send.
 
-It has versions, the devices that were found, and of each that can be used (or of `--device` alone, `cpu` too) what it
-made of the bundled model. It names no user, no host, no folder and no UUID. A device is tried in a process of its own,
-whose end is told as well. Exit code 2 for a device that is not here.
+It has versions, the devices of this machine, and the result of a trial with the bundled model for each usable device
+(or for `--device` alone, `cpu` too). It names no user, no host, no folder and no UUID. Each device is tried in a
+process of its own; a crash of that process is reported too. Exit code 2 for a device that is not here.
 """
 
 import getpass
@@ -31,11 +31,11 @@ from blockrelay_worker.execution.onnx.installation import check_one_onnxruntime
 if TYPE_CHECKING:
     from blockrelay_worker.execution.onnx.devices import FoundDevice
 
-#: Cold shaders take most of a minute each. Seconds.
+#: Limit of one trial: compiling a shader for the first time can take most of a minute. Seconds.
 _LIMIT_S = 600.0
-#: What has to do with how a device computes.
+#: Packages that decide how a device computes.
 _PACKAGES = re.compile(r"onnx.*|openvino.*|numpy|nvidia-(cublas|cudnn|cuda-runtime).*")
-#: CUDA's errors name the host. Paths lose their folders: what a library is called is worth knowing.
+#: The host's name in CUDA's errors, and the folders of paths: they are removed, a library's file name stays.
 _HOST = re.compile(r"\bhostname=\S*")
 _FOLDERS = re.compile(r"(?:[A-Za-z]:\\|\\\\)(?:[^\\\s'\"]+\\)*|(?<![\w/])/(?:[^/\s'\":]+/)+")
 
@@ -56,29 +56,29 @@ def gpu_report(
             tried = _tried_here(device)
         typer.echo(json.dumps(tried))
         return
-    # Only here: of two ONNX Runtimes in one environment, neither may be one that can be imported.
+    # Imported after the check above: with two ONNX Runtimes in one environment, the import may fail.
     from blockrelay_worker.execution.onnx.devices import devices_here
     from blockrelay_worker.execution.onnx.providers.opening import open_provider
 
     with redirect_stdout(sys.stderr):
-        found = devices_here(os.environ)
+        devices = devices_here(os.environ)
         if device:
-            device = open_provider(device).device  # a UUID would name the card
-    chosen = [device] if device else [one.id for one in found if not one.problem and one.kind != "cpu"]
+            device = open_provider(device).device  # replaces a UUID, which would identify the card
+    chosen = [device] if device else [one.id for one in devices if not one.problem and one.kind != "cpu"]
     report = {
         "report": 1,
         "blockrelay": __version__,
         "python": platform.python_version(),
-        "os": _told(f"{platform.system()} {platform.release()} {platform.machine()}"),
+        "os": _anonymous(f"{platform.system()} {platform.release()} {platform.machine()}"),
         "packages": versions(),
-        "devices": [_described(one) for one in found],
+        "devices": [_described(one) for one in devices],
         "trials": [_tried(one) for one in chosen],
     }
     typer.echo(json.dumps(report, indent=1))
 
 
 def versions() -> dict[str, str]:
-    """Of the packages that decide how a device computes."""
+    """Versions, by name, of the installed packages that decide how a device computes."""
     named: dict[str, str] = {}
     for one in distributions():
         named.setdefault(str(one.metadata["Name"]).lower(), one.version)  # the first one is what is imported
@@ -86,15 +86,15 @@ def versions() -> dict[str, str]:
 
 
 def anonymous(text: str, private: Iterable[str]) -> str:
-    """The text without folders, and without the private words wherever they stand alone. Pure."""
+    """Removes folders from `text`, and `private` words that stand alone. Pure."""
     text = _FOLDERS.sub("", _HOST.sub("hostname=...", text))
     for word in private:
         text = re.sub(rf"(?<![\w]){re.escape(word)}(?![\w])", "...", text)
     return text
 
 
-def _told(text: str) -> str:
-    """What somebody else's code says, as it may leave this machine."""
+def _anonymous(text: str) -> str:
+    """Removes folders and the names of user and host from a message of a driver or library."""
     private = {socket.gethostname(), platform.node()}
     with suppress(OSError, KeyError):  # a user id without a name
         private.add(getpass.getuser())
@@ -102,23 +102,23 @@ def _told(text: str) -> str:
 
 
 def _described(one: "FoundDevice") -> dict[str, Any]:
-    return asdict(replace(one, uuid=None, problem=_told(one.problem)))
+    return asdict(replace(one, uuid=None, problem=_anonymous(one.problem)))
 
 
 def _tried(device: str) -> dict[str, Any]:
-    """The trial in a process of its own: a driver that ends it must not end the report."""
+    """Runs the trial in a process of its own: a driver that crashes must not end the report."""
     command = [sys.executable, "-P", "-m", "blockrelay_worker.offline.gpu_report", "--trial-only", "--device", device]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT_S, check=False)
     except subprocess.TimeoutExpired:
         return {"device": device, "problem": f"no answer for {_LIMIT_S:g} s"}
     if done.returncode == 0:
-        told: dict[str, Any] = json.loads(done.stdout)
-        return told | {"problem": _told(told["problem"])}
+        trial: dict[str, Any] = json.loads(done.stdout)
+        return trial | {"problem": _anonymous(trial["problem"])}
     code = done.returncode
     how = f"by {signal.Signals(-code).name}" if code < 0 else f"with status {code}"
-    said = _told(" | ".join(done.stderr.strip().splitlines()[-5:]))
-    return {"device": device, "problem": f"its process has ended {how}: {said}"}
+    last_lines = _anonymous(" | ".join(done.stderr.strip().splitlines()[-5:]))
+    return {"device": device, "problem": f"its process has ended {how}: {last_lines}"}
 
 
 def _tried_here(device: str) -> dict[str, Any]:
@@ -129,7 +129,7 @@ def _tried_here(device: str) -> dict[str, Any]:
 
 
 def run(arguments: list[str] | None = None) -> int:
-    """The exit code (see `run_app`)."""
+    """Runs the command and returns its exit code (see `run_app`)."""
     return run_app(app, arguments, name="blockrelay gpu-report")
 
 

@@ -1,4 +1,4 @@
-"""`python -m blockrelay_worker.offline.numerics MODEL`: the numerics id that this machine gives a block folder."""
+"""`python -m blockrelay_worker.offline.numerics MODEL`: prints the numerics id of a block folder on this machine."""
 
 import sys
 from pathlib import Path

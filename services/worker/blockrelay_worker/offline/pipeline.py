@@ -1,7 +1,7 @@
-"""One request at a time through stages in this process: what `blockrelay generate` runs, the reference for services.
+"""Runs one request at a time through stages in this process, for `blockrelay generate`: the reference for services.
 
-It makes the same calls in the same order as a worker does, without queue, batch mates or Redis. Exactness says that
-everything else must give these tokens. Stages on a device run in its process, as a worker's do.
+It makes the same calls in the same order as a worker, without queue, other requests and Redis. In exact precisions
+services must give the same tokens. Stages on a device run in the device's process, as a worker's do.
 """
 
 import time
@@ -33,11 +33,11 @@ CHUNK_ROWS = 512
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageRun:
-    """One run of one stage: the shapes that went in and came out, and what it took, in seconds.
+    """One run of one stage: shapes of its input (`taken`) and output (`given`), and its times in seconds.
 
-    `kv_s` finds the rows' places in the KV pages. `transfer_s` brings rows in and out: a copy of what the stage before
-    gave, or the way to the process of a device and back. `compute_s` is the blocks' own. `total_s` is the whole run,
-    checks of its rows included.
+    `kv_s`: finding the rows' places in the KV pages. `transfer_s`: moving rows in and out, by a copy of the stage
+    before's output, or to a device's process and back. `compute_s`: the blocks alone. `total_s`: the whole run, with
+    the checks of its rows.
     """
 
     stage: int
@@ -54,7 +54,7 @@ class StageRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One pass through all stages, a run for each, and the token behind it. A long prompt has several runs of each."""
+    """One pass through all stages, and the token that it gave. A stage has one run, or several for a long prompt."""
 
     runs: tuple[StageRun, ...]
     token: int
@@ -63,7 +63,7 @@ class Step:
 
     @property
     def rows(self) -> int:
-        """Tokens that went through the model."""
+        """Number of tokens that went through the model."""
         return sum(run.taken[0] for run in self.runs if run.stage == 0)
 
 
@@ -85,7 +85,7 @@ class Generated:
 
 @dataclass(frozen=True, slots=True)
 class _Loaded:
-    """A stage with the pages of the request."""
+    """A loaded stage, with the KV pages of the request."""
 
     executor: Executor
     pages: list[int]
@@ -108,11 +108,12 @@ class Pipeline:
         gpu: Gpu | None = None,
         stage_devices: str = "",
     ) -> None:
-        """Room for a request of `tokens` tokens in all. With `salt`, the bits of a worker with that inject_numerics.
+        """Loads the stages, with KV pages for a request of `tokens` tokens in all.
 
-        On `gpu` run the stages whose class in `stage_devices` (`cpu,gpu`) is gpu, without classes all of them; close a
-        pipeline that has one. Raises BlockFolderError if there are more stages than blocks or a block gives a wrong
-        known answer, UsageError for classes that do not fit the stages and for a device that cannot be used.
+        `salt`: computes the bits of a worker with that inject_numerics. `gpu` runs the stages whose class in
+        `stage_devices` (such as `cpu,gpu`) is gpu, all of them without classes; a pipeline with a `gpu` must be closed.
+        Raises BlockFolderError if there are more stages than blocks or a block gives a wrong known answer, UsageError
+        for classes that do not fit the stages and for a device that cannot be used.
         """
         if not 1 <= stages <= folder.model.blocks:
             raise BlockFolderError(f"a model of {folder.model.blocks} blocks cannot run in {stages} stages")
@@ -129,11 +130,11 @@ class Pipeline:
 
     @property
     def numerics(self) -> str:
-        """The numerics ids of the stages in their order, each once, as answers of a system name those of a route."""
+        """The numerics ids of the stages, in order, each once, joined by slashes as in a service's answers."""
         return "/".join(dict.fromkeys(stage.executor.capabilities.numerics_id for stage in self._stages))
 
     def close(self) -> None:
-        """Drop the stages, and end the process of the device. The pipeline is useless afterwards."""
+        """Drops the stages and ends the device's process. The pipeline cannot be used afterwards."""
         for stage in self._stages:
             stage.executor.close()
         self._stages.clear()
@@ -150,9 +151,9 @@ class Pipeline:
         seconds: dict[str, float],
         runs: list[StageRun] | None = None,
     ) -> NDArray[np.float32] | None:
-        """Run tokens of the request from `first_position` on; the logits [vocab] of the last one if wanted.
+        """Runs `tokens` of the request, from `first_position` on; returns the logits [vocab] of the last if `wanted`.
 
-        Adds the time of each block to `seconds`, and what each stage did to `runs`. Raises RowNotFinite.
+        Adds the time of each block to `seconds`, and each stage's run to `runs`. Raises RowNotFinite.
         """
         reach("worker.before_compute", tokens)
         hidden: NDArray[np.float32] | None = None
@@ -193,7 +194,7 @@ class Pipeline:
         return logits[0] if wanted and logits is not None else None
 
     def _load(self, blocks: Stage, gpu: Gpu | None, pages: int, salt: str) -> None:
-        """Add a stage, on the device or, without one, on our own kernels."""
+        """Loads a stage, on the device or, without one, on our own kernels."""
         of: Device = "cpu" if gpu is None else "gpu"
         if of not in self._by_class:
             self._by_class[of] = executors_for(of, self.folder, threads=self._threads, gpu=gpu)
@@ -215,11 +216,10 @@ def generate(
     on_step: Callable[[Step], None] | None = None,
     known: Sequence[int] = (),
 ) -> Generated:
-    """Run `prompt` and sample until the request ends. `on_token` gets each new token as soon as it is there, `on_step`
-    what its step did.
+    """Runs `prompt` and samples until the request ends. Calls `on_token` with each new token, `on_step` with its step.
 
-    The prompt must have passed `check_prompt`, and params.max_tokens must be at least 1. `known` tokens follow it
-    already, as in the log of a request that runs again, and have not ended it; what is generated stands behind them.
+    The prompt must have passed `check_prompt`, and params.max_tokens must be at least 1. `known` tokens follow the
+    prompt, as in the log of a request that runs again, and have not ended it; new tokens come after them.
     """
     model = pipeline.folder.model
     progress = Progress(params, prompt=prompt, context=model.max_position, eos_ids=model.eos_ids, tokenizer=tokenizer)
@@ -257,7 +257,7 @@ def generate(
 def _rows(
     pipeline: Pipeline, tokens: Sequence[int], first: int, seconds: dict[str, float], runs: list[StageRun] | None
 ) -> NDArray[np.float32]:
-    """Run the tokens from position `first` on, in chunks; the logits of the last one."""
+    """Runs the tokens from position `first` on, in chunks; returns the logits [vocab] of the last one."""
     logits: NDArray[np.float32] | None = None
     for at in range(first, len(tokens), CHUNK_ROWS):
         chunk = tokens[at : at + CHUNK_ROWS]

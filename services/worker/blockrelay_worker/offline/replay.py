@@ -1,8 +1,8 @@
-"""`python -m blockrelay_worker.offline.replay --request ID < BODY`: a dead letter once more, alone, in this process.
+"""`python -m blockrelay_worker.offline.replay --request ID < BODY`: runs a dead letter again, alone in this process.
 
-BODY is an encoded RequestBody. The tokens go to stdout as text while they come (as ids, for a model without a
-tokenizer), so that whatever happens is seen where it happens. Ends with code 0 when the request completes, 1 when it
-fails, and as a worker would where the request kills its worker.
+BODY is an encoded RequestBody. Tokens go to stdout as text while they come (as ids, for a model without a tokenizer),
+so that the output shows how far a failing request comes. Ends with code 0 when the request completes, 1 when it fails,
+and as its worker did if the request kills workers.
 """
 
 import sys
@@ -26,7 +26,9 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_mar
 
 @app.command()
 def main(
-    request: Annotated[str, typer.Option(help="its id, of which the seed derives that it did not name")],
+    request: Annotated[
+        str, typer.Option(help="id of the request: its seed derives from it, unless the request names one")
+    ],
     model: Annotated[Path, typer.Option(help="block folder")] = BUNDLED_MODEL,
     threads: Annotated[
         int | None, typer.Option(min=1, callback=check_threads, help="[default: the cores of this machine]")

@@ -1,1 +1,1 @@
-"""From logits to the next token, and when a request is over. Pure."""
+"""Sampling: chooses the next token from logits, drafts tokens, and decides where a request ends. Pure."""

@@ -1,8 +1,8 @@
 """exp and log in float64 whose bits are the same on every IEEE machine.
 
-NumPy's own `exp` and `log` pick other code for other CPUs and then differ in the last bit. Here every step is one
-elementwise +, -, *, / or rounding, each correctly rounded and never contracted, and sums go from left to right. Change
-any of it and the sampled tokens may change: that needs a new version of the model's numerics.
+NumPy's own `exp` and `log` use other code on other CPUs, and then differ in the last bit. Here every operation is an
+elementwise +, -, *, / or rounding, each correctly rounded and never contracted (no FMA), and sums go from left to
+right. Any change may change sampled tokens: it needs a new version of the model's numerics.
 """
 
 import math
@@ -16,7 +16,7 @@ _LN2_HIGH = 6.93147180369123816490e-01
 _LN2_LOW = 1.90821492927058770002e-10
 #: 1/n! for n = 13..0. |r| <= ln(2)/2, so the first term left out is below 1e-17 of the result.
 _TAYLOR = [1.0 / math.factorial(n) for n in range(13, -1, -1)]
-#: Below it, exp is returned as 0: far under what a probability of 53 bits can show.
+#: `exp` returns 0 below this: far less than a probability of 53 bits can represent.
 EXP_FLOOR = -700.0
 
 
@@ -49,5 +49,5 @@ def log(x: float) -> float:
 
 
 def running_sum(x: NDArray[np.float64]) -> NDArray[np.float64]:
-    """x[0], x[0]+x[1], ... added strictly from left to right (`np.sum` adds in an order of its own)."""
+    """Cumulative sums x[0], x[0]+x[1], ... added strictly from left to right (`np.sum` uses another order)."""
     return np.add.accumulate(x)

@@ -1,6 +1,6 @@
-"""Guesses at the next tokens (prompt lookup): what followed the last few tokens the last time they stood together.
+"""Drafts tokens by prompt lookup: copies what followed the last few tokens at their previous occurrence.
 
-A guess costs a row in a batch and never a token's bits: it is kept only where sampling gives the very same token.
+A draft costs a row of a batch, and never changes a token: it is kept only if sampling chooses the same token.
 """
 
 from collections.abc import Sequence
@@ -9,22 +9,21 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-#: Lengths of the token groups that are looked up, the longest first. Single tokens match anything and guess badly.
+#: Lengths (in tokens) of the n-grams that are looked up, longest first. Single tokens match too much and draft badly.
 GROUPS = (4, 3, 2)
-#: Draft tokens of one run in one step at most.
+#: Maximum number of draft tokens of one run in one step.
 MOST = 8
-#: Positions that the index of a run has: at least the first number behind a long prompt, at most twice as many. And how
-#: many of them are noted in one step.
+#: Last positions that a run's index covers, up to twice as many; and the maximum that one step adds to it.
 INDEXED, INDEXED_AT_ONCE = 2048, 256
-#: Positions that are searched at once where there is no index.
+#: Positions per chunk of a search without index.
 SEARCHED = 8192
 _BEFORE = GROUPS[0]
-#: Steps that a run without success waits before it tries one draft again; doubled each time up to the second.
+#: Steps without drafts after failure, before one draft is tried again; doubled after each failure up to the maximum.
 FIRST_PAUSE, LONGEST_PAUSE = 8, 128
 
 
 def right_drafts(drafts: Sequence[int], tokens: Sequence[int]) -> int:
-    """How many of `drafts`, from the first on, `tokens` turned out to be; the last token is never a draft's."""
+    """Number of leading `drafts` that equal the chosen `tokens`; the last token was sampled behind the drafts."""
     count = 0
     for draft, token in zip(drafts, tokens[:-1], strict=False):
         if draft != token:
@@ -34,16 +33,17 @@ def right_drafts(drafts: Sequence[int], tokens: Sequence[int]) -> int:
 
 
 class KnownTokens:
-    """The tokens of a run in one array, which is searched without an index: microseconds for each thousand."""
+    """The tokens of a run in one array, for search without an index: microseconds per thousand tokens."""
 
     def __init__(self, first: Sequence[int] | NDArray[np.int32] = ()) -> None:
-        """`first` are the first of them: quicker as an array."""
+        """`first` are the tokens known so far: faster as an array."""
         self._count = len(first)
-        self._array = np.full(_BEFORE + self._count + SEARCHED, -1, np.int32)  # behind _BEFORE that no token equals
+        # The first _BEFORE entries equal no token, so that a search needs no check of its bounds.
+        self._array = np.full(_BEFORE + self._count + SEARCHED, -1, np.int32)
         self._array[_BEFORE : _BEFORE + self._count] = first
 
     def add(self, tokens: Sequence[int]) -> None:
-        """`tokens` are those from before and what came since."""
+        """Appends new tokens. `tokens` are all of the run: the known ones first, unchanged."""
         if (needed := _BEFORE + len(tokens)) > len(self._array):
             self._array = np.concatenate([self._array, np.full(max(needed, len(self._array)), -1, np.int32)])
         if self._count < len(tokens):
@@ -51,10 +51,13 @@ class KnownTokens:
             self._count = len(tokens)
 
     def search(self, begin: int, end: int) -> dict[int, int]:
-        """For each size of a group the last position in begin..end-1 before which the last tokens stand, if any. Looks
-        no further than where the largest group is found."""
+        """Finds earlier occurrences of the last n tokens, for each n in GROUPS.
+
+        Returns by n the last position in `begin` to `end` - 1 that follows one; no entry without any. Stops at the
+        chunk in which the longest n-gram occurs.
+        """
         last = self._array[_BEFORE + self._count - GROUPS[0] : _BEFORE + self._count]
-        found: dict[int, int] = {}
+        followers: dict[int, int] = {}
         for upper in range(end, begin, -SEARCHED):
             lower = max(begin, upper - SEARCHED)
             same: NDArray[np.bool_] = np.ones(upper - lower, np.bool_)
@@ -62,50 +65,55 @@ class KnownTokens:
                 same &= self._array[_BEFORE + lower - size : _BEFORE + upper - size] == last[-size]
                 if not same.any():
                     break
-                if size in GROUPS and size not in found:
-                    found[size] = lower + int(np.flatnonzero(same)[-1])
-            if GROUPS[0] in found:
+                if size in GROUPS and size not in followers:
+                    followers[size] = lower + int(np.flatnonzero(same)[-1])
+            if GROUPS[0] in followers:
                 break
-        return found
+        return followers
 
 
 @dataclass(slots=True)
 class Drafter:
-    """The drafts of one run: a pure function of the tokens and verdicts it was told, in order.
+    """Makes the drafts of one run: a pure function of the tokens and verdicts so far, in order.
 
-    The index knows the last tokens alone, and grows by a bounded number of them in each call: one for a long prompt
-    would hold up everybody for a quarter of a second and take 50 MB. What it does not know is searched.
+    Its index covers the last tokens only, and grows by a bounded number in each call: an index of a long prompt would
+    delay all requests by a quarter of a second and take 50 MB. Tokens outside the index are searched.
     """
 
-    length: int = 2  # draft tokens to try next; 0: pausing
+    length: int = 2  # number of draft tokens to try next; 0: pausing
     known: KnownTokens = field(default_factory=KnownTokens)
     _pause: int = FIRST_PAUSE
     _wait: int = 0
     _begin: int = 0
-    """The followers from here up to `_end` are in the index."""
+    """The index covers positions from here up to `_end`."""
     _end: int = 0
     _followers: dict[tuple[int, ...], int] = field(default_factory=dict[tuple[int, ...], int])
+    """The index: for each n-gram the last position that follows it."""
 
-    def draft(self, tokens: Sequence[int], most: int) -> list[int]:
-        """At most `most` guesses at what follows `tokens`; none while pausing. Counts as a step of the pause.
+    def draft(self, tokens: Sequence[int], limit: int) -> list[int]:
+        """Returns at most `limit` draft tokens to follow `tokens`; none during a pause, of which a call is one step.
 
-        `tokens` grew since the last call, if anything: earlier ones never change. Costs a few look-ups per new token.
+        `tokens` may have grown since the last call, and must not have changed otherwise. Costs a few look-ups per new
+        token.
         """
         if self.length == 0:
             self._wait -= 1
             if self._wait > 0:
                 return []
             self.length = 1
-        most = min(most, self.length)
-        if most < 1:
+        limit = min(limit, self.length)
+        if limit < 1:
             return []
         self.known.add(tokens)
         self._index(tokens)
         start = self._start(tokens)
-        return [] if start is None else _copied(tokens, start, most)
+        return [] if start is None else _copied(tokens, start, limit)
 
     def verdict(self, drafted: int, accepted: int) -> None:
-        """Of `drafted` tokens the first `accepted` were right: longer drafts after success, shorter after failure."""
+        """Adapts the draft length: the first `accepted` of `drafted` tokens were right.
+
+        Longer drafts follow if all were, shorter ones or a pause if fewer than half were.
+        """
         if drafted == 0:
             return
         if accepted == drafted:
@@ -116,7 +124,7 @@ class Drafter:
             self._wait, self._pause = self._pause, min(LONGEST_PAUSE, 2 * self._pause)
 
     def _start(self, tokens: Sequence[int]) -> int | None:
-        """Which position followed the last tokens the last time, as many of them as have been there before."""
+        """The position behind the previous occurrence of the last tokens, of the longest n-gram that has one."""
         known = len(tokens)
         newest = self.known.search(self._end, known) if self._end < known else {}
         oldest: dict[int, int] | None = None
@@ -132,7 +140,10 @@ class Drafter:
         return None
 
     def _index(self, tokens: Sequence[int]) -> None:
-        """Note for some groups of tokens which position followed it last; the group at the very end has none yet."""
+        """Adds up to INDEXED_AT_ONCE positions to the index; drops it if it has grown beyond 2 x INDEXED positions.
+
+        The last tokens themselves are not in it: nothing follows them yet.
+        """
         known = len(tokens)
         if known - self._begin > 2 * INDEXED:
             self._followers.clear()
@@ -146,6 +157,6 @@ class Drafter:
 
 
 def _copied(tokens: Sequence[int], start: int, count: int) -> list[int]:
-    """`count` tokens from `start` on; where the known ones end, the copy goes on copying itself."""
+    """Copies `count` tokens from `start` on; behind the last known one the copy repeats itself."""
     period = len(tokens) - start
     return [tokens[start + i % period] for i in range(count)]

@@ -1,8 +1,8 @@
 """The next token as a pure function of (logits row, parameters, seed, position).
 
 Order of the steps: temperature, top_k, top_p, min_p, draw. The draw takes one number in [0, 1) from Philox keyed by
-(seed, position) and walks the kept tokens in order of their ids. There is no generator state: whoever computes position
-p again, in another batch, process or year, gets the same token. Ties, in every step, go to the lowest id.
+(seed, position) and walks the kept tokens in order of their ids. There is no generator state: position p gets the same
+token in any batch, process or year. Ties, in every step, go to the lowest id.
 All arithmetic is float64 from `exact_math`, because NumPy's own functions differ between CPUs.
 """
 
@@ -22,10 +22,10 @@ _UNREACHABLE = -51.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampled:
-    """One new token.
+    """One sampled token.
 
-    `logprob` and `top` (id, log probability; most likely first, ties by lower id) are of the model's own
-    distribution, before temperature and filters, as OpenAI's are; None and empty unless params.logprobs was set.
+    `logprob` and `top` (id, log probability; most likely first, ties by lower id) are those of the model's
+    distribution, before temperature and filters, as in OpenAI's API. None and empty unless params.logprobs is set.
     """
 
     token: int
@@ -34,7 +34,7 @@ class Sampled:
 
 
 def need_of(params: SamplingParams) -> Need | None:
-    """What `sample` needs of a row of logits; None: all of it."""
+    """The part of a row of logits that `sample` needs for these parameters; None: all of it."""
     if params.logprobs is not None:
         return None
     if params.temperature == 0:
@@ -45,10 +45,11 @@ def need_of(params: SamplingParams) -> Need | None:
 
 
 def sample(row: LogitRow, params: SamplingParams, *, seed: int, position: int) -> Sampled:
-    """Choose the token for `position` (0-based index in the request's tokens, prompt included) from the logits of a
-    `row`: all, or what is enough by `need_of`, which gives the same token.
+    """Chooses the token for `position` from the logits in `row`.
 
-    `seed` is the request's seed, given or derived (any integer, taken modulo 2**64). The logits must be finite.
+    `position` is the 0-based index in the request's tokens, prompt included. `row` has all logits, or the part that
+    `need_of` names, which gives the same token. Logits must be finite. `seed` is the request's seed, given or derived
+    (any integer, taken modulo 2**64).
     """
     logits = row.logits if isinstance(row, Largest) else row
     total = row.total if isinstance(row, Largest) else None
@@ -64,24 +65,27 @@ def sample(row: LogitRow, params: SamplingParams, *, seed: int, position: int) -
 
 
 def uniform(seed: int, position: int) -> float:
-    """The random number of a position: a multiple of 2**-53 in [0, 1)."""
+    """The random number for a position: a multiple of 2**-53 in [0, 1), from Philox keyed by the seed."""
     philox = np.random.Philox(key=seed % 2**64, counter=position)
     return (int(philox.random_raw()) >> 11) * 2.0**-53
 
 
 def log_probabilities(logits: NDArray[np.float32]) -> NDArray[np.float64]:
-    """log softmax of one row [vocab]."""
+    """The log softmax of one row of logits [vocab]."""
     shifted = logits.astype(np.float64) - float(logits.max())
     return shifted - exact_math.log(float(exact_math.running_sum(exact_math.exp(shifted))[-1]))
 
 
 def _draw(logits: NDArray[np.float32], params: SamplingParams, u: float, total: float | None) -> int:
-    """An index. Where only the largest logits of a row are here, its weights are `total` in all."""
-    with np.errstate(over="ignore"):  # a tiny temperature: minus infinity is what is meant
+    """Draws an index into `logits` with the random number `u`.
+
+    `total` is the sum of the weights of the whole row, if `logits` are only its largest ones; else None.
+    """
+    with np.errstate(over="ignore"):  # with a tiny temperature minus infinity is the right result
         scaled = (logits.astype(np.float64) - float(logits.max())) / params.temperature
     kept = np.flatnonzero(scaled >= _UNREACHABLE)
     if params.top_k > 0:
-        total = None  # of those that it keeps, which are all here
+        total = None  # the sum is that of the top_k tokens, which are all here
     if 0 < params.top_k < kept.size:
         kept = kept[np.sort(_largest(scaled[kept], params.top_k))]
     weights = exact_math.exp(scaled[kept])
@@ -97,16 +101,15 @@ def _draw(logits: NDArray[np.float32], params: SamplingParams, u: float, total: 
 
 
 def _nucleus(weights: NDArray[np.float64], share: float, total: float | None) -> NDArray[np.intp]:
-    """Indexes, ascending, of the fewest largest weights that together reach `share` of all, which are `total`, or what
-    these add up to."""
+    """Indexes, ascending, of the fewest largest weights whose sum reaches `share` of `total` (None: of their sum)."""
     wanted = share * (float(exact_math.running_sum(weights)[-1]) if total is None else total)
-    # Few are usually enough; sums of a longer list begin with the same bits, so the guess does not show.
-    for guess in (64, 1024, weights.size):
-        order = _largest(weights, min(guess, weights.size))
+    # A few are usually enough; sums of a longer list begin with the same bits, so `count` does not change the result.
+    for count in (64, 1024, weights.size):
+        order = _largest(weights, min(count, weights.size))
         reached = exact_math.running_sum(weights[order])
         if reached[-1] >= wanted:
             return np.sort(order[: int(np.searchsorted(reached, wanted, side="left")) + 1])
-    return np.arange(weights.size)  # rounding: even all of them, added in this order, stay below
+    return np.arange(weights.size)  # by rounding, even the sum of all in this order may stay below
 
 
 def _largest(values: NDArray[np.float64], count: int) -> NDArray[np.intp]:
@@ -115,7 +118,7 @@ def _largest(values: NDArray[np.float64], count: int) -> NDArray[np.intp]:
         return np.empty(0, np.intp)
     if count < values.size:
         threshold = np.partition(values, values.size - count)[values.size - count]
-        candidates = np.flatnonzero(values >= threshold)  # all ties of the last one included
+        candidates = np.flatnonzero(values >= threshold)  # includes all ties of the smallest one
     else:
         candidates = np.arange(values.size)
     order = np.argsort(-values[candidates], kind="stable")

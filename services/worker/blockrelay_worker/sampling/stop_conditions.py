@@ -1,4 +1,4 @@
-"""Where a request ends: the one place that decides it."""
+"""Decides where a request ends. No other code does."""
 
 from typing import Literal
 
@@ -9,10 +9,10 @@ FinishReason = Literal["stop", "length"]
 
 
 class Progress:
-    """How far one request has come: everything `advance` needs, and a function of its tokens alone.
+    """The progress of one request towards its end: the state of `advance`, a function of the request's tokens alone.
 
-    A worker that takes over a request makes a new one and calls `advance` with each token of the log (none of them
-    ends the request, or it would not be running).
+    A worker that takes over a request creates a new one and calls `advance` with each token of the log; none of them
+    ends the request, or it would not be running.
     """
 
     __slots__ = ("end_ids", "finish_reason", "length", "limit", "text")
@@ -29,22 +29,23 @@ class Progress:
         """`context` and `eos_ids` are the model's; `tokenizer` may be None if params.stop is empty."""
         assert tokenizer is not None or not params.stop, "stop strings need a tokenizer; requests are checked for it"
         self.end_ids = params.end_ids(eos_ids)
-        #: Tokens so far, prompt included.
+        #: Number of tokens so far, prompt included.
         self.length = len(prompt)
-        #: Tokens at most, prompt included.
+        #: Maximum number of tokens, prompt included.
         self.limit = min(len(prompt) + params.max_tokens, context)
         # Text is only needed to find stop strings; without them no token is decoded here.
         self.text = (
             VisibleText.of(tokenizer, params, eos_ids, prompt) if tokenizer is not None and params.stop else None
         )
-        #: "length" at once for a request that may not have a single new token.
+        #: Why the request ended; None before. "length" from the start if it may not have a single new token.
         self.finish_reason: FinishReason | None = "length" if self.length >= self.limit else None
 
 
 def advance(progress: Progress, token: int) -> FinishReason | None:
-    """Take one new token; returns None (go on), "stop" (EOS, stop token or stop string) or "length".
+    """Takes one new token; returns None (go on), "stop" (EOS, stop token or stop string) or "length".
 
-    Mutates `progress`. The token that ends a request belongs to it; nothing behind it may be committed.
+    Changes `progress`. The token that ends a request belongs to it; nothing behind it may be committed. Must not be
+    called after the end.
     """
     assert progress.finish_reason is None, "a finished request got another token"
     progress.length += 1

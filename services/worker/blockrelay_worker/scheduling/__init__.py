@@ -1,1 +1,1 @@
-"""Which rows the next batch has, and what a step costs."""
+"""Scheduling: chooses the rows of the next batch and estimates what a step costs."""

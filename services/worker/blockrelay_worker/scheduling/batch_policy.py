@@ -1,4 +1,4 @@
-"""Which rows go into the next batch: pure decisions over plain data."""
+"""Chooses the rows of the next batch. Pure decisions over plain data."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A run with `missing` >= 1 rows to compute; `last_step` is the step that last computed rows of it."""
+    """A run with `missing` >= 1 tokens to compute; `last_step` is the number of the step that last computed some."""
 
     request: str
     missing: int
@@ -23,13 +23,13 @@ def choose_rows(
     max_decoding: int | None = None,
     prompt_rows: int | None = None,
 ) -> list[tuple[str, int]]:
-    """(request, rows) of one iteration, at most `max_rows` rows of `max_sequences` requests, each request once.
+    """Chooses a batch: request ids with their numbers of rows, each request once.
 
-    Decode rows (one missing row) come first, at most `max_decoding` of them, so that long prompts never hold up
-    running requests; prompt chunks share what is left in order of waiting, `prompt_rows` at most. Unless it may be
-    `ragged`, the batch has either the one or chunks of the same length.
-    A quarantined request runs alone, in its turn: when it has waited longest.
-    Every candidate is served at last: those left out have the lowest `last_step` next time.
+    At most `max_rows` rows of `max_sequences` requests. Decode rows (one token missing) come first, at most
+    `max_decoding`, so that long prompts never hold up running requests. Prompt chunks share the rest, the longest
+    waiting first, `prompt_rows` at most. Unless `ragged`, a batch has decode rows alone, or chunks of equal length.
+    A quarantined request gets a batch of its own once it has waited longest.
+    No candidate starves: those left out have the lowest `last_step` next time.
     """
     waiting = sorted(candidates, key=lambda c: c.last_step)
     if waiting and waiting[0].quarantined:
@@ -38,7 +38,7 @@ def choose_rows(
     places = max_rows if max_sequences is None else min(max_rows, max_sequences)
     prompts = [c for c in together if c.missing > 1]
     decoding = [c for c in together if c.missing == 1][: places if max_decoding is None else max_decoding]
-    if not ragged and decoding and prompts:  # who has waited longest says which of the two
+    if not ragged and decoding and prompts:  # the kind of the request that has waited longest
         decoding, prompts = ([], prompts) if together[0].missing > 1 else (decoding, [])
     if len(decoding) >= places and together[0].missing > 1:
         decoding = decoding[: places - 1]  # a prompt that has waited longest has a place
@@ -61,7 +61,7 @@ def choose_rows(
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """A segment that waits in a later stage; `decodes`: it continues a running request."""
+    """A segment that waits in a later stage; `decodes`: it has one known token of a running request."""
 
     request: str
     rows: int
@@ -77,11 +77,11 @@ def choose_arrived(
     max_sequences: int | None = None,
     ragged: bool = True,
 ) -> list[int]:
-    """Indexes of `waiting` (in order of arrival) for one iteration: decoding segments first, then prompt chunks.
+    """Chooses a later stage's batch: indexes of `waiting` (in order of arrival), decodes first, then prompt chunks.
 
-    One segment per request, its oldest; at most `max_rows` rows of `max_sequences` requests and, of prompts, about
-    `prompt_rows` beside decoding ones and `rows_alone` without, but never nothing: a segment is not cut, so one may be
-    alone over the bound. Unless the batch may be `ragged`, all have as many rows as the oldest.
+    Takes the oldest segment of each request; at most `max_rows` rows of `max_sequences` requests. Prompt chunks have
+    about `prompt_rows` rows beside decodes, `rows_alone` without. A segment is not cut: the first may exceed the
+    bounds alone. Unless `ragged`, all segments have as many rows as the oldest.
     """
     heads: dict[str, int] = {}
     for index, segment in enumerate(waiting):

@@ -1,4 +1,4 @@
-"""The first stage's rows: known tokens whose KV is missing, guesses behind them, and the pages for both."""
+"""Makes the batches of a first stage: known tokens without KV, drafts behind them, and KV pages for both."""
 
 from collections.abc import Callable, Sequence
 from typing import Generic, Protocol, TypeVar
@@ -15,7 +15,7 @@ from blockrelay_worker.scheduling.work import Work
 
 
 class SchedulableRun(Protocol):
-    """A run as the choice of rows sees it; `missing` rows of it can be computed now."""
+    """The part of a run that the scheduler reads; `missing` tokens of it can be computed now."""
 
     @property
     def request(self) -> str: ...
@@ -31,26 +31,26 @@ class SchedulableRun(Protocol):
     def missing(self) -> int: ...
     @property
     def is_decoding(self) -> bool:
-        """Its prompt is computed, and its next token is on its way or can be computed."""
+        """True if prefill is done and the request goes on: at most one known token is not computed."""
         ...
 
     @property
     def quarantined(self) -> bool:
-        """Its next rows are computed without neighbours."""
+        """True if the next tokens must be computed alone."""
         ...
 
     @property
     def searched(self) -> bool:
-        """Known pages were looked for."""
+        """True if the prefix cache was searched for pages of this run."""
         ...
 
     @property
     def last_step(self) -> int:
-        """The step that last computed rows of it."""
+        """Number of the step that last computed tokens of this run."""
         ...
 
     def guesses(self, limit: int) -> list[int]:
-        """At most `limit` guesses at the tokens behind the last known one."""
+        """Returns at most `limit` draft tokens to follow the last known one."""
         ...
 
 
@@ -58,33 +58,33 @@ R = TypeVar("R", bound=SchedulableRun)
 
 
 class Runs(Protocol[R]):
-    """The runs on this worker, oldest first, and the pages they share."""
+    """The part of the run table that the scheduler uses: runs, oldest first, and the KV pages they share."""
 
     def all(self) -> list[R]: ...
     @property
     def free_pages(self) -> int: ...
     def grow(self, run: R, tokens: int) -> bool:
-        """Pages for `tokens` tokens; False, changing nothing, when too few are free."""
+        """Gives the run pages for its first `tokens` tokens. False, changing nothing, if too few are free."""
         ...
 
     def adopt(self, run: R) -> None:
-        """Give a run without pages those of its beginning that are known. It may have to wait for them."""
+        """Gives a run without pages those of its cached prefix; it may have to wait for the page store."""
         ...
 
     def preempt(self, run: R) -> None:
-        """Take the pages of a run that stays."""
+        """Takes all pages from a run that stays on the worker."""
         ...
 
-    def is_loading(self, request: str) -> bool:
-        """Whether somebody writes into its pages, so that they cannot be taken."""
+    def is_loading(self, request_id: str) -> bool:
+        """True while the page store writes into the run's pages: then they cannot be taken."""
         ...
 
 
 class FirstStageBatcher(Generic[R]):
     """Makes the batches of a first stage. Used by the engine thread only.
 
-    `full_workers` asks for the workers of the next stage whose inbox is full. With `whole_model` nothing was reserved
-    for the runs: they share what pages there are, the oldest first.
+    `full_workers` returns the ids of workers of the next stage whose inbox is full. With `whole_model` no pages are
+    reserved: runs share those of the pool, and older runs go first.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class FirstStageBatcher(Generic[R]):
         self._full_workers, self._whole_model = full_workers, whole_model
 
     def take(self, cost: StepCost) -> list[Work[R]]:
-        """The next batch; grows the page lists of its runs, and preempts younger runs where there are too few."""
+        """Returns the next batch. Gives its runs the pages they need, and preempts younger runs if too few are free."""
         runs = {run.request: run for run in self._runs.all() if run.missing}
         if not runs:
             return []
@@ -110,7 +110,7 @@ class FirstStageBatcher(Generic[R]):
         everything = self._runs.all()
         shape = self._shape_of(everything)
         groups, limits = shape.groups, shape.limits
-        # Chunks of a pipeline are shorter: the next stage can begin earlier.
+        # With several stages prompt chunks are shorter, so that the next stage can begin earlier.
         max_rows = limits.max_rows if groups == 1 else max(1, limits.max_rows // (2 * groups))
         decoding = [None if r.missing else r.last_step for r in everything if r.is_decoding]
         if decoding:
@@ -130,7 +130,7 @@ class FirstStageBatcher(Generic[R]):
         return self._work(runs, candidates, chosen, cost, limits)
 
     def claimable_pages(self) -> int:
-        """Pages that new jobs may take; means something only where nothing is reserved."""
+        """Number of pages that new jobs may take. Of use only with `whole_model`."""
         return claimable_pages(self._holdings(), self._runs.free_pages)
 
     def _work(
@@ -141,12 +141,12 @@ class FirstStageBatcher(Generic[R]):
         cost: StepCost,
         limits: BatchLimits,
     ) -> list[Work[R]]:
-        """The chosen rows of each run, as far as there are pages for them, and guesses behind them."""
+        """The chosen rows of each run, as far as there are pages for them, with drafts behind them."""
         work: list[Work[R]] = []
         decoding = sum(1 for request, rows in chosen.items() if runs[request].missing == rows == 1)
-        drafts = limits.drafts and decoding == len(chosen)  # beside prompts no row is cheap
+        drafts = limits.drafts and decoding == len(chosen)  # beside prompt rows a draft is not cheap
         drafts_left = min(draft_rows(cost, decoding), limits.max_rows - decoding) if drafts else 0
-        for request, run in runs.items():  # oldest first, so that nobody is preempted who is in the batch already
+        for request, run in runs.items():  # oldest first, so that no run of this batch is preempted for a later one
             rows = chosen.get(request, 0)
             if not rows or run.missing != candidates[request].missing or not self._grow(run, run.computed + rows):
                 continue  # not its turn, preempted just now, or no page left
@@ -164,7 +164,7 @@ class FirstStageBatcher(Generic[R]):
         return work
 
     def _ready(self, runs: dict[str, R]) -> list[R]:
-        """Runs that may compute: not held up by a full inbox or, before their first page, by too few pages."""
+        """Runs that may compute: not held up by a full inbox or, without a page yet, by too few free pages."""
         if self._whole_model:
             if all(run.pages for run in runs.values()):
                 return list(runs.values())
@@ -183,14 +183,15 @@ class FirstStageBatcher(Generic[R]):
         return self._members.shape(frozenset(worker for run in runs for worker in run.route))
 
     def _grow(self, run: R, tokens: int) -> bool:
+        """Gives a run pages for `tokens` tokens, and may preempt younger runs for that. False: the run must wait."""
         while not self._runs.grow(run, tokens):
-            # Where pages are reserved, those of a run that has just ended elsewhere come back with its note.
+            # With reserved pages this run waits: a run that ended elsewhere frees its pages when the event arrives.
             # A run whose pages are being loaded cannot give them back at once.
             holdings = [h for h in self._holdings() if not self._runs.is_loading(h.request)]
-            name = victim(holdings, run.request) if self._whole_model else None
-            if name is None:
+            victim_id = victim(holdings, run.request) if self._whole_model else None
+            if victim_id is None:
                 return False
-            self._runs.preempt(next(r for r in self._runs.all() if r.request == name))
+            self._runs.preempt(next(r for r in self._runs.all() if r.request == victim_id))
             self._metrics.preemptions.inc()
         return True
 
@@ -198,6 +199,6 @@ class FirstStageBatcher(Generic[R]):
         return [Holding(r.request, len(r.pages), pages_for(len(r.tokens) + 1)) for r in self._runs.all()]
 
     def _guesses(self, run: R, limit: int) -> list[int]:
-        """Guesses behind the last known token, with pages for them."""
+        """Draft tokens behind the last known token; none if there are no pages for them."""
         guesses = [] if run.quarantined else run.guesses(limit)
         return guesses if guesses and self._runs.grow(run, len(run.tokens) + len(guesses)) else []

@@ -1,4 +1,4 @@
-"""A later stage's rows: what the stage before sent, in order, each request once per batch."""
+"""Makes the batches of a later stage from the rows that the stage before sent, each request once per batch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,23 +15,23 @@ from blockrelay_worker.scheduling.limits import BatchLimits
 from blockrelay_worker.scheduling.step_cost import StepCost, prompt_rows_alone, prompt_rows_beside
 from blockrelay_worker.scheduling.work import Work
 
+#: Why rows are not computed: "drop" them, "rerun" their request, or try again "later".
 Refusal = Literal["drop", "rerun", "later"]
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 
 
 class Intake(Protocol[R_co]):
-    """Knows the runs that rows are of."""
+    """Finds the runs that arriving rows belong to."""
 
     def segment(self, segment: ForwardSegment, message: Forward) -> R_co | Refusal:
-        """The run of rows that arrived with `message`, its pages grown to hold them; or what becomes of the rows."""
+        """Returns the run of a segment of `message`, with KV pages for its rows; or why there is none."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """Rows of one segment that arrived and were not computed yet, and the message they came with: as `hidden`, or as
-    `tensors` by name."""
+    """A segment that arrived and was not computed yet, with its message and its rows: `hidden`, or named `tensors`."""
 
     segment: ForwardSegment
     hidden: NDArray[np.float32] | None
@@ -40,6 +40,7 @@ class Waiting:
 
     @property
     def arrived(self) -> Arrived:
+        """The segment as the batch policy sees it."""
         segment = self.segment
         rows = len(segment.token_ids)
         return Arrived(segment.request, rows, segment.ends_known and rows == 1 + segment.drafts)
@@ -56,6 +57,7 @@ class LaterStageBatcher(Generic[R]):
         return len(self._waiting)
 
     def add(self, message: Forward) -> None:
+        """Queues the segments of a message."""
         at = 0
         for index, segment in enumerate(message.segments):
             end = at + len(segment.token_ids)
@@ -68,7 +70,7 @@ class LaterStageBatcher(Generic[R]):
         self._waiting.clear()
 
     def take(self, cost: StepCost) -> tuple[list[Work[R]], list[ForwardSegment]]:
-        """The next batch, and segments whose runs must run again because their pages are missing."""
+        """Returns the next batch, and the segments whose requests must run again since rows or pages are missing."""
         limits = self._limits
         prompt_rows = prompt_rows_beside(cost, limits.step_share_s, limits.max_rows)
         chosen = choose_arrived(

@@ -1,4 +1,4 @@
-"""What bounds a batch."""
+"""The limits of a batch."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -8,23 +8,23 @@ from blockrelay.protocol.capabilities import Capabilities
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchLimits:
-    """At most `max_rows` rows of `max_sequences` requests; all with the same number of rows unless it may be `ragged`.
-
-    Beside decoding requests a step lasts about `step_share_s` seconds, one of prompts alone at most `chunk_s`.
-    `drafts`: guessed tokens are tried.
-    """
+    """Limits of one batch: at most `max_rows` rows of `max_sequences` requests."""
 
     max_rows: int
     max_sequences: int
     ragged: bool
+    """Requests of a batch may differ in their numbers of rows."""
     drafts: bool
+    """Draft tokens are tried."""
     step_share_s: float
+    """Seconds that a step with decode rows should take."""
     chunk_s: float
+    """Seconds that a step of prompt rows alone may take."""
 
     def obeying(self, others: Iterable[Capabilities]) -> "BatchLimits":
-        """These limits where the rows of a batch go through executors of such capabilities too.
+        """These limits, narrowed to the capabilities of other executors that the batch goes through.
 
-        Drafts make rows that may differ in number, and are only tried where a row's bits do not depend on its batch.
+        Drafts need ragged batches, and executors whose bits do not depend on the batch.
         """
         all_of = list(others)
         ragged = self.ragged and all(one.ragged for one in all_of)

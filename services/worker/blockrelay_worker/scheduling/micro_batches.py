@@ -1,7 +1,7 @@
-"""How many stages of a route compute at the same time: into so many groups its decode rows are split.
+"""Micro-batches: decode rows are split into as many groups as stages of the route can compute at the same time.
 
-Stages with cores of their own work on different groups at once. Stages that share their cores would only read their
-weights more often: there the whole batch goes from one to the next.
+Stages with cores of their own work on different groups at once. If stages share cores, groups would only read the
+weights more often: then the whole batch goes from one stage to the next.
 """
 
 from collections import defaultdict
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """Where a worker computes: the host by name, its cores, and how many of them the worker's threads use."""
+    """The place where a worker computes: its host's name and cores, and the number of the worker's threads."""
 
     node: str
     cores: int
@@ -19,7 +19,7 @@ class Seat:
 
 
 def groups_of(seats: Sequence[Seat]) -> int:
-    """Micro-batches for a route over these workers: as many as its stages can compute at once; at least 1."""
+    """Number of micro-batches for a route over these workers: stages that can compute at once; at least 1."""
     hosts: dict[str, list[Seat]] = defaultdict(list)
     for seat in seats:
         hosts[seat.node].append(seat)
@@ -32,11 +32,11 @@ def _at_once(seats: list[Seat]) -> int:
 
 
 def decode_share(flights: Sequence[int | None], groups: int) -> int:
-    """How many decode rows the first stage may take now, so that `groups` batches circulate, equal in size.
+    """Number of decode rows that the first stage may take now, so that `groups` batches of equal size circulate.
 
-    `flights`: for each request that decodes the batch that carries it through the other stages, None if its token is
-    back. While `groups` batches are under way nothing leaves: what is back waits for its group. Without that, batches
-    that began apart stay apart, and every one of them reads all weights for its few rows.
+    `flights`: for each decoding request the number of the batch that carries it through the other stages, None if its
+    token is back. While `groups` batches are under way the answer is 0: tokens that are back wait for their group.
+    Otherwise batches that began apart would stay apart, and each would read all weights for a few rows.
     """
     if len({batch for batch in flights if batch is not None}) >= groups:
         return 0

@@ -1,7 +1,7 @@
-"""Who gets pages when there are too few: pure decisions of a worker that runs the whole model and reserves nothing.
+"""Preemption: decides which runs get KV pages when too few are free, on a worker with the whole model. Pure.
 
-Runs are ordered by age, oldest first. The oldest takes pages from everybody younger, and ACCEPT and CLAIM saw to it
-that it fits the pool alone: so it always finishes, and then the next one does.
+Such a worker reserves no pages. Runs are ordered by age, oldest first, and take pages from younger ones. ACCEPT and
+CLAIM ensure that each run fits into the pool alone: so the oldest always finishes, and then the next one does.
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """A run and its pages: how many it `has`, and how many its known tokens and the next one `need` in all."""
+    """The pages of a run: the number that it `has`, and the number that its known tokens and the next one `need`."""
 
     request: str
     has: int
@@ -18,11 +18,11 @@ class Holding:
 
 
 def startable(oldest_first: Sequence[Holding], free: int) -> frozenset[str]:
-    """Runs that may compute now.
+    """Ids of the requests that may compute now.
 
-    Those with pages go on. One without starts in order of age, when all its known tokens fit into what is free beside
-    what the running ones lack: a start that is bound to stop halfway costs pages and gives nothing. The oldest of all
-    always may.
+    Runs with pages go on. Runs without pages start in order of age, if all their known tokens fit into the `free`
+    pages that running ones do not need: a start that must stop halfway costs pages and gives nothing. The oldest run
+    may always compute.
     """
     room = free - sum(max(0, h.need - h.has) for h in oldest_first if h.has)
     chosen = {h.request for h in oldest_first if h.has} | {h.request for h in oldest_first[:1]}
@@ -37,7 +37,7 @@ def startable(oldest_first: Sequence[Holding], free: int) -> frozenset[str]:
 
 
 def victim(oldest_first: Sequence[Holding], grower: str) -> str | None:
-    """Whose pages `grower` gets: the youngest with pages among those younger than it. None: `grower` waits."""
+    """Id of the request to preempt for request `grower`: the youngest one with pages, if younger. None: wait."""
     for holding in reversed(oldest_first):
         if holding.request == grower:
             return None
@@ -47,6 +47,9 @@ def victim(oldest_first: Sequence[Holding], grower: str) -> str | None:
 
 
 def claimable_pages(holdings: Sequence[Holding], free: int) -> int:
-    """How many of the `free` pages new jobs may have: what the runs here need for known tokens and the next is theirs,
-    and one page more for each, so that a new job is not preempted at once."""
+    """Number of `free` pages that new jobs may take.
+
+    Runs here keep the pages for their known tokens and the next one, and one more page each, so that a new job is not
+    preempted at once.
+    """
     return max(0, free - sum(max(0, h.need - h.has) + 1 for h in holdings))

@@ -1,4 +1,4 @@
-"""What the workers of a route have said of themselves, and what follows for batches that go through all of them."""
+"""The workers of a route, from the registry, and the limits of batches that go through all of them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -7,38 +7,42 @@ from blockrelay.protocol.capabilities import Capabilities
 from blockrelay_worker.scheduling.limits import BatchLimits
 from blockrelay_worker.scheduling.micro_batches import Seat, groups_of
 
-#: Fields of a worker's record.
+#: Fields of a worker's registry record that are read here.
 FIELDS = ("node", "cores", "threads", "capabilities")
+#: Reads fields of a worker's record, by worker id; None for each field that is missing.
 ReadFields = Callable[[str, tuple[str, ...]], Sequence[bytes | None]]
-#: Workers, and sets of them, that are remembered beside those that routes have now.
+#: Above this number of remembered workers, or of sets of them, those not in use are forgotten.
 MAX_MEMBERS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """`capabilities` None: a worker that is gone."""
+    """One worker of a route. `capabilities` is None for a worker that is gone."""
 
     seat: Seat
     capabilities: Capabilities | None
 
     @classmethod
-    def from_record(cls, worker: str, fields: Sequence[bytes | None]) -> "Member":
-        """From the FIELDS of a worker's record; a worker that is gone sits on a host of its own."""
+    def from_record(cls, worker_id: str, fields: Sequence[bytes | None]) -> "Member":
+        """A member from the FIELDS of its record. A worker without a record counts as alone on a host."""
         node, cores, threads, capabilities = fields
-        seat = Seat((node or worker.encode()).decode(), int(cores or 1), int(threads or 1))
+        seat = Seat((node or worker_id.encode()).decode(), int(cores or 1), int(threads or 1))
         return cls(seat, Capabilities.from_json(capabilities))
 
 
 @dataclass(frozen=True, slots=True)
 class RouteShape:
-    """`groups` micro-batches circulate, each within `limits`."""
+    """The batches of a route: `groups` micro-batches circulate, each within `limits`."""
 
     groups: int
     limits: BatchLimits
 
 
 class RouteMembers:
-    """What a worker said of itself when it announced itself never changes, so it is read once."""
+    """The members of routes. A worker's registration never changes, so each record is read once.
+
+    `read_fields` may wait for Redis; `own` are the limits of this worker.
+    """
 
     def __init__(self, read_fields: ReadFields, own: BatchLimits) -> None:
         self._read_fields, self._own = read_fields, own
@@ -46,28 +50,28 @@ class RouteMembers:
         self._shapes: dict[frozenset[str], RouteShape] = {}
 
     def shape(self, workers: frozenset[str]) -> RouteShape:
-        """For routes over these workers: groups that can compute at once, the least of all limits."""
+        """The shape of routes over the workers with these ids: their groups, and the tightest of all limits."""
         shape = self._shapes.get(workers)
         if shape is None:
             self._forget_others(workers)
-            members = [self._member(worker) for worker in workers]
-            said = [member.capabilities for member in members if member.capabilities is not None]
-            shape = RouteShape(groups_of([member.seat for member in members]), self._own.obeying(said))
+            members = [self._member(worker_id) for worker_id in workers]
+            capabilities = [member.capabilities for member in members if member.capabilities is not None]
+            shape = RouteShape(groups_of([member.seat for member in members]), self._own.obeying(capabilities))
             self._shapes[workers] = shape
         return shape
 
     def __len__(self) -> int:
-        """Workers that are remembered."""
+        """Number of workers that are remembered."""
         return len(self._members)
 
     def _forget_others(self, workers: frozenset[str]) -> None:
-        """Where too much is remembered: every life of a worker has its own id, so that most of them are gone."""
+        """Forgets workers outside `workers` if too many are remembered: a restarted worker has a new id."""
         if len(self._members) > MAX_MEMBERS:
-            self._members = {worker: member for worker, member in self._members.items() if worker in workers}
+            self._members = {worker_id: member for worker_id, member in self._members.items() if worker_id in workers}
         if len(self._shapes) > MAX_MEMBERS:
             self._shapes.clear()
 
-    def _member(self, worker: str) -> Member:
-        if worker not in self._members:
-            self._members[worker] = Member.from_record(worker, self._read_fields(worker, FIELDS))
-        return self._members[worker]
+    def _member(self, worker_id: str) -> Member:
+        if worker_id not in self._members:
+            self._members[worker_id] = Member.from_record(worker_id, self._read_fields(worker_id, FIELDS))
+        return self._members[worker_id]

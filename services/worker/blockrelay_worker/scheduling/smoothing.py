@@ -1,13 +1,13 @@
-"""Averages of what was measured, in which the past fades."""
+"""Exponential moving averages of measurements."""
 
 #: Weight of a new measurement.
 SMOOTHING = 0.25
 
 
 def smoothed(before: float | None, now: float, *, max_growth: float | None = None) -> float:
-    """The average after a measurement; the measurement itself where there was none before.
+    """The average `before`, updated by the measurement `now`; without an average before, `now` itself.
 
-    With `max_growth` one measurement counts as at most so many times what was known.
+    `max_growth`: the measurement is clamped to that many times the average.
     """
     if before is None:
         return now

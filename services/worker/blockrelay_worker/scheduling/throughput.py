@@ -1,8 +1,8 @@
-"""How fast this worker is under its present load, measured for the admission of requests. Pure, but for PaceMeter.
+"""The worker's pace under its present load, measured for admission control. Pure, but for PaceMeter.
 
-Time counts while requests are on the worker, whatever it goes to (steps, commits, waiting for other stages): that is
-what a client feels. The time of a window is split between prompt rows and tokens by what was known of them before, and
-what was known is corrected by the rest.
+All time counts while requests are on the worker (steps, commits, waits for other stages): clients wait for all of it.
+The time of a window is split between prompt rows and tokens in proportion to the known costs, and both costs are then
+corrected by the same factor.
 """
 
 from collections.abc import Mapping
@@ -11,24 +11,24 @@ from dataclasses import dataclass, field, replace
 from blockrelay.protocol.capabilities import Pace
 from blockrelay_worker.scheduling.smoothing import smoothed
 
-#: Requests at once whose times between tokens are kept apart, as upper ends.
+#: Upper ends of the concurrency buckets: token times are measured by the number of requests at once.
 SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 256, 1024)
-#: A prompt row costs so many tokens' time before it was measured.
+#: Assumed cost of a prompt row before it was measured, as a share of a token's.
 FIRST_ROW_SHARE = 0.2
-#: One window tells at most so many times what was known: a machine that paused for a minute is not slow.
+#: One window raises a cost to at most this many times the known one: a machine that paused for a minute is not slow.
 MAX_GROWTH = 2
 #: Seconds of work after which a window is closed.
 WINDOW_S = 0.5
-#: Seconds for which as many requests at once as there were are expected again.
+#: Seconds for which the highest recent concurrency is expected again.
 RECENT_S = 30.0
-#: Seconds without work after which half of what is above the best ever known is forgotten. Who is believed to be slow
-#: gets nothing to do, and could never show that it is not.
+#: Half-life in seconds, without work, of the part of a cost above its best value. A worker that counts as slow gets
+#: nothing to do, and could never show otherwise.
 REST_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """`seconds` of work on `running` requests on average, and the prompt rows and tokens that came of it."""
+    """One window of work: its `seconds`, the average number of `running` requests, its prompt `rows` and `tokens`."""
 
     seconds: float
     running: float
@@ -37,13 +37,13 @@ class Window:
 
     @property
     def size(self) -> int:
-        """Of SIZES."""
+        """The smallest bucket in SIZES that holds `running` requests; the last one if none does."""
         return next((s for s in SIZES if self.running <= s), SIZES[-1])
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Smoothed seconds of a prompt row, and of a token by the number of requests at once (one of SIZES)."""
+    """Measured costs in smoothed seconds: of a prompt row, and of a token by its bucket in SIZES."""
 
     row_s: float | None = None
     token_s: Mapping[int, float] = field(default_factory=dict[int, float])
@@ -54,7 +54,7 @@ def _smoothed(before: float | None, now: float) -> float:
 
 
 def observed(known: Measured, window: Window) -> Measured:
-    """`known` after a window."""
+    """Returns the costs `known`, updated by a window."""
     if not window.rows and not window.tokens:
         return known
     size = window.size
@@ -71,20 +71,20 @@ def observed(known: Measured, window: Window) -> Measured:
         row_s = FIRST_ROW_SHARE * (token_s or 0.0)
     if token_s is None:
         token_s = max(window.seconds - row_s * window.rows, 0.1 * window.seconds) / window.tokens
-    # Both are wrong by the same factor, as far as one window tells.
+    # One window cannot tell which of the two costs is wrong: both are corrected by the same factor.
     factor = window.seconds / (row_s * window.rows + token_s * window.tokens)
     return Measured(_smoothed(row_s, row_s * factor), {**known.token_s, size: _smoothed(token_s, token_s * factor)})
 
 
 def best_of(best: Measured, known: Measured) -> Measured:
-    """The faster one in everything."""
+    """Returns the lower of both costs, each by itself, in the buckets of `known`."""
     rows = [r for r in (best.row_s, known.row_s) if r is not None]
     token_s = {size: min(s, best.token_s.get(size, s)) for size, s in known.token_s.items()}
     return Measured(min(rows, default=None), token_s)
 
 
 def rested(known: Measured, best: Measured, idle_s: float) -> Measured:
-    """`known` after so long without work: on its way back to `best`."""
+    """Returns `known` after `idle_s` seconds without work: decayed towards `best`."""
     left = 0.5 ** (idle_s / REST_S)
     token_s = {size: best.token_s[size] + (s - best.token_s[size]) * left for size, s in known.token_s.items()}
     row_s = None if known.row_s is None or best.row_s is None else best.row_s + (known.row_s - best.row_s) * left
@@ -92,7 +92,7 @@ def rested(known: Measured, best: Measured, idle_s: float) -> Measured:
 
 
 def pace(known: Measured, *, recent_concurrency: int = 1) -> Pace | None:
-    """What to tell; `recent_concurrency`: the most requests at once lately, of SIZES. None before any token."""
+    """The pace to publish; None before any token. `recent_concurrency`: the highest one lately, of SIZES."""
     if not known.token_s:
         return None
     row_s = FIRST_ROW_SHARE * known.token_s[max(known.token_s)] if known.row_s is None else known.row_s
@@ -100,24 +100,24 @@ def pace(known: Measured, *, recent_concurrency: int = 1) -> Pace | None:
 
 
 class PaceMeter:
-    """Collects windows. The engine thread calls `look` and `add`; `told` may be called by any thread."""
+    """Measures the pace in windows. The engine thread calls `look` and `add`; any thread may call `told`."""
 
     def __init__(self) -> None:
         self._measured = self._best = Measured()
-        self._seen: dict[int, float] = {}  # size: the last window with so many at once
-        self._at: float | None = None
-        self._worked = float("-inf")  # until when
+        self._seen: dict[int, float] = {}  # end of the last window in each bucket of SIZES
+        self._at: float | None = None  # time of the last look with requests here
+        self._worked = float("-inf")  # time until which there was work
         self._seconds = self._weighted = 0.0
         self._running = self._rows = self._tokens = 0
 
     def told(self, now: float) -> Pace | None:
-        """The pace at the moment `now` (monotonic seconds)."""
+        """Returns the pace at `now` (monotonic seconds); None before any token."""
         idle_s = now - self._worked if self._at is None else 0.0
         recent_concurrency = max((size for size, at in self._seen.copy().items() if now - at < RECENT_S), default=1)
         return pace(rested(self._measured, self._best, idle_s), recent_concurrency=recent_concurrency)
 
     def look(self, now: float, running: int) -> None:
-        """Once a round: `running` requests are on this worker from `now` (monotonic seconds) to the next look."""
+        """Notes that `running` requests are here from `now` (monotonic seconds) on. Called once in each loop round."""
         if self._at is not None:
             self._seconds += now - self._at
             self._weighted += (now - self._at) * self._running
@@ -129,13 +129,13 @@ class PaceMeter:
         if self._seconds >= WINDOW_S:
             window = Window(self._seconds, self._weighted / self._seconds, self._rows, self._tokens)
             known = observed(self._measured, window)
-            self._best = best_of(self._best, known)  # before: `told` looks up in it all that is measured
+            self._best = best_of(self._best, known)  # set first: `told`, in another thread, needs it for every size
             self._measured = known
             self._seen[window.size] = now
             self._seconds = self._weighted = 0.0
             self._rows = self._tokens = 0
 
     def add(self, *, rows: int, tokens: int) -> None:
-        """A step has computed prompt rows, and rows that give tokens."""
+        """Counts the prompt `rows` and the `tokens` of a step."""
         self._rows += rows
         self._tokens += tokens

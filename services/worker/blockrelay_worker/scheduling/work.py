@@ -1,4 +1,4 @@
-"""Rows of one run on their way through one batch."""
+"""The part of one run in a batch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,21 +14,19 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Work(Generic[R]):
-    """Consecutive rows of `run` from `position` on, one per token.
-
-    From the stage before come `hidden` float32 [rows, H], or `tensors` by name where the blocks are ONNX blocks that
-    others made; neither in the first stage. `samples`: the last known token is among them, so the last stage chooses
-    the next token (or ends the tensor step) there. Behind it stand `drafts` rows of guessed tokens; none where
-    `tensors` come, which cannot be cut.
-    """
+    """Consecutive rows of `run` from `position` on, one per token, that go into one batch."""
 
     run: R
     position: int
     tokens: Sequence[int]
     hidden: NDArray[np.float32] | None = None
+    """Rows from the stage before, float32 [rows, H]; None in the first stage and with `tensors`."""
     tensors: Sequence[NamedTensors] = ()
+    """Named tensors from the stage before, instead of `hidden`, between ONNX blocks of other makers."""
     samples: bool
+    """The last known token is among the rows: the last stage chooses the next token, or ends the tensor step."""
     drafts: int = 0
+    """Number of draft rows at the end, behind the last known token; 0 with `tensors`, which cannot be cut."""
 
     @property
     def rows(self) -> int:
@@ -36,15 +34,16 @@ class Work(Generic[R]):
 
     @property
     def known_end(self) -> int:
-        """The position behind the last row whose token is known."""
+        """The position after the last known token, drafts excluded."""
         return self.position + len(self.tokens) - self.drafts
 
     @property
     def decodes(self) -> bool:
-        """It continues a running request: one known row, perhaps with drafts."""
+        """True if it decodes: one known token, perhaps with drafts behind it."""
         return self.samples and len(self.tokens) == 1 + self.drafts
 
     def without_drafts(self) -> "Work[R]":
+        """The same rows without those of drafts."""
         known = self.rows - self.drafts
         hidden = None if self.hidden is None else self.hidden[:known]
         return replace(self, tokens=self.tokens[:known], hidden=hidden, drafts=0)

@@ -1,1 +1,1 @@
-"""What comes from Redis and goes there: events, rows between stages, commits, results."""
+"""A worker's traffic with Redis and other workers: events, rows between stages, commits, results."""

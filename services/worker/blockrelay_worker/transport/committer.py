@@ -1,4 +1,4 @@
-"""COMMIT behind the step: at most one call in flight; the next one carries everything since."""
+"""Commits tokens behind the step, in a thread: one COMMIT call in flight; the next one carries everything since."""
 
 import threading
 import time
@@ -16,9 +16,9 @@ _Item = list[Commit] | threading.Event | None
 
 
 class Committer(threading.Thread):
-    """Takes commits in order, delivers their verdicts to the mailbox in order. Survives a Redis restart.
+    """Takes commits in order and delivers their verdicts to the mailbox in order. Survives a Redis restart.
 
-    It works while the engine computes, and whenever it holds the interpreter the engine waits: it does little.
+    It works while the engine computes, which waits whenever this thread holds the interpreter: so it does little.
     """
 
     def __init__(self, links: Links, mailbox: EventSink, metrics: WorkerMetrics) -> None:
@@ -28,17 +28,18 @@ class Committer(threading.Thread):
         self._queue: SimpleQueue[_Item] = SimpleQueue()
 
     def submit(self, commits: list[Commit]) -> None:
+        """Queues commits. Returns at once."""
         if commits:
             self._queue.put(commits)
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until everything submitted is answered. False when `timeout_s` passed first."""
+        """Waits until everything submitted is answered. False if `timeout_s` passed first."""
         answered = threading.Event()
         self._queue.put(answered)
         return answered.wait(timeout_s)
 
     def close(self) -> None:
-        """End the thread once what was submitted is answered."""
+        """Ends the thread after everything submitted is answered. Returns at once."""
         self._queue.put(None)
 
     def run(self) -> None:
@@ -54,7 +55,7 @@ class Committer(threading.Thread):
                 return
 
     def _take(self) -> list[_Item]:
-        """Everything there is; waits for the first."""
+        """Returns all queued items; waits for the first."""
         items = [self._queue.get()]
         try:
             while True:
@@ -63,6 +64,7 @@ class Committer(threading.Thread):
             return items
 
     def _commit(self, batch: list[Commit]) -> None:
+        """Calls COMMIT for a batch until Redis answers, and delivers the verdicts."""
         call, began = commit(batch), time.monotonic()
         try:
             answers = self._links.retry_until_reachable(lambda: self._scripts.run(call), "commit")

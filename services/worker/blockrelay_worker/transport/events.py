@@ -1,4 +1,4 @@
-"""What Redis and the threads beside the engine tell it."""
+"""The events that Redis and the worker's other threads send to the engine."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -8,19 +8,22 @@ from blockrelay.protocol.messages import Commit, CommitAnswer, Ended, Forward, N
 
 @dataclass(frozen=True, slots=True)
 class Wake:
-    """A job stream has something new: CLAIM."""
+    """A job stream may have something new: call CLAIM."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdicts:
-    """COMMIT answered."""
+    """The answers of one COMMIT call, each with its commit."""
 
     answers: tuple[tuple[Commit, CommitAnswer], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Orphan:
-    """Redis says this run is on us, and we do not know it: the reply of a CLAIM was lost."""
+    """A run that Redis places on this worker and that is not here: the reply of a CLAIM was lost.
+
+    `request` and `run` are ids.
+    """
 
     request: str
     run: str
@@ -28,25 +31,25 @@ class Orphan:
 
 @dataclass(frozen=True, slots=True)
 class Restarted:
-    """The control Redis is another process than before."""
+    """The control Redis was restarted: it is another process than before."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """We were declared dead, or the plan gives us another stage."""
+    """This worker was declared dead, or the plan gives it another stage; `why` says which."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceEnded:
-    """The process of our device is lost: no step needs to find that out."""
+    """The process of this worker's device has ended. It wakes the engine, which then handles the loss at once."""
 
 
 TransportEvent = Wake | Verdicts | Orphan | Restarted | Gone | DeviceEnded | NextJob | Ended | Forward
 
 
 class EventSink(Protocol):
-    """Takes events, from any thread."""
+    """Takes events for the engine, from any thread. `put` does not block."""
 
     def put(self, event: TransportEvent) -> None: ...

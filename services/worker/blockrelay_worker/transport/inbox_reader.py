@@ -1,4 +1,4 @@
-"""A thread that reads one inbox, and job streams as a wake-up, into events."""
+"""A thread that reads one inbox stream on Redis into events, and job streams as a wake-up."""
 
 import threading
 import time
@@ -17,10 +17,11 @@ from blockrelay_worker.transport.events import EventSink, TransportEvent, Wake
 
 
 class Reader(threading.Thread):
-    """Reads one inbox (and, on the control server, the job streams as a wake-up) until `stop` is set.
+    """Reads one inbox (and, on the control Redis, the job streams as a wake-up) until `stop` is set.
 
-    An entry is deleted once it is in the mailbox: from then on the run table knows, or BEAT finds the difference. All
-    that lies before the position goes, also what a lost command has left: senders count entries.
+    An entry is deleted once it is in the mailbox: then the run table has its run, or the next BEAT finds that it has
+    not. All entries before the position are deleted, also those of an earlier failed command: senders look at the
+    inbox's length.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class Reader(threading.Thread):
                 self._mailbox.put(Wake())  # a job may wait for room or for a stage that came back without a message
 
     def _deliver(self, name: str, entries: list[tuple[bytes, Mapping[bytes, bytes]]]) -> None:
+        """Puts entries of the inbox into the mailbox as events; a Wake for entries of a job stream."""
         self._positions[name] = entries[-1][0].decode()
         if name != self._inbox:
             self._mailbox.put(Wake())
@@ -70,7 +72,7 @@ class Reader(threading.Thread):
         self._untrimmed = True
 
     def _trim(self) -> None:
-        """Delete what was read. Tried again in the next round when Redis does not answer."""
+        """Deletes entries that were read. If Redis does not answer, the next round tries again."""
         milliseconds, number = self._positions[self._inbox].split("-")
         try:
             reach("worker.after_receive")
@@ -81,8 +83,10 @@ class Reader(threading.Thread):
 
 
 def decode_entry(fields: Mapping[bytes, bytes], received_ns: int = 0) -> TransportEvent | None:
-    """The event in an inbox entry; None for the entry that created the inbox, and for one that is not readable.
-    `received_ns`: on the monotonic clock."""
+    """Decodes the event in an inbox entry. None for the entry that created the inbox, and for an unreadable one.
+
+    `received_ns`: when it arrived, in nanoseconds of the monotonic clock.
+    """
     try:
         if b"next_job" in fields:
             return NextJob.decode(fields[b"next_job"], received_ns)

@@ -1,4 +1,4 @@
-"""What a worker holds of the outside world: two Redis servers and the scripts of its cell."""
+"""A worker's connections: the control Redis, the payload Redis, and the Lua scripts of its cell."""
 
 import threading
 import time
@@ -21,40 +21,42 @@ T = TypeVar("T")
 
 
 class Stopping(Exception):
-    """The process was asked to end while it waited for Redis."""
+    """Raised by a wait for Redis when the process was asked to end meanwhile."""
 
 
 @dataclass(slots=True)
 class Drain:
-    """How a worker leaves: once `asked`, it takes nothing new and finishes what is here; `possible` while it serves."""
+    """The request to drain a worker, from the thread that received the signal to the engine."""
 
     asked: bool = False
+    """The worker should take no new requests, finish those it has, and end."""
     possible: bool = False
+    """The worker serves a stage, so that it can drain."""
 
 
 class StepClock:
-    """How long the engine computes already; its waiting for a Redis does not count. One thread steps, any may read."""
+    """The duration of the engine's current step, without waits for Redis. One thread steps, any thread may read."""
 
     def __init__(self) -> None:
         self._thread = 0
         self._started: float | None = None
         self._waiting_since: float | None = None
         self.allowed_s = 0.0
-        """What the step may take."""
+        """Seconds that the current step may take."""
         self.parts = 0
-        """Parts of steps that were done (`went_on`)."""
+        """Number of calls of `went_on`."""
 
     def begin(self) -> float:
-        """A step of this thread begins; now, in seconds of the monotonic clock."""
+        """Begins a step of the calling thread; returns the monotonic time in seconds."""
         self._thread, self._started = threading.get_ident(), time.monotonic()
         return self._started
 
     def allow(self, seconds: float) -> None:
-        """The step that has begun may take so long."""
+        """Sets how long the current step may take."""
         self.allowed_s = seconds
 
     def went_on(self) -> None:
-        """A part of the step is done that took long by itself: counted from here on."""
+        """Restarts the count after a part of the step that may be long by itself."""
         self.parts += 1
         if self._started is not None:
             self._started = time.monotonic()
@@ -63,13 +65,13 @@ class StepClock:
         self._started, self.allowed_s = None, 0.0
 
     def age(self) -> float:
-        """Seconds that the step has computed; 0 between steps."""
+        """Seconds that the current step has computed; 0 between steps."""
         started, waiting_since = self._started, self._waiting_since
         return 0.0 if started is None else (waiting_since or time.monotonic()) - started
 
     @contextmanager
     def waiting(self) -> Generator[None]:
-        """Stands still meanwhile, if it is the thread of the step that waits."""
+        """Stops the clock while the block runs, if the calling thread is the one that steps."""
         if self._thread != threading.get_ident() or self._started is None or self._waiting_since is not None:
             yield
             return
@@ -83,7 +85,10 @@ class StepClock:
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """Thread-safe. `payload` is `control` when no second server is configured."""
+    """The Redis clients of a worker, with the cell's keys and scripts. Thread-safe.
+
+    `payload` is `control` if no second server is configured. `stop` is set when the process should end.
+    """
 
     control: redis.Redis
     payload: redis.Redis
@@ -98,7 +103,7 @@ class Links:
     def open(
         cls, settings: WorkerSettings, errors: Counter, stop: threading.Event, drain: Drain | None = None
     ) -> "Links":
-        """Connects lazily: nothing is sent yet."""
+        """Creates the clients. They connect lazily: nothing is sent yet."""
         control = connect(settings.control_redis, cell=settings.cell)
         payload = connect(settings.payload_redis, cell=settings.cell) if settings.payload_redis else control
         keys = Keys(settings.cell)
@@ -106,13 +111,13 @@ class Links:
         return cls(control, payload, keys, scripts, RedisWatch(errors), stop, drain or Drain())
 
     def run_until_reachable(self, call: Call[T]) -> T:
-        """Run a script until Redis does it; scripts are idempotent. Raises Stopping when the process should end."""
+        """Runs a script (idempotent) and retries until Redis answers. Raises Stopping when the process should end."""
         return self.retry_until_reachable(lambda: self.scripts.run(call), call.script)
 
     def retry_until_reachable(self, action: Callable[[], Any], work: str) -> Any:
-        """`action` (idempotent) until Redis does it; `work` is its name in the log.
+        """Calls `action` (idempotent) until Redis answers, and returns its result; `work` is its name in the log.
 
-        Raises Stopping when the process should end.
+        The time does not count as the step's. Raises Stopping when the process should end.
         """
         with self.clock.waiting():
             attempt = 0
@@ -129,6 +134,7 @@ class Links:
                     return answer
 
     def close(self) -> None:
+        """Closes both clients."""
         self.control.close()
         if self.payload is not self.control:
             self.payload.close()

@@ -1,7 +1,7 @@
-"""Rows to the next stage, and tokens back to the first: transport, not truth. Sent once.
+"""Sends rows to the next stage, and new tokens back to the first stage. Messages are sent once and may be lost.
 
-Rows, or tensors by name, are one message per batch and target: through shared memory to a worker of this host, else an
-inbox entry on the payload Redis.
+Rows, or named tensors, are one message per batch and target. It goes through shared memory to a worker of this host,
+else as an inbox entry on the payload Redis.
 """
 
 import time
@@ -17,31 +17,36 @@ from blockrelay.redis.client import backoff_s
 from blockrelay_worker.transport.local_rows.links import LocalLinks
 from blockrelay_worker.transport.redis_links import Links
 
-#: Messages that a target has not taken beyond which prompt chunks for it wait; decode rows still go.
+#: Number of unread messages from which on an inbox counts as full: prompt chunks for it wait, decode rows still go.
 FULL_INBOX = 8
-#: How long rows that are computed wait for a payload Redis or a ring that is full; then their requests run again.
-#: Seconds.
+#: How long computed rows wait for room in a full payload Redis or ring; then their requests run again. Seconds.
 FULL_RETRY_S = 2.0
 
 
 class Sender:
+    """Sends a stage's messages to other workers. Used by the engine thread only."""
+
     def __init__(self, links: Links, metrics: WorkerMetrics, local: LocalLinks | None = None) -> None:
-        """`local`: to the workers of this host; None where everything goes through Redis."""
+        """`local` sends to workers of this host; None if all messages go through Redis."""
         self._links, self._metrics, self._local = links, metrics, local
         self._full: set[str] = set()
 
     def forward(self, target: str, message: Forward) -> bool:
-        """Send rows to a worker of the next stage. False when it is dead, takes none, or the payload Redis is away:
-        RERUN. Raises Stopping when the process should end meanwhile."""
+        """Sends rows to the worker `target` of the next stage.
+
+        False, and the caller must RERUN, if it is dead, has no room, or the payload Redis fails. Raises Stopping when
+        the process should end meanwhile.
+        """
         with self._links.clock.waiting():
             return self._send(target, message)
 
     def announce(self, commits: Sequence[tuple[str, Commit]]) -> None:
-        """Tell first workers (route[0] of each commit's run) the tokens that are about to be committed.
+        """Sends first workers (route[0] of each commit's run, given by id) the tokens that are about to be committed.
 
-        So they compute on while COMMIT is under way, as a worker of the whole model does. Only a hint: COMMIT sends the
-        job itself, and what a commit that is refused has started goes the way of its run. Without a payload Redis of
-        its own it would wait for the disk as COMMIT does: then nothing is sent through Redis.
+        They can compute on while COMMIT is under way, as a worker of the whole model does. It is only a hint: COMMIT
+        sends the tokens too. If a commit is refused, its run ends and with it what the hint started. If one Redis
+        serves as control and payload, its answer would wait for the disk as COMMIT does: then nothing is sent through
+        Redis.
         """
         if self._local is None and self._links.payload is self._links.control:
             return
@@ -54,7 +59,7 @@ class Sender:
             self._links.watch.met(error)
 
     def full_targets(self) -> frozenset[str]:
-        """Workers whose inbox is full right now; asks only about those that were full at the last sending."""
+        """Ids of workers whose inbox is full now. Checks only those whose inbox was full when something was sent."""
         for target in list(self._full):
             try:
                 with self._links.clock.waiting():
@@ -69,18 +74,19 @@ class Sender:
         return frozenset(self._full)
 
     def _send_jobs(self, commits: Sequence[tuple[str, Commit]]) -> None:
-        """Raises RedisTrouble. Tokens that a worker of this host has no room for now come with COMMIT alone."""
+        """Sends the tokens of commits; drops those for a worker of this host without room now. Raises RedisTrouble."""
         pipeline = self._links.payload.pipeline(transaction=False)
-        for worker, c in commits:
+        for worker_id, c in commits:
             job = NextJob(request=c.request, run=c.run, position=c.position, tokens=c.tokens).encode()
-            if self._local is not None and self._local.takes(worker, {"next_job": job}):
-                self._local.send(worker, {"next_job": job}, 0.0)
+            if self._local is not None and self._local.takes(worker_id, {"next_job": job}):
+                self._local.send(worker_id, {"next_job": job}, 0.0)
             elif self._links.payload is not self._links.control:
-                pipeline.xadd(self._links.keys.inbox(worker), {"next_job": job}, nomkstream=True)
+                pipeline.xadd(self._links.keys.inbox(worker_id), {"next_job": job}, nomkstream=True)
         if len(pipeline):
             pipeline.execute()
 
     def _send(self, target: str, message: Forward) -> bool:
+        """Sends rows by the target's way; notes a full inbox. False if they did not arrive, which is logged."""
         fields = message.encode()
         try:
             if self._local is not None and self._local.takes(target, fields):
@@ -107,9 +113,9 @@ class Sender:
         return arrives
 
     def _add(self, inbox: str, fields: dict[str, bytes]) -> tuple[bytes | None, int]:
-        """The new entry (None: there is no such inbox) and the inbox's length.
+        """Adds an entry to an inbox. Returns its id (None: there is no such inbox) and the inbox's length.
 
-        A Redis that is full is tried again for a while: what is computed is worth waiting for. Raises RedisTrouble.
+        Retries for FULL_RETRY_S if Redis is full: computed rows are worth the wait. Raises RedisTrouble.
         """
         give_up, attempt = time.monotonic() + FULL_RETRY_S, 0
         while True:

@@ -1,4 +1,4 @@
-"""What this stage does for requests that ask for a trace, written to the payload Redis. Lossy: no step waits for it."""
+"""Writes this stage's spans, for requests that ask for a trace, to the payload Redis. Lossy: no step waits for it."""
 
 import threading
 import time
@@ -13,40 +13,47 @@ from blockrelay.protocol.encoding.stage_span import Kind, StageSpan
 from blockrelay.redis.errors import CommandError
 from blockrelay_worker.transport.redis_links import Links
 
-#: How long the thread gathers what it writes at once. Seconds.
+#: How long the thread collects spans before it writes them together. Seconds.
 GATHER_S = 0.05
-#: Steps that wait at most.
+#: Maximum number of spans that wait to be written.
 KEPT = 4096
-#: How long a payload Redis that failed, or is fuller than this, is left alone. Rows and results need the rest.
+#: Seconds without spans after the payload Redis failed, or used more than this share of its memory: rows and results
+#: need the rest.
 PAUSE_S, FULL_SHARE = 5.0, 0.5
-#: How often the clock of the control Redis is compared with ours, and in how many tries; the quickest counts.
+#: Seconds between comparisons of the control Redis' clock with this host's, and tries of each; the quickest counts.
 COMPARE_S, TRIES = 30.0, 3
 
-_Told = tuple[str, StageSpan]
+#: A request's id, and one of its spans.
+_Item = tuple[str, StageSpan]
 
 
 @dataclass(slots=True, eq=False)
 class RunTrace:
-    """Of a run whose request asked: how many of its `steps` were told, and since when its next rows can be computed
-    here (monotonic). `run` counts the runs of the request from 1."""
+    """The trace of a run on this stage, for a request that asks for one."""
 
     run: int
+    """Number of the run among those of its request, from 1."""
     ready_ns: int
+    """Since when the next rows can be computed here, in nanoseconds of the monotonic clock."""
     steps: int = 0
+    """Number of steps that were reported."""
 
     def ready(self) -> None:
-        """From now on."""
+        """Notes that the next rows can be computed from now on."""
         self.ready_ns = time.monotonic_ns()
 
 
 class StageSpans(threading.Thread):
-    """`tell` from one thread. What cannot be written is lost, with one line in the log until something was written."""
+    """Writes spans in a thread; one other thread calls `tell`.
+
+    Spans that cannot be written are lost. The log gets one line for the first ones, and another only after a success.
+    """
 
     def __init__(self, links: Links, *, worker: str, stage: int, first: int, last: int) -> None:
         super().__init__(name="stage spans", daemon=True)
         self._links, self._closed = links, threading.Event()
         self._worker, self._stage, self._first, self._last = worker, stage, first, last
-        self._queue: SimpleQueue[_Told | None] = SimpleQueue()
+        self._queue: SimpleQueue[_Item | None] = SimpleQueue()
         self._offset_us, self._compare_at, self._paused_until = 0, float("-inf"), float("-inf")
         self._losing = False
 
@@ -54,7 +61,11 @@ class StageSpans(threading.Thread):
         self, request: str, trace: RunTrace, kind: Kind, *, position: int, rows: int, batch_rows: int,
         began_ns: int, ended_ns: int,
     ) -> None:  # fmt: skip
-        """One step for a request. Times on the monotonic clock. Does not wait. Mutates `trace`."""
+        """Reports one step of a run as a span of request id `request`. Does not wait. Changes `trace`.
+
+        `rows` are the run's rows from `position` on, `batch_rows` those of the whole batch. `began_ns` and `ended_ns`
+        are nanoseconds of the monotonic clock. Dropped if KEPT spans wait.
+        """
         ready_ns = min(trace.ready_ns, began_ns)
         span = StageSpan(
             run=trace.run,
@@ -77,9 +88,9 @@ class StageSpans(threading.Thread):
             self._queue.put((request, span))
 
     def run(self) -> None:
-        while (told := self._queue.get()) is not None:
+        while (item := self._queue.get()) is not None:
             self._closed.wait(GATHER_S)
-            batch = [told]
+            batch = [item]
             try:
                 while (more := self._queue.get_nowait()) is not None:
                     batch.append(more)
@@ -90,12 +101,13 @@ class StageSpans(threading.Thread):
             self._write(batch)
 
     def close(self) -> None:
-        """Write what waits and end; who stands before a Redis that does not answer is not waited for."""
+        """Writes what waits and ends the thread; does not wait longer than 1 s if Redis does not answer."""
         self._closed.set()
         self._queue.put(None)
         self.join(1.0)
 
-    def _write(self, batch: list[_Told]) -> None:
+    def _write(self, batch: list[_Item]) -> None:
+        """Writes spans to the payload Redis, or drops them during a pause; a failure begins one."""
         if time.monotonic() < self._paused_until:
             return
         trouble = ""
@@ -112,7 +124,7 @@ class StageSpans(threading.Thread):
             memory = pipeline.execute()[-1]
             if memory.get("maxmemory") and memory["used_memory"] > FULL_SHARE * memory["maxmemory"]:
                 trouble = f"the payload Redis uses more than {FULL_SHARE:.0%} of its memory"
-        except (RedisTrouble, CommandError) as error:  # the latter: somebody has touched the key, and it is no truth
+        except (RedisTrouble, CommandError) as error:  # CommandError: a user changed the key by hand; traces may go
             self._links.watch.count(1)
             trouble = str(error)
         if trouble:
@@ -122,15 +134,15 @@ class StageSpans(threading.Thread):
         self._losing = bool(trouble)
 
     def _offset(self) -> int:
-        """What makes Unix microseconds of the control Redis' clock of ours. Raises RedisTrouble."""
+        """Microseconds to add to this host's monotonic clock for the control Redis' Unix time. Raises RedisTrouble."""
         if time.monotonic() < self._compare_at:
             return self._offset_us
         compared: list[tuple[int, int]] = []
         for _ in range(TRIES):
-            asked = time.monotonic_ns()
+            start_ns = time.monotonic_ns()
             seconds, micros = cast(Any, self._links.control.time())
-            took = time.monotonic_ns() - asked
-            compared.append((took, seconds * 1_000_000 + micros - (asked + took // 2) // 1000))
+            took_ns = time.monotonic_ns() - start_ns
+            compared.append((took_ns, seconds * 1_000_000 + micros - (start_ns + took_ns // 2) // 1000))
         _, self._offset_us = min(compared)
         self._compare_at = time.monotonic() + COMPARE_S
         return self._offset_us

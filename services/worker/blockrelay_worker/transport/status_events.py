@@ -1,4 +1,4 @@
-"""What this stage does, published for whoever follows it."""
+"""Publishes status events of this stage (beginnings and ends of computed parts) to subscribers on Redis."""
 
 import threading
 from collections import deque
@@ -8,18 +8,21 @@ from blockrelay.errors import RedisTrouble
 from blockrelay.protocol.status_events import NodeStatus, encode_events
 from blockrelay_worker.transport.redis_links import Links
 
-#: How often a worker asks whether somebody follows, and how often it publishes while somebody does. Seconds.
+#: How often a worker asks whether there is a subscriber, and how often it publishes while there is one. Seconds.
 ASK_S, PUBLISH_S = 0.5, 0.02
-#: How long it leaves a Redis alone that refused, or did not answer. Seconds.
+#: Pause after Redis failed. Seconds.
 REFUSED_S = 5.0
-#: Events that wait at most; the oldest go first. Nobody waits for a follower.
+#: Maximum number of events that wait; the oldest are dropped, since no step waits for a subscriber.
 KEPT = 4096
-#: Events of one message.
+#: Maximum number of events in one message.
 PER_MESSAGE = 256
 
 
 class StatusEvents(threading.Thread):
-    """`put` from one thread while `followed`. What cannot be published is lost."""
+    """Publishes events in a thread; one other thread calls `put` while `followed` is true.
+
+    Events that cannot be published are lost. `followed` is true while there is a subscriber.
+    """
 
     def __init__(self, links: Links) -> None:
         super().__init__(name="status events", daemon=True)
@@ -29,6 +32,7 @@ class StatusEvents(threading.Thread):
         self._waiting: deque[NodeStatus] = deque(maxlen=KEPT)
 
     def put(self, events: Iterable[NodeStatus]) -> None:
+        """Queues events. Does not wait."""
         self._waiting.extend(events)
 
     def run(self) -> None:
@@ -36,14 +40,14 @@ class StatusEvents(threading.Thread):
             self._publish()
 
     def close(self) -> None:
-        """Publish what waits and end; who stands before a Redis that does not answer is not waited for."""
+        """Publishes what waits and ends the thread; does not wait longer than 1 s if Redis does not answer."""
         self._closed.set()
         self.join(1.0)
         if self.followed and not self.is_alive():
             self._publish()
 
     def _publish(self) -> None:
-        """Everything that waits; without anything only whether somebody listens."""
+        """Publishes all waiting events; an empty message if there is none, to learn whether there is a subscriber."""
         while True:
             batch = [self._waiting.popleft() for _ in range(min(PER_MESSAGE, len(self._waiting)))]
             try:

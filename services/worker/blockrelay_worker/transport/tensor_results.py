@@ -1,4 +1,4 @@
-"""Tensor outputs, and KV that was asked for, on their way to the payload Redis, and the COMMITs that announce them."""
+"""Stores tensor results, and KV that clients asked for, on the payload Redis, and hands on their commits after that."""
 
 import threading
 import time
@@ -16,18 +16,18 @@ from blockrelay.protocol.tensors import encode_result
 from blockrelay_worker.transport.committer import Committer
 from blockrelay_worker.transport.redis_links import Links, Stopping
 
-#: Pages of KV in one command: a few megabytes.
+#: KV fields per transaction: a few megabytes.
 PAGES_TOGETHER = 64
-#: Logits float32 [n, vocab] in parts, and the commit behind them; an event, to be set when everything before it is
-#: handed on; None: the end.
+#: Logits float32 [n, vocab] in parts, with their commit; an event, to be set once everything before it is handed on;
+#: None: the end.
 _Item = tuple[list[NDArray[np.float32]], Commit] | threading.Event | None
 
 
 class Results(threading.Thread):
-    """Stores each result before it hands in its commit, so that who hears of the end finds the result.
+    """Stores each result before it submits the commit, so that a reader who sees the end finds the result.
 
-    A thread of its own: what takes long, a hundred megabytes or a payload Redis that does not answer, holds up neither
-    the engine nor the commits of others.
+    It is a thread of its own: a result of a hundred megabytes, or a payload Redis that does not answer, delays neither
+    the engine nor other requests' commits.
     """
 
     def __init__(self, links: Links, committer: Committer) -> None:
@@ -36,19 +36,22 @@ class Results(threading.Thread):
         self._queue: SimpleQueue[_Item] = SimpleQueue()
 
     def submit(self, logits: list[NDArray[np.float32]], commit: Commit) -> None:
-        """`logits` is not changed any more."""
+        """Queues a result and its commit. Returns at once. `logits` must not change afterwards."""
         self._queue.put((logits, commit))
 
     def store_kv(self, request: str, fields: Mapping[str, bytes]) -> None:
-        """Store what `read_asked` found where the gateway looks for it, at once: what the last stage hands on must find
-        it there. Raises Stopping when the process should end meanwhile."""
+        """Stores the `fields` that `read_asked` returned for request id `request`, where the gateway reads them.
+
+        Waits for Redis: the KV must be there before the last stage commits. Raises Stopping when the process should
+        end meanwhile.
+        """
         key = self._links.keys.kv_asked(request)
 
         def store() -> None:
             reach("worker.before_result")
             names = list(fields)
             for start in range(0, len(names), PAGES_TOGETHER):
-                together = self._links.payload.pipeline(transaction=True)  # no page without a time to live
+                together = self._links.payload.pipeline(transaction=True)  # so that no field is without a TTL
                 some = {name: fields[name] for name in names[start : start + PAGES_TOGETHER]}
                 together.hset(key, mapping=cast(Any, some))
                 together.expire(key, RESULT_S)
@@ -57,13 +60,13 @@ class Results(threading.Thread):
         self._links.retry_until_reachable(store, "store KV")
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until all that was submitted, here and to the committer, is answered. False after `timeout_s`."""
+        """Waits until all that was submitted, here and to the committer, is answered. False after `timeout_s`."""
         until, handed_on = time.monotonic() + timeout_s, threading.Event()
         self._queue.put(handed_on)
         return handed_on.wait(timeout_s) and self._committer.flush(max(0.0, until - time.monotonic()))
 
     def close(self) -> None:
-        """End the thread once what was submitted is handed on."""
+        """Ends the thread after everything submitted is handed on. Returns at once."""
         self._queue.put(None)
 
     def run(self) -> None:

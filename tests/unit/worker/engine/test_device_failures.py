@@ -1,4 +1,4 @@
-"""What an engine does with the requests of a device that refuses, has no room, or is lost."""
+"""The engine of a device that refuses a batch, has no room, or is lost: what becomes of its requests."""
 
 import os
 import sys

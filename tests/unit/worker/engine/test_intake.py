@@ -1,4 +1,4 @@
-"""How rows of a run that a later stage has not seen yet put it on the table."""
+"""A later stage creates a run when its first rows arrive."""
 
 import threading
 from collections.abc import Sequence

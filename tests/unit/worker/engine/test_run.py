@@ -1,4 +1,4 @@
-"""What a run knows and has computed: written in one place each, which refuses what cannot be."""
+"""The tokens of a run, known and computed: each change is checked, and impossible ones are refused."""
 
 import pytest
 

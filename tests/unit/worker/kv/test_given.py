@@ -1,4 +1,4 @@
-"""KV that came with a request, from a real Redis into the pool; and out of it for who asks."""
+"""KV that a client supplied, from a real Redis into the pool; and KV that a client asks for, out of it."""
 
 import queue
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""A stored page is the page that the reader means, or nothing."""
+"""The record of a stored page: it decodes to the page that the reader expects, or not at all."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Runs find the pages of beginnings that were computed before, and only those."""
+"""The prefix cache: runs reuse pages of equal first tokens that were computed before, and no others."""
 
 from typing import Any, Literal
 

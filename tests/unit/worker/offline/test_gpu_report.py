@@ -1,4 +1,4 @@
-"""What people send of their GPUs."""
+"""The GPU report: what it contains, and what it must not reveal."""
 
 import getpass
 import json

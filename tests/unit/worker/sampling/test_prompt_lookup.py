@@ -1,4 +1,4 @@
-"""Guesses at the next tokens: what repeats is found, and a run that guesses badly stops."""
+"""Prompt lookup: drafts copy earlier repetitions, and a run whose drafts are wrong pauses them."""
 
 import random
 import tracemalloc
@@ -22,22 +22,22 @@ from blockrelay_worker.sampling.prompt_lookup import (
 
 
 def test_what_followed_the_last_tokens_before_is_the_guess() -> None:
-    assert Drafter(length=3).draft([1, 2, 3, 4, 5, 9, 2, 3], most=8) == [4, 5, 9]
+    assert Drafter(length=3).draft([1, 2, 3, 4, 5, 9, 2, 3], limit=8) == [4, 5, 9]
 
 
 def test_the_longest_group_wins_and_of_equal_ones_the_latest() -> None:
-    assert Drafter(length=1).draft([7, 1, 2, 30, 8, 1, 2, 40, 7, 1, 2], most=8) == [30]
-    assert Drafter(length=1).draft([1, 2, 30, 5, 1, 2, 40, 5, 9, 1, 2], most=8) == [40]
+    assert Drafter(length=1).draft([7, 1, 2, 30, 8, 1, 2, 40, 7, 1, 2], limit=8) == [30]
+    assert Drafter(length=1).draft([1, 2, 30, 5, 1, 2, 40, 5, 9, 1, 2], limit=8) == [40]
 
 
 def test_a_repetition_that_reaches_the_end_goes_on() -> None:
-    assert Drafter(length=6).draft([5, 6, 7, 5, 6, 7, 5, 6], most=8) == [7, 5, 6, 7, 5, 6]
+    assert Drafter(length=6).draft([5, 6, 7, 5, 6, 7, 5, 6], limit=8) == [7, 5, 6, 7, 5, 6]
 
 
 def test_nothing_is_guessed_without_a_repetition_or_room() -> None:
-    assert Drafter().draft([1, 2, 3, 4], most=8) == []
-    assert Drafter().draft([1], most=8) == []
-    assert Drafter().draft([1, 2, 1, 2], most=0) == []
+    assert Drafter().draft([1, 2, 3, 4], limit=8) == []
+    assert Drafter().draft([1], limit=8) == []
+    assert Drafter().draft([1, 2, 1, 2], limit=0) == []
 
 
 @given(st.lists(st.integers(0, 3), max_size=60), st.integers(1, 8))

@@ -1,4 +1,4 @@
-"""Into how many groups the decode rows of a route are split."""
+"""The number of groups into which the decode rows of a route are split."""
 
 import pytest
 

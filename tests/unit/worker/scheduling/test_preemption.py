@@ -1,4 +1,4 @@
-"""Who gets pages when there are too few: tables of data, and a pool played to the end."""
+"""Preemption: which run gets pages when too few are free, as tables of data and as a simulated pool."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""What the first stage of a route learns of the other workers, and how its batches obey it."""
+"""The first stage reads the records of other workers of a route, and keeps its batches within their limits."""
 
 import json
 import threading

@@ -1,4 +1,4 @@
-"""How many prompt rows go along with decode rows: figures in, a number out."""
+"""The number of prompt rows beside decode rows, and of drafts, from measured step costs."""
 
 from hypothesis import given
 from hypothesis import strategies as st

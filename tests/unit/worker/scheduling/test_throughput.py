@@ -1,4 +1,4 @@
-"""The pace that a worker tells: right where it works, and never for long worse than it is."""
+"""The measured pace of a worker: right while it works, and recovering towards the best one while it rests."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""What a later stage tells the first one ahead of COMMIT: a hint that costs nothing when it is lost or comes twice."""
+"""Early tokens from the last stage to the first, ahead of COMMIT: a hint that may be lost or come twice."""
 
 import threading
 

@@ -1,4 +1,4 @@
-"""Steps of traced runs on their way to the payload Redis: what cannot be written is lost, and nobody waits for it."""
+"""Spans of traced runs on their way to the payload Redis: lost if they cannot be written, and no step waits."""
 
 import threading
 import time

@@ -1,1 +1,1 @@
-"""Rows of runs: into batches, and from what came of them to commits, to the next stage, or to an end."""
+"""Batches from the rows of runs, and from their results commits, messages to the next stage, or errors."""

@@ -1,4 +1,4 @@
-"""From the rows of runs to the batch that a stage computes. Pure."""
+"""Builds the batch that a stage computes from the rows of runs. Pure."""
 
 from collections.abc import Sequence
 
@@ -14,9 +14,9 @@ from blockrelay_worker.scheduling.work import Work
 
 
 def batch_of(work: Sequence[Work[Run]], role: StageRole) -> Batch:
-    """The rows of `work`, in its order, and which logits the last stage wants of them.
+    """The batch with the rows of `work`, in its order, and with the logits that the last stage wants.
 
-    Raises ExecutionError where the stage before sent something else than this one takes.
+    Raises ExecutionError if the stage before sent hidden rows to a stage of named tensors, or the reverse.
     """
     segments = [Segment(rows=w.rows, first_position=w.position, pages=w.run.pages) for w in work]
     wanted, needs = list[int](), list[Need | None]()
@@ -38,7 +38,7 @@ def batch_of(work: Sequence[Work[Run]], role: StageRole) -> Batch:
 
 
 def wanted_rows(work: Work[Run]) -> Sequence[int]:
-    """Rows, relative to the first, whose logits the last stage needs; ascending."""
+    """Indexes of the rows, from the first row of `work`, whose logits the last stage needs; ascending."""
     known = work.rows - work.drafts
     if work.run.body.logits != "all":
         return range(known - 1, work.rows) if work.samples else ()

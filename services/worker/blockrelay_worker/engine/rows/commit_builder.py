@@ -1,4 +1,4 @@
-"""The last stage: from logits to what is committed. Pure but for the run it advances."""
+"""Builds commits from logits, in the last stage. Pure but for the run that it advances."""
 
 from collections.abc import Sequence
 from itertools import zip_longest
@@ -14,11 +14,11 @@ from blockrelay_worker.sampling.stop_conditions import FinishReason, advance
 
 
 def next_tokens(run: Run, drafts: Sequence[int], logits: LogitRows, role: StageRole) -> Commit:
-    """Choose the token after `run.tokens` and those after `drafts` that turn out right; say what to commit.
+    """Chooses the token after `run.tokens`, and one more after each draft that was right; returns their commit.
 
-    `logits` are 1 + drafts rows, finite: of the last known token and of each draft behind it. A row counts only if its
-    token is the one that was chosen, so every token is the one that a step without drafts would give.
-    Mutates `run` (its tokens and what follows from them).
+    `logits` are 1 + len(drafts) finite rows [vocab]: for the last known token and for each draft behind it. The row of
+    a draft counts only if that draft was chosen, so tokens are those of a step without drafts. Changes `run`: its
+    tokens and what follows from them.
     """
     last = run.last
     assert last is not None and last.progress is not None and not run.ended
@@ -50,14 +50,16 @@ def next_tokens(run: Run, drafts: Sequence[int], logits: LogitRows, role: StageR
 
 
 def tensor_end(run: Run, role: StageRole) -> Commit:
-    """The commit that ends a tensor step: no token, the result lies on the payload Redis. Mutates `run.ended`."""
+    """The commit that ends a tensor step: it has no token, the result is on the payload Redis. Sets `run.ended`."""
     run.ended = True
     return Commit(request=run.request, run=run.id, position=0, tokens=(), end="tensor", meta=end_meta(run, role))
 
 
 def end_meta(run: Run, role: StageRole) -> str:
-    """What the terminal entry tells about the last run: times, devices, route, seed, prompt tokens not computed; and of
-    the worker what it has made of ONNX blocks so far."""
+    """The metadata of the log's last entry, encoded: block times, GPU blocks, route, seed and reused prompt tokens.
+
+    With ONNX blocks of other makers also this worker's figures about its sessions.
+    """
     meta: dict[str, Any] = {
         "execution_times": {} if run.last is None else run.last.block_seconds(),
         "gpu_blocks": list(run.gpu_blocks_before + role.gpu_blocks),

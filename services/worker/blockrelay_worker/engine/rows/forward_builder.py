@@ -1,5 +1,7 @@
-"""From what a stage computed to the messages for the next one: one per worker, or several where tensors by name are too
-much for one; segments in batch order."""
+"""Builds the messages to the next stage from a stage's output.
+
+One message per worker, or several if named tensors do not fit into one; segments are in batch order.
+"""
 
 from collections.abc import Sequence
 
@@ -13,14 +15,14 @@ from blockrelay_worker.engine.run import Run
 from blockrelay_worker.engine.stage_role import StageRole
 from blockrelay_worker.scheduling.work import Work
 
-#: What a Work came to: rows float32 [n, H], or tensors by name.
+#: A Work and its output: rows float32 [n, H], or named tensors.
 Part = tuple[Work[Run], NDArray[np.float32] | Sequence[NamedTensors]]
 
 
 def forwards(
     parts: Sequence[Part], seconds: dict[str, float], role: StageRole
 ) -> list[tuple[str, Forward, list[Work[Run]]]]:
-    """(worker, message, what is in it) for each worker of the routes' next stage. Mutates `run.sent`."""
+    """Messages to the workers of the next stage, each with the worker's id and the Work in it. Changes `run.sent`."""
     targets: dict[str, list[Part]] = {}
     for part in parts:
         targets.setdefault(part[0].run.route[role.stage + 1], []).append(part)
@@ -32,34 +34,35 @@ def forwards(
 
 
 def _within_bounds(parts: Sequence[Part]) -> list[list[Part]]:
-    """The parts in their order, cut where a message has no room for the next one; rows are as many as a batch has."""
+    """The parts in their order, in groups that fit into one message. Hidden rows always fit: the batch bounds them."""
     groups: list[list[Part]] = []
-    weighs = 0
+    group_weight = 0
     for part in parts:
-        own = 0 if isinstance(part[1], np.ndarray) else weight(part[1])
-        if not groups or weighs + own > MAX_MESSAGE_WEIGHT:
+        part_weight = 0 if isinstance(part[1], np.ndarray) else weight(part[1])
+        if not groups or group_weight + part_weight > MAX_MESSAGE_WEIGHT:
             groups.append([])
-            weighs = 0
+            group_weight = 0
         groups[-1].append(part)
-        weighs += own
+        group_weight += part_weight
     return groups
 
 
 def _forward(group: Sequence[Part], seconds: dict[str, float], role: StageRole) -> Forward:
-    # Seconds of the blocks before are those of the group's first run: they ran in one batch, or nearly so.
+    # One run's block seconds stand for the group: the earlier stages computed it in one batch, or nearly so.
     first = group[0][0].run
-    rows = [made for _, made in group if isinstance(made, np.ndarray)]
+    rows = [output for _, output in group if isinstance(output, np.ndarray)]
     return Forward(
         sender=role.worker,
         segments=tuple(_segment(work) for work, _ in group),
         rows=np.concatenate(rows) if rows else None,
-        tensors=[made for _, made in group if not isinstance(made, np.ndarray)],
+        tensors=[output for _, output in group if not isinstance(output, np.ndarray)],
         block_seconds={**first.block_seconds_before, **seconds},
         gpu_blocks=first.gpu_blocks_before + role.gpu_blocks,
     )
 
 
 def _segment(work: Work[Run]) -> ForwardSegment:
+    """The segment of a message for one Work. Changes `run.sent`."""
     run = work.run
     run.sent += 1
     return ForwardSegment(

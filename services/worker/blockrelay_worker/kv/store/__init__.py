@@ -1,5 +1,6 @@
-"""Pages beyond one worker's pool: written behind the step, found by whoever computes the same beginning next.
+"""The page store: KV pages shared beyond one worker's pool, in shared memory or Redis.
 
-`record` is what a tier stores, `tier` what one can do, `shm` and `redis_tier` are those there are, `store` has the two
-threads between them and the pool. Everything here may fail or be lost at any time: it costs recomputation, never text.
+Pages are written after the step, and reused by the next run with the same first tokens. `record` is the format,
+`tier` the interface of a tier, `shm_tier` and `redis_tier` are the tiers, `store` has the two threads between tiers
+and pool. Everything here may fail or be lost at any time: that costs recomputation, and never changes the text.
 """

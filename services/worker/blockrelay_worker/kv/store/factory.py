@@ -1,4 +1,4 @@
-"""The page store that the settings ask for."""
+"""Opens the page store that the settings ask for."""
 
 from functools import partial
 from typing import get_args
@@ -30,9 +30,10 @@ def open_page_store(
     first_block: int,
     metrics: WorkerMetrics,
 ) -> PageStore:
-    """A started store; without a tier it finds what clients give. `client` is the payload Redis.
+    """Returns a started store. Without a tier it only reads KV that clients supplied.
 
-    Raises UsageError for a folder that cannot be used.
+    `client` is the payload Redis, `owner` has the pages, `first_block` is the stage's first block. Raises UsageError
+    for a folder that cannot be used.
     """
     layout = owner.layout
     shape = PageShape(layout.kv_heads, layout.head_dim, layout.dtype)

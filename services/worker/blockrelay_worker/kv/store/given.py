@@ -1,4 +1,4 @@
-"""KV that clients gave with their requests: a gateway has written it to the payload Redis, each stage reads its own."""
+"""KV that clients supplied with their requests: a gateway wrote it to the payload Redis, each stage reads its part."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,29 +12,37 @@ from blockrelay.protocol.keys import Keys
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """Of consecutive pages the first is page `first` of `request`, whose client gave its first `pages`."""
+    """KV supplied by a client, as seen from a sequence of pages to fill."""
 
     request: str
+    """The request's id."""
     first: int
+    """Index, in the request, of the first page to fill."""
     pages: int
+    """Number of leading pages of the request that the client supplied."""
 
     def page(self, index: int) -> int | None:
-        """Which of the request's pages page `index` of these is, if it was given."""
+        """The index in the request of page `index` of the sequence; None if the client did not supply it."""
         return self.first + index if self.first + index < self.pages else None
 
 
 class GivenPages:
+    """Reads client-supplied KV from the payload Redis."""
+
     def __init__(self, client: redis.Redis, keys: Keys) -> None:
-        """`client` is the payload Redis."""
+        """`client` is connected to the payload Redis."""
         self._client, self._keys = client, keys
 
     def get(self, request: str, pages: Sequence[int], blocks: range) -> list[list[bytes] | None]:
-        """For each page what was given for all `blocks`, unverified; None for one that is not there (any more)."""
+        """For each page its supplied KV, one unverified bytes object per block in `blocks`.
+
+        None for a page that is missing for any block, and for all pages if Redis does not answer.
+        """
         pipeline = self._client.pipeline(transaction=False)
         for page in pages:
             pipeline.hmget(self._keys.kv_given(request), [field(page, block - 1) for block in blocks])
         try:
             answers = pipeline.execute()
-        except RedisTrouble:  # what was given is computed then
+        except RedisTrouble:  # the pages are computed instead
             return [None] * len(pages)
         return [None if None in records else records for records in answers]

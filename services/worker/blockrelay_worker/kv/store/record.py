@@ -1,11 +1,11 @@
-"""One block's page as bytes: a header that says what it is, and the keys and values.
+"""The record of one block's KV page as bytes: a header that says what it holds, then keys and values.
 
     magic, version   "BRPG", 1
-    block, name      what it holds (page_names)
+    block, name      the block number, and the page name (`kv.page_names`)
     dtype, kv_heads, head_dim, tokens, bytes   of the keys, and again of the values
     checksum         CRC-32 of all header fields before it and of the keys and values
 
-A record that differs in anything from what the reader expects is a miss, never data.
+A record whose header, length or checksum is not what the reader expects counts as corrupt, and is never used.
 """
 
 import struct
@@ -29,10 +29,11 @@ HEADER_BYTES = _FIELDS.size + _CHECKSUM.size
 
 @dataclass(frozen=True, slots=True)
 class PageShape(KvShape):
-    """Of one page of one block."""
+    """Shape and dtype of one KV page of one block, and the size of its record."""
 
     @property
     def record_bytes(self) -> int:
+        """Bytes of a record, header included."""
         return HEADER_BYTES + 2 * self.half_bytes
 
 
@@ -44,9 +45,9 @@ def encode_record(
     values: NDArray[Any],
     into: memoryview | None = None,
 ) -> memoryview:
-    """The record of a page; `keys` and `values` are the block's arrays of this page.
+    """Encodes the record of a page from `keys` and `values`, the block's arrays of this page.
 
-    Written to `into`, `shape.record_bytes` of writable memory, or to fresh memory.
+    Writes to `into` (`shape.record_bytes` bytes of writable memory), or to new memory, and returns it.
     """
     record = memoryview(bytearray(shape.record_bytes)) if into is None else into
     middle = HEADER_BYTES + shape.half_bytes
@@ -58,7 +59,7 @@ def encode_record(
 
 
 def decode_record(data: bytes, name: bytes, block: int, shape: PageShape) -> tuple[memoryview, memoryview] | None:
-    """Keys and values as bytes, if `data` is exactly the record of this page of this block; else None."""
+    """Returns keys and values as bytes (views); None unless `data` is an intact record of this page and block."""
     head = _head(name, block, shape)
     if len(data) != shape.record_bytes or not data.startswith(head):
         return None

@@ -1,7 +1,7 @@
-"""The tier of a cell: hashes on the payload Redis, one per page with a field per block.
+"""The Redis tier, shared by a cell: one hash per page on the payload Redis, with a field per block.
 
-`pages:<model>` orders them by last use. Its length times the bytes of a whole page of the model is what counts against
-the limit, so that a page whose blocks come from several stages counts once.
+The sorted set `pages:<model>` has them by last use. Its length times the bytes of one page over all blocks counts
+against the limit, so that a page whose blocks come from several stages counts once.
 """
 
 import time
@@ -15,12 +15,15 @@ from blockrelay.protocol.keys import Keys
 from blockrelay.redis.errors import CommandError
 from blockrelay_worker.kv.store.tier import StoredPage, Trouble
 
-#: After a failure the tier is left alone for this long. Seconds.
+#: How long the tier is not used after a failure. Seconds.
 PAUSE_S = 5.0
 
 
 class RedisTier:
-    """`limit` bytes of pages of this model; a page that nobody used for `ttl_s` seconds is gone."""
+    """A tier of at most `limit` bytes of one model's pages. Redis drops pages that were not used for `ttl_s` seconds.
+
+    `trouble` is called for each failure; no method raises for one.
+    """
 
     label = "redis"
 
@@ -35,9 +38,9 @@ class RedisTier:
         ttl_s: int,
         trouble: Callable[[Trouble], None],
     ) -> None:
-        """`page_bytes`: the records of all blocks of the model for one page."""
+        """`page_bytes`: bytes of the records of one page over all blocks of the model."""
         self._client, self._keys, self._index = client, keys, keys.pages(model)
-        self._most = limit // page_bytes
+        self._max_pages = limit // page_bytes
         self._page_bytes, self._ttl_ms, self._trouble = page_bytes, ttl_s * 1000, trouble
         self._pages = 0
         self._paused_until = 0.0
@@ -53,12 +56,12 @@ class RedisTier:
         answers = self._ask(pipeline)
         if answers is None:
             return [None] * len(names)
-        found = [cast(list[bytes], records) if None not in records else None for records in answers]
-        self._used([name for name, records in zip(names, found, strict=True) if records is not None])
-        return found
+        pages = [cast(list[bytes], records) if None not in records else None for records in answers]
+        self._used([name for name, records in zip(names, pages, strict=True) if records is not None])
+        return pages
 
     def put(self, pages: Sequence[StoredPage], blocks: range) -> None:
-        if not self._most:
+        if not self._max_pages:
             return
         pipeline = self._client.pipeline(transaction=False)
         for page in pages:
@@ -71,7 +74,7 @@ class RedisTier:
         now = time.time_ns() // 1_000_000
         for page in new:
             key = self._keys.page(page.name.hex())
-            pipeline.zadd(self._index, {key: now})  # first, so that no page is out of sight
+            pipeline.zadd(self._index, {key: now})  # first: a page outside the index would never be evicted
             for block, record in zip(blocks, page.records, strict=True):
                 pipeline.hsetnx(key, str(block), cast(Any, record))
             pipeline.pexpire(key, self._ttl_ms)
@@ -95,7 +98,7 @@ class RedisTier:
         return self._pages * self._page_bytes
 
     def _used(self, names: Sequence[bytes]) -> None:
-        """Note the use of pages; the later of them count as used a little before."""
+        """Records the use of pages, later ones a little earlier: without the first ones they are worthless."""
         if not names:
             return
         now = time.time_ns() / 1e6
@@ -108,7 +111,7 @@ class RedisTier:
         self._ask(pipeline)
 
     def _make_room(self) -> None:
-        over = self._pages - self._most
+        over = self._pages - self._max_pages
         if over <= 0:
             return
         popped = self._ask(self._client.pipeline(transaction=False).zpopmin(self._index, over))
@@ -117,7 +120,7 @@ class RedisTier:
             self._pages -= len(popped[0])
 
     def _ask(self, pipeline: Any) -> list[Any] | None:
-        """The pipeline's answers; None, counted, when Redis is not there or refuses."""
+        """Returns the pipeline's answers; None during a pause, or if Redis fails, which is counted and begins one."""
         if not self.may_have(b""):
             return None
         try:
@@ -126,7 +129,7 @@ class RedisTier:
             self._trouble("full")
         except RedisTrouble:
             self._trouble("unreachable")
-        except CommandError:  # a key of another type: somebody has touched the tier, and it is only a cache
+        except CommandError:  # a key of another type: a user has changed it by hand, and this is only a cache
             self._trouble("full")
         self._paused_until = time.monotonic() + PAUSE_S
         return None

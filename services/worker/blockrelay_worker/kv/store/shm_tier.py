@@ -1,8 +1,8 @@
-"""The tier of one host: files in a folder on /dev/shm, shared by its workers.
+"""The shared-memory tier of one host: files in a folder on /dev/shm, shared by its workers.
 
 A file holds one page of consecutive blocks, one record after the other, and is named `<page name>.<first>-<last>`. It
-appears by renaming, so that nobody sees half of one, and is never written again. Its modification time is when it was
-used last. A worker whose stage has other blocks than the writer's picks its records out of the files that have them.
+appears by renaming, so that no reader sees half of one, and is never written again. Its modification time is its last
+use. A worker whose stage has other blocks than the writer's reads its records from the files that have them.
 """
 
 import errno
@@ -15,13 +15,16 @@ from pathlib import Path
 
 from blockrelay_worker.kv.store.tier import StoredPage, Trouble
 
-#: A file that was begun this long ago and has no name yet has lost its writer. Seconds.
+#: Age at which a file under its temporary name is removed: its writer has died. Seconds.
 ABANDONED_S = 60.0
 _BEGUN = ".begun-"
 
 
 class ShmTier:
-    """`limit` bytes of all files together; writers that do not know of each other may pass it by a sixteenth each."""
+    """A tier of at most `limit` bytes in all files together; concurrent writers may exceed it by a sixteenth each.
+
+    `trouble` is called for each failure; no method but the constructor (OSError for the folder) raises for one.
+    """
 
     label = "shm"
 
@@ -34,16 +37,16 @@ class ShmTier:
         trouble: Callable[[Trouble], None],
         blocks: range = range(0),
     ) -> None:
-        """`record_bytes`: size of every record of this model. Makes the folder if it is not there.
+        """`record_bytes`: size of every record of this model. Creates the folder if it is missing.
 
-        Files of exactly our `blocks` are found whenever somebody writes them, others from the next look on.
+        Files of exactly these `blocks` are found as soon as they are written, others after the next scan of the folder.
         """
         self._own = frozenset({(blocks[0], blocks[-1])} if blocks else ())
         self._folder, self._limit, self._record_bytes, self._trouble = str(folder), limit, record_bytes, trouble
         self._serial = itertools.count()
-        self._used = 0  # at the last look, and what was written since
-        self._unseen = 0  # written since the last look
-        self._ranges: frozenset[tuple[int, int]] = frozenset()  # of blocks, that files here have
+        self._used = 0  # bytes in the folder at the last scan, plus those written here since
+        self._unseen = 0  # bytes written here since the last scan
+        self._ranges: frozenset[tuple[int, int]] = frozenset()  # (first block, last block) of the files here
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._look()
 
@@ -82,7 +85,7 @@ class ShmTier:
         return f"{self._folder}/{name.hex()}.{first}-{last}"
 
     def _read(self, name: bytes, blocks: range, used_ns: int) -> list[bytes] | None:
-        """From the file of exactly these blocks, else from those that overlap."""
+        """Reads the records from the file of exactly these blocks, else from those that overlap."""
         exact = (blocks[0], blocks[-1])
         records: dict[int, bytes] = {}
         for first, last in (exact, *(self._ranges - {exact})):
@@ -96,7 +99,7 @@ class ShmTier:
     def _read_file(self, path: str, first: int, wanted: list[int], used_ns: int) -> dict[int, bytes]:
         size = self._record_bytes
         if sys.platform == "win32":
-            return {}  # there is no such folder
+            return {}  # Windows has no such folder
         try:
             handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -116,7 +119,7 @@ class ShmTier:
 
     def _write(self, path: str, records: Sequence[bytes | memoryview], size: int) -> bool:
         if sys.platform == "win32":
-            return False  # there is no such folder
+            return False  # Windows has no such folder
         begun = f"{self._folder}/{_BEGUN}{os.getpid()}-{next(self._serial)}"
         try:
             handle = os.open(begun, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -138,7 +141,10 @@ class ShmTier:
             self._look(keep=self._limit - size)
 
     def _look(self, keep: int | None = None) -> None:
-        """Count what is there. With `keep`, and more than that there: remove the oldest, and a sixteenth more."""
+        """Scans the folder. If it has more than `keep` bytes, removes the least recently used files.
+
+        It then removes a sixteenth of the limit more than needed, so that not every write scans.
+        """
         files: list[tuple[int, int, str]] = []
         ranges: set[tuple[int, int]] = set()
         try:
@@ -171,7 +177,7 @@ def _blocks_of(file_name: str) -> tuple[int, int] | None:
 
 
 def _status(entry: "os.DirEntry[str]") -> os.stat_result | None:
-    """None when the file has gone meanwhile."""
+    """The file's status; None if the file has gone meanwhile."""
     try:
         return entry.stat(follow_symlinks=False)
     except OSError:
@@ -182,4 +188,4 @@ def _remove(path: str) -> None:
     try:
         os.unlink(path)
     except OSError:
-        return  # somebody else did, or nobody can: it will be tried again when room is wanted
+        return  # another process removed it, or it cannot be removed: the next call that needs room tries again

@@ -1,4 +1,4 @@
-"""Between the pool and the tiers: one thread writes new pages, one fills the pages of runs that wait for them."""
+"""Moves KV pages between pool and tiers: one thread writes new pages, one fills pages that runs wait for."""
 
 import queue
 import threading
@@ -20,29 +20,31 @@ from blockrelay_worker.kv.store.given import Given, GivenPages
 from blockrelay_worker.kv.store.record import PageShape, decode_record, encode_record
 from blockrelay_worker.kv.store.tier import StoredPage, Tier
 
-#: Pages that wait to be written; more are dropped.
+#: Maximum number of pages that wait to be written; more are dropped.
 MAX_QUEUED = 4096
-#: Bytes of one call of a tier, about.
+#: Bytes per call of a tier, about.
 CALL_BYTES = 4 << 20
-#: A load stops at its next call after this; what it has by then is used.
+#: Seconds after which a load stops before its next call of a tier; pages filled by then are used.
 MAX_LOAD_S = 2.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Load:
-    """Pages of the pool that belong to nobody else, to be filled with what their names say, from the first on. Of the
-    last one only the first `begun` positions are wanted, unless that is 0: then it is full as the others. Some of them
-    the client may have `given`."""
+    """Pages of the pool to be filled from the store, in order. Until it has ended the pages belong to the load."""
 
     names: tuple[bytes, ...]
+    """Names of the pages, as in `kv.page_names`."""
     pages: tuple[int, ...]
+    """Indexes in the pool."""
     begun: int = 0
+    """Tokens wanted of the last page, if it is a partial one; 0: it is full."""
     given: Given | None = None
+    """KV that the client supplied for some of the pages."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """The first `count` pages of `load` hold what their names say; the others hold rubbish."""
+    """The result of a load: its first `count` pages are filled, the content of the others is undefined."""
 
     load: Load
     count: int
@@ -50,7 +52,7 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class Fresh:
-    """A page that was named. It is written only if it still is what it was then."""
+    """A published page to be written; dropped if its `generation` in the pool has changed by then."""
 
     name: bytes
     page: int
@@ -59,16 +61,16 @@ class Fresh:
 
 @dataclass(frozen=True, slots=True)
 class Spoiled:
-    """Pages that were written, and that nobody may find."""
+    """Names of pages to be removed from the tiers, since their content is wrong."""
 
     names: tuple[bytes, ...]
 
 
 class PageStore:
-    """The tiers of one stage's pages, asked in their order, and behind them what clients have given. `put`, `load`,
-    `may_have` return at once.
+    """The page store of one stage: its tiers in the order of lookup, then KV that clients supplied.
 
-    Blocks are `first_block` and as many as the pages have layers. Without tiers nothing is written.
+    `put`, `discard`, `load` and `may_have` return at once. The stage's blocks are `first_block` and as many as pages
+    have layers. Without tiers nothing is written. Starts two threads; `close` ends them.
     """
 
     def __init__(
@@ -87,14 +89,14 @@ class PageStore:
         self._blocks = range(first_block, first_block + layout.layers)
         self._page_bytes = layout.layers * self.shape.record_bytes
         self._per_call = max(1, CALL_BYTES // self._page_bytes)
-        #: Pages to write or to remove; an event, to be set when all before it are written; None wakes the writer to
-        #: see `_closed`.
+        #: The writer's queue: pages to write or to remove; an event, to be set once all before it is written; None, to
+        #: have the writer check `_closed`.
         self._fresh: queue.SimpleQueue[Fresh | Spoiled | threading.Event | None] = queue.SimpleQueue()
         self._changed = threading.Condition()
         self._loads: deque[tuple[Load, Callable[[Loaded], None]]] = deque()
         self._reading = False
         self._closed = False
-        self._hurry = False  # somebody waits for the reader: load nothing more
+        self._hurry = False  # `settle` or `close` waits for the reader: load nothing more
         self._threads = [
             threading.Thread(target=self._write_all, name="page writer", daemon=True),
             threading.Thread(target=self._read_all, name="page reader", daemon=True),
@@ -103,10 +105,11 @@ class PageStore:
             thread.start()
 
     def may_have(self, name: bytes) -> bool:
+        """False if no tier has the page of this name."""
         return any(tier.may_have(name) for tier in self._tiers)
 
     def put(self, page: int, name: bytes) -> None:
-        """Write a named page, some time. Dropped when too many wait, or when the page has changed hands by then."""
+        """Queues a published page to be written. Dropped if too many wait, or if the page is reused before that."""
         if not self._tiers:
             return
         if self._fresh.qsize() >= MAX_QUEUED:
@@ -115,31 +118,30 @@ class PageStore:
         self._fresh.put(Fresh(name, page, self._pool.generations[page]))
 
     def discard(self, names: Sequence[bytes]) -> None:
-        """Remove pages from the tiers, some time, also those that wait to be written: they are not what they should
-        be."""
+        """Queues the removal of pages with wrong content from the tiers, also of those that wait to be written."""
         self._fresh.put(Spoiled(tuple(names)))
 
     def load(self, load: Load, deliver: Callable[[Loaded], None]) -> None:
-        """Fill pages; `deliver` is called once, from another thread. Until then the pages belong to the load."""
+        """Starts to fill the pages of a load. `deliver` is called once, from another thread, when it has ended."""
         with self._changed:
             self._loads.append((load, deliver))
             self._changed.notify_all()
 
     def settle(self) -> None:
-        """Wait until no load is under way; those that are end early."""
+        """Waits until no load is under way; those under way end early."""
         with self._changed:
             self._hurry = True
             self._changed.wait_for(lambda: not self._loads and not self._reading)
             self._hurry = False
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until every page that was put is written. False when `timeout_s` passed first."""
+        """Waits until every page that was put is written. False if `timeout_s` passed first."""
         written = threading.Event()
         self._fresh.put(written)
         return written.wait(timeout_s)
 
     def close(self) -> None:
-        """End both threads; what waits is dropped."""
+        """Ends both threads; pages that wait to be written are dropped."""
         with self._changed:
             self._closed = self._hurry = True
             self._changed.notify_all()
@@ -150,7 +152,8 @@ class PageStore:
     # --- writing ---
 
     def _write_all(self) -> None:
-        # Fresh memory for every page would be faulted in anew: that takes longer than the copy.
+        """The writer thread: writes published pages to all tiers, and removes wrong ones, until `close`."""
+        # One buffer for all batches: page faults of new memory would take longer than the copy.
         memory = memoryview(bytearray(self._per_call * self._page_bytes))
         while True:
             batch, behind = self._next_batch()
@@ -170,8 +173,10 @@ class PageStore:
                     tier.discard(name, self._blocks)
 
     def _next_batch(self) -> tuple[list[Fresh], Spoiled | threading.Event | None]:
-        """What waits, as much as one call of a tier takes, and what comes behind: pages to remove, or whom to tell when
-        it is written. Waits for the first."""
+        """Returns the next pages to write, for one call of a tier, and the item behind them if it is no page.
+
+        That item is a removal, or an event to set once the pages are written. Waits for the first item.
+        """
         batch: list[Fresh] = []
         item = self._fresh.get()
         with suppress(queue.Empty):
@@ -181,8 +186,11 @@ class PageStore:
         return batch, item if isinstance(item, (Spoiled, threading.Event)) else None
 
     def copied(self, batch: Sequence[Fresh], places: Sequence[memoryview]) -> list[StoredPage]:
-        """The pages' records, each page's copied to its place; without pages that changed hands before all was copied,
-        and without any when the device that has them has failed."""
+        """Returns the records of the pages in `batch`, each page's copied to its place in `places`.
+
+        Leaves out pages that were reused before their copy was complete, and all if the device with them failed; both
+        are counted as dropped.
+        """
         if not batch:
             return []
         try:
@@ -192,21 +200,22 @@ class PageStore:
             self._metrics.page_store_dropped.inc(len(batch))
             return []
         size = self.shape.record_bytes
-        found: list[StoredPage] = []
+        pages: list[StoredPage] = []
         for fresh, into, content in zip(batch, places, contents, strict=True):
             records = [
                 encode_record(fresh.name, block, self.shape, keys, values, into[layer * size :][:size])
                 for layer, (block, (keys, values)) in enumerate(zip(self._blocks, content, strict=True))
             ]
             if self._pool.generations[fresh.page] == fresh.generation:
-                found.append(StoredPage(fresh.name, records))
+                pages.append(StoredPage(fresh.name, records))
             else:
                 self._metrics.page_store_dropped.inc()
-        return found
+        return pages
 
     # --- reading ---
 
     def _read_all(self) -> None:
+        """The reader thread: fills the pages of loads, one load after the other, until `close`."""
         while True:
             with self._changed:
                 self._reading = False
@@ -226,7 +235,7 @@ class PageStore:
             deliver(Loaded(load, filled))
 
     def _fill(self, load: Load) -> int:
-        """How many pages, from the first on, were found and copied into the pool."""
+        """Fills the load's pages in order, up to the first that is missing; returns their number."""
         started, done = time.monotonic(), 0
         while done < len(load.names) and not self._hurry and time.monotonic() - started < MAX_LOAD_S:
             names = load.names[done : done + self._per_call]
@@ -239,10 +248,11 @@ class PageStore:
         return done
 
     def _fill_some(self, names: Sequence[bytes], pages: Sequence[int]) -> int:
+        """Fills pages from the tiers; returns the number of leading pages that are filled."""
         filled: set[int] = set()
         for tier in self._tiers:
-            asked = [i for i in range(len(names)) if i not in filled]
-            for i, records in zip(asked, tier.get([names[i] for i in asked], self._blocks), strict=True):
+            missing = [i for i in range(len(names)) if i not in filled]
+            for i, records in zip(missing, tier.get([names[i] for i in missing], self._blocks), strict=True):
                 if records is None:
                     self._metrics.page_store_misses.labels(tier.label).inc()
                 elif self._copy_in(names[i], pages[i], records):
@@ -255,15 +265,18 @@ class PageStore:
                 break
         return next((i for i in range(len(names)) if i not in filled), len(names))
 
-    def _fill_given(self, load: Load, start: int, filled: int, most: int) -> int:
-        """Fill pages behind the first `filled` from `start` on, as far as the client gave them; how many are filled."""
+    def _fill_given(self, load: Load, start: int, filled: int, end: int) -> int:
+        """Fills pages `filled` to `end` - 1, counted from `start`, with KV that the client supplied.
+
+        Stops at the first page that was not supplied or has another size; returns the new `filled`.
+        """
         given = load.given
         assert given is not None
-        places = [(i, page) for i in range(filled, most) if (page := given.page(start + i)) is not None]
+        places = [(i, page) for i in range(filled, end) if (page := given.page(start + i)) is not None]
         if self._given is None or not places:
             return filled
-        found = self._given.get(given.request, [page for _, page in places], self._blocks)
-        for (index, _), halves in zip(places, found, strict=True):
+        contents = self._given.get(given.request, [page for _, page in places], self._blocks)
+        for (index, _), halves in zip(places, contents, strict=True):
             if halves is None or any(len(both) != 2 * self.shape.half_bytes for both in halves):
                 break
             content = [self.shape.split(both) for both in halves]
@@ -272,7 +285,7 @@ class PageStore:
         return filled
 
     def _copy_in(self, name: bytes, page: int, records: Sequence[bytes]) -> bool:
-        """Verify and copy; False, copying nothing, when a record is not what it should be."""
+        """Verifies the records of a page and copies them into the pool. False, copying nothing, if one is corrupt."""
         content: list[tuple[NDArray[Any], NDArray[Any]]] = []
         for block, record in zip(self._blocks, records, strict=True):
             halves = decode_record(record, name, block, self.shape)

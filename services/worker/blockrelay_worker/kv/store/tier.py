@@ -1,48 +1,49 @@
-"""What a tier of the page store can do."""
+"""The interface of a page store tier."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+#: The kinds of failures of a tier that are counted.
 Trouble = Literal["full", "corrupt", "unreachable"]
 
 
 @dataclass(frozen=True, slots=True)
 class StoredPage:
-    """A page of consecutive blocks: one record per block, in their order. Good until `Tier.put` returns."""
+    """A page of consecutive blocks: one record per block, in their order. Valid until `Tier.put` returns."""
 
     name: bytes
     records: Sequence[bytes | memoryview]
 
 
 class Tier(Protocol):
-    """A place for pages that is shared with other processes. Used by one reading and one writing thread at once.
+    """A place for KV pages that processes share. One reading and one writing thread use it at the same time.
 
-    No method raises for what may happen to a tier: a place that is full, gone or unreachable stores nothing and finds
-    nothing, and counts why. Pages may vanish at any time; the first writer of a page wins.
+    No method raises for failures of the place: a tier that is full, gone or unreachable stores and finds nothing, and
+    counts why. Pages may vanish at any time; the first writer of a page wins.
     """
 
     @property
     def label(self) -> str:
-        """Its name in metrics."""
+        """The tier's name in metrics."""
         ...
 
     def may_have(self, name: bytes) -> bool:
-        """False when asking for this page would be in vain. At once: the engine loop asks."""
+        """False if `get` would not find this page. Must not block: the engine loop calls it."""
         ...
 
     def get(self, names: Sequence[bytes], blocks: range) -> list[list[bytes] | None]:
-        """For each name the records of all `blocks`, unverified, or None when one is missing. Counts as a use."""
+        """Returns for each name the records of all `blocks`, unverified; None if one is missing. Counts as a use."""
         ...
 
     def put(self, pages: Sequence[StoredPage], blocks: range) -> None:
-        """Store pages of `blocks`, as far as there is room; gives up pages that were not used for longest."""
+        """Stores pages of `blocks`; removes the least recently used ones if there is no room."""
         ...
 
     def discard(self, name: bytes, blocks: range) -> None:
-        """Remove what is there of this page: a reader found it broken."""
+        """Removes this page, for `blocks` at least: its content is wrong or corrupt."""
         ...
 
     def used_bytes(self) -> int:
-        """What it holds, as far as this process knows."""
+        """Bytes that the tier holds, as far as this process knows."""
         ...

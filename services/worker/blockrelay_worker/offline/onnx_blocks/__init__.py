@@ -1,1 +1,1 @@
-"""ONNX blocks that others made: looked at and tried, without a queue."""
+"""Commands for ONNX blocks of other makers: check, describe, compare and split them, without services."""

@@ -1,8 +1,8 @@
-"""`python -m blockrelay_worker.offline.onnx_blocks.check FOLDER`: every ONNX block of a folder alone, on one device.
+"""`python -m blockrelay_worker.offline.onnx_blocks.check FOLDER`: runs each ONNX block of a folder alone on one device.
 
-For `blockrelay check`, which shows what comes: the first line of stdout names the blocks (`encode_begin`), each further
-one is a block that was run (`encode_checked`). Exit code 0 when all passed, 1 when one did not, 2 when the folder
-cannot be checked: then stderr has one line, and nothing is written.
+`blockrelay check` runs it and shows the results: the first line of stdout names the blocks (`encode_begin`), each
+further one is a block that was run (`encode_checked`). Exit code 0 when all passed, 1 when one did not, 2 when the
+folder cannot be checked: then stderr has one line, and nothing is written.
 """
 
 import contextlib
@@ -41,7 +41,7 @@ def check(
     """Run every ONNX block of a folder alone; one JSON line for each."""
     check_one_onnxruntime()
     need("converter", "onnx")
-    # Only here: of two ONNX Runtimes in one environment, neither may be one that can be imported; onnx is an extra.
+    # Imported after the checks above: with two ONNX Runtimes in one environment it may fail; onnx is an extra.
     from blockrelay_worker.execution.onnx.providers.opening import open_provider
     from blockrelay_worker.offline.onnx_blocks.folder import open_onnx_folder
     from blockrelay_worker.offline.onnx_blocks.trial import check_blocks
@@ -64,7 +64,7 @@ def check(
 
 
 def write_blocks_file(path: Path, blocks: Sequence[BlockFiles]) -> None:
-    """It is there whole, or as it was before."""
+    """Writes a `blocks.json` atomically: on failure the file stays as it was."""
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
@@ -77,7 +77,7 @@ def write_blocks_file(path: Path, blocks: Sequence[BlockFiles]) -> None:
 
 
 def _check_writable(path: Path) -> None:
-    """Raises UsageError for a place where something else lies, such as weights."""
+    """Raises UsageError if `path` is another file than a `blocks.json`, such as weights, or its folder is missing."""
     if not path.parent.is_dir():
         raise UsageError(f"--write {path}: there is no folder {path.parent}")
     if path.exists():
@@ -88,13 +88,13 @@ def _check_writable(path: Path) -> None:
 
 
 def _tell(line: str) -> None:
-    """At once: somebody watches."""
+    """Writes a line to stdout at once: `blockrelay check` shows it while the next block runs."""
     typer.echo(line)
     sys.stdout.flush()
 
 
 def run(arguments: list[str] | None = None) -> int:
-    """The exit code (see `run_app`)."""
+    """Runs the command and returns its exit code (see `run_app`)."""
     return run_app(app, arguments, name="blockrelay check")
 
 

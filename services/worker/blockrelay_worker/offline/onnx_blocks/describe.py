@@ -1,8 +1,8 @@
-"""`python -m blockrelay_worker.offline.onnx_blocks.describe FOLDER`: make what services need to serve it as it is.
+"""`python -m blockrelay_worker.offline.onnx_blocks.describe FOLDER`: makes a folder of ONNX blocks ready to be served.
 
 For `blockrelay up --blocks`. It reads and hashes the files of the folder, wires the blocks, and writes a manifest,
-`blocks.json` and copies of the files about text into a folder of the cache, which says where the blocks are; nothing is
-written into the folder itself. One JSON line on stdout has the made folder and what is lacking (`encode_described`).
+`blocks.json` and copies of tokenizer and chat template into a folder of the cache, which points to the blocks. Nothing
+is written into FOLDER. One JSON line on stdout has the new folder and the names of missing files (`encode_described`).
 Exit code 2 when the folder cannot be served: then stderr has one line, and nothing is written.
 """
 
@@ -46,7 +46,7 @@ def describe(
     """Describe a folder of ONNX blocks, so that services can serve it."""
     check_one_onnxruntime()
     need("converter", "onnx")
-    # Only here: of two ONNX Runtimes in one environment, neither may be one that can be imported; onnx is an extra.
+    # Imported after the checks above: with two ONNX Runtimes in one environment it may fail; onnx is an extra.
     from blockrelay_worker.offline.onnx_blocks.folder import open_onnx_folder
 
     opened = open_onnx_folder(folder)
@@ -66,7 +66,7 @@ def describe(
     own[ONNX_FOLDER_NAME] = f"{folder.resolve()}\n".encode()
     try:
         out.mkdir(parents=True, exist_ok=True)
-        for path, content in [*own.items(), (MANIFEST_NAME, manifest.encode())]:  # the manifest last: then all is there
+        for path, content in [*own.items(), (MANIFEST_NAME, manifest.encode())]:  # manifest last: it marks completeness
             _write(out / path, content)
     except OSError as error:
         raise UsageError(f"{out}: {error.strerror}; BLOCKRELAY_CACHE_DIR names another folder to write in") from None
@@ -74,8 +74,10 @@ def describe(
 
 
 def _place(folder: Path, model_hash: str) -> Path:
-    """Of what is made for it: a folder of the cache that is its own. Other files in it get another one: whoever serves
-    them goes on with what it began with."""
+    """The cache folder for `folder` with this content. Raises UsageError if there is no cache folder.
+
+    Changed files get another one: so processes that serve the old content keep its folder.
+    """
     root = WorkerSettings().cache_dir or default_root(os.environ)
     if root is None:
         raise UsageError("there is no cache folder to write in: BLOCKRELAY_CACHE_DIR names one")
@@ -84,8 +86,10 @@ def _place(folder: Path, model_hash: str) -> Path:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Whole, whatever others write at the same time: for the same blocks they write the same. What is there already
-    may lie where nobody can write."""
+    """Writes a file atomically; other processes may write the same content at the same time.
+
+    Does nothing if the content is there already: the place may be read-only.
+    """
     if path.exists() and path.read_bytes() == content:
         return
     draft = path.with_name(f".{path.name}.{os.getpid()}")
@@ -98,7 +102,7 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def run(arguments: list[str] | None = None) -> int:
-    """The exit code (see `run_app`)."""
+    """Runs the command and returns its exit code (see `run_app`)."""
     return run_app(app, arguments, name="blockrelay up --blocks")
 
 

@@ -1,4 +1,4 @@
-"""A folder of ONNX blocks as a whole: its files in order, wired, and compared with a `blocks.json`."""
+"""Opens a folder of ONNX blocks: reads its files in order, wires them, and compares them with a `blocks.json`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,31 +21,31 @@ from blockrelay_worker.offline.onnx_blocks.operators import check_operators
 
 @dataclass(frozen=True, slots=True)
 class OnnxFolder:
-    """Blocks that fit together. Holds no file open and no weight."""
+    """A folder of ONNX blocks that fit together. Holds no open file and no weights."""
 
     root: Path
     files: tuple[OnnxFile, ...]
     wiring: Wiring
 
     def facts(self) -> tuple[BlockFiles, ...]:
-        """What `blocks.json` says of it. Reads all weights that lie beside the graphs."""
+        """The content of `blocks.json` for this folder. Reads all weight files beside the graphs, to hash them."""
         beside: dict[str, FileFacts] = {}
-        found: list[BlockFiles] = []
+        blocks: list[BlockFiles] = []
         for file in self.files:
             for name in file.weights:
                 if name not in beside:
                     path = self.root / name
                     beside[name] = FileFacts(name, path.stat().st_size, file_sha256(path))
             graph = FileFacts(file.signature.file, file.bytes, file.sha256)
-            found.append(BlockFiles(file.signature, (graph, *(beside[name] for name in file.weights))))
-        return tuple(found)
+            blocks.append(BlockFiles(file.signature, (graph, *(beside[name] for name in file.weights))))
+        return tuple(blocks)
 
 
 def open_onnx_folder(root: Path, *, against: Path | None = None) -> OnnxFolder:
-    """Read every file of the folder and wire the blocks by name.
+    """Reads every file of the folder and wires the blocks by tensor names. Writes nothing.
 
-    Files must be as `against` says, or else as the folder's own `blocks.json` if it has one. Raises OnnxBlocksError
-    that names the file, and the tensor if it is one that is wrong. Writes nothing.
+    Files must match the `blocks.json` in `against`, or else the folder's own if it has one. Raises OnnxBlocksError with
+    the file, and with the tensor if one is wrong.
     """
     names = block_names(root)
     listing = against or (root / ONNX_BLOCKS_NAME if (root / ONNX_BLOCKS_NAME).exists() else None)
@@ -55,7 +55,7 @@ def open_onnx_folder(root: Path, *, against: Path | None = None) -> OnnxFolder:
         try:
             files.append(read_onnx_file(root, name, index))
         except OnnxBlocksError:
-            if known is not None and listing is not None:  # which says more, where the file has been altered
+            if known is not None and listing is not None:  # "altered" says more than the error that it caused
                 _check_file(root / name, known, str(listing))
             raise
     check_operators(files)
@@ -66,7 +66,7 @@ def open_onnx_folder(root: Path, *, against: Path | None = None) -> OnnxFolder:
 
 
 def _check_file(path: Path, known: Sequence[BlockFiles], where: str) -> None:
-    """Raises OnnxBlocksError for a file that is not as `where` says."""
+    """Raises OnnxBlocksError for a file whose SHA-256 is not the one in the `blocks.json` at `where`."""
     expected = {file.name: file for block in known for file in block.files}.get(path.name)
     if expected is not None and path.is_file() and file_sha256(path) != expected.sha256:
         raise OnnxBlocksError(f"altered: its SHA-256 is not the one in {where}", file=path.name)

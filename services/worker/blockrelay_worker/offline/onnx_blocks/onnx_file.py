@@ -1,6 +1,6 @@
-"""Reads what the file of a block says of itself, without its weights: signature, files of weights, operators.
+"""Reads the ONNX file of a block without its weights: its signature, its weight files and its operators.
 
-Others made it, so nothing in it is trusted: weights beside it lie in the same folder, whatever the file says.
+The file comes from elsewhere, so it is not trusted: weight files outside its folder are refused.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -26,7 +26,7 @@ from blockrelay_worker.offline.onnx_blocks.weight_files import check_weights
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """An operator that a graph uses, by the version of its set; `output` is of one of its nodes."""
+    """An operator that a graph uses, with its opset version; `output` is an output of one of its nodes."""
 
     domain: str
     kind: str
@@ -39,7 +39,7 @@ class Operator:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnnxFile:
-    """One block, as read. `weights` are the files beside it that it names, by name, sorted."""
+    """The file of one block, as read. `weights` are the names of its weight files, sorted."""
 
     path: Path
     signature: Signature
@@ -47,14 +47,13 @@ class OnnxFile:
     operators: tuple[Operator, ...]
     ir_version: int
     vocabulary: int | None
-    """Rows of the table that `input_ids` are looked up in; None where there is none in this block."""
+    """Number of rows of the table that `input_ids` index; None if this block has none."""
     bytes: int
     sha256: str
 
 
 def read_onnx_file(folder: Path, name: str, index: int) -> OnnxFile:
-    """The file of block `index`. Raises OnnxBlocksError that names the file, and the tensor if it is one that is
-    wrong."""
+    """Reads the file of block `index`. Raises OnnxBlocksError with the file, and with the tensor if one is wrong."""
     path = check_inside(folder, name, file=name)
     model = model_without_weights(path, name)
     graph = model.graph
@@ -81,14 +80,13 @@ def read_onnx_file(folder: Path, name: str, index: int) -> OnnxFile:
 
 
 def _outputs(model: ModelProto) -> Sequence[ValueInfoProto]:
-    """Those of the graph, with the dimensions that follow from its operators where the file does not tell any, as some
-    exporters do of scalars."""
+    """The outputs of the graph. Dimensions that the file omits, as some exporters do for scalars, are inferred."""
     declared = list(model.graph.output)
     if all(one.type.tensor_type.HasField("shape") for one in declared):
         return declared
     with suppress(shape_inference.InferenceError):
-        told = {one.name: one for one in shape_inference.infer_shapes(model).graph.output}
-        return [one if one.type.tensor_type.HasField("shape") else told[one.name] for one in declared]
+        inferred = {one.name: one for one in shape_inference.infer_shapes(model).graph.output}
+        return [one if one.type.tensor_type.HasField("shape") else inferred[one.name] for one in declared]
     return declared
 
 
@@ -101,7 +99,7 @@ def _vocabulary(graph: GraphProto) -> int | None:
 
 
 def _nodes(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
-    """With those of graphs inside nodes."""
+    """The nodes, and those of graphs inside them."""
     for node in nodes:
         yield node
         for attribute in node.attribute:
@@ -110,7 +108,7 @@ def _nodes(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
 
 
 def _operators(model: ModelProto) -> Iterator[Operator]:
-    """Each once, but for those that the file itself defines."""
+    """The operators of a model, each once, without those that the file itself defines."""
     own = {(function.domain, function.name) for function in model.functions}
     seen = set(own)
     parts: tuple[GraphProto | FunctionProto, ...] = (model.graph, *model.functions)
@@ -126,5 +124,5 @@ def _operators(model: ModelProto) -> Iterator[Operator]:
 
 
 def _domain(name: str) -> str:
-    """The standard's own set has two names."""
+    """The canonical name of an operator domain: the standard one has two names."""
     return "" if name == "ai.onnx" else name

@@ -1,7 +1,7 @@
-"""Whether this ONNX Runtime knows the operators of a graph, asked before any weight is loaded.
+"""Checks that this ONNX Runtime has the operators of a graph, before any weights are loaded.
 
-ONNX Runtime has no list of them for people: a graph of one node is refused in other words when its operator is unknown
-than when its inputs are wrong, which they are.
+ONNX Runtime has no public list of its operators. So a graph of one node with wrong inputs is loaded for each: the
+error message tells whether the operator is unknown, or only its inputs are wrong.
 """
 
 from collections.abc import Iterable
@@ -17,7 +17,7 @@ _UNKNOWN = ("No Op registered for", "is not a registered function/op")
 
 
 def check_operators(files: Iterable[OnnxFile]) -> None:
-    """Raises OnnxBlocksError naming file and tensor for an operator that no provider of this ONNX Runtime can have."""
+    """Raises OnnxBlocksError with file and tensor for an operator that no provider of this ONNX Runtime has."""
     for file in files:
         for operator in file.operators:
             if not _is_known(operator.domain, operator.kind, operator.version):
@@ -31,6 +31,7 @@ def check_operators(files: Iterable[OnnxFile]) -> None:
 
 @cache
 def _is_known(domain: str, kind: str, version: int) -> bool:
+    """True unless ONNX Runtime says that it has no such operator."""
     node = helper.make_node(kind, ["x"], ["y"], domain=domain)
     value = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1])
     graph = helper.make_graph([node], "one", [value], [helper.make_empty_tensor_value_info("y")])

@@ -1,4 +1,4 @@
-"""One block alone: its session, one run with made-up inputs, and what came out beside what the file declares."""
+"""Runs each ONNX block alone with made-up inputs, and compares its outputs with what the file declares."""
 
 import gc
 import time
@@ -21,24 +21,24 @@ from blockrelay_worker.execution.onnx.providers.provider import CpuProvider, Pro
 from blockrelay_worker.offline.onnx_blocks.folder import OnnxFolder
 from blockrelay_worker.offline.onnx_blocks.onnx_file import OnnxFile
 
-#: A reason is one line in a table.
+#: Maximum number of characters of a reason, which is one line of a table.
 _LONGEST_REASON = 300
 Array = NDArray[Any]
 
 
 @dataclass(slots=True)
 class _Given:
-    """What earlier blocks gave for later ones: shapes of all of it, and integers and truth values as they are."""
+    """Outputs of earlier blocks that later ones take, by name: all shapes, and the arrays that are not floats."""
 
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict[str, tuple[int, ...]])
     arrays: dict[str, Array] = field(default_factory=dict[str, Array])
 
 
 def check_blocks(folder: OnnxFolder, provider: Provider, sizes: StepSizes) -> Iterator[CheckedBlock]:
-    """Every block of the folder, in order and alone. One session is there at a time.
+    """Runs every block of the folder alone, in order, with one session at a time; yields each result.
 
-    Raises UsageError where this machine lacks something that the provider needs; whatever else goes wrong is the
-    block's.
+    Raises UsageError if this machine lacks something that the provider needs. Any other failure is in the block's
+    result.
     """
     given = _Given()
     presents = {present.name for present in folder.wiring.presents.values()}
@@ -58,6 +58,7 @@ def _checked(
     presents: set[str],
     consumed: frozenset[str],
 ) -> CheckedBlock:
+    """Runs one block and returns its result. Records in `given` the outputs that later blocks take."""
     signature = file.signature
     dimensions = BlockDimensions(signature.file, sizes)
     inputs = [_declared(tensor) for tensor in signature.inputs]
@@ -109,10 +110,10 @@ def _checked(
 def _feeds(
     file: OnnxFile, sources: Mapping[str, Source], dimensions: BlockDimensions, given: _Given
 ) -> dict[str, Array]:
-    """Tensors whose shapes earlier blocks have told come first: names of dimensions are known from them."""
-    told = sorted(file.signature.inputs, key=lambda tensor: tensor.name not in given.shapes)
+    """Made-up inputs of a block. Those with shapes from earlier blocks come first: they define named dimensions."""
+    ordered = sorted(file.signature.inputs, key=lambda tensor: tensor.name not in given.shapes)
     feeds: dict[str, Array] = {}
-    for tensor in told:
+    for tensor in ordered:
         source = sources[tensor.name]
         shape = dimensions.of_input(
             tensor, source, given.shapes.get(tensor.name) if isinstance(source, FromBlock) else None
@@ -141,7 +142,7 @@ def _contradiction(
 
 
 def _overflow(arrays: list[Array], outputs: list[CheckedTensor]) -> str:
-    """Outputs that are NaN or infinite: no made-up input is."""
+    """The problem with the first output that has NaN or infinity, which no input has; empty if none does."""
     for tensor, array in zip(outputs, arrays, strict=True):
         if count := not_finite(array):
             return f"{tensor.name}: {count} of {array.size} numbers are NaN or infinite, and no input is"
@@ -155,7 +156,7 @@ def _declared(tensor: Tensor, array: Array | None = None) -> CheckedTensor:
 
 
 def _one_line(error: Exception) -> str:
-    """What ONNX Runtime says, without its codes' frame and its line breaks."""
+    """ONNX Runtime's message in one line, without the prefix of its error codes."""
     text = " ".join(str(error).split()) or type(error).__name__
     text = text.removeprefix("[ONNXRuntimeError] : ")
     return text if len(text) <= _LONGEST_REASON else f"{text[: _LONGEST_REASON - 3]}..."

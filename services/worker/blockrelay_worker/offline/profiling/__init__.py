@@ -1,1 +1,1 @@
-"""How long blocks, hops and loading take on this machine: what `blockrelay profile` measures."""
+"""Measures blocks, hops between stages and loading on this machine, for `blockrelay profile`."""

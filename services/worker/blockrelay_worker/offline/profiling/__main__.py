@@ -1,6 +1,6 @@
-"""`python -m blockrelay_worker.offline.profiling`: how long this machine takes for each block of a model.
+"""`python -m blockrelay_worker.offline.profiling`: measures each block of a model on this machine.
 
-Writes `profiling_results.json` (`blockrelay.planning.profile`), which planners read. On an otherwise idle machine.
+Writes `profiling_results.json` (`blockrelay.planning.profile`), which planners read. Needs an otherwise idle machine.
 """
 
 import sys
@@ -77,7 +77,7 @@ def main(
     if not full and len(gpus) > 1:
         raise UsageError(f"--form source has a CPU and one GPU, and --gpu names {len(gpus)}: name one")
     steps = shapes(folder) if full else [one_row(folder)]
-    with ExitStack() as stack:  # a device that cannot be opened is told before minutes are spent on the others
+    with ExitStack() as stack:  # all devices are opened first: one that fails costs no minutes spent on the others
         opened = {target.name: stack.enter_context(target.opened()) for target in wanted}
         sizes = {name: stage_bytes(folder, executors) for name, executors in opened.items()}
         times = {
@@ -92,8 +92,8 @@ def main(
         measured=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         blocks={
             cost.name: {
-                name: _block(cost, found, loading[name], _bytes(cost, folder, sizes[name]), folder.manifest)
-                for name, found in times.items()
+                name: _block(cost, samples, loading[name], _bytes(cost, folder, sizes[name]), folder.manifest)
+                for name, samples in times.items()
             }
             for cost in costs.blocks
         },
@@ -116,7 +116,7 @@ def main(
 def _times(
     folder: BlockFolder, target: Target, executors: Executors, sizes: StageBytes, steps: Sequence[Shape]
 ) -> Times:
-    """Samples of all blocks in these steps on a device, which has been opened."""
+    """Measures all blocks in these steps on a device; `executors` are its open ones."""
     limit: int | None = None
     if folder.model.onnx_blocks is None:
         cut = list(windows(folder, sizes, steps))
@@ -133,35 +133,37 @@ def _times(
 
 
 def _loading(folder: BlockFolder, target: Target) -> Mapping[int, Samples]:
-    """Samples of loading each block alone on a device."""
+    """Measures the loading of each block alone on a device."""
     with _bar(folder, target, target.loads * folder.model.blocks, what="loading ") as advance:
         return load_times(folder, target, advance)
 
 
 @contextmanager
 def _bar(folder: BlockFolder, target: Target, steps: int, *, what: str = "") -> Iterator[Callable[[int], None]]:
-    """Shown on stderr where somebody looks; who gets it says how many of the steps have been done."""
+    """Shows a progress bar on stderr (on a terminal). Yields a function to call with the number of steps just done."""
     with typer.progressbar(length=steps, label=f"{what}{folder.model.name} on {target.name}", file=sys.stderr) as bar:
         yield bar.update
 
 
 def _hops(folder: BlockFolder, costs: ModelAnalysis, redis: str | None) -> dict[str, Hop]:
-    """What it takes to bring rows to the next stage; nothing of a single block, which has none. Of ONNX blocks that
-    others made these are the tensors behind the block that hands on most, of rows at the base context."""
+    """Measures hops to the next stage, by way; none for a model of one block.
+
+    For ONNX blocks of other makers a hop has the tensors after the block that hands on most, at the base context.
+    """
     if len(costs.blocks) == 1:
         return {}
     if folder.model.onnx_blocks is None:
         rows = rows_of_ours(folder.model.hidden_size)
     else:
         context = min(BASE_CONTEXT, folder.model.max_position)
-        most = max(costs.blocks, key=lambda one: one.hop_bytes_per_row + context * one.hop_bytes_per_row_and_token)
-        rows = rows_of_onnx_blocks(served_wiring(folder.root), most.index, context)
-        if not rows.bytes:  # they cannot be cut anywhere
+        largest = max(costs.blocks, key=lambda one: one.hop_bytes_per_row + context * one.hop_bytes_per_row_and_token)
+        rows = rows_of_onnx_blocks(served_wiring(folder.root), largest.index, context)
+        if not rows.bytes:  # the model cannot be cut into stages anywhere
             return {}
-    found = {"shared_memory": shared_memory_hop(rows)}
+    hops = {"shared_memory": shared_memory_hop(rows)}
     if redis is not None:
-        found["redis"] = redis_hop(redis, rows)
-    return found
+        hops["redis"] = redis_hop(redis, rows)
+    return hops
 
 
 def _products(folder: BlockFolder, threads: int) -> dict[str, dict[str, ProductTimes]]:
@@ -171,7 +173,7 @@ def _products(folder: BlockFolder, threads: int) -> dict[str, dict[str, ProductT
 
 
 def _bytes(cost: BlockCost, folder: BlockFolder, sizes: StageBytes) -> int:
-    """What a block takes: as its file has it, or on the device where others made it."""
+    """Bytes of a block's weights: in its file, or on the device for an ONNX block of another maker."""
     if folder.model.onnx_blocks is not None:
         return sizes.weights(cost.index, cost.index)
     return cost.bytes[folder.manifest.precision_of(cost.index)]
@@ -180,7 +182,10 @@ def _bytes(cost: BlockCost, folder: BlockFolder, sizes: StageBytes) -> int:
 def _block(
     cost: BlockCost, times: Times, loading: Mapping[int, Samples], size: int, manifest: Manifest
 ) -> BlockProfile:
-    """Of one block of `size` bytes; a model whose context is shorter than the base one is measured at its own."""
+    """The profile of one block of `size` bytes.
+
+    The base context is the shortest one measured: the model's own, if that is below BASE_CONTEXT.
+    """
     samples = {shape: one for (index, shape), one in times.items() if index == cost.index}
     base, *longer = sorted({shape.context for shape in samples})
 
@@ -210,7 +215,7 @@ def _largest_spread(block: BlockProfile) -> float:
 
 
 def run(arguments: list[str] | None = None) -> int:
-    """The exit code (see `run_app`)."""
+    """Runs the command and returns its exit code (see `run_app`)."""
     return run_app(app, arguments, name="blockrelay profile")
 
 

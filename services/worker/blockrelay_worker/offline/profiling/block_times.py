@@ -1,7 +1,7 @@
-"""Seconds of every block of a model, by the rows of a step and the tokens that each row attends to.
+"""Measures the seconds of each block of a model, by the rows of a step and the tokens that each row attends to.
 
-The blocks run one after the other, as they do in a stage: each finds its weights where the blocks before it have left
-them, in memory and not in a cache. A model that does not fit runs in windows of as many blocks as do.
+Blocks run one after the other, as in a stage: so each reads its weights from memory, and not from a CPU cache. A model
+that does not fit into memory runs in windows of as many blocks as fit.
 """
 
 import time
@@ -22,30 +22,31 @@ from blockrelay_worker.offline.profiling.targets import StageBytes, Target
 
 ROWS = (1, 4, 16, 64, 256)
 LONG_CONTEXT = 2048
-#: At longer contexts than the base, the most rows of ONNX blocks that others made: they copy the keys and values of all
-#: rows in every layer, so that a step of 256 rows takes gigabytes and minutes.
+#: Maximum number of rows for ONNX blocks of other makers at contexts above the base: they copy the keys and values of
+#: all rows in every layer, so that a step of 256 rows would take gigabytes and minutes.
 MOST_ROWS_OF_OTHERS = 16
-#: Rounds that noisy shapes have beyond those of all.
+#: Additional rounds for noisy shapes.
 EXTRA_ROUNDS = 4
-#: Half the distance of the quartiles, as a share of the median, from which a figure is noisy.
+#: Spread (half the distance of the quartiles, as a share of the median) above which a figure is noisy.
 NOISY = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A step: `rows` requests, each with a row that attends to `context` tokens."""
+    """A step to measure: `rows` requests, each with one row that attends to `context` tokens."""
 
     rows: int
     context: int
 
     @property
     def pages(self) -> int:
+        """Number of KV pages of all its requests."""
         return self.rows * pages_for(self.context)
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Blocks [first, last] that are measured together, with this many KV pages."""
+    """Blocks `first` to `last` (included) that are measured together, with this many KV pages."""
 
     first: int
     last: int
@@ -57,9 +58,9 @@ Times = dict[tuple[int, Shape], Samples]
 
 
 def shapes(folder: BlockFolder) -> list[Shape]:
-    """All that are of interest for the model: its rows at each context that it can have."""
-    most, ours = folder.model.max_position, folder.model.onnx_blocks is None
-    contexts = sorted({min(context, most) for context in (BASE_CONTEXT, LONG_CONTEXT, most)})
+    """The steps to measure for a model: ROWS at the base, the long and the model's longest context."""
+    longest, ours = folder.model.max_position, folder.model.onnx_blocks is None
+    contexts = sorted({min(context, longest) for context in (BASE_CONTEXT, LONG_CONTEXT, longest)})
     return [
         Shape(rows, context)
         for context in contexts
@@ -69,15 +70,15 @@ def shapes(folder: BlockFolder) -> list[Shape]:
 
 
 def one_row(folder: BlockFolder) -> Shape:
-    """The shape of which the source's form has the seconds."""
+    """The only step of a profile in the source form: one row at the base context."""
     return Shape(1, min(BASE_CONTEXT, folder.model.max_position))
 
 
 def windows(folder: BlockFolder, sizes: StageBytes, wanted: Sequence[Shape]) -> Iterator[Window]:
-    """Windows that fit into the room that `sizes` has, each with pages for its largest shape that fits; the base shapes
-    must.
+    """Splits the model into windows that fit into `sizes.room`.
 
-    Raises UsageError when a block does not fit alone.
+    A window has pages for its largest shape that fits, and always for those at the base context. Raises UsageError if
+    a block does not fit alone.
     """
     base = max(shape.pages for shape in wanted if shape.context == min(s.context for s in wanted))
     largest = max(shape.pages for shape in wanted)
@@ -94,11 +95,10 @@ def windows(folder: BlockFolder, sizes: StageBytes, wanted: Sequence[Shape]) -> 
 
 
 def whole_window(folder: BlockFolder, sizes: StageBytes, wanted: Sequence[Shape]) -> tuple[Window, int | None]:
-    """All blocks as one window, as ONNX blocks that others made are run, and how many bytes their sessions may take at
-    once where not all of them have room (None: all may be there). Each block is measured without what it takes to make
-    its session.
+    """The one window with all blocks, for ONNX blocks of other makers, and the limit of their sessions in bytes.
 
-    Raises UsageError when a block does not fit alone.
+    The limit is None if all sessions fit into memory together. The time to create sessions is not measured. Raises
+    UsageError if a block does not fit alone.
     """
     blocks = folder.model.blocks
     page, context = sizes.page(1, blocks), min(shape.context for shape in wanted)
@@ -117,7 +117,7 @@ def whole_window(folder: BlockFolder, sizes: StageBytes, wanted: Sequence[Shape]
 def measure(
     folder: BlockFolder, executors: Executors, window: Window, wanted: Sequence[Shape], progress: Callable[[int], None]
 ) -> Times:
-    """Times of the window's blocks in every shape that has room; `progress` hears of each measured round (1)."""
+    """Measures the window's blocks in every shape that fits; calls `progress(1)` after each round."""
     executor = executors.load(folder, window.first, window.last, pages=window.pages)
     times: Times = {}
     try:
@@ -136,21 +136,23 @@ def measure(
 
 
 def load_times(folder: BlockFolder, target: Target, progress: Callable[[int], None]) -> dict[int, Samples]:
-    """Seconds until each block alone can compute, checked by its known answer; its file may be in memory. `progress`
-    hears of each block that was loaded (1)."""
-    found = {index: Samples() for index in range(1, folder.model.blocks + 1)}
+    """Measures the seconds to load each block alone and check its known answer; its file may be in the page cache.
+
+    Calls `progress(1)` after each block.
+    """
+    loads = {index: Samples() for index in range(1, folder.model.blocks + 1)}
     for _ in range(target.loads):
         with target.opened() as executors:
-            for index, samples in found.items():
+            for index, samples in loads.items():
                 started = time.perf_counter()
                 executors.load(folder, index, index, pages=2).close()
                 samples.seconds.append(time.perf_counter() - started)
                 progress(1)
-    return found
+    return loads
 
 
 def _round(executor: Executor, folder: BlockFolder, window: Window, shape: Shape, times: Times) -> None:
-    """Run the shape for a round, behind one run that is not counted."""
+    """Runs the shape for one round, after a warm-up run that is not counted."""
     each = pages_for(shape.context)
     pages = executor.pool.allocate(shape.pages)
     batch = _batch(executor, folder, shape, [pages[at : at + each] for at in range(0, len(pages), each)])
@@ -163,7 +165,7 @@ def _round(executor: Executor, folder: BlockFolder, window: Window, shape: Shape
 
 
 def _batch(executor: Executor, folder: BlockFolder, shape: Shape, pages: Sequence[Sequence[int]]) -> Batch:
-    """Decode rows, as long requests make them; what their pages hold does not change the time."""
+    """A batch of decode rows of long requests. The content of their pages does not change the time."""
     segments = [Segment(rows=1, first_position=shape.context - 1, pages=own) for own in pages]
     random = np.random.default_rng(1)
     wanted = range(shape.rows) if executor.gives_logits else ()

@@ -1,7 +1,8 @@
-"""What it takes to bring rows from one stage to the next: seconds of each message and of each byte in it.
+"""Measures hops of rows from one stage to the next: seconds per message, and per byte in it.
 
-Over Redis a message goes the way of `transport.stage_sender`: encoded, added to a stream, read by another process that
-waits for it, decoded. In shared memory it is written and read once. Both are fitted as a straight line over sizes.
+Over Redis a message is handled as by `transport.stage_sender`: encoded, added to a stream, read by another process that
+waits for it, and decoded. In shared memory it is written and read once. The results are fitted by a straight line over
+message sizes.
 """
 
 import mmap
@@ -24,20 +25,20 @@ from blockrelay_worker.offline.profiling.samples import Samples
 
 ROWS = (1, 16, 64, 256)
 RUNS = 40
-#: Of a cell that nobody has.
+#: A cell name that no deployment uses, and the two streams of the measurement.
 _CELL, _THERE, _BACK = "profile", b"{profile}:there", b"{profile}:back"
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """What a stage hands on: bytes of a row, and a `message` with so many rows."""
+    """The messages of a stage: `bytes` of one row, and a function that makes a `message` with n rows."""
 
     bytes: int
     message: Callable[[int], Forward]
 
 
 def rows_of_ours(hidden: int) -> Rows:
-    """As stages of our own blocks hand them on: one matrix of so many columns."""
+    """Messages between stages of our own blocks: float32 rows of `hidden` columns."""
 
     def made(rows: int) -> Forward:
         segment = ForwardSegment(
@@ -49,8 +50,11 @@ def rows_of_ours(hidden: int) -> Rows:
 
 
 def rows_of_onnx_blocks(wiring: Wiring, last: int, context: int) -> Rows:
-    """As a stage of ONNX blocks that others made hands them on that ends with block `last`: for each row, which is of a
-    request of its own and attends to `context` tokens, the tensors that later blocks take, by name."""
+    """Messages of a stage of ONNX blocks of other makers that ends with block `last`.
+
+    Each row is of a request of its own and attends to `context` tokens; it has the named tensors that later blocks
+    take.
+    """
     shapes = shapes_handed_on(wiring, last, StepSizes(batch=1, new=1, past=context - 1))
     arrays = {one.name: np.zeros(shapes[one.name], one.tensor.dtype) for one in handed_on(wiring, last)}
 
@@ -66,14 +70,14 @@ def rows_of_onnx_blocks(wiring: Wiring, last: int, context: int) -> Rows:
 
 
 def redis_hop(url: str, rows: Rows) -> Hop:
-    """Over the Redis at `url`. Raises RedisTrouble."""
+    """Measures hops over the Redis at `url`. Raises RedisTrouble."""
     context = multiprocessing.get_context("spawn")
     echo = context.Process(target=_echo, args=(url,), daemon=True)
     echo.start()
     client = OneConnection(connect(url, cell=_CELL))
     try:
         client.ask("DEL", _THERE, _BACK)
-        _there_and_back(client, rows.message(1))  # the other process is up
+        _there_and_back(client, rows.message(1))  # waits until the other process has started
         messages = [(n, rows.message(n)) for n in ROWS]
         return _line([(n * rows.bytes, _samples(lambda m=m: _there_and_back(client, m))) for n, m in messages])
     finally:
@@ -82,11 +86,11 @@ def redis_hop(url: str, rows: Rows) -> Hop:
         client.ask("DEL", _THERE, _BACK)
 
 
-def shared_memory_hop(of: Rows) -> Hop:
-    """Their bytes, written by one side and read by the other, without what it takes to wake it."""
+def shared_memory_hop(rows: Rows) -> Hop:
+    """Measures writing and reading the bytes of messages in shared memory, without waking another process."""
     times: list[tuple[int, Samples]] = []
-    for rows in ROWS:
-        size = rows * of.bytes
+    for count in ROWS:
+        size = count * rows.bytes
         content = np.random.default_rng(1).bytes(size)
         with mmap.mmap(-1, size) as shared:
             times.append((size, _samples(lambda s=shared, c=content: _write_and_read(s, c))))
@@ -101,7 +105,7 @@ def _write_and_read(shared: mmap.mmap, content: bytes) -> float:
 
 
 def _there_and_back(client: OneConnection, message: Forward) -> float:
-    """Seconds of one way."""
+    """Sends a message to the other process and back; returns half of the seconds that it took."""
     started = time.perf_counter()
     client.ask("XADD", _THERE, "*", *(part for item in message.encode().items() for part in item))
     _read(client, _BACK)
@@ -109,7 +113,7 @@ def _there_and_back(client: OneConnection, message: Forward) -> float:
 
 
 def _echo(url: str) -> None:
-    """Send back what comes."""
+    """Sends each message back, for ever. Runs in a process of its own."""
     client = OneConnection(connect(url, cell=_CELL))
     while True:
         fields = _read(client, _THERE)
@@ -118,11 +122,11 @@ def _echo(url: str) -> None:
 
 
 def _read(client: OneConnection, stream: bytes) -> dict[bytes, bytes]:
-    """The next message, taken out."""
+    """Waits for the next message in a stream, deletes it there, and returns its fields."""
     while True:
-        found = client.ask("XREAD", "BLOCK", 1000, "COUNT", 1, "STREAMS", stream, "0")
-        if found:
-            [[_, [[entry, fields]]]] = found
+        reply = client.ask("XREAD", "BLOCK", 1000, "COUNT", 1, "STREAMS", stream, "0")
+        if reply:
+            [[_, [[entry, fields]]]] = reply
             client.ask("XDEL", stream, entry)
             return dict(zip(fields[::2], fields[1::2], strict=True))
 
@@ -132,7 +136,7 @@ def _samples(run: Callable[[], float]) -> Samples:
 
 
 def _line(times: Sequence[tuple[int, Samples]]) -> Hop:
-    """Through sizes and medians of seconds, by least squares; neither figure is below zero."""
+    """Fits a line through sizes (bytes) and median seconds by least squares; neither coefficient is below zero."""
     sizes, seconds = np.array([(size, samples.median) for size, samples in times], np.float64).T
     slope, start = np.polyfit(sizes, seconds, 1)
     slope = max(float(slope), 0.0)

@@ -1,8 +1,8 @@
-"""Seconds of a block's matrix products in each exact precision, with made-up weights of the model's shapes.
+"""Measures a block's linear layers in each exact precision, with made-up weights of the model's shapes.
 
-From these a planner knows what a block would take in a precision in which nobody converted it: all but its products
-stays as it is. Products of as many layers as the model has, or as leave no cache with the weights, run one after the
-other, then those of the head, as in a step.
+With these a planner estimates a block in a precision to which the model was not converted: all other parts of a block
+take the same time. The linear layers of several layers run one after the other, then those of the head, as in a step:
+as many as the model has, or as are needed to hold no weights in a CPU cache.
 """
 
 import time
@@ -27,15 +27,15 @@ from blockrelay_worker.kernels.interface import F32, U8, Kernels, Product
 from blockrelay_worker.offline.profiling.block_times import ROWS
 from blockrelay_worker.offline.profiling.samples import ROUNDS, Samples, runs_of_a_round
 
-#: Weights that no cache holds.
+#: Bytes of weights that are more than any CPU cache holds.
 _UNCACHED_BYTES = 256 << 20
-#: Of made-up scales: small, so that nothing overflows, and no denormal number, which CPUs are slow with.
+#: Made-up scale: small, so that nothing overflows, and not denormal, since CPUs are slow with denormal numbers.
 _SCALE = 2.0**-6
 
 
 @dataclass(frozen=True, slots=True)
 class _Linears:
-    """The products of one block, each with rows and a result for as many rows as are measured."""
+    """The linear layers of one block, each with its input rows and room for its output."""
 
     products: tuple[tuple[Product, U8, F32], ...]
 
@@ -45,7 +45,7 @@ class _Linears:
 
 
 def product_times(model: ModelConfig, kernels: Kernels) -> dict[str, ProductTimes]:
-    """Of every exact precision that the model may have and these kernels multiply in."""
+    """Times by precision, for every exact precision that both the model and these kernels allow."""
     return {p: _measured(model, p, kernels) for p in PRECISIONS if is_exact(p) and _is_possible(model, p, kernels)}
 
 
@@ -55,6 +55,7 @@ def _is_possible(model: ModelConfig, precision: Precision, kernels: Kernels) -> 
 
 
 def _measured(model: ModelConfig, precision: Precision, kernels: Kernels) -> ProductTimes:
+    """Measures the linear layers of one precision."""
     layer_kinds, head_kinds = block_linears(1, model.blocks), block_linears(model.blocks, model.blocks)
     size = sum(depth * width for depth, width in map(model.linear_shape, layer_kinds))
     layers = [
@@ -80,7 +81,7 @@ def _measured(model: ModelConfig, precision: Precision, kernels: Kernels) -> Pro
 
 
 def _step(blocks: Sequence[_Linears], rows: int, kernels: Kernels) -> Callable[[], list[float]]:
-    """Multiplies so many rows by all blocks, as a stage does; answers the seconds of each."""
+    """Returns a function that runs `rows` rows through all blocks, as a stage does, and returns the seconds of each."""
     parts = [partial(block.multiply, rows) for block in blocks]
     if kernels.records:
         program = kernels.record(parts)

@@ -1,4 +1,4 @@
-"""The devices that are profiled: how each is opened, and what blocks and KV pages take there."""
+"""The devices to profile: how each is opened, and the bytes of blocks and KV pages on it."""
 
 import os
 import sys
@@ -18,41 +18,45 @@ from blockrelay_worker.execution.process.executors import DeviceExecutors
 
 #: Share of the free memory that weights and KV pages of the measured blocks may take.
 MEMORY_SHARE = 0.5
-#: How often each block is loaded alone: on a CPU, and on a device, which begins a process for each time.
+#: How often each block is loaded alone, on a CPU and on a device. On a device each time starts a process.
 CPU_LOADS, DEVICE_LOADS = 3, 2
-#: Seconds that a step on a device may take; many rows at the longest context of a large model take long.
+#: Limit of a step on a device in seconds: many rows at the longest context of a large model take long.
 STEP_LIMIT_S = 300.0
-#: Class of the one device that is named, as planners and the short form of a profile call it.
+#: Class name of the device if only one is profiled, in planners and in the source form of a profile.
 ONE_GPU = "GPU"
 
 
 @dataclass(frozen=True, slots=True)
 class StageBytes:
-    """What consecutive blocks take on one device: bytes of the `weights` and of one KV `page` of blocks first to last,
-    and the `room` for both."""
+    """The memory of one device in bytes, and the part that blocks take."""
 
     weights: Callable[[int, int], int]
+    """Bytes of the weights of blocks first to last."""
     page: Callable[[int, int], int]
+    """Bytes of one KV page of blocks first to last."""
     room: int
+    """Bytes that weights and KV pages may take together."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A device to profile. `name` is its class in the profile; `open` makes its executors and ends them afterwards: of
-    ONNX blocks that others made they have sessions for so many bytes at once (None: all of them). Each block is loaded
-    `loads` times, each time by executors of its own, which have no weights yet."""
+    """A device to profile."""
 
     name: str
+    """The device's class in the profile."""
     open: Callable[[int | None], AbstractContextManager[Executors]]
+    """Opens the device's executors and closes them at the end. The argument limits the bytes of ONNX sessions in memory
+    at once, for ONNX blocks of other makers (None: no limit)."""
     loads: int
+    """How often each block is loaded, each time by new executors without weights."""
 
     def opened(self, warm_bytes: int | None = None) -> AbstractContextManager[Executors]:
-        """Its executors, as of `open`."""
+        """Opens the device's executors; `warm_bytes` limits their ONNX sessions (`open`)."""
         return self.open(warm_bytes)
 
 
 def targets(folder: BlockFolder, *, threads: int, gpus: Sequence[str]) -> list[Target]:
-    """The CPU, and the devices `gpus`: one alone is the class GPU, several are classes of their own names.
+    """The targets for the CPU and for the devices `gpus`: a single one has class GPU, several have their ids as class.
 
     Raises UsageError for a device that is named twice.
     """
@@ -60,17 +64,17 @@ def targets(folder: BlockFolder, *, threads: int, gpus: Sequence[str]) -> list[T
         raise UsageError(f"--gpu {twice[0]}: named twice")
     if folder.model.onnx_blocks is None:
         cpu = Target("CPU", lambda _: nullcontext(executors_for("cpu", folder, threads=threads)), CPU_LOADS)
-    else:  # on CPUs too they are ONNX Runtime's, in a process of its own
+    else:  # ONNX Runtime runs these on CPUs too, in a process of its own
         cpu = Target("CPU", lambda warm: _on_device(folder, CPU, threads, warm), DEVICE_LOADS)
-    found = [cpu]
+    chosen = [cpu]
     for gpu in gpus:
         name = ONE_GPU if len(gpus) == 1 else gpu
-        found.append(Target(name, lambda warm, gpu=gpu: _on_device(folder, gpu, threads, warm), DEVICE_LOADS))
-    return found
+        chosen.append(Target(name, lambda warm, gpu=gpu: _on_device(folder, gpu, threads, warm), DEVICE_LOADS))
+    return chosen
 
 
 def stage_bytes(folder: BlockFolder, executors: Executors) -> StageBytes:
-    """What blocks take on the device of these executors. A device that does not tell its memory shares the host's."""
+    """The sizes of blocks on the device of these executors. A device of unknown memory size shares the host's."""
     host = int(available_bytes() * MEMORY_SHARE)
     if isinstance(executors, DeviceExecutors):
         memory = executors.memory(folder)
@@ -89,8 +93,10 @@ def stage_bytes(folder: BlockFolder, executors: Executors) -> StageBytes:
 
 @contextmanager
 def _on_device(folder: BlockFolder, gpu: str, threads: int, warm_bytes: int | None) -> Iterator[Executors]:
-    """In a process of its own, as workers have it, which runs blocks one by one so that each is measured; `warm_bytes`
-    as of Target."""
+    """Opens executors in a process of their own, as a worker does; it runs blocks one by one to measure each.
+
+    `warm_bytes`: as in `Target.open`.
+    """
     settings = WorkerSettings()
     how = Gpu(
         gpu,

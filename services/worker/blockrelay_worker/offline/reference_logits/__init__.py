@@ -1,1 +1,1 @@
-"""Logits of a model that nothing disturbs, by which answers are measured whose bits nobody computes again."""
+"""Reference logits, by which answers of nondeterministic devices are measured."""

@@ -1,14 +1,15 @@
-"""`python -m blockrelay_worker.offline.reference_logits MODEL < ANSWERS > DISTANCES`: how far answers are off.
+"""`python -m blockrelay_worker.offline.reference_logits MODEL < ANSWERS > DISTANCES`: measures the errors of answers.
 
-One JSON object per line, both ways. The first line of stdout is {"tolerance": {"token", "row"}}: how far off other
-right computations of this model may be. Behind it comes one {"off": [...]} for each line of stdin, in order:
+One JSON object per line, both ways. The first line of stdout is {"tolerance": {"token", "row"}}: the distances that
+other right computations of this model may have. Then comes one {"off": [...]} for each line of stdin, in order:
 
-    {"prompt": [ids], "answer": [ids]}                  of each token of the answer, how far it is behind the best one
+    {"prompt": [ids], "answer": [ids]}              for each token of the answer, how far it is behind the best one
     {"prompt": [ids], "cuts": [positions],
-     "logits": [base64 of float16]}                     of the logits behind so many tokens, how far they are off
+     "logits": [base64 of float16]}                 for the logits after each cut, their distance from the right ones
 
-Distances are parts of the length of the reference's row. No service has a part in these logits, and no batch mates; nor
-has a KV page, where the model is ONNX blocks that others made. MODEL is then the folder that describes them.
+Distances are shares of the length (norm) of the reference's row. The reference runs each request alone, without
+services, and without KV pages if the model is ONNX blocks of other makers. MODEL is then the folder that describes
+them.
 """
 
 import base64
@@ -25,39 +26,40 @@ from blockrelay_worker.offline.reference_answers import tell
 from blockrelay_worker.offline.reference_logits.distances import apart, behind_best
 from blockrelay_worker.offline.reference_logits.models import Array, OnnxFiles, OwnKernels, ReferenceModel
 
-#: Tokens that are in memory at a time, with what blocks have made of them and their logits.
+#: Maximum number of tokens in memory at a time, with their hidden rows and logits.
 GROUP_TOKENS = 2048
 
 
 def main(root: str) -> None:
+    """Measures the answers on stdin with the model in folder `root`."""
     folder = open_block_folder(Path(root))
     model: ReferenceModel = OwnKernels(folder) if folder.model.onnx_blocks is None else OnnxFiles(folder)
     tell({"tolerance": model.tolerance._asdict()})
     for group in groups([json.loads(line) for line in sys.stdin]):
-        for asked, rows in zip(group, model.rows([tokens_of(asked) for asked in group]), strict=True):
-            tell({"off": distances(asked, rows)})
+        for answer, rows in zip(group, model.rows([tokens_of(answer) for answer in group]), strict=True):
+            tell({"off": distances(answer, rows)})
 
 
-def tokens_of(asked: dict[str, Any]) -> list[int]:
-    """The tokens behind which logits are needed: nobody asks what comes behind the last one of an answer."""
-    if "cuts" in asked:
-        return asked["prompt"][: asked["cuts"][-1]]
-    return [*asked["prompt"], *asked["answer"][:-1]]
+def tokens_of(answer: dict[str, Any]) -> list[int]:
+    """The tokens whose logits are needed to measure an answer: all but its last one."""
+    if "cuts" in answer:
+        return answer["prompt"][: answer["cuts"][-1]]
+    return [*answer["prompt"], *answer["answer"][:-1]]
 
 
-def distances(asked: dict[str, Any], rows: Array) -> list[float]:
-    """Of an answer, or of the logits of a session, by the reference's `rows` behind `tokens_of`."""
-    if "cuts" not in asked:
-        return behind_best(rows[len(asked["prompt"]) - 1 :], asked["answer"])
-    seen = [np.frombuffer(base64.b64decode(row), "<f2") for row in asked["logits"]]
-    right = rows[[cut - 1 for cut in asked["cuts"]]]
+def distances(answer: dict[str, Any], rows: Array) -> list[float]:
+    """The errors of an answer's tokens, or of its logits, by the reference's `rows` for `tokens_of` it."""
+    if "cuts" not in answer:
+        return behind_best(rows[len(answer["prompt"]) - 1 :], answer["answer"])
+    seen = [np.frombuffer(base64.b64decode(row), "<f2") for row in answer["logits"]]
+    right = rows[[cut - 1 for cut in answer["cuts"]]]
     return [off for row, own in zip(seen, right, strict=True) for off in apart(row[None], own[None])]
 
 
-def groups(asked: Sequence[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    """All of them in their order, in groups of GROUP_TOKENS tokens at most, or of one."""
+def groups(answers: Sequence[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    """The answers, in order, in groups of at most GROUP_TOKENS tokens; a longer one is alone in its group."""
     group, tokens = list[dict[str, Any]](), 0
-    for one in asked:
+    for one in answers:
         more = len(tokens_of(one))
         if group and tokens + more > GROUP_TOKENS:
             yield group

@@ -1,4 +1,4 @@
-"""How far tokens and rows are from reference logits, as parts of the length of the reference's row. Pure."""
+"""Distances of tokens and rows from reference logits, as shares of the length of the reference's row. Pure."""
 
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
@@ -10,47 +10,53 @@ from blockrelay.block_folder.model import Precision, quantises_rows
 
 
 class Tolerance(NamedTuple):
-    """How far off right computations may be: a `token` behind the best one, and a `row` from the reference's."""
+    """The largest distances of a right computation: of a `token` from the best one, of a `row` from the reference's."""
 
     token: float
     row: float
 
 
 FLOAT32, FLOAT16 = Tolerance(1e-3, 1e-3), Tolerance(2e-2, 2e-2)
-#: Computations that round rows to 8 bits, or take weights of few bits, differ most from those that do not. Of 50,000
-#: rows of the bundled model (w8a8) beside a device in float32 the worst was 0.146 off, and the worst token 0.016
-#: behind. Nine of ten rows of a neighbouring position are off by 0.24 and more.
+#: Tolerance of computations that round rows to 8 bits or have weights of few bits, the least exact ones. Of 50,000 rows
+#: of the bundled model (w8a8), compared with a device in float32, the worst was off by 0.146, and the worst token by
+#: 0.016. Nine of ten rows of a neighbouring position are off by 0.24 or more.
 FEW_BITS = Tolerance(0.05, 0.25)
-#: The error of a row is spread over its logits: a token of a large vocabulary may be no further behind the best one
-#: than one among so many, or a part of the row's length would be more than there is between any two of them.
+#: Number of logits whose share of a row's length is the unit for tokens. A row's error is spread over its logits: with
+#: a large vocabulary, a share of the whole length would exceed the difference between any two logits.
 LOGITS_OF_A_LENGTH = 512
 Rows = NDArray[np.float64]
 
 
 def tolerance_of(precisions: Collection[Precision], *, packed: bool = False) -> Tolerance:
-    """Of a model with blocks of these precisions; `packed`: weights of ONNX blocks have few bits, whatever these say of
-    the KV."""
+    """The tolerance of a model with blocks of these precisions.
+
+    `packed`: weights of ONNX blocks have few bits (their precisions describe the KV alone).
+    """
     if packed or any(quantises_rows(precision) for precision in precisions):
         return FEW_BITS
     return FLOAT32 if set(precisions) == {"fp32"} else FLOAT16
 
 
 def behind_best(rows: NDArray[Any], tokens: Sequence[int]) -> list[float]:
-    """For each token, how much less its logit is than the best one of its row [vocabulary], as a part of the length
-    that LOGITS_OF_A_LENGTH of the row have on average, or all of it if it has fewer. A token that the row has no logit
-    of is infinitely far behind, and one of a row that is not finite has no number (NaN)."""
+    """For each token, how far its logit is below the best one of its row [vocabulary].
+
+    In units of the length that LOGITS_OF_A_LENGTH logits of the row have on average (all, if there are fewer).
+    Infinite for a token outside the vocabulary, NaN for a row that is not finite.
+    """
     wide = rows.astype(np.float64)
-    found: list[float] = []
+    distances: list[float] = []
     for row, token in zip(wide, tokens, strict=True):
         own = float(row[token]) if 0 <= token < len(row) else -np.inf
         share = min(1.0, LOGITS_OF_A_LENGTH / len(row))
-        found.append((float(row.max()) - own) / (_length(row) * share**0.5))
-    return found
+        distances.append((float(row.max()) - own) / (_length(row) * share**0.5))
+    return distances
 
 
 def apart(rows: NDArray[Any], right: NDArray[Any]) -> list[float]:
-    """For each row, how far it is from that of the reference, both less their mean, which no token depends on. A row of
-    another length has no number (NaN)."""
+    """For each row, its distance from the reference's row in `right`, as a share of the latter's length.
+
+    Both are taken without their mean, on which no token depends. NaN for rows of another shape.
+    """
     if rows.shape != right.shape:
         return [float("nan")] * len(rows)
     pairs = zip(_centred(rows), _centred(right), strict=True)

@@ -1,4 +1,4 @@
-"""Where reference logits come from: our own kernels, or ONNX Runtime over the files of blocks that others made."""
+"""The models that compute reference logits: our own kernels, or ONNX Runtime on files of other makers."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -27,23 +27,23 @@ Array = NDArray[Any]
 
 
 class ReferenceModel(Protocol):
-    """A model that is asked for logits and for nothing else."""
+    """A model that computes reference logits."""
 
     @property
     def tolerance(self) -> Tolerance:
-        """How far off other right computations may be (see `tolerance_of`)."""
+        """The distances that other right computations may have (see `tolerance_of`)."""
         ...
 
     def rows(self, sequences: Sequence[Sequence[int]]) -> list[Array]:
-        """The logits [tokens, vocabulary] behind every token of each sequence, in the order of these."""
+        """The logits [tokens, vocabulary] of each sequence: for each token, those of the next one."""
         ...
 
 
 class OwnKernels:
-    """A block folder on our own kernels, one sequence at a time, without pages of others."""
+    """A block folder on our own kernels, one sequence at a time, without reused KV pages."""
 
     def __init__(self, folder: BlockFolder) -> None:
-        """Raises BlockFolderError if a block gives a wrong known answer."""
+        """Loads the model. Raises BlockFolderError if a block gives a wrong known answer."""
         context = folder.model.max_position
         self.tolerance = tolerance_of(folder.manifest.precisions)
         executors = executors_for("cpu", folder, threads=cores())
@@ -67,8 +67,11 @@ class OwnKernels:
 
 
 class OnnxFiles:
-    """ONNX blocks that others made, each sequence whole through one file after the other, by ONNX Runtime's CPU
-    provider: no KV pages, no batch and no graph of ours. One file is loaded at a time."""
+    """ONNX blocks of other makers on ONNX Runtime's CPU provider.
+
+    Each sequence goes whole through one file after the other, without KV pages, batch or graphs of ours. One file is
+    loaded at a time.
+    """
 
     def __init__(self, folder: BlockFolder) -> None:
         assert folder.onnx_root is not None, "a model of ONNX blocks"
@@ -101,7 +104,7 @@ class OnnxFiles:
         return [block.file for block in self._wiring.blocks]
 
     def _packed(self, file: str) -> bool:
-        """Whether the file has products with weights of few bits."""
+        """True if the file has matmuls with weights of few bits."""
         nodes = model_without_weights(self._root / file, file).graph.node
         return any(node.op_type == _PACKED for node in nodes)
 
@@ -113,7 +116,7 @@ class OnnxFiles:
         return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
     def _feeds(self, index: int, tensors: Mapping[str, Array]) -> dict[str, Array]:
-        """What block `index` takes: of the session's KV nothing, since a sequence begins at its first token."""
+        """The inputs of block `index`; past KV is empty, since a sequence begins at its first token."""
         sources, feeds = self._wiring.sources[index - 1], dict[str, Array]()
         for tensor in self._wiring.blocks[index - 1].inputs:
             if isinstance(sources[tensor.name], FromPast):
@@ -124,7 +127,7 @@ class OnnxFiles:
 
 
 def _request(tokens: Sequence[int]) -> dict[str, Array]:
-    """What a request brings, of one row."""
+    """The input tensors of a request in a batch of one."""
     count = len(tokens)
     return {
         "input_ids": np.asarray([tokens], np.int64),

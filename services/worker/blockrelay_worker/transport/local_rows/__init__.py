@@ -1,1 +1,1 @@
-"""Rows to a worker on the same host: written into shared memory, told through a Unix socket, without Redis."""
+"""Sends rows to workers on the same host: through shared memory and a Unix socket, without Redis."""

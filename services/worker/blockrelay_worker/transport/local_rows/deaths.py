@@ -1,4 +1,4 @@
-"""Notices at once that the process of a worker which we send to has ended, and tells the cell so: DEAD."""
+"""Detects that a target worker's process on this host has ended, and reports it to the cell with DEAD."""
 
 import selectors
 import threading
@@ -12,7 +12,7 @@ LOOK_S = 0.5
 
 
 class Deaths(threading.Thread):
-    """Watches processes until `close`. A frozen process has not ended, and one that another host runs is not seen."""
+    """Watches processes of this host until `close`, in a thread. A frozen process does not count as ended."""
 
     def __init__(self, links: Links) -> None:
         super().__init__(name="deaths", daemon=True)
@@ -22,28 +22,29 @@ class Deaths(threading.Thread):
         self._watched: dict[int, str] = {}
         self._over = False
 
-    def watch(self, pidfd: int, worker: str) -> None:
-        """`worker` lives for no longer than that process."""
+    def watch(self, pidfd: int, worker_id: str) -> None:
+        """Watches a process by its pidfd: when it ends, the worker is reported as dead."""
         with self._lock:
-            self._watched[pidfd] = worker
-            self._poll.register(pidfd, selectors.EVENT_READ, worker)
+            self._watched[pidfd] = worker_id
+            self._poll.register(pidfd, selectors.EVENT_READ, worker_id)
 
     def leave(self, pidfd: int) -> None:
-        """Watch it no longer; it can be closed then."""
+        """Stops watching a pidfd; the caller may close it then. Does nothing if it is not watched."""
         with self._lock:
             if self._watched.pop(pidfd, None) is not None:
                 self._poll.unregister(pidfd)
 
-    def tell(self, worker: str) -> None:
-        """Its requests run again elsewhere; nothing when somebody has said it before. Waits for Redis.
+    def tell(self, worker_id: str) -> None:
+        """Reports a worker as dead, so that its requests run again elsewhere; no effect if it was reported before.
 
-        Raises Stopping when this process should end meanwhile.
+        Waits for Redis; raises Stopping when this process should end meanwhile.
         """
-        now, reruns = self._links.run_until_reachable(calls.dead(worker, silent_s=0))
-        if now:
-            get().warning("WORKER_ENDED", worker=worker, reruns=reruns)
+        is_new, reruns = self._links.run_until_reachable(calls.dead(worker_id, silent_s=0))
+        if is_new:
+            get().warning("WORKER_ENDED", worker=worker_id, reruns=reruns)
 
     def close(self) -> None:
+        """Ends the thread; takes up to LOOK_S seconds."""
         self._over = True
         if self.is_alive():
             self.join()
@@ -55,7 +56,7 @@ class Deaths(threading.Thread):
                 with self._lock:
                     ended = self._watched.get(key.fd) == key.data
                 if not ended:
-                    continue  # left meanwhile; the number may be another's now
+                    continue  # no longer watched; the descriptor's number may have been reused
                 try:
                     self.tell(key.data)
                 except Stopping:

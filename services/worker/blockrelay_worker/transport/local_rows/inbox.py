@@ -1,4 +1,4 @@
-"""Where other workers of this host bring rows: a thread that listens, lets in who may, and reads their rings."""
+"""The local inbox: a thread that accepts connections from workers of this host and reads messages from their rings."""
 
 import contextlib
 import hmac
@@ -26,17 +26,17 @@ from blockrelay_worker.transport.local_rows.frames import (
 from blockrelay_worker.transport.local_rows.ring import map_ring
 from blockrelay_worker.transport.local_rows.system import own_user, packet_socket, peer, receive_with
 
-#: Who has connected says hello within this. Seconds.
+#: How long a new connection may take to send its Hello. Seconds.
 HELLO_S = 2.0
-#: Connections without a hello; more are closed at once.
+#: Maximum number of connections without a Hello; more are closed at once.
 MAX_STRANGERS = 16
-#: Packets that are read from one sender before the next has its turn.
+#: Maximum number of packets read from one sender before the next one's turn.
 _TURN = 16
 
 
 @dataclass(slots=True, eq=False)
 class _Sender:
-    """One connection; a stranger while `ring` is None."""
+    """One connection; before its Hello `ring` is None."""
 
     socket: socket.socket
     since: float
@@ -51,14 +51,14 @@ class _Sender:
 
 
 class LocalInbox(threading.Thread):
-    """Listens from the moment it is made until `close`. Runs of the same user are let in, with the secret of `address`.
+    """Receives messages from workers of this host; listens from its creation until `close`.
 
-    A message is copied before it is looked at, since its sender could still change it. What is not a message ends the
-    connection, and with it the sender's rows: they run again.
+    Accepts processes of the same user that know the secret of `address`. A message is copied before it is checked,
+    since its sender could still change it. A malformed one ends the connection; requests with lost rows run again.
     """
 
     def __init__(self, mailbox: EventSink) -> None:
-        """Raises OSError where nobody can listen."""
+        """Begins to listen. Raises OSError if this system cannot, or if the address is in use."""
         super().__init__(name="local inbox", daemon=True)
         self.address = Address.new()
         self._mailbox = mailbox
@@ -74,7 +74,7 @@ class LocalInbox(threading.Thread):
             raise
 
     def close(self) -> None:
-        """Senders see it at once."""
+        """Ends the thread and closes all connections; senders see that at once."""
         self._waker.close()
         if self.is_alive():
             self.join()
@@ -96,6 +96,7 @@ class LocalInbox(threading.Thread):
                     self._drop(poll, number)
 
     def _accept(self, poll: selectors.BaseSelector) -> None:
+        """Accepts a connection of the same user, if not too many wait for their Hello."""
         try:
             connection, _ = self._listener.accept()
         except OSError as error:
@@ -112,9 +113,9 @@ class LocalInbox(threading.Thread):
             poll.register(connection, selectors.EVENT_READ)
 
     def _late(self) -> list[int]:
-        """Who should have said hello by now."""
-        late = time.monotonic() - HELLO_S
-        return [number for number, sender in self._senders.items() if sender.ring is None and sender.since < late]
+        """File descriptors of connections whose Hello is overdue."""
+        deadline = time.monotonic() - HELLO_S
+        return [number for number, sender in self._senders.items() if sender.ring is None and sender.since < deadline]
 
     def _drop(self, poll: selectors.BaseSelector, number: int) -> None:
         sender = self._senders.pop(number)
@@ -122,7 +123,7 @@ class LocalInbox(threading.Thread):
         sender.close()
 
     def _read(self, sender: _Sender) -> bool:
-        """What is there of a sender. False: it is over with it."""
+        """Reads what a sender has sent. False if its connection must be closed."""
         try:
             if sender.ring is None:
                 return self._let_in(sender)
@@ -130,7 +131,7 @@ class LocalInbox(threading.Thread):
                 try:
                     packet = sender.socket.recv(MAX_PACKET)
                 except ConnectionResetError:
-                    continue  # it has not read all that we told it; what it sent before is there
+                    continue  # it closed without reading all counts; what it sent before is still there
                 if not packet:
                     return False
                 self._take(sender, sender.ring, packet)
@@ -142,6 +143,7 @@ class LocalInbox(threading.Thread):
         return True
 
     def _let_in(self, sender: _Sender) -> bool:
+        """Reads the Hello and maps the ring. Raises WireError for a wrong secret or a bad ring."""
         packet, rings = receive_with(sender.socket, MAX_PACKET)
         try:
             hello = Hello.decode(packet)
@@ -155,14 +157,15 @@ class LocalInbox(threading.Thread):
         return True
 
     def _take(self, sender: _Sender, ring: mmap.mmap, packet: bytes) -> None:
+        """Copies a message out of the ring, delivers it, and tells the sender the new count. Raises WireError."""
         described = read_descriptor(packet, len(ring))
         fields = {name.encode(): ring[begin:end] for name, begin, end in described}
         if event := decode_entry(fields, time.monotonic_ns()):
             self._mailbox.put(event)
         reach("worker.after_receive")
         sender.copied += 1
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it has left; what it sent before is there
-            # A sender has few messages unread, so that this finds room; else it is none of ours.
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it has left; what it sent is still there
+            # A sender has at most MAX_UNREAD messages unread, so this finds room; if not, it is not our sender.
             sender.socket.send(tell_count(sender.copied))
 
     def _close_all(self) -> None:

@@ -18,19 +18,19 @@ from blockrelay_worker.transport.local_rows.system import (
 
 #: How long a worker may take to let us in. Seconds.
 CONNECT_S = 1.0
-#: Messages that may be unread; what it tells of them then finds room in the socket.
+#: Maximum number of unread messages. The receiver's counts for that many fit into the socket's buffer.
 MAX_UNREAD = 64
 
 
 class LinkLost(Exception):
-    """The worker at the other end has closed the connection, or it is not what we take it for."""
+    """Raised when the other worker has closed the connection or breaks the protocol."""
 
 
 class LocalLink:
-    """A connection that was accepted. `pidfd`: the process at the other end, None where the system does not say."""
+    """A connection to a worker of this host. `pidfd`: its process, None if the system does not give one."""
 
     def __init__(self, address: Address, *, worker: str, ring_bytes: int) -> None:
-        """Connect as `worker`. Raises OSError and LinkLost when that does not come about."""
+        """Connects to `address` as the worker with id `worker`. Raises OSError or LinkLost if that fails."""
         self._socket = packet_socket()
         self.pidfd: int | None = None
         self._slow = False
@@ -50,13 +50,13 @@ class LocalLink:
                 raise LinkLost("it did not let us in")
             self._socket.setblocking(False)
             self.pidfd = process_descriptor(process)
-            self.look()  # it lives still, so the process is the right one
+            self.look()  # the connection is still open, so the pidfd is that of the right process
         except BaseException:
             self.close()
             raise
 
     def close(self) -> None:
-        """What was sent can still be read."""
+        """Closes the connection; the receiver can still read what was sent."""
         self._socket.close()
         if self.pidfd is not None:
             os.close(self.pidfd)
@@ -64,19 +64,20 @@ class LocalLink:
 
     @property
     def unread(self) -> int:
-        """Messages, as of the last look."""
+        """Number of unread messages at the last `look`."""
         return self._space.unread
 
     @property
     def has_room(self) -> bool:
+        """True if fewer than MAX_UNREAD messages are unread."""
         return self._space.unread < MAX_UNREAD
 
     def fits(self, fields: Mapping[str, bytes]) -> bool:
-        """Whether the message could ever be sent."""
+        """True if the message fits into an empty ring."""
         return sum(map(len, fields.values())) <= self._space.size
 
     def look(self) -> None:
-        """Hear what has been read. Raises LinkLost."""
+        """Reads the receiver's counts, which free space in the ring. Raises LinkLost."""
         try:
             while packet := self._socket.recv(64):
                 self._space.was_read(read_count(packet))
@@ -88,8 +89,10 @@ class LocalLink:
         raise LinkLost("it has closed the connection")
 
     def send(self, fields: Mapping[str, bytes], wait_s: float) -> bool:
-        """Send a message. False when there was no room for it within `wait_s` seconds; whoever has taken nothing since
-        is not waited for again. Raises LinkLost."""
+        """Sends a message. False if there was no room for it within `wait_s` seconds.
+
+        After that, calls without room return at once, until the receiver has read something. Raises LinkLost.
+        """
         self.look()
         give_up = time.monotonic() + (0.0 if self._slow else wait_s)
         length = sum(map(len, fields.values()))
@@ -106,10 +109,10 @@ class LocalLink:
             at += len(value)
         try:
             self._socket.send(describe(fields, offset))
-        except OSError as error:  # also one that would block: there is room for MAX_UNREAD
+        except OSError as error:  # also BlockingIOError: the socket has room for MAX_UNREAD packets
             raise LinkLost(str(error)) from error
         return True
 
     def process_ended(self, wait_s: float) -> bool:
-        """Whether the process at the other end is known to be over, in `wait_s` seconds."""
+        """True if the process at the other end is known to have ended; waits for that up to `wait_s` seconds."""
         return self.pidfd is not None and readable(self.pidfd, wait_s)

@@ -1,4 +1,7 @@
-"""Which workers are reached without Redis, and how a message goes to one of them. Used by the engine thread only."""
+"""Chooses how each worker is reached, through shared memory or Redis, and sends to those of this host.
+
+Used by the engine thread only.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
@@ -8,18 +11,21 @@ from blockrelay_worker.transport.local_rows.deaths import Deaths
 from blockrelay_worker.transport.local_rows.frames import Address
 from blockrelay_worker.transport.local_rows.link import LinkLost, LocalLink
 
-#: How long a process may take to end that has closed its connection. Seconds.
+#: How long a process may take to end after its connection closed. Seconds.
 ENDING_S = 0.2
-#: Workers that are remembered beside those that live.
+#: Number of remembered workers from which on those that are gone are forgotten.
 MAX_REMEMBERED = 64
 
+#: How a worker is reached: by a local connection or through Redis; "gone": its process has ended.
 Way = LocalLink | Literal["redis", "gone"]
 
 
 class LocalLinks:
-    """The way to a worker is chosen when something is sent there first, and kept while it lives and its connection
-    does. Every life of a worker has an id of its own. A connection that is lost takes messages along; what is sent of
-    the same runs afterwards shows the gap by its sequence, whichever way it takes.
+    """The ways to other workers.
+
+    The way to a worker is chosen at the first message, and kept while worker and connection live; a restarted worker
+    has a new id. Messages of a lost connection may be lost: later messages of the same runs, by any way, show the gap
+    by their sequence numbers.
     """
 
     def __init__(
@@ -29,13 +35,16 @@ class LocalLinks:
         read_address: Callable[[str, tuple[str, ...]], Sequence[bytes | None]],
         deaths: Deaths,
     ) -> None:
-        """`read_address` gives fields of a worker's record."""
+        """`worker` is this worker's id. `read_address` returns fields of a worker's registry record, by its id."""
         self._worker, self._ring_bytes = worker, ring_bytes
         self._read, self._deaths = read_address, deaths
         self._ways: dict[str, Way] = {}
 
     def takes(self, target: str, fields: Mapping[str, bytes]) -> bool:
-        """Whether this is the way of that message. Waits for Redis; raises Stopping when the process should end."""
+        """True if the message must be sent with `send`, False if through Redis.
+
+        May wait for Redis; raises Stopping when the process should end meanwhile.
+        """
         way = self._way(target)
         if isinstance(way, LocalLink) and not way.fits(fields):
             self._forget(target, way)
@@ -43,7 +52,10 @@ class LocalLinks:
         return way != "redis"
 
     def send(self, target: str, fields: Mapping[str, bytes], wait_s: float) -> bool:
-        """For what it `takes`. False: that worker is gone, or has had no room for it within `wait_s` seconds."""
+        """Sends a message for which `takes` was true. False if the worker is gone, or had no room in `wait_s` seconds.
+
+        A lost connection may wait for Redis, for DEAD; raises Stopping when the process should end meanwhile.
+        """
         way = self._ways.get(target)
         if not isinstance(way, LocalLink):
             return False
@@ -54,7 +66,7 @@ class LocalLinks:
             return False
 
     def unread(self, target: str) -> int | None:
-        """Messages that the worker has not taken yet; None: the way is not this one, or not any more."""
+        """Number of messages that the worker has not read yet; None if it is not reached by a local connection."""
         way = self._ways.get(target)
         if not isinstance(way, LocalLink):
             return None
@@ -66,6 +78,7 @@ class LocalLinks:
         return way.unread
 
     def close(self) -> None:
+        """Closes all connections and ends the watch for dead processes."""
         for target, way in list(self._ways.items()):
             if isinstance(way, LocalLink):
                 self._forget(target, way)
@@ -79,12 +92,13 @@ class LocalLinks:
         return way
 
     def _connect(self, target: str) -> Way:
+        """Connects to a worker by the address in its record; "redis" if it has none or does not accept."""
         address = Address.from_record(self._read(target, ("local_rows",))[0])
         if address is None:
             return "redis"
         try:
             link = LocalLink(address, worker=self._worker, ring_bytes=self._ring_bytes)
-        except (OSError, LinkLost) as error:  # another host, or another user, or it is not to be had now
+        except (OSError, LinkLost) as error:  # it is on another host, or of another user, or does not accept now
             get().info("LOCAL_ROWS_NOT_POSSIBLE", worker=target, error=str(error))
             return "redis"
         if link.pidfd is not None:
@@ -92,8 +106,11 @@ class LocalLinks:
         return link
 
     def _lose(self, target: str, link: LocalLink, why: str) -> None:
-        """If its process has ended the cell hears that first: the runs are then those of a worker that died, which
-        says more than that rows did not reach it. Else the way is chosen anew."""
+        """Drops a lost connection. If the worker's process has ended, DEAD comes first, then the way is "gone".
+
+        DEAD comes before any RERUN, since the death is a better reason than undelivered rows. If the process lives, the
+        way is chosen again at the next message.
+        """
         get().warning("LOCAL_ROWS_LOST", worker=target, error=why)
         ended = link.process_ended(ENDING_S)
         if ended:
@@ -109,7 +126,7 @@ class LocalLinks:
         self._ways.pop(target, None)
 
     def _forget_others(self) -> None:
-        """Of lives that are over, when there are many."""
+        """Forgets all ways but open local connections, if many are remembered."""
         if len(self._ways) < MAX_REMEMBERED:
             return
         for target in list(self._ways):

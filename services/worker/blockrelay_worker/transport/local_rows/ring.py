@@ -1,4 +1,4 @@
-"""A ring of bytes in anonymous memory that two processes share: nothing of it has a name, so nothing of it can stay."""
+"""A ring buffer in anonymous memory that two processes share. It has no name, so nothing of it can be left behind."""
 
 import mmap
 import os
@@ -7,15 +7,15 @@ from collections import deque
 
 from blockrelay.errors import WireError
 
-#: A ring that is larger is not mapped.
+#: Maximum number of bytes in a ring; a larger one is refused.
 MAX_RING_BYTES = 1 << 32
 
 
 class Space:
-    """Which bytes of a ring are taken, as its writer sees it. Pure.
+    """The allocation of a ring's bytes, as its writer sees it. Pure.
 
-    A message takes bytes in one piece, and they are given back in the order in which they were taken. When nothing is
-    taken it begins at the front again, so that the memory in use is no more than what was ever unread at once.
+    A message takes consecutive bytes, and messages free them in the same order. When nothing is taken, the next one
+    begins at the front again: so the ring touches no more memory than was ever unread at once.
     """
 
     def __init__(self, size: int) -> None:
@@ -26,11 +26,11 @@ class Space:
 
     @property
     def unread(self) -> int:
-        """Messages."""
+        """Number of unread messages."""
         return len(self._taken)
 
     def take(self, length: int) -> int | None:
-        """Where `length` (>= 1) bytes begin that are free; None when no such piece is."""
+        """Takes `length` (>= 1) consecutive bytes and returns their offset; None if no such piece is free."""
         begin = self._free_piece(length)
         if begin is not None:
             self._end = begin + length
@@ -38,7 +38,10 @@ class Space:
         return begin
 
     def was_read(self, count: int) -> None:
-        """The reader has copied `count` messages since the beginning. Raises WireError when that cannot be."""
+        """Frees the bytes of messages: the reader has copied `count` of them since the beginning.
+
+        Raises WireError if that is impossible.
+        """
         if not self._read <= count <= self._read + len(self._taken):
             raise WireError(f"{count} messages cannot have been read after {self._read} of {len(self._taken)} more")
         for _ in range(count - self._read):
@@ -49,7 +52,7 @@ class Space:
         if not self._taken:
             return 0 if length <= self.size else None
         oldest = self._taken[0][0]
-        if self._end <= oldest:  # what is taken goes around the end; equal: all is
+        if self._end <= oldest:  # the taken bytes wrap around the end; if equal, all bytes are taken
             return self._end if length <= oldest - self._end else None
         if length <= self.size - self._end:
             return self._end
@@ -57,7 +60,10 @@ class Space:
 
 
 def new_ring(size: int) -> tuple[int, mmap.mmap]:
-    """A ring's descriptor and its bytes. Neither side can change its size: whoever reads it is not cut off."""
+    """Creates a ring: its file descriptor, which the caller closes, and its bytes. Raises OSError.
+
+    Its size is sealed, so that no writer can shrink it under its reader.
+    """
     if sys.platform != "linux":
         raise OSError("this system has no such memory")
     import fcntl
@@ -73,7 +79,10 @@ def new_ring(size: int) -> tuple[int, mmap.mmap]:
 
 
 def map_ring(ring: int) -> mmap.mmap:
-    """The bytes of somebody else's ring, to be read. Raises WireError for what could be cut off under our eyes."""
+    """Maps another process's ring for reading, from its file descriptor.
+
+    Raises WireError for a ring that could still be shrunk, is empty, or is larger than MAX_RING_BYTES.
+    """
     if sys.platform != "linux":
         raise OSError("this system has no such memory")
     import fcntl

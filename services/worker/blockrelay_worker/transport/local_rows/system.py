@@ -1,4 +1,4 @@
-"""What only Linux has: sockets that keep packets apart and say who is at the other end, descriptors of processes."""
+"""Calls that only Linux has: packet sockets with peer credentials, and file descriptors of processes."""
 
 import os
 import select
@@ -10,14 +10,14 @@ HAS_LOCAL_ROWS = sys.platform == "linux"
 
 
 def packet_socket() -> socket.socket:
-    """Raises OSError where there is none."""
+    """Creates a Unix socket of type SOCK_SEQPACKET. Raises OSError on other systems than Linux."""
     if sys.platform != "linux":
         raise OSError("this system has no such sockets")
     return socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
 def peer(connection: socket.socket) -> tuple[int, int]:
-    """Process and user at the other end. Process 0: of another process namespace."""
+    """Process id and user id at the other end of a Unix socket. Process 0: in another process namespace."""
     if sys.platform != "linux":
         raise OSError("this system does not say who is at the other end")
     process, user, _ = struct.unpack("iII", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
@@ -25,34 +25,39 @@ def peer(connection: socket.socket) -> tuple[int, int]:
 
 
 def own_user() -> int:
+    """The effective user id of this process; 0 on Windows."""
     return os.geteuid() if sys.platform != "win32" else 0
 
 
 def send_with(connection: socket.socket, packet: bytes, descriptor: int) -> None:
+    """Sends a packet together with a file descriptor, which stays the caller's to close. Raises OSError."""
     if sys.platform != "win32":
         socket.send_fds(connection, [packet], [descriptor])
 
 
-def receive_with(connection: socket.socket, most: int) -> tuple[bytes, list[int]]:
-    """A packet of at most `most` bytes, and the file descriptors (at most one) that came along: they are ours to close.
-    Raises OSError."""
+def receive_with(connection: socket.socket, max_bytes: int) -> tuple[bytes, list[int]]:
+    """Receives a packet of at most `max_bytes` bytes, and at most one file descriptor, which the caller closes.
+
+    Raises OSError.
+    """
     if sys.platform == "win32":
         raise OSError("this system has no such sockets")
-    packet, descriptors, _, _ = socket.recv_fds(connection, most, 1)
+    packet, descriptors, _, _ = socket.recv_fds(connection, max_bytes, 1)
     return packet, descriptors
 
 
 def process_descriptor(process: int) -> int | None:
-    """Readable as soon as that process has ended. None where the system does not give one."""
+    """A file descriptor (pidfd) that is readable once the process has ended; None if the system gives none."""
     if sys.platform != "linux" or process <= 0:
         return None
     try:
         return os.pidfd_open(process)
     except OSError:
-        return None  # an older kernel, or one that may not say
+        return None  # an older kernel, or no permission
 
 
 def readable(descriptor: int, wait_s: float) -> bool:
+    """Waits up to `wait_s` seconds until a file descriptor is readable; True if it is. False on Windows."""
     if sys.platform == "win32":
         return False
     look = select.poll()

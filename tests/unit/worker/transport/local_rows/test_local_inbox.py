@@ -1,4 +1,4 @@
-"""Who may bring rows, and what becomes of those who bring something else."""
+"""The local inbox accepts senders that know its secret, and drops those that send something malformed."""
 
 import os
 import socket

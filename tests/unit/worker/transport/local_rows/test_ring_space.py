@@ -1,4 +1,4 @@
-"""Which bytes of a ring are free: no message ever lies where another one is that nobody has read."""
+"""The allocation of a ring: no message overwrites another one that is still unread."""
 
 import pytest
 from hypothesis import given

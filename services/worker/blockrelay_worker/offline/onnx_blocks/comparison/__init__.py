@@ -1,1 +1,1 @@
-"""Compares imported blocks with the ONNX blocks that they were made of, by running both."""
+"""Compares imported blocks with the ONNX blocks that they were made from, by running both."""

@@ -1,8 +1,8 @@
-"""`python -m blockrelay_worker.offline.onnx_blocks.comparison.compare FOLDER IMPORTED < PLACES`: are they the same?
+"""`python -m blockrelay_worker.offline.onnx_blocks.comparison.compare FOLDER IMPORTED < PLACES`: compares two folders.
 
 For `blockrelay import`: stdin says where in the original graphs rows, keys, values and logits are (`encode_places`),
-stdout has one line for each imported block (`encode_compared`), up to the first that is too far off its original. Exit
-code 0 when all are near, 1 when one is not, 2 when the originals cannot run: then stderr has one line.
+stdout has one line for each imported block (`encode_compared`), up to the first that differs too much from its
+original. Exit code 0 if none does, 1 if one does, 2 if the originals cannot run: then stderr has one line.
 """
 
 import sys
@@ -47,7 +47,7 @@ def compare(
 
 
 def run(arguments: list[str] | None = None) -> int:
-    """The exit code (see `run_app`)."""
+    """Runs the command and returns its exit code (see `run_app`)."""
     return run_app(app, arguments, name="blockrelay import")
 
 

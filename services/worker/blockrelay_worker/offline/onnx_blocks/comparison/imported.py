@@ -1,4 +1,4 @@
-"""Runs imported blocks on what the originals got, one block at a time, and says how far off they are."""
+"""Runs imported blocks on the inputs of the original ones, one block at a time, and measures the differences."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,13 +18,16 @@ from blockrelay_worker.execution.page_layout import pages_for
 from blockrelay_worker.offline.onnx_blocks.comparison.originals import Recorded
 
 F32 = NDArray[np.float32]
-#: How much of a row its own type may round away where a block adds to it: a block that adds little is not blamed.
+#: Share of a row that its dtype may round away when a block adds to it: so a block that adds little does not fail.
 _ROUNDING = {"float32": 2.0**-20, "float16": 2.0**-10}
 
 
 @dataclass(frozen=True, slots=True)
 class _Made:
-    """By an imported block, of one prompt: rows or logits of each step, keys and values [tokens, heads * head_dim]."""
+    """Outputs of an imported block for one prompt: rows or logits of each step, and its KV caches if it has a layer.
+
+    Caches are keys and values, each [tokens, heads * head_dim].
+    """
 
     rows: list[F32]
     caches: tuple[F32, ...]
@@ -33,17 +36,17 @@ class _Made:
 def compare_blocks(
     folder: BlockFolder, places: ComparedPlaces, recorded: Sequence[Recorded], files: Sequence[str]
 ) -> Iterator[ComparedBlock]:
-    """All blocks in order; the first that is too far off is the last that is told. `files` are the originals'."""
+    """Compares all blocks in order; stops after the first that differs too much. `files` are the originals' names."""
     executors = executors_for("cpu", folder, threads=cores())
     longest = max(one.prompt.length for one in recorded)
     for index in range(1, folder.model.blocks + 1):
         executor = executors.load(folder, index, index, pages=pages_for(longest))
         try:
-            found = _compared(folder, index, executor, places, recorded, files)
+            block = _compared(folder, index, executor, places, recorded, files)
         finally:
             executor.close()
-        yield found
-        if found.problem:
+        yield block
+        if block.problem:
             return
 
 
@@ -55,6 +58,7 @@ def _compared(
     recorded: Sequence[Recorded],
     files: Sequence[str],
 ) -> ComparedBlock:
+    """Runs one imported block on all prompts and compares rows or logits, keys and values with the originals'."""
     dtype = FLOATS[folder.manifest.precision_of(index)]
     assert dtype in ("float16", "float32")
     tolerance, rounding = TOLERANCES[dtype], _ROUNDING[dtype]
@@ -84,7 +88,7 @@ def _compared(
         *((("keys", layer.keys), ("values", layer.values)) if layer is not None else ()),
         ("logits" if is_head else "hidden rows", of_rows[-1]),
     ):
-        if not errors[what] <= 1:  # what is not a number is not
+        if not errors[what] <= 1:  # also true for NaN
             part = "what the block adds to its rows" if what == "hidden rows" else "their length"
             problem = (
                 f"{files[place.block - 1]}: {place.tensor}: the {what} of the imported block_{index} are others: off "
@@ -96,6 +100,7 @@ def _compared(
 
 
 def _run(executor: Executor, one: Recorded, given: Sequence[F32] | None) -> _Made:
+    """Runs one imported block on all steps of a prompt; `given` are its input rows, None for the first block."""
     prompt = one.prompt
     pages = executor.pool.allocate(pages_for(prompt.length))
     rows: list[F32] = []
@@ -117,7 +122,7 @@ def _run(executor: Executor, one: Recorded, given: Sequence[F32] | None) -> _Mad
 
 
 def _caches(executor: Executor, pages: Sequence[int], length: int) -> tuple[F32, ...]:
-    """Keys and values, each [length, heads * head_dim]; none of a block without a layer."""
+    """Keys and values of the first `length` tokens, each [length, heads * head_dim]; none for the head alone."""
     keys: list[F32] = []
     values: list[F32] = []
     for layers in executor.export_pages(pages):
@@ -135,8 +140,11 @@ def _embedded(folder: BlockFolder, one: Recorded) -> list[F32]:
 
 
 def _furthest(found: F32, right: F32, base: F32 | None, rounding: float) -> float:
-    """How far the worst row is off, as a part of its length, or with `base` of its distance from that and `rounding`
-    of its length. NaN where something is not finite; infinite for another number of rows or columns."""
+    """The distance of the worst row in `found` from that in `right`, as a share of its length.
+
+    With `base` it is a share of the row's distance from `base`, plus `rounding` times its length. NaN if a number is
+    not finite; infinite for another shape.
+    """
     if found.shape != right.shape:
         return float("inf")
     wide = right.astype(np.float64)

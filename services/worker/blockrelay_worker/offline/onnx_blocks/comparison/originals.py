@@ -1,4 +1,4 @@
-"""Runs the original blocks on prompts, one session at a time, and keeps what is compared: rows, caches, logits."""
+"""Runs the original blocks on prompts, one session at a time, and records their rows, KV caches and logits."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ from blockrelay_worker.offline.onnx_blocks.folder import OnnxFolder
 from blockrelay_worker.offline.onnx_blocks.onnx_file import OnnxFile
 
 _PACKED, _ACCURACY = "MatMulNBits", "accuracy_level"
-#: Rows stay floats: they are rounded to 8 bits where an exporter asked for speed.
+#: The accuracy level that keeps rows in float32: exporters may ask for 8 bits, for speed.
 _FLOAT_ROWS = 1
 _QUIET = 4
 _LONGEST_REASON = 300
@@ -29,23 +29,26 @@ _LONGEST_REASON = 300
 
 @dataclass(slots=True)
 class Recorded:
-    """Of one prompt. `made` is by place, of each step; keys and values are those behind the last one."""
+    """The recorded tensors of one prompt."""
 
     prompt: Prompt
     given: list[dict[str, Array]]
+    """Inputs of later blocks, by name, for each step."""
     made: dict[Place, list[Array]] = field(default_factory=dict[Place, list[Array]])
+    """Tensors to compare, by place, one for each step."""
     pasts: dict[CacheSlot, Array] = field(default_factory=dict[CacheSlot, Array])
+    """Keys and values after the last step."""
 
     def rows(self, places: Sequence[Place]) -> list[NDArray[np.float32]]:
-        """float32 [tokens, width] of each step, of tensors [1, tokens, width] that add up to it."""
-        found = [step[0].astype(np.float32) for step in self.made[places[0]]]
+        """Rows float32 [tokens, width] of each step: the sum of the tensors [1, tokens, width] at `places`."""
+        sums = [step[0].astype(np.float32) for step in self.made[places[0]]]
         for place in places[1:]:
-            for rows, step in zip(found, self.made[place], strict=True):
+            for rows, step in zip(sums, self.made[place], strict=True):
                 rows += step[0]
-        return found
+        return sums
 
     def cache(self, place: Place) -> NDArray[np.float32]:
-        """float32 [tokens, heads * head_dim] of keys or values [1, heads, tokens, head_dim]."""
+        """Keys or values at a place, as float32 [tokens, heads * head_dim] (from [1, heads, tokens, head_dim])."""
         whole = self.made[place][-1][0].astype(np.float32)
         return whole.transpose(1, 0, 2).reshape(whole.shape[1], -1)
 
@@ -53,20 +56,24 @@ class Recorded:
 def record(
     folder: OnnxFolder, places: ComparedPlaces, prompts: Sequence[Prompt], empty: tuple[int, int]
 ) -> list[Recorded]:
-    """What the blocks give for each prompt. `empty`: heads and head_dim of a past. Raises OnnxBlocksError naming the
-    block that cannot run."""
-    found = [Recorded(prompt, [prompt.request(step) for step in range(len(prompt.steps))]) for prompt in prompts]
+    """Runs all blocks on each prompt and records the tensors at `places`.
+
+    `empty`: heads and head_dim of an empty past. Raises OnnxBlocksError with the block that cannot run.
+    """
+    records = [Recorded(prompt, [prompt.request(step) for step in range(len(prompt.steps))]) for prompt in prompts]
     wanted = {place for layer in places.layers for place in (*layer.hidden, layer.keys, layer.values)} | {places.logits}
     consumed = folder.wiring.consumed()
     slots = {present.name: slot for slot, present in folder.wiring.presents.items()}
     for file, sources in zip(folder.files, folder.wiring.sources, strict=True):
         of_block = {place.tensor: place for place in wanted if place.block == file.signature.index}
-        _Block(folder, file, sources, of_block, consumed, slots).run(found, empty)
-    return found
+        _Block(folder, file, sources, of_block, consumed, slots).run(records, empty)
+    return records
 
 
 @dataclass(frozen=True, slots=True)
 class _Block:
+    """One original block, its inputs' sources, and the outputs to keep of it."""
+
     folder: OnnxFolder
     file: OnnxFile
     sources: Mapping[str, Source]
@@ -75,6 +82,7 @@ class _Block:
     slots: Mapping[str, CacheSlot]
 
     def run(self, recorded: Sequence[Recorded], empty: tuple[int, int]) -> None:
+        """Runs the block on all steps of all prompts. Raises OnnxBlocksError if it cannot run."""
         name = self.file.signature.file
         outputs = [tensor.name for tensor in self.file.signature.outputs]
         names = [*outputs, *(one for one in self.wanted if one not in outputs)]
@@ -91,7 +99,7 @@ class _Block:
             raise OnnxBlocksError(f"the original cannot run: {reason}", file=name) from None
 
     def _session(self, extra: Sequence[str]) -> ort.InferenceSession:
-        """With the tensors `extra` as outputs too."""
+        """A session of the block, with the tensors `extra` as additional outputs."""
         model = model_without_weights(self.file.path, self.file.signature.file)
         model.graph.output.extend(ValueInfoProto(name=name) for name in extra)
         _keep_rows_as_floats(model)

@@ -1,4 +1,4 @@
-"""Made-up prompts: what the originals and the imported blocks are both asked."""
+"""Made-up prompts on which both the originals and the imported blocks run."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,20 +8,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-#: Tokens of each step: a prompt and single tokens behind it, which the attention operator of onnxruntime-genai takes.
+#: Tokens of each step: a prompt, then single tokens, as the attention operator of onnxruntime-genai requires.
 _STEPS = ((24, 1, 1), (5, 1))
 Array = NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """`steps`: the new tokens of each step, one behind the other."""
+    """A prompt in several steps; `steps` has the new tokens of each."""
 
     steps: tuple[Array, ...]
 
     @property
     def spans(self) -> list[tuple[int, int]]:
-        """Positions of each step, from and to."""
+        """Positions of each step: its first one, and the one after its last."""
         return list(pairwise(accumulate((len(step) for step in self.steps), initial=0)))
 
     @property
@@ -29,7 +29,7 @@ class Prompt:
         return sum(map(len, self.steps))
 
     def request(self, step: int) -> dict[str, Array]:
-        """What a graph may ask of a request: one row."""
+        """The input tensors of a request for a step, in a batch of one."""
         first, end = self.spans[step]
         return {
             "input_ids": self.steps[step][None],
@@ -39,11 +39,11 @@ class Prompt:
 
 
 def prompts(vocabulary: int, context: int) -> Sequence[Prompt]:
-    """The same ones every time, of tokens below `vocabulary`; none is longer than `context`."""
+    """The prompts: always the same ones, with tokens below `vocabulary`, none longer than `context`."""
     random = np.random.default_rng(15)
-    found: list[Prompt] = []
+    result: list[Prompt] = []
     for steps in _STEPS:
         first = max(1, min(steps[0], context - len(steps) + 1))
         sizes = (first, *steps[1:])[: max(1, context)]
-        found.append(Prompt(tuple(random.integers(0, vocabulary, size) for size in sizes)))
-    return found
+        result.append(Prompt(tuple(random.integers(0, vocabulary, size) for size in sizes)))
+    return result

@@ -1,1 +1,1 @@
-"""One decoder in one ONNX file, cut into blocks: read, planned elsewhere, written."""
+"""Splits a decoder in one ONNX file into blocks: reads it, and writes the blocks that a plan names."""

@@ -1,4 +1,4 @@
-"""The ONNX graph of one block: nodes of the whole model as they are, with what is known of its inputs and outputs."""
+"""Builds the ONNX graph of one block: nodes of the whole model, unchanged, with declared inputs and outputs."""
 
 from collections.abc import Mapping
 
@@ -10,12 +10,12 @@ from blockrelay_worker.offline.onnx_blocks.splitting.source import Source, inner
 
 
 def block_name(index: int) -> str:
-    """The file of block `index`; 1 is the first."""
+    """The file name of block `index`, from 1."""
     return f"block_{index}.onnx"
 
 
 def block_model(source: Source, plan: BlockPlan, index: int, renamed: Mapping[str, str]) -> ModelProto:
-    """Block `index` as a model. Its weights are where they are in the whole: beside it by the same names, or in it."""
+    """Block `index` as a model, with tensors `renamed`. Its weights stay as in the whole: in other files, or inside."""
     whole = source.model
     model = ModelProto(
         ir_version=whole.ir_version,
@@ -51,7 +51,7 @@ def _declared(source: Source, name: str, renamed: Mapping[str, str]) -> ValueInf
 
 
 def _rename(node: NodeProto, names: Mapping[str, str]) -> None:
-    """Tensors that the node, and graphs in it, read and make."""
+    """Renames the tensors that the node, and graphs inside it, read and write."""
     node.input[:] = [names.get(name, name) for name in node.input]
     node.output[:] = [names.get(name, name) for name in node.output]
     for graph in inner_graphs(node):

@@ -1,11 +1,11 @@
-"""How long the vectors of a cache are where a file gives that dimension a name alone, as onnxruntime-genai does."""
+"""Finds the head dimension of KV caches in files that only name it, as onnxruntime-genai's do."""
 
 from collections.abc import Iterable, Mapping
 
 from onnx import NodeProto, ValueInfoProto
 
 _ATTENTION = "GroupQueryAttention"
-#: Of its inputs and outputs: queries (keys and values are in them where there are no keys), keys, pasts, presents.
+#: Indexes of inputs and outputs: queries (with keys and values in them, if there are no keys), keys, pasts, presents.
 _QUERIES, _KEYS, _PASTS, _PRESENTS = 0, 1, slice(3, 5), slice(1, 3)
 _RANK = 4
 
@@ -13,8 +13,8 @@ _RANK = 4
 def with_head_dims(
     types: Mapping[str, ValueInfoProto], nodes: Iterable[NodeProto], widths: Mapping[str, int]
 ) -> dict[str, ValueInfoProto]:
-    """The types, in which caches have their last dimension as the products before attention say it."""
-    found = dict(types)
+    """Returns `types` with the last dimension of caches set, from the `widths` of the matmuls before attention."""
+    result = dict(types)
     for node in nodes:
         if node.op_type != _ATTENTION or len(node.input) <= _KEYS:
             continue
@@ -26,11 +26,11 @@ def with_head_dims(
         if count <= 0 or width <= 0 or width % count:
             continue
         for name in (*node.input[_PASTS], *node.output[_PRESENTS]):
-            if name in found and len(found[name].type.tensor_type.shape.dim) == _RANK:
+            if name in result and len(result[name].type.tensor_type.shape.dim) == _RANK:
                 value = ValueInfoProto()
-                value.CopyFrom(found[name])
+                value.CopyFrom(result[name])
                 last = value.type.tensor_type.shape.dim[_RANK - 1]
                 if not last.dim_value:
                     last.dim_value = width // count
-                found[name] = value
-    return found
+                result[name] = value
+    return result

@@ -1,4 +1,4 @@
-"""Reads a whole decoder as data for the plan. Weights beside the file are not read."""
+"""Reads a whole decoder from its ONNX file, as input of the split's plan. Does not read weight files."""
 
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -14,7 +14,7 @@ from blockrelay.onnx_blocks.splitting.graph import Graph, Node, in_running_order
 from blockrelay_worker.offline.onnx_blocks.splitting.head_dims import with_head_dims
 from blockrelay_worker.offline.onnx_blocks.weight_files import check_weights
 
-#: Tensors up to this size may be shapes, which decide what others are like.
+#: Constants up to this many bytes may be shapes, which shape inference needs.
 _SMALL_BYTES = 1024
 
 
@@ -26,14 +26,17 @@ class Source:
     model: ModelProto
     graph: Graph
     types: Mapping[str, ValueInfoProto]
-    """What is known of each tensor that nodes make: at least what its elements are."""
+    """The type of each tensor that nodes compute: at least its dtype."""
     weights: tuple[str, ...]
-    """The files beside it that it names, sorted."""
+    """Names of its weight files, sorted."""
 
 
 def read_source(path: Path) -> Source:
-    """Raises OnnxBlocksError naming file and tensor for what is no ONNX file, for weights that are missing, cut off or
-    outside its folder, and for a graph with a cycle or a gap."""
+    """Reads the model at `path`.
+
+    Raises OnnxBlocksError, with file and tensor, for a file that is not ONNX, for weights that are missing, too short
+    or outside its folder, and for a graph with a cycle or a missing input.
+    """
     name, folder = path.name, path.parent
     model = whole_model(path, name)
     weights = check_weights(folder, name, tensors_of(model))
@@ -73,7 +76,7 @@ def read_source(path: Path) -> Source:
 
 
 def _check_text(file: str, names: Iterable[object]) -> None:
-    """Raises OnnxBlocksError where protobuf gives bytes, as it does for what is no UTF-8."""
+    """Raises OnnxBlocksError for names that are bytes: protobuf returns bytes for text that is not UTF-8."""
     if not all(isinstance(name, str) for name in names):
         raise OnnxBlocksError("has a name that is not UTF-8", file=file)
 
@@ -93,7 +96,7 @@ def inner_graphs(node: NodeProto) -> Iterator[GraphProto]:
 
 
 def _captured(node: NodeProto) -> Iterator[str]:
-    """What graphs in the node read of the graph around them."""
+    """Names of tensors of the outer graph that graphs inside the node read."""
     for graph in inner_graphs(node):
         own = {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
         own |= {one.values.name for one in graph.sparse_initializer}
@@ -104,8 +107,10 @@ def _captured(node: NodeProto) -> Iterator[str]:
 
 
 def _types(file: str, model: ModelProto, nodes: Collection[Node]) -> Mapping[str, ValueInfoProto]:
-    """As the file says, else as ONNX infers, which knows only operators of the standard; else with elements like those
-    of the first tensor that it is made of."""
+    """The type of each tensor: as declared, else as ONNX infers it, else with the dtype of its node's first input.
+
+    ONNX's inference knows standard operators only.
+    """
     try:
         inferred = shape_inference.infer_shapes(_without_weights(model), strict_mode=False).graph
     except (shape_inference.InferenceError, ValueError) as error:
@@ -129,7 +134,7 @@ def _types(file: str, model: ModelProto, nodes: Collection[Node]) -> Mapping[str
 
 
 def _without_weights(model: ModelProto) -> ModelProto:
-    """The model with the small constants alone, so that inference copies no weights."""
+    """The model with the values of small constants only, so that inference copies no weights."""
     bare = ModelProto(ir_version=model.ir_version)
     bare.opset_import.extend(model.opset_import)
     bare.functions.extend(model.functions)
@@ -148,20 +153,22 @@ def _without_weights(model: ModelProto) -> ModelProto:
 
 
 def _widths(graph: GraphProto, types: Mapping[str, ValueInfoProto]) -> Mapping[str, int]:
-    """Of the tensors of which it is known: products are as wide as their weights, others as their dimensions say, where
-    they say the last one."""
-    found: dict[str, int] = {}
+    """The width of tensors, by name: of a matmul's output the columns of its weights, else by the declared shape.
+
+    By a shape it is the product of the known dimensions. Tensors whose last dimension is not known are left out.
+    """
+    widths: dict[str, int] = {}
     for name, value in types.items():
         if value.type.tensor_type.HasField("shape"):
             sizes = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
             if not sizes or sizes[-1] > 0:
-                found[name] = math.prod(size for size in sizes if size > 0)
+                widths[name] = math.prod(size for size in sizes if size > 0)
     dims = {tensor.name: list(tensor.dims) for tensor in graph.initializer}
     for node in graph.node:
         width = _product_width(node, dims)
         if width is not None and node.output:
-            found[node.output[0]] = width
-    return found
+            widths[node.output[0]] = width
+    return widths
 
 
 def _product_width(node: NodeProto, dims: Mapping[str, list[int]]) -> int | None:

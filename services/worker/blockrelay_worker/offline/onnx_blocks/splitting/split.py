@@ -1,9 +1,9 @@
-"""`python -m blockrelay_worker.offline.onnx_blocks.splitting.split MODEL.onnx OUT`: one decoder as a folder of blocks.
+"""`python -m blockrelay_worker.offline.onnx_blocks.splitting.split MODEL.onnx OUT`: splits a decoder into blocks.
 
-For `blockrelay split`, which shows what comes: the first line of stdout is what will be written (`encode_begin`), each
-further one a piece that was (`encode_written`). Exit code 0 when OUT is there, 2 when the model cannot be split or OUT
-cannot be written: then stderr has one line and nothing is left. A run that was ended otherwise leaves a folder
-`.OUT.unfinished`, with which the same command goes on.
+`blockrelay split` runs it and shows its progress: the first line of stdout is what will be written (`encode_begin`),
+each further one is a piece that was written (`encode_written`). Exit code 0 when OUT is complete, 2 when the model
+cannot be split or OUT cannot be written: then stderr has one line and nothing is left. A run that was killed leaves a
+folder `.OUT.unfinished`; the same command continues from it.
 """
 
 import sys
@@ -32,13 +32,13 @@ def split(
 
 
 def _tell(line: str) -> None:
-    """At once: somebody watches."""
+    """Writes a line to stdout at once: `blockrelay split` shows it as progress."""
     typer.echo(line)
     sys.stdout.flush()
 
 
 def run(arguments: list[str] | None = None) -> int:
-    """The exit code (see `run_app`)."""
+    """Runs the command and returns its exit code (see `run_app`)."""
     return run_app(app, arguments, name="blockrelay split")
 
 

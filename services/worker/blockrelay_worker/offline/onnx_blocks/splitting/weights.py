@@ -1,4 +1,4 @@
-"""Weights of blocks: in the model's own files, which all blocks refer to, or cut into a file for each block."""
+"""Writes the weights of blocks: links or copies of the model's weight files, or a file of its own for each block."""
 
 import math
 import os
@@ -12,45 +12,46 @@ from blockrelay.host.unfinished_folder import sync
 from blockrelay.onnx_blocks.model_file import tensors_of
 from blockrelay_worker.offline.onnx_blocks.weight_files import ITEM_BYTES
 
-#: What is written is told in pieces of this size.
+#: Bytes that are copied and reported at a time.
 _PIECE_BYTES = 8 << 20
-#: Of places in a file, so that ONNX Runtime can map tensors into memory.
+#: Alignment of tensors in a file, so that ONNX Runtime can map them into memory.
 _PAGE_BYTES = 4096
 _HALF_BYTE = (TensorProto.INT4, TensorProto.UINT4, TensorProto.FLOAT4E2M1)
 
-Told = Callable[[int], None]
+#: Is called with the number of bytes just written.
+OnBytes = Callable[[int], None]
 
 
 def stored_bytes(tensor: TensorProto) -> int:
-    """What the elements of a tensor take, wherever they are."""
+    """Bytes of a tensor's elements, inside the graph or in another file."""
     if tensor.data_location != TensorProto.EXTERNAL:
         return tensor.ByteSize()
-    length = int(_said(tensor).get("length", "0"))
+    length = int(_entries(tensor).get("length", "0"))
     if length == 0 and tensor.data_type in _HALF_BYTE:
         return (math.prod(tensor.dims) + 1) // 2
     return length or math.prod(tensor.dims) * ITEM_BYTES.get(tensor.data_type, 1)
 
 
 def beside(model: ModelProto) -> Sequence[TensorProto]:
-    """The tensors whose elements are in another file."""
+    """The model's tensors whose elements are in another file."""
     return [tensor for tensor in tensors_of(model) if tensor.data_location == TensorProto.EXTERNAL]
 
 
 def linked(source: Path, to: Path) -> bool:
-    """Whether the file has now, or had already, a second name. False where the file system has none."""
+    """Makes `to` a hard link to the file, if it is not one yet. False if the file system cannot."""
     source = source.resolve()
     if to.exists() and os.path.samefile(source, to):
         return True
     to.parent.mkdir(parents=True, exist_ok=True)
     try:
-        os.link(source.resolve(), to)  # of a link itself another folder could make nothing
+        os.link(source.resolve(), to)  # resolved: a link to a relative symbolic link would be broken in this folder
     except OSError:
         return False
     return True
 
 
-def copy_file(source: Path, to: Path, tell: Told) -> None:
-    """A copy that goes on where an earlier one has ended; `to` is there when it is whole."""
+def copy_file(source: Path, to: Path, tell: OnBytes) -> None:
+    """Copies a file, and continues an earlier copy that was interrupted; `to` exists only once it is complete."""
     if to.exists():
         tell(to.stat().st_size)
         return
@@ -66,18 +67,21 @@ def copy_file(source: Path, to: Path, tell: Told) -> None:
 
 
 def aligned_bytes(tensors: Sequence[TensorProto]) -> int:
-    """How long the file is that `cut_weights` writes."""
+    """Size of the file that `cut_weights` writes for these tensors."""
     return sum(_aligned(stored_bytes(tensor)) for tensor in tensors)
 
 
-def cut_weights(folder: Path, tensors: Sequence[TensorProto], to: Path, tell: Told) -> None:
-    """Write the elements of these tensors, which are in files of `folder`, into `to`; the tensors name that place."""
+def cut_weights(folder: Path, tensors: Sequence[TensorProto], to: Path, tell: OnBytes) -> None:
+    """Copies the elements of `tensors` from files in `folder` into the new file `to`, to which they refer afterwards.
+
+    Raises OSError for a source file that is too short.
+    """
     part = to.with_name(f".{to.name}.part")
     with part.open("wb") as writing:
         for tensor in tensors:
-            said, size, place = _said(tensor), stored_bytes(tensor), writing.tell()
-            with (folder / said["location"]).open("rb") as reading:
-                for piece in _pieces(reading, int(said.get("offset", "0")), size):
+            entries, size, place = _entries(tensor), stored_bytes(tensor), writing.tell()
+            with (folder / entries["location"]).open("rb") as reading:
+                for piece in _pieces(reading, int(entries.get("offset", "0")), size):
                     writing.write(piece)
                     tell(len(piece))
             writing.write(bytes(_aligned(size) - size))
@@ -89,7 +93,7 @@ def cut_weights(folder: Path, tensors: Sequence[TensorProto], to: Path, tell: To
 
 
 def write_graph(model: ModelProto, to: Path) -> int:
-    """The file is there whole or not at all. How many bytes it has."""
+    """Writes a model's graph atomically; returns the size of the file in bytes."""
     part = to.with_name(f".{to.name}.part")
     content = model.SerializeToString(deterministic=True)
     part.write_bytes(content)
@@ -103,7 +107,7 @@ def _finish(part: Path, to: Path) -> None:
 
 
 def _pieces(file: BinaryIO, offset: int, size: int) -> Iterator[bytes]:
-    """Raises OSError where the file has been cut off since it was looked at."""
+    """Yields `size` bytes of a file from `offset` on, in pieces. Raises OSError if the file is too short."""
     file.seek(offset)
     while size > 0:
         piece = file.read(min(size, _PIECE_BYTES))
@@ -117,5 +121,6 @@ def _aligned(size: int) -> int:
     return -(-size // _PAGE_BYTES) * _PAGE_BYTES
 
 
-def _said(tensor: TensorProto) -> dict[str, str]:
+def _entries(tensor: TensorProto) -> dict[str, str]:
+    """The entries that say where the tensor's elements are: location, offset and length."""
     return {entry.key: entry.value for entry in tensor.external_data}

@@ -1,4 +1,4 @@
-"""Writes the blocks of a model that is cut: the graph of each, and their weights linked, copied or cut."""
+"""Writes the blocks of a split model: the graph of each, with weights linked, copied or cut."""
 
 import json
 import shutil
@@ -32,27 +32,28 @@ from blockrelay_worker.offline.onnx_blocks.splitting.weights import (
     write_graph,
 )
 
-#: What the file of a graph takes beyond its nodes and constants: names and types of inputs and outputs.
+#: Estimated bytes of a graph's file beyond its nodes and constants: names and types of inputs and outputs.
 _FRAME_BYTES = 64 << 10
 
 
 def split_model(path: Path, out: Path, *, copy_weights: bool, tell: Callable[[str], None]) -> None:
-    """Write the blocks of the model to `out`, which is there whole or not at all.
+    """Writes the blocks of the model at `path` to the folder `out`, which appears only when it is complete.
 
-    Raises OnnxBlocksError for a model that cannot be split, UsageError where `out` is taken or has no room for it. Both
-    leave nothing behind. With what an earlier run of the same has left it goes on.
+    Continues an interrupted run with the same arguments. `tell` gets the lines of `splitting.report`. Raises
+    OnnxBlocksError for a model that cannot be split, UsageError if `out` exists or its disk is too small; both leave
+    nothing behind.
     """
     out = out.absolute()
     source = read_source(path)
-    of = _identity(source, path, copy_weights=copy_weights)
-    is_done = is_finished(out, of)
+    identity = _identity(source, path, copy_weights=copy_weights)
+    is_done = is_finished(out, identity)
     if not is_done:
         check_free(out)
     split = _Split(source, plan_split(source.graph), tell)
     if is_done:
         split.begin("cut" if copy_weights else "linked", 0)
         return
-    with unfinished_folder(out, of) as folder:
+    with unfinished_folder(out, identity) as folder:
         if copy_weights and source.weights:
             split.cut(folder)
         else:
@@ -60,7 +61,7 @@ def split_model(path: Path, out: Path, *, copy_weights: bool, tell: Callable[[st
 
 
 def _identity(source: Source, path: Path, *, copy_weights: bool) -> str:
-    """What a run has to have been about for another one to go on with what it left."""
+    """The identity of a run: a later run continues an interrupted one only if theirs are equal."""
     files = {name: (path.parent / name).stat() for name in (path.name, *source.weights)}
     return json.dumps(
         {
@@ -73,7 +74,7 @@ def _identity(source: Source, path: Path, *, copy_weights: bool) -> str:
 
 
 class _Split:
-    """One run: what is written where, and what is told of it."""
+    """One run of a split: writes the files and reports them through `tell`."""
 
     def __init__(self, source: Source, plan: SplitPlan, tell: Callable[[str], None]) -> None:
         self._source, self._plan, self._tell = source, plan, tell
@@ -86,7 +87,7 @@ class _Split:
         return [block_name(index) for index in range(1, len(self._plan.blocks) + 1)]
 
     def begin(self, weights: Weights, size: int) -> None:
-        """Tell what there will be."""
+        """Reports the blocks that will be written, with `size` bytes in all."""
         sizes = {tensor.name: stored_bytes(tensor) for tensor in self._source.model.graph.initializer}
         makers = self._source.graph.makers()
         blocks = [
@@ -103,7 +104,7 @@ class _Split:
         self._tell(encode_begin(SplitBegins(tuple(blocks), weights, size)))
 
     def share(self, folder: Path) -> None:
-        """All blocks refer to the model's files of weights, which get second names, or else are copied."""
+        """Writes blocks that refer to the model's weight files, which are linked into `folder`, or copied."""
         source = self._source.folder
         copied = [name for name in self._source.weights if not linked(source / name, folder / name)]
         size = sum((source / name).stat().st_size for name in copied)
@@ -115,7 +116,7 @@ class _Split:
             self._wrote(file.name, write_graph(model, file))
 
     def cut(self, folder: Path) -> None:
-        """Each block gets a file with the weights that it reads."""
+        """Writes blocks that each have a file with their own weights."""
         models = (block_model(self._source, plan, 1, {}) for plan in self._plan.blocks)
         size = sum(aligned_bytes(beside(model)) for model in models)
         self._check_room(folder, size)
@@ -128,7 +129,7 @@ class _Split:
             self._wrote(file.name, write_graph(model, file))
 
     def _left(self, folder: Path) -> Iterator[tuple[Path, ModelProto]]:
-        """The blocks that no earlier run has finished."""
+        """The files and models of blocks that no earlier run has finished; reports the finished ones as written."""
         for index, plan in enumerate(self._plan.blocks, 1):
             file = folder / block_name(index)
             if file.exists():
@@ -138,7 +139,7 @@ class _Split:
                 yield file, block_model(self._source, plan, index, self._plan.renamed)
 
     def _graph_bytes(self) -> int:
-        """About what the files of the graphs take, with the weights inside."""
+        """Estimated bytes of the graphs' files, with the weights that are inside."""
         graph = self._source.model.graph
         constants = {tensor.name: tensor.ByteSize() for tensor in graph.initializer}
         return sum(
@@ -149,7 +150,7 @@ class _Split:
         )
 
     def _check_room(self, folder: Path, size: int) -> None:
-        """UsageError where the disk has less left than is still to be written."""
+        """Raises UsageError if the disk has less free space than is still to be written."""
         written = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file() and path.stat().st_nlink == 1)
         needed, free = size + self._graph_bytes() - written, shutil.disk_usage(folder).free
         if needed > free:
