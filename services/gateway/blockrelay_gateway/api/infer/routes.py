@@ -1,4 +1,4 @@
-"""POST /v1/infer and its WebSocket."""
+"""The routes POST /v1/infer, its WebSocket, and GET /v1/sessions/{id}."""
 
 from contextlib import ExitStack
 
@@ -32,7 +32,7 @@ async def infer_once(request: Request) -> Response:
         step = await handlers.submit_tensors(gateway, body, tenant)
         del body
         accepted(request)
-        with step.readers, ExitStack() as room:  # also of a client that left before anything was read
+        with step.readers, ExitStack() as room:  # given back also if the client left before anything was read
             room.callback(step.share.give_back)
             done = await sse.unless_gone(request, handlers.finish_tensors(step, session, tenant))
             if done is not None and done.tensors:
@@ -64,7 +64,7 @@ async def session(session_id: str, request: Request) -> Response:
 
 @router.websocket("/v1/infer/ws")
 @router.websocket("/ws")
-@router.websocket("/")  # where clients go that know a host and a port only
+@router.websocket("/")  # for clients that know a host and a port only
 async def infer_socket(socket: WebSocket) -> None:
-    """Every message is a body of POST /v1/infer, several at once; answers carry the message's `id`."""
+    """Serves a WebSocket whose messages are bodies of POST /v1/infer; answers have the message's `id`."""
     await converse(state.of(socket), socket)
