@@ -1,4 +1,4 @@
-"""Whether traces are wanted, by the variables of OpenTelemetry."""
+"""Reads from OpenTelemetry's variables if traces are wanted."""
 
 import os
 import re
@@ -7,9 +7,9 @@ from blockrelay.errors import UsageError
 
 
 def traces_wanted() -> bool:
-    """Whether OpenTelemetry's variables name a place for traces; the rest of them is for its SDK (docs/tracing.md).
+    """True if OpenTelemetry's variables name a trace server; its SDK reads the other variables (docs/tracing.md).
 
-    Raises UsageError, one line, for what cannot be had.
+    Raises UsageError, one line, for an endpoint that is no URL and for a protocol that is not supported.
     """
     if os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true" or os.environ.get("OTEL_TRACES_EXPORTER") == "none":
         return False
