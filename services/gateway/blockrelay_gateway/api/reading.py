@@ -25,7 +25,7 @@ from blockrelay_gateway.api.infer.schemas import InferRequest
 from blockrelay_gateway.api.infer.session_kv import (
     GivenKv,
     ServedKv,
-    asked_layers,
+    layers_of_blocks,
     read_given,
     served_kv,
     split_tensors,
@@ -57,7 +57,7 @@ class Sender:
 class Text:
     """A body that asks for text: its requests, and the form of its answer."""
 
-    asked: list[AdmissionRequest]
+    requests: list[AdmissionRequest]
     """One request for each prompt."""
     ignored: tuple[str, ...] = ()
     """Names of the fields that change nothing."""
@@ -117,8 +117,8 @@ class Reading:
         try:
             body = _validated(CompletionRequest, _parsed(raw))
             ignored = ignored_fields(body, strict=sender.headers.strict)
-            asked = self.openai.completion(body, sender.headers, self._identify(body, sender, "completion"))
-            return Read(content=_text(body, asked, ignored, body.stream_options))
+            requests = self.openai.completion(body, sender.headers, self._identify(body, sender, "completion"))
+            return Read(content=_text(body, requests, ignored, body.stream_options))
         except BlockrelayError as error:
             return _refused(error)
 
@@ -132,8 +132,8 @@ class Reading:
             body = _validated(ChatRequest, parsed)
             del parsed
             ignored = ignored_fields(body, strict=sender.headers.strict)
-            asked = self.openai.chat(body, sender.headers, self._identify(body, sender, "chat"))
-            return Read(content=_text(body, [asked], ignored, body.stream_options))
+            request = self.openai.chat(body, sender.headers, self._identify(body, sender, "chat"))
+            return Read(content=_text(body, [request], ignored, body.stream_options))
         except BlockrelayError as error:
             return _refused(error)
 
@@ -171,12 +171,12 @@ class Reading:
     def _infer(self, body: InferRequest, sender: Sender) -> Text | Tensors:
         who = self._identify(body, sender, "infer")
         if not infer_requests.is_tensor_form(body):
-            asked = infer_requests.text_request(self.builder, body, sender.headers, who)
-            return _text(body, [asked])
+            request = infer_requests.text_request(self.builder, body, sender.headers, who)
+            return _text(body, [request])
         model = self.builder.model
         self.builder.check_model(body.model)
         number = check_names(body.session_id, body.step)
-        layers = asked_layers(self.kv, body.blocks)
+        layers = layers_of_blocks(self.kv, body.blocks)
         tensors, past = split_tensors(body.input_tensors or {})
         inputs = read_inputs(tensors, context=model.max_position, vocab_size=model.vocab_size)
         given = read_given(self.kv, past, rows=inputs.rows, context=model.max_position)
@@ -254,12 +254,12 @@ def _count(parsed: object, field: str) -> int:
 
 def _text(
     body: CompletionRequest | ChatRequest | InferRequest,
-    asked: list[AdmissionRequest],
+    requests: list[AdmissionRequest],
     ignored: Sequence[str] = (),
     options: StreamOptions | None = None,
 ) -> Text:
     return Text(
-        asked=asked,
+        requests=requests,
         ignored=tuple(ignored),
         stream=bool(body.stream),
         background=bool(body.background),

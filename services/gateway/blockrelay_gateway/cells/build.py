@@ -84,7 +84,7 @@ def build_cell(
         client, keys, scripts, tailer, records, followers, followed, watch, gateway=name, now_ms=state.now_ms
     )
 
-    readiness = Readiness(client, keys, metrics, model=key, drain=drain, met=watch.met)
+    readiness = Readiness(client, keys, metrics, model=key, drain=drain, on_error=watch.met)
     of_its_own = place.payload_redis_url not in (None, place.redis_url)
     results = Results(client, payload, keys, watch, of_its_own=of_its_own)
     admission = Admission(

@@ -69,7 +69,7 @@ class Cell:
 
     @property
     def reachable(self) -> bool:
-        """True if its Redis answered the last read, and its protocol is this gateway's."""
+        """True unless its Redis failed the last read, or its protocol is not this gateway's."""
         return not self.tailer.away and not self.state.protocol_gap
 
     def relay(self, followed: FollowedRequest) -> Relay:

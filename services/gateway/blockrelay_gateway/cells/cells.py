@@ -64,9 +64,9 @@ class Cells:
             return cell
         raise NotFound(f"there is no cell {name!r} here, only {', '.join(self._cells)}", param="cell")
 
-    def of_id(self, asked: RequestId) -> Cell:
+    def of_id(self, request_id: RequestId) -> Cell:
         """The cell of a request id. Raises NotFound if this gateway does not serve it."""
-        return self.named(asked.cell) if asked.cell else self.home
+        return self.named(request_id.cell) if request_id.cell else self.home
 
     def met(self, error: RedisTrouble) -> None:
         """Counts and logs a Redis error that a client gets, for the cell that it comes from."""

@@ -32,6 +32,7 @@ class _Remembered:
         self._until = float("-inf")
 
     async def get(self) -> list[str]:
+        """Returns the kept answer, or a new one if it is too old."""
         if time.monotonic() < self._until:
             return self._answer
         if self._asking is None:
@@ -58,14 +59,14 @@ class Readiness:
         *,
         model: str,
         drain: Drain,
-        met: Callable[[RedisTrouble], None],
+        on_error: Callable[[RedisTrouble], None],
     ) -> None:
-        """`met` is called for each Redis error, in full; callers get a short reason."""
+        """`on_error` is called for each Redis error, in full; callers get a short reason."""
         self._client, self._keys, self._metrics = client, keys, metrics
-        self._model, self._drain, self._met = model, drain, met
-        self._known_obstacles = _Remembered(lambda: self._asked(self._obstacles()))
-        self._known_missing = _Remembered(lambda: self._asked(self._missing()))
-        self._told = float("-inf")
+        self._model, self._drain, self._on_error = model, drain, on_error
+        self._known_obstacles = _Remembered(lambda: self._bounded(self._obstacles()))
+        self._known_missing = _Remembered(lambda: self._bounded(self._missing()))
+        self._set_at = float("-inf")
         #: True if a token could be produced at the last check of `watch`.
         self.serves = True
 
@@ -85,13 +86,13 @@ class Readiness:
             self.serves = not await self.gaps()
             await asyncio.sleep(FRESH_S)
 
-    async def _asked(self, reasons: Awaitable[list[str]]) -> list[str]:
+    async def _bounded(self, reasons: Awaitable[list[str]]) -> list[str]:
         """The `reasons`, or one reason if Redis fails or does not answer within PATIENCE_S."""
         try:
             async with asyncio.timeout(PATIENCE_S):
                 return await reasons
         except RedisTrouble as error:
-            self._met(error)
+            self._on_error(error)
             return [error.plainly]
         except TimeoutError:
             return [f"Redis does not answer: nothing came within {PATIENCE_S:.0f} s"]
@@ -103,14 +104,14 @@ class Readiness:
     async def _missing(self) -> list[str]:
         return missing_stages(*await self._cell())
 
-    async def tell_metrics(self) -> None:
+    async def set_gauges(self) -> None:
         """Sets the gauges of the cell, at most once in FRESH_S seconds.
 
         If Redis cannot be read, they keep their values, but the gauges of readiness become 0.
         """
-        if time.monotonic() - self._told < FRESH_S:
+        if time.monotonic() - self._set_at < FRESH_S:
             return
-        self._told = time.monotonic()
+        self._set_at = time.monotonic()
         accepting = tokens = False
         try:
             async with asyncio.timeout(PATIENCE_S):
@@ -119,7 +120,7 @@ class Readiness:
                     plan, workers = await self._cell()
                     tokens = not missing_stages(plan, workers)
                     unfinished = cast(int, await cast(Any, self._client.zcard(self._keys.running)))
-                    self._tell(workers, unfinished)
+                    self._set_load(workers, unfinished)
         except (RedisTrouble, TimeoutError):
             self._metrics.redis_errors.inc()
             accepting = False
@@ -130,7 +131,7 @@ class Readiness:
         plan = await read_plan_async(self._client, self._keys, self._model)
         return plan, await read_workers_async(self._client, self._keys, self._model)
 
-    def _tell(self, workers: list[WorkerInfo], unfinished: int) -> None:
+    def _set_load(self, workers: list[WorkerInfo], unfinished: int) -> None:
         load = cell_load(workers, unfinished)
         self._metrics.running.set(load.running)
         self._metrics.waiting.set(load.waiting)

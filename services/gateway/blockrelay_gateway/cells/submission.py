@@ -47,7 +47,12 @@ class Submission:
         self._cells, self._retention_s, self._replicas = cells, retention_s, replicas
 
     async def submit(
-        self, asked: Sequence[AdmissionRequest], tenant: Tenant, *, together: bool = False, place: Place | None = None
+        self,
+        requests: Sequence[AdmissionRequest],
+        tenant: Tenant,
+        *,
+        together: bool = False,
+        place: Place | None = None,
     ) -> tuple[Cell, Readers]:
         """Calls `Admission.submit` in the cell where the requests belong and returns that cell and their readers.
 
@@ -56,12 +61,12 @@ class Submission:
         """
         if place is None and not self._cells.several:
             place = Place(self._cells.home)
-        if place is None and asked[0].fingerprint:
-            place = await self._place(asked[0].request, request=asked[0].request)
+        if place is None and requests[0].fingerprint:
+            place = await self._place(requests[0].request, request=requests[0].request)
         if place is not None:
             cell = place.cell
-            return cell, await cell.admission.submit(asked, tenant, together=together, binding=place.binding)
-        return await self._anywhere(asked, tenant, together=together)
+            return cell, await cell.admission.submit(requests, tenant, together=together, binding=place.binding)
+        return await self._anywhere(requests, tenant, together=together)
 
     async def of_session(self, tenant: Tenant, session: str, rows: Sequence[str], *, begins: bool) -> Place:
         """The place of a session, or the place where it has to begin if this step `begins` it.
@@ -86,24 +91,28 @@ class Submission:
         return Place(current, binding)  # its ACCEPT answers that it expects another step
 
     async def _anywhere(
-        self, asked: Sequence[AdmissionRequest], tenant: Tenant, *, together: bool
+        self, requests: Sequence[AdmissionRequest], tenant: Tenant, *, together: bool
     ) -> tuple[Cell, Readers]:
         """Submits to the first of up to OFFERS cells that accepts; raises the error of the last one."""
         away = {cell.name for cell in self._cells if not cell.reachable}
         idle = {cell.name for cell in self._cells if not cell.readiness.serves}
         loads = {cell.name: cell.state.unfinished for cell in self._cells}
-        belongs, order = offers(prefix_name(asked[0], tenant), self._cells.file.weights(time.time()), loads, away, idle)
+        belongs, order = offers(
+            prefix_name(requests[0], tenant), self._cells.file.weights(time.time()), loads, away, idle
+        )
         *others, last = order[:OFFERS]
         for name in others:
             cell = self._cells.named(name)
             try:
-                return cell, self._noted(await cell.admission.submit(asked, tenant, together=together), cell, belongs)
+                return cell, self._noted(
+                    await cell.admission.submit(requests, tenant, together=together), cell, belongs
+                )
             except (LimitExceeded, ServiceUnavailable) as error:
                 if isinstance(error, LimitExceeded) and error.scope == "client":
                     raise
-                logs.get().info("CELL_PASSED_OVER", cell=name, request_id=asked[0].request, error=str(error))
+                logs.get().info("CELL_PASSED_OVER", cell=name, request_id=requests[0].request, error=str(error))
         cell = self._cells.named(last)
-        return cell, self._noted(await cell.admission.submit(asked, tenant, together=together), cell, belongs)
+        return cell, self._noted(await cell.admission.submit(requests, tenant, together=together), cell, belongs)
 
     def _noted(self, readers: Readers, cell: Cell, belongs: str) -> Readers:
         if cell.name != belongs:

@@ -105,7 +105,7 @@ class Authentication:
                     return
             # A socket or a stream may outlive its key, so it can look the key up again.
             again = partial(self._ring.tenant, _authorization(scope))
-            scope.setdefault("state", {}).update(tenant=tenant, tenant_again=again)
+            scope.setdefault("state", {}).update(tenant=tenant, current_tenant=again)
         await self._app(scope, receive, send)
 
 
@@ -116,12 +116,12 @@ def of(connection: Request | WebSocket) -> Tenant:
     return tenant
 
 
-def asked_again(connection: Request | WebSocket) -> Tenant:
+def current_tenant(connection: Request | WebSocket) -> Tenant:
     """The tenant of a request or socket as the file of keys has it now, with its current limits.
 
     Raises Unauthorized if the key has been removed since.
     """
-    return cast(Callable[[], Tenant], connection.scope["state"]["tenant_again"])()
+    return cast(Callable[[], Tenant], connection.scope["state"]["current_tenant"])()
 
 
 def _authorization(scope: Scope) -> str | None:

@@ -103,6 +103,7 @@ class JsonAnswer(Response):
     media_type = "application/json"
 
     def render(self, content: Any) -> bytes:
+        """Encodes `content` with `to_json`."""
         return to_json(content)
 
 
@@ -241,8 +242,8 @@ class ErrorResponder:
         logs.get().info("REQUEST_REJECTED", path=path, status=status, param=param)
 
 
-def install(app: FastAPI, responder: ErrorResponder, met: Callable[[RedisTrouble], None]) -> None:
-    """Adds the error handlers to `app`. `met` is called for each Redis error that a client gets."""
+def install(app: FastAPI, responder: ErrorResponder, on_error: Callable[[RedisTrouble], None]) -> None:
+    """Adds the error handlers to `app`. `on_error` is called for each Redis error that a client gets."""
 
     async def ours(request: Request, error: Exception) -> Response:
         assert isinstance(error, BlockrelayError)
@@ -266,7 +267,7 @@ def install(app: FastAPI, responder: ErrorResponder, met: Callable[[RedisTrouble
 
     async def queue(request: Request, error: Exception) -> Response:
         assert isinstance(error, RedisTrouble)
-        met(error)
+        on_error(error)
         return responder.answer(request.scope, error)
 
     async def bug(request: Request, error: Exception) -> Response:

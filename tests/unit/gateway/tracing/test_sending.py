@@ -31,8 +31,11 @@ def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[TraceReceiver]:
 
 
 def ask(gateway: RunningGateway, worker: PlayedWorker, *, sampled: str | None = None, steps: int | None = None) -> str:
-    """A background request that is answered; its id. `sampled`: what its client's traceparent says of that. `steps`: it
-    is traced, and stages tell so many."""
+    """Sends a background request, has it answered, and returns its id.
+
+    `sampled` is the flag of the client's traceparent (None: it sends none); with `steps` the request is traced, and its
+    stages record that many.
+    """
     headers = {} if sampled is None else {"traceparent": f"00-{TRACE}-{PARENT}-{sampled}"}
     body = {"prompt": "Anna had a secret", "max_tokens": 2, "background": True, "model": "tiny"}
     body["trace"] = steps is not None

@@ -122,13 +122,13 @@ async def text_objects(cell: Cell, readers: Readers) -> AsyncIterator[dict[str, 
                 yield form.chunk(0, delta, followed, "")
 
 
-async def submit_tensors(gateway: Gateway, asked: Tensors, tenant: Tenant) -> AcceptedStep:
+async def submit_tensors(gateway: Gateway, tensors: Tensors, tenant: Tenant) -> AcceptedStep:
     """Accepts a tensor step, one request for each row; a repeated step gets the requests of the first one.
 
     `finish_tensors` closes the readers. Raises BadRequest, Conflict for a wrong step number, and what submission
     raises.
     """
-    place, steps, rows = await _rows(gateway, asked, tenant)
+    place, steps, rows = await _rows(gateway, tensors, tenant)
     cell, readers = await gateway.submission.submit(rows, tenant, together=True, place=place)
     kept = [requests.accepted(row) for row in rows]
     return AcceptedStep(cell, gateway.kv, steps, kept, readers, BodyShare(gateway.bodies))

@@ -39,9 +39,9 @@ async def infer_once(request: Request) -> Response:
                 answer, within_s = TensorAnswer(done.body, done.tensors), gateway.settings.arrival_timeout_s
                 return sse.LargeAnswer(answer.pieces(), answer.size, room.pop_all(), step.readers.headers, within_s)
         return _answer(done, step.readers.headers)
-    names = [one.request for one in body.asked]
+    names = [one.request for one in body.requests]
     after = starting_after(request.headers.get(LAST_EVENT_ID), names, streamed=body.stream)
-    cell, readers = await gateway.submission.submit(body.asked, tenant)
+    cell, readers = await gateway.submission.submit(body.requests, tenant)
     if body.stream:
         return sse.EventStream(stream(cell, readers, InferFormat(), after=after), readers, readers.headers)
     with readers:

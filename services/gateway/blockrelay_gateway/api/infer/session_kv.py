@@ -84,7 +84,7 @@ def served_kv(folder: BlockFolder) -> ServedKv:
     )
 
 
-def asked_layers(served: ServedKv, blocks: str | None) -> tuple[int, ...]:
+def layers_of_blocks(served: ServedKv, blocks: str | None) -> tuple[int, ...]:
     """The layers of the blocks that a client names, `3` or `2-5`; none for None.
 
     Raises BadRequest for other texts, blocks that the model does not have, and blocks without a layer.

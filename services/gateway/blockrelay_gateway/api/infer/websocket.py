@@ -82,7 +82,7 @@ async def _watch_key(conversation: "Conversation", socket: WebSocket) -> None:
     while True:
         await asyncio.sleep(authentication.LOOK_S)
         try:
-            authentication.asked_again(socket)
+            authentication.current_tenant(socket)
         except Unauthorized as error:
             if conversation.under_way == 0:
                 await socket.close(code=1008, reason=str(error))
@@ -193,13 +193,13 @@ class Conversation:
         """Has the request of a message accepted; the coroutine that it returns sends the answer without the message."""
         gateway = self._gateway
         sender = Sender(authentication.of(self._socket).name, client_headers(self._socket.headers))
-        asked = await message.read(gateway.intake, sender)
-        tenant = authentication.asked_again(self._socket)  # the same tenant, with its current limits
-        if isinstance(asked, Tensors):
-            session = asked.request.session_id
-            return self._tensors(message.name, session, await handlers.submit_tensors(gateway, asked, tenant), tenant)
-        cell, readers = await gateway.submission.submit(asked.asked, tenant)
-        return self._text(message.name, cell, readers, background=asked.background, streamed=asked.stream)
+        body = await message.read(gateway.intake, sender)
+        tenant = authentication.current_tenant(self._socket)  # the same tenant, with its current limits
+        if isinstance(body, Tensors):
+            session = body.request.session_id
+            return self._tensors(message.name, session, await handlers.submit_tensors(gateway, body, tenant), tenant)
+        cell, readers = await gateway.submission.submit(body.requests, tenant)
+        return self._text(message.name, cell, readers, background=body.background, streamed=body.stream)
 
     async def _tensors(
         self, name: str | int | None, session: str | None, accepted: handlers.AcceptedStep, tenant: Tenant

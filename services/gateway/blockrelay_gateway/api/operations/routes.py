@@ -68,7 +68,7 @@ async def status_events(request: Request) -> Response:
     """
     gateway = state.of(request)
     listener = Listener([cell.status_events for cell in gateway.cells], authentication.of(request))
-    events = _status_events(listener, gateway.keep_alive_s, partial(authentication.asked_again, request))
+    events = _status_events(listener, gateway.keep_alive_s, partial(authentication.current_tenant, request))
     return sse.EventStream(events, listener, {"x-request-id": f"status-{token_hex(12)}"})
 
 
@@ -118,7 +118,7 @@ async def root(request: Request) -> Response:
 @router.get(METRICS, response_class=PlainTextResponse)
 async def metrics(request: Request) -> Response:
     """Prometheus text; with BLOCKRELAY_METRICS_PORT at that port, and not here."""
-    registry = await scrape.told(state.of(request).cells)
+    registry = await scrape.current_metrics(state.of(request).cells)
     return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
 
@@ -133,11 +133,11 @@ async def tenant_metrics(request: Request) -> Response:
 
 
 async def _status_events(
-    listener: Listener, keep_alive_s: float, tenant_again: Callable[[], Tenant]
+    listener: Listener, keep_alive_s: float, current_tenant: Callable[[], Tenant]
 ) -> AsyncIterator[bytes]:
     """Yields status events as server-sent events until the client's API key is removed.
 
-    `tenant_again` looks the key up every LOOK_S seconds, so that the listener sees what the key may see now; it raises
+    `current_tenant` is called every LOOK_S seconds, so that the listener sees what the key may see now; it raises
     Unauthorized for a key that is gone.
     """
     yield sse.RETRY + sse.KEEP_ALIVE
@@ -147,7 +147,7 @@ async def _status_events(
         if now - checked >= authentication.LOOK_S:
             checked = now
             try:
-                listener.tenant = tenant_again()
+                listener.tenant = current_tenant()
             except Unauthorized as error:
                 yield sse.event(error_body(error))
                 return

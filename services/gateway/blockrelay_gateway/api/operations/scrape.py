@@ -15,9 +15,9 @@ from blockrelay.settings import GatewaySettings
 from blockrelay_gateway.cells.cells import Cells
 
 
-async def told(cells: Cells) -> Together:
+async def current_metrics(cells: Cells) -> Together:
     """Returns the metrics of all cells, after setting their gauges to the current values."""
-    await asyncio.gather(*(cell.readiness.tell_metrics() for cell in cells))
+    await asyncio.gather(*(cell.readiness.set_gauges() for cell in cells))
     for cell in cells:
         cell.metrics.cell_list_version.set(cells.version)
     return Together(cell.metrics.registry for cell in cells)
@@ -49,7 +49,7 @@ class Scrape(CollectorRegistry):
         return asyncio.run_coroutine_threadsafe(self._read(), loop).result(DEADLINE_S)
 
     async def _read(self) -> list[Metric]:
-        return list((await told(self._cells)).collect())
+        return list((await current_metrics(self._cells)).collect())
 
 
 def metrics_port(settings: GatewaySettings, scrape: Scrape) -> StatusServer | None:
