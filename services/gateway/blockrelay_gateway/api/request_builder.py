@@ -77,7 +77,9 @@ class RequestBuilder:
         message = f"This model's maximum context length is {context} tokens, and {param} has"
         size = len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
         if size > context * tokenizer.longest:
-            raise ContextLengthExceeded(f"{message} {size} bytes, more than so many tokens stand for", param=param)
+            raise ContextLengthExceeded(
+                f"{message} {size} bytes, more than that many tokens can stand for", param=param
+            )
         beginning = max(LONG_TEXT, 4 * context)
         while beginning < len(text):
             prefix = text[:beginning].encode("utf-8", "replace").decode()

@@ -132,7 +132,7 @@ class Cells:
         own = self.home.name
         if own not in file.places:
             file = replace(file, places={own: self._places[own], **file.places})
-            logs.get().warning("CELL_KEPT", cell=own, advice="it is our own until we are started as one of another")
+            logs.get().warning("CELL_KEPT", cell=own, advice="a gateway keeps its own cell until it is restarted")
         new = [self._make(place) for name, place in file.places.items() if name not in self._cells]
         gone = [cell for cell in self if cell.name not in file.places]
         for cell in new:

@@ -81,7 +81,7 @@ class KeyRing:
             self._keys = read_keys(self._path)
         except UsageError as error:
             self.unreadable = True
-            advice = "those read before stay in force until the file is mended"
+            advice = "the keys read before stay in force until the file is corrected"
             logs.get().error("API_KEYS_UNREADABLE", error=str(error), keys=len(self._keys), advice=advice)
         else:
             self.read_at, self.unreadable = time.time(), False

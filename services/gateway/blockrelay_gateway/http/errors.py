@@ -194,7 +194,7 @@ def from_validation(errors: Sequence[Any]) -> BadRequest:
 def unreadable(cause: BaseException | None, what: str = "body") -> BadRequest:
     """The error for a body or message that is not JSON, by the parser's exception."""
     if isinstance(cause, UnicodeDecodeError):
-        at = f"byte 0x{cause.object[cause.start]:02x} at {cause.start} is none of it"
+        at = f"byte 0x{cause.object[cause.start]:02x} at {cause.start}"
         return BadRequest(f"the {what} is not {cause.encoding.upper()} text ({at}): send JSON as UTF-8")
     if isinstance(cause, json.JSONDecodeError):
         where = f" at {cause.pos}" if what == "message" else ""

@@ -19,8 +19,8 @@ def traces_wanted() -> bool:
         return False
     if not re.match(r"https?://[^/]", endpoint):
         name = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT" if for_traces else "OTEL_EXPORTER_OTLP_ENDPOINT"
-        raise UsageError(f"{name}: {endpoint} is no address such as http://127.0.0.1:4318")
+        raise UsageError(f"{name}: {endpoint} is not a URL such as http://127.0.0.1:4318")
     protocol = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL")
     if protocol not in (None, "", "http/protobuf"):
-        raise UsageError(f"OTEL_EXPORTER_OTLP_PROTOCOL: {protocol} is not spoken here, only http/protobuf is")
+        raise UsageError(f"OTEL_EXPORTER_OTLP_PROTOCOL: {protocol} is not supported, only http/protobuf is")
     return True

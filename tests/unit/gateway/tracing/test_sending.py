@@ -212,8 +212,8 @@ def test_traces_are_sent_where_the_usual_variables_name_an_endpoint(
 @pytest.mark.parametrize(
     ("name", "value", "complaint"),
     [
-        ("OTEL_EXPORTER_OTLP_ENDPOINT", "collector:4317", "no address such as"),
-        ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "http://", "no address such as"),
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", "collector:4317", "is not a URL such as"),
+        ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "http://", "is not a URL such as"),
         ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc", "only http/protobuf"),
     ],
 )

@@ -84,7 +84,8 @@ async def trace(request_id: PathId, request: Request) -> Response:
         known = whole_record(record, log)
         spans = request_spans(name, known, end, model=cell.served.name, cell=cell.name, now_ms=now_ms)
         if end is not None and not steps and any(span.name == "run" for span in spans):
-            raise NotFound(f"what stages told of request {request_id} is gone, or never was written", param="id")
+            message = f"the steps of request {request_id} that stages recorded are gone, or were never written"
+            raise NotFound(message, param="id")
         return trace_events(public_id(name, cell.name), spans, stages_of(name, spans, steps, record))
 
     return JsonAnswer(await asyncio.to_thread(events))
