@@ -28,9 +28,9 @@ BOUND = 1.25
 
 
 class Offers(NamedTuple):
-    """The cells that a request is offered to, in `order`, and the cell to which it `belongs`.
+    """The cells that a request is offered to, in `order`, and the cell to which it `belongs` by its rank.
 
-    That is the first in `order`, unless it is away, has no workers, or has more than its share.
+    The latter is also the first in `order`, unless it is away, has no workers, or has more than its share.
     """
 
     belongs: str

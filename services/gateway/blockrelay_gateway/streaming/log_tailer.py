@@ -110,6 +110,7 @@ class Tailer:
                 attempt += 1
 
     async def _read(self) -> None:
+        """Does one read and delivers its entries. Raises RedisTrouble."""
         positions = (f"{tail.position}-0" for tail in self._tails.values())
         streams = (self._wake_key, *self._tails, self._wake_id, *positions)
         # Until a read has worked, do not block: tasks that wait for `connected` should not wait for BLOCK_MS.

@@ -10,9 +10,10 @@ from blockrelay_gateway.api.infer.tensor_steps import TensorStep
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """`places` has the first column of each row's logits and the one behind its last; all rows have `width` columns."""
+    """The columns of logits in the answer's tensor, whose rows all have `width` columns."""
 
     places: tuple[tuple[int, int], ...]
+    """For each row the first column with logits, and the column behind the last one."""
     width: int
 
     @property
