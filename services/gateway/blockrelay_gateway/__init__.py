@@ -1,1 +1,1 @@
-"""HTTP front: validates, tokenises, admits and relays the token log."""
+"""The gateway: it validates, tokenises and admits requests of clients, and relays their token logs."""

@@ -1,8 +1,8 @@
-"""`python -m blockrelay_gateway`: settings from options or BLOCKRELAY_*, one process, one event loop.
+"""The program `python -m blockrelay_gateway`: one process with one event loop; settings are options or BLOCKRELAY_*.
 
-SIGTERM lets it end what it has accepted, SIGINT (Ctrl-C) tells clients at once how to go on, and a second signal waits
-for nothing. Exit codes: 0 after a signal, 2 when it cannot start for a reason that one line explains, 70 for what
-another start may not meet.
+After SIGTERM it answers the requests that it has accepted, after SIGINT (Ctrl-C) it tells clients at once how to go on,
+and after a second signal it waits for nothing. Exit codes: 0 after a signal, 2 if it cannot start (one line says why),
+70 if it failed in a way that another start may not meet.
 """
 
 import asyncio
@@ -41,8 +41,10 @@ LAST_EVENT_S = 0.1
 
 
 class GatewayServer(uvicorn.Server):
-    """Takes its course from a signal on (`draining.course`), and ends with the gateway's background work: one without
-    it must not look alive."""
+    """The HTTP server of a gateway: after a signal it follows `draining.course`.
+
+    It also ends when the gateway's background work fails: a gateway without it must not look alive.
+    """
 
     _loop: asyncio.AbstractEventLoop
 
@@ -66,7 +68,7 @@ class GatewayServer(uvicorn.Server):
         self._end(None)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """A signal handler, in the middle of anything: what touches tasks is left to the event loop."""
+        """Handles a signal, which may come in the middle of anything, so the event loop does everything else."""
         self._captured_signals.append(sig)
         self._loop.call_soon_threadsafe(self._end, sig)
 
@@ -86,7 +88,7 @@ class GatewayServer(uvicorn.Server):
         self._follow(self._course)
 
     def _follow(self, course: Course) -> None:
-        """Do what the phase that has come says, and look again when it is over."""
+        """Enters the current phase of `course`, and sets an alarm for the next one."""
         if self._alarm is not None:
             self._alarm.cancel()
         now = self._loop.time()
@@ -104,14 +106,14 @@ class GatewayServer(uvicorn.Server):
             self._alarm = self._loop.call_at(change, self._follow, course)
 
     def _leave_at_once(self) -> None:
-        """A connection that stays open would keep the server from ending."""
+        """Aborts all connections: one that stays open would keep the server from ending."""
         self.force_exit = len(self._captured_signals) > 1
         for connection in list(self.server_state.connections):
             connection.transport.abort()
 
 
 class _JsonLog(logging.Handler):
-    """uvicorn's own messages as log lines of ours."""
+    """A log handler that writes uvicorn's own messages as the gateway's log lines."""
 
     def emit(self, record: logging.LogRecord) -> None:
         detail = {"exc_info": record.exc_info} if record.exc_info else {}
@@ -121,7 +123,7 @@ class _JsonLog(logging.Handler):
 
 
 def main() -> int:
-    """Serve until a signal, and as long as it lets requests go on. The exit code."""
+    """Serves until a signal and the end of its course, and returns the exit code."""
     try:
         settings = read_settings(GatewaySettings, sys.argv[1:], program="python -m blockrelay_gateway")
     except UsageError as error:
@@ -149,9 +151,12 @@ def main() -> int:
 
 
 def look_at_redis(settings: GatewaySettings) -> None:
-    """Join all cells. Raises UsageError when a Redis will never serve us like this; one that does not answer now, or a
-    cell that has to be upgraded, is waited for later. One that does not know the password of a file yet is waited for
-    here, and SIGTERM ends that."""
+    """Checks the Redis servers of all cells and joins the cells, before the gateway serves.
+
+    Raises UsageError for a Redis that can never serve the gateway as it is set up. A Redis that does not answer, or a
+    cell that has to be upgraded, is waited for later. A Redis that does not know the password of a file yet is waited
+    for here; SIGTERM ends the wait.
+    """
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     try:
         for name, place in cells_of(settings).places.items():
@@ -175,7 +180,7 @@ def _look_at(url: str, cell: str, name: str, *, join: Keys | None) -> None:
 
 
 def allow_files(wanted: int) -> None:
-    """Raise the limit of open files as far as we may: without a file a connection to Redis cannot come back."""
+    """Raises the limit of open files to `wanted`, or as far as allowed: a lost Redis connection needs a new file."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     if soft != resource.RLIM_INFINITY and soft < most:
@@ -183,9 +188,9 @@ def allow_files(wanted: int) -> None:
 
 
 def tcp_socket(host: str) -> socket.socket:
-    """A socket for `host` that says it is TCP: asyncio sends small writes at once (TCP_NODELAY) only on such ones.
+    """Returns a socket for `host` with the protocol TCP: asyncio sets TCP_NODELAY only on such sockets.
 
-    Otherwise every answer's first event waits for the client's delayed acknowledgement of the headers, 40 ms.
+    Without it the first event of every answer waits for the client's delayed acknowledgement of the headers, 40 ms.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     return socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)

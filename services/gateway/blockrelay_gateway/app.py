@@ -32,7 +32,7 @@ from blockrelay_gateway.http.front import Front, Options
 from blockrelay_gateway.http.origins import Origins
 from blockrelay_gateway.http.targets import Targets
 
-#: Until the first NODE_READY, how often the gateway looks whether it is.
+#: Seconds between two checks of readiness until NODE_READY is logged.
 READY_POLL_S = 0.5
 #: Seconds between two looks at the file of API keys without a request.
 LOOK_AT_KEYS_S = 1.0
@@ -40,10 +40,10 @@ ROUTERS = (openai_routes.router, infer_routes.router, request_routes.router, ops
 
 
 def create_app(settings: GatewaySettings) -> FastAPI:
-    """Opens the block folder (only small files are read) and builds the application; connects to Redis when it runs.
+    """Opens the block folder (only small files are read) and builds the application; it connects to Redis when it runs.
 
-    Raises BlockFolderError when the folder cannot be used, UsageError when the file of API keys or a list of
-    origins or names cannot.
+    Raises BlockFolderError if the folder cannot be used, UsageError if the file of API keys, the file of cells, or a
+    list of origins or names cannot be used.
     """
     ring, rules = KeyRing(settings.api_keys), Rules.of(settings)
     gateway = build(settings, open_block_folder(settings.model, blocks=()), tenants=ring.names)
@@ -86,32 +86,34 @@ def create_app(settings: GatewaySettings) -> FastAPI:
     app.add_middleware(Options, routes=[*app.routes, *routes])
     app.add_middleware(Origins, rules=rules, routes=routes, responder=gateway.responder)
     app.add_middleware(Front, root_path=settings.root_path, drain=gateway.drain)
-    # Not include_router: it analyses each handler anew for every application, at the first request.
+    # Not include_router: it would analyse each handler again for every application, at the first request.
     app.router.routes.extend(routes)
     return app
 
 
 def _servers(settings: GatewaySettings) -> list[dict[str, str]] | None:
-    """For clients that are made of /openapi.json."""
+    """The `servers` of /openapi.json, for generated clients; None without a path prefix."""
     return [{"url": settings.root_path}] if settings.root_path else None
 
 
 async def _watch_keys(ring: KeyRing, gateway: Gateway) -> None:
-    """Looks at the file of API keys again and again, also without requests. Metrics say which keys are in force, and
-    the series of a tenant begin with its key."""
-    told = ring.read_at
+    """Looks at the file of API keys every LOOK_AT_KEYS_S seconds, also without requests.
+
+    It sets the metrics of the keys in force, and starts the series of new tenants at 0.
+    """
+    reported = ring.read_at
     while True:
         ring.look()
         for cell in gateway.cells:
             cell.metrics.tell_keys(len(ring), ring.read_at, unreadable=ring.unreadable)
-            if ring.read_at != told:
+            if ring.read_at != reported:
                 cell.tenants.expect(ring.names)
-        told = ring.read_at
+        reported = ring.read_at
         await asyncio.sleep(LOOK_AT_KEYS_S)
 
 
 async def _say_when_ready(gateway: Gateway) -> None:
-    """One log line for each cell, when a token can be produced there for the first time."""
+    """Logs NODE_READY for each cell, when a token can be produced there for the first time."""
     async with asyncio.TaskGroup() as tasks:
         for cell in gateway.cells:
             tasks.create_task(_say_when_one_is(cell, gateway))
@@ -124,7 +126,7 @@ async def _say_when_one_is(cell: Cell, gateway: Gateway) -> None:
                 workers = await read_workers_async(cell.client, cell.keys, gateway.served.key)
                 break
         except RedisTrouble:
-            cell.metrics.redis_errors.inc()  # the next look tells
+            cell.metrics.redis_errors.inc()  # the next check tries again
         await asyncio.sleep(READY_POLL_S)
     ready = Counter(worker.device for worker in workers if worker.ready)
     counts = {"cpu": ready["cpu"], "gpu": ready["gpu"]}

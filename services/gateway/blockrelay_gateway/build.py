@@ -1,4 +1,4 @@
-"""Puts a gateway together from its parts."""
+"""Builds a gateway from its parts."""
 
 import asyncio
 from collections.abc import Sequence
@@ -26,15 +26,15 @@ from blockrelay_gateway.http.errors import ErrorResponder
 from blockrelay_gateway.tracing.ended_requests import Traces
 from blockrelay_gateway.tracing.wanted import traces_wanted
 
-#: Where no setting says how much bodies and answers may take: a share of what this process may still take, at most so
-#: many bytes.
+#: Memory for bodies and answers without a setting: the available memory divided by the first number, at most the
+#: second (bytes).
 BODIES_SHARE, MOST_BODIES_BYTES = 4, 320 << 20
 
 
 def build(settings: GatewaySettings, folder: BlockFolder, *, tenants: Sequence[str]) -> Gateway:
-    """All parts, connected to nothing yet; `tenants` are the names of all there are.
+    """Builds all parts of a gateway; nothing is connected yet. `tenants` are the names of all tenants.
 
-    Raises BlockFolderError for an unusable tokenizer or template, UsageError for an unusable file of cells, or where
+    Raises BlockFolderError for an unusable tokenizer or template, UsageError for an unusable file of cells, or if
     traces are wanted and cannot be sent.
     """
     reading = reading_of(settings, folder)
@@ -83,7 +83,10 @@ def _cells(
 
 
 def _traces(settings: GatewaySettings) -> Traces | None:
-    """Where spans go, or None where nobody wants them. The SDK is an extra, and takes 12 MiB."""
+    """The exporter of spans; None if no traces are wanted. OpenTelemetry's SDK is an extra and takes 12 MiB.
+
+    Raises UsageError if traces are wanted and the SDK is not installed.
+    """
     if not traces_wanted():
         return None
     try:

@@ -1,5 +1,7 @@
-"""Whatever the gateway does in the background ends when it is told to, above all at the moment at which what it waits
-for happens: a cancellation that is swallowed there leaves a process that hangs until it is killed."""
+"""All background work of the gateway ends when it is cancelled, also at the moment at which its wait ends.
+
+If a cancellation were swallowed there, the process would hang until it is killed.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine

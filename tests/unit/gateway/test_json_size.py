@@ -1,4 +1,4 @@
-"""What a JSON text takes once it is parsed is never told as less than it is."""
+"""The estimated memory of parsed JSON is never below the real one."""
 
 import json
 import tracemalloc

@@ -31,7 +31,7 @@ def shown(gateway: RunningGateway, request: str) -> dict[str, Any]:
 
 
 def newcomers_take(worker: PlayedWorker) -> list[calls.Claimed]:
-    """Nobody of the old id is left, and workers of another one ask for work."""
+    """Announces workers of another numerics id, which ask for work; no worker of the old id is left."""
     for stage, name in enumerate(("n0", "n1")):
         announce(
             worker.client, worker.keys, name,

@@ -1,1 +1,1 @@
-"""ACCEPT: which requests are let in, under which id."""
+"""Admission: decides which requests are accepted, and under which id."""

@@ -1,7 +1,7 @@
-"""Accepts requests: ACCEPT with its limits, and nothing else that writes.
+"""Accepts requests with the script ACCEPT, which checks their limits.
 
-A refused request leaves nothing behind: limits are checked by the script before its first write, and of several prompts
-of one HTTP request either all are accepted or none. How one request gets there is a table (`submission`).
+A refused request leaves nothing behind: the script checks limits before its first write, and of several prompts of one
+HTTP request either all are accepted or none. The states of one request on its way are a table (`submission`).
 """
 
 import asyncio
@@ -43,17 +43,14 @@ from blockrelay_gateway.streaming.following.resumption import Resumption
 from blockrelay_gateway.streaming.readers import Readers
 from blockrelay_gateway.streaming.records import Records
 
-#: ACCEPT is idempotent by request id, so a lost connection is no reason to give up at once. Longer than most failovers:
-#: whoever gets 503 comes back a second later at the earliest.
+#: Seconds for which ACCEPT is repeated while Redis cannot be reached; it is idempotent by request id. Longer than most
+#: failovers: a client that gets 503 comes back a second later at the earliest.
 RETRY_FOR_S = 5.0
 
 
 @dataclass(slots=True)
 class _Submitted:
-    """One request on its way through `submission.TABLE`.
-
-    `followed` is what its readers read, once it is followed; `answer` is ACCEPT's.
-    """
+    """One request on its way through `submission.TABLE`; `answer` is ACCEPT's."""
 
     request: AdmissionRequest
     tenant: Tenant
@@ -64,7 +61,7 @@ class _Submitted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Streaming:
-    """What admission needs of the requests that are followed."""
+    """The parts of a cell's streaming that admission needs."""
 
     followed: FollowedRequests
     followers: Followers
@@ -73,7 +70,7 @@ class Streaming:
 
 
 class Admission:
-    """The only caller of ACCEPT for new requests."""
+    """Accepts new requests in one cell; nothing else calls ACCEPT for them."""
 
     def __init__(
         self,
@@ -91,7 +88,7 @@ class Admission:
         blocks: int,
         settings: GatewaySettings,
     ) -> None:
-        """`blocks`: of the model, for the log."""
+        """`blocks` is the model's number of blocks, for the log."""
         self._scripts, self._streaming, self._cell = scripts, streaming, cell
         self._results, self._pools = results, pools
         self._metrics, self._tenants, self._watch = metrics, tenants, watch
@@ -105,16 +102,17 @@ class Admission:
         together: bool = False,
         binding: Binding | None = None,
     ) -> Readers:
-        """Accept all requests of a tenant, or find those that a key names or that ran as the same session step before;
-        with a reader attached to each.
+        """Accepts all requests of one body, or none, and returns a reader of them all.
 
-        The first that is new passes the limits for all, so that nothing is begun, or charged, of what does not fit.
-        Others may take the room since then: of those behind it what only grows by being accepted is counted again.
-        `together`: rows of one step. Its session's compare-and-set keeps other steps out, so that nothing but Redis
-        refuses those behind the first.
-        `binding`: why they go to this cell, if they may not go to another.
-        Raises LimitExceeded, BadRequest, ServiceUnavailable, KeyReused, or Conflict when the session is at another
-        step; then nothing new of it is queued any more.
+        A request that exists already is found instead: by its Idempotency-Key, or as the same step of its session. The
+        first new request passes the limits for all, so that nothing is begun, or charged, if they do not all fit.
+        Other clients may take the room meanwhile, so limits that acceptance itself uses up are checked again for the
+        requests behind it. `together`: the requests are rows of one step. The compare-and-set of its session keeps
+        other steps out, so only Redis can refuse the rows behind the first. `binding`: the reason why the requests go
+        to this cell, if they may not go to another.
+
+        Raises LimitExceeded, BadRequest, ServiceUnavailable, RedisTrouble, KeyReused, or Conflict if the session is at
+        another step; then no new request stays in the queue.
         """
         await self._check_room(requests)
         for request in requests:
@@ -137,9 +135,7 @@ class Admission:
                     limits = await self._limits(request, tenant, requests[index + 1 :], each=not together)
                     limits = limits if first else counted_again(limits)
                     answer = await self._accept(one, limits, self._settings.max_in_flight)
-                if error := refusal(
-                    answer, request, tenant, page_tokens=PAGE_TOKENS, company=len(requests) - index - 1
-                ):
+                if error := refusal(answer, request, tenant, page_tokens=PAGE_TOKENS, others=len(requests) - index - 1):
                     if isinstance(error, LimitExceeded) and error.scope == "client":
                         self._tenants.limited(tenant.name, error.limit)
                     raise error
@@ -157,8 +153,10 @@ class Admission:
         return Readers(self._streaming.followed, [one.followed for one in submitted], replayed=replayed)
 
     async def _check_room(self, requests: Sequence[AdmissionRequest]) -> None:
-        """Raise LimitExceeded when Redis has no room for what is not accepted yet, ServiceUnavailable while the cell
-        does not speak our protocol."""
+        """Raises LimitExceeded if Redis has no room for new requests, and one of these is new.
+
+        Raises ServiceUnavailable while the cell's protocol is not that of this gateway.
+        """
         if self._cell.protocol_gap:
             raise ServiceUnavailable(self._cell.protocol_gap)
         if self._cell.full:
@@ -168,13 +166,13 @@ class Admission:
             raise memory_used_up(f"the queue's memory is nearly used up: {full}")
 
     async def _limits(
-        self, request: AdmissionRequest, tenant: Tenant, company: Sequence[AdmissionRequest], *, each: bool
+        self, request: AdmissionRequest, tenant: Tenant, others: Sequence[AdmissionRequest], *, each: bool
     ) -> Limits:
         results = await self._results.limits(tenant) if request.result_bytes else (0, 0)
-        return limits_for(request, tenant, self._settings, company=company, each=each, results=results)
+        return limits_for(request, tenant, self._settings, others=others, each=each, results=results)
 
     async def _apply(self, one: _Submitted, event: Event) -> None:
-        """Do what the table says. An effect that fails leaves the state as it was."""
+        """Performs the effects of the table, then sets the state. An effect that fails leaves the state as it was."""
         effects, state = step(one.state, event)
         for effect in effects:
             await self._perform(effect, one)
@@ -208,7 +206,7 @@ class Admission:
                 streaming.followers.left(request)
 
     async def _withdraw(self, submitted: Sequence[_Submitted], error: BaseException) -> None:
-        """One of them has failed, the last: nothing of any is left, here or, once it answers, in Redis."""
+        """Takes back all requests after the last one failed with `error`, here and, once it answers, in Redis."""
         lost = isinstance(error, RedisUnavailable | asyncio.CancelledError)  # the last ACCEPT may have run
         for one in reversed(submitted):
             if one.state in (State.FOLLOWED, State.SOUGHT):
@@ -220,11 +218,14 @@ class Admission:
     async def _settle(self) -> None:
         try:
             await self._streaming.followers.settle(self._streaming.followed)
-        except RedisTrouble as error:  # once Redis answers
+        except RedisTrouble as error:  # background work tries again once Redis answers
             self._watch.met(error)
 
     def _prepare(self, request: AdmissionRequest, tenant: Tenant, pages: int, binding: Binding | None) -> _Submitted:
-        """Raises BadRequest for a priority that the key may not have."""
+        """The request in its first state, with the arguments of ACCEPT.
+
+        Raises BadRequest for a priority that the tenant's key may not have.
+        """
         timeout_s = self._settings.request_timeout_s if request.timeout_s is None else request.timeout_s
         deadline_ms = 0 if timeout_s is None else self._cell.now_ms() + int(timeout_s * 1000)
         own = scoped(request, tenant)
@@ -249,12 +250,16 @@ class Admission:
         return _Submitted(request, tenant, followed, State.NEW_KEYED if request.fingerprint else State.NEW)
 
     def _retention_s(self, request: AdmissionRequest) -> int:
-        """A client with a key, or of a background request, comes for the answer later: it is forgotten last."""
+        """Seconds for which the ended request is kept; 0: as long as the cell says, but forgotten first for room.
+
+        Clients of keyed and background requests come for the answer later.
+        """
         if request.fingerprint:
             return self._settings.keyed_retention_s
         return self._cell.retention_s if request.body.background else 0
 
     async def _accept(self, one: _Submitted, limits: Limits, max_in_flight: int) -> Accepted:
+        """Runs ACCEPT and returns its answer. Raises LimitExceeded if Redis is full, RedisTrouble after RETRY_FOR_S."""
         replicas = self._settings.accept_replicas
         call = one.followed.acceptance.call(max_in_flight=max_in_flight, limits=limits, confirm=replicas > 0)
         give_up, attempt = time.monotonic() + RETRY_FOR_S, 0
@@ -272,6 +277,7 @@ class Admission:
                 attempt += 1
 
     def _announce(self, request: AdmissionRequest, followed: FollowedRequest) -> None:
+        """Counts and logs a request that was accepted."""
         body = request.body
         self._cell.accepted()
         self._metrics.prompt_tokens.inc(body.prompt.size - body.prior)

@@ -1,4 +1,4 @@
-"""What a client asks for, checked and in our words: what `Admission` accepts."""
+"""A checked request of any API, in the form that `Admission` accepts."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,25 +10,30 @@ from blockrelay.protocol.transitions.calls import SessionStep
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdmissionRequest:
-    """One request. `timeout_s` None: the gateway's default; `fingerprint`: `idempotency`."""
+    """One prompt, or one row of a tensor step, with everything that decides its answer."""
 
     request: str
+    """The request id."""
     fingerprint: str = ""
+    """Hash of the body of a keyed request; "" without an Idempotency-Key."""
     body: RequestBody
     params: SamplingParams
     timeout_s: float | None = None
+    """Seconds; None: the gateway's default."""
     priority: int | None = None
     session: SessionStep | None = None
-    result_bytes: int = 0  # what its tensor result, and KV, takes of the payload Redis
-    given: Mapping[str, bytes] = field(default_factory=dict[str, bytes])  # KV that its client gave, by `kv_pages.field`
+    result_bytes: int = 0
+    """Bytes of the payload Redis that its tensor result and KV take."""
+    given: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
+    """KV pages that its client sent, by `kv_pages.field`."""
 
     open_ended: bool = False
-    """Its client named no `max_tokens`, and those of `params` are what the context has room for."""
+    """The client named no `max_tokens`, and that of `params` is what the context has room for."""
     expected_tokens: int | None = None
-    """New tokens that admission counts for it; None: all that it may generate."""
+    """New tokens that admission counts; None: all that the request may generate."""
 
     @property
     def tokens(self) -> int:
-        """Tokens that it is charged when it is accepted: its prompt, and those that it is expected to generate."""
+        """Tokens that are charged at acceptance: the prompt's, and the new ones that admission counts."""
         new = self.params.max_tokens if self.expected_tokens is None else self.expected_tokens
         return int(self.body.prompt.size) + new

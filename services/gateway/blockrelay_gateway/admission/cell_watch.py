@@ -1,4 +1,4 @@
-"""What every gateway keeps an eye on: the control Redis' memory and clock, the cell's protocol and its settings."""
+"""Watches a cell for a gateway: the control Redis' memory and clock, the cell's protocol and settings."""
 
 import asyncio
 import time
@@ -21,21 +21,24 @@ from blockrelay_gateway.streaming.following.followers import Followers
 
 #: Share of Redis' maxmemory above which nothing new is accepted: COMMIT must always fit.
 FULL_SHARE = 0.70
-#: Share above which requests that have ended are forgotten, BITE at a time, at most BITES times at one look.
+#: Share above which ended requests are forgotten: BITE requests per call, at most BITES calls in one poll.
 YIELD_SHARE, BITE, BITES = 0.50, 128, 64
 POLL_S = 1.0
-#: A request that would be refused because memory is short has the memory looked at again, at most this often.
+#: Seconds between two extra polls, which are made before a request is refused because memory is short.
 LOOKED_S = 0.1
 
 
 def _steady_ms() -> float:
-    """A clock that nobody sets, and that goes on while the machine sleeps."""
+    """Milliseconds of a clock that is never set, and that goes on while the machine sleeps."""
     return time.clock_gettime(time.CLOCK_BOOTTIME) * 1000
 
 
 class CellWatch:
-    """`full` says why nothing new may be accepted, `protocol_gap` why nothing of the cell may be touched; both are
-    empty when it may."""
+    """The state of a cell as its control Redis had it at the last poll; `watch` polls every POLL_S seconds.
+
+    `full` says why no new request may be accepted, `protocol_gap` why nothing of the cell may be read or written. Both
+    are empty while that is allowed.
+    """
 
     def __init__(
         self,
@@ -49,36 +52,37 @@ class CellWatch:
         self._client, self._keys, self._scripts, self._followers = client, keys, scripts, followers
         self._metrics, self._watch, self._cell = metrics, watch, CellSettings()
         self._looked = float("-inf")
-        self._again: asyncio.Task[None] | None = None  # a look that has not begun
+        self._again: asyncio.Task[None] | None = None  # an extra poll that has not begun
         self.full = self.protocol_gap = ""
-        # Of Redis, whose clock decides about deadlines, before our steady one; until the first look, our host's.
+        # Redis' clock (which decides about deadlines) minus the steady clock; until the first poll, this host's clock.
         self._clock_ahead_ms = time.time() * 1000 - _steady_ms()
-        #: Requests of the cell that have not ended, at the last look, with what this gateway has heard of since then.
+        #: Requests of the cell that have not ended: the number of the last poll, and this gateway's changes since then.
         self.unfinished = 0
 
     @property
     def name(self) -> str:
+        """The cell's name."""
         return self._keys.cell
 
     @property
     def retention_s(self) -> int:
-        """Of the cell: how long a finished request can still be read."""
+        """Seconds for which the cell keeps an ended request."""
         return self._cell.retention_s
 
     def now_ms(self) -> int:
-        """Redis' clock, whatever happens to our host's."""
+        """Redis' time in Unix milliseconds; changes of this host's clock do not matter."""
         return int(_steady_ms() + self._clock_ahead_ms)
 
     def accepted(self) -> None:
-        """One more is under way."""
+        """Counts a request that this gateway had accepted."""
         self.unfinished += 1
 
     def ended(self, followed: FollowedRequest) -> None:
-        """One less, of those that this gateway has counted."""
+        """Counts the end of a request, if this gateway had counted its acceptance."""
         self.unfinished = max(0, self.unfinished - followed.owned)
 
     async def watch(self) -> None:
-        """Until cancelled."""
+        """Polls until cancelled."""
         while True:
             try:
                 await self.poll()
@@ -88,7 +92,7 @@ class CellWatch:
             await asyncio.sleep(POLL_S)
 
     async def poll(self) -> None:
-        """One look at everything. Requests that have ended are forgotten before anything new is refused.
+        """Reads everything once. If memory is short, it forgets ended requests before new ones are refused.
 
         Raises RedisTrouble.
         """
@@ -96,11 +100,11 @@ class CellWatch:
         self.protocol_gap = await read_gap_async(self._client, self._keys)
         if self.protocol_gap:
             return
-        used, most, _ = await read_memory(self._client)
-        if most and used > YIELD_SHARE * most:
-            used = await self._make_room(used, most)
-        full = most and used > FULL_SHARE * most
-        self._set_full(f"Redis uses {used >> 20} of {most >> 20} MiB" if full else "", used, most)
+        used, limit, _ = await read_memory(self._client)
+        if limit and used > YIELD_SHARE * limit:
+            used = await self._make_room(used, limit)
+        full = limit and used > FULL_SHARE * limit
+        self._set_full(f"Redis uses {used >> 20} of {limit >> 20} MiB" if full else "", used, limit)
         seconds, micros = cast(tuple[int, int], await cast(Any, self._client.time()))
         self._clock_ahead_ms = seconds * 1000 + micros / 1000 - _steady_ms()
         self.unfinished = await cast(Any, self._client.zcard(self._keys.running))
@@ -108,17 +112,20 @@ class CellWatch:
         if cell is not None and cell != self._cell:
             self._cell, self._followers.retention_s = cell, cell.retention_s
 
-    def _set_full(self, full: str, used: int, most: int) -> None:
-        """Says it when it begins and when it is over: meanwhile new requests are refused, and nothing else tells."""
+    def _set_full(self, full: str, used: int, limit: int) -> None:
+        """Sets `full` and logs its beginning and its end: no other log line says why new requests are refused."""
         if full and not self.full:
-            logs.get().warning("REDIS_MEMORY_SHORT", used=used, maxmemory=most)
+            logs.get().warning("REDIS_MEMORY_SHORT", used=used, maxmemory=limit)
         if self.full and not full:
-            logs.get().info("REDIS_MEMORY_ENOUGH", used=used, maxmemory=most)
+            logs.get().info("REDIS_MEMORY_ENOUGH", used=used, maxmemory=limit)
         self.full = full
 
     async def look_again(self) -> None:
-        """Before a refusal because memory is short: there may be room by now. The look begins after this call, and is
-        one for all who come meanwhile: another that is under way may have read the memory before what made room."""
+        """Polls before a request is refused because memory is short: there may be room by now.
+
+        The poll begins after this call, because one that has begun may have read the memory before there was room. It
+        serves all callers that come until it begins.
+        """
         if self._again is None:
             self._again = asyncio.create_task(self._look_soon(), name="look at Redis again")
         await asyncio.shield(self._again)
@@ -133,18 +140,18 @@ class CellWatch:
         except RedisTrouble as error:
             self._watch.met(error)
 
-    async def _make_room(self, used: int, most: int) -> int:
-        """Forget requests that have ended, oldest first, until half the memory is free; the bytes in use then."""
+    async def _make_room(self, used: int, limit: int) -> int:
+        """Forgets ended requests, oldest first, until half the memory is free; returns the bytes in use then."""
         before, forgotten, left = used, 0, 0
         for _ in range(BITES):
             gone, left = await self._scripts.run(calls.forget(BITE))
             forgotten += gone
             used = (await read_memory(self._client)).used
-            if gone < BITE or used <= YIELD_SHARE * most:
+            if gone < BITE or used <= YIELD_SHARE * limit:
                 break
         if forgotten:
             self._metrics.forgotten.inc(forgotten)
             logs.get().warning(
-                "ENDED_REQUESTS_FORGOTTEN", requests=forgotten, left=left, used=before, used_now=used, maxmemory=most
+                "ENDED_REQUESTS_FORGOTTEN", requests=forgotten, left=left, used=before, used_now=used, maxmemory=limit
             )
         return used

@@ -1,8 +1,8 @@
-"""Names of the requests that one HTTP request becomes, and what tells its body from another. Pure.
+"""Makes the request ids of one HTTP request, and the fingerprint of its body. Pure, but for random ids.
 
-Without an Idempotency-Key the first name is random. With one it derives from the tenant and the key, so a repeated POST
-names the requests that it named before, on every gateway, without anything being stored beside them; their default
-seeds derive from their names. Further prompts of one body are named after the first.
+Without an Idempotency-Key the first id is random. With one it derives from the tenant and the key, so a repeated POST
+has the same ids on every gateway, and nothing else is stored for it; default seeds derive from the ids. The ids of
+further prompts of one body derive from the first.
 """
 
 import hashlib
@@ -19,29 +19,33 @@ from blockrelay.protocol.encoding.request_ids import DIGITS
 
 HEADER = "Idempotency-Key"
 MAX_KEY = 255
-#: How an answer is to be delivered or watched, not what it says: a retry may ask for it in another form.
+#: Fields that are not part of the fingerprint: they change the form of an answer, and a retry may want another form.
 _DELIVERY = {"stream", "stream_options", "return_token_ids", "id", "idempotency_key", "model", "trace"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Name:
-    """One prompt's request. `group` is the request of the first of several prompts, which counts them in `choices`."""
+    """The id of one prompt's request, and its place among the prompts of a body."""
 
     request: str
     fingerprint: str = ""
     group: str = ""
+    """Request id of the first of several prompts; "" for a single prompt."""
     choices: int = 1
+    """Number of prompts of the body, in the request of the first one; 1 in the others."""
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """`base` is the request id of the first prompt; `fingerprint` names the body, "" without a key."""
+    """The identity of one HTTP request."""
 
     base: str
+    """Request id of the first prompt."""
     fingerprint: str = ""
+    """SHA-256 of route, model and body, in hex; "" without an Idempotency-Key."""
 
     def names(self, prompts: int = 1) -> list[Name]:
-        """One for each prompt of the body."""
+        """The names of the requests, one for each prompt of the body."""
         if prompts == 1:
             return [Name(request=self.base, fingerprint=self.fingerprint)]
         return [
@@ -63,16 +67,17 @@ def sibling(base: str, index: int) -> str:
 
 
 def random_identity() -> Identity:
-    """That of a body without a key."""
+    """The identity of a body without a key: a random request id."""
     return Identity(f"req-{token_hex(DIGITS // 2)}")
 
 
 def identify(
     keys: Sequence[str], body: BaseModel, *, tenant: str, route: str, model: str, secret: str = ""
 ) -> Identity:
-    """The identity of a body sent by `tenant` to `route` of a gateway for `model`; `keys` are those of its headers.
+    """The identity of a body that `tenant` sent to `route` of a gateway for `model`.
 
-    Raises BadRequest for a key that is none, and for several.
+    `keys` are the values of its Idempotency-Key header; `secret` keeps others from computing request ids. Raises
+    BadRequest for a key that is not 1 to 255 printable ASCII characters, and for several keys.
     """
     if not keys:
         return random_identity()
@@ -84,5 +89,5 @@ def identify(
     named = b"\0".join(part.encode() for part in ("request", tenant, key))
     name = hmac.new(secret.encode(), named, hashlib.sha256).hexdigest()[:DIGITS]
     content = body.model_dump(exclude_none=True, exclude=_DELIVERY)
-    said = json.dumps([route, model, content], sort_keys=True, separators=(",", ":"))
-    return Identity(f"req-{name}", hashlib.sha256(said.encode()).hexdigest())
+    canonical = json.dumps([route, model, content], sort_keys=True, separators=(",", ":"))
+    return Identity(f"req-{name}", hashlib.sha256(canonical.encode()).hexdigest())

@@ -1,4 +1,4 @@
-"""What a request may take: the limits that ACCEPT checks. Pure."""
+"""Computes the limits that ACCEPT checks for a request. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,14 +13,14 @@ from blockrelay_gateway.admission.refusals import pages_of
 
 
 def priority_of(request: AdmissionRequest, tenant: Tenant) -> int:
-    """The priority of its first run. Raises BadRequest for one that the key may not have."""
+    """The priority of a request's first run. Raises BadRequest for one that the tenant's key may not have."""
     if request.priority is None:
         return max(USUAL_PRIORITY, tenant.priority)
     if request.priority not in PRIORITIES:
         raise BadRequest(f"priority must be from {PRIORITIES[0]} to {PRIORITIES[-1]}", param="priority")
     if request.priority < tenant.priority:
-        said = f"priority {request.priority} is earlier than this key may ask for: send {tenant.priority} or more"
-        raise BadRequest(f"{said}, or use a key that was made with --priority {request.priority}", param="priority")
+        cause = f"priority {request.priority} is earlier than this key may ask for: send {tenant.priority} or more"
+        raise BadRequest(f"{cause}, or use a key that was made with --priority {request.priority}", param="priority")
     return request.priority
 
 
@@ -29,18 +29,18 @@ def limits_for(
     tenant: Tenant,
     settings: GatewaySettings,
     *,
-    company: Sequence[AdmissionRequest] = (),
+    others: Sequence[AdmissionRequest] = (),
     each: bool = False,
     results: tuple[int, int] = (0, 0),
 ) -> Limits:
-    """What ACCEPT checks. Raises BadRequest for a request that the limits never allow.
+    """The limits that ACCEPT checks for `request`. Raises BadRequest for a request that they never allow.
 
-    `company`: requests that are accepted with this one or not at all, so that what they take is checked with it.
-    `each`: they are prompts of one HTTP request, each of which is asked for by itself; otherwise rows of one step.
-    `results`: most bytes of all tensor results, and of the tenant's; 0: no limit.
-    Background requests are exempt from the wait limit.
+    `others` are further requests of the same body, which are accepted with this one or not at all; ACCEPT checks
+    their sum. `each`: they are prompts, for each of which ACCEPT is called with limits; otherwise rows of one step.
+    `results` are the most bytes of all tensor results and of this tenant's; 0: no limit. Background requests are exempt
+    from the wait limit.
     """
-    theirs_bytes = sum(other.result_bytes for other in company)
+    theirs_bytes = sum(other.result_bytes for other in others)
     most = min((limit for limit in results if limit), default=0)
     if most and request.result_bytes + theirs_bytes > most:
         what = (
@@ -48,11 +48,11 @@ def limits_for(
             'send fewer tokens, or logits "last"'
         )
         raise BadRequest(what, param="logits")
-    theirs = sum(other.tokens for other in company)
+    theirs = sum(other.tokens for other in others)
     per_minute, tokens = tenant.tokens_per_minute or 0, request.tokens + theirs
     if per_minute and tokens > per_minute:
-        if each and company:
-            what = f"{len(company) + 1} prompts and their max_tokens are {tokens} tokens"
+        if each and others:
+            what = f"{len(others) + 1} prompts and their max_tokens are {tokens} tokens"
             raise BadRequest(f"{what}; this key may use {per_minute} per minute: send fewer at a time", param="prompt")
         what = f"prompt and max_tokens are {tokens} tokens; this key may use {per_minute} per minute"
         raise BadRequest(what, param="input_tensors" if request.body.logits != "none" else "max_tokens")
@@ -60,8 +60,8 @@ def limits_for(
     share = bool(tenant.name) and tenant.concurrency is None
     half = (settings.max_in_flight + 1) // 2 if share else 0
     for most, whose in ((tenant.concurrency or half, "this key"), (settings.max_in_flight, "all clients together")):
-        if company and most and len(company) >= most:
-            what = f"{len(company) + 1} {kind} count as requests of their own; {whose} may have {most} under way"
+        if others and most and len(others) >= most:
+            what = f"{len(others) + 1} {kind} count as requests of their own; {whose} may have {most} under way"
             raise BadRequest(f"{what}: send at most {most} at a time", param=param)
     return Limits(
         tokens_per_minute=per_minute,
@@ -72,19 +72,19 @@ def limits_for(
         overcommit=settings.kv_overcommit,
         enforce_deadline=True,
         share=share,
-        others=len(company),
+        others=len(others),
         others_tokens=theirs,
         others_result_bytes=theirs_bytes,
         each=each,
-        others_rows=sum(int(other.body.prompt.size) for other in company) if each else 0,
-        others_pages=sum(pages_of(other, PAGE_TOKENS) for other in company) if each else 0,
+        others_rows=sum(int(other.body.prompt.size) for other in others) if each else 0,
+        others_pages=sum(pages_of(other, PAGE_TOKENS) for other in others) if each else 0,
     )
 
 
 def counted_again(limits: Limits) -> Limits:
-    """What is checked of a prompt behind the first one of its HTTP request.
+    """The limits for a prompt behind the first one of its HTTP request.
 
-    Its tokens and its place among the requests under way, which another request may have taken since; the forecasts
-    were made for all.
+    Its tokens and its place among the requests in flight are checked again, because other clients may have taken them
+    since. The forecasts of wait, memory and deadline were made for all prompts with the first.
     """
     return replace(limits, wait_s=0.0, overcommit=0.0, enforce_deadline=False)

@@ -1,4 +1,4 @@
-"""Names of tenants' sessions and KV pages in Redis: no tenant finds those of another. Pure."""
+"""Puts the tenant into the names of sessions and KV pages in Redis: no tenant finds another's. Pure."""
 
 from dataclasses import replace
 
@@ -7,17 +7,17 @@ from blockrelay_gateway.admission.admission_request import AdmissionRequest
 
 
 def scoped_session(tenant: str, session: str) -> str:
-    """The session's name in Redis. Names that clients give have no slash."""
+    """The session's name in Redis: the tenant, a slash, the client's id, which cannot contain a slash."""
     return f"{tenant}/{session}" if tenant else session
 
 
 def scoped_salt(tenant: str, salt: str) -> str:
-    """The salt of page names. Salts that clients give have no NUL."""
+    """The salt of block hashes: the tenant, a NUL, the client's salt, which cannot contain a NUL."""
     return f"{tenant}\0{salt}" if tenant else salt
 
 
 def scoped(request: AdmissionRequest, tenant: Tenant) -> AdmissionRequest:
-    """`request` in the tenant's own name space."""
+    """Returns `request` with salt and session in the tenant's own namespace."""
     body = replace(request.body, salt=scoped_salt(tenant.name, request.body.salt))
     session = request.session
     if session is not None:

@@ -1,8 +1,8 @@
-"""Chats that name no `max_tokens`: how far they may go, so that nobody waits or is refused for their sake.
+"""Limits the new tokens of chats that name no `max_tokens`, so that they take no room from other requests.
 
-Such a chat may use the rest of the context, and no more of any worker's KV pool than lets as many of its kind run there
-as the worker runs at once (16 at least), nor more than a minute's worth of its key's tokens. Admission counts EXPECTED
-new tokens for it, in the key's budget and in predictions; what it generates beyond them is charged when it ends.
+Such a chat may use the rest of the context, but no more than its share of the smallest KV pool (the pool divided by the
+worker's requests at once, at least 16), and no more than one minute's tokens of its key. Admission counts EXPECTED new
+tokens for it, in the key's budget and in predictions; what it generates beyond them is charged when it ends.
 """
 
 import time
@@ -17,15 +17,15 @@ from blockrelay.protocol.keys import Keys
 from blockrelay_gateway.admission.admission_request import AdmissionRequest
 
 EXPECTED = 128
-"""New tokens that admission counts for a chat that names no limit; it may have as many in any case."""
+"""New tokens that admission counts for a chat that names no limit, and the least that it may generate."""
 AT_ONCE = 16
-"""Chats of this kind fit into every pool, however few requests its worker runs at once."""
+"""The least number of such chats that fit into every KV pool, also if its worker runs fewer requests at once."""
 FRESH_S = 1.0
-"""What was read of the pools so lately holds."""
+"""Seconds for which a reading of the pools is used."""
 
 
 class PoolShares:
-    """How many KV pages of a worker one of its requests may have, where all that it runs at once have as many."""
+    """The share of a worker's KV pages that one open-ended request may have, if all its requests have the same."""
 
     def __init__(self, client: redis.asyncio.Redis, keys: Keys, *, model: str) -> None:
         """`model` is its key in Redis."""
@@ -33,7 +33,7 @@ class PoolShares:
         self._read, self._pages = float("-inf"), 0
 
     async def pages(self) -> int:
-        """The smallest share of any worker; 0 while there is none. Raises RedisTrouble."""
+        """The smallest share of any worker of the model, in KV pages; 0 without a worker. Raises RedisTrouble."""
         if time.monotonic() - self._read > FRESH_S:
             self._pages = await self._look()
             self._read = time.monotonic()
@@ -46,11 +46,11 @@ class PoolShares:
         async with self._client.pipeline(transaction=False) as ask:
             for worker in workers:
                 ask.hmget(self._keys.worker(worker.decode()), "model", "pages", "slots")
-            told = await ask.execute()
+            registrations = await ask.execute()
         return min(
             (
                 int(pages) // max(AT_ONCE, int(slots or 0))
-                for model, pages, slots in told
+                for model, pages, slots in registrations
                 if model == self._model.encode() and pages
             ),
             default=0,
@@ -58,7 +58,10 @@ class PoolShares:
 
 
 def bounded(request: AdmissionRequest, tenant: Tenant, pages: int) -> AdmissionRequest:
-    """`request` with the `max_tokens` that it may have: as it is where its client named some. `pages`: `PoolShares`."""
+    """Returns `request` with the `max_tokens` that it may have; unchanged if its client named a limit.
+
+    `pages` is the share of `PoolShares`.
+    """
     if not request.open_ended:
         return request
     room, prompt = request.params.max_tokens, int(request.body.prompt.size)

@@ -1,4 +1,4 @@
-"""What a Redis says of its memory."""
+"""Reads how much memory a Redis uses and may use."""
 
 from typing import Any, NamedTuple, cast
 
@@ -6,7 +6,7 @@ import redis.asyncio
 
 
 class Memory(NamedTuple):
-    """Bytes: in use, the most that may be (0: no limit), and what the machine has."""
+    """Bytes in use, the limit `maxmemory` (0: none), and the memory of Redis' machine."""
 
     used: int
     most: int
@@ -14,6 +14,6 @@ class Memory(NamedTuple):
 
 
 async def read_memory(client: redis.asyncio.Redis) -> Memory:
-    """Raises RedisTrouble."""
-    said = cast(dict[str, Any], await cast(Any, client.info("memory")))
-    return Memory(*(int(said.get(name, 0)) for name in ("used_memory", "maxmemory", "total_system_memory")))
+    """Reads the memory figures with INFO; 0 for one that Redis does not send. Raises RedisTrouble."""
+    fields = cast(dict[str, Any], await cast(Any, client.info("memory")))
+    return Memory(*(int(fields.get(name, 0)) for name in ("used_memory", "maxmemory", "total_system_memory")))

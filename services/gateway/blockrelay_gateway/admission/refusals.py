@@ -1,6 +1,7 @@
-"""What ACCEPT's refusal means for the client. Pure, but for the jitter of Retry-After.
+"""Turns ACCEPT's refusals into errors for the client. Pure, but for the jitter of Retry-After.
 
-429: the client's own limit. 503: our capacity. Both come with Retry-After, and neither ever after acceptance.
+429 is the client's own limit, 503 the capacity of gateway or cell. Both have Retry-After, and neither ever comes after
+acceptance.
 """
 
 from blockrelay.auth.api_keys import Tenant
@@ -10,14 +11,17 @@ from blockrelay_gateway.admission.admission_request import AdmissionRequest
 from blockrelay_gateway.admission.idempotency import HEADER
 from blockrelay_gateway.http.errors import retry_after_s
 
-#: Memory comes back when requests end.
+#: Retry-After (milliseconds) if Redis' memory is short: it comes back when requests end.
 MEMORY_RETRY_MS = 5000
 
 
 def refusal(
-    answer: Accepted, request: AdmissionRequest, tenant: Tenant, *, page_tokens: int, company: int = 0
+    answer: Accepted, request: AdmissionRequest, tenant: Tenant, *, page_tokens: int, others: int = 0
 ) -> BlockrelayError | None:
-    """The error for an answer; None for one that is not a refusal. `company`: so many were to come with the request."""
+    """The error for an answer of ACCEPT; None for one that is not a refusal.
+
+    `others` is the number of further requests that were to be accepted with this one.
+    """
     retry_s = retry_after_s(answer.retry_ms)
 
     def client(limit: str, message: str) -> LimitExceeded:
@@ -37,20 +41,20 @@ def refusal(
         case "CONCURRENT":
             return client("concurrency", f"this key has {answer.detail} requests under way, which is its limit")
         case "SHARE":
-            said = f"this key has {answer.detail} requests under way, its share of what may be; a key that was made"
-            return client("in_flight", f"{said} with --concurrency N may have N")
+            message = f"this key has {answer.detail} requests under way, its share of what may be; a key that was made"
+            return client("in_flight", f"{message} with --concurrency N may have N")
         case "TENANT_RESULTS":
-            said = f"the logits of this key already take {_mib(answer)} MiB of the payload Redis, nearly its share"
-            return client("result_bytes", f"{said}; try again later")
+            message = f"the logits of this key already take {_mib(answer)} MiB of the payload Redis, nearly its share"
+            return client("result_bytes", f"{message}; try again later")
         case "RESULTS":
             return cell(
                 "result_bytes", f"logits take {_mib(answer)} MiB of the payload Redis, nearly all of their share"
             )
         case "BUSY":
             return cell("in_flight", f"{answer.detail} requests are under way, which is the limit")
-        case "PAGES" if company and answer.detail == "0":  # nobody else has any: it would be so for ever
-            said = f"{company + 1} prompts need more KV pages together than may be promised: send fewer at a time"
-            return BadRequest(said, param="prompt")
+        case "PAGES" if others and answer.detail == "0":  # all pages are free: waiting would not help
+            message = f"{others + 1} prompts need more KV pages together than may be promised: send fewer at a time"
+            return BadRequest(message, param="prompt")
         case "PAGES":
             return cell("kv_pages", f"the KV cache is oversubscribed ({answer.detail} pages promised)")
         case "WAIT":
@@ -58,40 +62,40 @@ def refusal(
             return cell("wait", f"the queue is too long: the first token would take {seconds:.0f} s")
         case "LATE":
             seconds = int(answer.detail) / 1000
-            said = f"the request would take {seconds:.1f} s, too close to its timeout or beyond it"
-            return cell("deadline", said)
+            return cell("deadline", f"the request would take {seconds:.1f} s, too close to its timeout or beyond it")
         case "OTHER":
             return KeyReused(f"this {HEADER} came with another body before: a new request needs a new key")
         case "MOVED":
-            said = f"the request belongs to another cell by version {answer.detail} of the list of cells"
-            return ServiceUnavailable(f"{said}, which this gateway has not read yet; try again")
+            message = f"the request belongs to another cell by version {answer.detail} of the list of cells"
+            return ServiceUnavailable(f"{message}, which this gateway has not read yet; try again")
         case "TOO_LARGE":
             return _too_large(request, page_tokens, int(answer.detail))
         case "NOT_EXACT":
-            said = "exact: true keeps a request off workers whose bits vary (GPUs, and ONNX blocks served as they are)"
-            return BadRequest(f"{said}, and every route of this model has one now: send it without", param="exact")
+            cause = "exact: true keeps a request off workers whose bits vary (GPUs, and ONNX blocks served as they are)"
+            return BadRequest(f"{cause}, and every route of this model has one now: send it without", param="exact")
         case "STEP":
             return wrong_step(request.body.session, request.body.step, int(answer.detail))
 
 
 def _too_large(request: AdmissionRequest, page_tokens: int, pool: int) -> BadRequest:
+    """The error for a request that fits into no KV pool; the largest has `pool` pages."""
     pages = pages_of(request, page_tokens)
-    said = f"prompt and max_tokens together need {pages} KV pages of {page_tokens} tokens; the largest pool has {pool}"
+    cause = f"prompt and max_tokens together need {pages} KV pages of {page_tokens} tokens; the largest pool has {pool}"
     if request.body.logits != "none":
-        return BadRequest(said, param="input_ids")
+        return BadRequest(cause, param="input_ids")
     room = pool * page_tokens - int(request.body.prompt.size)
     if room < 1:
-        return BadRequest(f"{said}, too few for the prompt")
-    return BadRequest(f"{said}: send a max_tokens of at most {room}", param="max_tokens")
+        return BadRequest(f"{cause}, too few for the prompt")
+    return BadRequest(f"{cause}: send a max_tokens of at most {room}", param="max_tokens")
 
 
 def pages_of(request: AdmissionRequest, page_tokens: int) -> int:
-    """KV pages of one block that the request may fill."""
+    """Number of KV pages of one block that the request may fill."""
     return -(-(int(request.body.prompt.size) + request.params.max_tokens) // page_tokens)
 
 
 def memory_used_up(message: str) -> LimitExceeded:
-    """Redis has no room for another request."""
+    """The error of a request that is refused because Redis' memory is short."""
     return LimitExceeded(message, scope="cell", limit="redis_memory", retry_after_s=retry_after_s(MEMORY_RETRY_MS))
 
 

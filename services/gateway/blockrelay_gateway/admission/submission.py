@@ -1,10 +1,10 @@
-"""How one request is submitted, as a table of states. Pure: `accept` performs what it says.
+"""The submission of one request as a table of states. Pure: `accept` performs its effects.
 
 A request without an Idempotency-Key has a random id, so this gateway follows its log before ACCEPT. The id of a keyed
-one may exist already, so it is followed after ACCEPT, which counts this gateway as a reader at once; until then the
+request may exist already, so it is followed after ACCEPT, which counts this gateway as a reader at once; until then the
 request is only sought, which delays its cancellation.
 
-    NEW --submit--> FOLLOWED --OK, EXISTS--> ACCEPTED          (without a key; EXISTS: ACCEPT of ours that was repeated)
+    NEW --submit--> FOLLOWED --OK, EXISTS--> ACCEPTED          (without a key; EXISTS: this gateway repeated its ACCEPT)
     NEW_KEYED --submit--> SOUGHT --OK--> ACCEPTED
                                  --EXISTS--> FOUND             (the key was sent before)
     FOLLOWED, SOUGHT --REPEAT--> FOUND                         (a session step that ran before, under another id)
@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 
 class State(Enum):
-    """Of one request. In FOLLOWED and SOUGHT its ACCEPT is under way."""
+    """The states of one request. In FOLLOWED and SOUGHT its ACCEPT is under way."""
 
     NEW = auto()
     NEW_KEYED = auto()
@@ -30,8 +30,11 @@ class State(Enum):
 
 
 class Event(Enum):
-    """What happens to it. The first three answers are ACCEPT's; REFUSED is any other answer, and every error after
-    which ACCEPT has certainly not run; LOST is one after which it may have run."""
+    """The events of one request. OK, EXISTS and REPEAT are answers of ACCEPT.
+
+    REFUSED is any other answer, and every error after which ACCEPT has certainly not run. LOST is an error after which
+    it may have run.
+    """
 
     SUBMIT = auto()
     OK = auto()
@@ -43,22 +46,22 @@ class Event(Enum):
 
 
 class Effect(Enum):
-    """What to do, in the order of the table."""
+    """The effects of a step, which are performed in the order of the table."""
 
-    FOLLOW = auto()  # its log, from now on
-    SEEK = auto()  # a client asks for it: delay its cancellation
-    DATE = auto()  # it was created when Redis says
-    JOIN = auto()  # those who follow it here already, if any
+    FOLLOW = auto()  # follow the request's log from now on
+    SEEK = auto()  # a client asks for the request: delay its cancellation
+    DATE = auto()  # set the time of creation that Redis returned
+    JOIN = auto()  # share the log with readers that follow the request here already, if any
     ANNOUNCE = auto()  # count and log a new request
     RESUME = auto()  # follow the request that ACCEPT found, from its record
-    DROP = auto()  # follow it no longer, unless it has another reader
-    RELEASE = auto()  # as by a reader that leaves
-    TAKE_BACK = auto()  # from Redis, unless it is followed here: the client is told that it is not accepted
-    LEAVE = auto()  # take back in Redis that this gateway reads it, unless it does
+    DROP = auto()  # follow the request no longer, unless it has another reader
+    RELEASE = auto()  # detach, like a reader that leaves
+    TAKE_BACK = auto()  # end the request in Redis, unless it is followed here: its client gets an error
+    LEAVE = auto()  # remove this gateway from the request's readers in Redis, unless it has one
 
 
 class Step(NamedTuple):
-    """Do the effects, then be in the state. If an effect fails, the request is still in the state before."""
+    """The effects to perform and the state after them. If an effect fails, the request stays in the state before."""
 
     effects: tuple[Effect, ...]
     state: State
@@ -76,7 +79,7 @@ TABLE: Mapping[tuple[State, Event], Step] = {
     (State.SOUGHT, Event.EXISTS): Step((Effect.RESUME,), State.FOUND),
     (State.SOUGHT, Event.REPEAT): Step((Effect.RESUME,), State.FOUND),
     (State.SOUGHT, Event.REFUSED): Step((Effect.LEAVE,), State.GONE),
-    # Its ACCEPT may have run, but the request is its key's, and may have other clients: it is left, not taken back.
+    # ACCEPT may have run, but other clients may have sent the same key: the request is left, not taken back.
     (State.SOUGHT, Event.LOST): Step((Effect.LEAVE,), State.GONE),
     (State.ACCEPTED, Event.WITHDRAW): Step((Effect.DROP, Effect.TAKE_BACK), State.GONE),
     (State.FOUND, Event.WITHDRAW): Step((Effect.RELEASE,), State.GONE),
@@ -84,11 +87,11 @@ TABLE: Mapping[tuple[State, Event], Step] = {
 
 
 def step(state: State, event: Event) -> Step:
-    """Raises KeyError for an event that cannot happen in this state."""
+    """Looks up the step for an event. Raises KeyError for an event that cannot happen in this state."""
     return TABLE[state, event]
 
 
 def answered(status: str) -> Event:
-    """The event of an answer of ACCEPT."""
+    """The event for the status of an answer of ACCEPT."""
     known = {"OK": Event.OK, "EXISTS": Event.EXISTS, "REPEAT": Event.REPEAT}
     return known.get(status, Event.REFUSED)

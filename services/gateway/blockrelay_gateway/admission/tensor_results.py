@@ -1,6 +1,7 @@
-"""Tensor results and KV of steps on the payload Redis: how much of it they may take, and their way to the readers.
+"""Tensor results and KV of steps on the payload Redis: limits of their memory, writing and reading.
 
-ACCEPT keeps the books (`{cell}:results`): bytes are promised with the request and given back when its result is gone.
+ACCEPT does the accounting (`{cell}:results`): it reserves a result's bytes with the request, and frees them when the
+result is gone.
 """
 
 import asyncio
@@ -23,27 +24,27 @@ from blockrelay.redis.errors import RedisWatch
 from blockrelay_gateway.admission.redis_memory import read_memory
 from blockrelay_gateway.helpers.offload import by_size
 
-#: Share of the payload Redis' memory that results may take, and where it is the control Redis too. As much again may
-#: be on its way to readers; rows between stages, and pages, need the rest.
+#: Share of the payload Redis' memory that results may take; the second if it is also the control Redis. As much again
+#: may be on its way to readers; hidden states between stages, and KV pages, need the rest.
 RESULTS_SHARE, RESULTS_SHARE_OF_CONTROL = 1 / 3, 1 / 8
-#: What one tenant may take of that.
+#: Share of the results' memory that one tenant may take.
 TENANT_SHARE = 1 / 2
-#: Of a Redis without `maxmemory`, the share of its machine's memory that counts as one.
+#: Share of the machine's memory that counts as the limit of a Redis without `maxmemory`.
 MACHINE_SHARE = 1 / 2
-#: Share of the payload Redis' memory above which nothing new is accepted: rows between stages must fit.
+#: Share of the payload Redis' memory above which nothing new is accepted: hidden states between stages must fit.
 FULL_SHARE = 0.90
 POLL_S = 1.0
-#: How long an answer waits for a payload Redis that does not give its result. Seconds.
+#: Seconds that an answer waits for a payload Redis that cannot be read.
 RETRY_FOR_S = 60.0
-#: Pages of KV in one command: a few megabytes.
+#: KV pages in one command: a few megabytes.
 FIELDS = 64
-#: Bytes of a result in one command, whole values, and how many results are read at once: a part is there several times
-#: on its way, in no budget.
+#: Bytes of a result in one command, a multiple of a value's size, and the number of results that are read at once. Both
+#: are small because a part is copied several times on its way, and no budget counts the copies.
 RESULT_PART, READ_AT_ONCE = 1 << 20, 4
 
 
 class Results:
-    """The payload Redis as a gateway uses it. `full` says why nothing new may be accepted; it is empty when it may."""
+    """The payload Redis as a gateway uses it. `full` says why nothing new may be accepted; it is empty otherwise."""
 
     def __init__(
         self,
@@ -54,21 +55,21 @@ class Results:
         *,
         of_its_own: bool,
     ) -> None:
-        """`of_its_own`: the payload Redis is another one than the control Redis."""
+        """`of_its_own`: the payload Redis is not the control Redis."""
         self._client, self._payload, self._keys, self._watch = client, payload, keys, watch
         self._of_its_own = of_its_own
         self._reading = asyncio.Semaphore(READ_AT_ONCE)
-        self._most: int | None = None  # bytes of all results; None: nobody has looked
+        self._most: int | None = None  # the most bytes of all results; None before the first `look`
         self.full = ""
 
     @property
     def doubt(self) -> str:
-        """What may be wrong where workers have stored a result and it is not there."""
+        """A possible cause, for error messages, if workers have stored a result and it is not there; may be empty."""
         known = "this gateway knows none but the control Redis: workers may have been given another one"
         return "" if self._of_its_own else f" ({known})"
 
     async def watch(self) -> None:
-        """Until cancelled: keep an eye on the payload Redis' memory."""
+        """Reads the payload Redis' memory every POLL_S seconds until cancelled."""
         while True:
             try:
                 await self.look()
@@ -78,7 +79,7 @@ class Results:
             await asyncio.sleep(POLL_S)
 
     async def look(self) -> None:
-        """One look at the payload Redis' memory. Raises RedisTrouble."""
+        """Reads the payload Redis' memory once. Raises RedisTrouble."""
         used, most, machine = await read_memory(self._payload)
         share = RESULTS_SHARE if self._of_its_own else RESULTS_SHARE_OF_CONTROL
         self._most = int(share * (most or MACHINE_SHARE * machine))
@@ -86,7 +87,7 @@ class Results:
         self.full = f"the payload Redis uses {used >> 20} of {most >> 20} MiB" if full else ""
 
     async def limits(self, tenant: Tenant) -> tuple[int, int]:
-        """Most bytes of all results, and of this tenant's; 0: no limit is known. Raises RedisTrouble."""
+        """The most bytes of all results, and of this tenant's; 0: no limit. Raises RedisTrouble."""
         if self._most is None:
             await self.look()
         most = self._most or 0
@@ -95,11 +96,11 @@ class Results:
     async def fetch(
         self, request: str, into: NDArray[np.float16], *, now_ms: Callable[[], int], give_up: Callable[[], bool]
     ) -> bool:
-        """Read what was stored for a request that has ended, its last rows, into an array; False when it is gone.
-        READ_RESULT_S later it is.
+        """Reads the logits of an ended request into `into`, whose rows are positions; False if they are gone.
 
-        What was computed is worth waiting for: raises RedisTrouble when the payload Redis does not give it for a while,
-        or when `give_up` says so, and WireError for a result that is none. `now_ms`: Redis' clock.
+        Afterwards they expire in READ_RESULT_S seconds. `now_ms` is Redis' clock. The read is repeated while the
+        payload Redis fails: it raises RedisTrouble after RETRY_FOR_S seconds, or if `give_up` returns True. Raises
+        WireError for a result that cannot be decoded.
         """
         name, reader = self._keys.result(request), ResultReader(into)
 
@@ -115,7 +116,7 @@ class Results:
             for start in range(0, size, RESULT_PART):
                 count = min(RESULT_PART, size - start)
                 piece = await part(HEADER_BYTES + start, count)
-                if len(piece) < count:  # its time was over
+                if len(piece) < count:  # the result has expired meanwhile
                     return False
                 await by_size(count, reader.push, piece)
             reader.end()
@@ -123,33 +124,39 @@ class Results:
         try:
             gone = {request: now_ms() + 1000 * READ_RESULT_S}
             await cast(Any, self._client.zadd(self._keys.results, gone, xx=True, lt=True))
-        except RedisTrouble as error:  # the books then say so as late as of one that nobody reads
+        except RedisTrouble as error:  # the accounting then frees the bytes as late as those of an unread result
             self._watch.met(error)
         return True
 
     async def fetch_kv(self, request: str, fields: Sequence[str], *, give_up: Callable[[], bool]) -> list[bytes] | None:
-        """The KV that a request asked for, by field; None when something of it is gone. Otherwise as `fetch`."""
-        name, found = self._keys.kv_asked(request), list[bytes]()
+        """Reads the KV pages that a request asked for, in the order of `fields`; None if one is gone.
+
+        It repeats, expires and raises like `fetch`.
+        """
+        name, result = self._keys.kv_asked(request), list[bytes]()
         for start in range(0, len(fields), FIELDS):
             some = list(fields[start : start + FIELDS])
             pages = await self._read(partial(cast(Any, self._payload.hmget), name, some), give_up)
             if None in pages:
                 return None
-            found += pages
+            result += pages
         if fields:
             await self._read(lambda: cast(Any, self._payload.expire(name, READ_RESULT_S)), give_up)
-        return found
+        return result
 
     async def give(self, request: str, pages: Mapping[str, bytes]) -> None:
-        """Write KV that came with a request for the workers, unless there is some: another body may come under a known
-        id. Where that fails they compute it."""
+        """Writes KV pages that came with a request, for its workers.
+
+        Pages that are there already stay: the body may be another one under a known request id. If Redis fails, the
+        workers compute the KV.
+        """
         name, fields = self._keys.kv_given(request), list(pages)
         try:
             if await cast(Any, self._payload.exists(name)):
                 return
             for start in range(0, len(fields), FIELDS):
                 some = {one: pages[one] for one in fields[start : start + FIELDS]}
-                together = self._payload.pipeline(transaction=True)  # a gateway may die here: nothing stays for ever
+                together = self._payload.pipeline(transaction=True)  # or a gateway that dies here leaves them for ever
                 together.hset(name, mapping=cast(Any, some))
                 together.expire(name, GIVEN_S)
                 await cast(Any, together.execute())
@@ -157,13 +164,14 @@ class Results:
             self._watch.met(error)
 
     async def take_back(self, request: str) -> None:
-        """What was given with a request is not needed any more."""
+        """Deletes the KV pages that came with a request."""
         try:
             await cast(Any, self._payload.unlink(self._keys.kv_given(request)))
-        except RedisTrouble as error:  # it goes by itself
+        except RedisTrouble as error:  # they expire by themselves
             self._watch.met(error)
 
     async def _read(self, ask: Callable[[], Awaitable[Any]], give_up: Callable[[], bool]) -> Any:
+        """Repeats `ask` while Redis fails. Raises RedisTrouble after RETRY_FOR_S seconds, or if `give_up()`."""
         until, attempt = time.monotonic() + RETRY_FOR_S, 0
         while True:
             try:

@@ -1,1 +1,1 @@
-"""The routes: requests of clients to orders, entries of logs to answers."""
+"""The HTTP routes: they turn clients' requests into admission requests, and token logs into answers."""

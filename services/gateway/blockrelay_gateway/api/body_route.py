@@ -1,5 +1,8 @@
-"""Routes that read their bodies themselves (`intake`): FastAPI would parse and validate on the event loop, and keep the
-body, its JSON and the model of it until the last byte of the answer is sent."""
+"""Routes that read their bodies themselves, with `intake`.
+
+FastAPI would parse and validate on the event loop, and keep the body, its JSON and the model of it until the last byte
+of the answer is sent.
+"""
 
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -11,7 +14,7 @@ from pydantic import BaseModel
 
 
 def described_by(model: type[BaseModel]) -> Any:
-    """A dependency that says in /openapi.json what the body of a route is. Nothing ever calls it."""
+    """Returns a dependency that describes the body of a route as `model` in /openapi.json. It is never called."""
 
     def body(body: BaseModel) -> None: ...
 
@@ -20,7 +23,8 @@ def described_by(model: type[BaseModel]) -> Any:
 
 
 class OwnBodyRoute(APIRoute):
-    """A route that is called with the request alone where a body is described; any other is FastAPI's."""
+    """A route whose endpoint gets the request alone if it has a body (`described_by`); without a body, FastAPI's."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Returns the endpoint itself, or FastAPI's handler for a route without a body."""
         return super().get_route_handler() if self.body_field is None else self.endpoint

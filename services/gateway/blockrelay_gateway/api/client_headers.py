@@ -1,4 +1,4 @@
-"""What a client's headers say of how its request shall be run; fields of the body of the same meaning win."""
+"""The headers of a client that decide how its request runs; fields of the body with the same meaning win."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,39 +9,44 @@ from blockrelay.observability.traceparent import clean_traceparent
 from blockrelay.protocol.messages import Fallback
 from blockrelay_gateway.api.common_schemas import SamplingFields
 
-#: As the fields `trace`, `exact` and `fallback` of a body.
+#: The headers that stand for the fields `trace`, `exact` and `fallback` of a body.
 TRACE, EXACT, FALLBACK = "Blockrelay-Trace", "Blockrelay-Exact", "Blockrelay-Fallback"
-#: Fields that change nothing are refused.
+#: With "true", fields that would change nothing are refused instead of ignored.
 STRICT = "Blockrelay-Strict"
 
 
 @dataclass(frozen=True, slots=True)
 class ClientHeaders:
-    """`traceparent`: the client's span, or "". `trace`: whether stages shall tell what they do for the request. `exact`
-    and `fallback`: as in RequestBody. `strict`: refuse fields that change nothing."""
+    """The checked headers of one request. `exact` and `fallback` mean what they mean in RequestBody."""
 
     traceparent: str = ""
+    """The client's span (W3C trace context), or ""."""
     trace: bool = False
+    """Stages record their steps for the request."""
     exact: bool = False
     fallback: Fallback = "allow"
     strict: bool = False
+    """Fields that would change nothing are refused."""
 
     def traced(self, fields: SamplingFields) -> bool:
+        """True if stages record their steps; the body's `trace` wins over the header."""
         return self.trace if fields.trace is None else fields.trace
 
     def is_exact(self, fields: SamplingFields) -> bool:
+        """True if only deterministic devices may compute the request; the body's `exact` wins over the header."""
         return self.exact if fields.exact is None else fields.exact
 
     def fallback_of(self, fields: SamplingFields) -> Fallback:
+        """The policy for a device that fails; the body's `fallback` wins over the header."""
         return fields.fallback or self.fallback
 
 
-#: Of a client that says nothing.
+#: The headers of a client that sends none of them.
 NO_HEADERS = ClientHeaders()
 
 
 def client_headers(headers: Mapping[str, str]) -> ClientHeaders:
-    """Raises BadRequest, naming the header, for a value that it cannot have."""
+    """Reads the headers of a request. Raises BadRequest, naming the header, for a value that is not allowed."""
     return ClientHeaders(
         traceparent=clean_traceparent(headers.get("traceparent")),
         trace=_one_of(headers, TRACE, "false", ("true", "false")) == "true",
@@ -52,7 +57,7 @@ def client_headers(headers: Mapping[str, str]) -> ClientHeaders:
 
 
 def _one_of(headers: Mapping[str, str], name: str, usual: str, allowed: tuple[str, ...]) -> str:
-    said = headers.get(name, usual).lower()
-    if said not in allowed:
-        raise BadRequest(f"{name} is {', '.join(allowed[:-1])} or {allowed[-1]}, not {said!r:.40}", param=name)
-    return said
+    value = headers.get(name, usual).lower()
+    if value not in allowed:
+        raise BadRequest(f"{name} is {', '.join(allowed[:-1])} or {allowed[-1]}, not {value!r:.40}", param=name)
+    return value

@@ -1,4 +1,4 @@
-"""What the text requests of all APIs share, as pydantic models: types and names only.
+"""The fields that text requests of all APIs share, as pydantic models: types and names only.
 
 Unknown fields are errors: a field that is silently ignored is a promise broken.
 """
@@ -11,7 +11,7 @@ from blockrelay.protocol.messages import Fallback
 
 
 def _whole(value: object) -> object:
-    """JSON has one kind of number: some clients write 2 as 2.0."""
+    """Turns a float without a fraction into an int: JSON has one kind of number, and some clients write 2 as 2.0."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -19,13 +19,13 @@ Whole = Annotated[int, BeforeValidator(_whole)]
 
 
 class Strict(BaseModel):
-    """No conversions, no unknown fields."""
+    """A model that converts no value to another type and refuses unknown fields."""
 
     model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
 
 
 class SamplingFields(Strict):
-    """None = the default."""
+    """The sampling fields that all APIs spell the same; None stands for the default."""
 
     model: str | None = Field(default=None, description="the model that is served, or leave it out")
     max_tokens: Whole | None = Field(

@@ -1,6 +1,6 @@
-"""Bodies on their way in: who reads one, the memory that it takes meanwhile, and that nothing of it stays.
+"""Reads the bodies of requests, and gives their memory back once they are accepted or refused.
 
-Bodies up to a few kilobytes are read at once, larger ones in a thread, and those whose reading would hold the
+Bodies up to a few kilobytes are read on the event loop, larger ones in a thread, and those that would hold the
 interpreter for longer than a few milliseconds in a helper process.
 """
 
@@ -27,29 +27,32 @@ from blockrelay_gateway.http.body_budget import BodyShare, ReceivedBody
 from blockrelay_gateway.http.body_limit import RECEIVED
 
 T = TypeVar("T")
-#: One way of reading: a method of Reading.
+#: A method of Reading: it reads the body of one route.
 How = Callable[[Reading, bytes, Sender], Read[T]]
-#: Bytes of a body, and of what is parsed of it, from which a helper reads it: this process would stand still for 5 ms.
+#: Bytes of a body, and of its parsed JSON, from which on a helper reads it: this process would stand still for 5 ms.
 LARGE, LARGE_PARSED = 256 << 10, 2 << 20
-#: Characters of a message, and of a field's name, about a body that a helper has read: both may repeat what is in it.
+#: Characters of an error message, and of a field's name, that a helper returns: both may repeat content of the body.
 MESSAGE_CHARS = 2000
-#: Helpers yield to the gateway where cores are short.
+#: Niceness of a helper process: helpers yield to the gateway where cores are short.
 NICENESS = 10
-#: In a helper: what it reads with, by the model's name in Redis.
+#: In a helper process: its Reading, by the model's name in Redis.
 _made: dict[str, Reading] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class Intake:
-    """Reads bodies of a gateway with these settings."""
+    """Reads bodies for one gateway: with `reading` in this process, or in one of its `helpers`."""
 
     settings: GatewaySettings
     reading: Reading
     helpers: Helpers
 
     async def body(self, request: Request, how: How[T]) -> T:
-        """What the body of a request says. KV that came with a tensor step keeps the room of the body until `accepted`.
-        Raises BadRequest and what `helpers` raises."""
+        """Returns the content of a request's body, read by the method `how`.
+
+        The body's memory is given back, except that of a tensor step, whose KV needs it until `accepted` is called.
+        Raises BadRequest and what `Helpers.run` raises.
+        """
         received: ReceivedBody = request.scope[RECEIVED]
         keys = tuple(request.headers.getlist(HEADER))
         tenant = authentication.of(request)
@@ -65,7 +68,11 @@ class Intake:
         return content_of(read)
 
     async def read(self, raw: bytes, sender: Sender, share: BodyShare, how: How[T]) -> Read[T]:
-        """What is read of `raw`, whose bytes are in `share`; what a helper parses of them comes there too."""
+        """Reads `raw`, whose bytes `share` holds already; a helper's parsed JSON is added to `share`.
+
+        The result has the refusal of a wrong body. Raises RequestTooLarge for a body that takes too much memory when
+        parsed, and what `Helpers.run` raises.
+        """
         if len(raw) < NOT_SMALL:
             return how(self.reading, raw, sender)
         parsed = await asyncio.to_thread(parsed_bytes, raw)
@@ -78,12 +85,12 @@ class Intake:
 
 
 def accepted(request: Request) -> None:
-    """Nothing of what came with the body is kept any longer."""
+    """Gives back the memory of a request's body: its request was accepted, and nothing of the body is kept."""
     request.scope[RECEIVED].share.give_back()
 
 
 def content_of(read: Read[T]) -> T:
-    """Return what was read, or raise why it is refused."""
+    """Returns the content of a body that was read, or raises its refusal."""
     if read.refusal is not None:
         raise read.refusal
     assert read.content is not None
@@ -91,18 +98,21 @@ def content_of(read: Read[T]) -> T:
 
 
 def _read(settings: GatewaySettings, model_key: str, how: str, raw: bytes, sender: Sender) -> Read[object]:
-    """Read a body in a helper process, by the method of Reading that is named `how`."""
-    found: Read[object] = getattr(_reading(settings, model_key), how)(raw, sender)
-    error = found.refusal
+    """Reads a body in a helper process, with the method of Reading that is named `how`."""
+    read: Read[object] = getattr(_reading(settings, model_key), how)(raw, sender)
+    error = read.refusal
     if error is not None and len(str(error)) > MESSAGE_CHARS:
         error.args = (f"{str(error)[:MESSAGE_CHARS]}...",)
     if isinstance(error, BadRequest | NotFound | Conflict) and error.param is not None:
         error.param = error.param[:MESSAGE_CHARS]
-    return found
+    return read
 
 
 def _reading(settings: GatewaySettings, model_key: str) -> Reading:
-    """Made once in each helper. Raises ServiceUnavailable where the folder is not that which the gateway has opened."""
+    """The Reading of a helper process, made at its first body.
+
+    Raises ServiceUnavailable if the model's folder is not the one that the gateway has opened.
+    """
     if model_key in _made:
         return _made[model_key]
     if not _made:

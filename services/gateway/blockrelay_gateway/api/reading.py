@@ -1,7 +1,7 @@
-"""From the bytes of a body to requests that can be accepted: all that takes time in proportion to a body, in one place.
+"""Turns the bytes of a body into requests that can be accepted: all work that grows with the body is here.
 
-Nothing here waits, and nothing that is returned refers to the body or to what was parsed of it. The gateway does it for
-small bodies, a helper process for large ones (`intake`): both read alike. Pure, but for the names drawn at random.
+Nothing here waits, and no result refers to the body or its parsed JSON. The gateway reads small bodies itself, a helper
+process large ones (`intake`), both with this code. Pure, but for the request ids drawn at random.
 """
 
 import json
@@ -25,7 +25,7 @@ from blockrelay_gateway.api.infer.schemas import InferRequest
 from blockrelay_gateway.api.infer.session_kv import (
     GivenKv,
     ServedKv,
-    asked_layers,
+    layers_of_blocks,
     read_given,
     served_kv,
     split_tensors,
@@ -38,7 +38,7 @@ from blockrelay_gateway.api.openai.strictness import ignored_fields
 from blockrelay_gateway.api.request_builder import RequestBuilder
 from blockrelay_gateway.http.errors import from_validation, unreadable
 
-#: Items of lists that requests may have, and what they are.
+#: Limits of the lists in a request, by field: the largest number of items, and what the items are called.
 MOST_ITEMS = {"stop": (MAX_STOP_STRINGS, "strings"), "stop_token_ids": (MAX_STOP_TOKENS, "ids")}
 Model = TypeVar("Model", bound=BaseModel)
 Content = TypeVar("Content", covariant=True)
@@ -46,7 +46,7 @@ Content = TypeVar("Content", covariant=True)
 
 @dataclass(frozen=True, slots=True)
 class Sender:
-    """Who sends a body, and what its headers say. `keys`: those for idempotency; `tenant`: the name."""
+    """The sender of a body: the `tenant`'s name, the checked headers, and the values of Idempotency-Key (`keys`)."""
 
     tenant: str
     headers: ClientHeaders
@@ -55,10 +55,12 @@ class Sender:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Text:
-    """A body that asks for text: its requests, and how its answer is wanted."""
+    """A body that asks for text: its requests, and the form of its answer."""
 
-    asked: list[AdmissionRequest]
+    requests: list[AdmissionRequest]
+    """One request for each prompt."""
     ignored: tuple[str, ...] = ()
+    """Names of the fields that change nothing."""
     stream: bool = False
     background: bool = False
     return_token_ids: bool = False
@@ -67,70 +69,76 @@ class Text:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tensors:
-    """A tensor step whose session has not been looked at. `request` has no tensors any more; `number` is its step."""
+    """A tensor step that was checked without its session."""
 
     request: InferRequest
+    """The body without its tensors."""
     number: int
+    """Number of the step, from 1."""
     who: Identity
     headers: ClientHeaders
     inputs: Inputs
     given: GivenKv | None
+    """KV that the client sent, if any."""
     layers: tuple[int, ...]
+    """Layers whose KV the answer has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Read(Generic[Content]):
-    """A body that was read: what it says, or why it is refused.
-
-    `session_id` and `name` are what an answer repeats.
-    """
+    """A body that was read: either its `content` or the `refusal`."""
 
     content: Content | None = None
     refusal: BlockrelayError | None = None
     session_id: str | None = None
+    """The body's `session_id`, which the answer repeats."""
     name: str | int | None = None
+    """The `id` of a WebSocket message, which its answer repeats."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """Knows the model. `model_key` is its name in Redis; `secret` makes ids of keyed requests."""
+    """Reads the bodies of all routes for one model. A wrong body raises nothing: the result has its refusal."""
 
     openai: OpenAIRequests
     kv: ServedKv
     model_key: str
+    """The model's name in Redis."""
     secret: str
+    """Key of the hash that makes request ids of idempotency keys."""
 
     @property
     def builder(self) -> RequestBuilder:
+        """The builder of requests for this model."""
         return self.openai.builder
 
     def completion(self, raw: bytes, sender: Sender) -> Read[Text]:
-        """A body of POST /v1/completions."""
+        """Reads a body of POST /v1/completions."""
         try:
             body = _validated(CompletionRequest, _parsed(raw))
             ignored = ignored_fields(body, strict=sender.headers.strict)
-            asked = self.openai.completion(body, sender.headers, self._identify(body, sender, "completion"))
-            return Read(content=_text(body, asked, ignored, body.stream_options))
+            requests = self.openai.completion(body, sender.headers, self._identify(body, sender, "completion"))
+            return Read(content=_text(body, requests, ignored, body.stream_options))
         except BlockrelayError as error:
             return _refused(error)
 
     def chat(self, raw: bytes, sender: Sender) -> Read[Text]:
-        """A body of POST /v1/chat/completions."""
+        """Reads a body of POST /v1/chat/completions."""
         try:
             parsed = _parsed(raw)
             if (count := _count(parsed, "messages")) > (context := self.builder.model.max_position):
-                said = f"messages has {count} of them, and the model's context is {context} tokens"
-                raise ContextLengthExceeded(said, param="messages")
+                message = f"messages has {count} of them, and the model's context is {context} tokens"
+                raise ContextLengthExceeded(message, param="messages")
             body = _validated(ChatRequest, parsed)
             del parsed
             ignored = ignored_fields(body, strict=sender.headers.strict)
-            asked = self.openai.chat(body, sender.headers, self._identify(body, sender, "chat"))
-            return Read(content=_text(body, [asked], ignored, body.stream_options))
+            request = self.openai.chat(body, sender.headers, self._identify(body, sender, "chat"))
+            return Read(content=_text(body, [request], ignored, body.stream_options))
         except BlockrelayError as error:
             return _refused(error)
 
     def infer(self, raw: bytes, sender: Sender) -> Read[Text | Tensors]:
-        """A body of POST /v1/infer."""
+        """Reads a body of POST /v1/infer, of the text form or the tensor form."""
         session: str | None = None
         try:
             parsed = _parsed(raw)
@@ -140,14 +148,14 @@ class Reading:
             if body.id is not None:
                 raise BadRequest("id is for messages on the WebSocket", param="id")
             if body.idempotency_key is not None:
-                said = f"idempotency_key is for messages on the WebSocket: send the header {HEADER}"
-                raise BadRequest(said, param=HEADER)
+                message = f"idempotency_key is for messages on the WebSocket: send the header {HEADER}"
+                raise BadRequest(message, param=HEADER)
             return Read(content=self._infer(body, sender), session_id=session)
         except BlockrelayError as error:
             return _refused(error, session=session)
 
     def message(self, raw: bytes, sender: Sender) -> Read[Text | Tensors]:
-        """A message of /v1/infer's WebSocket. `sender` has no keys: they are in messages."""
+        """Reads a message of /v1/infer's WebSocket. `sender` has no keys: each message has its own."""
         session, name = None, None
         try:
             parsed = _parsed(raw, "message")
@@ -155,20 +163,20 @@ class Reading:
             body = _validated(InferRequest, parsed)
             del parsed
             keys = () if body.idempotency_key is None else (body.idempotency_key,)
-            found = self._infer(body, Sender(sender.tenant, sender.headers, keys))
-            return Read(content=found, session_id=session, name=name)
+            content = self._infer(body, Sender(sender.tenant, sender.headers, keys))
+            return Read(content=content, session_id=session, name=name)
         except BlockrelayError as error:
             return _refused(error, session=session, name=name)
 
     def _infer(self, body: InferRequest, sender: Sender) -> Text | Tensors:
         who = self._identify(body, sender, "infer")
         if not infer_requests.is_tensor_form(body):
-            asked = infer_requests.text_request(self.builder, body, sender.headers, who)
-            return _text(body, [asked])
+            request = infer_requests.text_request(self.builder, body, sender.headers, who)
+            return _text(body, [request])
         model = self.builder.model
         self.builder.check_model(body.model)
         number = check_names(body.session_id, body.step)
-        layers = asked_layers(self.kv, body.blocks)
+        layers = layers_of_blocks(self.kv, body.blocks)
         tensors, past = split_tensors(body.input_tensors or {})
         inputs = read_inputs(tensors, context=model.max_position, vocab_size=model.vocab_size)
         given = read_given(self.kv, past, rows=inputs.rows, context=model.max_position)
@@ -187,8 +195,10 @@ class Reading:
 
 
 def reading_of(settings: GatewaySettings, folder: BlockFolder) -> Reading:
-    """The reading of bodies for the model in `folder`. Raises BlockFolderError for a tokenizer or template that
-    cannot be used."""
+    """Builds the Reading for the model in `folder`.
+
+    Raises BlockFolderError for a tokenizer or chat template that cannot be used.
+    """
     model: ModelConfig = folder.model
     source = folder.chat_template()
     builder = RequestBuilder(
@@ -209,7 +219,7 @@ def reading_of(settings: GatewaySettings, folder: BlockFolder) -> Reading:
 
 
 def _parsed(raw: bytes, what: str = "body") -> object:
-    """The JSON in a body or message. Raises BadRequest with the cause where there is none."""
+    """Parses the JSON of a body or message. Raises BadRequest with the cause if it is not JSON."""
     if not raw:
         raise BadRequest(f"the {what} is empty: send a JSON object")
     try:
@@ -219,7 +229,7 @@ def _parsed(raw: bytes, what: str = "body") -> object:
 
 
 def _validated(model: type[Model], parsed: object) -> Model:
-    """The body as `model`. Raises BadRequest naming the first field that is wrong."""
+    """Validates parsed JSON as `model`. Raises BadRequest naming the first field that is wrong."""
     if parsed is None:
         raise BadRequest("the body is empty: send a JSON object")
     _check_counts(parsed)
@@ -230,26 +240,26 @@ def _validated(model: type[Model], parsed: object) -> Model:
 
 
 def _check_counts(parsed: object) -> None:
-    """Raises BadRequest for a list with more items than a request may have: to look at each may take seconds."""
+    """Raises BadRequest for a list over its limit in MOST_ITEMS: validating each item may take seconds."""
     for field, (most, what) in MOST_ITEMS.items():
         if (count := _count(parsed, field)) > most:
             raise BadRequest(f"{field} takes at most {most} {what}, not {count}", param=field)
 
 
 def _count(parsed: object, field: str) -> int:
-    """Items of the list in a field; 0 for what is none."""
-    found = cast(dict[str, object], parsed).get(field) if isinstance(parsed, dict) else None
-    return len(cast(list[object], found)) if isinstance(found, list) else 0
+    """Number of items of the list in a field; 0 if the field is missing or no list."""
+    value = cast(dict[str, object], parsed).get(field) if isinstance(parsed, dict) else None
+    return len(cast(list[object], value)) if isinstance(value, list) else 0
 
 
 def _text(
     body: CompletionRequest | ChatRequest | InferRequest,
-    asked: list[AdmissionRequest],
+    requests: list[AdmissionRequest],
     ignored: Sequence[str] = (),
     options: StreamOptions | None = None,
 ) -> Text:
     return Text(
-        asked=asked,
+        requests=requests,
         ignored=tuple(ignored),
         stream=bool(body.stream),
         background=bool(body.background),
@@ -259,15 +269,16 @@ def _text(
 
 
 def _refused(error: BlockrelayError, *, session: str | None = None, name: str | int | None = None) -> Read[Any]:
-    error.__cause__ = error.__context__ = None  # its frames refer to what was parsed
+    """A refused body; the error keeps no frames, because they refer to the body and its parsed JSON."""
+    error.__cause__ = error.__context__ = None
     return Read(refusal=error.with_traceback(None), session_id=session, name=name)
 
 
 def _session(parsed: object) -> str | None:
-    found = cast(dict[str, object], parsed).get("session_id") if isinstance(parsed, dict) else None
-    return found if isinstance(found, str) else None
+    value = cast(dict[str, object], parsed).get("session_id") if isinstance(parsed, dict) else None
+    return value if isinstance(value, str) else None
 
 
 def _plain(parsed: object, field: str) -> Any:
-    found = cast(dict[str, object], parsed).get(field) if isinstance(parsed, dict) else None
-    return found if isinstance(found, str | int) else None
+    value = cast(dict[str, object], parsed).get(field) if isinstance(parsed, dict) else None
+    return value if isinstance(value, str | int) else None

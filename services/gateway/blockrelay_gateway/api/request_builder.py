@@ -1,6 +1,6 @@
-"""What the APIs' requests have in common, checked and in our words. Pure.
+"""Builds admission requests from the fields that all APIs share, and checks them. Pure.
 
-Each API says how it spells the fields that may be wrong; everything else about them is the same.
+The APIs differ in the spelling of a few fields (`FieldNames`), which errors name.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ MAX_TIMEOUT_S = 7 * 24 * 3600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FieldNames:
-    """How an API spells the fields that errors name."""
+    """The names that an API has for the fields that errors name."""
 
     prompt: str = "prompt"
     max_tokens: str = "max_tokens"
@@ -36,26 +36,29 @@ class FieldNames:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestBuilder:
-    """Knows the model. Methods raise BadRequest (NotFound for another model) with the field's name.
-
-    `default_max_tokens`: of requests that name none; None: EXPECTED, and for chats what admission finds room for.
-    `max_tokens_limit`: at most so many new tokens for any request; None: as many as the context has room for.
-    """
+    """Builds requests for one model. Its methods raise BadRequest, or NotFound for another model, with the field."""
 
     name: str
+    """The model's name in the API."""
     model: ModelConfig
     generation: GenerationDefaults
+    """The model's own defaults for sampling."""
     tokenizer: Tokenizer | None
     default_max_tokens: int | None
+    """New tokens of a request that names none; None: EXPECTED, and for chats what admission has room for."""
     max_tokens_limit: int | None = None
+    """The most new tokens of any request; None: as many as the context has room for."""
 
     def check_model(self, name: str | None) -> None:
-        """Raise NotFound unless `name` is ours; None means ours."""
+        """Raises NotFound unless `name` is the served model; None stands for it."""
         if name is not None and name != self.name:
             raise NotFound(f"model {name!r} does not exist here; this gateway serves {self.name!r}", param="model")
 
     def encode(self, text: str, param: str, *, add_special_tokens: bool = True) -> list[int]:
-        """The tokens of the field `param`."""
+        """Encodes the text of the field `param`.
+
+        Raises BadRequest without a tokenizer, and ContextLengthExceeded for a text that is certainly too long.
+        """
         if self.tokenizer is None:
             raise BadRequest(f"the model has no tokenizer: send {param} as token ids", param=param)
         self._check_length(text, self.tokenizer, param)
@@ -65,19 +68,23 @@ class RequestBuilder:
             raise BadRequest(f"{param}: {error}", param=param) from error
 
     def _check_length(self, text: str, tokenizer: Tokenizer, param: str) -> None:
-        """Raise ContextLengthExceeded for a text that is certainly too long, before it costs time and memory: by its
-        bytes, then by what its beginning takes. What follows a beginning can change its last tokens only.
+        """Raises ContextLengthExceeded for a text that is certainly too long, before it costs time and memory.
+
+        It compares the bytes, then the tokens of ever longer beginnings: what follows a beginning can change its last
+        tokens only.
         """
         context = self.model.max_position
-        said = f"This model's maximum context length is {context} tokens, and {param} has"
+        message = f"This model's maximum context length is {context} tokens, and {param} has"
         size = len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
         if size > context * tokenizer.longest:
-            raise ContextLengthExceeded(f"{said} {size} bytes, more than so many tokens stand for", param=param)
+            raise ContextLengthExceeded(
+                f"{message} {size} bytes, more than that many tokens can stand for", param=param
+            )
         beginning = max(LONG_TEXT, 4 * context)
         while beginning < len(text):
-            begun = text[:beginning].encode("utf-8", "replace").decode()
-            if len(tokenizer.encode(begun, add_special_tokens=False)) > 2 * context:
-                raise ContextLengthExceeded(f"{said} more than {2 * context}", param=param)
+            prefix = text[:beginning].encode("utf-8", "replace").decode()
+            if len(tokenizer.encode(prefix, add_special_tokens=False)) > 2 * context:
+                raise ContextLengthExceeded(f"{message} more than {2 * context}", param=param)
             beginning *= 2
 
     def text(
@@ -92,10 +99,10 @@ class RequestBuilder:
         open_ended: bool = False,
         names: FieldNames = FieldNames(),  # frozen
     ) -> AdmissionRequest:
-        """A request for text; `fields` are those that all APIs spell the same. `open_ended`: one that may use the
-        rest of the context where neither its client nor the model nor the settings say how many tokens.
+        """Builds a request for text from `fields`, which all APIs spell the same, and the encoded `prompt`.
 
-        `max_tokens` is a ceiling: what is in force is what there is room for in the context behind the prompt.
+        `max_tokens` is a ceiling: the limit in force is also bounded by the context's room behind the prompt. An
+        `open_ended` request may use the rest of the context if client, model and settings name no limit.
         """
         context = self.model.max_position
         if max_tokens is not None and max_tokens < 1:
@@ -144,25 +151,25 @@ class RequestBuilder:
         )
 
     def _stop_ids(self, stop: Sequence[str], given: Sequence[int]) -> tuple[int, ...]:
-        """The tokens that end the text: those `given`, and special tokens that are named among the strings `stop`."""
+        """The token ids that end the text: those `given`, and the special tokens that the strings `stop` name."""
         named = self.tokenizer.stop_ids(stop) if self.tokenizer is not None else ()
         return (*given, *(token for token in named if token < self.model.vocab_size and token not in given))
 
 
 def checked_timeout(seconds: float | None) -> float | None:
-    """Raise BadRequest unless the client's `timeout` makes sense."""
+    """Returns the client's `timeout` (seconds). Raises BadRequest unless it is above 0 and at most MAX_TIMEOUT_S."""
     if seconds is not None and not 0 < seconds <= MAX_TIMEOUT_S:  # also false for NaN
         raise BadRequest(f"timeout must be above 0 and at most {MAX_TIMEOUT_S:g} seconds", param="timeout")
     return seconds
 
 
 def checked_salt(salt: str | None) -> str:
-    """The salt of page names; "" without one. Raise BadRequest for one that is empty, too long or not text."""
+    """The salt of block hashes; "" without one. Raises BadRequest for one that is empty, too long or not text."""
     if salt is None:
         return ""
     if not 1 <= len(salt) <= MAX_SALT:
         raise BadRequest(f"cache_salt has 1 to {MAX_SALT} characters, not {len(salt)}", param="cache_salt")
-    if "\0" in salt:  # what stands before one is the tenant
+    if "\0" in salt:  # a NUL separates the tenant from the salt in the block hash
         raise BadRequest("cache_salt has a NUL character", param="cache_salt")
     if any("\ud800" <= character <= "\udfff" for character in salt):
         raise BadRequest("cache_salt has half a surrogate pair", param="cache_salt")
@@ -170,5 +177,5 @@ def checked_salt(salt: str | None) -> str:
 
 
 def _first(*values: Any) -> Any:
-    """The first that is not None."""
+    """The first of `values` that is not None."""
     return next(value for value in values if value is not None)

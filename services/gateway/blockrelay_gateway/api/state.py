@@ -1,4 +1,4 @@
-"""What the routes of all APIs share: the gateway's parts, built once (`build`)."""
+"""The parts of a gateway that the routes of all APIs share, built once by `build`."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -24,7 +24,7 @@ from blockrelay_gateway.tracing.ended_requests import Traces
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gateway:
-    """The parts of one gateway. What belongs to one cell is in `cells`."""
+    """The parts of one gateway; those of a single cell are in `cells`."""
 
     settings: GatewaySettings
     served: ServedModel
@@ -39,22 +39,27 @@ class Gateway:
 
     @property
     def kv(self) -> ServedKv:
+        """Shape and layers of the model's KV."""
         return self.intake.reading.kv
 
     @property
     def builder(self) -> RequestBuilder:
+        """The builder of requests for the served model."""
         return self.intake.reading.builder
 
     @property
     def keep_alive_s(self) -> float:
+        """Seconds of silence after which a stream gets a comment."""
         return self.settings.keep_alive_s
 
     @property
     def folder(self) -> BlockFolder:
+        """The block folder of the served model."""
         return self.served.folder
 
     @property
     def model_name(self) -> str:
+        """The served model's name in the API."""
         return self.served.name
 
     @property
@@ -64,7 +69,7 @@ class Gateway:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Background work from start to end, then the connections are closed."""
+        """Runs the background work of all cells while the context is open; closes connections at the end."""
         try:
             async with self.cells.running():
                 try:
@@ -76,8 +81,11 @@ class Gateway:
                 await self.traces.close()
 
     def enter(self, phase: Phase) -> None:
-        """A phase of the gateway's end begins. From FINISHING on, streams that would never end are over; from CUTTING
-        on, no reader and no body is waited for any more. Accepted requests go on."""
+        """Begins a phase of the gateway's end.
+
+        FINISHING ends streams that would never end by themselves. CUTTING also stops waiting for readers and bodies.
+        Accepted requests go on at the workers.
+        """
         self.drain.enter(phase)
         if phase >= Phase.FINISHING:
             self.cells.end_status_events()
@@ -87,7 +95,7 @@ class Gateway:
 
 
 def of(connection: HTTPConnection) -> Gateway:
-    """The gateway that serves this connection."""
+    """The gateway that serves `connection`."""
     gateway = connection.app.state.gateway
     assert isinstance(gateway, Gateway)
     return gateway

@@ -1,1 +1,1 @@
-"""The cells that a gateway serves: one, or several by a list; and which of them a new request goes to."""
+"""The cells that a gateway serves (one, or several by a list), and the choice of a cell for each new request."""

@@ -1,4 +1,4 @@
-"""Puts one cell of a gateway together from its parts, connected to nothing yet."""
+"""Builds one cell of a gateway from its parts; nothing is connected yet."""
 
 import asyncio
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ from blockrelay_gateway.streaming.records import Records
 from blockrelay_gateway.streaming.status_events import StatusEvents
 from blockrelay_gateway.tracing.ended_requests import EndedRequests, Traces
 
-#: To each Redis, at most.
+#: The most connections to each Redis.
 CONNECTIONS = 32
 
 
@@ -49,8 +49,11 @@ def build_cell(
     registry: CollectorRegistry | None = None,
     traces: Traces | None = None,
 ) -> Cell:
-    """`registry`: of the metrics, if the process has one for them; `traces`: where spans go; `broken` is set when
-    background work has failed; `drain` says how far the gateway's end has come; `names` of the tenants there are."""
+    """Builds the cell at `place`.
+
+    `broken` is set when background work fails, `drain` has the phase of the gateway's end, `names` are those of all
+    tenants. `registry` collects the metrics (None: one of their own), `traces` takes spans (None: no tracing).
+    """
     key, blocks = served.key, served.folder.model.blocks
     labels = {"cell": place.name, "model": served.name}
     metrics = GatewayMetrics(registry or ServiceRegistry(labels), blocks=blocks)
@@ -81,7 +84,7 @@ def build_cell(
         client, keys, scripts, tailer, records, followers, followed, watch, gateway=name, now_ms=state.now_ms
     )
 
-    readiness = Readiness(client, keys, metrics, model=key, drain=drain, met=watch.met)
+    readiness = Readiness(client, keys, metrics, model=key, drain=drain, on_error=watch.met)
     of_its_own = place.payload_redis_url not in (None, place.redis_url)
     results = Results(client, payload, keys, watch, of_its_own=of_its_own)
     admission = Admission(

@@ -1,4 +1,4 @@
-"""One cell as a gateway serves it: its two Redis servers, and everything that works on them."""
+"""One cell as a gateway serves it: its two Redis servers, and the parts that work on them."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -30,7 +30,7 @@ from blockrelay_gateway.streaming.status_events import StatusEvents
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
-    """The model of a gateway, the same in all its cells. `key` is its name in Redis, `name` that of clients."""
+    """The model of a gateway, the same in all its cells. `key` is its name in Redis, `name` its name in the API."""
 
     folder: BlockFolder
     key: str
@@ -40,7 +40,7 @@ class ServedModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Cell:
-    """The parts, and what routes do with several of them. It answers for its own requests (`responses.Source`)."""
+    """The parts of one cell, and the actions of routes that need several parts. It is a `responses.Source`."""
 
     served: ServedModel
     keys: Keys
@@ -64,26 +64,27 @@ class Cell:
 
     @property
     def name(self) -> str:
+        """The cell's name."""
         return self.keys.cell
 
     @property
     def reachable(self) -> bool:
-        """Whether it answered when it was last asked, and speaks our protocol."""
+        """True unless its Redis failed the last read, or its protocol is not this gateway's."""
         return not self.tailer.away and not self.state.protocol_gap
 
     def relay(self, followed: FollowedRequest) -> Relay:
-        """A fresh relay for one reader of `followed`."""
+        """Returns a new Relay, for one reader of `followed`."""
         return Relay(self.served.tokenizer, followed.params, self.served.folder.model.eos_ids, followed.body.prompt)
 
     async def status(self, readers: Readers) -> str:
-        """Of the first request, as GET /v1/requests/{id} says it."""
+        """The status of the first request, as in GET /v1/requests/{id}."""
         if not readers.replayed:
             return "queued"
         return status_of_record(*await self.records.state_and_end(readers.requests[0].id))
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Background work from start to end, then the connections are closed."""
+        """Runs the background work while the context is open; closes the Redis connections at the end."""
         try:
             async with self.background.running():
                 try:
@@ -95,6 +96,6 @@ class Cell:
             await self.payload.aclose()
 
     def close(self) -> None:
-        """No reader is waited for any more; requests go on."""
+        """Ends all readers of requests and status events, because the gateway ends; the requests go on."""
         self.followed.close()
         self.status_events.close()

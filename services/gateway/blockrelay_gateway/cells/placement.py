@@ -1,13 +1,13 @@
-"""Which cell a new request goes to. Pure, but for the order that is drawn where nothing else decides.
+"""Chooses the cell of a new request. Pure, but for cells drawn at random if nothing else decides.
 
-What decides is the first of these that is there:
+The first of these that a request has decides:
 
-1. its session: all steps of one go to the same cell,
+1. its session: all steps of a session go to the same cell,
 2. its Idempotency-Key: a key is one request, whichever gateway it is sent to again,
-3. how its prompt begins (PREFIX_TOKENS, with its `cache_salt`): the KV pages of that are in one cell. Where that one
-   has more than BOUND times its share of the requests under way, the next in rank gets them too (consistent hashing
-   with bounded loads: Mirrokni, Thorup and Zadimoghaddam, 2018),
-4. the load of two cells that are drawn: the one with less for its weight (Mitzenmacher's two choices).
+3. the beginning of its prompt (PREFIX_TOKENS, with its `cache_salt`), whose KV pages are in one cell. If that cell has
+   more than BOUND times its share of the requests in flight, the next in rank gets them too (consistent hashing with
+   bounded loads: Mirrokni, Thorup and Zadimoghaddam, 2018),
+4. the load of two cells drawn at random: the one with less load for its weight (Mitzenmacher's two choices).
 """
 
 import hashlib
@@ -21,26 +21,29 @@ from blockrelay_gateway.admission.admission_request import AdmissionRequest
 from blockrelay_gateway.admission.namespaces import scoped_salt, scoped_session
 from blockrelay_gateway.cells.rendezvous import ranked
 
-#: What of a prompt chooses a cell: four full KV pages. A shorter one is computed again in no time.
+#: Tokens of a prompt that choose a cell: four full KV pages. A shorter prefix is quickly computed again.
 PREFIX_TOKENS = 4 * PAGE_TOKENS
+#: Load of a cell, as a multiple of its share, above which another cell gets requests with its prefixes.
 BOUND = 1.25
 
 
 class Offers(NamedTuple):
-    """The cells that a request is offered to, in `order`, and the one where it `belongs`: the first of these, unless
-    that is away, has no workers, or has more than its share."""
+    """The cells that a request is offered to, in `order`, and the cell to which it `belongs` by its rank.
+
+    The latter is also the first in `order`, unless it is away, has no workers, or has more than its share.
+    """
 
     belongs: str
     order: list[str]
 
 
 def session_name(tenant: Tenant, session: str) -> str:
-    """What chooses the cell of a session, and the name under which it may have moved."""
+    """The name that chooses the cell of a session, and under which MOVE records that it moved."""
     return f"session/{scoped_session(tenant.name, session)}"
 
 
 def prefix_name(request: AdmissionRequest, tenant: Tenant) -> str | None:
-    """The same for the beginning of a prompt; None for a short one."""
+    """The name that chooses the cell of a prompt: a hash of salt and first PREFIX_TOKENS; None for a shorter prompt."""
     prompt = request.body.prompt[:PREFIX_TOKENS]
     if prompt.size < PREFIX_TOKENS:
         return None
@@ -57,15 +60,19 @@ def offers(
     *,
     chance: random.Random | None = None,
 ) -> Offers:
-    """For a request that may go anywhere. `prefix` as `prefix_name` says it, `loads` the requests under way of each
-    cell, `away` the cells that do not answer: they come last, for they may be back; before them the `idle`, which
-    accept requests and have no workers for them now. `chance` draws."""
+    """Returns the cells for a request without a session or key.
+
+    `prefix` is its `prefix_name`, `loads` has the requests in flight of each cell. Cells that are `away` (they do not
+    answer) come last, because they may be back; before them come the `idle` ones, which accept requests but have no
+    workers now. `chance` is the random source.
+    """
 
     def filled(cell: str) -> float:
-        """Requests for each of its weight, with this one."""
+        """Requests per weight of the cell, with this one."""
         return (loads.get(cell, 0) + 1) / weights[cell]
 
     def hindered(cell: str) -> int:
+        """2 for a cell that is away, 1 for an idle one, else 0."""
         return 2 if cell in away else int(cell in idle)
 
     order = ranked(prefix or f"{(chance or random).getrandbits(64):x}", weights)

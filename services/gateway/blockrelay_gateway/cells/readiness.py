@@ -1,4 +1,4 @@
-"""Whether requests are accepted here and whether a token can be produced, and what metrics say of the cell."""
+"""Checks if a cell accepts requests and can produce tokens, and sets the cell's gauges."""
 
 import asyncio
 import time
@@ -15,15 +15,15 @@ from blockrelay.redis.protocol_check import read_gap_async
 from blockrelay.redis.registry import read_plan_async, read_workers_async
 from blockrelay_gateway.draining.drain import Drain
 
-#: What was read so lately holds, whoever asks: a look reads the whole registry of workers. An obstacle holds for less:
-#: who waits for its end should hear of it.
+#: Seconds for which an answer is used again, because a check reads the whole registry of workers. The second is for
+#: answers with a reason against readiness, whose end should be seen soon.
 FRESH_S, OBSTACLE_FRESH_S = 1.0, 0.2
-#: Neither a scrape nor a probe waits longer for Redis: another cell may be well.
+#: Seconds that a scrape or a probe waits for Redis: other cells may be ready.
 PATIENCE_S = 2.0
 
 
 class _Remembered:
-    """An answer that is asked for once, for all who ask within FRESH_S."""
+    """The answer of `ask`, kept for FRESH_S or OBSTACLE_FRESH_S seconds; callers at the same time share one check."""
 
     def __init__(self, ask: Callable[[], Coroutine[Any, Any, list[str]]]) -> None:
         self._ask = ask
@@ -32,11 +32,12 @@ class _Remembered:
         self._until = float("-inf")
 
     async def get(self) -> list[str]:
+        """Returns the kept answer, or a new one if it is too old."""
         if time.monotonic() < self._until:
             return self._answer
         if self._asking is None:
             self._asking = asyncio.create_task(self._look(), name="readiness")
-        return await asyncio.shield(self._asking)  # one who goes takes it from nobody else
+        return await asyncio.shield(self._asking)  # a caller that is cancelled does not cancel it for others
 
     async def _look(self) -> list[str]:
         try:
@@ -48,8 +49,7 @@ class _Remembered:
 
 
 class Readiness:
-    """`model` is its key in Redis; `drain` says whether this gateway ends. `serves`: whether a token could be produced
-    when `watch` last looked."""
+    """The readiness of one cell for `model` (its key in Redis); a gateway that ends (`drain`) is never ready."""
 
     def __init__(
         self,
@@ -59,38 +59,40 @@ class Readiness:
         *,
         model: str,
         drain: Drain,
-        met: Callable[[RedisTrouble], None],
+        on_error: Callable[[RedisTrouble], None],
     ) -> None:
-        """`met` hears of trouble with Redis, of which those who ask hear less."""
+        """`on_error` is called for each Redis error, in full; callers get a short reason."""
         self._client, self._keys, self._metrics = client, keys, metrics
-        self._model, self._drain, self._met = model, drain, met
-        self._known_obstacles = _Remembered(lambda: self._asked(self._obstacles()))
-        self._known_missing = _Remembered(lambda: self._asked(self._missing()))
-        self._told = float("-inf")
+        self._model, self._drain, self._on_error = model, drain, on_error
+        self._known_obstacles = _Remembered(lambda: self._bounded(self._obstacles()))
+        self._known_missing = _Remembered(lambda: self._bounded(self._missing()))
+        self._set_at = float("-inf")
+        #: True if a token could be produced at the last check of `watch`.
         self.serves = True
 
     async def obstacles(self) -> list[str]:
-        """Why nothing can be accepted, one sentence each; empty = ready for that."""
-        if said := self._drain.why_not_ready:
-            return [said]
+        """The reasons why the cell accepts no requests, one sentence each; empty if it does."""
+        if reason := self._drain.why_not_ready:
+            return [reason]
         return await self._known_obstacles.get()
 
     async def gaps(self) -> list[str]:
-        """Why no token can be produced, one sentence each; empty = ready."""
+        """The reasons why the cell can produce no token, one sentence each; empty if it can."""
         return await self.obstacles() or await self._known_missing.get()
 
     async def watch(self) -> None:
-        """Until cancelled."""
+        """Updates `serves` every FRESH_S seconds until cancelled."""
         while True:
             self.serves = not await self.gaps()
             await asyncio.sleep(FRESH_S)
 
-    async def _asked(self, reasons: Awaitable[list[str]]) -> list[str]:
+    async def _bounded(self, reasons: Awaitable[list[str]]) -> list[str]:
+        """The `reasons`, or one reason if Redis fails or does not answer within PATIENCE_S."""
         try:
             async with asyncio.timeout(PATIENCE_S):
                 return await reasons
         except RedisTrouble as error:
-            self._met(error)
+            self._on_error(error)
             return [error.plainly]
         except TimeoutError:
             return [f"Redis does not answer: nothing came within {PATIENCE_S:.0f} s"]
@@ -102,11 +104,14 @@ class Readiness:
     async def _missing(self) -> list[str]:
         return missing_stages(*await self._cell())
 
-    async def tell_metrics(self) -> None:
-        """Set the gauges of the cell. What cannot be read now keeps its value, but for those that say "ready"."""
-        if time.monotonic() - self._told < FRESH_S:
+    async def set_gauges(self) -> None:
+        """Sets the gauges of the cell, at most once in FRESH_S seconds.
+
+        If Redis cannot be read, they keep their values, but the gauges of readiness become 0.
+        """
+        if time.monotonic() - self._set_at < FRESH_S:
             return
-        self._told = time.monotonic()
+        self._set_at = time.monotonic()
         accepting = tokens = False
         try:
             async with asyncio.timeout(PATIENCE_S):
@@ -115,7 +120,7 @@ class Readiness:
                     plan, workers = await self._cell()
                     tokens = not missing_stages(plan, workers)
                     unfinished = cast(int, await cast(Any, self._client.zcard(self._keys.running)))
-                    self._tell(workers, unfinished)
+                    self._set_load(workers, unfinished)
         except (RedisTrouble, TimeoutError):
             self._metrics.redis_errors.inc()
             accepting = False
@@ -126,7 +131,7 @@ class Readiness:
         plan = await read_plan_async(self._client, self._keys, self._model)
         return plan, await read_workers_async(self._client, self._keys, self._model)
 
-    def _tell(self, workers: list[WorkerInfo], unfinished: int) -> None:
+    def _set_load(self, workers: list[WorkerInfo], unfinished: int) -> None:
         load = cell_load(workers, unfinished)
         self._metrics.running.set(load.running)
         self._metrics.waiting.set(load.waiting)

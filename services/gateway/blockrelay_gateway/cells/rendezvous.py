@@ -1,6 +1,6 @@
-"""Weighted rendezvous hashing: every gateway ranks the cells of a list alike, and a list that changes moves little.
+"""Weighted rendezvous hashing: all gateways rank the cells of a list alike, and a changed list moves few requests.
 
-Each cell draws u in (0, 1) from a hash of its name and what is asked for; the highest -weight / ln(u) comes first, so
+Each cell draws u in (0, 1) from a hash of its name and the request's name; the highest -weight / ln(u) comes first, so
 that a cell is first for its share of the weights. One more cell takes 1/n from the others and moves nothing between
 them. Source: Schindelhauer and Schomaker, "Weighted Distributed Hash Tables", SPAA 2005 (the logarithmic method).
 """
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 
 def ranked(name: str, weights: Mapping[str, int]) -> list[str]:
-    """The cells with a weight, the one for `name` first, then those that stand in for it. Pure."""
+    """The cells with a weight above 0, ranked for `name`: the first is its cell, the others replace it in order."""
     open_cells = [cell for cell, weight in weights.items() if weight > 0]
     return sorted(open_cells, key=lambda cell: (_score(cell, weights[cell], name), cell), reverse=True)
 

@@ -1,10 +1,10 @@
-"""New requests of a gateway with several cells: each is accepted in the cell where it belongs.
+"""Submits new requests of a gateway with several cells, each to the cell where it belongs.
 
-What came under a key, or in a session, is where the list in force said when it began. So where lists disagree, the
-cells of earlier lists are asked first, by MOVE: it finds what is there, or writes down that the name goes elsewhere by
-a newer list, after which a gateway that has not seen that list yet is refused there. That keeps one key one request
-(I9) whenever each gateway reads the file, and whatever its clock says. A cell that is away may have it: 503, never a
-second run.
+A keyed request, or a session, is in the cell that the list in force named when it began. So if lists disagree, the
+cells of earlier lists are asked first, by MOVE: it finds the request or session there, or it records that the name
+goes elsewhere by a newer list; then a gateway that has not read that list yet is refused there. So one key stays one
+request (I9), whenever each gateway reads the file and whatever its clock says. A cell that is away may have the
+request: the answer is 503, never a second run.
 """
 
 import time
@@ -25,79 +25,94 @@ from blockrelay_gateway.cells.placement import offers, prefix_name, session_name
 from blockrelay_gateway.cells.rendezvous import ranked
 from blockrelay_gateway.streaming.readers import Readers
 
-#: Cells that a request which may go anywhere is offered to, at most.
+#: The most cells that a request without a key or session is offered to.
 OFFERS = 3
-#: On an answer of another cell than the one where the request belongs: the name of that.
+#: Response header with the name of the cell to which the request belongs, if another cell has accepted it.
 INSTEAD_OF = "blockrelay-instead-of"
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The cell of a request, and what binds it to that one; None where nothing does."""
+    """The cell of a request or session, and its binding to that cell (None: it may go elsewhere)."""
 
     cell: Cell
     binding: Binding | None = None
 
 
 class Submission:
-    """`retention_s`: of requests with a key. `replicas` that must have a name that has moved."""
+    """Chooses cells for new requests and submits them there."""
 
     def __init__(self, cells: Cells, *, retention_s: int, replicas: int) -> None:
+        """`retention_s` is that of keyed requests; `replicas` of Redis must have each record of MOVE."""
         self._cells, self._retention_s, self._replicas = cells, retention_s, replicas
 
     async def submit(
-        self, asked: Sequence[AdmissionRequest], tenant: Tenant, *, together: bool = False, place: Place | None = None
+        self,
+        requests: Sequence[AdmissionRequest],
+        tenant: Tenant,
+        *,
+        together: bool = False,
+        place: Place | None = None,
     ) -> tuple[Cell, Readers]:
-        """`Admission.submit` in the cell where the requests belong; without a key or a session, in another one where
-        that is away, or has no workers or no room. `place`: where they have to go."""
+        """Calls `Admission.submit` in the cell where the requests belong and returns that cell and their readers.
+
+        Requests without a key or session go to another cell if theirs is away, or has no workers or no room. `place` is
+        the cell that they must go to, if they must. Raises what `Admission.submit` raises.
+        """
         if place is None and not self._cells.several:
             place = Place(self._cells.home)
-        if place is None and asked[0].fingerprint:
-            place = await self._place(asked[0].request, request=asked[0].request)
+        if place is None and requests[0].fingerprint:
+            place = await self._place(requests[0].request, request=requests[0].request)
         if place is not None:
             cell = place.cell
-            return cell, await cell.admission.submit(asked, tenant, together=together, binding=place.binding)
-        return await self._anywhere(asked, tenant, together=together)
+            return cell, await cell.admission.submit(requests, tenant, together=together, binding=place.binding)
+        return await self._anywhere(requests, tenant, together=together)
 
     async def of_session(self, tenant: Tenant, session: str, rows: Sequence[str], *, begins: bool) -> Place:
-        """Where a session is, or is to begin. `rows`: the names in Redis that it may have, one of which it has.
+        """The place of a session, or the place where it has to begin if this step `begins` it.
 
-        Raises ServiceUnavailable where that cannot be said now.
+        `rows` are the names in Redis that it may have, one of which it has. Raises ServiceUnavailable if a cell that
+        may have it is away.
         """
         if not self._cells.several:
             return Place(self._cells.home)
         name = session_name(tenant, session)
         if begins:
             return await self._place(name, sessions=rows)
-        # Sessions are kept for as long as they are used: any cell may have one that began under a list of long ago.
+        # Sessions are kept for as long as they are used: any cell may have one that began under a very old list.
         current, *likely = self._winners(name)
         binding = self._binding(name)
-        asked = dict.fromkeys((current, *likely, *self._cells))
-        for cell in filter(lambda one: one.reachable, asked):
+        candidates = dict.fromkeys((current, *likely, *self._cells))
+        for cell in filter(lambda one: one.reachable, candidates):
             if await _has_session(cell, rows):
                 return Place(cell, binding)
-        for cell in asked:  # one that is away may have it
+        for cell in candidates:  # a cell that is away may have it
             self._check_there(cell)
-        return Place(current, binding)  # which says that it expects another step
+        return Place(current, binding)  # its ACCEPT answers that it expects another step
 
     async def _anywhere(
-        self, asked: Sequence[AdmissionRequest], tenant: Tenant, *, together: bool
+        self, requests: Sequence[AdmissionRequest], tenant: Tenant, *, together: bool
     ) -> tuple[Cell, Readers]:
+        """Submits to the first of up to OFFERS cells that accepts; raises the error of the last one."""
         away = {cell.name for cell in self._cells if not cell.reachable}
         idle = {cell.name for cell in self._cells if not cell.readiness.serves}
         loads = {cell.name: cell.state.unfinished for cell in self._cells}
-        belongs, order = offers(prefix_name(asked[0], tenant), self._cells.file.weights(time.time()), loads, away, idle)
+        belongs, order = offers(
+            prefix_name(requests[0], tenant), self._cells.file.weights(time.time()), loads, away, idle
+        )
         *others, last = order[:OFFERS]
         for name in others:
             cell = self._cells.named(name)
             try:
-                return cell, self._noted(await cell.admission.submit(asked, tenant, together=together), cell, belongs)
+                return cell, self._noted(
+                    await cell.admission.submit(requests, tenant, together=together), cell, belongs
+                )
             except (LimitExceeded, ServiceUnavailable) as error:
                 if isinstance(error, LimitExceeded) and error.scope == "client":
                     raise
-                logs.get().info("CELL_PASSED_OVER", cell=name, request_id=asked[0].request, error=str(error))
+                logs.get().info("CELL_PASSED_OVER", cell=name, request_id=requests[0].request, error=str(error))
         cell = self._cells.named(last)
-        return cell, self._noted(await cell.admission.submit(asked, tenant, together=together), cell, belongs)
+        return cell, self._noted(await cell.admission.submit(requests, tenant, together=together), cell, belongs)
 
     def _noted(self, readers: Readers, cell: Cell, belongs: str) -> Readers:
         if cell.name != belongs:
@@ -105,13 +120,16 @@ class Submission:
         return readers
 
     async def _place(self, name: str, *, request: str = "", sessions: Sequence[str] = ()) -> Place:
-        """Where something with a name is, or begins. Raises ServiceUnavailable where that cannot be said now."""
+        """The place of a keyed request, or of a session that begins.
+
+        Raises ServiceUnavailable if a cell that may have it is away.
+        """
         current, *former = self._winners(name)
         binding, kept_s = self._binding(name), self._retention_s + LONGEST_REQUEST_S
         for cell in former:
             if not cell.reachable and current.reachable and await _has(current, request, sessions):
-                # It has begun there and so nowhere else. Should it be abandoned right now and begin elsewhere, the mark
-                # of that, of whatever version, refuses it.
+                # It has begun in the current cell and so nowhere else. If it is abandoned right now and begins
+                # elsewhere, the record of that move refuses version 0, whatever its own version is.
                 return Place(current, replace(binding, version=0))
             self._check_there(cell)
             call = calls.move(binding, retention_s=kept_s, request=request, sessions=sessions)
@@ -122,8 +140,8 @@ class Submission:
 
     def _winners(self, name: str) -> list[Cell]:
         """The cell for a name by the list in force, then those by earlier ones, the newest first, each once."""
-        found, now = self._cells.file, time.time()
-        lists = (found.weights(now), *(one.weights for one in found.former(now, self._retention_s)))
+        file, now = self._cells.file, time.time()
+        lists = (file.weights(now), *(one.weights for one in file.former(now, self._retention_s)))
         names = dict.fromkeys(ranked(name, weights)[0] for weights in lists)
         return [cell for one in names if (cell := self._cells.get(one)) is not None]
 
@@ -131,16 +149,13 @@ class Submission:
         return Binding(name, self._cells.version)
 
     def _check_there(self, cell: Cell) -> None:
-        """Raise ServiceUnavailable at once where waiting for a cell would only take a client's time."""
+        """Raises ServiceUnavailable at once for a cell that is away: waiting would only take the client's time."""
         if not cell.reachable:
             raise ServiceUnavailable(f"cell {cell.name}, to which this request belongs, is away; try again later")
 
 
 async def _has(cell: Cell, request: str, sessions: Sequence[str]) -> bool:
-    """Whether the cell has what MOVE would find there: the request, unless it was abandoned, or one of the sessions.
-
-    Raises RedisTrouble.
-    """
+    """True if MOVE would find the request in the cell (not abandoned), or one of the sessions. Raises RedisTrouble."""
     if not request:
         return await _has_session(cell, sessions)
     state, abandoned = await cast(Any, cell.client.hmget(cell.keys.request(request), "state", "abandoned"))

@@ -1,1 +1,1 @@
-"""How a gateway ends: what it still does once it has been told to, and who acts on it."""
+"""The end of a gateway: its phases after a signal, and the parts that act on them."""

@@ -1,28 +1,28 @@
-"""The end of a gateway, from the signal on: what it still does, and until when. Pure.
+"""The phases of a gateway's end, and the times at which they begin after a signal. Pure.
 
     SIGTERM: LINGERING (linger_s) -> FINISHING (drain_s, from the signal on) -> CUTTING (LAST_WORDS_S) -> GONE
-    SIGINT, or SIGTERM before anybody could ask anything: CUTTING (LAST_WORDS_S) -> GONE
+    SIGINT, or SIGTERM before the gateway listens: CUTTING (LAST_WORDS_S) -> GONE
     another signal, at any time: GONE
 
-It ends sooner when nothing is under way any more and nobody listens.
+The gateway ends sooner if no request is in flight and it no longer listens.
 """
 
 import signal
 from dataclasses import dataclass
 from enum import IntEnum
 
-#: Seconds that clients have to read how their requests go on.
+#: Seconds that clients have to read the message that their requests go on elsewhere.
 LAST_WORDS_S = 5.0
 
 
 class Phase(IntEnum):
-    """What a gateway does. Each phase does less than the one before it."""
+    """The phases of a gateway. In each it does less than in the one before it."""
 
-    SERVING = 0  # everything
-    LINGERING = 1  # the same, but it is not ready, and keeps no connection behind an answer
-    FINISHING = 2  # it listens no more; what is under way goes on
-    CUTTING = 3  # whoever still waits is told where the request goes on
-    GONE = 4  # nothing is waited for
+    SERVING = 0  # it does everything
+    LINGERING = 1  # it still serves, but is not ready, and closes each connection behind an answer
+    FINISHING = 2  # it listens no more; open connections go on
+    CUTTING = 3  # clients that still wait get a message that says how to read on elsewhere
+    GONE = 4  # it waits for nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,11 +35,11 @@ class Course:
     gone: float
 
     def phase(self, now: float) -> Phase:
-        """The phase at a time."""
+        """The phase at the time `now`."""
         return max((phase for at, phase in self._beginnings() if at <= now), default=Phase.SERVING)
 
     def next_change(self, now: float) -> float | None:
-        """When the next phase begins; None behind the last one."""
+        """The time at which the next phase begins; None in the last one."""
         return min((at for at, _ in self._beginnings() if at > now), default=None)
 
     def _beginnings(self) -> tuple[tuple[float, Phase], ...]:
@@ -60,8 +60,11 @@ def course_from(
     started: bool = True,
     under_way: Course | None = None,
 ) -> Course:
-    """The course from a signal on, or from what only a restart mends (None). `started`: whether the gateway listens;
-    `under_way`: the course that it is on."""
+    """The course after the signal `number`, or after a failure that only a restart mends (None).
+
+    `started`: the gateway listens already. `under_way` is the course of an earlier signal: a second signal ends the
+    gateway at once.
+    """
     if under_way is not None:
         return Course(lingering=now, finishing=now, cutting=now, gone=now)
     if number != signal.SIGTERM or not started:

@@ -1,1 +1,1 @@
-"""Processes beside the gateway that read large bodies: the interpreter of the gateway itself is never held by one."""
+"""Helper processes that read large bodies, so that no body holds the gateway's own interpreter."""

@@ -1,8 +1,9 @@
 """Runs functions in helper processes, which are started when they are needed and end with the gateway.
 
-The pool is anyio's: each helper is a fresh interpreter on two pipes, reads its next call when it has answered the last
-one, and ends when the gateway's end of a pipe is closed, also by kill -9. One that dies takes only its own call along.
-Signals that a terminal or a service manager sends to all processes end the gateway, which may still need its helpers.
+The pool is anyio's: each helper is a new interpreter on two pipes, reads its next call when it has answered the last
+one, and ends when the gateway's end of a pipe is closed, also by kill -9. A helper that dies loses only its own call.
+Helpers ignore the signals that a terminal or a service manager sends to all processes: the gateway, which ends on them,
+may still need its helpers.
 """
 
 import asyncio
@@ -18,14 +19,14 @@ from blockrelay_gateway.helpers.turns import Turns
 
 T = TypeVar("T")
 Args = TypeVarTuple("Args")
-#: A call whose helper dies is made once more: another reason than the call may have ended it.
+#: Tries of a call whose helper dies: something other than the call may have ended the helper.
 TRIES = 2
-#: How long a call may take, with the time in which it waits for memory and a helper, and this one starts. Seconds.
+#: Seconds that a call may take, with the wait for memory and for a helper, and the helper's start.
 WITHIN_S = 60.0
 
 
 class Helpers:
-    """At most `count` processes, which tenants use in turn."""
+    """Up to `count` helper processes, which tenants use in turn."""
 
     def __init__(self, count: int, *, within_s: float = WITHIN_S) -> None:
         self._within_s, self._turns = within_s, Turns(count)
@@ -38,13 +39,13 @@ class Helpers:
         *args: *Args,
         room: Callable[[], Awaitable[None] | None] | None = None,
     ) -> T:
-        """`work(*args)` in a helper: a function of a module, with arguments that can be pickled.
+        """Returns `work(*args)`, run in a helper. `work` is a function of a module; its arguments can be pickled.
 
-        `room` takes memory when its turn has come, or answers what to wait for: others have their turns meanwhile, as
-        they may have the memory.
+        `room` is called when the call's turn has come. It takes memory and returns None, or returns an awaitable after
+        which it is tried again; others have their turns meanwhile, because they may hold the memory.
 
-        Raises what it raises, RequestTooLarge where memory does not suffice, and ServiceUnavailable when it takes too
-        long (its helper is then killed) or its helpers die.
+        Raises what `work` raises, RequestTooLarge if memory runs out, and ServiceUnavailable if the call takes longer
+        than `within_s` (its helper is then killed) or TRIES helpers die.
         """
         try:
             async with asyncio.timeout(self._within_s):
@@ -56,8 +57,8 @@ class Helpers:
                     await lacking
         except TimeoutError:
             logs.get().warning("HELPER_TOO_SLOW", within_s=self._within_s)
-            said = f"this gateway did not get to read the body within {self._within_s:g} seconds; try again later"
-            raise ServiceUnavailable(said) from None
+            message = f"this gateway did not get to read the body within {self._within_s:g} seconds; try again later"
+            raise ServiceUnavailable(message) from None
         except MemoryError:
             raise RequestTooLarge("there is not enough memory to read the body") from None
 

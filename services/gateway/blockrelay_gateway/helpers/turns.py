@@ -1,4 +1,4 @@
-"""Who is next: a bounded number of places, which tenants that wait get in turn."""
+"""A bounded number of places, which waiting tenants get in turn."""
 
 import asyncio
 from collections import Counter, OrderedDict, deque
@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 
 class Turns:
-    """`places` for all; a tenant with a name has at most half of them, rounded up."""
+    """Hands out `places` to tenants in turn; a tenant with a name has at most half of them, rounded up."""
 
     def __init__(self, places: int) -> None:
         self._free, self._places = places, places
@@ -16,7 +16,7 @@ class Turns:
 
     @asynccontextmanager
     async def place(self, tenant: str) -> AsyncIterator[None]:
-        """A place for the time of the context. Those of one tenant come in their order."""
+        """Waits for a place and holds it while the context is open; calls of one tenant get places in their order."""
         turn = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(tenant, deque()).append(turn)
         self._hand_on()
@@ -39,7 +39,7 @@ class Turns:
         self._hand_on()
 
     def _hand_on(self) -> None:
-        """Free places to those that wait, a tenant after the other."""
+        """Gives free places to waiting calls, one tenant after the other."""
         for tenant in list(self._waiting):
             if not self._free:
                 return

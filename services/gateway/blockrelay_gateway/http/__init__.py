@@ -1,1 +1,1 @@
-"""HTTP itself: the server, its limits, who may ask, errors. Knows no route."""
+"""HTTP for all routes: the server, its limits, authentication, errors. It knows no route."""

@@ -1,7 +1,7 @@
-"""The client's identity: the `Authorization: Bearer` header to a Tenant, before anything else is looked at.
+"""Authenticates clients: turns the header `Authorization: Bearer` into a Tenant before the body is read.
 
-Without a file of keys everybody is the tenant without a name. With one, every path but the open ones needs a key of it.
-Neither keys nor their hashes are ever logged, nor put into an answer.
+Without a file of API keys every client is the tenant without a name. With one, every path but the open ones needs one
+of its keys. Neither keys nor their hashes are ever logged, nor put into an answer.
 """
 
 import time
@@ -19,63 +19,61 @@ from blockrelay.errors import Unauthorized, UsageError
 from blockrelay.observability import logs
 from blockrelay_gateway.http.errors import ErrorResponder
 
-#: What a load balancer and Prometheus ask, under any name.
+#: Paths for load balancers and Prometheus, which may use any host name.
 PROBES = frozenset({"/livez", "/readyz", "/health", "/v1/health", "/ping", "/metrics"})
-#: Seconds between two looks whether the key of an open socket or an endless stream is still there.
+#: Seconds between two checks that the key of an open socket or an endless stream still exists.
 LOOK_S = 2.0
-#: That, and what a curious client asks; none of it tells about requests.
+#: Paths that need no key; none of them tells about requests.
 _OPEN_PATHS = PROBES | {"/", "/version", "/openapi.json"}
 
 _WITHOUT_BODY = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
 def is_open(scope: Scope) -> bool:
-    """Whether a connection needs neither a key nor room.
+    """True for a request that needs no API key and counts for no connection limit.
 
-    A socket always does: at `/` it is that of /v1/infer. So does what may have a body, which would be waited for.
+    A WebSocket is never open: at `/` it is that of /v1/infer. Neither is a method that may have a body, because the
+    gateway would wait for the body.
     """
     return scope["type"] == "http" and scope["path"] in _OPEN_PATHS and scope["method"] in _WITHOUT_BODY
 
 
 class KeyRing:
-    """The keys of the file, which is read again after each change: at the next request, or at the next `look`.
-
-    `read_at`: when those in force were read, in Unix seconds; 0 where keys are off. `unreadable`: what stands in the
-    file now cannot be used.
-    """
+    """The API keys of the file, which is read again after each change: at the next request, or at the next `look`."""
 
     def __init__(self, path: Path | None) -> None:
-        """None: keys are off. Raises UsageError for a file that cannot be used."""
+        """Reads the file; None: keys are off. Raises UsageError for a file that cannot be used."""
         self._path = path
         self._stamp = path and file_stamp(path)
         self._keys: tuple[StoredKey, ...] = read_keys(path) if path else ()
+        #: Time (Unix seconds) at which the keys in force were read; 0 if keys are off.
         self.read_at = time.time() if path else 0.0
+        #: True while the file has changed and cannot be used.
         self.unreadable = False
 
     def __len__(self) -> int:
-        """How many are in force."""
+        """Number of keys in force."""
         return len(self._keys)
 
     @property
     def names(self) -> list[str]:
-        """Of all tenants there are; the nameless one where keys are off."""
+        """Names of all tenants; only the empty name if keys are off."""
         return [key.tenant.name for key in self._keys] if self._path else [ANYBODY.name]
 
     def tenant(self, header: str | None) -> Tenant:
-        """The sender of this Authorization header. Raises Unauthorized."""
+        """The tenant whose key is in this Authorization header. Raises Unauthorized for a missing or unknown key."""
         if self._path is None:
             return ANYBODY
         self.look()
         scheme, _, key = (header or "").partition(" ")
         if scheme.lower() != "bearer" or not key:
             raise Unauthorized("this gateway needs an API key: send the header Authorization: Bearer KEY")
-        if found := find(self._keys, key.strip()):
-            return found
+        if tenant := find(self._keys, key.strip()):
+            return tenant
         raise Unauthorized("the API key is not known here")
 
     def look(self) -> None:
-        """Read the file if it is another one than before. While it cannot be used (half-written by hand, or gone), the
-        keys that we have stay in force."""
+        """Reads the file again if it has changed. While it cannot be used (half-written or gone), the old keys stay."""
         if self._path is None or (stamp := file_stamp(self._path)) == self._stamp:
             return
         self._stamp = stamp
@@ -83,7 +81,7 @@ class KeyRing:
             self._keys = read_keys(self._path)
         except UsageError as error:
             self.unreadable = True
-            advice = "those read before stay in force until the file is mended"
+            advice = "the keys read before stay in force until the file is corrected"
             logs.get().error("API_KEYS_UNREADABLE", error=str(error), keys=len(self._keys), advice=advice)
         else:
             self.read_at, self.unreadable = time.time(), False
@@ -91,7 +89,7 @@ class KeyRing:
 
 
 class Authentication:
-    """Plain ASGI: puts the tenant into the scope's state, or answers 401 without reading the body."""
+    """ASGI middleware that puts the tenant into the scope's state, or answers 401 without reading the body."""
 
     def __init__(self, app: ASGIApp, ring: KeyRing, responder: ErrorResponder) -> None:
         self._app, self._ring, self._responder = app, ring, responder
@@ -105,27 +103,28 @@ class Authentication:
                 except Unauthorized as error:
                     await self._responder.refuse(error, scope, receive, send)
                     return
-            # Kept as a question, too: a socket and a stream outlive what the file of keys said when they were opened.
+            # A socket or a stream may outlive its key, so it can look the key up again.
             again = partial(self._ring.tenant, _authorization(scope))
-            scope.setdefault("state", {}).update(tenant=tenant, tenant_again=again)
+            scope.setdefault("state", {}).update(tenant=tenant, current_tenant=again)
         await self._app(scope, receive, send)
 
 
 def of(connection: Request | WebSocket) -> Tenant:
-    """The sender of this request, or of the handshake of this socket."""
+    """The tenant of a request, or of a socket's handshake."""
     tenant = connection.scope["state"]["tenant"]
     assert isinstance(tenant, Tenant)
     return tenant
 
 
-def asked_again(connection: Request | WebSocket) -> Tenant:
-    """The sender by what the file of keys says now, with the limits that it has now.
+def current_tenant(connection: Request | WebSocket) -> Tenant:
+    """The tenant of a request or socket as the file of keys has it now, with its current limits.
 
-    Raises Unauthorized when the key of the handshake, or of the request, is not there any more.
+    Raises Unauthorized if the key has been removed since.
     """
-    return cast(Callable[[], Tenant], connection.scope["state"]["tenant_again"])()
+    return cast(Callable[[], Tenant], connection.scope["state"]["current_tenant"])()
 
 
 def _authorization(scope: Scope) -> str | None:
+    """The value of the Authorization header; None unless there is exactly one."""
     values = [value for name, value in scope["headers"] if name == b"authorization"]
     return values[0].decode("latin-1") if len(values) == 1 else None

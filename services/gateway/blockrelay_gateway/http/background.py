@@ -1,4 +1,4 @@
-"""Work in the background for as long as a gateway runs. When one piece ends by itself, only a restart helps."""
+"""Runs the background work of a gateway. Work that ends by itself is a failure that only a restart mends."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
@@ -7,12 +7,12 @@ from typing import Any
 
 from blockrelay.observability import logs
 
-#: Each ends when it is cancelled.
+#: A coroutine function that runs until it is cancelled.
 Work = Callable[[], Coroutine[Any, Any, None]]
 
 
 class Background:
-    """`works` by name; `broken` is set when one has failed."""
+    """Background work by name; the event `broken` is set when one has failed."""
 
     def __init__(self, works: Mapping[str, Work], broken: asyncio.Event) -> None:
         self.works, self.broken = dict(works), broken
@@ -20,7 +20,7 @@ class Background:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """From start to end."""
+        """Runs all work while the context is open, and cancels it at the end."""
         for name, work in self.works.items():
             task = asyncio.create_task(work(), name=name)
             task.add_done_callback(self._ended)
@@ -33,7 +33,7 @@ class Background:
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def stopped(self) -> list[str]:
-        """The names of what has ended although the gateway runs."""
+        """Names of the work that has ended although the gateway runs."""
         return [task.get_name() for task in self._tasks if task.done()]
 
     def _ended(self, task: asyncio.Task[None]) -> None:

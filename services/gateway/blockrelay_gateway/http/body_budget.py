@@ -1,8 +1,8 @@
-"""How much memory requests and their results take of this process at once, and how long a body may take to arrive.
+"""Limits the memory of bodies and answers in this process, and the time in which a body has to arrive.
 
-One budget has the bodies that arrive and wait, what is parsed of them (`helpers.json_size`), and tensor answers until
-they are sent. The other bounds on memory: h11 refuses heads over HEAD_BYTES, a socket that is not read stops what goes
-into it, a log is kept once for all its readers, and ACCEPT bounds how many there are.
+One budget counts bodies that arrive and wait, their parsed JSON (`helpers.json_size`), and tensor answers until they
+are sent. Other memory has other bounds: h11 refuses heads over HEAD_BYTES, a socket that the client does not read stops
+its writer, a token log is kept once for all its readers, and ACCEPT bounds the number of requests.
 """
 
 import asyncio
@@ -13,11 +13,11 @@ from typing import TypeVar
 from blockrelay.errors import LimitExceeded, RequestTooLarge, RequestTooSlow, ServiceUnavailable
 from blockrelay_gateway.http.errors import retry_after_s
 
-#: Bytes of a request line with its headers.
+#: The most bytes of a request line with its headers.
 HEAD_BYTES = 64 << 10
-#: A body of at most so many bytes is small. Larger ones that wait take half of the budget together, and with what is
-#: parsed and with answers all but an eighth, which is for small ones alone. What is parsed of one tenant's body takes
-#: half of that at most, so that the bodies of others find room meanwhile.
+#: The most bytes of a small body. Large bodies that wait may take half of the budget together; with parsed JSON and
+#: answers they may take all but an eighth, which is for small bodies alone. The parsed JSON of one tenant's body may
+#: take half of that, so that the bodies of other tenants find room meanwhile.
 SMALL_BODY = 64 << 10
 WAITING_SHARE, LARGE_SHARE = 1 / 2, 7 / 8
 
@@ -25,13 +25,13 @@ T = TypeVar("T")
 
 
 class BodyBudget:
-    """Bytes that all requests and results together may take. The largest body always fits if it is alone."""
+    """The bytes that all requests and answers together may take. The largest body always fits if it is alone."""
 
     def __init__(self, max_bytes: int, *, largest_body: int = 0) -> None:
         self.max_bytes, self.used = max(max_bytes, largest_body), 0
         self.max_waiting = max(int(WAITING_SHARE * self.max_bytes), largest_body)
         self.max_large = max(int(LARGE_SHARE * self.max_bytes), largest_body)
-        #: What one tenant with a name may have of what waits.
+        #: The most bytes of bodies that one named tenant may have waiting.
         self.max_tenant = max(self.max_waiting // 2, largest_body)
         self.tenants: Counter[str] = Counter()
         self.waiting = 0
@@ -40,16 +40,17 @@ class BodyBudget:
         self._watching: list[asyncio.Future[None]] = []
 
     def room(self, count: int, most: int) -> bool:
-        """Whether so many bytes more fit below `most`."""
+        """True if `count` bytes more fit below `most`."""
         return self.used + count <= most
 
     def given_back(self) -> Awaitable[None]:
-        """Something to wait for until bytes have been given back."""
+        """Returns an awaitable that ends when bytes are given back."""
         turn = asyncio.get_running_loop().create_future()
         self._watching.append(turn)
         return turn
 
     def give_back(self, count: int) -> None:
+        """Frees `count` bytes and wakes those who wait for room."""
         self.used -= count
         watching, self._watching = self._watching, []
         for turn in watching:
@@ -62,8 +63,10 @@ class BodyBudget:
                 turn.set_result(None)
 
     async def wait(self, count: int, within_s: float) -> None:
-        """Take bytes as soon as they fit, in the order of those who wait. Raises LimitExceeded when they do not in
-        time."""
+        """Takes `count` bytes as soon as they fit, first come, first served.
+
+        Raises LimitExceeded if they do not fit within `within_s` seconds.
+        """
         if not self._waiting and self.room(count, self.max_large):
             self.used += count
             return
@@ -82,19 +85,19 @@ class BodyBudget:
 
 
 class BodyShare:
-    """What one request has of the budget: from the arrival of its body until nothing of it is kept."""
+    """The bytes that one request has of the budget, from the arrival of its body until nothing of it is kept."""
 
     def __init__(self, budget: BodyBudget, *, large: bool = False, tenant: str = "") -> None:
-        """`large`: the body is known to be a large one. `tenant`: whose it is, where that is known."""
+        """`large`: the body will be large. `tenant`: the tenant's name if it is known, else ""."""
         self._budget, self._bytes, self._large = budget, 0, large
         self._tenant, self._arrived = tenant, 0
-        self._waiting = 0  # bytes of it that count as a large body's
+        self._waiting = 0  # its bytes that count as a large body's
 
     def take(self, count: int) -> None:
-        """Raises LimitExceeded when it would be too much."""
+        """Takes `count` bytes more for the body. Raises LimitExceeded if the budget or the tenant has no room."""
         if self._tenant and count and self._budget.tenants[self._tenant] + count > self._budget.max_tenant:
-            said = "this key has too many large requests on their way; try again later"
-            raise LimitExceeded(said, scope="client", limit="bodies", retry_after_s=retry_after_s(0))
+            message = "this key has too many large requests on their way; try again later"
+            raise LimitExceeded(message, scope="client", limit="bodies", retry_after_s=retry_after_s(0))
         self._large = self._large or self._bytes + count > SMALL_BODY
         budget = self._budget
         if count and not budget.room(count, budget.max_large if self._large else budget.max_bytes):
@@ -104,7 +107,7 @@ class BodyShare:
         self.add(count)
 
     def add(self, count: int) -> None:
-        """Bytes that are there already, whether there is room or not."""
+        """Adds bytes of the body that are in memory already, also without room."""
         self._budget.used += count
         self._budget.tenants[self._tenant] += count
         self._bytes += count
@@ -114,21 +117,23 @@ class BodyShare:
             self._waiting = self._arrived
 
     def check(self, count: int) -> None:
-        """Raise RequestTooLarge where there will never be room for so many bytes more."""
+        """Raises RequestTooLarge if `count` bytes more can never fit."""
         self._check(count, self._budget.max_large)
 
     def check_parsed(self, count: int) -> None:
-        """Raise RequestTooLarge for so many bytes of what is parsed: the body of one key leaves room for others'."""
+        """Raises RequestTooLarge if `count` bytes of parsed JSON can never fit; a key's body leaves room for others."""
         self._check(count, self._budget.max_large // 2 if self._tenant else self._budget.max_large)
 
     def _check(self, count: int, most: int) -> None:
         if self._bytes + count > most:
-            said = f"the request takes {count >> 20} MiB of memory here, and at most {most >> 20} MiB are there for it"
-            raise RequestTooLarge(f"{said}: send less at a time, and tensors as data_b64")
+            cause = f"the request takes {count >> 20} MiB of memory here, and at most {most >> 20} MiB are there for it"
+            raise RequestTooLarge(f"{cause}: send less at a time, and tensors as data_b64")
 
     def take_parsed(self, count: int) -> Awaitable[None] | None:
-        """Take so many bytes for what is parsed; if there is no room, what to wait for before the next try. The caller
-        keeps nobody out meanwhile: the room may be with those that wait behind it."""
+        """Takes `count` bytes for parsed JSON and returns None; without room, an awaitable for the next try.
+
+        The caller must not hold a helper while it waits: requests behind it may have to finish first to make room.
+        """
         if not self._budget.room(count, self._budget.max_large):
             return self._budget.given_back()
         self._budget.used += count
@@ -136,14 +141,16 @@ class BodyShare:
         return None
 
     async def wait(self, count: int, within_s: float) -> None:
-        """Take bytes of an answer as soon as there is room. Raises LimitExceeded when there is none in time, and
-        RequestTooLarge where there will never be."""
+        """Takes `count` bytes for an answer as soon as there is room.
+
+        Raises LimitExceeded without room within `within_s` seconds, RequestTooLarge if they can never fit.
+        """
         self.check(count)
         await self._budget.wait(count, within_s)
         self._bytes += count
 
     def give_back(self) -> None:
-        """Idempotent."""
+        """Gives all bytes back. Idempotent."""
         count, self._bytes = self._bytes, 0
         self._budget.tenants[self._tenant] -= self._arrived
         self._budget.waiting -= self._waiting
@@ -154,33 +161,33 @@ class BodyShare:
 
 
 def _no_room() -> LimitExceeded:
-    said = "too many large requests are here at once; try again later"
-    return LimitExceeded(said, scope="cell", limit="bodies", retry_after_s=retry_after_s(0))
+    message = "too many large requests are here at once; try again later"
+    return LimitExceeded(message, scope="cell", limit="bodies", retry_after_s=retry_after_s(0))
 
 
 class ReceivedBody:
-    """A whole body, whose bytes are kept until somebody takes them, and its share of the budget."""
+    """A whole body, whose bytes are kept until `take`, and its share of the budget."""
 
     def __init__(self, content: bytes, share: BodyShare) -> None:
         self.size, self.share = len(content), share
         self._content, self.taken = content, False
 
     def take(self) -> bytes:
-        """The bytes, once; the share is kept."""
+        """Returns the bytes the first time, then b""; the share is kept."""
         self.taken = True
         content, self._content = self._content, b""
         return content
 
 
 class BodyTimeout:
-    """How long the bodies that are arriving are waited for."""
+    """The time limit for bodies that are arriving."""
 
     def __init__(self, within_s: float) -> None:
         self._within_s, self._closing = within_s, False
         self._limits: set[asyncio.Timeout] = set()
 
     async def wait(self, body: Awaitable[T]) -> T:
-        """Raises RequestTooSlow when it is not there in time, ServiceUnavailable when the gateway ends before."""
+        """Waits for a body. Raises RequestTooSlow if it is late, ServiceUnavailable if the gateway ends before."""
         try:
             async with asyncio.timeout(self._within_s) as limit:
                 self._limits.add(limit)
@@ -194,7 +201,7 @@ class BodyTimeout:
             raise RequestTooSlow(f"the body did not arrive within {self._within_s:g} seconds; send it again") from None
 
     def close(self) -> None:
-        """No body is waited for any more."""
+        """Ends all waiting at once, because the gateway ends."""
         self._closing = True
         for limit in self._limits:
             limit.reschedule(0.0)

@@ -1,5 +1,7 @@
-"""What happens to every HTTP request before its route: the body limit and the request id header. Plain ASGI, because
-Starlette's BaseHTTPMiddleware hides the client's disconnect from streaming routes."""
+"""Reads the body of every HTTP request before its route, within limits of size, memory and time.
+
+It is plain ASGI, because Starlette's BaseHTTPMiddleware hides the client's disconnect from streaming routes.
+"""
 
 import asyncio
 import contextlib
@@ -10,20 +12,20 @@ from blockrelay.errors import LimitExceeded, RequestTooLarge, RequestTooSlow, Se
 from blockrelay_gateway.http.body_budget import SMALL_BODY, BodyBudget, BodyShare, BodyTimeout, ReceivedBody
 from blockrelay_gateway.http.errors import ErrorResponder
 
-#: A client that sends too much is read on for a while: closing at once would reset the connection before it could read
-#: our answer.
+#: The rest of a body that is too large is read up to this multiple of the limit, or until the client is silent for this
+#: many seconds: closing at once would reset the connection before the client could read the answer.
 DRAIN_FACTOR = 8
 DRAIN_IDLE_S = 0.5
-#: Where a scope has the ReceivedBody. Routes that take it from there keep nothing of it; others get it as messages.
+#: Key of the ReceivedBody in a scope. Routes that take it from there keep no copy; others get the body as a message.
 RECEIVED = "blockrelay.body"
 
 
 class BodyLimit:
-    """Reads the whole body, chunked or not, before the route runs; 413 when it is over `max_bytes`, 408 when it never
-    comes.
+    """ASGI middleware that reads the whole body, chunked or not, before the route runs.
 
-    Every body of ours is JSON, whatever its content type claims (`curl -d` claims a form); pages of other sites, which
-    need no preflight for a form, do not get here (`origins`). Routes find the body's true size in `content-length`.
+    It answers 413 for a body over `max_bytes`, 408 for one that does not arrive, 429 or 503 without room. Every body is
+    taken for JSON, whatever its content type says (`curl -d` says a form); pages of other sites, which need no
+    preflight for a form, do not get here (`origins`). Routes find the body's true size in `content-length`.
     """
 
     def __init__(
@@ -47,13 +49,13 @@ class BodyLimit:
             share.give_back()
             answer = self._responder.answer(scope, error)
             if isinstance(error, RequestTooSlow | ServiceUnavailable):
-                answer.headers["connection"] = "close"  # what may still come belongs to no request
+                answer.headers["connection"] = "close"  # the rest of the body may still come, and is no request
             await answer(scope, receive, send)
         finally:
             share.give_back()
 
     async def _read(self, scope: Scope, receive: Receive, share: BodyShare) -> ReceivedBody | None:
-        """The whole body; None when the client left before its end. Raises RequestTooLarge, or LimitExceeded."""
+        """Reads the whole body; None if the client left before its end. Raises RequestTooLarge or LimitExceeded."""
         declared = dict(scope["headers"]).get(b"content-length", b"0")
         announced = int(declared) if declared.isdigit() else 0
         size, taken, too_large, more = 0, 0, announced > self._max_bytes, True
@@ -66,7 +68,7 @@ class BodyLimit:
             size += len(part)
             too_large = size > self._max_bytes
             try:
-                # All of it at once: of many that arrive together some find room, where else each would for a part only.
+                # Room for the whole body is taken at once: of many bodies that arrive together some then fit entirely.
                 share.take(new := max(size, announced if size else 0) - taken)
                 taken += new
             except LimitExceeded:
@@ -83,6 +85,7 @@ class BodyLimit:
         return ReceivedBody(b"".join(parts), share)
 
     async def _pass_on(self, received: ReceivedBody, scope: Scope, receive: Receive, send: Send) -> None:
+        """Runs the route with the body in the scope, and as one message for routes that read messages."""
         replayed = False
         ours = {b"content-type": b"application/json", b"content-length": str(received.size).encode()}
 
@@ -97,6 +100,7 @@ class BodyLimit:
         await self._app({**scope, RECEIVED: received, "headers": [*headers, *ours.items()]}, replay, send)
 
     async def _drain(self, receive: Receive) -> None:
+        """Reads and drops the rest of a body, within DRAIN_FACTOR and DRAIN_IDLE_S."""
         left, more = DRAIN_FACTOR * self._max_bytes, True
         with contextlib.suppress(TimeoutError):
             while more and left > 0:
@@ -107,12 +111,12 @@ class BodyLimit:
 
 
 def _waits(scope: Scope) -> bool:
-    """Its client sends the body when it is asked to, as the first look at it does."""
+    """True if the client waits for `100 Continue` before it sends the body."""
     return any(name == b"expect" and value.lower() == b"100-continue" for name, value in scope["headers"])
 
 
 def _releasing(send: Send, share: BodyShare) -> Send:
-    """`send` that gives the body's bytes back when the answer begins."""
+    """Returns a `send` that gives the body's bytes back when the answer begins."""
 
     async def released(message: Message) -> None:
         share.give_back()

@@ -1,4 +1,4 @@
-"""How many requests and sockets this process serves at once."""
+"""Limits the requests and WebSockets that this process serves at once."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -13,16 +13,16 @@ from blockrelay_gateway.http.errors import ErrorResponder, retry_after_s
 
 
 class ConnectionLimit:
-    """Plain ASGI: answers 503 while `max_connections` requests and sockets are open; health and metrics pass.
+    """ASGI middleware that answers 503 while `max_connections` requests and sockets are open; health and metrics pass.
 
-    A key has as many of them as are left at most, else 429: one key leaves half for others, and any number of keys
-    leave something for the next.
+    A key may have at most as many as are still free, else it gets 429: so one key leaves half for others, and any
+    number of keys leave something for the next.
     """
 
     def __init__(self, app: ASGIApp, max_connections: int, responder: ErrorResponder) -> None:
         self._app, self._max, self._responder = app, max_connections, responder
-        self._now = 0
-        self._of: Counter[str] = Counter()  # by tenant
+        self._now = 0  # open requests and sockets
+        self._of: Counter[str] = Counter()  # the same by tenant
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket") or is_open(scope):
@@ -37,13 +37,13 @@ class ConnectionLimit:
 
     def _refusal(self, tenant: str) -> LimitExceeded | None:
         if self._now >= self._max:
-            said = f"{self._now} requests are under way at this gateway, its limit; try again later"
-            return LimitExceeded(said, scope="cell", limit="connections", retry_after_s=retry_after_s(0))
+            message = f"{self._now} requests are under way at this gateway, its limit; try again later"
+            return LimitExceeded(message, scope="cell", limit="connections", retry_after_s=retry_after_s(0))
         if tenant and self._of[tenant] >= self._max - self._now:
-            said = (
+            message = (
                 f"{self._of[tenant]} requests and sockets of this key are open at this gateway, its share; close some"
             )
-            return LimitExceeded(said, scope="client", limit="connections", retry_after_s=retry_after_s(0))
+            return LimitExceeded(message, scope="client", limit="connections", retry_after_s=retry_after_s(0))
         return None
 
     @contextmanager

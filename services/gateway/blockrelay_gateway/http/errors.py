@@ -1,4 +1,4 @@
-"""Exceptions to HTTP: status and OpenAI's error shape. The one place where a service error becomes an answer."""
+"""Turns service errors into HTTP answers: status, headers and OpenAI's error shape. Nothing else does."""
 
 import json
 import sys
@@ -39,7 +39,7 @@ from blockrelay.errors import (
 from blockrelay.observability import logs
 from blockrelay.observability.metrics.gateway import NEW_REQUESTS, GatewayMetrics
 
-#: Kind of error, then status, type and code of the answer; the first row that fits counts.
+#: Status, type and code of the answer by the error's class; the first row that fits counts.
 _BY_TYPE: tuple[tuple[type[BlockrelayError], int, str, str | None], ...] = (
     (RequestTooLarge, 413, "invalid_request_error", "request_too_large"),
     (RequestTooSlow, 408, "invalid_request_error", "request_timeout"),
@@ -63,14 +63,15 @@ _BY_TYPE: tuple[tuple[type[BlockrelayError], int, str, str | None], ...] = (
     (ExecutionError, 500, "server_error", "execution_failed"),
     (BlockrelayError, 500, "server_error", None),
 )
-#: Retry-After is between these, in seconds: clients that were refused together should not come back together.
+#: Bounds of Retry-After (seconds), and its largest random factor: clients that were refused together should not come
+#: back together.
 SOONEST_S, LATEST_S, SPREAD = 1, 60, 1.5
-#: OpenAI's clients send again what failed with these by their status, and would get the same answer again.
+#: Errors with `x-should-retry: false`: by their status, OpenAI's clients would repeat the request, in vain.
 IN_VAIN = (ExecutionError, DeadlineExceeded)
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-#: Of a whole number that Python reads: more would take minutes.
+#: The most digits of a whole number that Python reads: more would take minutes.
 MOST_DIGITS = sys.get_int_max_str_digits()
-#: Kind of error and what `blockrelay_refused_requests_total` calls it; the first row that fits counts.
+#: The reason in `blockrelay_refused_requests_total` by the error's class; the first row that fits counts.
 _REASONS: tuple[tuple[type[BlockrelayError], str], ...] = (
     (RequestTooLarge, "too_long"),
     (ContextLengthExceeded, "too_long"),
@@ -92,21 +93,22 @@ _REASONS: tuple[tuple[type[BlockrelayError], str], ...] = (
 
 
 def retry_after_s(wait_ms: int) -> int:
-    """Whole seconds after which to ask again, about `wait_ms` and a little."""
+    """Retry-After in whole seconds: `wait_ms` within bounds, times a random factor from 1 to SPREAD."""
     return round(min(LATEST_S, max(SOONEST_S, wait_ms / 1000)) * uniform(1, SPREAD))
 
 
 class JsonAnswer(Response):
-    """JSON that survives any text: half a surrogate pair is written as its JSON escape."""
+    """A JSON response that takes any text: half a surrogate pair is written as its JSON escape."""
 
     media_type = "application/json"
 
     def render(self, content: Any) -> bytes:
+        """Encodes `content` with `to_json`."""
         return to_json(content)
 
 
 def to_json(content: Any) -> bytes:
-    """Compact UTF-8 JSON. `content` holds no NaN."""
+    """Encodes `content` as compact UTF-8 JSON. Raises ValueError for NaN and infinity."""
     return _ENCODER.encode(content).encode("utf-8", "backslashreplace")
 
 
@@ -116,14 +118,14 @@ def status_of(error: BlockrelayError) -> int:
 
 
 def _row(error: BlockrelayError) -> tuple[int, str, str | None]:
-    """Status, type and code."""
+    """Status, type and code of the answer to an error."""
     if isinstance(error, LimitExceeded) and error.scope == "client":
         return 429, "rate_limit_error", "rate_limit_exceeded"
     return next((status, type_, code) for kind, status, type_, code in _BY_TYPE if isinstance(error, kind))
 
 
 def error_body(error: BlockrelayError) -> dict[str, Any]:
-    """`{"error": {message, type, param, code}}`."""
+    """The error in OpenAI's shape: `{"error": {message, type, param, code}}`."""
     _, kind, code = _row(error)
     param = error.param if isinstance(error, BadRequest | NotFound | Conflict) else None
     if isinstance(error, NotFound) and param == "model":
@@ -132,7 +134,7 @@ def error_body(error: BlockrelayError) -> dict[str, Any]:
 
 
 def wrong_method(path: str, method: str, allowed: Sequence[str]) -> JsonAnswer:
-    """405 for a path that takes other methods."""
+    """The answer 405 for a path that takes only the methods `allowed`."""
     takes = ", ".join(allowed)
     message = f"{path} does not take {method}, only {takes}"
     body = {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": None}}
@@ -140,14 +142,14 @@ def wrong_method(path: str, method: str, allowed: Sequence[str]) -> JsonAnswer:
 
 
 def reason_of(error: BlockrelayError) -> str:
-    """Why a request is refused, in one word: the limit's name where it is one."""
+    """The reason of a refusal in one word, for metrics; the limit's name if a limit was exceeded."""
     if isinstance(error, LimitExceeded):
         return error.limit
     return next(reason for kind, reason in _REASONS if isinstance(error, kind))
 
 
 def headers_of(error: BlockrelayError) -> dict[str, str]:
-    """What an answer with this error says to programs beside its body."""
+    """The headers of an answer with this error: Retry-After, WWW-Authenticate or X-Should-Retry."""
     if isinstance(error, LimitExceeded):
         return {"retry-after": str(error.retry_after_s)}
     if isinstance(error, ServiceUnavailable):
@@ -158,7 +160,7 @@ def headers_of(error: BlockrelayError) -> dict[str, str]:
 
 
 def message_of(error: BlockrelayError) -> str:
-    """What a client is told. Where our Redis is and what it says is for our log."""
+    """The message for the client. Redis' address and its own message are only for the gateway's log."""
     if isinstance(error, RedisFull):
         return "the queue's memory is used up; try again later"
     if isinstance(error, RedisTrouble) and error.code == "PROTOCOL":
@@ -167,10 +169,10 @@ def message_of(error: BlockrelayError) -> str:
 
 
 def from_validation(errors: Sequence[Any]) -> BadRequest:
-    """Pydantic's first complaint, by the field's name."""
+    """The first of pydantic's validation errors as BadRequest, with the field's name."""
     first = errors[0]
     location = [str(part) for part in first["loc"]]
-    if location and location[0] in ("body", "query", "header"):  # where FastAPI found it, not what the client calls it
+    if location and location[0] in ("body", "query", "header"):  # FastAPI's prefix, no part of the client's field name
         location.pop(0)
     kind, message = first["type"], str(first["msg"])
     if kind == "json_invalid":
@@ -190,28 +192,28 @@ def from_validation(errors: Sequence[Any]) -> BadRequest:
 
 
 def unreadable(cause: BaseException | None, what: str = "body") -> BadRequest:
-    """Why a body or message is no JSON, from what the parser has raised."""
+    """The error for a body or message that is not JSON, by the parser's exception."""
     if isinstance(cause, UnicodeDecodeError):
-        at = f"byte 0x{cause.object[cause.start]:02x} at {cause.start} is none of it"
+        at = f"byte 0x{cause.object[cause.start]:02x} at {cause.start}"
         return BadRequest(f"the {what} is not {cause.encoding.upper()} text ({at}): send JSON as UTF-8")
     if isinstance(cause, json.JSONDecodeError):
         where = f" at {cause.pos}" if what == "message" else ""
         return BadRequest(f"the {what} is not JSON: {cause.msg}{where}")
     if isinstance(cause, RecursionError):
         return BadRequest(f"the {what} cannot be read as JSON: its lists and objects are nested too deeply")
-    if isinstance(cause, ValueError):  # what else its parser refuses
+    if isinstance(cause, ValueError):  # the only other ValueError of the parser
         return BadRequest(f"the {what} cannot be read as JSON: a whole number in it has more than {MOST_DIGITS} digits")
     return BadRequest(f"the {what} cannot be read as JSON")
 
 
 class ErrorResponder:
-    """Turns errors into responses; counts and logs refused new requests."""
+    """Turns errors into responses, and counts and logs refused new requests."""
 
     def __init__(self, metrics: GatewayMetrics) -> None:
         self._rejections, self._limited, self._refused = metrics.rejections, metrics.limited, metrics.refused
 
     def answer(self, scope: Scope, error: BlockrelayError) -> Response:
-        """The response for `error`, in the shape of the endpoint; `session_id` of the scope's state rides along."""
+        """The response for `error`, in the shape of its route; for /v1/infer with `session_id` of the scope's state."""
         status, path = status_of(error), scope["path"]
         if scope["method"] == "POST" and path in NEW_REQUESTS:
             self.count(path, error)
@@ -221,7 +223,7 @@ class ErrorResponder:
         return JsonAnswer(body, status_code=status, headers=headers_of(error))
 
     async def refuse(self, error: BlockrelayError, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request or a handshake with `error`; no body is read and no socket opened."""
+        """Answers a request or a WebSocket handshake with `error`; no body is read and no socket opened."""
         if scope["type"] == "http":
             await self.answer(scope, error)(scope, receive, send)
         elif "websocket.http.response" in scope.get("extensions", {}):
@@ -230,7 +232,7 @@ class ErrorResponder:
             await send({"type": "websocket.close", "code": 1008, "reason": str(error)})
 
     def count(self, path: str, error: BlockrelayError) -> None:
-        """A new request was refused."""
+        """Counts and logs a new request that was refused."""
         status = status_of(error)
         self._rejections.labels(str(status)).inc()
         self._refused.labels(path, reason_of(error)).inc()
@@ -240,8 +242,8 @@ class ErrorResponder:
         logs.get().info("REQUEST_REJECTED", path=path, status=status, param=param)
 
 
-def install(app: FastAPI, responder: ErrorResponder, met: Callable[[RedisTrouble], None]) -> None:
-    """Give `app` its error handlers. `met` hears of trouble that a client is told of."""
+def install(app: FastAPI, responder: ErrorResponder, on_error: Callable[[RedisTrouble], None]) -> None:
+    """Adds the error handlers to `app`. `on_error` is called for each Redis error that a client gets."""
 
     async def ours(request: Request, error: Exception) -> Response:
         assert isinstance(error, BlockrelayError)
@@ -265,7 +267,7 @@ def install(app: FastAPI, responder: ErrorResponder, met: Callable[[RedisTrouble
 
     async def queue(request: Request, error: Exception) -> Response:
         assert isinstance(error, RedisTrouble)
-        met(error)
+        on_error(error)
         return responder.answer(request.scope, error)
 
     async def bug(request: Request, error: Exception) -> Response:
@@ -289,7 +291,10 @@ def infer_error(
     failed_blocks: Sequence[dict[str, Any]] = (),
     **more: Any,
 ) -> dict[str, Any]:
-    """The error shape of /v1/infer, of a request that never ran unless the blocks say more; OpenAI's rides along."""
+    """The error in the shape of /v1/infer, which includes OpenAI's shape.
+
+    Without block arguments it is that of a request that never ran.
+    """
     return {
         "status": "error",
         "message": message or message_of(error),

@@ -1,4 +1,4 @@
-"""What /openapi.json says about answers: every status that a route gives, with its body."""
+"""The answers in /openapi.json: every status that a route may give, with its body."""
 
 from typing import Any
 
@@ -36,15 +36,16 @@ _MEANINGS = {
     503: "over capacity, or a service is not available; see Retry-After",
     504: "the request's timeout passed before it was finished",
 }
-#: For FastAPI's `responses`: what every route may answer besides its 200.
+#: For FastAPI's `responses`: the errors that every route may answer.
 ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": Error, "description": meaning} for status, meaning in _MEANINGS.items()
 }
-_STREAM: dict[str, Any] = {"text/event-stream": {}}  # no schema: tools do not agree of what, a body or an event
-#: Of routes that make a request: an answer, a stream of events, or only the id of a background request.
+_STREAM: dict[str, Any] = {"text/event-stream": {}}  # no schema: tools disagree if it describes the body or an event
+#: Answers of routes that make a request: an answer, a stream of events, or the id of a background request.
 WORK: dict[int | str, dict[str, Any]] = {
     **ERRORS,
     200: {"description": "the whole answer, or with `stream` its events", "content": _STREAM},
     202: {"description": "accepted in the background; read it under /v1/requests"},
 }
+#: Answers of routes that only stream events.
 EVENTS: dict[int | str, dict[str, Any]] = {**ERRORS, 200: {"description": "the events", "content": _STREAM}}

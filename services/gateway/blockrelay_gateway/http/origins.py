@@ -1,8 +1,8 @@
-"""Web pages and names: which origins may use this gateway (`Origin`, CORS), and which names it answers to (`Host`).
+"""Refuses requests of other sites' web pages (`Origin`, CORS) and requests to foreign host names (`Host`).
 
 A web page can send requests and open WebSockets to every address that its visitor's browser reaches, 127.0.0.1
-included, and a page whose own name was made to point here (DNS rebinding) can read the answers too. Browsers tell on
-both, in headers that a page cannot set; other clients send no `Origin`, and are not concerned.
+included. A page whose own name was made to point here (DNS rebinding) can read the answers too. Browsers show both in
+headers that a page cannot set; other clients send no `Origin` and are not affected.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,8 +16,9 @@ from blockrelay_gateway.http.authentication import PROBES
 from blockrelay_gateway.http.errors import ErrorResponder
 from blockrelay_gateway.http.front import methods_of
 
-#: Seconds that a browser need not ask again; answer headers that a page may read.
+#: Seconds for which a browser keeps the answer to a preflight.
 PREFLIGHT_S = 600
+#: Answer headers that a page of an allowed origin may read.
 EXPOSED = (
     b"x-request-id, x-client-request-id, retry-after, idempotent-replayed, x-blockrelay-ignored, x-blockrelay-seed, "
     b"x-blockrelay-max-tokens, blockrelay-instead-of"
@@ -25,10 +26,10 @@ EXPOSED = (
 
 
 class Origins:
-    """Plain ASGI: refuses by `rules` before a body is read, 403 or 421, and answers for CORS."""
+    """ASGI middleware that refuses by `rules` before a body is read, with 403 or 421, and does CORS."""
 
     def __init__(self, app: ASGIApp, rules: Rules, routes: Sequence[BaseRoute], responder: ErrorResponder) -> None:
-        """`routes`: all that there are, for preflights."""
+        """`routes` are all routes, whose methods preflights ask for."""
         self._app, self._rules, self._responder, self._routes = app, rules, responder, routes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -51,7 +52,7 @@ class Origins:
             await self._app(scope, receive, _for(guest, send))
 
     async def _preflight(self, guest: str, scope: Scope, send: Send) -> None:
-        """May a page send this method and these headers? It may what the route takes; keys are looked at later."""
+        """Answers a preflight: the page may use the route's methods and any header; the key is checked later."""
         headers = [
             (b"access-control-allow-origin", guest.encode("latin-1")),
             (b"access-control-allow-methods", ", ".join(methods_of(self._routes, scope)).encode()),
@@ -68,7 +69,7 @@ class Origins:
 
 
 def _for(guest: str, send: Send) -> Send:
-    """`send` that lets a page of `guest` read the answer."""
+    """Returns a `send` that lets a page of the origin `guest` read the answer."""
     ours = [
         (b"access-control-allow-origin", guest.encode("latin-1")),
         (b"access-control-expose-headers", EXPOSED),
@@ -84,5 +85,6 @@ def _for(guest: str, send: Send) -> Send:
 
 
 def _values(scope: Scope, header: bytes) -> list[str]:
+    """All values of a request header, in order."""
     headers: Iterable[tuple[bytes, bytes]] = scope["headers"]
     return [value.decode("latin-1") for name, value in headers if name == header]

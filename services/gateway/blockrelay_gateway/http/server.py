@@ -1,4 +1,4 @@
-"""TCP connections of clients: how long a head may take to arrive, how long it may be, how long silence is kept."""
+"""TCP connections of clients: limits of time and size for heads, messages and idle connections (uvicorn)."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -37,7 +37,11 @@ ROOM_S = 0.05
 
 
 def server_config(app: FastAPI, settings: GatewaySettings, bodies: BodyBudget, drain: Drain) -> uvicorn.Config:
-    """h11: httptools knows no bound of a head. No compression: it would take seconds for a tensor of 100 MB."""
+    """Returns uvicorn's configuration for the gateway.
+
+    It uses h11, because httptools has no limit for heads, and no compression, which would take seconds for a tensor of
+    100 MB.
+    """
     return uvicorn.Config(
         app,
         log_config=None,
@@ -55,13 +59,13 @@ def server_config(app: FastAPI, settings: GatewaySettings, bodies: BodyBudget, d
 
 
 def _patient_for(arrival_s: float, most: int, drain: Drain) -> type[H11Protocol]:
-    """HTTP that closes a connection on which no head has arrived `arrival_s` after its beginning, or the head's.
+    """Returns the HTTP protocol class, which closes connections whose request head is late.
 
-    uvicorn itself waits without end, before the first request and for the rest of any head. Of connections that ask for
-    nothing, the one that has waited longest is closed when there are more than `most`: clients that only connect keep
-    nobody out, since one that asks does so in a moment.
+    A head must be complete `arrival_s` seconds after the connection opened, or after the head's first byte; uvicorn
+    itself waits without end. If more than `most` connections have no request, the one that has waited longest is
+    closed: so clients that only connect keep no other client out, whose request comes at once.
 
-    When the server ends, idle connections are closed: at once, or after LAST_REQUEST_S where requests still go on.
+    When the server ends, idle connections are closed: at once, or after LAST_REQUEST_S while requests still go on.
     """
     silent: dict[H11Protocol, None] = {}  # the longest first
 
@@ -110,7 +114,7 @@ def _patient_for(arrival_s: float, most: int, drain: Drain) -> type[H11Protocol]
                 self.timeout_keep_alive_handler()
 
         def _await_head(self) -> None:
-            """By uvicorn's own timer for idle connections, which stops it at the next byte."""
+            """Starts the timer for the next head: uvicorn's own for idle connections, which the next byte stops."""
             if self._due is None:
                 self._due = self.loop.time() + arrival_s
             self.timeout_keep_alive_task = self.loop.call_at(self._due, self.timeout_keep_alive_handler)
@@ -127,12 +131,12 @@ def _patient_for(arrival_s: float, most: int, drain: Drain) -> type[H11Protocol]
 
 
 def _socket_for(arrival_s: float, bodies: BodyBudget, drain: Drain, most: int) -> type[WebSocketsSansIOProtocol]:
-    """WebSockets whose messages count among the bytes of bodies while they arrive.
+    """Returns the WebSocket protocol class, whose messages count in the budget of bodies while they arrive.
 
-    What finds no room there is not read until there is some; a message that takes longer than `arrival_s` ends its
-    socket (1008), and one over the limit too (1009). Up to `most` bytes that still come then are read and forgotten.
-    uvicorn itself reads all that comes, and waits without end; and when it ends, it closes sockets whose messages have
-    not been answered. Here the conversation closes its socket (`drain`).
+    A socket is not read while the budget has no room. A message that takes longer than `arrival_s` seconds ends its
+    socket (1008), and so does one over the size limit (1009); up to `most` bytes that still come are read and dropped.
+    uvicorn itself reads everything and waits without end, and at its own end closes sockets whose messages are not
+    answered. Here the conversation closes its socket (`drain`).
     """
 
     class Socket(WebSocketsSansIOProtocol):
@@ -155,8 +159,10 @@ def _socket_for(arrival_s: float, bodies: BodyBudget, drain: Drain, most: int) -
                 self._count()
 
         def handle_parser_exception(self) -> None:
-            """Ends the socket as uvicorn does, but keeps the connection until the client has read why. Closed at
-            once, with bytes of the client on their way, it would be reset."""
+            """Ends the socket as uvicorn does, but keeps the connection until the client has read the reason.
+
+            If it were closed at once, with bytes of the client on their way, it would be reset.
+            """
             assert self.conn.close_sent is not None
             code, reason = self.conn.close_sent.code, self.conn.close_sent.reason
             self.queue.put_nowait({"type": "websocket.disconnect", "code": code, "reason": reason})
@@ -167,7 +173,7 @@ def _socket_for(arrival_s: float, bodies: BodyBudget, drain: Drain, most: int) -
             self.transport.resume_reading()
 
         def _discard(self, size: int) -> None:
-            """Read on for as long as something comes, to a limit."""
+            """Drops `size` bytes and reads on until the client is silent for DRAIN_IDLE_S, up to `most` bytes."""
             self._discarded += size
             if self._lingering is not None:
                 self._lingering.cancel()
@@ -214,7 +220,7 @@ def _socket_for(arrival_s: float, bodies: BodyBudget, drain: Drain, most: int) -
             self._settle()
 
         def _count(self) -> None:
-            """Of a message that has begun, what is there."""
+            """Counts the bytes of a message that is arriving in the budget; without room, pauses reading."""
             for fragment in self.frames[self._fragments :]:
                 self._held += len(fragment) + FRAGMENT_BYTES
             self._fragments = len(self.frames)

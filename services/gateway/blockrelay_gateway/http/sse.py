@@ -1,4 +1,4 @@
-"""Server-sent events, and answering a client that may leave at any time."""
+"""Responses to clients that may leave at any time: server-sent events and large answers."""
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine, Mapping
@@ -15,20 +15,20 @@ from blockrelay_gateway.http.front import IS_HEAD
 T = TypeVar("T")
 #: Milliseconds that an EventSource waits before it connects again; part of the first event of a stream with ids.
 RETRY = b"retry: 1000\n"
-#: In a stream with ids it is a comment: OpenAI's client takes an empty line after any `id:` for an event, and fails on
-#: it. In one without it is an empty line: benchmark tools read lines, skip empty ones, and fail on comments.
+#: Sent after a silence. In a stream with ids it is a comment: OpenAI's client takes an empty line after any `id:` for
+#: an event, and fails on it. In one without ids it is an empty line: benchmark tools skip these and fail on comments.
 KEEP_ALIVE, PLAIN_KEEP_ALIVE = b": keep-alive\n", b"\n"
 DONE = b"data: [DONE]\n\n"
 
 
 def event(data: dict[str, Any], event_id: str | None = None) -> bytes:
-    """One event. `event_id` is what a client sends back as Last-Event-ID."""
+    """Encodes one event. A client sends `event_id` back as Last-Event-ID to continue the stream behind it."""
     head = b"" if event_id is None else b"id: " + event_id.encode() + b"\n"
     return head + b"data: " + to_json(data) + b"\n\n"
 
 
 class EventStream(StreamingResponse):
-    """Sends events until they end or the client leaves; `held`, which they read, is released in every case."""
+    """Sends events until they end or the client leaves; the context manager `held` is closed in every case."""
 
     def __init__(
         self,
@@ -50,8 +50,11 @@ class EventStream(StreamingResponse):
 
 
 class LargeAnswer(StreamingResponse):
-    """JSON in pieces, `size` bytes of it. `held`, what it takes of memory, is released when it is sent, when the client
-    leaves, or when a client has not taken a piece for `within_s`."""
+    """Sends JSON of `size` bytes in pieces.
+
+    The context manager `held`, which gives its memory back, is closed when all is sent, when the client leaves, or when
+    the client has not read a piece within `within_s` seconds.
+    """
 
     def __init__(
         self,
@@ -71,13 +74,13 @@ class LargeAnswer(StreamingResponse):
                 async with asyncio.timeout(self._within_s):
                     await send(message)
             except TimeoutError:
-                raise OSError("the client does not read the answer") from None  # as of one that has left
+                raise OSError("the client does not read the answer") from None  # handled like a client that left
 
         with self._held:
             try:
                 await super().__call__(scope, receive, patient)
             finally:
-                self.body_iterator = _nothing()  # the tensors are kept by nobody
+                self.body_iterator = _nothing()  # frees the tensors, which the old iterator refers to
 
 
 async def _nothing() -> AsyncIterator[bytes]:
@@ -86,7 +89,7 @@ async def _nothing() -> AsyncIterator[bytes]:
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T | None:
-    """The result of `work`, or None when the client left before it was there (`work` is then cancelled)."""
+    """Returns the result of `work`; None if the client left first, and then `work` is cancelled."""
     working = asyncio.ensure_future(work)
     leaving = asyncio.ensure_future(_gone(request))
     try:
@@ -99,5 +102,6 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T | Non
 
 
 async def _gone(request: Request) -> None:
+    """Waits until the client leaves."""
     while (await request.receive())["type"] != "http.disconnect":
         pass

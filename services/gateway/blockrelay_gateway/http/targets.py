@@ -1,4 +1,4 @@
-"""What a request asks for, looked at before its body: what is refused here is neither read nor asked for by 100."""
+"""Refuses unknown paths, wrong methods and compressed bodies before the body is read, or asked for (`100 Continue`)."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -12,11 +12,10 @@ from blockrelay_gateway.http.front import methods_of, own_methods_of
 
 
 class Targets:
-    """Plain ASGI: 404 for paths that are not there, with the one that may be meant, 405 for methods that a path does
-    not take, and 415 for compressed bodies."""
+    """ASGI middleware that answers 404 for unknown paths (with a suggestion), 405 for methods, 415 for compression."""
 
     def __init__(self, app: ASGIApp, routes: Iterable[BaseRoute], responder: ErrorResponder) -> None:
-        """`routes`: all that there are."""
+        """`routes` are all routes of the application."""
         self._app, self._routes, self._responder = app, list(routes), responder
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -34,12 +33,12 @@ class Targets:
             await self._responder.refuse(error, scope, receive, send)
 
     def _other_methods(self, scope: Scope) -> list[str]:
-        """What the path takes in place of the method; empty where it is right, or the path is not there."""
+        """The methods that the path takes instead; empty if the method is right or the path unknown."""
         methods = own_methods_of(self._routes, scope)
         return [] if scope["method"] in methods else sorted(methods)
 
     def _no_socket(self, scope: Scope) -> BlockrelayError | None:
-        """NotFound with the path that WebSockets are at, unless this one is among those that they may be at."""
+        """NotFound, with the path of the WebSocket, for a path that has none; else None."""
         sockets = [route for route in self._routes if isinstance(route, WebSocketRoute)]
         if any(route.matches(scope)[0] is not Match.NONE for route in sockets):
             return None
@@ -47,8 +46,9 @@ class Targets:
         return NotFound(f"there is no WebSocket at {scope['path']}: did you mean {there}?")
 
     def _obstacle(self, scope: Scope) -> BlockrelayError | None:
+        """NotFound for an unknown path, UnsupportedEncoding for a compressed body, else None."""
         path: str = scope["path"]
-        # Without its last slash, or with one, a path is redirected by the routes.
+        # The routes redirect a path with a slash too many or too few at its end.
         if not any(self._is_there(scope, form) for form in (path, path.rstrip("/"), f"{path}/")):
             meant = next((form for form in _meant(path) if self._is_there(scope, form)), None)
             hint = "" if meant is None else f": did you mean {meant}? A base URL of this gateway ends in /v1, once"
@@ -64,7 +64,7 @@ class Targets:
 
 
 def _meant(path: str) -> Iterator[str]:
-    """Paths that clients with a wrong base URL make of others."""
+    """Yields the paths that a client with a wrong base URL may mean."""
     plain = re.sub(r"/{2,}", "/", path).rstrip("/")
     below = re.sub(r"^(/v1)+(?=/|$)", "", plain)
     yield from (plain, f"/v1{below}", below or "/")

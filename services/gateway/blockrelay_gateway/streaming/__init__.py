@@ -1,1 +1,1 @@
-"""From token logs to readers: one copy of each log, many readers, answers and event streams."""
+"""Reads token logs once for many clients, and turns them into answers and event streams."""

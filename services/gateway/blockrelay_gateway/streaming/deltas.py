@@ -1,7 +1,7 @@
-"""Log entries to text by position: what every answer, streamed or not, is made of. Pure.
+"""Turns the entries of a token log into deltas: the text that each position adds to an answer. Pure.
 
-Every format (completions, chat, infer) is a rendering of the same deltas, so that a stream can be continued anywhere
-from the log alone.
+Every format (completions, chat, infer) renders the same deltas, whether it streams or not, so that any gateway can
+continue a stream from the log alone.
 """
 
 from collections.abc import Sequence
@@ -23,11 +23,13 @@ from blockrelay.text.tokenizer import Tokenizer, TokenList, VisibleText
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delta:
-    """What one log entry adds. `offset`: characters shown before it. Either `token` or `end` is set."""
+    """The part of an answer that one log entry adds. Either `token` or `end` is set."""
 
     position: int
+    """Position in the log, from 1; that of the end is one behind the last token's."""
     text: str
     offset: int
+    """Number of characters of the answer before `text`."""
     token: int | None = None
     logprobs: TokenLogprobs | None = None
     end: EndEntry | None = None
@@ -39,12 +41,12 @@ class Relay:
     def __init__(
         self, tokenizer: Tokenizer | None, params: SamplingParams, eos_ids: Sequence[int], prompt: TokenList
     ) -> None:
-        """Without a tokenizer all text is empty."""
+        """Prepares the text of a request's tokens behind `prompt`. Without a tokenizer all text is empty."""
         self._visible = None if tokenizer is None else VisibleText.of(tokenizer, params, eos_ids, prompt)
         self._offset = 0
 
     def push(self, entry: LogEntry) -> Delta:
-        """The delta of the next entry."""
+        """Returns the delta of the next entry of the log."""
         offset = self._offset
         if isinstance(entry, TokenEntry):
             text = self._visible.push(entry.token) if self._visible else ""
@@ -58,13 +60,14 @@ class Relay:
 
 @dataclass(slots=True)
 class Answer:
-    """Everything of one request so far. `add` is the only writer."""
+    """The deltas of one request so far, collected with `add`."""
 
     texts: list[str] = field(default_factory=list[str])
     tokens: list[Delta] = field(default_factory=list[Delta])
     end: EndEntry | None = None
 
     def add(self, delta: Delta) -> None:
+        """Appends the next delta."""
         self.texts.append(delta.text)
         if delta.end is None:
             self.tokens.append(delta)
@@ -73,10 +76,12 @@ class Answer:
 
     @property
     def text(self) -> str:
+        """The text so far."""
         return "".join(self.texts)
 
     @property
     def token_ids(self) -> list[int]:
+        """The ids of the tokens so far."""
         return [delta.token for delta in self.tokens if delta.token is not None]
 
 
@@ -91,30 +96,30 @@ _STATUS = {
 
 
 def status_of_record(state: str, end: str) -> str:
-    """What clients are told of a record's state, and of its end if it has ended."""
+    """The status of a request in the API, from its record's `state` and the reason of its `end` ("": it runs)."""
     return _STATUS[end] if end else state
 
 
 def finish_reason(end: EndEntry) -> str | None:
-    """OpenAI's word for a good end, None for a bad one."""
+    """OpenAI's finish_reason, "stop" or "length"; None for a request that ended otherwise."""
     return end.reason if end.reason in ("stop", "length") else None
 
 
 def failure(end: EndEntry) -> BlockrelayError | None:
-    """The error that a bad end stands for."""
-    said = str(end.meta.get("error") or "")
+    """The error of a request that failed, expired or was cancelled; None for one that ended well."""
+    message = str(end.meta.get("error") or "")
     match end.reason:
         case "error" if end.meta.get("code") == "numerics_changed":
-            return NumericsChanged(said)
+            return NumericsChanged(message)
         case "error" if end.meta.get("code") == "fallback_denied":
-            return FallbackDenied(said)
+            return FallbackDenied(message)
         case "error" if end.meta.get("code") == "step":
-            return Conflict(said, param="step")
+            return Conflict(message, param="step")
         case "error":
-            return ExecutionError(said or "the request failed", block=end.meta.get("failed_block"))
+            return ExecutionError(message or "the request failed", block=end.meta.get("failed_block"))
         case "expired":
-            return DeadlineExceeded(said or "the request's timeout passed before it was finished")
+            return DeadlineExceeded(message or "the request's timeout passed before it was finished")
         case "cancelled":
-            return Cancelled(f"the request was cancelled{': ' + said if said else ''}")
+            return Cancelled(f"the request was cancelled{': ' + message if message else ''}")
         case _:
             return None

@@ -1,7 +1,7 @@
 """Ids of stream events: `<request>:<position>`, for several prompts `<request>:<position>.<position>…`. Pure.
 
-An id says how far the reader has got in each token log, so that any gateway goes on exactly behind it. Position 0 is
-the opening event, one past the last token the end, and one more the closing event.
+An id has the reader's position in each token log, so that any gateway goes on exactly behind it. Position 0 is the
+opening event, one past the last token the end, and one more the closing event.
 """
 
 import re
@@ -20,28 +20,29 @@ def event_id(request: str, positions: Sequence[int]) -> str:
 
 
 def parse_event_id(text: str, request: str, *, param: str) -> tuple[int, ...]:
-    """The positions of an id, with or without the request's name before them; `request` is its cell's name for it.
+    """The positions of an event id, which may lack the request's id before them; `request` is the id in its cell.
 
-    Raises BadRequest for anything that is not an id and for one of another request.
+    Raises BadRequest, naming the field `param`, for a text that is no event id, and for one of another request.
     """
-    found = _ID.fullmatch(text)
-    if not found:
+    match = _ID.fullmatch(text)
+    if not match:
         raise BadRequest(f"{param} is not an event id: send that of an event, or a position", param=param)
-    if found[1] is not None and (named := parse_id(found[1])) is not None and named.request != request:
-        raise BadRequest(f"{param} is an event of another request ({found[1]}, not {request})", param=param)
-    return tuple(int(position) for position in found["positions"].split("."))
+    if match[1] is not None and (named := parse_id(match[1])) is not None and named.request != request:
+        raise BadRequest(f"{param} is an event of another request ({match[1]}, not {request})", param=param)
+    return tuple(int(position) for position in match["positions"].split("."))
 
 
 def check_choices(positions: Sequence[int] | None, choices: int, *, param: str) -> None:
-    """Raise BadRequest unless there is a position for each choice; None is the beginning of all."""
+    """Raises BadRequest unless there is a position for each choice; None stands for the beginning of all."""
     if positions is not None and len(positions) != choices:
         raise BadRequest(f"{param} names {len(positions)} positions; the request has {choices} choices", param=param)
 
 
 def starting_after(header: str | None, names: Sequence[str], *, streamed: bool) -> tuple[int, ...] | None:
-    """Where the answer to a POST that was sent before begins; None: at its beginning.
+    """The positions behind which the answer to a repeated POST goes on; None: it starts at the beginning.
 
-    `header`: its Last-Event-ID. `names`: of the requests that the POST makes. Raises BadRequest.
+    `header` is the POST's Last-Event-ID, `names` are the ids of its requests. Raises BadRequest for a wrong event id,
+    and for a POST that is not `streamed`.
     """
     if header is None:
         return None

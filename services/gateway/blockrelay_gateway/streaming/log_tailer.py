@@ -1,12 +1,12 @@
-"""ONE blocking read for all token logs that this gateway follows.
+"""Reads all token logs that this gateway follows with one blocking read.
 
-`XREAD BLOCK` over every followed `log:<id>` and a private wake stream, which interrupts the read when something new is
-to be followed. Positions live here, so a lost connection or a restarted Redis costs a pause, never an entry: the read
-goes on behind the last position. A log that is shorter than our position (Redis lost its tail) is not an error: the
-same tokens will be committed again and the read waits for what follows them.
+It is `XREAD BLOCK` over every followed `log:<id>` and a private wake stream, which interrupts the read when a new log
+is to be followed. Positions live here, so a lost connection or a restarted Redis costs a pause, never an entry: the
+read goes on behind the last position. A log that is shorter than the position here (Redis lost its tail) is not an
+error: the same tokens will be committed again, and the read waits for what follows them.
 
-Where a device that varies had a part in tokens, nobody could commit the same again: where gateways wait for replicas of
-Redis (`BLOCKRELAY_ACCEPT_REPLICAS`), these tokens are passed on when the replicas have them.
+Tokens of a nondeterministic device could not be committed again with the same values. So if gateways wait for replicas
+of Redis (`BLOCKRELAY_ACCEPT_REPLICAS`), these tokens are passed on only when the replicas have them.
 """
 
 import asyncio
@@ -27,22 +27,27 @@ from blockrelay.redis.client import BLOCK_MS, AsyncOneConnection, ReadReplicated
 from blockrelay.redis.errors import RedisWatch
 
 Sink = Callable[[LogEntry], None]
-#: (id, [field, value, field, ...]) as the server sends it.
+#: An entry of a stream as Redis sends it: (id, [field, value, field, ...]).
 _RawEntry = tuple[bytes, list[bytes]]
-#: Entries of one log per read: bounds what one read can bring.
+#: The most entries of one log in one read, which bounds the memory of a read.
 READ_COUNT = 256
 WAKE_TTL_S = 60
 
 
 @dataclass(slots=True)
 class _Tail:
+    """One log that is followed: its request, its sink, and the position of the last entry that the sink got."""
+
     request: str
     sink: Sink
     position: int = 0
 
 
 class Tailer:
-    """Calls each sink with every entry of its log, in order, from position 1 to the end, exactly once."""
+    """Calls each sink with every entry of its log, in order, from position 1 to the end, exactly once.
+
+    It belongs to the event loop; `run` does the reading.
+    """
 
     def __init__(
         self,
@@ -54,8 +59,10 @@ class Tailer:
         *,
         replicated: ReadReplicated | None = None,
     ) -> None:
-        """`replicated` reads what replicas of Redis have too: tokens that a device which varies had a part in wait for
-        that."""
+        """`replicated` reads only what replicas of Redis have too; it is used for tokens of nondeterministic devices.
+
+        None: these tokens are passed on at once, like all others.
+        """
         self._replicated = replicated
         self._client, self._keys, self._metrics, self._watch = client, keys, metrics, watch
         self._reading = AsyncOneConnection(client)
@@ -65,21 +72,21 @@ class Tailer:
         self._news = asyncio.Event()
         self._in_read = False
         self.connected = self.away = False  # before the first read neither is known
-        #: Set whenever a connection that was lost is there again. The waiting task clears it.
+        #: Set at each first read after the start or a lost connection. The waiting task clears it.
         self.returned = asyncio.Event()
 
     def follow(self, request: str, sink: Sink) -> None:
-        """Begin at position 1, also of a log that does not exist yet. Ends by itself behind the terminal entry."""
+        """Starts to follow a log at position 1, also if it does not exist yet; ends behind its terminal entry."""
         self._tails[self._keys.log(request).encode()] = _Tail(request, sink)
         if self._in_read:
             self._news.set()
 
     def forget(self, request: str) -> None:
-        """Stop following. No-op for what is not followed."""
+        """Stops following a log; does nothing if it is not followed."""
         self._tails.pop(self._keys.log(request).encode(), None)
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Reads until cancelled, also through failures of Redis."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._read_for_ever(), name="tailer")
             tasks.create_task(self._wake_for_ever(), name="tailer-wake")
@@ -98,14 +105,15 @@ class Tailer:
             except RedisTrouble as error:
                 self._watch.failed("read logs", error)
                 self.connected, self.away = False, True
-                self._wake_id = "0-0"  # its clock may have gone back; an extra round is harmless
+                self._wake_id = "0-0"  # a restarted Redis' clock may have gone back; an extra round is harmless
                 await asyncio.sleep(backoff_s(attempt))
                 attempt += 1
 
     async def _read(self) -> None:
+        """Does one read and delivers its entries. Raises RedisTrouble."""
         positions = (f"{tail.position}-0" for tail in self._tails.values())
         streams = (self._wake_key, *self._tails, self._wake_id, *positions)
-        # On a connection not known to work, do not block: what waits for `connected` should not wait for BLOCK_MS.
+        # Until a read has worked, do not block: tasks that wait for `connected` should not wait for BLOCK_MS.
         block = ("BLOCK", BLOCK_MS) if self.connected else ()
         self._in_read = True
         reach("gateway.before_read")
@@ -126,7 +134,10 @@ class Tailer:
             await self._deliver_what_replicas_have(later, self._replicated)
 
     async def _deliver_what_replicas_have(self, logs_read: list[bytes], replicated: ReadReplicated) -> None:
-        """Reads them once more: by now another server may be the master, which has not had what was read before."""
+        """Reads these logs once more and delivers what replicas have.
+
+        Another server may be the master by now, without the entries that were read before.
+        """
         reads = [
             ("XRANGE", key, f"({self._tails[key].position}-0", "+", "COUNT", READ_COUNT)
             for key in logs_read
@@ -136,17 +147,18 @@ class Tailer:
             self._deliver(read[1], [(name, [*chain.from_iterable(fields.items())]) for name, fields in entries])
 
     def _deliver(self, key: bytes, entries: list[_RawEntry]) -> None:
+        """Decodes entries of one log for its sink; an entry that cannot be read ends the request with an error."""
         tail = self._tails.get(key)
         if tail is None:
-            return  # nobody follows it any more
+            return  # `forget` was called during the read
         for entry_id, fields in entries:
             try:
                 named = dict(zip(fields[::2], fields[1::2], strict=True))
-                found = decode_log_entry(entry_id, named, after=tail.position)
+                decoded = decode_log_entry(entry_id, named, after=tail.position)
             except WireError as error:
                 logs.get().error("LOG_ENTRY_UNREADABLE", request_id=tail.request, error=str(error))
-                found = [EndEntry(tail.position + 1, "error", {"error": str(error), "code": "wire"}, (), "")]
-            for entry in found:
+                decoded = [EndEntry(tail.position + 1, "error", {"error": str(error), "code": "wire"}, (), "")]
+            for entry in decoded:
                 tail.position = entry.position
                 ended = isinstance(entry, EndEntry)
                 if ended:
@@ -156,6 +168,7 @@ class Tailer:
                     return
 
     async def _wake_for_ever(self) -> None:
+        """Interrupts the blocking read, with an entry in the wake stream, when `follow` has added a log."""
         while True:
             await self._news.wait()
             self._news.clear()

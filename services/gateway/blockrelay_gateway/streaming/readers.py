@@ -1,4 +1,4 @@
-"""Reading followed requests: where log entries wait for the clients that want them."""
+"""A client's reader of followed requests: it waits for their log entries and yields them in batches."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -11,17 +11,18 @@ from blockrelay_gateway.streaming.following.registry import FollowedRequests
 
 
 class Readers:
-    """Reads several requests together; a context manager that holds one place as a reader in each.
+    """Reads several requests together; a context manager that counts as one reader of each.
 
-    Attached from construction on, so that a client that leaves before the first read is noticed as well.
+    It is attached from construction on, so that a client that leaves before the first read is noticed as well.
     """
 
     def __init__(
         self, registry: FollowedRequests, requests: Sequence[FollowedRequest], *, replayed: bool = False
     ) -> None:
-        """`replayed`: an Idempotency-Key led to requests that were accepted before."""
+        """`replayed`: an Idempotency-Key or a repeated session step led to requests that were accepted before."""
         self._registry, self.requests, self.replayed = registry, tuple(requests), replayed
-        self.notes: dict[str, str] = {}  # more headers of the answer
+        #: More headers of the answer.
+        self.notes: dict[str, str] = {}
         self._event: asyncio.Event | None = asyncio.Event()
         for followed in self.requests:
             registry.attach(followed)
@@ -29,7 +30,7 @@ class Readers:
 
     @property
     def headers(self) -> dict[str, str]:
-        """Of the answer: its request, and, as Stripe's do, whether it was not asked for the first time."""
+        """Headers of the answer: the request id, and `idempotent-replayed` (as Stripe's) for a repeated request."""
         replayed = {"idempotent-replayed": "true"} if self.replayed else {}
         return {"x-request-id": self.requests[0].public_id(), **replayed, **self.notes}
 
@@ -40,7 +41,7 @@ class Readers:
         self.close()
 
     def close(self) -> None:
-        """Idempotent."""
+        """Detaches the reader from its requests. Idempotent."""
         if self._event is not None:
             for followed in self.requests:
                 followed.events.discard(self._event)
@@ -48,9 +49,10 @@ class Readers:
             self._event = None
 
     async def batches(self, *, quiet_s: float | None = None) -> AsyncIterator[list[tuple[int, LogEntry]]]:
-        """(index of the request, entry) of everything new, until all have ended; [] after `quiet_s` seconds of silence.
+        """Yields the new entries, each with the index of its request, until all requests have ended.
 
-        Raises GatewayEnds when the gateway shuts down.
+        It starts at position 1 and yields [] after `quiet_s` seconds of silence. Raises GatewayEnds when the gateway
+        shuts down.
         """
         event, loop = self._event, asyncio.get_running_loop()
         assert event is not None, "closed"

@@ -1,4 +1,4 @@
-"""Records and logs of requests, read from Redis; and whether a client may see them."""
+"""Reads records and token logs of requests from Redis, and checks if a client may see them."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
@@ -14,9 +14,9 @@ from blockrelay_gateway.streaming.following.followed_request import FollowedRequ
 
 
 def check_number(record: Mapping[bytes, bytes], what: str) -> None:
-    """Raise ServiceUnavailable for a record of another protocol, whose fields mean something else; `what` names it.
+    """Raises ServiceUnavailable for a record of another protocol, whose fields mean something else; `what` names it.
 
-    One that is not there is empty and passes.
+    An empty record, of a request that does not exist, passes.
     """
     if record and not is_spoken(number := number_of(record.get(b"v"))):
         raise ServiceUnavailable(
@@ -26,7 +26,7 @@ def check_number(record: Mapping[bytes, bytes], what: str) -> None:
 
 
 class Records:
-    """Of the requests of one cell, read for a gateway that serves `model` (its key). Methods raise RedisTrouble."""
+    """Reads the requests of one cell for a gateway that serves `model` (its key). Methods raise RedisTrouble."""
 
     def __init__(
         self,
@@ -36,14 +36,15 @@ class Records:
         *,
         replicated: ReadReplicated | None = None,
     ) -> None:
-        """`replicated` as of the Tailer."""
+        """`replicated` reads only what replicas of Redis have too, for tokens of nondeterministic devices."""
         self._client, self._keys, self._model, self._replicated = client, keys, model, replicated
 
     async def read(self, request: str, *, whole: bool = True) -> tuple[dict[bytes, bytes], Log]:
-        """Record and log of one moment; `whole`: else only the last entry of the log. Empty for what is not there.
+        """Reads a request's record and log in one transaction; both are empty if the request does not exist.
 
-        Tokens that nobody could commit again are on replicas then (RedisUnavailable: too few have them). Raises
-        ServiceUnavailable for a record of another protocol.
+        Without `whole` only the last entry of the log is read. Tokens of nondeterministic devices are read from what
+        replicas have, and RedisUnavailable is raised if too few have them. Raises ServiceUnavailable for a record of
+        another protocol.
         """
         both = self._client.pipeline(transaction=True)
         both.hgetall(self._keys.request(request))
@@ -63,25 +64,25 @@ class Records:
         return record, log
 
     async def exist(self, requests: Sequence[str]) -> bool:
-        """Whether all of them are accepted already."""
+        """True if all of these requests were accepted before."""
         names = [self._keys.request(request) for request in requests]
         return len(names) == await cast(Any, self._client.exists(*names))
 
     async def state_and_end(self, request: str) -> tuple[str, str]:
-        """As the record says them; "queued" and "" where there is none."""
+        """The record's state and the reason of its end; "queued" and "" if they are missing."""
         state, end = await cast(Any, self._client.hmget(self._keys.request(request), "state", "end"))
         return (state or b"queued").decode(), (end or b"").decode()
 
     async def look_up(self, request: str, tenant: str) -> None:
-        """Raise NotFound unless this tenant may see the request."""
+        """Raises NotFound unless this tenant may see the request."""
         self.check(request, await cast(Any, self._client.hmget(self._keys.request(request), "model", "tenant")), tenant)
 
     def check(self, name: str, recorded: Sequence[bytes | None], tenant: str) -> None:
-        """Raise NotFound for a request of another tenant, in the words for one that never was, and for one of another
-        model of the cell: with our tokenizer its tokens would read as nonsense.
+        """Raises NotFound for a request of another tenant, and of another model of the cell.
 
-        `name` is the client's id of the request, `recorded` its record's model and tenant (no model: there is no
-        record).
+        The message for another tenant's request is that for one that does not exist. Another model's tokens would read
+        as nonsense with this gateway's tokenizer. `name` is the client's id of the request, `recorded` its record's
+        model and tenant (no model: there is no record).
         """
         if recorded[0] is None or (recorded[1] or b"").decode() != tenant:
             raise NotFound(f"request {name} is unknown or was forgotten after its retention", param="id")
@@ -89,5 +90,5 @@ class Records:
             raise NotFound(f"request {name} is for a model that this gateway does not serve", param="id")
 
     def check_followed(self, name: str, followed: FollowedRequest, tenant: str) -> None:
-        """As `check`, of a request that this gateway follows, which is of its model."""
+        """Raises NotFound unless the tenant may see a request that this gateway follows, which is of its model."""
         self.check(name, (self._model.encode(), followed.tenant.encode()), tenant)

@@ -1,4 +1,4 @@
-"""From followed requests to what a client reads: whole answers and event streams, the same for every format."""
+"""Turns followed requests into whole answers and event streams, the same way for every format."""
 
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, ClassVar, Protocol
@@ -17,20 +17,18 @@ from blockrelay_gateway.streaming.records import Records
 
 
 class ResponseFormat(Protocol):
-    """How one kind of answer looks, streamed or whole. `index` is that of the prompt.
-
-    `opens_early`: its first chunk is sent when the request is accepted, not together with the first token.
-    """
+    """The JSON of one kind of answer, streamed or whole. `index` is the prompt's index in the body."""
 
     opens_early: ClassVar[bool]
+    """The first chunk is sent when the request is accepted, not together with the first token."""
 
     @property
     def prefix(self) -> Prefix:
-        """The beginning of ids in this format."""
+        """The prefix of request ids in this format."""
         ...
 
     def opening(self, followed: FollowedRequest) -> dict[str, Any] | None:
-        """A chunk before that of the first token, or None."""
+        """The chunk before that of the first token; None if the format has none."""
         ...
 
     def chunk(self, index: int, delta: Delta, followed: FollowedRequest, fingerprint: str) -> dict[str, Any]:
@@ -38,24 +36,24 @@ class ResponseFormat(Protocol):
         ...
 
     def problem(self, error: BlockrelayError, followed: FollowedRequest) -> dict[str, Any]:
-        """The chunk of a bad end."""
+        """The last chunk of a request that failed with `error`."""
         ...
 
     def closing(self, requests: Sequence[FollowedRequest]) -> dict[str, Any] | None:
-        """A chunk after the last delta of requests that all ended well, or None."""
+        """The chunk after the last delta of requests that all ended well; None if the format has none."""
         ...
 
     def whole(self, answers: Sequence[Answer], requests: Sequence[FollowedRequest]) -> dict[str, Any]:
-        """The answer that is not streamed; every request has ended well."""
+        """The answer without streaming; every request has ended well."""
         ...
 
     def background(self, followed: FollowedRequest, status: str) -> dict[str, Any]:
-        """The answer to a background request."""
+        """The immediate answer to a background request with this `status`."""
         ...
 
 
 class Source(Protocol):
-    """Where answers come from: a cell."""
+    """The part of a cell that answers need."""
 
     @property
     def keep_alive_s(self) -> float:
@@ -63,15 +61,17 @@ class Source(Protocol):
         ...
 
     @property
-    def records(self) -> Records: ...
+    def records(self) -> Records:
+        """The reader of the cell's records."""
+        ...
 
     def relay(self, followed: FollowedRequest) -> Relay:
-        """A fresh one for one reader."""
+        """Returns a new Relay, for one reader of the request."""
         ...
 
 
 async def collect(source: Source, readers: Readers) -> list[Answer]:
-    """Wait for the end of every request. Raises GatewayEnds when the gateway shuts down first."""
+    """Waits until every request has ended and returns their answers. Raises GatewayEnds if the gateway ends first."""
     relays = [source.relay(followed) for followed in readers.requests]
     answers = [Answer() for _ in readers.requests]
     async for batch in readers.batches():
@@ -88,12 +88,12 @@ async def stream(
     after: Sequence[int] | None = None,
     with_ids: bool = True,
 ) -> AsyncIterator[bytes]:
-    """The events of an answer, or those behind the positions `after` (`event_ids`), one for each request.
+    """Yields the events of an answer, or those behind the positions `after` (`event_ids`), one for each request.
 
-    A bad end is an event of its own, never a silent close. Without ids every line is `data: ...`, which is all that
-    many readers know; there is an event for each position all the same, so that their number says how far one is.
-    What takes the time to the first token takes it to the first event: none comes before a token but where the format
-    `opens_early`.
+    A failure is an event of its own, never a silent close. Without ids every line is `data: ...`, because many clients
+    know nothing else; there is still an event for each position, so that a client can count them. No event comes
+    before the first token unless the format `opens_early`: clients measure the time to the first token by the first
+    event.
     """
     requests = readers.requests
     relays = [source.relay(followed) for followed in requests]
@@ -118,7 +118,7 @@ async def stream(
             parts: list[bytes] = []
             for index, entry in batch:
                 delta = relays[index].push(entry)
-                # A format may keep what it has shown, so it sees every delta; the client has those up to `seen`.
+                # A format may collect deltas, so it gets every one; the client has those up to `seen` already.
                 error = failure(delta.end) if delta.end is not None else None
                 if error is not None:
                     body = form.problem(error, requests[index])
@@ -126,7 +126,7 @@ async def stream(
                     body = form.chunk(index, delta, requests[index], requests[index].numerics)
                     parts.append(opening)
                     opening = b""
-                # A bad end is told even where the client has seen more, and behind that: Redis may have lost it before.
+                # A failure is sent even if the client has seen later positions: Redis may have lost them since.
                 if delta.position > seen[index] or error is not None:
                     seen[index] = max(seen[index] + 1, delta.position)
                     parts.append(event(body, seen))
@@ -141,8 +141,8 @@ async def stream(
         where = f"/v1/requests/{requests[0].public_id(form.prefix)}/events"
         if form.opens_early or any(seen):
             where += f"?starting_after={'.'.join(map(str, seen))}"
-        said = f"this gateway shuts down; the request goes on, read the rest at {where}"
-        yield sse.event(error_body(GatewayEnds(said)))
+        message = f"this gateway shuts down; the request goes on, read the rest at {where}"
+        yield sse.event(error_body(GatewayEnds(message)))
     except BlockrelayError as error:
         yield sse.event(error_body(error))
     yield sse.DONE

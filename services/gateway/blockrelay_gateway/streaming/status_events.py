@@ -1,6 +1,6 @@
-"""Status events of all workers, for clients that follow them: one subscription while there is a listener.
+"""Status events of all workers for clients: one subscription to each cell while a client listens.
 
-A listener sees the requests of its tenant; those of others stand without their id, unless it may see all.
+A listener gets the events of all requests, but only its own tenant's with their request id, unless it may see all.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from blockrelay.redis.client import backoff_s
 from blockrelay.redis.errors import RedisWatch
 from blockrelay.redis.subscription import subscribed_async
 
-#: Events that wait for a listener at most; what comes beyond is dropped, and it is told how many.
+#: The most events that wait for a listener; later ones are dropped, and the listener gets their number.
 KEPT = 2048
 #: Requests whose tenants are remembered.
 REMEMBERED = 10_000
@@ -29,7 +29,7 @@ Event = dict[str, Any]
 
 
 class Listener:
-    """One client that follows, in a `with`. `events` ends when the gateway does."""
+    """One client that listens to status events; a context manager. `events` ends with the gateway."""
 
     def __init__(self, sources: Sequence["StatusEvents"], tenant: Tenant) -> None:
         self.tenant = tenant
@@ -46,14 +46,14 @@ class Listener:
             source.remove(self)
 
     def put(self, event: Event | None) -> None:
-        """None: the end."""
+        """Adds an event for the client; None ends its stream."""
         if event is not None and self._queue.qsize() >= KEPT:
             self._dropped += 1
         else:
             self._queue.put_nowait(event)
 
     async def events(self, silence_s: float) -> AsyncIterator[Event | None]:
-        """None after every `silence_s` without one."""
+        """Yields events until the gateway ends, and None after every `silence_s` seconds without one."""
         while True:
             if self._dropped:
                 dropped, self._dropped = self._dropped, 0
@@ -70,7 +70,7 @@ class Listener:
 
 
 class StatusEvents:
-    """Those of one cell. `run` is background work of the gateway."""
+    """Delivers the status events of one cell to its listeners. `run` is background work of the gateway."""
 
     def __init__(self, client: redis.asyncio.Redis, keys: Keys, watch: RedisWatch) -> None:
         self._client, self._keys, self._watch = client, keys, watch
@@ -80,22 +80,24 @@ class StatusEvents:
         self._closed = False
 
     def add(self, listener: Listener) -> None:
+        """Delivers events to `listener` from now on."""
         self._listeners.add(listener)
         self._wanted.set()
         if self._closed:
             listener.put(None)
 
     def remove(self, listener: Listener) -> None:
+        """Delivers no more events to `listener`."""
         self._listeners.discard(listener)
 
     def close(self) -> None:
-        """End all listeners."""
+        """Ends the streams of all listeners, and of those that come later."""
         self._closed = True
         for listener in self._listeners:
             listener.put(None)
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Subscribes while there are listeners, until cancelled."""
         attempt = 0
         while True:
             await self._wanted.wait()
@@ -108,7 +110,7 @@ class StatusEvents:
                 attempt += 1
 
     async def _listen(self) -> None:
-        """Deliver until there is no listener any more."""
+        """Delivers events until there is no listener any more. Raises RedisTrouble."""
         messages = subscribed_async(self._client, self._keys.status_channel)
         try:
             async for message in messages:
@@ -136,7 +138,7 @@ class StatusEvents:
                 listener.put({**event, "request_id": name})
 
     async def _look_up(self, requests: Iterable[str]) -> None:
-        """Whose they are, as far as Redis knows; None for what it does not."""
+        """Reads and remembers the tenants of requests; None for a request that Redis does not know."""
         unknown = [request for request in requests if request not in self._tenants]
         if unknown:
             ask = self._client.pipeline(transaction=False)
@@ -149,5 +151,5 @@ class StatusEvents:
 
 
 def _sees_all(tenant: Tenant) -> bool:
-    """Everybody is an operator where keys are off."""
+    """True for an operator's key, and for every client if API keys are off."""
     return tenant.operator or not tenant.name

@@ -1,1 +1,1 @@
-"""What trace servers are told: the spans of each request, derived from its record at its end (docs/tracing.md)."""
+"""Traces of requests: spans that are derived from a request's record at its end (docs/tracing.md)."""

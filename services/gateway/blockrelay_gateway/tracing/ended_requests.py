@@ -1,4 +1,4 @@
-"""Requests whose end this gateway has heard: their records are read, and their spans handed over."""
+"""Sends the spans of ended requests: reads their records, and hands the spans to the trace exporter."""
 
 import asyncio
 from dataclasses import dataclass
@@ -20,31 +20,31 @@ from blockrelay_gateway.tracing.spans import Span, TraceIdentity, request_spans
 from blockrelay_gateway.tracing.stages import stages_of
 from blockrelay_gateway.tracing.stored_steps import SETTLE_S, stored_steps
 
-#: Requests whose records are still to be read, at most: Redis may be away.
+#: The most requests that wait for their records to be read: Redis may be away.
 MOST_WAITING = 10_000
-#: Spans from which on a thread hands them over: each takes some 20 us.
+#: Number of spans of a request from which on a thread hands them over: each takes about 20 us.
 MANY = 100
 
 
 class Traces(Protocol):
-    """Where spans go."""
+    """A receiver of spans."""
 
     def samples(self, identity: TraceIdentity, name: str) -> bool:
-        """Whether the spans of this trace are wanted."""
+        """True if the spans of this trace are wanted; `name` is the model's."""
         ...
 
     def send(self, identity: TraceIdentity, spans: list[Span]) -> None:
-        """All spans of one request. Does not wait."""
+        """Takes all spans of one request. Does not wait; any thread may call it."""
         ...
 
     async def close(self) -> None:
-        """Nothing more will come."""
+        """Sends the spans that still wait, for a short time; `send` is not called any more."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class _Ended:
-    """`due`: not to be read before (the event loop's clock)."""
+    """An ended request; its record is read at the time `due` (the event loop's clock) or later."""
 
     followed: FollowedRequest
     identity: TraceIdentity
@@ -52,7 +52,10 @@ class _Ended:
 
 
 class EndedRequests:
-    """A request is told of by the gateway that accepted it; by another one that hears its end when that one is gone."""
+    """Sends the spans of each ended request that is sampled.
+
+    The gateway that accepted a request sends them; if it is gone, another gateway that has read the request's end.
+    """
 
     def __init__(
         self,
@@ -72,17 +75,17 @@ class EndedRequests:
         self._waiting: asyncio.Queue[_Ended] = asyncio.Queue(MOST_WAITING)
 
     def ended(self, followed: FollowedRequest) -> None:
-        """Its end was heard. Does not wait."""
+        """Queues a request whose end this gateway has read. Does not wait."""
         identity = TraceIdentity.of(followed.id, followed.body.traceparent)
         if not self._traces.samples(identity, self._model):
             return
         if followed.owned:
             self._add(followed, identity)
-        else:  # as long as it takes to see whether the gateway that accepted it lives
+        else:  # only then is it clear if the gateway that accepted it still lives
             asyncio.get_running_loop().call_later(GATEWAY_TTL_S, self._add, followed, identity)
 
     async def run(self) -> None:
-        """Until cancelled; then what has been heard is told of."""
+        """Sends spans until cancelled, then those of the requests that still wait, for at most a second."""
         ended, loop = None, asyncio.get_running_loop()
         try:
             while True:
@@ -109,6 +112,7 @@ class EndedRequests:
             logs.get().warning("TRACES_LOST", request_id=followed.id, reason="too many wait for Redis", requests=1)
 
     async def _tell(self, followed: FollowedRequest, identity: TraceIdentity) -> None:
+        """Sends the spans of one request, after as many tries as Redis needs."""
         attempt = 0
         while True:
             try:
@@ -119,7 +123,7 @@ class EndedRequests:
                 self._watch.failed("read records for traces", error)
                 await asyncio.sleep(backoff_s(attempt))
                 attempt += 1
-            except BlockrelayError as error:  # the record is gone, or is none: its trace, and nothing else, is lost
+            except BlockrelayError as error:  # the record cannot be read: only this request's trace is lost
                 logs.get().warning("TRACES_LOST", request_id=followed.id, reason=str(error), requests=1)
                 return
         if len(spans) > MANY:
@@ -128,7 +132,10 @@ class EndedRequests:
             self._traces.send(identity, spans)
 
     async def _spans(self, followed: FollowedRequest) -> list[Span]:
-        """None where the gateway that accepted the request lives, and tells of it."""
+        """The spans of a request; empty if the gateway that accepted it lives and sends them, or its record is gone.
+
+        Raises RedisTrouble, and other BlockrelayErrors for a record that cannot be read.
+        """
         owner = followed.body.gateway
         if not followed.owned and owner and await cast(Any, self._client.exists(self._keys.gateway(owner))):
             return []
@@ -140,7 +147,7 @@ class EndedRequests:
         return [*spans, *await self._stages(followed, spans, record)] if followed.body.traced else spans
 
     async def _stages(self, followed: FollowedRequest, spans: list[Span], record: dict[bytes, bytes]) -> list[Span]:
-        """Without a payload Redis the request is told without them."""
+        """The spans of the stages' steps; empty if the payload Redis cannot be read."""
         try:
             steps = await stored_steps(self._payload, self._keys, followed.id)
         except RedisTrouble as error:

@@ -1,6 +1,7 @@
-"""Spans to a trace server, as OTLP over HTTP: OpenTelemetry's SDK samples, batches, sends and retries.
+"""Sends spans to a trace server as OTLP over HTTP: OpenTelemetry's SDK samples, batches, sends and retries.
 
-Its own variables say where to and how many (docs/tracing.md). Imported only where they name an endpoint.
+The SDK's own variables name the server and the sampler (docs/tracing.md). This module is imported only if they name an
+endpoint.
 """
 
 import asyncio
@@ -27,39 +28,39 @@ from blockrelay import __version__
 from blockrelay.protocol.constants import TRACE_STEPS
 from blockrelay_gateway.tracing.spans import SCHEMA_URL, Span, TraceIdentity
 
-#: A gateway that ends waits so long for the last spans to be sent.
+#: Seconds that a gateway that ends waits until the last spans are sent.
 FLUSH_S = 2.0
-#: Spans that wait to be sent at most, where no variable says: some requests with as many stages as are kept.
+#: The most spans that wait to be sent, if no variable says: those of four requests with as many steps as are kept.
 QUEUED = 4 * TRACE_STEPS
 _SCOPE = InstrumentationScope("blockrelay", __version__, SCHEMA_URL)
 _NANOSECONDS = 1000
 
 
 class OtlpTraces:
-    """Sends from a thread of its own. What does not fit into its queue, or is refused, is lost and logged."""
+    """Sends spans from a thread of its own. Spans that its queue has no room for, or that are refused, are lost."""
 
     def __init__(self, *, node: str) -> None:
-        """`node`: which gateway this is. `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES` win over these."""
-        told = {SERVICE_NAME: "blockrelay-gateway", SERVICE_INSTANCE_ID: node, SERVICE_VERSION: __version__}
-        self._resource = Resource.create(told).merge(OTELResourceDetector().detect())
+        """`node` names this gateway. `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES` win over the names set here."""
+        own = {SERVICE_NAME: "blockrelay-gateway", SERVICE_INSTANCE_ID: node, SERVICE_VERSION: __version__}
+        self._resource = Resource.create(own).merge(OTELResourceDetector().detect())
         self._sampler = TracerProvider(resource=self._resource, shutdown_on_exit=False).sampler
         self._exporter = OTLPSpanExporter()
         limit = None if OTEL_BSP_MAX_QUEUE_SIZE in os.environ else QUEUED
         self._sending = BatchSpanProcessor(self._exporter, max_queue_size=limit)
 
     def samples(self, identity: TraceIdentity, name: str) -> bool:
-        """Whether the trace is wanted: `OTEL_TRACES_SAMPLER`, by default all but those whose client does not sample."""
+        """True if `OTEL_TRACES_SAMPLER` wants the trace; by default all but those whose client does not sample."""
         parent = TraceContextTextMapPropagator().extract({"traceparent": identity.traceparent})
-        asked = self._sampler.should_sample(parent, int(identity.trace_id, 16), name, trace.SpanKind.SERVER)
-        return asked.decision.is_sampled()
+        result = self._sampler.should_sample(parent, int(identity.trace_id, 16), name, trace.SpanKind.SERVER)
+        return result.decision.is_sampled()
 
     def send(self, identity: TraceIdentity, spans: Sequence[Span]) -> None:
-        """Hand over all spans of a request; does not wait."""
+        """Queues all spans of a request for the sending thread; does not wait."""
         for span in spans:
             self._sending.on_end(self._readable(identity, span))
 
     async def close(self) -> None:
-        """Send what is left, for at most FLUSH_S: a trace server that does not answer must not hold up the end."""
+        """Sends the spans that are left, for at most FLUSH_S: a silent trace server must not hold up the end."""
         loop, done = asyncio.get_running_loop(), asyncio.Event()
 
         def flush() -> None:
@@ -75,6 +76,7 @@ class OtlpTraces:
             self._exporter.shutdown()
 
     def _readable(self, identity: TraceIdentity, span: Span) -> ReadableSpan:
+        """The span as the SDK's own type."""
         failed = trace.Status(trace.StatusCode.ERROR, span.error)
         return ReadableSpan(
             name=span.name,

@@ -1,7 +1,7 @@
-"""Spans in the trace event format, which ui.perfetto.dev and chrome://tracing open. Pure.
+"""Converts spans to the trace event format, which ui.perfetto.dev and chrome://tracing open. Pure.
 
-Two groups of tracks: the request (its spans, and what became of it at each moment of its runs), and a track for each
-worker with its steps. Slices of a track nest or follow each other.
+There are two groups of tracks: the request (its spans, and what was done for it at each moment of its runs), and a
+track for each worker with its steps. Slices of a track nest or follow each other.
 """
 
 from collections.abc import Sequence
@@ -16,8 +16,10 @@ _SPANS, _TILES = 1, 2
 
 
 def trace_events(request: str, spans: Sequence[Span], stages: Stages) -> dict[str, Any]:
-    """The file as an object for JSON. `request` is the name that people see; `spans` are those of `request_spans`,
-    `stages` what was made of them. Times are Unix microseconds."""
+    """Returns the trace as an object for JSON. Times are Unix microseconds.
+
+    `request` is the request id that is shown, `spans` are those of `request_spans`, `stages` those of `stages_of`.
+    """
     events = [
         _named("process", _REQUEST, 0, f"request {request}"),
         _named("thread", _REQUEST, _SPANS, "queue and runs"),
@@ -26,8 +28,8 @@ def trace_events(request: str, spans: Sequence[Span], stages: Stages) -> dict[st
     numbers = count(1)
     for span in spans:
         name = f"run {next(numbers)}" if span.name == "run" else span.name
-        told = {**span.attributes, **({"error.type": span.error} if span.error else {})}
-        events.append(_slice(_REQUEST, _SPANS, name, span.start_us, span.end_us, told))
+        args = {**span.attributes, **({"error.type": span.error} if span.error else {})}
+        events.append(_slice(_REQUEST, _SPANS, name, span.start_us, span.end_us, args))
         events += [_instant(event.name, event.at_us, event.attributes) for event in span.events]
         if reason := span.attributes.get("blockrelay.rerun.reason"):
             events.append(_instant(f"runs again: {reason}", span.end_us, {}))
@@ -46,8 +48,9 @@ def trace_events(request: str, spans: Sequence[Span], stages: Stages) -> dict[st
 
 
 def _worker(span: Span) -> tuple[int, str, str]:
-    told = span.attributes
-    return int(str(told["blockrelay.stage"])), str(told["blockrelay.worker"]), str(told["blockrelay.blocks"])
+    """Stage, worker id and blocks of a step's span: one track of the trace."""
+    values = span.attributes
+    return int(str(values["blockrelay.stage"])), str(values["blockrelay.worker"]), str(values["blockrelay.blocks"])
 
 
 def _slice(pid: int, tid: int, name: str, start_us: int, end_us: int, args: dict[str, Value]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""The spans of a request, as a function of its record: whoever derives them when it has ended gets the same ones.
+"""Derives the spans of a request from its record. Pure: every process gets the same spans of an ended request.
 
-The record outlives every process, so a trace shows the run of a worker that was killed, which could never have told of
-it. Times are of Redis' clock: those of the timeline (`blockrelay.protocol.timeline`) are whole milliseconds.
+The record outlives every process, so a trace also shows the run of a worker that was killed, which could not have
+reported it. Times are of Redis' clock; those of the timeline (`blockrelay.protocol.timeline`) are whole milliseconds.
 """
 
 import hashlib
@@ -17,24 +17,26 @@ Value = str | int | float | bool | list[str]
 
 #: Version of OpenTelemetry's semantic conventions that has the names `gen_ai.*` and `error.type` as they are used here.
 SCHEMA_URL = "https://opentelemetry.io/schemas/1.41.0"
-#: Ends of requests that trace servers shall show as errors. One that was cancelled is what its client wanted.
+#: Reasons of ends that trace servers show as errors. A cancelled request is none: its client wanted that.
 _FAILED = ("error", "expired")
-#: The only end of a run, before that of its request, that nothing went wrong for.
+#: The only reason for another run that is no failure: the worker drained.
 _PLANNED = "drain"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceIdentity:
-    """Where the spans of a request belong: `trace_id` of 32, `parent_id` of 16 hex digits, or "" where its client named
-    no span. `traceparent` is the client's header, or "": it says too whether the client's trace is sampled."""
+    """The trace to which the spans of a request belong."""
 
     trace_id: str
+    """32 hex digits."""
     parent_id: str
+    """The client's span, 16 hex digits; "" if the client named none."""
     traceparent: str
+    """The client's header, or ""; it also says if the client's trace is sampled."""
 
     @classmethod
     def of(cls, request: str, traceparent: str) -> "TraceIdentity":
-        """Of the client's trace; without one, a trace of its own that follows from the id."""
+        """The client's trace; without one, a trace of its own whose id derives from the request id."""
         trace_id, parent_id = trace_and_parent(traceparent)
         if not trace_id:
             return cls(trace_id=_digits(request, 32), parent_id="", traceparent="")
@@ -43,7 +45,7 @@ class TraceIdentity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpanEvent:
-    """Something that happened at one moment of a span."""
+    """An event at one moment of a span; its time is in Unix microseconds."""
 
     name: str
     at_us: int
@@ -52,8 +54,7 @@ class SpanEvent:
 
 @dataclass(slots=True, kw_only=True)
 class Span:
-    """Times are Unix microseconds. `span_id` and `parent_id` have 16 hex digits; `error` is the `error.type` of a span
-    that failed, or ""; `after` is the span_id of the run whose failure made this one necessary, or ""."""
+    """One span of a request. Times are Unix microseconds; `span_id` and `parent_id` have 16 hex digits."""
 
     name: str
     span_id: str
@@ -61,20 +62,23 @@ class Span:
     start_us: int
     end_us: int
     server: bool = False
+    """True for the span of the whole request (OpenTelemetry's kind SERVER)."""
     attributes: dict[str, Value] = field(default_factory=dict[str, Value])
     events: list[SpanEvent] = field(default_factory=list[SpanEvent])
     error: str = ""
+    """The `error.type` of a span that failed, or ""."""
     after: str = ""
+    """The span_id of the run whose failure made this one necessary, or ""."""
 
 
 def request_spans(
     request: str, record: Mapping[bytes, bytes], end: EndEntry | None, *, model: str, cell: str, now_ms: int = 0
 ) -> list[Span]:
-    """The span of the request first, then `queue` and `run` in turns, a run's `prefill` and `decode` behind it.
+    """Returns the span of the request, then `queue` and `run` in turns, each run followed by `prefill` and `decode`.
 
-    `record`: a whole one (`blockrelay.protocol.ended`); `end`: the last entry of its log, None while it has not ended:
-    then what is open ends at `now_ms`. Prompts and texts are in none of them. Raises WireError for a body that cannot
-    be read.
+    `record` is a whole one (`blockrelay.protocol.ended`), `end` the last entry of its log. While the request has not
+    ended, `end` is None and open spans end at `now_ms`. No span has prompts or texts. Raises WireError for a body that
+    cannot be read.
     """
     body = RequestBody.decode(record[b"body"])
     identity = TraceIdentity.of(request, body.traceparent)
@@ -103,8 +107,11 @@ def request_spans(
 
 
 class _Attempts:
-    """Reads a timeline event by event. The oldest notes of a long one may be missing, and clocks may be put back: a
-    span begins at the latest time seen so far."""
+    """Makes the spans of all runs from a timeline, event by event.
+
+    The oldest events of a long timeline may be missing, and clocks may be put back, so a span begins at the latest time
+    seen so far.
+    """
 
     def __init__(self, request: str, accepted_us: int) -> None:
         self._request, self.root = request, span_id(request, "request")
@@ -118,13 +125,13 @@ class _Attempts:
         self._first_token: int | None = None
 
     def first_token(self) -> dict[str, Value]:
-        """The seconds that it took, in the words of the conventions."""
+        """The attribute with the seconds to the first token; empty without one."""
         if self._first_token is None:
             return {}
         return {"gen_ai.response.time_to_first_chunk": (self._first_token - self._accepted) / 1e6}
 
     def next(self, event: Mapping[str, Any]) -> None:
-        """The next event of the timeline."""
+        """Applies the next event of the timeline."""
         self.now = max(self.now, 1000 * event["at_ms"])
         match event["event"]:
             case "queued":
@@ -145,19 +152,19 @@ class _Attempts:
                 self._close_wait()
             case name:
                 if self._run is not None and name != "accepted":
-                    told = {f"blockrelay.{key}": value for key, value in event.items() if key not in ("event", "at_ms")}
-                    self._run.events.append(SpanEvent(name=name, at_us=self.now, attributes=told))
+                    more = {f"blockrelay.{key}": value for key, value in event.items() if key not in ("event", "at_ms")}
+                    self._run.events.append(SpanEvent(name=name, at_us=self.now, attributes=more))
 
     def _open(self, name: str, number: int, parent: str) -> Span:
-        made = Span(
+        span = Span(
             name=name,
             span_id=span_id(self._request, name, number),
             parent_id=parent,
             start_us=self.now,
             end_us=self.now,
         )
-        self.spans.append(made)
-        return made
+        self.spans.append(span)
+        return span
 
     def _wait(self, *, after: str = "") -> None:
         self._waits += 1
@@ -186,7 +193,7 @@ class _Attempts:
             self._step = None
 
     def _close_run(self, reason: str = "") -> Span | None:
-        """The run that ends here, `reason` being that of the next one; None when there is none."""
+        """Ends the open run and returns its span; None if no run is open. `reason` is that of the next run."""
         run, self._run = self._run, None
         self._close_step()
         if run is not None:
@@ -200,8 +207,8 @@ class _Attempts:
 def _attributes(
     request: str, body: RequestBody, record: Mapping[bytes, bytes], end: EndEntry | None, *, model: str, cell: str
 ) -> dict[str, Value]:
-    """Of the whole request."""
-    said: dict[str, Value] = {
+    """The attributes of the span of the whole request."""
+    attributes: dict[str, Value] = {
         "gen_ai.operation.name": _operation(body),
         "gen_ai.provider.name": "blockrelay",
         "gen_ai.request.model": model,
@@ -212,27 +219,27 @@ def _attributes(
         "blockrelay.cell": cell,
         "blockrelay.background": body.background,
     }
-    asked = {"gen_ai.request.max_tokens": "max_tokens", "gen_ai.request.seed": "seed"}
-    asked |= {f"gen_ai.request.{name}": name for name in ("temperature", "top_p", "top_k")}
-    said |= {name: body.params[param] for name, param in asked.items() if body.params.get(param) is not None}
+    params = {"gen_ai.request.max_tokens": "max_tokens", "gen_ai.request.seed": "seed"}
+    params |= {f"gen_ai.request.{name}": name for name in ("temperature", "top_p", "top_k")}
+    attributes |= {name: body.params[param] for name, param in params.items() if body.params.get(param) is not None}
     if body.session:
-        said |= {"gen_ai.conversation.id": body.session, "blockrelay.step": body.step}
+        attributes |= {"gen_ai.conversation.id": body.session, "blockrelay.step": body.step}
     if record.get(b"tenant"):
-        said["blockrelay.tenant"] = record[b"tenant"].decode()
+        attributes["blockrelay.tenant"] = record[b"tenant"].decode()
     if end is None:
-        return said
-    said["gen_ai.response.finish_reasons"] = [end.reason]
+        return attributes
+    attributes["gen_ai.response.finish_reasons"] = [end.reason]
     if end.numerics:
-        said["blockrelay.numerics_id"] = end.numerics
+        attributes["blockrelay.numerics_id"] = end.numerics
     if "cached_tokens" in end.meta:
-        said["gen_ai.usage.cache_read.input_tokens"] = int(end.meta["cached_tokens"])
-    return said
+        attributes["gen_ai.usage.cache_read.input_tokens"] = int(end.meta["cached_tokens"])
+    return attributes
 
 
 def _of_last_run(end: EndEntry) -> dict[str, Value]:
-    """What the terminal entry knows of the run that brought it."""
-    told = {"blockrelay.route": end.meta.get("route"), "blockrelay.gpu_blocks": end.meta.get("gpu_blocks")}
-    return {name: [str(one) for one in value] for name, value in told.items() if value}
+    """The attributes of the last run that only the terminal entry has: route and GPU blocks."""
+    values = {"blockrelay.route": end.meta.get("route"), "blockrelay.gpu_blocks": end.meta.get("gpu_blocks")}
+    return {name: [str(one) for one in value] for name, value in values.items() if value}
 
 
 def _operation(body: RequestBody) -> str:
@@ -240,10 +247,10 @@ def _operation(body: RequestBody) -> str:
 
 
 def span_id(request: str, name: str, number: int = 0) -> str:
-    """The same for everybody who names the same span."""
+    """The id of a span, 16 hex digits, which derives from request id, name and number."""
     return _digits(f"{request}/{name}/{number}", 16)
 
 
 def _digits(name: str, length: int) -> str:
-    """So many hex digits, never all of them zero: such an id is none."""
+    """A hash of `name` with `length` hex digits; the last is 1, because an id of zeros is not valid."""
     return hashlib.sha256(name.encode()).hexdigest()[: length - 1] + "1"

@@ -1,7 +1,7 @@
-"""What stages told of a request (`StageSpan`), as spans below its runs; and where the time of a run went. Pure.
+"""Turns the steps that stages recorded (`StageSpan`) into spans below a request's runs, and tiles each run. Pure.
 
-At each moment of a run some stage computes rows of the request, or rows of it wait in some stage, or it is between two
-steps, which say what is done there. So these tile the run, whatever ran beside each other.
+At each moment of a run a stage computes tokens of the request, or tokens of it wait in a stage, or the request is
+between two steps, which decide what is done meanwhile. So tiles cover the run without gaps, also if stages overlap.
 """
 
 from bisect import bisect_left, bisect_right
@@ -14,14 +14,15 @@ from typing import Literal, get_args
 from blockrelay.protocol.encoding.stage_span import StageSpan
 from blockrelay_gateway.tracing.spans import Span, span_id
 
-#: `claiming`: a worker has it and nothing to compute yet. `sending`: to the next stage. `sampling`: until the first one
-#: knows the token. `committing`: behind the last step. `silent`: behind the last step that a failed run told.
+#: The kinds of tiles. `claiming`: a worker has claimed the request and has nothing to compute yet. `sending`: hidden
+#: states go to the next stage. `sampling`: until the first stage has the token. `committing`: behind the last step.
+#: `silent`: behind the last step that a failed run recorded.
 Doing = Literal["computing", "waiting", "claiming", "sending", "sampling", "committing", "silent"]
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """What became of a request in a part of its run, and with whom. Unix microseconds."""
+    """A part of a run in which the same thing was done for the request, by the same workers. Unix microseconds."""
 
     doing: Doing
     start_us: int
@@ -31,46 +32,49 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class Stages:
-    """`spans`: one for each step, by when they began. `tiles` of all runs that have steps, in order."""
+    """The steps of a request: a span for each, by their beginning; and the tiles of all runs with steps, in order."""
 
     spans: list[Span]
     tiles: list[Tile]
 
 
 def stages_of(request: str, spans: Sequence[Span], steps: Iterable[StageSpan], record: Mapping[bytes, bytes]) -> Stages:
-    """Mutates `spans`, those of `request_spans`: each run says where its time went, the request how many steps are here
-    and how many are known to be missing."""
+    """Makes the spans and tiles of a request's steps.
+
+    It changes `spans`, those of `request_spans`: each run gets the seconds of each kind of tile, the request the number
+    of steps that are here and of those known to be missing.
+    """
     whole, *_ = spans
     runs = [span for span in spans if span.name == "run"]
     under: dict[str, list[StageSpan]] = defaultdict(list)
     made: list[Span] = []
-    found: list[Tile] = []
+    all_tiles: list[Tile] = []
     for step in sorted(steps, key=lambda step: (step.began_us, step.stage)):
         parent = _run_of(step, runs, record) or whole
         under[parent.span_id].append(step)
         made.append(_span(request, parent, step))
     for run in [run for run in runs if run.span_id in under]:
         spent = dict.fromkeys(get_args(Doing), 0)
-        for tile in (found_here := tiles(run, under[run.span_id])):
+        for tile in (run_tiles := tiles(run, under[run.span_id])):
             spent[tile.doing] += tile.end_us - tile.start_us
-        found += found_here
+        all_tiles += run_tiles
         run.attributes |= {f"blockrelay.{doing}_seconds": us / 1e6 for doing, us in spent.items()}
     whole.attributes["blockrelay.stage_steps"] = len(made)
     whole.attributes["blockrelay.stage_steps.missing"] = missing(step for some in under.values() for step in some)
-    return Stages(made, found)
+    return Stages(made, all_tiles)
 
 
 def tiles(run: Span, steps: Iterable[StageSpan]) -> list[Tile]:
-    """What became of the request from the beginning of `run` to its end, without a gap; `steps` of that run."""
-    told = [_Told(step, *(min(max(at, run.start_us), run.end_us) for at in _times(step))) for step in steps]
+    """The tiles of `run` from its beginning to its end, without a gap; `steps` are those of this run."""
+    bounded = [_BoundedStep(step, *(min(max(at, run.start_us), run.end_us) for at in _times(step))) for step in steps]
     changes: dict[int, list[tuple[Counter[str], str, int]]] = {run.start_us: [], run.end_us: []}
     computing, waiting = Counter[str](), Counter[str]()
-    for one in told:
+    for one in bounded:
         changes.setdefault(one.ready_us, []).append((waiting, one.step.worker, 1))
         changes.setdefault(one.began_us, []).extend([(waiting, one.step.worker, -1), (computing, one.step.worker, 1)])
         changes.setdefault(one.ended_us, []).append((computing, one.step.worker, -1))
-    between = _Between(run, told)
-    found: list[Tile] = []
+    between = _Between(run, bounded)
+    result: list[Tile] = []
     for start, end in pairwise(sorted(changes)):
         for counts, worker, change in changes[start]:
             counts[worker] += change
@@ -79,10 +83,10 @@ def tiles(run: Span, steps: Iterable[StageSpan]) -> list[Tile]:
             doing, workers = "computing", there
         elif there := _present(waiting):
             doing, workers = "waiting", there
-        if found and (found[-1].doing, found[-1].workers) == (doing, workers):
-            start = found.pop().start_us
-        found.append(Tile(doing, start, end, workers))
-    return found
+        if result and (result[-1].doing, result[-1].workers) == (doing, workers):
+            start = result.pop().start_us
+        result.append(Tile(doing, start, end, workers))
+    return result
 
 
 def _times(step: StageSpan) -> tuple[int, int, int]:
@@ -94,8 +98,8 @@ def _present(counts: Counter[str]) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
-    """A step, its times within its run."""
+class _BoundedStep:
+    """A step whose times are bounded to those of its run."""
 
     step: StageSpan
     ready_us: int
@@ -104,18 +108,18 @@ class _Told:
 
 
 class _Between:
-    """What is done while no stage has rows of the request: it follows from the step before, and from the next one."""
+    """Finds what is done while no stage has tokens of the request, from the step before and the next one."""
 
-    def __init__(self, run: Span, told: Sequence[_Told]) -> None:
-        self._by_end = sorted(told, key=lambda one: one.ended_us)
-        self._by_ready = sorted(told, key=lambda one: one.ready_us)
+    def __init__(self, run: Span, steps: Sequence[_BoundedStep]) -> None:
+        self._by_end = sorted(steps, key=lambda one: one.ended_us)
+        self._by_ready = sorted(steps, key=lambda one: one.ready_us)
         self._ends = [one.ended_us for one in self._by_end]
         self._readies = [one.ready_us for one in self._by_ready]
-        self._last_stage = max((one.step.stage for one in told), default=0)
+        self._last_stage = max((one.step.stage for one in steps), default=0)
         self._failed = "blockrelay.rerun.reason" in run.attributes
 
     def at(self, start: int, end: int) -> tuple[Doing, tuple[str, ...]]:
-        """From `start` to `end`, where nothing is computed and nothing waits; and whose work it is."""
+        """The kind of a tile from `start` to `end`, in which nothing is computed and nothing waits, and its workers."""
         before, after = bisect_right(self._ends, start), bisect_left(self._readies, end)
         coming = self._by_ready[after].step if after < len(self._readies) else None
         if not before:
@@ -129,8 +133,10 @@ class _Between:
 
 
 def missing(steps: Iterable[StageSpan]) -> int:
-    """How many steps were lost before later ones of the same worker and run; what came last, or of whole runs, nobody
-    knows."""
+    """Number of steps that are known to be lost: those before a later step of the same worker and run.
+
+    Lost steps at the end of a run, or of a whole run, cannot be known.
+    """
     numbers: dict[tuple[int, str], list[int]] = defaultdict(list)
     for step in steps:
         numbers[step.run, step.worker].append(step.number)
@@ -138,7 +144,10 @@ def missing(steps: Iterable[StageSpan]) -> int:
 
 
 def _run_of(step: StageSpan, runs: Sequence[Span], record: Mapping[bytes, bytes]) -> Span | None:
-    """A record that has forgotten its oldest notes shows its first runs as one."""
+    """The span of the run of a step; None without runs.
+
+    A record that has forgotten its oldest events shows its first runs as one.
+    """
     ended = sum("blockrelay.rerun.reason" in run.attributes for run in runs)
     before = max(0, int(record.get(b"reruns", b"0")) - ended)
     return runs[min(max(step.run - before - 1, 0), len(runs) - 1)] if runs else None

@@ -1,4 +1,4 @@
-"""What stages have told of a request, read from the payload Redis."""
+"""Reads the steps that stages have recorded for a request from the payload Redis."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -11,13 +11,13 @@ from blockrelay.observability import logs
 from blockrelay.protocol.encoding.stage_span import StageSpan
 from blockrelay.protocol.keys import Keys
 
-#: How long after the end of a request its stages are given to write their last steps.
+#: Seconds after the end of a request in which its stages may still write their last steps.
 SETTLE_S = 0.5
 _Entries = Sequence[tuple[bytes, Mapping[bytes, bytes]]]
 
 
 async def stored_steps(payload: redis.asyncio.Redis, keys: Keys, request: str) -> list[StageSpan]:
-    """In the order in which they were written; none where all are gone. Raises RedisTrouble."""
+    """The steps in the order in which they were written; empty if they are gone. Raises RedisTrouble."""
     entries = cast(_Entries, await cast(Any, payload.xrange(keys.trace(request))))
     return await asyncio.to_thread(_decode, request, entries) if entries else []
 
@@ -27,6 +27,6 @@ def _decode(request: str, entries: _Entries) -> list[StageSpan]:
     for _, fields in entries:
         try:
             steps.append(StageSpan.decode(fields))
-        except WireError as error:  # that step is missing, as if it had never been written
+        except WireError as error:  # the step counts as missing, as if it had never been written
             logs.get().warning("STAGE_SPAN_REFUSED", request_id=request, error=str(error))
     return steps

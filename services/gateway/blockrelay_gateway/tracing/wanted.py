@@ -1,4 +1,4 @@
-"""Whether traces are wanted, by the variables of OpenTelemetry."""
+"""Reads from OpenTelemetry's variables if traces are wanted."""
 
 import os
 import re
@@ -7,9 +7,9 @@ from blockrelay.errors import UsageError
 
 
 def traces_wanted() -> bool:
-    """Whether OpenTelemetry's variables name a place for traces; the rest of them is for its SDK (docs/tracing.md).
+    """True if OpenTelemetry's variables name a trace server; its SDK reads the other variables (docs/tracing.md).
 
-    Raises UsageError, one line, for what cannot be had.
+    Raises UsageError, one line, for an endpoint that is no URL and for a protocol that is not supported.
     """
     if os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true" or os.environ.get("OTEL_TRACES_EXPORTER") == "none":
         return False
@@ -19,8 +19,8 @@ def traces_wanted() -> bool:
         return False
     if not re.match(r"https?://[^/]", endpoint):
         name = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT" if for_traces else "OTEL_EXPORTER_OTLP_ENDPOINT"
-        raise UsageError(f"{name}: {endpoint} is no address such as http://127.0.0.1:4318")
+        raise UsageError(f"{name}: {endpoint} is not a URL such as http://127.0.0.1:4318")
     protocol = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL")
     if protocol not in (None, "", "http/protobuf"):
-        raise UsageError(f"OTEL_EXPORTER_OTLP_PROTOCOL: {protocol} is not spoken here, only http/protobuf is")
+        raise UsageError(f"OTEL_EXPORTER_OTLP_PROTOCOL: {protocol} is not supported, only http/protobuf is")
     return True

@@ -201,7 +201,7 @@ SEVERAL: dict[str, Any] = {"prompt": [[10], [20], [30]], "return_token_ids": Tru
 
 
 def repeat(times: int) -> Callable[[Claimed], tuple[list[int], str]]:
-    """Every request says its first token so many times."""
+    """Answers every request with its first token, `times` times."""
     return lambda claimed: ([int(claimed.body.prompt[0])] * times, "length")
 
 

@@ -146,7 +146,7 @@ def test_a_stream_of_requests_goes_through_little_memory(
         asked_for = [past(number) for number in range(200)]
         for name in asked_for:
             client.hset(keys.followers(name), "another gateway", "")
-            client.expire(keys.followers(name), 10**6)  # as if somebody asked at every moment
+            client.expire(keys.followers(name), 10**6)  # as if clients asked for it all the time
         age(client, keys)
         client.config_set("maxmemory", mib << 20)
         wait_until(

@@ -57,7 +57,7 @@ class Pair:
             return bool(client.exists(Keys("t").request(own_id(answered))))
 
     def state(self, answered: str) -> object:
-        """Of that request, as the replica has it."""
+        """The request's state on the replica."""
         with self.replica.client() as client:
             return client.hget(Keys("t").request(own_id(answered)), "state")
 
@@ -82,7 +82,7 @@ def pair(tmp_path: Path) -> Iterator[Pair]:
 
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody waits long for replicas."""
+    """Shortens the waits for replicas and for ACCEPT."""
     monkeypatch.setattr(redis_link, "REPLICAS_S", 0.2)
     monkeypatch.setattr(admission, "RETRY_FOR_S", 0.5)
 
@@ -192,7 +192,7 @@ def test_a_connection_that_is_cut_before_it_has_waited_accepts_once_and_waits(
 
 
 def waits(client: redis.Redis) -> bool:
-    """Whether somebody waits for the replicas."""
+    """True if a client of Redis waits for the replicas."""
     return any(one["cmd"] == "wait" and "b" in one["flags"] for one in client.client_list())  # pyright: ignore
 
 
@@ -260,7 +260,7 @@ def test_one_replica_is_not_two(settings: GatewaySettings, pair: Pair, hasty: No
 async def test_tokens_that_nobody_could_commit_again_are_shown_when_the_replica_has_them(
     pair: Pair, hasty: None
 ) -> None:
-    """Those of a device that varies; no others wait."""
+    """Only tokens of a nondeterministic device wait."""
     client, metrics, keys = redis_link.connect_async(pair.master.url), GatewayMetrics(CollectorRegistry()), Keys("t")
     scripts, came = AsyncScripts(client, keys), asyncio.Event()
     heard = {"exact": list[LogEntry](), "varying": list[LogEntry]()}

@@ -40,7 +40,7 @@ def played(client: redis.Redis, keys: Keys, gateway: RunningGateway) -> PlayedWo
 
 
 def step(*rows: int) -> dict[str, Any]:
-    """A step with the logits of every token, of so many tokens per row."""
+    """A step with the logits of every token; `rows` has the number of tokens of each row."""
     return {"input_tensors": {"input_ids": [[5] * tokens for tokens in rows]}, "logits": "all"}
 
 

@@ -55,7 +55,7 @@ def test_only_a_new_request_is_announced_and_once(history: tuple[bool, Event, bo
 
 @given(HISTORIES)
 def test_what_redis_may_have_of_a_refused_request_is_taken_back(history: tuple[bool, Event, bool]) -> None:
-    """Of a random id all; of a key's only that this gateway reads it, for the request may have other clients."""
+    """A request with a random id is taken back; of a keyed one only this gateway's reader, for it may have others."""
     keyed, answer, withdrawn = history
     _, done = run(*history)
     ours = answer is Event.OK or (answer is Event.EXISTS and not keyed)

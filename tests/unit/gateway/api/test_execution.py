@@ -1,4 +1,4 @@
-"""Where blocks were executed, as answers say it."""
+"""The counts of executed blocks in answers."""
 
 from typing import Any
 

@@ -122,7 +122,7 @@ def test_a_session_goes_on_where_its_last_step_ended(
 def test_a_step_under_way_whose_session_falls_back_behind_it_is_a_conflict(
     gateway: RunningGateway, worker: PlayedWorker, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As when Redis comes back without its tail: the step under way, and the step before it, are gone."""
+    """Redis comes back without its last writes: the step in flight, and the step before it, are gone."""
     monkeypatch.setattr(repair, "SILENT_S", 0.1)
     known: Any = {name: worker.client.dump(name) for name in worker.client.scan_iter("*")}
     run_step(gateway, worker, pool, tensor_body([5, 6, 7]))

@@ -28,13 +28,13 @@ VOCAB, TOKENS = 100_000, 400
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> BlockFolder:
-    """As that of the other tests, with the vocabulary of a large model."""
+    """The model folder of the other tests, but with the vocabulary of a large model."""
     return open_block_folder(write_wide_model(tmp_path_factory.mktemp("wide"), VOCAB), blocks=())
 
 
 @pytest.fixture
 def payload() -> Iterator[RedisServer]:
-    """As in a real cell: nothing of what is there goes to a disk."""
+    """A payload Redis that writes nothing to a disk, as in a real cell."""
     with tempfile.TemporaryDirectory(prefix="br-test-") as place:
         server = RedisServer(Path(place), durable=False).start()
         yield server

@@ -1,4 +1,4 @@
-"""Where logits stand in an answer, and that padding counts."""
+"""The layout of logits in an answer, and its size with padding."""
 
 from blockrelay_gateway.api.infer.layout import layout_of
 from blockrelay_gateway.api.infer.tensor_steps import TensorStep

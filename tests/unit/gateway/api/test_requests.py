@@ -260,7 +260,7 @@ def test_a_text_that_is_too_long_by_its_bytes_is_not_tokenised(requests: OpenAIR
 def test_a_text_that_is_too_long_by_its_beginning_is_not_tokenised_whole(
     requests: OpenAIRequests, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a model whose longest token would let a megabyte pass."""
+    """The model's longest token is so long that the bound by bytes lets a megabyte pass."""
     tokenizer = requests.builder.tokenizer
     assert tokenizer is not None
     monkeypatch.setattr(tokenizer, "longest", 10_000)

@@ -13,7 +13,7 @@ def tensor(*values: int) -> dict[str, Any]:
 
 
 def steps(*sessions: Session, number: int = 1, logits: Any = "last", **inputs: Any) -> list[TensorStep]:
-    """Of a batch; without `sessions` its rows have none yet."""
+    """The steps of a batch; without `sessions` its rows have no session yet."""
     read = read_inputs(inputs, context=64, vocab_size=100)
     known = sessions or (Session(),) * read.rows
     return read_steps(read, known, session_id="chat", step=number, logits=logits)
@@ -95,7 +95,7 @@ def test_one_row_of_a_mask_and_of_positions_stands_for_all() -> None:
 
 
 def test_a_row_belongs_to_its_batch() -> None:
-    """Equal in one row is not equal: whoever comes second must not get in between."""
+    """A step that equals the first in one row only is no repetition: a second client must not get in between."""
     one = steps(input_ids=[[1, 2], [3, 4]])
     for other in ([[1, 2], [3, 5]], [[1, 2], [3, 4], [5, 6]], [[1, 2]]):
         with pytest.raises(Conflict, match="expects step 2"):

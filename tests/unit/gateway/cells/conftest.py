@@ -27,7 +27,7 @@ def several(settings: GatewaySettings, file: CellFile, monkeypatch: pytest.Monke
 
 @pytest.fixture
 def workers(client: redis.Redis, folder: BlockFolder) -> dict[str, PlayedWorker]:
-    """By cell."""
+    """A played worker for each cell, by its name."""
     return {name: worker_of(name, client, folder) for name in NAMES}
 
 

@@ -32,7 +32,7 @@ async def test_accepted_connections_send_small_writes_at_once() -> None:
 
 @pytest.fixture
 def deaf_to_sigterm() -> Iterator[None]:
-    """The server raises the signal that ended it once more, for whoever started it."""
+    """Ignores SIGTERM in the test process: a server that ends raises the signal that ended it once more."""
     before = signal.signal(signal.SIGTERM, lambda *_: None)
     yield
     signal.signal(signal.SIGTERM, before)

@@ -33,13 +33,13 @@ FRIEND = "https://chat.example.com"
 
 @pytest.fixture
 def cells() -> list[Keys]:
-    """Of the gateways of this module."""
+    """The keys of the cells of this module's gateways."""
     return [Keys(cell) for cell in ("t", "guarded", "keyed", "open")]
 
 
 @pytest.fixture(scope="module")
 def guarded(folder: BlockFolder, shared_redis: RedisServer) -> Iterator[RunningGateway]:
-    """Nobody gets in: it is alone in its cell."""
+    """A gateway with allowed origins, alone in its cell."""
     with running_gateway(settings_for(folder, shared_redis, "guarded", cors_origins=FRIEND)) as running:
         yield running
 

@@ -91,7 +91,7 @@ def test_a_compressed_body_is_refused_by_name(gateway: RunningGateway) -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (PROMPT.encode("latin-1"), "is not UTF-8 text (byte 0xe9 at 12 is none of it): send JSON as UTF-8"),
+        (PROMPT.encode("latin-1"), "is not UTF-8 text (byte 0xe9 at 12): send JSON as UTF-8"),
         (
             b'{"prompt": [' + b"9" * 50_000 + b"]}",
             "cannot be read as JSON: a whole number in it has more than 4300 digits",

@@ -118,7 +118,7 @@ def test_without_what_stages_told_there_is_no_trace(gateway: RunningGateway, wor
         end(worker, claimed)
     answers = [trace_of(gateway, request) for request in (plain, gone, "req-000000000000000000000000", "nonsense")]
     assert [answer.status_code for answer in answers] == [404] * 4
-    words = ["was not sent with trace: true", "is gone, or never was written", "unknown", "is not a request id"]
+    words = ["was not sent with trace: true", "are gone, or were never written", "unknown", "is not a request id"]
     for answer, expected in zip(answers, words, strict=True):
         assert expected in answer.json()["error"]["message"]
 

@@ -31,8 +31,11 @@ def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[TraceReceiver]:
 
 
 def ask(gateway: RunningGateway, worker: PlayedWorker, *, sampled: str | None = None, steps: int | None = None) -> str:
-    """A background request that is answered; its id. `sampled`: what its client's traceparent says of that. `steps`: it
-    is traced, and stages tell so many."""
+    """Sends a background request, has it answered, and returns its id.
+
+    `sampled` is the flag of the client's traceparent (None: it sends none); with `steps` the request is traced, and its
+    stages record that many.
+    """
     headers = {} if sampled is None else {"traceparent": f"00-{TRACE}-{PARENT}-{sampled}"}
     body = {"prompt": "Anna had a secret", "max_tokens": 2, "background": True, "model": "tiny"}
     body["trace"] = steps is not None
@@ -209,8 +212,8 @@ def test_traces_are_sent_where_the_usual_variables_name_an_endpoint(
 @pytest.mark.parametrize(
     ("name", "value", "complaint"),
     [
-        ("OTEL_EXPORTER_OTLP_ENDPOINT", "collector:4317", "no address such as"),
-        ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "http://", "no address such as"),
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", "collector:4317", "is not a URL such as"),
+        ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "http://", "is not a URL such as"),
         ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc", "only http/protobuf"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The spans of a request are a function of its record: nested, in order, the same whoever derives them."""
+"""The spans of a request are a function of its record: nested, in order, the same in every process."""
 
 from itertools import pairwise
 

@@ -1,4 +1,4 @@
-"""What stages told becomes spans below their runs, tiles of these, and a file that trace viewers open."""
+"""Recorded steps of stages become spans below their runs, tiles of these, and a file that trace viewers open."""
 
 import json
 from itertools import pairwise
@@ -25,7 +25,7 @@ def record_of(notes: str = NOTES, *, end_ms: int = 2000, reruns: int = 1) -> dic
 
 
 def spans_of(record: dict[bytes, bytes], *, now_ms: int = 0) -> list[Span]:
-    """Of a request that has ended, or that runs at `now_ms`."""
+    """The spans of a request that has ended, or that still runs at `now_ms`."""
     if now_ms:
         return request_spans("req-1", record, None, model="tiny", cell="c0", now_ms=now_ms)
     end = EndEntry(5, "stop", {}, (), "cpu-1")

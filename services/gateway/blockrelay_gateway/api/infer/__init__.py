@@ -1,1 +1,1 @@
-"""/v1/infer: text, tensors, sessions; over HTTP and WebSocket."""
+"""The /v1/infer API: text, tensor steps and their sessions, over HTTP and WebSocket."""

@@ -1,4 +1,4 @@
-"""What /v1/infer does, for HTTP and for the WebSocket: one message in, one or more objects out."""
+"""The work behind /v1/infer, the same for HTTP and the WebSocket: one message in, one or more objects out."""
 
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -41,42 +41,41 @@ from blockrelay_gateway.streaming.readers import Readers
 from blockrelay_gateway.streaming.records import check_number
 from blockrelay_gateway.streaming.responses import collect
 
-#: Float32 bytes of one result: what `logits: all` may ask for.
+#: The most bytes of float32 logits that one step may ask for with `logits: all`.
 MAX_RESULT_BYTES = 256 << 20
-#: How long the end of a step waits for memory for its answer: results are kept for a minute. Seconds.
+#: Seconds that an ended step waits for memory for its answer; its results are kept for a minute.
 ROOM_S = 45.0
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The answer to a request that has ended, its error if it ended badly, and its tensors by name if `body` is of
-    `tensor_success`: float16 logits [rows, n, vocab] and the KV that was asked for."""
+    """The answer to a request that has ended, and its error if it failed."""
 
     body: dict[str, Any]
     error: BlockrelayError | None = None
     tensors: Mapping[str, NDArray[Any]] = field(default_factory=dict[str, NDArray[Any]])
+    """Tensors by name if `body` is of `tensor_success`: float16 logits [rows, n, vocab], and KV if it was asked for."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A row of a step that has ended: whether its logits were there, and the pages that it asked for. None: gone."""
+    """One row of a tensor step that has ended."""
 
     end: EndEntry
     has_logits: bool = False
+    """The payload Redis had its logits."""
     kv: list[bytes] | None = None
+    """The KV pages that the answer needs; None: the payload Redis has them no more."""
 
     @property
     def lost(self) -> bool:
-        """It ended well, and what it came to is not there."""
+        """True if the row ended without an error, but its logits or KV are gone."""
         return failure(self.end) is None and (not self.has_logits or self.kv is None)
 
 
 @dataclass(frozen=True, slots=True)
 class AcceptedStep:
-    """A tensor step that was accepted in `cell`: what each of its rows is, and their readers. `kv`: of the model.
-
-    `share` has the memory of its answer, from its end until the answer is sent or given up.
-    """
+    """A tensor step that was accepted in `cell`: for each row its step, its request and its reader."""
 
     cell: Cell
     kv: ServedKv
@@ -84,16 +83,17 @@ class AcceptedStep:
     rows: list[AdmissionRequest]
     readers: Readers
     share: BodyShare
+    """Memory of the answer, from the end of the step until the answer is sent or given up."""
 
     @property
     def layout(self) -> Layout:
-        """Where the logits of each row stand in those of all."""
+        """The place of each row's logits in the answer's tensor."""
         whole = self.rows[0].body.logits == "all"
         return layout_of(self.steps if whole else None, rows=len(self.rows))
 
 
 async def finish_text(cell: Cell, readers: Readers) -> Finished:
-    """The answer to the text form once it has ended."""
+    """Waits until a request of the text form has ended and returns its answer."""
     answers, form = await collect(cell, readers), InferFormat()
     ((end,), (followed,)) = [answer.end for answer in answers], readers.requests
     assert end is not None
@@ -103,12 +103,12 @@ async def finish_text(cell: Cell, readers: Readers) -> Finished:
 
 
 async def background(cell: Cell, readers: Readers) -> dict[str, Any]:
-    """The answer to a background request."""
+    """The immediate answer to a background request: its id and status."""
     return InferFormat().background(readers.requests[0], await cell.status(readers))
 
 
 async def text_objects(cell: Cell, readers: Readers) -> AsyncIterator[dict[str, Any]]:
-    """The text form as a stream of objects (the WebSocket's way)."""
+    """Streams the answer to the text form as JSON objects, one for each token and one for the end (WebSocket only)."""
     (followed,) = readers.requests
     form, relay = InferFormat(), cell.relay(followed)
     if opening := form.opening(followed):
@@ -122,19 +122,24 @@ async def text_objects(cell: Cell, readers: Readers) -> AsyncIterator[dict[str, 
                 yield form.chunk(0, delta, followed, "")
 
 
-async def submit_tensors(gateway: Gateway, asked: Tensors, tenant: Tenant) -> AcceptedStep:
-    """Accept a tensor step, a request for each of its rows, or find those that it repeats.
+async def submit_tensors(gateway: Gateway, tensors: Tensors, tenant: Tenant) -> AcceptedStep:
+    """Accepts a tensor step, one request for each row; a repeated step gets the requests of the first one.
 
-    `finish_tensors` closes the readers.
+    `finish_tensors` closes the readers. Raises BadRequest, Conflict for a wrong step number, and what submission
+    raises.
     """
-    place, steps, rows = await _rows(gateway, asked, tenant)
+    place, steps, rows = await _rows(gateway, tensors, tenant)
     cell, readers = await gateway.submission.submit(rows, tenant, together=True, place=place)
     kept = [requests.accepted(row) for row in rows]
     return AcceptedStep(cell, gateway.kv, steps, kept, readers, BodyShare(gateway.bodies))
 
 
 async def finish_tensors(accepted: AcceptedStep, session_id: str | None, tenant: Tenant) -> Finished:
-    """The answer to a tensor step once all its rows have ended. The caller gives the step's share back."""
+    """Waits until all rows of a tensor step have ended and returns the answer.
+
+    Rows whose results are gone are computed once more. The caller gives the step's share back. Raises LimitExceeded
+    if there is no memory for the answer within ROOM_S.
+    """
     cell, steps, rows, readers = accepted.cell, accepted.steps, accepted.rows, accepted.readers
     started = min(followed.started for followed in readers.requests)
     await _wait(readers)
@@ -148,8 +153,8 @@ async def finish_tensors(accepted: AcceptedStep, session_id: str | None, tenant:
         if lost:  # their results are gone: compute them once more, outside the session
             renamed = [requests.renamed(rows[index]) for index in lost]
             again = await cell.admission.submit(renamed, tenant, together=True)
-            found = await _ended(cell, again, renamed, [places[index] for index in lost])
-            for index, row in zip(lost, found, strict=True):
+            recomputed = await _ended(cell, again, renamed, [places[index] for index in lost])
+            for index, row in zip(lost, recomputed, strict=True):
                 ended[index] = row
     except WireError as problem:
         error, end = problem, next(one.end for one in readers.requests if one.end is not None)
@@ -181,7 +186,10 @@ async def finish_tensors(accepted: AcceptedStep, session_id: str | None, tenant:
 async def _rows(
     gateway: Gateway, tensors: Tensors, tenant: Tenant
 ) -> tuple[Place | None, list[TensorStep], list[AdmissionRequest]]:
-    """Where they have to go, if anywhere, and what they are."""
+    """The place of the step's session (None: any cell), and for each row its step and its request.
+
+    Raises BadRequest for a step that asks for more than an answer may have, Conflict for a wrong step number.
+    """
     model, served = gateway.folder.model, gateway.kv
     request, number, inputs = tensors.request, tensors.number, tensors.inputs
     given, asked = tensors.given, tensors.layers
@@ -209,25 +217,28 @@ async def _rows(
         )
         for row, (step, name) in enumerate(zip(steps, tensors.who.names(inputs.rows), strict=True))
     ]
-    layout, most = layout_of(steps if logits == "all" else None, rows=len(rows)), gateway.bodies.max_large
-    if (size := answer_bytes(layout, model.vocab_size, served, rows)) > most:
-        said = f"the answer takes {size >> 20} MiB, and at most {most >> 20} MiB are there for it"
-        raise BadRequest(f"{said}: ask for fewer blocks, or tokens, at a time", param="blocks" if asked else "logits")
+    layout, limit = layout_of(steps if logits == "all" else None, rows=len(rows)), gateway.bodies.max_large
+    if (size := answer_bytes(layout, model.vocab_size, served, rows)) > limit:
+        cause = f"the answer takes {size >> 20} MiB, and at most {limit >> 20} MiB are there for it"
+        raise BadRequest(f"{cause}: ask for fewer blocks, or tokens, at a time", param="blocks" if asked else "logits")
     return place, steps, rows
 
 
 def _check_logits(layout: Layout, vocab: int, bodies: BodyBudget) -> None:
-    """Raise BadRequest where the logits of all tokens are more than an answer may have."""
-    most = min(MAX_RESULT_BYTES // 2, bodies.max_large) // (2 * vocab)
+    """Raises BadRequest if the logits of all tokens are more than an answer may have."""
+    limit = min(MAX_RESULT_BYTES // 2, bodies.max_large) // (2 * vocab)
     tokens = len(layout.places) * layout.width
-    if tokens > most:
+    if tokens > limit:
         padded = ", with the padding of shorter rows" if tokens > layout.tokens else ""
-        raise BadRequest(f'logits "all" takes at most {most} new tokens, not {tokens}{padded}', param="logits")
+        raise BadRequest(f'logits "all" takes at most {limit} new tokens, not {tokens}{padded}', param="logits")
 
 
 async def _sessions(cell: Cell, tenant: Tenant, session_id: str, rows: int, step: int) -> list[Session]:
-    """The sessions of all rows, of one moment. Raises BadRequest for a session that has another number of rows, and
-    ServiceUnavailable for one of another protocol."""
+    """Reads the sessions of all rows in one transaction.
+
+    Raises BadRequest for a session that has another number of rows, and ServiceUnavailable for one of another
+    protocol.
+    """
 
     def key(name: str) -> str:
         return cell.keys.session(scoped_session(tenant.name, name))
@@ -236,11 +247,11 @@ async def _sessions(cell: Cell, tenant: Tenant, session_id: str, rows: int, step
     for row in range(rows):
         together.hgetall(key(row_session(session_id, row, rows)))
     together.exists(*map(key, other_shapes(session_id, rows)))
-    *found, others = cast(list[Any], await cast(Any, together.execute()))
-    for fields in found:
+    *records, others = cast(list[Any], await cast(Any, together.execute()))
+    for fields in records:
         check_number(fields, f"session {session_id!r}")
-    sessions = [Session.from_redis(fields) for fields in found]
-    # Of a first step that was interrupted, some rows may be there and others not.
+    sessions = [Session.from_redis(fields) for fields in records]
+    # A first step that was interrupted may have left the sessions of some rows and not of others.
     fewer = step > 1 and any(session.step for session in sessions) and not all(session.step for session in sessions)
     if others or fewer:
         message = f"session {session_id!r} was begun with another number of rows than {rows}"
@@ -249,7 +260,7 @@ async def _sessions(cell: Cell, tenant: Tenant, session_id: str, rows: int, step
 
 
 async def _wait(readers: Readers) -> None:
-    """Until every request has ended. Raises ServiceUnavailable when the gateway shuts down first."""
+    """Waits until every request has ended. Raises ServiceUnavailable if the gateway shuts down first."""
     async for _ in readers.batches():
         pass
 
@@ -257,7 +268,10 @@ async def _wait(readers: Readers) -> None:
 async def _ended(
     cell: Cell, readers: Readers, rows: Sequence[AdmissionRequest], places: Sequence[NDArray[np.float16]]
 ) -> list[Row]:
-    """How every request ended; what is stored of its logits comes into its place. Closes `readers`."""
+    """Waits until every request has ended and fetches its results; logits are written into its array of `places`.
+
+    Closes `readers`.
+    """
 
     def give_up() -> bool:
         return cell.followed.closing

@@ -1,4 +1,4 @@
-"""Where the logits of a step's rows stand in the one tensor of its answer, and what that takes. Pure."""
+"""The layout of a tensor step's logits in the one tensor of its answer, and the answer's size. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,20 +10,23 @@ from blockrelay_gateway.api.infer.tensor_steps import TensorStep
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """`places`: first column of each row's logits and the one behind its last; all rows have `width` columns."""
+    """The columns of logits in the answer's tensor, whose rows all have `width` columns."""
 
     places: tuple[tuple[int, int], ...]
+    """For each row the first column with logits, and the column behind the last one."""
     width: int
 
     @property
     def tokens(self) -> int:
-        """Logits of the rows together, padding aside."""
+        """Number of positions with logits in all rows, without padding."""
         return sum(end - begin for begin, end in self.places)
 
 
 def layout_of(steps: Sequence[TensorStep] | None, *, rows: int) -> Layout:
-    """With `steps`, each token's logits where the token stood in `input_ids`; columns in which no row has a token are
-    left out. Without, those of the last token of each row."""
+    """Lays out the logits of all new tokens of `steps`, or without `steps` those of the last token of each row.
+
+    A token's logits stand in the token's column of `input_ids`; columns in which no row has a token are left out.
+    """
     if steps is None:
         return Layout(((0, 1),) * rows, 1)
     first = min(step.column for step in steps)
@@ -32,6 +35,6 @@ def layout_of(steps: Sequence[TensorStep] | None, *, rows: int) -> Layout:
 
 
 def answer_bytes(layout: Layout, vocab: int, kv: ServedKv, rows: Sequence[AdmissionRequest]) -> int:
-    """Memory of the answer: its logits as float16, and the KV that it has."""
+    """Bytes of the answer in memory: its logits as float16, and the KV that the rows ask for."""
     pages = sum(len(fields_of(row.body.kv_asked, int(row.body.prompt.size))) for row in rows)
     return len(layout.places) * layout.width * vocab * 2 + pages * 2 * kv.shape.half_bytes

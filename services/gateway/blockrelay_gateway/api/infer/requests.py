@@ -1,4 +1,4 @@
-"""Requests of /v1/infer to ours. Pure, except that a repeated one draws a random name."""
+"""Turns bodies of /v1/infer into admission requests. Pure, but for the request ids drawn at random."""
 
 from dataclasses import replace
 from typing import Literal
@@ -19,7 +19,7 @@ from blockrelay_gateway.api.request_builder import RequestBuilder, checked_salt,
 
 
 def is_tensor_form(request: InferRequest) -> bool:
-    """Which form it is. Raises BadRequest for a mixture of both, by the name of the field that does not belong."""
+    """True for the tensor form, False for the text form. Raises BadRequest, naming a field, for a mixture of both."""
     given = request.model_fields_set
     if (request.input_tensors is None) == (request.prompt is None):
         raise BadRequest("send either prompt or input_tensors", param="prompt")
@@ -37,7 +37,7 @@ def is_tensor_form(request: InferRequest) -> bool:
 def text_request(
     builder: RequestBuilder, request: InferRequest, headers: ClientHeaders = NO_HEADERS, who: Identity | None = None
 ) -> AdmissionRequest:
-    """The text form. Raises BadRequest, or NotFound for another model."""
+    """Builds the request of the text form. Raises BadRequest, or NotFound for another model."""
     builder.check_model(request.model)
     prompt = request.prompt
     tokens = builder.encode(prompt, "prompt") if isinstance(prompt, str) else list(prompt or ())
@@ -55,9 +55,9 @@ def tensor_request(
     headers: ClientHeaders,
     kv: RowKv,
 ) -> AdmissionRequest:
-    """A row of a tensor step: its session's tokens, the first `step.prior` of them from earlier steps.
+    """Builds the request of one row of a tensor step.
 
-    Raises BadRequest.
+    Its prompt has all tokens of the session; the first `step.prior` of them are from earlier steps. Raises BadRequest.
     """
     params = SamplingParams(max_tokens=0, temperature=0.0, seed=derive_seed(name.request))
     tokens = list(step.tokens)
@@ -99,11 +99,11 @@ def tensor_request(
 
 
 def accepted(request: AdmissionRequest) -> AdmissionRequest:
-    """What is kept of a request while it runs: the KV that came with it is at the workers."""
+    """`request` without the KV that the client sent: once accepted, the payload Redis has it."""
     return replace(request, given={})
 
 
 def renamed(request: AdmissionRequest) -> AdmissionRequest:
-    """The same work under a new id and outside its session; what was given with it is computed."""
+    """The same work under a new request id and outside its session; KV that the client sent is computed instead."""
     body = replace(request.body, kv_given=0)
     return replace(request, request=random_identity().base, fingerprint="", session=None, body=body, given={})

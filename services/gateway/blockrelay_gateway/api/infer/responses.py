@@ -1,4 +1,4 @@
-"""What /v1/infer answers. Pure."""
+"""Builds the answers of /v1/infer. Pure."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -17,11 +17,11 @@ from blockrelay_gateway.streaming.following.followed_request import FollowedRequ
 
 
 def execution(*ends: EndEntry) -> dict[str, Any]:
-    """execution_times, execution_stats and fallback_events, as the last stage told them of each row.
+    """Returns execution_times (seconds), execution_stats and fallback_events, from the terminal entry of each row.
 
-    Rows share batches, so a block's time is that of the row for which it took longest. `warm_sessions`: of ONNX blocks
-    as they are, what their worker has made and run so far. Blocks are counted where they were executed, in every
-    step; for rows, which are executed together, once, or once on each where some rows went to a GPU and some to a CPU.
+    Rows share batches, so a block's time is the largest of all rows. The counts of executed blocks add up all steps of
+    a request; rows are executed together, so the largest count of a row stands for all, for GPUs and CPUs apart.
+    `warm_sessions` is there for ONNX blocks made by others: the sessions that their worker has made and run so far.
     """
     times: dict[str, float] = {}
     for end in ends:
@@ -54,8 +54,10 @@ def tensor_success(
     seconds: float,
     **more: Any,
 ) -> dict[str, Any]:
-    """The answer to a tensor step, with the end of each row, but for what is in its tensors: `TensorAnswer` puts it
-    in."""
+    """The answer to a tensor step whose rows ended with `ends`; `seconds` is the time since its acceptance.
+
+    The data of its tensors is empty: `TensorAnswer` fills it in while it is sent.
+    """
     return {
         "status": "success",
         "message": "Pipeline completed successfully",
@@ -72,8 +74,10 @@ def tensor_success(
 
 
 class TensorAnswer:
-    """The JSON of `body` (of `tensor_success`) with its tensors, which are encoded while they are sent: an answer of
-    hundreds of megabytes is never in memory, nor does making it hold up others."""
+    """The JSON of `body` (of `tensor_success`) with the data of its tensors, which are encoded while they are sent.
+
+    So the text of hundreds of megabytes is never in memory, and encoding it holds up no other request.
+    """
 
     def __init__(self, body: dict[str, Any], tensors: Mapping[str, NDArray[Any]]) -> None:
         gap = b'"data_b64":""'  # cannot stand in any of the texts, whose quotes are escaped
@@ -83,12 +87,12 @@ class TensorAnswer:
 
     @property
     def size(self) -> int:
-        """Bytes of it all."""
+        """Bytes of the whole JSON."""
         quotes = len(self._before) + len(self._behind)
         return len(self._head) + sum(quotes + -(-one.nbytes // 3) * 4 + len(text) for one, text in self._rest)
 
     async def pieces(self) -> AsyncIterator[bytes]:
-        """It all, in order. Between two pieces everybody else has a turn."""
+        """Yields the JSON in order. The event loop serves others between two pieces."""
         yield self._head
         for tensor, text in self._rest:
             yield self._before
@@ -99,7 +103,7 @@ class TensorAnswer:
 
 
 def text_success(answer: Answer, followed: FollowedRequest, *, seconds: float, **more: Any) -> dict[str, Any]:
-    """The answer to the text form."""
+    """The whole answer to the text form; `seconds` is its total pipeline time."""
     assert answer.end is not None
     return {
         "status": "success",
@@ -116,7 +120,7 @@ def text_success(answer: Answer, followed: FollowedRequest, *, seconds: float, *
 
 
 def pipeline_error(error: BlockrelayError, end: EndEntry, *, session_id: str | None) -> dict[str, Any]:
-    """The answer to a request that began and ended badly; OpenAI's shape rides along."""
+    """The answer to a request that was accepted and then failed; it also has an error in OpenAI's shape."""
     block = end.meta.get("failed_block") or None
     times: dict[str, float] = end.meta.get("execution_times") or {}
     worker = "GPU" if end.meta.get("device") == "gpu" else "CPU"
@@ -134,7 +138,7 @@ def pipeline_error(error: BlockrelayError, end: EndEntry, *, session_id: str | N
 
 
 class InferFormat:
-    """The text form; streamed: one object per token, then the same object as without streaming."""
+    """The format of the text form; a stream has one object per token, then the object of the whole answer."""
 
     opens_early: ClassVar[bool] = True
 
@@ -143,11 +147,13 @@ class InferFormat:
         self._answers: dict[int, Answer] = {}
 
     def opening(self, followed: FollowedRequest) -> dict[str, Any] | None:
+        """The first event: the request id, the values in force, and the path that continues an interrupted stream."""
         name = followed.public_id()
-        events = f"/v1/requests/{name}/events?starting_after="  # and a position: how to go on after a cut
+        events = f"/v1/requests/{name}/events?starting_after="  # the client appends the position of its last event
         return {"status": "accepted", "request_id": name, **in_force(followed), "resume": events}
 
     def chunk(self, index: int, delta: Delta, followed: FollowedRequest, fingerprint: str) -> dict[str, Any]:
+        """The event of one token, or the whole answer at the end."""
         answer = self._answers.setdefault(index, Answer())
         answer.add(delta)
         if delta.end is not None:
@@ -160,17 +166,21 @@ class InferFormat:
         }
 
     def problem(self, error: BlockrelayError, followed: FollowedRequest) -> dict[str, Any]:
+        """The last event of a request that failed."""
         assert followed.end is not None
         return pipeline_error(error, followed.end, session_id=None)
 
     def closing(self, requests: Sequence[FollowedRequest]) -> dict[str, Any] | None:
+        """None: nothing follows the whole answer."""
         return None
 
     def whole(self, answers: Sequence[Answer], requests: Sequence[FollowedRequest]) -> dict[str, Any]:
+        """The answer without streaming, of the one request."""
         (answer,), (followed,) = answers, requests
         assert answer.end is not None
         seconds = followed.heard - followed.started
         return text_success(answer, followed, seconds=seconds, **execution(answer.end))
 
     def background(self, followed: FollowedRequest, status: str) -> dict[str, Any]:
+        """The answer to a request that runs in the background."""
         return {"status": status, "request_id": followed.public_id(), **in_force(followed)}

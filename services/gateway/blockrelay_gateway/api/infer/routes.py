@@ -1,4 +1,4 @@
-"""POST /v1/infer and its WebSocket."""
+"""The routes POST /v1/infer, its WebSocket, and GET /v1/sessions/{id}."""
 
 from contextlib import ExitStack
 
@@ -32,16 +32,16 @@ async def infer_once(request: Request) -> Response:
         step = await handlers.submit_tensors(gateway, body, tenant)
         del body
         accepted(request)
-        with step.readers, ExitStack() as room:  # also of a client that left before anything was read
+        with step.readers, ExitStack() as room:  # given back also if the client left before anything was read
             room.callback(step.share.give_back)
             done = await sse.unless_gone(request, handlers.finish_tensors(step, session, tenant))
             if done is not None and done.tensors:
                 answer, within_s = TensorAnswer(done.body, done.tensors), gateway.settings.arrival_timeout_s
                 return sse.LargeAnswer(answer.pieces(), answer.size, room.pop_all(), step.readers.headers, within_s)
         return _answer(done, step.readers.headers)
-    names = [one.request for one in body.asked]
+    names = [one.request for one in body.requests]
     after = starting_after(request.headers.get(LAST_EVENT_ID), names, streamed=body.stream)
-    cell, readers = await gateway.submission.submit(body.asked, tenant)
+    cell, readers = await gateway.submission.submit(body.requests, tenant)
     if body.stream:
         return sse.EventStream(stream(cell, readers, InferFormat(), after=after), readers, readers.headers)
     with readers:
@@ -64,7 +64,7 @@ async def session(session_id: str, request: Request) -> Response:
 
 @router.websocket("/v1/infer/ws")
 @router.websocket("/ws")
-@router.websocket("/")  # where clients go that know a host and a port only
+@router.websocket("/")  # for clients that know a host and a port only
 async def infer_socket(socket: WebSocket) -> None:
-    """Every message is a body of POST /v1/infer, several at once; answers carry the message's `id`."""
+    """Serves a WebSocket whose messages are bodies of POST /v1/infer; answers have the message's `id`."""
     await converse(state.of(socket), socket)

@@ -1,4 +1,4 @@
-"""What clients of /v1/infer send, as a pydantic model: types and names only."""
+"""The body of /v1/infer as a pydantic model: types and names only."""
 
 from typing import Any, Literal
 
@@ -32,7 +32,7 @@ class InferRequest(SamplingFields):
     )
 
 
-#: Fields of InferRequest that the tensor form knows.
+#: Fields of InferRequest that the tensor form takes.
 TENSOR_FIELDS = frozenset(
     {
         "id",
@@ -51,5 +51,5 @@ TENSOR_FIELDS = frozenset(
         "trace",
     }
 )
-#: Fields of InferRequest that the text form does not know.
+#: Fields of InferRequest that the text form refuses.
 TENSOR_ONLY_FIELDS = frozenset({"session_id", "step", "input_tensors", "logits", "blocks"})

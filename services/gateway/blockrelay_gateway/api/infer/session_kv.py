@@ -1,7 +1,7 @@
-"""KV in tensor steps: what a client gives with a step, and of which blocks it asks for it. Pure.
+"""KV in tensor steps: the KV that a client sends with a step, and the KV that it wants in the answer. Pure.
 
-Names are those of exported decoders: `past_key_values.3.key` comes in, `present.3.key` goes out, [rows, kv_heads,
-positions, head_dim]. Layers are counted from 0.
+Names are those of exported decoders: `past_key_values.3.key` comes in, `present.3.key` goes out, with the shape [rows,
+kv_heads, positions, head_dim]. Layers are counted from 0.
 """
 
 import hashlib
@@ -25,50 +25,54 @@ from blockrelay.protocol.tensors import decode_tensor
 
 _BLOCKS = re.compile(r"([1-9]\d{0,5})(?:-([1-9]\d{0,5}))?", re.ASCII)
 HALVES: tuple[Half, ...] = get_args(Half)
-#: KV of one answer.
+#: The most bytes of KV in one answer.
 MAX_KV_BYTES = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class ServedKv:
-    """What the served model keeps: `layers` of `shape`, the layers of each block in `blocks`."""
+    """The KV of the served model: the shape of one layer's KV, and the layers of each block in `blocks`."""
 
     shape: KvShape
     blocks: tuple[tuple[int, ...], ...]
 
     @property
     def layers(self) -> int:
+        """Number of layers of the model."""
         return sum(map(len, self.blocks))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GivenKv:
-    """The KV of the first `tokens` positions of each row, all layers: `pages` of each row by field, the full ones.
-    `digest` is of all of it."""
+    """KV that a client sent: of the first `tokens` positions of each row, in all layers."""
 
     tokens: int
     pages: tuple[Mapping[str, bytes], ...]
+    """The full KV pages of each row, by their field in Redis."""
     digest: str
+    """SHA-256 of all the KV, in hex."""
 
     @property
     def whole(self) -> int:
-        """Positions in full pages."""
+        """Number of positions in full pages."""
         return self.tokens // PAGE_TOKENS * PAGE_TOKENS
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowKv:
-    """What one row's client gave, the KV of its first `given_tokens`, and the layers that it asks for. `bytes`: what
-    both take of the payload Redis."""
+    """The KV of one row that a client sends, and the KV that it asks for."""
 
     given: Mapping[str, bytes] = field_of(default_factory=dict[str, bytes])
+    """KV pages that the client sent, by their field in Redis: of the first `given_tokens` positions."""
     given_tokens: int = 0
     asked: tuple[int, ...] = ()
+    """Layers whose KV the answer has."""
     bytes: int = 0
+    """Bytes that both take of the payload Redis."""
 
 
 def served_kv(folder: BlockFolder) -> ServedKv:
-    """Of the model in `folder`."""
+    """Returns the shape and layers of the KV of the model in `folder`."""
     model = folder.model
     dtype = np.float16 if kv_item_bytes(folder.manifest.precisions) == 2 else np.float32
     shape = KvShape(model.kv_heads, model.head_dim, dtype)
@@ -80,12 +84,15 @@ def served_kv(folder: BlockFolder) -> ServedKv:
     )
 
 
-def asked_layers(served: ServedKv, blocks: str | None) -> tuple[int, ...]:
-    """The layers of the blocks that a client names, `3` or `2-5`. Raises BadRequest."""
+def layers_of_blocks(served: ServedKv, blocks: str | None) -> tuple[int, ...]:
+    """The layers of the blocks that a client names, `3` or `2-5`; none for None.
+
+    Raises BadRequest for other texts, blocks that the model does not have, and blocks without a layer.
+    """
     if blocks is None:
         return ()
-    found, last = _BLOCKS.fullmatch(blocks), len(served.blocks)
-    first, end = (0, 0) if found is None else (int(found[1]), int(found[2] or found[1]))
+    match, last = _BLOCKS.fullmatch(blocks), len(served.blocks)
+    first, end = (0, 0) if match is None else (int(match[1]), int(match[2] or match[1]))
     if not 1 <= first <= end <= last:
         message = f"blocks must be a block, or the first and the last of several as in 1-{last}, not {blocks!r:.40}"
         raise BadRequest(f"{message}; the model has block_1 to block_{last}", param="blocks")
@@ -96,13 +103,15 @@ def asked_layers(served: ServedKv, blocks: str | None) -> tuple[int, ...]:
 
 
 def fields_of(layers: Sequence[int], tokens: int) -> list[str]:
-    """Where the pages of `layers` of a row with so many tokens are, layer after layer."""
+    """The Redis hash fields of the KV pages of a row with `tokens` tokens, layer after layer."""
     return [field(page, layer) for layer in layers for page in range(-(-tokens // PAGE_TOKENS))]
 
 
 def split_tensors(tensors: Mapping[str, Any]) -> tuple[dict[str, Any], dict[CacheSlot, Any]]:
-    """The tensors of a step as they came: those of its tokens by name, and those of KV. Raises BadRequest for KV that
-    is given twice."""
+    """Splits the undecoded tensors of a step into those of its tokens, by name, and those of KV, by layer and half.
+
+    Raises BadRequest for KV that is sent twice.
+    """
     others: dict[str, Any] = {}
     past: dict[CacheSlot, Any] = {}
     for name, tensor in tensors.items():
@@ -117,10 +126,10 @@ def split_tensors(tensors: Mapping[str, Any]) -> tuple[dict[str, Any], dict[Cach
 
 
 def read_given(served: ServedKv, past: Mapping[CacheSlot, Any], *, rows: int, context: int) -> GivenKv | None:
-    """What `past` holds, None if nothing. It must be the KV of as many positions in each layer: rows pass all of them,
-    so what one lacks would have to be computed from the first layer on.
+    """Decodes the KV tensors in `past` into pages; None if there are none.
 
-    Raises BadRequest naming the tensor.
+    All layers must have the same number of positions: tokens pass through all layers, so what one layer lacks would
+    have to be computed from the first layer on. Raises BadRequest naming the tensor.
     """
     if not past:
         return None
@@ -138,14 +147,13 @@ def read_given(served: ServedKv, past: Mapping[CacheSlot, Any], *, rows: int, co
             if slot not in past:
                 message = f"{param} is missing: KV is given for all layers, which may come from several answers"
                 raise BadRequest(message, param=param)
-            most = rows * shape.kv_heads * context * shape.head_dim
-            array = decode_tensor(past[slot], param=param, max_elements=most)
+            max_elements = rows * shape.kv_heads * context * shape.head_dim
+            array = decode_tensor(past[slot], param=param, max_elements=max_elements)
             positions = positions or (array.shape[2] if array.ndim == 4 else 0)
-            wanted = (rows, shape.kv_heads, positions, shape.head_dim)
-            if not positions or array.shape != wanted or array.dtype != shape.dtype:
-                message = (
-                    f"{param} must be {np.dtype(shape.dtype).name} {[*wanted[:2], positions or 'positions', wanted[3]]}"
-                )
+            expected = (rows, shape.kv_heads, positions, shape.head_dim)
+            if not positions or array.shape != expected or array.dtype != shape.dtype:
+                dims = [*expected[:2], positions or "positions", expected[3]]
+                message = f"{param} must be {np.dtype(shape.dtype).name} {dims}"
                 raise BadRequest(f"{message}, not {array.dtype.name} {list(array.shape)}", param=param)
             if not np.isfinite(array).all():
                 raise BadRequest(f"{param} has a number that is not finite", param=param)
@@ -158,7 +166,10 @@ def read_given(served: ServedKv, past: Mapping[CacheSlot, Any], *, rows: int, co
 
 
 def check_kv_lengths(lengths: Sequence[int], served: ServedKv, *, given: GivenKv | None, asked: Sequence[int]) -> None:
-    """Rows with so many tokens in all. Raises BadRequest unless tensors of KV can hold them."""
+    """Raises BadRequest if rows with `lengths` tokens cannot have the KV that is sent and asked for.
+
+    KV needs rows of one length, at least one token behind the KV that is sent, and at most MAX_KV_BYTES in the answer.
+    """
     if (given or asked) and len(set(lengths)) > 1:
         raise BadRequest("rows of one length only have KV in common: send them without padding", param="input_tensors")
     if given is not None and given.tokens >= lengths[0]:
@@ -174,7 +185,7 @@ def check_kv_lengths(lengths: Sequence[int], served: ServedKv, *, given: GivenKv
 
 
 def row_kv(served: ServedKv, row: int, tokens: int, *, given: GivenKv | None, asked: tuple[int, ...]) -> RowKv:
-    """Of one row with so many tokens."""
+    """The KV that is sent and asked for of the row number `row`, which has `tokens` tokens after the step."""
     taken = len(fields_of(asked, tokens)) * 2 * served.shape.half_bytes
     if given is None:
         return RowKv(asked=asked, bytes=taken)
@@ -194,9 +205,12 @@ def _row_pages(
 def kv_tensors(
     shape: KvShape, layers: Sequence[int], rows: Sequence[list[bytes]], tokens: int
 ) -> dict[str, NDArray[Any]]:
-    """`present.<layer>.key` and `.value`, [rows, kv_heads, tokens, head_dim], from each row's pages as `fields_of` has
-    them, which are dropped one layer after the other. Raises WireError for pages of another size."""
-    found: dict[str, NDArray[Any]] = {}
+    """Builds `present.<layer>.key` and `.value`, [rows, kv_heads, tokens, head_dim], from each row's KV pages.
+
+    `rows` has the pages in the order of `fields_of`; they are replaced by b"" layer after layer, to free their memory.
+    Raises WireError for pages of another size.
+    """
+    tensors: dict[str, NDArray[Any]] = {}
     each = -(-tokens // PAGE_TOKENS)
     for index, layer in enumerate(layers):
         its = slice(index * each, (index + 1) * each)
@@ -204,8 +218,8 @@ def kv_tensors(
         for pages in rows:
             pages[its] = [b""] * each
         for number, half in enumerate(HALVES):
-            found[f"present.{layer}.{half}"] = np.stack([both[number] for both in halves])
-    return found
+            tensors[f"present.{layer}.{half}"] = np.stack([both[number] for both in halves])
+    return tensors
 
 
 def _param(layer: int, half: str) -> str:

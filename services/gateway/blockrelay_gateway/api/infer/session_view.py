@@ -1,4 +1,4 @@
-"""GET /v1/sessions/{id}: how far a session of tensor steps is, and what it has where."""
+"""GET /v1/sessions/{id}: the step and tokens of a session of tensor steps, and its KV pages on each stage."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,15 +22,20 @@ from blockrelay_gateway.streaming.records import check_number
 
 @dataclass(frozen=True, slots=True)
 class SessionRow:
-    """Of its last step's request the `state`, "" once that is forgotten, and the `route`: the worker of each stage."""
+    """One row of a session, with the state of its last step's request."""
 
     session: Session
     state: str
+    """State of the request; "" once Redis has forgotten it."""
     route: tuple[str, ...]
+    """The request's worker ids, one for each stage; empty while no run has begun."""
 
 
 async def view(gateway: Gateway, tenant: Tenant, session_id: str) -> dict[str, Any]:
-    """What GET answers. Raises NotFound for a session that is not there, ServiceUnavailable for a cell that is away."""
+    """The answer of GET /v1/sessions/{id}.
+
+    Raises NotFound for a session that does not exist, ServiceUnavailable if its cell cannot be reached.
+    """
     names = [scoped_session(tenant.name, name) for name in (session_id, row_session(session_id, 0, 2))]
     place = await gateway.submission.of_session(tenant, session_id, names, begins=False)
     rows = await _rows(place.cell, tenant, session_id)
@@ -49,7 +54,7 @@ async def view(gateway: Gateway, tenant: Tenant, session_id: str) -> dict[str, A
 
 
 def stages(rows: Sequence[SessionRow], workers: Mapping[str, WorkerInfo], served: ServedKv) -> list[dict[str, Any]]:
-    """What the last step of each row has filled on each worker; nothing is left where that has gone. Pure."""
+    """The KV pages that the last steps of `rows` filled, by stage and worker; 0 for a worker that is gone. Pure."""
     pages: dict[tuple[int, str], int] = {}
     for row in rows:
         for stage, worker in enumerate(row.route):
@@ -74,11 +79,11 @@ def _stage(stage: int, name: str, worker: WorkerInfo | None, pages: int, served:
 
 
 async def _rows(cell: Cell, tenant: Tenant, session_id: str) -> list[SessionRow]:
-    """All rows of a session; none where there is no such session."""
-    found: list[SessionRow] = []
+    """All rows of a session; an empty list if there is no such session."""
+    rows: list[SessionRow] = []
     while True:
-        names = [row_session(session_id, len(found), 2)]
-        if not found:
+        names = [row_session(session_id, len(rows), 2)]
+        if not rows:
             names = [session_id, *names]
         for name in names:
             key = cell.keys.session(scoped_session(tenant.name, name))
@@ -86,11 +91,11 @@ async def _rows(cell: Cell, tenant: Tenant, session_id: str) -> list[SessionRow]
             if fields:
                 break
         else:
-            return found
+            return rows
         check_number(fields, f"session {session_id!r}")
-        found.append(await _row(cell, fields))
+        rows.append(await _row(cell, fields))
         if name == session_id:
-            return found
+            return rows
 
 
 async def _row(cell: Cell, fields: Mapping[bytes, bytes]) -> SessionRow:

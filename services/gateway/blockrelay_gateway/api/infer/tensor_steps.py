@@ -1,9 +1,9 @@
-"""Tensor steps: what a client's tensors mean, given what its session already holds.
+"""Checks the tensors of a tensor step against its session, and returns the step of each row. Pure.
 
 KV is a function of tokens alone, so a step is its new tokens: the attention mask may only mark padding, and the
 positions must be the ones that follow. The session's state lives in Redis; ACCEPT extends it by compare-and-set.
 
-A batch of several rows is a session for each of them (`row_session`), all at the same step.
+A batch of several rows has a session for each row (`row_session`), all at the same step.
 """
 
 import hashlib
@@ -29,15 +29,18 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
-    """A session of one row as Redis has it. `step` 0 and no tokens: there is none yet."""
+    """The session of one row as Redis has it; `step` 0 without tokens stands for a session that does not exist."""
 
     step: int = 0
+    """Number of its last step, from 1."""
     fingerprint: str = ""
+    """SHA-256 of the last step's content, by which a repeated step is recognised."""
     tokens: tuple[int, ...] = ()
+    """The tokens of all its steps."""
 
     @classmethod
     def from_redis(cls, fields: Mapping[bytes, bytes]) -> "Session":
-        """From `HGETALL session:<id>`."""
+        """Decodes the reply of `HGETALL session:<id>`."""
         raw = fields.get(b"tokens", b"")
         return cls(
             step=int(fields.get(b"step", b"0")),
@@ -48,7 +51,7 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """A step's tensors, int64 [rows, n]: `ids` and, where they were sent, `mask` and `positions` of as many rows."""
+    """The tensors of a step, int64 [rows, n]; `mask` and `positions` are None if they were not sent."""
 
     ids: Ints
     mask: Ints | None
@@ -56,30 +59,35 @@ class Inputs:
 
     @property
     def rows(self) -> int:
+        """Number of rows of the batch."""
         return int(self.ids.shape[0])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorStep:
-    """A checked step of one row. `tokens` are all of the session's afterwards, `prior` of them from earlier steps.
-
-    `column` is where its first new token stood in `input_ids`, behind padding.
-    """
+    """A checked step of one row."""
 
     tokens: tuple[int, ...]
+    """All tokens of the session after the step."""
     prior: int
+    """Number of `tokens` that earlier steps have computed."""
     step: int
     session: SessionStep | None
+    """The change of the session in Redis; None for a step without a session."""
     column: int = 0
+    """Column of its first new token in `input_ids`, behind padding."""
 
     @property
     def new(self) -> int:
-        """How many tokens the step adds."""
+        """Number of tokens that the step adds."""
         return len(self.tokens) - self.prior
 
 
 def check_names(session_id: str | None, step: int | None) -> int:
-    """The step number. Raises BadRequest unless session and step name each other properly."""
+    """Returns the step number; 1 for a step without a session.
+
+    Raises BadRequest for a step without a session, a session without a step, and values out of range.
+    """
     if session_id is None:
         if step not in (None, 1):
             raise BadRequest("step needs a session_id", param="session_id")
@@ -94,19 +102,19 @@ def check_names(session_id: str | None, step: int | None) -> int:
 
 
 def row_session(session_id: str, row: int, rows: int) -> str:
-    """The session of one row: the client's own id for the only one, else a name that no client can give."""
+    """The session id of one row: the client's own id for a single row, else one that no client can send."""
     return session_id if rows == 1 else f"{session_id}#{row}"
 
 
 def other_shapes(session_id: str, rows: int) -> list[str]:
-    """Sessions of which none exists unless this session was begun with fewer, or more, than `rows` rows."""
+    """Session ids that exist only if the session was begun with a number of rows other than `rows`."""
     return [f"{session_id}#0"] if rows == 1 else [session_id, f"{session_id}#{rows}"]
 
 
 def read_inputs(inputs: Mapping[str, Any], *, context: int, vocab_size: int) -> Inputs:
-    """The tensors of a step, by shape and type. One row of a mask or of positions stands for all rows of `input_ids`.
+    """Decodes the tensors of a step and checks shapes, types and token ids.
 
-    Raises BadRequest naming the tensor.
+    A mask or positions of one row stand for all rows of `input_ids`. Raises BadRequest naming the tensor.
     """
     for name in inputs:
         if name not in _INPUTS:
@@ -132,10 +140,10 @@ def read_steps(
     logits: Literal["last", "all"],
     kv: str = "",
 ) -> list[TensorStep]:
-    """What the rows of `inputs` ask for, each with its session as it is now. `kv` stands for the KV that they bring and
-    ask for.
+    """Returns the step of each row of `inputs`, given the row's session as it is now.
 
-    Raises BadRequest naming the tensor, or Conflict naming the expected step.
+    `kv` identifies the KV that the step brings and asks for; it is part of the fingerprint, so that a step that differs
+    in it is no repetition. Raises BadRequest naming the tensor, or Conflict naming the expected step.
     """
     size, rows = int(inputs.ids.shape[1]), inputs.rows
     masks: list[Ints | None] = [None] * rows if inputs.mask is None else list(inputs.mask)
@@ -167,19 +175,22 @@ def read_steps(
 
 
 def _integers(inputs: Mapping[str, Any], name: str, context: int) -> Ints:
-    """A tensor of integers [rows, n]. A mask may cover earlier steps and padding, so n is bounded by two contexts."""
+    """Decodes a tensor of integers [rows, n] as int64. Raises BadRequest.
+
+    A mask may cover earlier steps and padding, so n is bounded by two contexts.
+    """
     param = f"input_tensors.{name}"
     array = decode_tensor(inputs[name], param=param, max_elements=2 * context * MAX_CHOICES)
     if array.dtype.kind not in "iub":
         raise BadRequest(f"{param} must hold integers, not {array.dtype.name}", param=param)
     if array.ndim != 2 or array.size == 0 or array.shape[0] > MAX_CHOICES or array.shape[1] > 2 * context:
-        most = f"at most {MAX_CHOICES} rows of {2 * context}"
-        raise BadRequest(f"{param} must have shape [rows, n], {most}, not {list(array.shape)}", param=param)
+        limit = f"at most {MAX_CHOICES} rows of {2 * context}"
+        raise BadRequest(f"{param} must have shape [rows, n], {limit}, not {list(array.shape)}", param=param)
     return array.astype(np.int64)
 
 
 def _for_rows(inputs: Mapping[str, Any], name: str, context: int, rows: int) -> Ints | None:
-    """A tensor beside `input_ids`, of as many rows; None when it was not sent."""
+    """The mask or positions as a tensor of `rows` rows; None if it was not sent. Raises BadRequest."""
     if name not in inputs:
         return None
     array = _integers(inputs, name, context)
@@ -190,7 +201,7 @@ def _for_rows(inputs: Mapping[str, Any], name: str, context: int, rows: int) -> 
 
 
 def _without_padding(size: int, mask: Ints | None) -> NDArray[np.bool_]:
-    """Which of the `size` ids count: padding zeros at either end do not."""
+    """For each of the `size` ids True for a token, False for padding at either end. Raises BadRequest."""
     if mask is None:
         return np.ones(size, dtype=np.bool_)
     if mask.size < size:
@@ -207,7 +218,7 @@ def _without_padding(size: int, mask: Ints | None) -> NDArray[np.bool_]:
 
 
 def _check_mask(mask: Ints | None, size: int, prior: int) -> None:
-    """A mask covers the new ids, or the session's tokens, with the padding they came with, and the new ids."""
+    """Raises BadRequest unless the mask covers the new ids alone, or the session's `prior` tokens (and padding) too."""
     if mask is None or mask.size == size:
         return
     if int(mask[: mask.size - size].sum()) != prior:
@@ -218,6 +229,7 @@ def _check_mask(mask: Ints | None, size: int, prior: int) -> None:
 
 
 def _check_positions(positions: Ints | None, kept: NDArray[np.bool_], size: int, prior: int) -> None:
+    """Raises BadRequest unless the positions of the new tokens count up from `prior`."""
     if positions is None:
         return
     if positions.size != size:
@@ -231,7 +243,7 @@ def _check_positions(positions: Ints | None, kept: NDArray[np.bool_], size: int,
 
 
 def _fingerprint(new: Sequence[tuple[int, ...]], row: int, asked: str) -> str:
-    """Equal for rows of steps that ask for the same; every row's covers all rows."""
+    """SHA-256 of one row's step, in hex: of the new tokens of all rows, the row's number, and `asked`."""
     whole = hashlib.sha256(asked.encode())
     if len(new) > 1:
         whole.update(f"{row} of {[len(tokens) for tokens in new]}".encode())

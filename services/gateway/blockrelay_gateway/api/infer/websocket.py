@@ -1,4 +1,4 @@
-"""The WebSocket of /v1/infer: one conversation, several messages under way."""
+"""The WebSocket of /v1/infer: several messages of one connection are answered at once."""
 
 import asyncio
 import json
@@ -28,14 +28,17 @@ from blockrelay_gateway.http.errors import infer_error, to_json
 from blockrelay_gateway.http.server import PIECES
 from blockrelay_gateway.streaming.readers import Readers
 
-#: Messages of one socket that are under way at once; more wait.
+#: Messages of one socket that are answered at once; more wait.
 SOCKET_REQUESTS = 64
 _OPENING = re.compile(rb"\s*\{")
 _NAME = re.compile(rb'\s*"(id|session_id)"\s*:\s*("[^"\\\\\x00-\x1f]{0,1000}"|-?[0-9]{1,18})\s*,')
 
 
 async def converse(gateway: Gateway, socket: WebSocket) -> None:
-    """Until the client leaves, or its key is removed or the gateway ends, and nothing is under way any more."""
+    """Serves a socket until the client leaves, its API key is removed, or the gateway ends.
+
+    In the last two cases the messages that were taken are answered first.
+    """
     time_to_leave = gateway.drain.time_to_leave()
     await socket.accept()
     conversation = Conversation(gateway, socket)
@@ -45,18 +48,18 @@ async def converse(gateway: Gateway, socket: WebSocket) -> None:
             tasks.create_task(_leave_when_it_is_time(conversation, socket, time_to_leave))
             try:
                 while True:
-                    letter = Letter(await received(socket), conversation.bodies)
-                    if conversation.leaving:  # its close code says that what has no answer is to be sent again
-                        letter.close()
+                    message = SocketMessage(await received(socket), conversation.bodies)
+                    if conversation.leaving:  # the close code tells clients to send again what has no answer
+                        message.close()
                         continue
                     conversation.begin()
                     try:
                         await conversation.room.acquire()
                     except asyncio.CancelledError:
-                        letter.close()
+                        message.close()
                         raise
-                    answering = tasks.create_task(conversation.answer(letter))
-                    answering.add_done_callback(partial(conversation.over, letter))
+                    answering = tasks.create_task(conversation.answer(message))
+                    answering.add_done_callback(partial(conversation.over, message))
             except KeyError:
                 await socket.close(code=1003, reason="send text messages, not binary ones")
                 raise _Left from None
@@ -67,7 +70,7 @@ async def converse(gateway: Gateway, socket: WebSocket) -> None:
 
 
 async def received(socket: WebSocket) -> Message:
-    """The next message. Raises WebSocketDisconnect."""
+    """Waits for the next message. Raises WebSocketDisconnect."""
     message = await socket.receive()
     if message["type"] == "websocket.disconnect":
         raise WebSocketDisconnect(message["code"], message.get("reason"))
@@ -75,11 +78,11 @@ async def received(socket: WebSocket) -> Message:
 
 
 async def _watch_key(conversation: "Conversation", socket: WebSocket) -> None:
-    """Close the socket of a key that is there no more, once what was accepted has been answered."""
+    """Closes the socket when its API key is removed, once all messages that were taken are answered."""
     while True:
         await asyncio.sleep(authentication.LOOK_S)
         try:
-            authentication.asked_again(socket)
+            authentication.current_tenant(socket)
         except Unauthorized as error:
             if conversation.under_way == 0:
                 await socket.close(code=1008, reason=str(error))
@@ -87,7 +90,7 @@ async def _watch_key(conversation: "Conversation", socket: WebSocket) -> None:
 
 
 async def _leave_when_it_is_time(conversation: "Conversation", socket: WebSocket, time_to_leave: asyncio.Event) -> None:
-    """Take no more messages, and close the socket once those that were taken have been answered."""
+    """Closes the socket when the gateway ends: no more messages are taken, those that were taken are answered first."""
     await time_to_leave.wait()
     conversation.leaving = True
     await conversation.idle.wait()
@@ -96,31 +99,35 @@ async def _leave_when_it_is_time(conversation: "Conversation", socket: WebSocket
 
 
 class _Left(Exception):
-    """The conversation is over: ends the task group, which releases all readers."""
+    """The conversation is over: this error ends the task group, which releases all readers."""
 
 
-class Letter:
-    """One message, as long as it is needed: its bytes count among those of all bodies until it is accepted or refused,
-    and neither its text nor what was parsed of it is kept any longer."""
+class SocketMessage:
+    """One message of a client. Its bytes count in the budget of bodies until its request is accepted or refused.
 
-    def __init__(self, message: Message, bodies: BodyBudget) -> None:
-        """Raises KeyError for a binary message."""
+    Neither its text nor its parsed JSON is kept longer than that.
+    """
+
+    def __init__(self, received: Message, bodies: BodyBudget) -> None:
+        """Takes the bytes of an ASGI message. Raises KeyError for a binary message."""
         self.name: str | int | None = None
         self.session: str | None = None
         self._refusal: LimitExceeded | None = None
-        large: ReceivedBody | None = message.get(RECEIVED)
+        large: ReceivedBody | None = received.get(RECEIVED)
         if large is not None:
             self._raw, self._share = large.take(), large.share
             return
-        self._raw, self._share = message["text"].encode(), BodyShare(bodies)
+        self._raw, self._share = received["text"].encode(), BodyShare(bodies)
         try:
             self._share.take(len(self._raw))
         except LimitExceeded as error:
             self._refusal = error
 
     async def read(self, intake: Intake, sender: Sender) -> Text | Tensors:
-        """What it says. `name` and `session` are those that an answer needs. Raises LimitExceeded, BadRequest and what
-        `Helpers.run` raises."""
+        """Reads the message, once. Afterwards `name` and `session` have the ids that its answer repeats.
+
+        Raises LimitExceeded, the refusal of a wrong message (BadRequest, NotFound, ...) and what `Helpers.run` raises.
+        """
         raw, self._raw = self._raw, b""
         self.name, self.session = names_at_start(raw)
         if self._refusal is not None:
@@ -130,21 +137,21 @@ class Letter:
         return content_of(read)
 
     def close(self) -> None:
-        """Its request has been accepted or refused. Idempotent."""
+        """Gives back the memory of a message that was accepted or refused. Idempotent."""
         self._share.give_back()
 
 
 def names_at_start(raw: bytes) -> tuple[Any, Any]:
-    """`id` and `session_id` of a message where they are its first fields: those of one that is not parsed."""
-    found: dict[str, Any] = {}
+    """`id` and `session_id` of a message if they are its first fields, else None; for messages that are not parsed."""
+    names: dict[str, Any] = {}
     place = _OPENING.match(raw)
     while place is not None and (field := _NAME.match(raw, place.end())) is not None:
-        found[field[1].decode()], place = json.loads(field[2].decode("utf-8", "replace")), field
-    return found.get("id"), found.get("session_id")
+        names[field[1].decode()], place = json.loads(field[2].decode("utf-8", "replace")), field
+    return names.get("id"), names.get("session_id")
 
 
 class Conversation:
-    """One socket. Messages are answered by tasks of their own; only sending is exclusive."""
+    """The state of one socket. Each message is answered by a task of its own; only sending is exclusive."""
 
     def __init__(self, gateway: Gateway, socket: WebSocket) -> None:
         self._gateway, self._socket = gateway, socket
@@ -157,42 +164,42 @@ class Conversation:
         self.bodies = gateway.bodies
 
     def begin(self) -> None:
-        """A message was taken; `answer` has to follow."""
+        """Counts a message that was taken; `answer` has to follow."""
         self.under_way += 1
         self.idle.clear()
 
-    async def answer(self, letter: Letter) -> None:
-        """Answer one message, whatever is in it."""
+    async def answer(self, message: SocketMessage) -> None:
+        """Answers one message; a message that is refused gets the error as its answer."""
         try:
-            finish = await self._begin(letter)
-            letter.close()
+            finish = await self._begin(message)
+            message.close()
             await finish
         except BlockrelayError as error:
             if isinstance(error, RedisTrouble):
                 self._gateway.cells.met(error)
-            await self._refuse(error, letter)
+            await self._refuse(error, message)
         finally:
-            letter.close()
+            message.close()
             self.under_way -= 1
             if not self.under_way:
                 self.idle.set()
 
-    def over(self, letter: Letter, _: asyncio.Task[None]) -> None:
-        """A message was answered, or its client has left, perhaps before `answer` had its first turn."""
-        letter.close()
+    def over(self, message: SocketMessage, _: asyncio.Task[None]) -> None:
+        """Releases a message that was answered, or whose client left, perhaps before `answer` had its first turn."""
+        message.close()
         self.room.release()
 
-    async def _begin(self, letter: Letter) -> Coroutine[Any, Any, None]:
-        """Have the request accepted; what is left to do does not need the message any more."""
+    async def _begin(self, message: SocketMessage) -> Coroutine[Any, Any, None]:
+        """Has the request of a message accepted; the coroutine that it returns sends the answer without the message."""
         gateway = self._gateway
         sender = Sender(authentication.of(self._socket).name, client_headers(self._socket.headers))
-        asked = await letter.read(gateway.intake, sender)
-        tenant = authentication.asked_again(self._socket)  # of the same name, with the limits that it has now
-        if isinstance(asked, Tensors):
-            session = asked.request.session_id
-            return self._tensors(letter.name, session, await handlers.submit_tensors(gateway, asked, tenant), tenant)
-        cell, readers = await gateway.submission.submit(asked.asked, tenant)
-        return self._text(letter.name, cell, readers, background=asked.background, streamed=asked.stream)
+        body = await message.read(gateway.intake, sender)
+        tenant = authentication.current_tenant(self._socket)  # the same tenant, with its current limits
+        if isinstance(body, Tensors):
+            session = body.request.session_id
+            return self._tensors(message.name, session, await handlers.submit_tensors(gateway, body, tenant), tenant)
+        cell, readers = await gateway.submission.submit(body.requests, tenant)
+        return self._text(message.name, cell, readers, background=body.background, streamed=body.stream)
 
     async def _tensors(
         self, name: str | int | None, session: str | None, accepted: handlers.AcceptedStep, tenant: Tenant
@@ -219,9 +226,9 @@ class Conversation:
             else:
                 await self._send((await handlers.finish_text(cell, readers)).body, name)
 
-    async def _refuse(self, error: BlockrelayError, letter: Letter) -> None:
+    async def _refuse(self, error: BlockrelayError, message: SocketMessage) -> None:
         self._gateway.responder.count("/v1/infer/ws", error)
-        await self._send(infer_error(error, letter.session), letter.name)
+        await self._send(infer_error(error, message.session), message.name)
 
     async def _send(self, body: dict[str, Any], name: str | int | None) -> None:
         async with self._sending:

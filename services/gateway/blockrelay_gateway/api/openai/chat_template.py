@@ -1,4 +1,4 @@
-"""Chat messages to prompt text, by the model's own Jinja template, as transformers renders it."""
+"""Renders chat messages as prompt text with the model's own Jinja template, like Hugging Face's transformers."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -10,21 +10,21 @@ from blockrelay.errors import BadRequest
 from blockrelay.text.template_environment import compiled, constants, template_environment
 from blockrelay_gateway.api.openai.message_forms import MessageForms, continued, text_of
 
-#: The day that templates of Llama 3 name where there is no clock.
+#: The date that keyed requests get, so that they have one prompt on every day: Llama 3's default without a clock.
 KEYED_DAY = datetime(2024, 7, 26)
-#: Names that a client cannot set even where the model does not.
+#: Variables that a client cannot set even if the model does not define them.
 _RESERVED = frozenset(("bos_token", "eos_token", "raise_exception", "strftime_now"))
 _NONE: Mapping[str, Any] = {}
 
 
 class ChatTemplate:
-    """A compiled template. Immutable."""
+    """A compiled chat template. Immutable."""
 
     def __init__(self, source: str, *, special_tokens: Mapping[str, str] = _NONE) -> None:
-        """`special_tokens`: how the model's tokenizer spells them, by the names that templates have for them, such as
-        `bos_token`; a name that is not there is not defined in the template either.
+        """Compiles `source`. Raises BlockFolderError if it is not Jinja.
 
-        Raises BlockFolderError if `source` is not Jinja.
+        `special_tokens` has the text of the model's special tokens by their names in templates, such as `bos_token`;
+        other names stay undefined in the template.
         """
         self._template = compiled(template_environment(), source)
         self._special = dict(special_tokens)
@@ -39,14 +39,14 @@ class ChatTemplate:
         continues: bool = False,
         variables: Mapping[str, Any] = _NONE,
     ) -> str:
-        """The prompt that asks the assistant for the next message, or if not `answers` ends behind the last one, or if
-        it `continues` within the last one, at its end.
+        """Renders `messages` as the prompt of the assistant's next message.
 
-        Content is text or a list of parts of type text, whichever the template is written for, and a developer's
-        message one of the system where the template knows no developers. `variables` are the client's. Raises
-        BadRequest when the template refuses, and for variables that are ours.
+        Without `answers` (`add_generation_prompt`), the prompt ends behind the last message. If it `continues`, it ends
+        within the last message, so that the model goes on there. The content of messages is converted to the form that
+        the template shows (text or parts), and the role `developer` to `system` for a template without it. `variables`
+        come from the client. A `keyed` request must have the same prompt on every day, so its date is KEYED_DAY.
 
-        `keyed`: the prompt must be the same on every day, so a template that asks for the date is told `KEYED_DAY`.
+        Raises BadRequest if the template refuses the messages or fails, and for variables that are not the client's.
         """
         given = dict(variables)
         if taken := sorted((self._special.keys() | _OURS | _RESERVED) & given.keys()):
@@ -76,24 +76,27 @@ class ChatTemplate:
             raise BadRequest(f"the model's chat template refuses these messages: {error}", param="messages") from error
         except RecursionError as error:
             raise BadRequest("the model's chat template calls itself without end", param="messages") from error
-        except Exception as error:  # a template is a program of its author's, and ends with any error of Python
-            said = f"the model's chat template fails on these messages: {type(error).__name__}: {error}"
-            raise BadRequest(said, param="messages") from error
+        except Exception as error:  # a template is its author's program: it may raise any error of Python
+            message = f"the model's chat template fails on these messages: {type(error).__name__}: {error}"
+            raise BadRequest(message, param="messages") from error
 
 
 _OURS = frozenset(("messages", "tools", "documents", "add_generation_prompt"))
 
 
 def _mark(messages: Sequence[Mapping[str, Any]]) -> str:
-    """A word that no message holds; the space behind it shows whether the template keeps spaces at the end."""
-    said, count = str(messages), 0
-    while f"ENDOFTHISMESSAGE{count}" in said:
+    """A word that no message holds; the space behind it shows if the template keeps spaces at the end."""
+    text, count = str(messages), 0
+    while f"ENDOFTHISMESSAGE{count}" in text:
         count += 1
     return f"ENDOFTHISMESSAGE{count} "
 
 
 def _up_to(text: str, mark: str, message: str) -> str:
-    """The rendered `text` up to `mark`, which stands behind what the last message says: the model goes on there."""
+    """The rendered `text` up to `mark`, which stands behind the last message's text: the model goes on there.
+
+    Raises BadRequest if the template does not show the last message unchanged.
+    """
     place = text.rfind(mark.strip())
     if place < 0 or message.strip() not in text:
         raise BadRequest("the model's chat template does not show the last message as it is", param="messages")

@@ -1,4 +1,4 @@
-"""OpenAI's requests to ours. Pure, except that a request whose name was not given draws a random one.
+"""Turns bodies of OpenAI's APIs into admission requests. Pure, but for the request ids drawn at random.
 
 Everything that can be wrong with a request's content is found here or in `request_builder`, before anything is queued.
 """
@@ -19,7 +19,7 @@ from blockrelay_gateway.api.request_builder import FieldNames, RequestBuilder
 
 @dataclass(frozen=True, slots=True)
 class OpenAIRequests:
-    """Knows the model. Methods raise BadRequest (NotFound for another model) with the field's name."""
+    """Builds requests for one model. Its methods raise BadRequest, or NotFound for another model, with the field."""
 
     builder: RequestBuilder
     template: ChatTemplate | None
@@ -27,7 +27,7 @@ class OpenAIRequests:
     def completion(
         self, request: CompletionRequest, headers: ClientHeaders = NO_HEADERS, who: Identity | None = None
     ) -> list[AdmissionRequest]:
-        """One for each prompt."""
+        """Builds one request for each prompt of a POST /v1/completions."""
         self.builder.check_model(request.model)
         _check_stream_options(request)
         prompts = self._prompts(request.prompt)
@@ -44,7 +44,7 @@ class OpenAIRequests:
     def chat(
         self, request: ChatRequest, headers: ClientHeaders = NO_HEADERS, who: Identity | None = None
     ) -> AdmissionRequest:
-        """That of the next message."""
+        """Builds the request for the assistant's next message, of a POST /v1/chat/completions."""
         self.builder.check_model(request.model)
         _check_stream_options(request)
         if request.top_logprobs is not None and not request.logprobs:
@@ -85,6 +85,7 @@ class OpenAIRequests:
         )
 
     def _prompts(self, prompt: object) -> list[list[int]]:
+        """The token ids of each prompt in the field `prompt`. Raises BadRequest."""
         if isinstance(prompt, str):
             return [self.builder.encode(prompt, "prompt")]
         items = cast(list[object], prompt) if isinstance(prompt, list) else []
@@ -118,7 +119,7 @@ def _check_stream_options(request: CompletionRequest | ChatRequest) -> None:
 
 
 def _check_continued(messages: Sequence[Mapping[str, Any]], *, answers: bool) -> None:
-    """Raise BadRequest unless the model can go on within the last of the messages."""
+    """Raises BadRequest unless the model can continue the last message (`continue_final_message`)."""
     if answers:
         raise BadRequest("continue_final_message needs add_generation_prompt: false", param="continue_final_message")
     if messages[-1]["role"] != "assistant":
@@ -126,14 +127,15 @@ def _check_continued(messages: Sequence[Mapping[str, Any]], *, answers: bool) ->
 
 
 def _message(message: ChatMessage, index: int) -> dict[str, Any]:
-    """What a template may see of a message."""
+    """The fields of a message that the chat template gets: role, content, and the name if there is one."""
     param = f"messages.{index}"
-    said: object = "" if message.content is None and message.role == "assistant" else message.content
-    plain = {"role": message.role, "content": _content(said, f"{param}.content")}
+    content: object = "" if message.content is None and message.role == "assistant" else message.content
+    plain = {"role": message.role, "content": _content(content, f"{param}.content")}
     return plain if message.name is None else {**plain, "name": message.name}
 
 
 def _content(content: object, param: str) -> str | list[dict[str, str]]:
+    """The checked content of a message: a text, or a list of parts of type text. Raises BadRequest."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):

@@ -1,7 +1,8 @@
-"""Deltas in OpenAI's shapes. Pure.
+"""Builds answers and stream events in OpenAI's shapes. Pure.
 
-Extensions, all optional to read: `seed`, `max_tokens` (that in force), `token_ids`, `prompt_token_ids` in a choice;
-`fallback_events` beside `usage`. A stream's choices have the first two where they end, a chat's where they begin too.
+Extensions that clients may ignore: `seed`, `max_tokens` (the limit in force), `token_ids` and `prompt_token_ids` in a
+choice; `fallback_events` beside `usage`. A stream has the first two in the last event of a choice, a chat also in the
+first.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,17 +24,19 @@ _PREFIXES: Mapping[Kind, Prefix] = {"completion": "cmpl", "chat": "chatcmpl"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What of an answer the client asked for."""
+    """The optional parts of an answer that the client asked for."""
 
     include_usage: bool = False
+    """A stream ends with an event with the token counts."""
     continuous_usage: bool = False
+    """Every event of a stream has the token counts so far."""
     return_token_ids: bool = False
 
 
 def usage(requests: Sequence[FollowedRequest]) -> dict[str, Any]:
-    """Token counts of some requests together; every committed token counts, the one that ended the text too.
+    """OpenAI's `usage`: token counts, summed over `requests`. Every committed token counts, also an end token.
 
-    `cached_tokens`: tokens of the prompts whose KV the last run found instead of computing it.
+    `cached_tokens` counts the tokens of prompts that were prefix hits in the last run.
     """
     prompt = sum(followed.body.prompt.size for followed in requests)
     new = sum(followed.tokens for followed in requests)
@@ -47,7 +50,7 @@ def usage(requests: Sequence[FollowedRequest]) -> dict[str, Any]:
 
 
 def usage_at(followed: FollowedRequest, delta: Delta | None) -> dict[str, Any]:
-    """The same of one request up to a delta; None: before its first token. Whose KV was found is known at the end."""
+    """Token counts of one request up to `delta` (None: before its first token); `cached_tokens` at the end only."""
     prompt = followed.body.prompt.size
     if delta is not None and delta.end is not None:
         return usage([followed])
@@ -56,23 +59,25 @@ def usage_at(followed: FollowedRequest, delta: Delta | None) -> dict[str, Any]:
 
 
 def in_force(followed: FollowedRequest) -> dict[str, Any]:
-    """What a request's record says of what its client may have left open, or asked for in vain."""
+    """The seed and the limit of new tokens with which a request runs; its client may have left them open."""
     return {"seed": followed.params.seed, "max_tokens": followed.params.max_tokens}
 
 
 def accepted_headers(requests: Sequence[FollowedRequest]) -> dict[str, str]:
-    """What a stream tells at once of what is `in_force`, since its first event comes with the first token."""
-    told = [in_force(followed) for followed in requests]
-    return {f"x-blockrelay-{name.replace('_', '-')}": ",".join(str(one[name]) for one in told) for name in told[0]}
+    """Headers of a stream with the values `in_force`: its first event comes only with the first token."""
+    values = [in_force(followed) for followed in requests]
+    return {f"x-blockrelay-{name.replace('_', '-')}": ",".join(str(one[name]) for one in values) for name in values[0]}
 
 
 def fallback_events(requests: Sequence[FollowedRequest]) -> list[dict[str, Any]]:
-    """Blocks that moved to another device in mid-request."""
+    """The fallbacks of all `requests`, as JSON objects: blocks that another device computed after a failure."""
     return [event.to_json() for followed in requests if followed.end is not None for event in followed.end.fallbacks]
 
 
 class _Base:
-    opens_early: ClassVar[bool] = False  # as OpenAI's servers: benchmark tools take the first event for the first token
+    """The parts that answers to completions and chats have in common."""
+
+    opens_early: ClassVar[bool] = False  # like OpenAI's servers: benchmarks take the first event for the first token
 
     def __init__(self, kind: Kind, model: str, tokenizer: Tokenizer | None, options: Options) -> None:
         self._kind: Kind = kind
@@ -116,22 +121,25 @@ class _Base:
         }
 
     def problem(self, error: BlockrelayError, followed: FollowedRequest) -> dict[str, Any]:
+        """The last event of a request that failed: the error in OpenAI's shape."""
         return error_body(error)
 
     def closing(self, requests: Sequence[FollowedRequest]) -> dict[str, Any] | None:
+        """The event behind the last choice, with the token counts; None unless the client asked for them."""
         if not self._options.include_usage:
             return None
         head = self._head(requests[0], requests[0].numerics, chunk=True)
         return head | {"choices": [], "usage": usage(requests), "fallback_events": fallback_events(requests)}
 
     def background(self, followed: FollowedRequest, status: str) -> dict[str, Any]:
+        """The answer to a request that runs in the background."""
         return self._head(followed, "", chunk=False) | {"status": status, "background": True, **in_force(followed)}
 
     def _shown(self, token: int) -> bytes:
         return self._tokenizer.token_bytes(token) if self._tokenizer else b""
 
     def _name(self, token: int) -> str:
-        """A token as completions list it: text, or its bytes where they are not text on their own."""
+        """A token as completions list it: its text, or `bytes:\\x..` if its bytes alone are not UTF-8."""
         if self._tokenizer is None:
             return f"token_id:{token}"
         raw = self._shown(token)
@@ -142,15 +150,17 @@ class _Base:
 
 
 class CompletionFormat(_Base):
-    """POST /v1/completions."""
+    """The answers of POST /v1/completions."""
 
     def __init__(self, model: str, tokenizer: Tokenizer | None, options: Options) -> None:
         super().__init__("completion", model, tokenizer, options)
 
     def opening(self, followed: FollowedRequest) -> dict[str, Any] | None:
+        """None: a completion has no event before its first token."""
         return None
 
     def chunk(self, index: int, delta: Delta, followed: FollowedRequest, fingerprint: str) -> dict[str, Any]:
+        """The event of one token, or of the end, of the choice `index`."""
         tokens = [] if delta.token is None else [delta.token]
         choice = {
             "index": index,
@@ -162,6 +172,7 @@ class CompletionFormat(_Base):
         return self._chunk(followed, fingerprint, choice, delta)
 
     def whole(self, answers: Sequence[Answer], requests: Sequence[FollowedRequest]) -> dict[str, Any]:
+        """The answer without streaming, with one choice for each of `requests`."""
         choices = [
             {
                 "index": index,
@@ -187,19 +198,20 @@ class CompletionFormat(_Base):
         }
 
     def _best(self, token: int | None, logprobs: TokenLogprobs | None) -> dict[str, float] | None:
-        """The likeliest tokens, and the one that was chosen where it is none of them."""
+        """Log probabilities of the likeliest tokens and of the chosen one, by token."""
         if logprobs is None or token is None:
             return None
         return {self._name(other): value for other, value in logprobs.top} | {self._name(token): logprobs.logprob}
 
 
 class ChatFormat(_Base):
-    """POST /v1/chat/completions."""
+    """The answers of POST /v1/chat/completions."""
 
     def __init__(self, model: str, tokenizer: Tokenizer | None, options: Options) -> None:
         super().__init__("chat", model, tokenizer, options)
 
     def opening(self, followed: FollowedRequest) -> dict[str, Any] | None:
+        """The first event: the role of the message, without content."""
         choice: dict[str, Any] = {
             "index": 0,
             "delta": {"role": "assistant", "content": ""},
@@ -210,6 +222,7 @@ class ChatFormat(_Base):
         return self._chunk(followed, "", choice, None)
 
     def chunk(self, index: int, delta: Delta, followed: FollowedRequest, fingerprint: str) -> dict[str, Any]:
+        """The event of one token, or of the end."""
         tokens = [] if delta.token is None else [delta.token]
         choice = {
             "index": index,
@@ -221,6 +234,7 @@ class ChatFormat(_Base):
         return self._chunk(followed, fingerprint, choice, delta)
 
     def whole(self, answers: Sequence[Answer], requests: Sequence[FollowedRequest]) -> dict[str, Any]:
+        """The answer without streaming."""
         answer, followed = answers[0], requests[0]
         choice: dict[str, Any] = {
             "index": 0,
@@ -250,7 +264,7 @@ class ChatFormat(_Base):
 
 
 def format_of(kind: Kind, model: str, tokenizer: Tokenizer | None, options: Options) -> ResponseFormat:
-    """The format of a kind of answer."""
+    """Returns the format of the answers of `kind`."""
     if kind == "completion":
         return CompletionFormat(model, tokenizer, options)
     return ChatFormat(model, tokenizer, options)

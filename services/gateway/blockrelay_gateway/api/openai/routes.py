@@ -36,24 +36,25 @@ async def chat_completions(request: Request) -> Response:
 
 
 async def _answer(request: Request, body: Text, kind: Kind) -> Response:
-    gateway, asked, ignored = state.of(request), body.asked, body.ignored
-    asked_of_stream = body.stream_options or StreamOptions()
+    """Submits the requests of `body` and answers: a stream, the id of a background request, or the whole answer."""
+    gateway, requests, ignored = state.of(request), body.requests, body.ignored
+    stream_options = body.stream_options or StreamOptions()
     options = Options(
-        include_usage=bool(asked_of_stream.include_usage),
-        continuous_usage=bool(asked_of_stream.continuous_usage_stats),
+        include_usage=bool(stream_options.include_usage),
+        continuous_usage=bool(stream_options.continuous_usage_stats),
         return_token_ids=body.return_token_ids or gateway.served.tokenizer is None,
     )
     form = format_of(kind, gateway.model_name, gateway.served.tokenizer, options)
-    after = starting_after(request.headers.get(LAST_EVENT_ID), [one.request for one in asked], streamed=body.stream)
-    cell, readers = await gateway.submission.submit(asked, authentication.of(request))
+    after = starting_after(request.headers.get(LAST_EVENT_ID), [one.request for one in requests], streamed=body.stream)
+    cell, readers = await gateway.submission.submit(requests, authentication.of(request))
     headers = {**readers.headers, **header(ignored)}
     if ignored:
-        logs.get().info("FIELDS_IGNORED", request_id=asked[0].request, fields=list(ignored))
+        logs.get().info("FIELDS_IGNORED", request_id=requests[0].request, fields=list(ignored))
         for field in sorted({label(name) for name in ignored}):
             cell.metrics.ignored_fields.labels(field).inc()
     if body.stream:
         resumes = HEADER in request.headers or LAST_EVENT_ID in request.headers
-        with_ids = resumes or bool(asked_of_stream.event_ids)
+        with_ids = resumes or bool(stream_options.event_ids)
         headers |= accepted_headers(readers.requests)
         return sse.EventStream(stream(cell, readers, form, after=after, with_ids=with_ids), readers, headers)
     with readers:

@@ -1,4 +1,4 @@
-"""What OpenAI's clients send, as pydantic models: types and names only (what they mean: `requests`)."""
+"""The bodies of OpenAI's APIs as pydantic models: types and names only; `requests` says what they mean."""
 
 from typing import Any, Literal
 
@@ -21,7 +21,7 @@ class StreamOptions(Strict):
 
 
 class UnusedFields(Strict):
-    """OpenAI's and vLLM's fields that we do nothing about; `strictness` says what becomes of each."""
+    """Fields of OpenAI and vLLM that have no effect here; `strictness` refuses or ignores each."""
 
     n: Any = None
     best_of: Any = None

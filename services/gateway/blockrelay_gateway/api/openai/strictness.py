@@ -1,7 +1,7 @@
-"""What becomes of fields that we do nothing about, in one table. Pure.
+"""Refuses or ignores the fields that have no effect here, by one table. Pure.
 
-A field that would change the text is refused by name. One that changes nothing of it is ignored loudly: the answer
-names it in a header, unless it asks for what is done anyway. `Blockrelay-Strict: true` refuses both.
+A field that would change the text is refused by name. A field that would not is ignored, and the answer names it in a
+header, unless it asks for what is done anyway. `Blockrelay-Strict: true` refuses both.
 """
 
 import json
@@ -13,9 +13,9 @@ from blockrelay.observability.metrics.gateway import IGNORED_FIELDS
 from blockrelay_gateway.api.openai.schemas import ChatMessage, ChatRequest, CompletionRequest
 
 HEADER = "x-blockrelay-ignored"
-#: So many names are in the header.
+#: The most names in the header.
 MOST_NAMES = 20
-#: By field, the values that leave the text as it is.
+#: The values of each field that leave the text as it is; all others are refused.
 REFUSED: Mapping[str, tuple[Any, ...]] = {
     "n": (1,),
     "best_of": (1,),
@@ -42,7 +42,7 @@ REFUSED: Mapping[str, tuple[Any, ...]] = {
     "prediction": (),
     "web_search_options": (),
 }
-#: By field, the values that ask for what is done anyway.
+#: The values of each ignored field that ask for what is done anyway; the header does not name these.
 IGNORED: Mapping[str, tuple[Any, ...]] = {
     "client_metadata": ({},),
     "metadata": ({},),
@@ -57,50 +57,51 @@ IGNORED: Mapping[str, tuple[Any, ...]] = {
     "user": (),
     "verbosity": ("medium",),
 }
-#: Of a message: what was said by other means than text. Everything else beside its text is ignored.
+#: Fields of a message that carry content other than text. Its other unknown fields are ignored.
 REFUSED_OF_MESSAGES = ("audio", "tool_calls", "function_call")
 assert {*IGNORED, "messages", "stream_options"} == set(IGNORED_FIELDS)
 
 
 def ignored_fields(request: CompletionRequest | ChatRequest, *, strict: bool = False) -> tuple[str, ...]:
-    """The fields that are ignored, sorted; those of messages are `messages.<name>`, of parts `messages.content.<name>`.
+    """Names of the ignored fields, sorted: `<field>`, `messages.<name>` or, of parts, `messages.content.<name>`.
 
-    Raises BadRequest, naming the first field that asks for something we do not do; if `strict`, that is ignored too.
+    Raises BadRequest, naming the field, for one that would change the text; if `strict`, also for an ignored one.
     """
     for name, accepted in REFUSED.items():
         value = getattr(request, name)
         if value is not None and not _is_one_of(value, accepted):
             allowed = " or ".join(json.dumps(neutral) for neutral in accepted) or "null"
             raise BadRequest(f"{name} is not supported: leave it out or send {allowed}", param=name)
-    found = {
+    ignored = {
         name
         for name, accepted in IGNORED.items()
         if (value := getattr(request, name)) is not None and not _is_one_of(value, accepted)
     }
     if request.stream_options is not None and request.stream_options.include_obfuscation:
-        found.add("stream_options.include_obfuscation")
+        ignored.add("stream_options.include_obfuscation")
     if isinstance(request, ChatRequest):
         for index, message in enumerate(request.messages):
-            found.update(_of_message(message, f"messages.{index}"))
-    if strict and found:
-        name = min(found)
+            ignored.update(_of_message(message, f"messages.{index}"))
+    if strict and ignored:
+        name = min(ignored)
         raise BadRequest(
             f"{name} changes nothing here, and Blockrelay-Strict: true refuses what is ignored", param=name
         )
-    return tuple(sorted(found))
+    return tuple(sorted(ignored))
 
 
 def header(ignored: Sequence[str]) -> dict[str, str]:
-    """The header that names them; none where there are none."""
+    """The response header that names up to MOST_NAMES ignored fields; no header if none is ignored."""
     return {HEADER: ",".join(ignored[:MOST_NAMES])} if ignored else {}
 
 
 def label(name: str) -> str:
-    """Of the metric: the top-level field."""
+    """The metric's label for a field: its top-level field."""
     return name.partition(".")[0]
 
 
 def _of_message(message: ChatMessage, param: str) -> Iterator[str]:
+    """Yields the ignored fields of a message and its parts. Raises BadRequest for one in REFUSED_OF_MESSAGES."""
     for name, value in (message.model_extra or {}).items():
         if value is None or value == []:
             continue
@@ -114,11 +115,11 @@ def _of_message(message: ChatMessage, param: str) -> Iterator[str]:
 
 
 def _plain(name: str) -> str:
-    """Others choose it, and it goes into a header."""
+    """A client's field name made fit for a header: at most 40 letters, digits, - and _; others become ?."""
     plain = "".join(letter if letter.isascii() and (letter.isalnum() or letter in "_-") else "?" for letter in name)
     return plain[:40]
 
 
 def _is_one_of(value: object, neutral: tuple[object, ...]) -> bool:
-    """Equal as JSON: true is not 1."""
+    """True if `value` equals one of `neutral` as JSON: true is not 1."""
     return any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in neutral)

@@ -1,1 +1,1 @@
-"""Models, liveness, readiness, metrics."""
+"""Routes about the gateway itself: models, plan, liveness, readiness, metrics."""

@@ -1,4 +1,4 @@
-"""What operators and clients ask about the gateway itself: models, liveness, readiness, metrics."""
+"""Routes about the gateway itself, for operators and clients: models, plan, liveness, readiness, metrics."""
 
 import time
 from collections.abc import AsyncIterator, Callable
@@ -25,7 +25,7 @@ from blockrelay_gateway.http import authentication, openapi, sse
 from blockrelay_gateway.http.errors import JsonAnswer, error_body
 from blockrelay_gateway.streaming.status_events import Listener
 
-#: Not here where metrics have a port of their own.
+#: Path of the metrics on the clients' port; the route is removed if metrics have a port of their own.
 METRICS = "/metrics"
 router = APIRouter(responses=openapi.ERRORS)
 CellName = Annotated[str | None, Query(description="of several cells; default: the gateway's own")]
@@ -53,11 +53,11 @@ async def plan(request: Request, cell: CellName = None) -> Response:
     """Which device runs which block, `{"block_1": "CPU", ...}`, in which stages, and why."""
     gateway = state.of(request)
     at = gateway.cells.home if cell is None else gateway.cells.named(cell)
-    found = await read_plan_async(at.client, at.keys, gateway.served.key)
+    current = await read_plan_async(at.client, at.keys, gateway.served.key)
     workers = await read_workers_async(at.client, at.keys, gateway.served.key)
-    if found is None:
-        raise ServiceUnavailable("; ".join(missing_stages(found, workers)))
-    return JsonAnswer({"object": "plan", "model": gateway.model_name, **_plan(found, workers)})
+    if current is None:
+        raise ServiceUnavailable("; ".join(missing_stages(current, workers)))
+    return JsonAnswer({"object": "plan", "model": gateway.model_name, **_plan(current, workers)})
 
 
 @router.get("/v1/status/events", responses=openapi.EVENTS)
@@ -68,7 +68,7 @@ async def status_events(request: Request) -> Response:
     """
     gateway = state.of(request)
     listener = Listener([cell.status_events for cell in gateway.cells], authentication.of(request))
-    events = _status_events(listener, gateway.keep_alive_s, partial(authentication.asked_again, request))
+    events = _status_events(listener, gateway.keep_alive_s, partial(authentication.current_tenant, request))
     return sse.EventStream(events, listener, {"x-request-id": f"status-{token_hex(12)}"})
 
 
@@ -118,8 +118,8 @@ async def root(request: Request) -> Response:
 @router.get(METRICS, response_class=PlainTextResponse)
 async def metrics(request: Request) -> Response:
     """Prometheus text; with BLOCKRELAY_METRICS_PORT at that port, and not here."""
-    told = await scrape.told(state.of(request).cells)
-    return Response(generate_latest(told), media_type=CONTENT_TYPE_LATEST)
+    registry = await scrape.current_metrics(state.of(request).cells)
+    return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
 
 @router.get("/metrics/tenants", response_class=PlainTextResponse)
@@ -128,27 +128,31 @@ async def tenant_metrics(request: Request) -> Response:
     gateway, tenant = state.of(request), authentication.of(request)
     sees_all = tenant.operator or not tenant.name
     of_all = Together(cell.tenants.registry for cell in gateway.cells)
-    told = of_all if sees_all else OneTenant(of_all, tenant.name)
-    return Response(generate_latest(told), media_type=CONTENT_TYPE_LATEST)
+    registry = of_all if sees_all else OneTenant(of_all, tenant.name)
+    return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
 
 async def _status_events(
-    listener: Listener, keep_alive_s: float, tenant_again: Callable[[], Tenant]
+    listener: Listener, keep_alive_s: float, current_tenant: Callable[[], Tenant]
 ) -> AsyncIterator[bytes]:
-    """Until the key that asked is there no more: `tenant_again` says so every few seconds, and what it may see now."""
+    """Yields status events as server-sent events until the client's API key is removed.
+
+    `current_tenant` is called every LOOK_S seconds, so that the listener sees what the key may see now; it raises
+    Unauthorized for a key that is gone.
+    """
     yield sse.RETRY + sse.KEEP_ALIVE
-    looked = said = time.monotonic()
+    checked = written = time.monotonic()
     async for event in listener.events(min(keep_alive_s, authentication.LOOK_S)):
         now = time.monotonic()
-        if now - looked >= authentication.LOOK_S:
-            looked = now
+        if now - checked >= authentication.LOOK_S:
+            checked = now
             try:
-                listener.tenant = tenant_again()
+                listener.tenant = current_tenant()
             except Unauthorized as error:
                 yield sse.event(error_body(error))
                 return
-        if event is not None or now - said >= keep_alive_s:
-            said = now
+        if event is not None or now - written >= keep_alive_s:
+            written = now
             yield sse.KEEP_ALIVE if event is None else sse.event(event)
 
 

@@ -1,4 +1,4 @@
-"""What a gateway tells Prometheus: at the clients' port, or at one for metrics alone (BLOCKRELAY_METRICS_PORT)."""
+"""The gateway's metrics for Prometheus, on the clients' port or on one of their own (BLOCKRELAY_METRICS_PORT)."""
 
 import asyncio
 from collections.abc import Iterable, Iterator
@@ -15,16 +15,19 @@ from blockrelay.settings import GatewaySettings
 from blockrelay_gateway.cells.cells import Cells
 
 
-async def told(cells: Cells) -> Together:
-    """The metrics of all cells, with their gauges as they are now."""
-    await asyncio.gather(*(cell.readiness.tell_metrics() for cell in cells))
+async def current_metrics(cells: Cells) -> Together:
+    """Returns the metrics of all cells, after setting their gauges to the current values."""
+    await asyncio.gather(*(cell.readiness.set_gauges() for cell in cells))
     for cell in cells:
         cell.metrics.cell_list_version.set(cells.version)
     return Together(cell.metrics.registry for cell in cells)
 
 
 class Scrape(CollectorRegistry):
-    """The same for threads of a status server: it is read on the gateway's event loop, to which all of it belongs."""
+    """The metrics of all cells for the threads of a status server.
+
+    They are read on the gateway's event loop, because the cells belong to it.
+    """
 
     def __init__(self, cells: Cells) -> None:
         super().__init__()
@@ -33,7 +36,7 @@ class Scrape(CollectorRegistry):
 
     @contextmanager
     def answered(self) -> Iterator[None]:
-        """Answers scrapes for as long as the block runs, on this event loop. Before and after it a scrape times out."""
+        """Answers scrapes on this event loop while the context is open. Before and after it a scrape times out."""
         self._loop.set_result(asyncio.get_running_loop())
         try:
             yield
@@ -41,18 +44,18 @@ class Scrape(CollectorRegistry):
             self._loop = Future()
 
     def collect(self) -> Iterable[Metric]:
-        """All metrics, freshly read. Raises TimeoutError when the event loop has no time, or is not there."""
+        """Reads all metrics, from any thread. Raises TimeoutError without an event loop, or if it has no time."""
         loop = self._loop.result(DEADLINE_S)
         return asyncio.run_coroutine_threadsafe(self._read(), loop).result(DEADLINE_S)
 
     async def _read(self) -> list[Metric]:
-        return list((await told(self._cells)).collect())
+        return list((await current_metrics(self._cells)).collect())
 
 
 def metrics_port(settings: GatewaySettings, scrape: Scrape) -> StatusServer | None:
-    """The port for metrics alone, open from now on; None where they are told at the clients' port.
+    """Opens the port for metrics alone; None if they are served on the clients' port.
 
-    Raises UsageError when it cannot be had.
+    Raises UsageError if the port cannot be opened.
     """
     if settings.metrics_port is None:
         return None

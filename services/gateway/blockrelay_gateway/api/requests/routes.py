@@ -1,6 +1,6 @@
-"""GET and DELETE /v1/requests/{id}: any request of any of our cells, whichever gateway accepted it.
+"""GET and DELETE /v1/requests/{id}: every request of this gateway's cells, also if another gateway accepted it.
 
-The id may be the request's own (`req-…`) or the one OpenAI's clients got (`cmpl-…`, `chatcmpl-…`); for events, its
+The id may be the request's own (`req-…`) or the one that OpenAI's clients got (`cmpl-…`, `chatcmpl-…`); for events, its
 prefix decides the format.
 """
 
@@ -37,16 +37,22 @@ from blockrelay_gateway.tracing.stages import stages_of
 from blockrelay_gateway.tracing.stored_steps import SETTLE_S, stored_steps
 
 router = APIRouter(responses=openapi.ERRORS)
+#: The text of /openapi.json for the trace of a request.
+TRACE_DESCRIPTION = """\
+Where the time of a request went that was sent with `trace: true`, also while it runs: in the trace event format,
+which ui.perfetto.dev and chrome://tracing open. 404 too where its stages have told nothing, or it is gone."""
 PathId = Annotated[str, Path(description="`id` of an answer (cmpl-…, chatcmpl-…), or X-Request-Id (req-…)")]
 
 
 def find(gateway: Gateway, text: str) -> tuple[RequestId, Cell]:
-    """The request that a client names, and its cell. Raises NotFound for what cannot be an id, and for a cell that is
-    not ours."""
-    found = parse_id(text)
-    if found is None:
+    """The parsed request id that a client sent, and its cell.
+
+    Raises NotFound for a text that cannot be an id, and for a cell that this gateway does not serve.
+    """
+    request_id = parse_id(text)
+    if request_id is None:
         raise NotFound(f"{text!r} is not a request id", param="id")
-    return found, gateway.cells.of_id(found)
+    return request_id, gateway.cells.of_id(request_id)
 
 
 @router.get("/v1/requests/{request_id}")
@@ -55,10 +61,12 @@ async def show(request_id: PathId, request: Request) -> Response:
     return JsonAnswer(await _view(state.of(request), request_id, authentication.of(request).name))
 
 
-@router.get("/v1/requests/{request_id}/trace")
+@router.get("/v1/requests/{request_id}/trace", description=TRACE_DESCRIPTION)
 async def trace(request_id: PathId, request: Request) -> Response:
-    """Where the time of a request went that was sent with `trace: true`, also while it runs: in the trace event format,
-    which ui.perfetto.dev and chrome://tracing open. 404 too where its stages have told nothing, or it is gone."""
+    """The spans and steps of a request that was sent with `trace: true`, in the trace event format.
+
+    Raises NotFound for other requests, and if the steps that its stages recorded are gone or were never written.
+    """
     gateway, tenant = state.of(request), authentication.of(request).name
     (name, _, _), cell = find(gateway, request_id)
     record, log = await cell.records.read(name, whole=False)
@@ -76,7 +84,8 @@ async def trace(request_id: PathId, request: Request) -> Response:
         known = whole_record(record, log)
         spans = request_spans(name, known, end, model=cell.served.name, cell=cell.name, now_ms=now_ms)
         if end is not None and not steps and any(span.name == "run" for span in spans):
-            raise NotFound(f"what stages told of request {request_id} is gone, or never was written", param="id")
+            message = f"the steps of request {request_id} that stages recorded are gone, or were never written"
+            raise NotFound(message, param="id")
         return trace_events(public_id(name, cell.name), spans, stages_of(name, spans, steps, record))
 
     return JsonAnswer(await asyncio.to_thread(events))
@@ -134,9 +143,9 @@ async def events(
 
 
 async def _follow(cell: Cell, name: str, tenant: str, after: tuple[int, ...] | None, *, param: str) -> Readers:
-    """A reader of all choices of a request. All is looked at before any is followed.
+    """A reader of all choices of a request; every choice is checked before the first is followed.
 
-    Raises NotFound, or BadRequest for positions that are not one for each choice; then this gateway follows nothing.
+    Raises NotFound, or BadRequest if `after` has not one position for each choice; then this gateway follows nothing.
     """
     choices = (await _look(cell, name, tenant)).choices
     check_choices(after, choices, param=param)
@@ -152,7 +161,7 @@ async def _follow(cell: Cell, name: str, tenant: str, after: tuple[int, ...] | N
 
 
 async def _look(cell: Cell, name: str, tenant: str) -> RequestBody:
-    """The body of a request, which is not followed for that. Raises NotFound."""
+    """The body of a request, read without following it. Raises NotFound."""
     if followed := cell.followed.known(name):
         cell.records.check_followed(name, followed, tenant)
         return followed.body
@@ -162,6 +171,7 @@ async def _look(cell: Cell, name: str, tenant: str) -> RequestBody:
 
 
 async def _view(gateway: Gateway, request_id: str, tenant: str) -> dict[str, Any]:
+    """The answer of GET /v1/requests/{id}, from the request's record and token log. Raises NotFound."""
     (name, _, _), cell = find(gateway, request_id)
     record, log = await cell.records.read(name)
     cell.records.check(request_id, (record.get(b"model"), record.get(b"tenant")), tenant)
