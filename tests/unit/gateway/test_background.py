@@ -21,9 +21,9 @@ from blockrelay_gateway.admission import cell_watch, tensor_results
 from blockrelay_gateway.api.state import Gateway
 from blockrelay_gateway.build import build
 from blockrelay_gateway.cells import cells
-from blockrelay_gateway.streaming.following import repair
-from blockrelay_gateway.streaming.following.acceptance import Acceptance
-from blockrelay_gateway.streaming.following.followed_request import FollowedRequest
+from blockrelay_gateway.streaming.active_requests import lost_request_repair
+from blockrelay_gateway.streaming.active_requests.acceptance import Acceptance
+from blockrelay_gateway.streaming.active_requests.active_request import ActiveRequest
 from blockrelay_gateway.streaming.status_events import Listener
 
 #: Rounds of the event loop between the event and the end: more than any of the works needs from one wait to the next.
@@ -38,7 +38,7 @@ async def idle(
     monkeypatch.setattr(cell_watch, "POLL_S", 0)
     monkeypatch.setattr(tensor_results, "POLL_S", 0)
     monkeypatch.setattr(app, "READY_POLL_S", 0)
-    monkeypatch.setattr(repair, "CHECK_EVERY_S", 60)
+    monkeypatch.setattr(lost_request_repair, "CHECK_EVERY_S", 60)
     monkeypatch.setattr(cells, "LOOK_S", 0)
     gateway = build(settings.model_copy(update={"grace_s": 0}), folder, tenants=[ANYBODY.name])
     yield gateway
@@ -46,10 +46,10 @@ async def idle(
     await gateway.cells.home.payload.aclose()
 
 
-def followed() -> FollowedRequest:
+def followed() -> ActiveRequest:
     params = SamplingParams(max_tokens=4, temperature=0.0)
     body = RequestBody(prompt=np.array([1], np.int32), params=params.to_dict())
-    return FollowedRequest(Acceptance(request="req-1", body=body, model="m", pages_needed=1), params, created=0)
+    return ActiveRequest(Acceptance(request="req-1", body=body, model="m", pages_needed=1), params, created=0)
 
 
 def tell_tailer(gateway: Gateway) -> None:
@@ -121,7 +121,7 @@ async def test_background_work_ends_at_any_moment_after_an_event(idle: Gateway, 
 
 async def test_the_end_of_a_grace_period_ends_at_any_moment(idle: Gateway) -> None:
     deaf: list[int] = []
-    of_cell = idle.cells.home.followed
+    of_cell = idle.cells.home.registry
     for rounds in ROUNDS:
         left = followed()
         of_cell.start(left)

@@ -13,7 +13,7 @@ from blockrelay.redis.client import Scripts
 from blockrelay.settings import GatewaySettings
 from blockrelay.text.tokenizer import Tokenizer
 from blockrelay_gateway.admission import accept as admission
-from blockrelay_gateway.streaming.following import repair
+from blockrelay_gateway.streaming.active_requests import lost_request_repair
 from tests.support.gateway.played import PlayedWorker, RunningGateway, running_gateway
 from tests.support.gateway.sse_client import Event, read_events
 from tests.support.redis.redis_server import RedisServer
@@ -105,7 +105,7 @@ def two_tokens_then_forgotten(
 def test_a_request_that_redis_forgot_is_accepted_again_and_its_stream_goes_on(
     gateway: RunningGateway, worker: PlayedWorker, said: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(repair, "SILENT_S", 0.2)
+    monkeypatch.setattr(lost_request_repair, "SILENT_S", 0.2)
     with gateway.http.stream("POST", "/v1/completions", json=BODY) as response:
         events = read_events(response)
         got, first, second = two_tokens_then_forgotten(worker, events, said)
@@ -123,7 +123,7 @@ def test_an_end_at_a_shorter_log_than_was_heard_is_heard(
     gateway: RunningGateway, worker: PlayedWorker, said: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Redis lost its tail, and before the tokens were there again the request ended by decision."""
-    monkeypatch.setattr(repair, "SILENT_S", 0.2)
+    monkeypatch.setattr(lost_request_repair, "SILENT_S", 0.2)
     with gateway.http.stream("POST", "/v1/completions", json=BODY) as response:
         events = read_events(response)
         got, first, second = two_tokens_then_forgotten(worker, events, said)
@@ -144,7 +144,7 @@ def test_an_end_at_a_shorter_log_than_was_heard_is_heard(
 def test_a_gateway_that_only_resumed_a_request_accepts_it_again_too(
     settings: GatewaySettings, worker: PlayedWorker, said: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(repair, "SILENT_S", 0.2)
+    monkeypatch.setattr(lost_request_repair, "SILENT_S", 0.2)
     with running_gateway(settings) as first:
         name = first.post("/v1/completions", prompt="x", background=True, timeout=600).json()["id"]
     (claimed,) = worker.claim()

@@ -35,11 +35,11 @@ from blockrelay_gateway.admission.open_ended import PoolShares, bounded
 from blockrelay_gateway.admission.refusals import memory_used_up, pages_of, refusal
 from blockrelay_gateway.admission.submission import Effect, Event, State, answered, step
 from blockrelay_gateway.admission.tensor_results import Results
-from blockrelay_gateway.streaming.following.acceptance import NO_MOST, Acceptance
-from blockrelay_gateway.streaming.following.followed_request import FollowedRequest
-from blockrelay_gateway.streaming.following.followers import Followers
-from blockrelay_gateway.streaming.following.registry import FollowedRequests
-from blockrelay_gateway.streaming.following.resumption import Resumption
+from blockrelay_gateway.streaming.active_requests.acceptance import NO_MOST, Acceptance
+from blockrelay_gateway.streaming.active_requests.active_request import ActiveRequest
+from blockrelay_gateway.streaming.active_requests.gateway_lease import GatewayLease
+from blockrelay_gateway.streaming.active_requests.request_registry import RequestRegistry
+from blockrelay_gateway.streaming.active_requests.resumption import Resumption
 from blockrelay_gateway.streaming.readers import Readers
 from blockrelay_gateway.streaming.records import Records
 
@@ -54,7 +54,7 @@ class _Submitted:
 
     request: AdmissionRequest
     tenant: Tenant
-    followed: FollowedRequest
+    active: ActiveRequest
     state: State
     answer: Accepted | None = None
 
@@ -63,8 +63,8 @@ class _Submitted:
 class Streaming:
     """The parts of a cell's streaming that admission needs."""
 
-    followed: FollowedRequests
-    followers: Followers
+    registry: RequestRegistry
+    lease: GatewayLease
     records: Records
     resumption: Resumption
 
@@ -150,7 +150,7 @@ class Admission:
                 raise ServiceUnavailable("the request was forgotten at this very moment; try again") from error
             raise
         replayed = all(one.state is State.FOUND for one in submitted)
-        return Readers(self._streaming.followed, [one.followed for one in submitted], replayed=replayed)
+        return Readers(self._streaming.registry, [one.active for one in submitted], replayed=replayed)
 
     async def _check_room(self, requests: Sequence[AdmissionRequest]) -> None:
         """Raises LimitExceeded if Redis has no room for new requests, and one of these is new.
@@ -182,28 +182,28 @@ class Admission:
         streaming, request, answer = self._streaming, one.request.request, one.answer
         match effect:
             case Effect.FOLLOW:
-                streaming.followed.start(one.followed)
+                streaming.registry.start(one.active)
             case Effect.SEEK:
-                streaming.followed.seek(request)
+                streaming.registry.seek(request)
             case Effect.DATE:
                 assert answer is not None
-                one.followed.created = int(answer.detail) // 1000
+                one.active.created = int(answer.detail) // 1000
             case Effect.JOIN:
-                one.followed = streaming.followed.join(one.followed)
+                one.active = streaming.registry.join(one.active)
             case Effect.ANNOUNCE:
-                self._announce(one.request, one.followed)
+                self._announce(one.request, one.active)
             case Effect.RESUME:
                 assert answer is not None
                 name = answer.detail if answer.status == "REPEAT" else request
-                one.followed = await streaming.resumption.resume(name, one.tenant.name)
+                one.active = await streaming.resumption.resume(name, one.tenant.name)
             case Effect.DROP:
-                streaming.followed.drop(one.followed)
+                streaming.registry.drop(one.active)
             case Effect.RELEASE:
-                Readers(streaming.followed, [one.followed]).close()
+                Readers(streaming.registry, [one.active]).close()
             case Effect.TAKE_BACK:
-                streaming.followers.refused(request)
+                streaming.lease.refused(request)
             case Effect.LEAVE:
-                streaming.followers.left(request)
+                streaming.lease.left(request)
 
     async def _withdraw(self, submitted: Sequence[_Submitted], error: BaseException) -> None:
         """Takes back all requests after the last one failed with `error`, here and, once it answers, in Redis."""
@@ -217,7 +217,7 @@ class Admission:
 
     async def _settle(self) -> None:
         try:
-            await self._streaming.followers.settle(self._streaming.followed)
+            await self._streaming.lease.settle(self._streaming.registry)
         except RedisTrouble as error:  # background work tries again once Redis answers
             self._watch.met(error)
 
@@ -246,8 +246,8 @@ class Admission:
             expected_tokens=own.expected_tokens,
             binding=binding,
         )
-        followed = FollowedRequest(acceptance, own.params, created=int(time.time()), cell=self._cell.name)
-        return _Submitted(request, tenant, followed, State.NEW_KEYED if request.fingerprint else State.NEW)
+        active = ActiveRequest(acceptance, own.params, created=int(time.time()), cell=self._cell.name)
+        return _Submitted(request, tenant, active, State.NEW_KEYED if request.fingerprint else State.NEW)
 
     def _retention_s(self, request: AdmissionRequest) -> int:
         """Seconds for which the ended request is kept; 0: as long as the cell says, but forgotten first for room.
@@ -261,7 +261,7 @@ class Admission:
     async def _accept(self, one: _Submitted, limits: Limits, max_in_flight: int) -> Accepted:
         """Runs ACCEPT and returns its answer. Raises LimitExceeded if Redis is full, RedisTrouble after RETRY_FOR_S."""
         replicas = self._settings.accept_replicas
-        call = one.followed.acceptance.call(max_in_flight=max_in_flight, limits=limits, confirm=replicas > 0)
+        call = one.active.acceptance.call(max_in_flight=max_in_flight, limits=limits, confirm=replicas > 0)
         give_up, attempt = time.monotonic() + RETRY_FOR_S, 0
         while True:
             try:
@@ -276,12 +276,12 @@ class Admission:
                 await asyncio.sleep(backoff_s(attempt))
                 attempt += 1
 
-    def _announce(self, request: AdmissionRequest, followed: FollowedRequest) -> None:
+    def _announce(self, request: AdmissionRequest, active: ActiveRequest) -> None:
         """Counts and logs a request that was accepted."""
         body = request.body
         self._cell.accepted()
         self._metrics.prompt_tokens.inc(body.prompt.size - body.prior)
-        self._tenants.accepted(followed.tenant, body.prompt.size - body.prior)
+        self._tenants.accepted(active.tenant, body.prompt.size - body.prior)
         log = logs.get().bind(request_id=request.request, traceparent=body.traceparent or None)
         if body.session:
             log = log.bind(session_id=body.session, step=body.step)
@@ -293,6 +293,6 @@ class Admission:
             max_tokens=request.params.max_tokens,
             logits=body.logits,
             background=body.background,
-            deadline_ms=followed.acceptance.deadline_ms or None,
+            deadline_ms=active.acceptance.deadline_ms or None,
             **content,
         )

@@ -16,8 +16,8 @@ from blockrelay.redis.client import AsyncScripts
 from blockrelay.redis.errors import RedisWatch
 from blockrelay.redis.protocol_check import read_gap_async
 from blockrelay_gateway.admission.redis_memory import read_memory
-from blockrelay_gateway.streaming.following.followed_request import FollowedRequest
-from blockrelay_gateway.streaming.following.followers import Followers
+from blockrelay_gateway.streaming.active_requests.active_request import ActiveRequest
+from blockrelay_gateway.streaming.active_requests.gateway_lease import GatewayLease
 
 #: Share of Redis' maxmemory above which nothing new is accepted: COMMIT must always fit.
 FULL_SHARE = 0.70
@@ -45,11 +45,11 @@ class CellWatch:
         client: redis.asyncio.Redis,
         keys: Keys,
         scripts: AsyncScripts,
-        followers: Followers,
+        lease: GatewayLease,
         metrics: GatewayMetrics,
         watch: RedisWatch,
     ) -> None:
-        self._client, self._keys, self._scripts, self._followers = client, keys, scripts, followers
+        self._client, self._keys, self._scripts, self._lease = client, keys, scripts, lease
         self._metrics, self._watch, self._cell = metrics, watch, CellSettings()
         self._looked = float("-inf")
         self._again: asyncio.Task[None] | None = None  # an extra poll that has not begun
@@ -77,9 +77,9 @@ class CellWatch:
         """Counts a request that this gateway had accepted."""
         self.unfinished += 1
 
-    def ended(self, followed: FollowedRequest) -> None:
+    def ended(self, active: ActiveRequest) -> None:
         """Counts the end of a request, if this gateway had counted its acceptance."""
-        self.unfinished = max(0, self.unfinished - followed.owned)
+        self.unfinished = max(0, self.unfinished - active.owned)
 
     async def watch(self) -> None:
         """Polls until cancelled."""
@@ -110,7 +110,7 @@ class CellWatch:
         self.unfinished = await cast(Any, self._client.zcard(self._keys.running))
         cell = await read_cell_settings_async(self._client, self._keys)
         if cell is not None and cell != self._cell:
-            self._cell, self._followers.retention_s = cell, cell.retention_s
+            self._cell, self._lease.retention_s = cell, cell.retention_s
 
     def _set_full(self, full: str, used: int, limit: int) -> None:
         """Sets `full` and logs its beginning and its end: no other log line says why new requests are refused."""

@@ -23,12 +23,12 @@ from blockrelay_gateway.cells.cell import Cell, ServedModel
 from blockrelay_gateway.cells.readiness import Readiness
 from blockrelay_gateway.draining.drain import Drain
 from blockrelay_gateway.http.background import Background
-from blockrelay_gateway.streaming.following.abandonment import Abandonment
-from blockrelay_gateway.streaming.following.accounting import Accounting
-from blockrelay_gateway.streaming.following.followers import Followers
-from blockrelay_gateway.streaming.following.registry import FollowedRequests
-from blockrelay_gateway.streaming.following.repair import Repair
-from blockrelay_gateway.streaming.following.resumption import Resumption
+from blockrelay_gateway.streaming.active_requests.abandonment import Abandonment
+from blockrelay_gateway.streaming.active_requests.accounting import Accounting
+from blockrelay_gateway.streaming.active_requests.gateway_lease import GatewayLease
+from blockrelay_gateway.streaming.active_requests.lost_request_repair import LostRequestRepair
+from blockrelay_gateway.streaming.active_requests.request_registry import RequestRegistry
+from blockrelay_gateway.streaming.active_requests.resumption import Resumption
 from blockrelay_gateway.streaming.log_tailer import Tailer
 from blockrelay_gateway.streaming.records import Records
 from blockrelay_gateway.streaming.status_events import StatusEvents
@@ -71,17 +71,17 @@ def build_cell(
     replicated = partial(scripts.read_what_replicas_have, replicas, keys.wake(name)) if replicas else None
     tailer = Tailer(client, keys, name, metrics, watch, replicated=replicated)
     records = Records(client, keys, key, replicated=replicated)
-    followers = Followers(client, keys, scripts, name)
-    abandonment = Abandonment(followers, scripts, watch, gateway=name, grace_s=settings.grace_s)
+    lease = GatewayLease(client, keys, scripts, name)
+    abandonment = Abandonment(lease, scripts, watch, gateway=name, grace_s=settings.grace_s)
     ended = None
     if traces is not None:
         ended = EndedRequests(traces, client, payload, keys, records, watch, model=served.name, cell=place.name)
-    state = CellWatch(client, keys, scripts, followers, metrics, watch)
+    state = CellWatch(client, keys, scripts, lease, metrics, watch)
     accounting = Accounting(metrics, tenants, [state.ended, *([ended.ended] if ended else [])])
-    followed = FollowedRequests(tailer, accounting, abandonment)
-    resumption = Resumption(client, keys, records, followers, followed, model=key)
-    repair = Repair(
-        client, keys, scripts, tailer, records, followers, followed, watch, gateway=name, now_ms=state.now_ms
+    active_requests = RequestRegistry(tailer, accounting, abandonment)
+    resumption = Resumption(client, keys, records, lease, active_requests, model=key)
+    repair = LostRequestRepair(
+        client, keys, scripts, tailer, records, lease, active_requests, watch, gateway=name, now_ms=state.now_ms
     )
 
     readiness = Readiness(client, keys, metrics, model=key, drain=drain, on_error=watch.met)
@@ -89,7 +89,7 @@ def build_cell(
     results = Results(client, payload, keys, watch, of_its_own=of_its_own)
     admission = Admission(
         scripts,
-        Streaming(followed=followed, followers=followers, records=records, resumption=resumption),
+        Streaming(registry=active_requests, lease=lease, records=records, resumption=resumption),
         state,
         results,
         PoolShares(client, keys, model=key),
@@ -124,7 +124,7 @@ def build_cell(
         watch=watch,
         tailer=tailer,
         records=records,
-        followed=followed,
+        registry=active_requests,
         resumption=resumption,
         state=state,
         readiness=readiness,

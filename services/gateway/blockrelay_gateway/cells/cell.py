@@ -18,10 +18,10 @@ from blockrelay_gateway.admission.cell_watch import CellWatch
 from blockrelay_gateway.admission.tensor_results import Results
 from blockrelay_gateway.cells.readiness import Readiness
 from blockrelay_gateway.http.background import Background
+from blockrelay_gateway.streaming.active_requests.active_request import ActiveRequest
+from blockrelay_gateway.streaming.active_requests.request_registry import RequestRegistry
+from blockrelay_gateway.streaming.active_requests.resumption import Resumption
 from blockrelay_gateway.streaming.deltas import Relay, status_of_record
-from blockrelay_gateway.streaming.following.followed_request import FollowedRequest
-from blockrelay_gateway.streaming.following.registry import FollowedRequests
-from blockrelay_gateway.streaming.following.resumption import Resumption
 from blockrelay_gateway.streaming.log_tailer import Tailer
 from blockrelay_gateway.streaming.readers import Readers
 from blockrelay_gateway.streaming.records import Records
@@ -52,7 +52,7 @@ class Cell:
     watch: RedisWatch
     tailer: Tailer
     records: Records
-    followed: FollowedRequests
+    registry: RequestRegistry
     resumption: Resumption
     state: CellWatch
     readiness: Readiness
@@ -72,9 +72,9 @@ class Cell:
         """True unless its Redis failed the last read, or its protocol is not this gateway's."""
         return not self.tailer.away and not self.state.protocol_gap
 
-    def relay(self, followed: FollowedRequest) -> Relay:
-        """Returns a new Relay, for one reader of `followed`."""
-        return Relay(self.served.tokenizer, followed.params, self.served.folder.model.eos_ids, followed.body.prompt)
+    def relay(self, active: ActiveRequest) -> Relay:
+        """Returns a new Relay, for one reader of `active`."""
+        return Relay(self.served.tokenizer, active.params, self.served.folder.model.eos_ids, active.body.prompt)
 
     async def status(self, readers: Readers) -> str:
         """The status of the first request, as in GET /v1/requests/{id}."""
@@ -97,5 +97,5 @@ class Cell:
 
     def close(self) -> None:
         """Ends all readers of requests and status events, because the gateway ends; the requests go on."""
-        self.followed.close()
+        self.registry.close()
         self.status_events.close()

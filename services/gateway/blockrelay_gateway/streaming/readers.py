@@ -6,8 +6,8 @@ from types import TracebackType
 
 from blockrelay.protocol.messages import LogEntry
 from blockrelay_gateway.draining.drain import GatewayEnds
-from blockrelay_gateway.streaming.following.followed_request import FollowedRequest
-from blockrelay_gateway.streaming.following.registry import FollowedRequests
+from blockrelay_gateway.streaming.active_requests.active_request import ActiveRequest
+from blockrelay_gateway.streaming.active_requests.request_registry import RequestRegistry
 
 
 class Readers:
@@ -16,17 +16,15 @@ class Readers:
     It is attached from construction on, so that a client that leaves before the first read is noticed as well.
     """
 
-    def __init__(
-        self, registry: FollowedRequests, requests: Sequence[FollowedRequest], *, replayed: bool = False
-    ) -> None:
+    def __init__(self, registry: RequestRegistry, requests: Sequence[ActiveRequest], *, replayed: bool = False) -> None:
         """`replayed`: an Idempotency-Key or a repeated session step led to requests that were accepted before."""
         self._registry, self.requests, self.replayed = registry, tuple(requests), replayed
         #: More headers of the answer.
         self.notes: dict[str, str] = {}
         self._event: asyncio.Event | None = asyncio.Event()
-        for followed in self.requests:
-            registry.attach(followed)
-            followed.events.add(self._event)
+        for active in self.requests:
+            registry.attach(active)
+            active.events.add(self._event)
 
     @property
     def headers(self) -> dict[str, str]:
@@ -43,9 +41,9 @@ class Readers:
     def close(self) -> None:
         """Detaches the reader from its requests. Idempotent."""
         if self._event is not None:
-            for followed in self.requests:
-                followed.events.discard(self._event)
-                self._registry.detach(followed)
+            for active in self.requests:
+                active.events.discard(self._event)
+                self._registry.detach(active)
             self._event = None
 
     async def batches(self, *, quiet_s: float | None = None) -> AsyncIterator[list[tuple[int, LogEntry]]]:
@@ -64,15 +62,15 @@ class Readers:
             while True:
                 event.clear()
                 batch: list[tuple[int, LogEntry]] = []
-                for index, followed in enumerate(self.requests):
-                    if len(followed.entries) > read[index]:
-                        batch += [(index, entry) for entry in followed.entries[read[index] :]]
-                        read[index] = len(followed.entries)
+                for index, active in enumerate(self.requests):
+                    if len(active.entries) > read[index]:
+                        batch += [(index, entry) for entry in active.entries[read[index] :]]
+                        read[index] = len(active.entries)
                 if batch:
                     heard = loop.time()
                     yield batch
                     continue
-                if all(followed.end is not None for followed in self.requests):
+                if all(active.end is not None for active in self.requests):
                     return
                 if self._registry.closing:
                     where = f"/v1/requests/{self.requests[0].public_id()}"

@@ -10,7 +10,7 @@ from blockrelay.protocol.ended import Log, whole_log
 from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.number import NUMBERS, is_spoken, number_of
 from blockrelay.redis.client import ReadReplicated
-from blockrelay_gateway.streaming.following.followed_request import FollowedRequest
+from blockrelay_gateway.streaming.active_requests.active_request import ActiveRequest
 
 
 def check_number(record: Mapping[bytes, bytes], what: str) -> None:
@@ -89,6 +89,6 @@ class Records:
         if recorded[0].decode() != self._model:
             raise NotFound(f"request {name} is for a model that this gateway does not serve", param="id")
 
-    def check_followed(self, name: str, followed: FollowedRequest, tenant: str) -> None:
+    def check_followed(self, name: str, active: ActiveRequest, tenant: str) -> None:
         """Raises NotFound unless the tenant may see a request that this gateway follows, which is of its model."""
-        self.check(name, (self._model.encode(), followed.tenant.encode()), tenant)
+        self.check(name, (self._model.encode(), active.tenant.encode()), tenant)

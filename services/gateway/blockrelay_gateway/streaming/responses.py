@@ -9,9 +9,9 @@ from blockrelay.protocol.encoding.request_ids import Prefix
 from blockrelay_gateway.draining.drain import GatewayEnds
 from blockrelay_gateway.http import sse
 from blockrelay_gateway.http.errors import error_body
+from blockrelay_gateway.streaming.active_requests.active_request import ActiveRequest
 from blockrelay_gateway.streaming.deltas import Answer, Delta, Relay, failure
 from blockrelay_gateway.streaming.event_ids import event_id
-from blockrelay_gateway.streaming.following.followed_request import FollowedRequest
 from blockrelay_gateway.streaming.readers import Readers
 from blockrelay_gateway.streaming.records import Records
 
@@ -27,27 +27,27 @@ class ResponseFormat(Protocol):
         """The prefix of request ids in this format."""
         ...
 
-    def opening(self, followed: FollowedRequest) -> dict[str, Any] | None:
+    def opening(self, active: ActiveRequest) -> dict[str, Any] | None:
         """The chunk before that of the first token; None if the format has none."""
         ...
 
-    def chunk(self, index: int, delta: Delta, followed: FollowedRequest, fingerprint: str) -> dict[str, Any]:
+    def chunk(self, index: int, delta: Delta, active: ActiveRequest, fingerprint: str) -> dict[str, Any]:
         """The chunk of one delta."""
         ...
 
-    def problem(self, error: BlockrelayError, followed: FollowedRequest) -> dict[str, Any]:
+    def problem(self, error: BlockrelayError, active: ActiveRequest) -> dict[str, Any]:
         """The last chunk of a request that failed with `error`."""
         ...
 
-    def closing(self, requests: Sequence[FollowedRequest]) -> dict[str, Any] | None:
+    def closing(self, requests: Sequence[ActiveRequest]) -> dict[str, Any] | None:
         """The chunk after the last delta of requests that all ended well; None if the format has none."""
         ...
 
-    def whole(self, answers: Sequence[Answer], requests: Sequence[FollowedRequest]) -> dict[str, Any]:
+    def whole(self, answers: Sequence[Answer], requests: Sequence[ActiveRequest]) -> dict[str, Any]:
         """The answer without streaming; every request has ended well."""
         ...
 
-    def background(self, followed: FollowedRequest, status: str) -> dict[str, Any]:
+    def background(self, active: ActiveRequest, status: str) -> dict[str, Any]:
         """The immediate answer to a background request with this `status`."""
         ...
 
@@ -65,14 +65,14 @@ class Source(Protocol):
         """The reader of the cell's records."""
         ...
 
-    def relay(self, followed: FollowedRequest) -> Relay:
+    def relay(self, active: ActiveRequest) -> Relay:
         """Returns a new Relay, for one reader of the request."""
         ...
 
 
 async def collect(source: Source, readers: Readers) -> list[Answer]:
     """Waits until every request has ended and returns their answers. Raises GatewayEnds if the gateway ends first."""
-    relays = [source.relay(followed) for followed in readers.requests]
+    relays = [source.relay(active) for active in readers.requests]
     answers = [Answer() for _ in readers.requests]
     async for batch in readers.batches():
         for index, entry in batch:
@@ -96,7 +96,7 @@ async def stream(
     event.
     """
     requests = readers.requests
-    relays = [source.relay(followed) for followed in requests]
+    relays = [source.relay(active) for active in requests]
     request, seen = requests[0].public_id(), list(after or (0,) * len(requests))
 
     def event(data: dict[str, Any], positions: Sequence[int]) -> bytes:
@@ -133,8 +133,8 @@ async def stream(
             reach("gateway.before_event")
             yield b"".join(parts)
             reach("gateway.after_event")
-        good = all(followed.end is not None and failure(followed.end) is None for followed in requests)
-        last = [followed.tokens + 2 for followed in requests]
+        good = all(active.end is not None and failure(active.end) is None for active in requests)
+        last = [active.tokens + 2 for active in requests]
         if good and seen != last and (closing := form.closing(requests)):
             yield event(closing, last)
     except GatewayEnds:

@@ -13,8 +13,8 @@ from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.messages import EndEntry
 from blockrelay.redis.client import backoff_s
 from blockrelay.redis.errors import RedisWatch
-from blockrelay_gateway.streaming.following.followed_request import FollowedRequest
-from blockrelay_gateway.streaming.following.repair import GATEWAY_TTL_S
+from blockrelay_gateway.streaming.active_requests.active_request import ActiveRequest
+from blockrelay_gateway.streaming.active_requests.lost_request_repair import GATEWAY_TTL_S
 from blockrelay_gateway.streaming.records import Records
 from blockrelay_gateway.tracing.spans import Span, TraceIdentity, request_spans
 from blockrelay_gateway.tracing.stages import stages_of
@@ -46,7 +46,7 @@ class Traces(Protocol):
 class _Ended:
     """An ended request; its record is read at the time `due` (the event loop's clock) or later."""
 
-    followed: FollowedRequest
+    active: ActiveRequest
     identity: TraceIdentity
     due: float
 
@@ -74,15 +74,15 @@ class EndedRequests:
         self._watch, self._model, self._cell = watch, model, cell
         self._waiting: asyncio.Queue[_Ended] = asyncio.Queue(MOST_WAITING)
 
-    def ended(self, followed: FollowedRequest) -> None:
+    def ended(self, active: ActiveRequest) -> None:
         """Queues a request whose end this gateway has read. Does not wait."""
-        identity = TraceIdentity.of(followed.id, followed.body.traceparent)
+        identity = TraceIdentity.of(active.id, active.body.traceparent)
         if not self._traces.samples(identity, self._model):
             return
-        if followed.owned:
-            self._add(followed, identity)
+        if active.owned:
+            self._add(active, identity)
         else:  # only then is it clear if the gateway that accepted it still lives
-            asyncio.get_running_loop().call_later(GATEWAY_TTL_S, self._add, followed, identity)
+            asyncio.get_running_loop().call_later(GATEWAY_TTL_S, self._add, active, identity)
 
     async def run(self) -> None:
         """Sends spans until cancelled, then those of the requests that still wait, for at most a second."""
@@ -91,32 +91,32 @@ class EndedRequests:
             while True:
                 ended = await self._waiting.get()
                 await asyncio.sleep(ended.due - loop.time())
-                await self._tell(ended.followed, ended.identity)
+                await self._tell(ended.active, ended.identity)
                 ended = None
         finally:
             try:
                 async with asyncio.timeout(1.0):
                     if ended is not None:
-                        await self._tell(ended.followed, ended.identity)
+                        await self._tell(ended.active, ended.identity)
                     while not self._waiting.empty():
                         ended = self._waiting.get_nowait()
-                        await self._tell(ended.followed, ended.identity)
+                        await self._tell(ended.active, ended.identity)
             except TimeoutError:
                 logs.get().warning("TRACES_LOST", requests=self._waiting.qsize() + 1)
 
-    def _add(self, followed: FollowedRequest, identity: TraceIdentity) -> None:
-        due = asyncio.get_running_loop().time() + (SETTLE_S if followed.body.traced else 0.0)
+    def _add(self, active: ActiveRequest, identity: TraceIdentity) -> None:
+        due = asyncio.get_running_loop().time() + (SETTLE_S if active.body.traced else 0.0)
         try:
-            self._waiting.put_nowait(_Ended(followed, identity, due))
+            self._waiting.put_nowait(_Ended(active, identity, due))
         except asyncio.QueueFull:
-            logs.get().warning("TRACES_LOST", request_id=followed.id, reason="too many wait for Redis", requests=1)
+            logs.get().warning("TRACES_LOST", request_id=active.id, reason="too many wait for Redis", requests=1)
 
-    async def _tell(self, followed: FollowedRequest, identity: TraceIdentity) -> None:
+    async def _tell(self, active: ActiveRequest, identity: TraceIdentity) -> None:
         """Sends the spans of one request, after as many tries as Redis needs."""
         attempt = 0
         while True:
             try:
-                spans = await self._spans(followed)
+                spans = await self._spans(active)
                 self._watch.worked("read records for traces")
                 break
             except RedisTrouble as error:
@@ -124,33 +124,33 @@ class EndedRequests:
                 await asyncio.sleep(backoff_s(attempt))
                 attempt += 1
             except BlockrelayError as error:  # the record cannot be read: only this request's trace is lost
-                logs.get().warning("TRACES_LOST", request_id=followed.id, reason=str(error), requests=1)
+                logs.get().warning("TRACES_LOST", request_id=active.id, reason=str(error), requests=1)
                 return
         if len(spans) > MANY:
             await asyncio.to_thread(self._traces.send, identity, spans)
         elif spans:
             self._traces.send(identity, spans)
 
-    async def _spans(self, followed: FollowedRequest) -> list[Span]:
+    async def _spans(self, active: ActiveRequest) -> list[Span]:
         """The spans of a request; empty if the gateway that accepted it lives and sends them, or its record is gone.
 
         Raises RedisTrouble, and other BlockrelayErrors for a record that cannot be read.
         """
-        owner = followed.body.gateway
-        if not followed.owned and owner and await cast(Any, self._client.exists(self._keys.gateway(owner))):
+        owner = active.body.gateway
+        if not active.owned and owner and await cast(Any, self._client.exists(self._keys.gateway(owner))):
             return []
-        record, log = await self._records.read(followed.id, whole=False)
+        record, log = await self._records.read(active.id, whole=False)
         entries = decode_log(log)
         if not record or not entries or not isinstance(entries[-1], EndEntry):
             return []  # forgotten meanwhile, by FORGET or by a Redis that came back without it
-        spans = request_spans(followed.id, whole_record(record, log), entries[-1], model=self._model, cell=self._cell)
-        return [*spans, *await self._stages(followed, spans, record)] if followed.body.traced else spans
+        spans = request_spans(active.id, whole_record(record, log), entries[-1], model=self._model, cell=self._cell)
+        return [*spans, *await self._stages(active, spans, record)] if active.body.traced else spans
 
-    async def _stages(self, followed: FollowedRequest, spans: list[Span], record: dict[bytes, bytes]) -> list[Span]:
+    async def _stages(self, active: ActiveRequest, spans: list[Span], record: dict[bytes, bytes]) -> list[Span]:
         """The spans of the stages' steps; empty if the payload Redis cannot be read."""
         try:
-            steps = await stored_steps(self._payload, self._keys, followed.id)
+            steps = await stored_steps(self._payload, self._keys, active.id)
         except RedisTrouble as error:
             self._watch.met(error)
             return []
-        return stages_of(followed.id, spans, steps, record).spans
+        return stages_of(active.id, spans, steps, record).spans

@@ -37,7 +37,7 @@ def test_of_several_prompts_all_are_accepted_or_none(gateway: RunningGateway, wo
     refused = gateway.post("/v1/completions", prompt=["a", "b"])
     assert refused.status_code == 503
     assert worker.client.zcard(worker.keys.running) == 1
-    assert len(gateway.cell.followed) == 1
+    assert len(gateway.cell.registry) == 1
     never = gateway.post("/v1/completions", prompt=["a", "b", "c"])
     assert never.status_code == 400 and "send at most 2 at a time" in never.json()["error"]["message"]
     assert gateway.metric("blockrelay_gateway_requests_waiting") == 1

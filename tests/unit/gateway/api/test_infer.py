@@ -20,7 +20,7 @@ from blockrelay.protocol.tensors import decode_tensor
 from blockrelay.settings import GatewaySettings
 from blockrelay.text.tokenizer import Tokenizer
 from blockrelay_gateway.api.infer import handlers
-from blockrelay_gateway.streaming.following import repair
+from blockrelay_gateway.streaming.active_requests import lost_request_repair
 from tests.support.gateway.played import NUMERICS, PlayedWorker, RunningGateway, answering, running_gateway
 from tests.support.gateway.sse_client import read_events
 from tests.support.waiting import wait_until
@@ -123,7 +123,7 @@ def test_a_step_under_way_whose_session_falls_back_behind_it_is_a_conflict(
     gateway: RunningGateway, worker: PlayedWorker, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Redis comes back without its last writes: the step in flight, and the step before it, are gone."""
-    monkeypatch.setattr(repair, "SILENT_S", 0.1)
+    monkeypatch.setattr(lost_request_repair, "SILENT_S", 0.1)
     known: Any = {name: worker.client.dump(name) for name in worker.client.scan_iter("*")}
     run_step(gateway, worker, pool, tensor_body([5, 6, 7]))
     waiting = ask(gateway, pool, tensor_body([8], step=2, start=3))

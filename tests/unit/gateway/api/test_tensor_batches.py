@@ -160,7 +160,7 @@ def test_a_step_between_whose_rows_redis_goes_leaves_nothing_and_runs_when_sent_
         assert not worker.scripts.run(calls.claim(worker.names[0], 8, free_pages=1000))
         assert run(gateway, worker, pool, body, 2) == [[7], [8]]
         assert [tokens_of(worker, f"chat#{row}") for row in (0, 1)] == [[5, 7], [6, 8]]
-        wait_until(lambda: not len(gateway.cell.followed), "the gateway follows nothing")
+        wait_until(lambda: not len(gateway.cell.registry), "the gateway follows nothing")
         assert gateway.metric("blockrelay_gateway_requests_waiting") == 0
 
 

@@ -186,7 +186,7 @@ def test_what_was_accepted_does_not_keep_its_message(gateway: RunningGateway, wo
             socket.send(json.dumps({"id": number, "prompt": "x"}) + " " * 60_000)
             worker.claim()
             wait_until(lambda: gateway.gateway.bodies.used == 0, "its room is given back")
-        assert len(gateway.cell.followed) == 8, "all are under way"
+        assert len(gateway.cell.registry) == 8, "all are under way"
         wait_until(lambda: kept() == [], "nothing keeps what was parsed", timeout_s=10)
 
 

@@ -22,7 +22,7 @@ def other(settings: GatewaySettings) -> Iterator[RunningGateway]:
 
 
 def assert_followed_by_nobody(worker: PlayedWorker, other: RunningGateway) -> None:
-    assert len(other.cell.followed) == 0
+    assert len(other.cell.registry) == 0
     assert list(worker.client.scan_iter("{t}:followers:*")) == []  # pyright: ignore
 
 

@@ -20,48 +20,50 @@ from blockrelay.protocol.sampling_params import SamplingParams
 from blockrelay.redis import client as redis_link
 from blockrelay.redis.client import AsyncScripts
 from blockrelay.redis.errors import RedisWatch
-from blockrelay_gateway.streaming.following.abandonment import Abandonment
-from blockrelay_gateway.streaming.following.acceptance import Acceptance
-from blockrelay_gateway.streaming.following.accounting import Accounting
-from blockrelay_gateway.streaming.following.followed_request import FollowedRequest
-from blockrelay_gateway.streaming.following.followers import Followers
-from blockrelay_gateway.streaming.following.registry import FollowedRequests
-from blockrelay_gateway.streaming.following.repair import Repair
+from blockrelay_gateway.streaming.active_requests.abandonment import Abandonment
+from blockrelay_gateway.streaming.active_requests.acceptance import Acceptance
+from blockrelay_gateway.streaming.active_requests.accounting import Accounting
+from blockrelay_gateway.streaming.active_requests.active_request import ActiveRequest
+from blockrelay_gateway.streaming.active_requests.gateway_lease import GatewayLease
+from blockrelay_gateway.streaming.active_requests.lost_request_repair import LostRequestRepair
+from blockrelay_gateway.streaming.active_requests.request_registry import RequestRegistry
 from blockrelay_gateway.streaming.log_tailer import Tailer
 from blockrelay_gateway.streaming.records import Records
 from tests.support.redis.redis_server import RedisServer
 
 
-def followed(request: str = "req-1") -> FollowedRequest:
+def followed(request: str = "req-1") -> ActiveRequest:
     params = SamplingParams(max_tokens=4, temperature=0.0)
     body = RequestBody(prompt=np.array([1], np.int32), params=params.to_dict())
-    return FollowedRequest(Acceptance(request=request, body=body, model="m", pages_needed=1), params, created=0)
+    return ActiveRequest(Acceptance(request=request, body=body, model="m", pages_needed=1), params, created=0)
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    registry: FollowedRequests
-    repair: Repair
+    registry: RequestRegistry
+    repair: LostRequestRepair
 
 
 def parts_on(client: redis.asyncio.Redis) -> Parts:
     metrics, keys = GatewayMetrics(CollectorRegistry()), Keys("t")
     watch, scripts = RedisWatch(metrics.redis_errors), AsyncScripts(client, keys)
-    tailer, followers = Tailer(client, keys, "g", metrics, watch), Followers(client, keys, scripts, "g")
+    tailer, followers = Tailer(client, keys, "g", metrics, watch), GatewayLease(client, keys, scripts, "g")
     abandonment = Abandonment(followers, scripts, watch, gateway="g", grace_s=1)
-    registry = FollowedRequests(tailer, Accounting(metrics, TenantMetrics(CollectorRegistry())), abandonment)
+    registry = RequestRegistry(tailer, Accounting(metrics, TenantMetrics(CollectorRegistry())), abandonment)
     records = Records(client, keys, "m")
-    repair = Repair(client, keys, scripts, tailer, records, followers, registry, watch, gateway="g", now_ms=lambda: 0)
+    repair = LostRequestRepair(
+        client, keys, scripts, tailer, records, followers, registry, watch, gateway="g", now_ms=lambda: 0
+    )
     return Parts(registry, repair)
 
 
 @pytest.fixture
-def registry() -> FollowedRequests:
+def registry() -> RequestRegistry:
     """Nothing of it reaches Redis."""
     return parts_on(redis_link.connect_async("redis://127.0.0.1:1", connections=1)).registry
 
 
-async def test_the_first_entry_says_which_numerics_id_it_has(registry: FollowedRequests) -> None:
+async def test_the_first_entry_says_which_numerics_id_it_has(registry: RequestRegistry) -> None:
     one = followed()
     registry.start(one)
     registry.hear(one, TokenEntry(1, 7, numerics="n1"))
@@ -70,7 +72,7 @@ async def test_the_first_entry_says_which_numerics_id_it_has(registry: FollowedR
     assert one.numerics == "n1"
 
 
-async def test_one_that_is_given_up_is_followed_anew(registry: FollowedRequests) -> None:
+async def test_one_that_is_given_up_is_followed_anew(registry: RequestRegistry) -> None:
     given_up = registry.join(followed())
     assert registry.join(followed()) is given_up, "while it is not, there is one for all"
     given_up.leaving = True
@@ -78,7 +80,7 @@ async def test_one_that_is_given_up_is_followed_anew(registry: FollowedRequests)
     assert again is not given_up and registry.join(followed()) is again and len(registry) == 1
 
 
-async def test_but_not_from_under_a_reader(registry: FollowedRequests) -> None:
+async def test_but_not_from_under_a_reader(registry: RequestRegistry) -> None:
     given_up = registry.join(followed())
     given_up.leaving = True
     registry.attach(given_up)

@@ -12,7 +12,7 @@ import structlog
 from blockrelay.protocol.encoding.request_ids import own_id
 from blockrelay.protocol.messages import TokenLogprobs
 from blockrelay.settings import GatewaySettings
-from blockrelay_gateway.streaming.following import repair
+from blockrelay_gateway.streaming.active_requests import lost_request_repair
 from tests.support.gateway.played import NUMERICS, PlayedWorker, RunningGateway, answering, running_gateway
 from tests.support.gateway.sse_client import Event, read_events
 from tests.support.gateway.streams import TEXT, WITH_IDS, stream, wait_for_keep_alives
@@ -57,7 +57,7 @@ def test_openais_client_reads_streams_through_silence_and_keep_alives(
         ) as chunks,
     ):
         claimed = worker.claim()[0]
-        assert len(gateway.cell.followed) == 1
+        assert len(gateway.cell.registry) == 1
         worker.say(claimed, said[:1])
         for at, chunk in enumerate(chunks):  # the role's, then one for each token
             pieces.append(chunk.choices[0].delta.content or "")
@@ -197,7 +197,7 @@ def test_a_client_that_goes_away_has_its_request_cancelled_after_the_grace_perio
         assert next(read_events(response)).id == f"{worker.public(claimed)}:1"
     wait_until(lambda: worker.record(claimed.request)[b"state"] == b"done", "the request is cancelled")
     assert worker.record(claimed.request)[b"end"] == b"cancelled"
-    wait_until(lambda: len(gateway.cell.followed) == 0, "the gateway has heard of it, and nothing is left")
+    wait_until(lambda: len(gateway.cell.registry) == 0, "the gateway has heard of it, and nothing is left")
     assert gateway.metric("blockrelay_disconnected_clients_total") == 1
     assert gateway.metric("blockrelay_finished_requests_total", finished_reason="cancelled") == 1
     assert gateway.metric("blockrelay_gateway_requests_running") == 0
@@ -331,7 +331,7 @@ def test_a_request_past_its_timeout_ends_as_expired(gateway: RunningGateway, wor
 def test_a_clock_that_is_set_anew_beside_the_gateway_ends_nothing(
     gateway: RunningGateway, worker: PlayedWorker, monkeypatch: pytest.MonkeyPatch, hours: int
 ) -> None:
-    monkeypatch.setattr(repair, "CHECK_EVERY_S", 0.02)
+    monkeypatch.setattr(lost_request_repair, "CHECK_EVERY_S", 0.02)
     true = time.time
     body = {"prompt": [3, 4], "max_tokens": 2, "timeout": 600, "background": True}
     before = gateway.post("/v1/completions", **body)
@@ -363,7 +363,7 @@ def test_a_gateway_that_shuts_down_tells_its_readers_and_leaves_the_request_alon
         worker.say(claimed, said[:1])
         events = read_events(response)
         assert next(events).id == f"{worker.public(claimed)}:1"
-        gateway.cell.followed.close()
+        gateway.cell.registry.close()
         error, done = list(events)
     assert "shuts down" in error.data["error"]["message"]
     rest = worker.public(claimed).replace("req-", "/v1/requests/cmpl-") + "/events?starting_after=1"

@@ -110,7 +110,7 @@ def test_what_was_heard_is_sent_before_a_gateway_ends(
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "600000")
     with running_gateway(settings) as gateway:
         request = ask(gateway, worker)
-        wait_until(lambda: request not in gateway.cell.followed, "the gateway has heard the end")
+        wait_until(lambda: request not in gateway.cell.registry, "the gateway has heard the end")
         assert not receiver.spans
     assert len(receiver.named("text_completion")) == 1
 
@@ -136,7 +136,7 @@ def test_a_gateway_that_ends_tells_what_has_just_been_traced(
     monkeypatch.setattr(ended_requests, "SETTLE_S", 3600)
     with running_gateway(settings) as gateway:
         request = ask(gateway, worker, steps=2)
-        wait_until(lambda: request not in gateway.cell.followed, "the gateway has heard the end")
+        wait_until(lambda: request not in gateway.cell.registry, "the gateway has heard the end")
     assert (len(receiver.named("text_completion")), len(receiver.named("stage"))) == (1, 2)
 
 

@@ -95,10 +95,10 @@ class AcceptedStep:
 async def finish_text(cell: Cell, readers: Readers) -> Finished:
     """Waits until a request of the text form has ended and returns its answer."""
     answers, form = await collect(cell, readers), InferFormat()
-    ((end,), (followed,)) = [answer.end for answer in answers], readers.requests
+    ((end,), (active,)) = [answer.end for answer in answers], readers.requests
     assert end is not None
     if error := failure(end):
-        return Finished(form.problem(error, followed), error)
+        return Finished(form.problem(error, active), error)
     return Finished(form.whole(answers, readers.requests))
 
 
@@ -109,17 +109,17 @@ async def background(cell: Cell, readers: Readers) -> dict[str, Any]:
 
 async def text_objects(cell: Cell, readers: Readers) -> AsyncIterator[dict[str, Any]]:
     """Streams the answer to the text form as JSON objects, one for each token and one for the end (WebSocket only)."""
-    (followed,) = readers.requests
-    form, relay = InferFormat(), cell.relay(followed)
-    if opening := form.opening(followed):
+    (active,) = readers.requests
+    form, relay = InferFormat(), cell.relay(active)
+    if opening := form.opening(active):
         yield opening
     async for batch in readers.batches():
         for _, entry in batch:
             delta = relay.push(entry)
             if delta.end is not None and (error := failure(delta.end)):
-                yield form.problem(error, followed)
+                yield form.problem(error, active)
             else:
-                yield form.chunk(0, delta, followed, "")
+                yield form.chunk(0, delta, active, "")
 
 
 async def submit_tensors(gateway: Gateway, tensors: Tensors, tenant: Tenant) -> AcceptedStep:
@@ -141,7 +141,7 @@ async def finish_tensors(accepted: AcceptedStep, session_id: str | None, tenant:
     if there is no memory for the answer within ROOM_S.
     """
     cell, steps, rows, readers = accepted.cell, accepted.steps, accepted.rows, accepted.readers
-    started = min(followed.started for followed in readers.requests)
+    started = min(active.started for active in readers.requests)
     await _wait(readers)
     layout, vocab = accepted.layout, cell.served.folder.model.vocab_size
     await accepted.share.wait(answer_bytes(layout, vocab, accepted.kv, rows), ROOM_S)
@@ -274,19 +274,19 @@ async def _ended(
     """
 
     def give_up() -> bool:
-        return cell.followed.closing
+        return cell.registry.closing
 
     with readers:
         await _wait(readers)
         ended: list[Row] = []
-        for followed, asked, place in zip(readers.requests, rows, places, strict=True):
-            assert followed.end is not None
-            row = Row(followed.end)
-            if followed.end.reason == "tensor":
+        for active, asked, place in zip(readers.requests, rows, places, strict=True):
+            assert active.end is not None
+            row = Row(active.end)
+            if active.end.reason == "tensor":
                 fields = fields_of(asked.body.kv_asked, asked.body.prompt.size)
-                kv = await cell.results.fetch_kv(followed.id, fields, give_up=give_up)
-                there = await cell.results.fetch(followed.id, place, now_ms=cell.state.now_ms, give_up=give_up)
-                row = Row(followed.end, there, kv)
+                kv = await cell.results.fetch_kv(active.id, fields, give_up=give_up)
+                there = await cell.results.fetch(active.id, place, now_ms=cell.state.now_ms, give_up=give_up)
+                row = Row(active.end, there, kv)
             if asked.body.kv_given:
                 await cell.results.take_back(asked.request)
             ended.append(row)

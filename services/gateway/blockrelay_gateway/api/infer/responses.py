@@ -12,8 +12,8 @@ from blockrelay.protocol.messages import EndEntry
 from blockrelay.protocol.tensors import base64_pieces
 from blockrelay_gateway.api.openai.responses import in_force, usage
 from blockrelay_gateway.http.errors import infer_error, to_json
+from blockrelay_gateway.streaming.active_requests.active_request import ActiveRequest
 from blockrelay_gateway.streaming.deltas import Answer, Delta, finish_reason
-from blockrelay_gateway.streaming.following.followed_request import FollowedRequest
 
 
 def execution(*ends: EndEntry) -> dict[str, Any]:
@@ -102,17 +102,17 @@ class TensorAnswer:
             yield self._behind + text
 
 
-def text_success(answer: Answer, followed: FollowedRequest, *, seconds: float, **more: Any) -> dict[str, Any]:
+def text_success(answer: Answer, active: ActiveRequest, *, seconds: float, **more: Any) -> dict[str, Any]:
     """The whole answer to the text form; `seconds` is its total pipeline time."""
     assert answer.end is not None
     return {
         "status": "success",
         "message": "Pipeline completed successfully",
-        "request_id": followed.public_id(),
+        "request_id": active.public_id(),
         "outputs": {"text": answer.text, "token_ids": answer.token_ids},
         "finish_reason": finish_reason(answer.end),
-        "usage": usage([followed]),
-        **in_force(followed),
+        "usage": usage([active]),
+        **in_force(active),
         "total_pipeline_time": round(seconds, 6),
         "system_fingerprint": answer.end.numerics or None,
         **more,
@@ -146,41 +146,41 @@ class InferFormat:
         self.prefix: Prefix = "req"
         self._answers: dict[int, Answer] = {}
 
-    def opening(self, followed: FollowedRequest) -> dict[str, Any] | None:
+    def opening(self, active: ActiveRequest) -> dict[str, Any] | None:
         """The first event: the request id, the values in force, and the path that continues an interrupted stream."""
-        name = followed.public_id()
+        name = active.public_id()
         events = f"/v1/requests/{name}/events?starting_after="  # the client appends the position of its last event
-        return {"status": "accepted", "request_id": name, **in_force(followed), "resume": events}
+        return {"status": "accepted", "request_id": name, **in_force(active), "resume": events}
 
-    def chunk(self, index: int, delta: Delta, followed: FollowedRequest, fingerprint: str) -> dict[str, Any]:
+    def chunk(self, index: int, delta: Delta, active: ActiveRequest, fingerprint: str) -> dict[str, Any]:
         """The event of one token, or the whole answer at the end."""
         answer = self._answers.setdefault(index, Answer())
         answer.add(delta)
         if delta.end is not None:
-            return self.whole([answer], [followed])
+            return self.whole([answer], [active])
         return {
             "status": "token",
-            "request_id": followed.public_id(),
+            "request_id": active.public_id(),
             "position": delta.position,
             "outputs": {"text": delta.text, "token_ids": [delta.token]},
         }
 
-    def problem(self, error: BlockrelayError, followed: FollowedRequest) -> dict[str, Any]:
+    def problem(self, error: BlockrelayError, active: ActiveRequest) -> dict[str, Any]:
         """The last event of a request that failed."""
-        assert followed.end is not None
-        return pipeline_error(error, followed.end, session_id=None)
+        assert active.end is not None
+        return pipeline_error(error, active.end, session_id=None)
 
-    def closing(self, requests: Sequence[FollowedRequest]) -> dict[str, Any] | None:
+    def closing(self, requests: Sequence[ActiveRequest]) -> dict[str, Any] | None:
         """None: nothing follows the whole answer."""
         return None
 
-    def whole(self, answers: Sequence[Answer], requests: Sequence[FollowedRequest]) -> dict[str, Any]:
+    def whole(self, answers: Sequence[Answer], requests: Sequence[ActiveRequest]) -> dict[str, Any]:
         """The answer without streaming, of the one request."""
-        (answer,), (followed,) = answers, requests
+        (answer,), (active,) = answers, requests
         assert answer.end is not None
-        seconds = followed.heard - followed.started
-        return text_success(answer, followed, seconds=seconds, **execution(answer.end))
+        seconds = active.heard - active.started
+        return text_success(answer, active, seconds=seconds, **execution(answer.end))
 
-    def background(self, followed: FollowedRequest, status: str) -> dict[str, Any]:
+    def background(self, active: ActiveRequest, status: str) -> dict[str, Any]:
         """The answer to a request that runs in the background."""
-        return {"status": status, "request_id": followed.public_id(), **in_force(followed)}
+        return {"status": status, "request_id": active.public_id(), **in_force(active)}

@@ -14,8 +14,8 @@ from blockrelay.protocol.encoding.request_ids import Prefix
 from blockrelay.protocol.messages import TokenLogprobs
 from blockrelay.text.tokenizer import Tokenizer
 from blockrelay_gateway.http.errors import error_body
+from blockrelay_gateway.streaming.active_requests.active_request import ActiveRequest
 from blockrelay_gateway.streaming.deltas import Answer, Delta, finish_reason
-from blockrelay_gateway.streaming.following.followed_request import FollowedRequest
 from blockrelay_gateway.streaming.responses import ResponseFormat
 
 Kind = Literal["completion", "chat"]
@@ -33,14 +33,14 @@ class Options:
     return_token_ids: bool = False
 
 
-def usage(requests: Sequence[FollowedRequest]) -> dict[str, Any]:
+def usage(requests: Sequence[ActiveRequest]) -> dict[str, Any]:
     """OpenAI's `usage`: token counts, summed over `requests`. Every committed token counts, also an end token.
 
     `cached_tokens` counts the tokens of prompts that were prefix hits in the last run.
     """
-    prompt = sum(followed.body.prompt.size for followed in requests)
-    new = sum(followed.tokens for followed in requests)
-    cached = sum(int(followed.end.meta.get("cached_tokens", 0)) for followed in requests if followed.end is not None)
+    prompt = sum(active.body.prompt.size for active in requests)
+    new = sum(active.tokens for active in requests)
+    cached = sum(int(active.end.meta.get("cached_tokens", 0)) for active in requests if active.end is not None)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": new,
@@ -49,29 +49,29 @@ def usage(requests: Sequence[FollowedRequest]) -> dict[str, Any]:
     }
 
 
-def usage_at(followed: FollowedRequest, delta: Delta | None) -> dict[str, Any]:
+def usage_at(active: ActiveRequest, delta: Delta | None) -> dict[str, Any]:
     """Token counts of one request up to `delta` (None: before its first token); `cached_tokens` at the end only."""
-    prompt = followed.body.prompt.size
+    prompt = active.body.prompt.size
     if delta is not None and delta.end is not None:
-        return usage([followed])
+        return usage([active])
     new = 0 if delta is None else delta.position
     return {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}
 
 
-def in_force(followed: FollowedRequest) -> dict[str, Any]:
+def in_force(active: ActiveRequest) -> dict[str, Any]:
     """The seed and the limit of new tokens with which a request runs; its client may have left them open."""
-    return {"seed": followed.params.seed, "max_tokens": followed.params.max_tokens}
+    return {"seed": active.params.seed, "max_tokens": active.params.max_tokens}
 
 
-def accepted_headers(requests: Sequence[FollowedRequest]) -> dict[str, str]:
+def accepted_headers(requests: Sequence[ActiveRequest]) -> dict[str, str]:
     """Headers of a stream with the values `in_force`: its first event comes only with the first token."""
-    values = [in_force(followed) for followed in requests]
+    values = [in_force(active) for active in requests]
     return {f"x-blockrelay-{name.replace('_', '-')}": ",".join(str(one[name]) for one in values) for name in values[0]}
 
 
-def fallback_events(requests: Sequence[FollowedRequest]) -> list[dict[str, Any]]:
+def fallback_events(requests: Sequence[ActiveRequest]) -> list[dict[str, Any]]:
     """The fallbacks of all `requests`, as JSON objects: blocks that another device computed after a failure."""
-    return [event.to_json() for followed in requests if followed.end is not None for event in followed.end.fallbacks]
+    return [event.to_json() for active in requests if active.end is not None for event in active.end.fallbacks]
 
 
 class _Base:
@@ -84,56 +84,56 @@ class _Base:
         self.prefix: Prefix = _PREFIXES[kind]
         self._model, self._tokenizer, self._options = model, tokenizer, options
 
-    def _head(self, followed: FollowedRequest, fingerprint: str, *, chunk: bool) -> dict[str, Any]:
+    def _head(self, active: ActiveRequest, fingerprint: str, *, chunk: bool) -> dict[str, Any]:
         name = "text_completion" if self._kind == "completion" else "chat.completion"
         return {
-            "id": followed.public_id(self.prefix),
+            "id": active.public_id(self.prefix),
             "object": f"{name}.chunk" if chunk and self._kind == "chat" else name,
-            "created": followed.created,
+            "created": active.created,
             "model": self._model,
             "system_fingerprint": fingerprint or None,
         }
 
-    def _ids(self, followed: FollowedRequest, tokens: list[int], *, first: bool) -> dict[str, Any]:
+    def _ids(self, active: ActiveRequest, tokens: list[int], *, first: bool) -> dict[str, Any]:
         if not self._options.return_token_ids:
             return {}
-        prompt = {"prompt_token_ids": followed.body.prompt.tolist()} if first else {}
+        prompt = {"prompt_token_ids": active.body.prompt.tolist()} if first else {}
         return {"token_ids": tokens, **prompt}
 
     def _chunk(
-        self, followed: FollowedRequest, fingerprint: str, choice: dict[str, Any], delta: Delta | None
+        self, active: ActiveRequest, fingerprint: str, choice: dict[str, Any], delta: Delta | None
     ) -> dict[str, Any]:
-        body = self._head(followed, fingerprint, chunk=True) | {"choices": [choice]}
+        body = self._head(active, fingerprint, chunk=True) | {"choices": [choice]}
         if delta is not None and delta.end is not None:
-            choice |= in_force(followed)
-            body["fallback_events"] = fallback_events([followed])
+            choice |= in_force(active)
+            body["fallback_events"] = fallback_events([active])
         if self._options.continuous_usage:
-            body["usage"] = usage_at(followed, delta)
+            body["usage"] = usage_at(active, delta)
         elif self._options.include_usage:
             body["usage"] = None
         return body
 
-    def _whole(self, choices: list[dict[str, Any]], requests: Sequence[FollowedRequest]) -> dict[str, Any]:
+    def _whole(self, choices: list[dict[str, Any]], requests: Sequence[ActiveRequest]) -> dict[str, Any]:
         return self._head(requests[0], requests[0].numerics, chunk=False) | {
             "choices": choices,
             "usage": usage(requests),
             "fallback_events": fallback_events(requests),
         }
 
-    def problem(self, error: BlockrelayError, followed: FollowedRequest) -> dict[str, Any]:
+    def problem(self, error: BlockrelayError, active: ActiveRequest) -> dict[str, Any]:
         """The last event of a request that failed: the error in OpenAI's shape."""
         return error_body(error)
 
-    def closing(self, requests: Sequence[FollowedRequest]) -> dict[str, Any] | None:
+    def closing(self, requests: Sequence[ActiveRequest]) -> dict[str, Any] | None:
         """The event behind the last choice, with the token counts; None unless the client asked for them."""
         if not self._options.include_usage:
             return None
         head = self._head(requests[0], requests[0].numerics, chunk=True)
         return head | {"choices": [], "usage": usage(requests), "fallback_events": fallback_events(requests)}
 
-    def background(self, followed: FollowedRequest, status: str) -> dict[str, Any]:
+    def background(self, active: ActiveRequest, status: str) -> dict[str, Any]:
         """The answer to a request that runs in the background."""
-        return self._head(followed, "", chunk=False) | {"status": status, "background": True, **in_force(followed)}
+        return self._head(active, "", chunk=False) | {"status": status, "background": True, **in_force(active)}
 
     def _shown(self, token: int) -> bytes:
         return self._tokenizer.token_bytes(token) if self._tokenizer else b""
@@ -155,11 +155,11 @@ class CompletionFormat(_Base):
     def __init__(self, model: str, tokenizer: Tokenizer | None, options: Options) -> None:
         super().__init__("completion", model, tokenizer, options)
 
-    def opening(self, followed: FollowedRequest) -> dict[str, Any] | None:
+    def opening(self, active: ActiveRequest) -> dict[str, Any] | None:
         """None: a completion has no event before its first token."""
         return None
 
-    def chunk(self, index: int, delta: Delta, followed: FollowedRequest, fingerprint: str) -> dict[str, Any]:
+    def chunk(self, index: int, delta: Delta, active: ActiveRequest, fingerprint: str) -> dict[str, Any]:
         """The event of one token, or of the end, of the choice `index`."""
         tokens = [] if delta.token is None else [delta.token]
         choice = {
@@ -167,22 +167,22 @@ class CompletionFormat(_Base):
             "text": delta.text,
             "logprobs": self._logprobs([delta] if delta.logprobs else []),
             "finish_reason": finish_reason(delta.end) if delta.end else None,
-            **self._ids(followed, tokens, first=delta.position == 1),
+            **self._ids(active, tokens, first=delta.position == 1),
         }
-        return self._chunk(followed, fingerprint, choice, delta)
+        return self._chunk(active, fingerprint, choice, delta)
 
-    def whole(self, answers: Sequence[Answer], requests: Sequence[FollowedRequest]) -> dict[str, Any]:
+    def whole(self, answers: Sequence[Answer], requests: Sequence[ActiveRequest]) -> dict[str, Any]:
         """The answer without streaming, with one choice for each of `requests`."""
         choices = [
             {
                 "index": index,
                 "text": answer.text,
-                "logprobs": self._logprobs(answer.tokens if followed.params.logprobs is not None else []),
+                "logprobs": self._logprobs(answer.tokens if active.params.logprobs is not None else []),
                 "finish_reason": finish_reason(answer.end) if answer.end else None,
-                **in_force(followed),
-                **self._ids(followed, answer.token_ids, first=True),
+                **in_force(active),
+                **self._ids(active, answer.token_ids, first=True),
             }
-            for index, (answer, followed) in enumerate(zip(answers, requests, strict=True))
+            for index, (answer, active) in enumerate(zip(answers, requests, strict=True))
         ]
         return self._whole(choices, requests)
 
@@ -210,18 +210,18 @@ class ChatFormat(_Base):
     def __init__(self, model: str, tokenizer: Tokenizer | None, options: Options) -> None:
         super().__init__("chat", model, tokenizer, options)
 
-    def opening(self, followed: FollowedRequest) -> dict[str, Any] | None:
+    def opening(self, active: ActiveRequest) -> dict[str, Any] | None:
         """The first event: the role of the message, without content."""
         choice: dict[str, Any] = {
             "index": 0,
             "delta": {"role": "assistant", "content": ""},
             "logprobs": None,
             "finish_reason": None,
-            **in_force(followed),
+            **in_force(active),
         }
-        return self._chunk(followed, "", choice, None)
+        return self._chunk(active, "", choice, None)
 
-    def chunk(self, index: int, delta: Delta, followed: FollowedRequest, fingerprint: str) -> dict[str, Any]:
+    def chunk(self, index: int, delta: Delta, active: ActiveRequest, fingerprint: str) -> dict[str, Any]:
         """The event of one token, or of the end."""
         tokens = [] if delta.token is None else [delta.token]
         choice = {
@@ -229,20 +229,20 @@ class ChatFormat(_Base):
             "delta": {"content": delta.text} if delta.text or delta.end is None else {},
             "logprobs": self._logprobs([delta]) if delta.logprobs else None,
             "finish_reason": finish_reason(delta.end) if delta.end else None,
-            **self._ids(followed, tokens, first=delta.position == 1),
+            **self._ids(active, tokens, first=delta.position == 1),
         }
-        return self._chunk(followed, fingerprint, choice, delta)
+        return self._chunk(active, fingerprint, choice, delta)
 
-    def whole(self, answers: Sequence[Answer], requests: Sequence[FollowedRequest]) -> dict[str, Any]:
+    def whole(self, answers: Sequence[Answer], requests: Sequence[ActiveRequest]) -> dict[str, Any]:
         """The answer without streaming."""
-        answer, followed = answers[0], requests[0]
+        answer, active = answers[0], requests[0]
         choice: dict[str, Any] = {
             "index": 0,
             "message": {"role": "assistant", "content": answer.text, "refusal": None},
-            "logprobs": self._logprobs(answer.tokens) if followed.params.logprobs is not None else None,
+            "logprobs": self._logprobs(answer.tokens) if active.params.logprobs is not None else None,
             "finish_reason": finish_reason(answer.end) if answer.end else None,
-            **in_force(followed),
-            **self._ids(followed, answer.token_ids, first=True),
+            **in_force(active),
+            **self._ids(active, answer.token_ids, first=True),
         }
         return self._whole([choice], requests)
 

@@ -26,9 +26,9 @@ from blockrelay_gateway.api.state import Gateway
 from blockrelay_gateway.cells.cell import Cell
 from blockrelay_gateway.http import authentication, openapi, sse
 from blockrelay_gateway.http.errors import JsonAnswer, error_body
+from blockrelay_gateway.streaming.active_requests.active_request import ActiveRequest
 from blockrelay_gateway.streaming.deltas import Answer, Relay, failure, finish_reason, status_of_record
 from blockrelay_gateway.streaming.event_ids import HEADER, check_choices, parse_event_id
-from blockrelay_gateway.streaming.following.followed_request import FollowedRequest
 from blockrelay_gateway.streaming.readers import Readers
 from blockrelay_gateway.streaming.responses import ResponseFormat, stream
 from blockrelay_gateway.tracing.perfetto import trace_events
@@ -152,19 +152,19 @@ async def _follow(cell: Cell, name: str, tenant: str, after: tuple[int, ...] | N
     names = [sibling(name, index) for index in range(choices)]
     for other in names[1:]:
         await _look(cell, other, tenant)
-    requests: list[FollowedRequest] = []
+    requests: list[ActiveRequest] = []
     with ExitStack() as held:  # each has a reader at once, so that it is left again when a later one fails
         for one in names:
             requests.append(await cell.resumption.resume(one, tenant))
-            held.enter_context(Readers(cell.followed, requests[-1:]))
-        return Readers(cell.followed, requests)
+            held.enter_context(Readers(cell.registry, requests[-1:]))
+        return Readers(cell.registry, requests)
 
 
 async def _look(cell: Cell, name: str, tenant: str) -> RequestBody:
     """The body of a request, read without following it. Raises NotFound."""
-    if followed := cell.followed.known(name):
-        cell.records.check_followed(name, followed, tenant)
-        return followed.body
+    if active := cell.registry.known(name):
+        cell.records.check_followed(name, active, tenant)
+        return active.body
     record, log = await cell.records.read(name, whole=False)
     cell.records.check(name, (record.get(b"model"), record.get(b"tenant")), tenant)
     return body_of(record, log)

@@ -1,4 +1,4 @@
-"""What other gateways, and FINISH, may think of this one's part in a request; told to Redis once it answers."""
+"""Registers in Redis that this gateway reads a request, so that no other gateway cancels it."""
 
 from collections import Counter
 from collections.abc import AsyncIterator, Container
@@ -13,7 +13,7 @@ from blockrelay.protocol.transitions import calls
 from blockrelay.redis.client import AsyncScripts
 
 
-class Followers:
+class GatewayLease:
     """The hash `followers:<id>`: the gateways that read a log which more than one has read.
 
     While one of them lives, a FINISH that finds no reader does nothing. So what Redis got from us before it went away
@@ -28,21 +28,21 @@ class Followers:
         self._refused: set[str] = set()
 
     async def add(self, request: str, gateway: str) -> None:
-        """`gateway` reads the request."""
+        """Registers that `gateway` reads the request."""
         both = self._client.pipeline(transaction=False)
         both.hset(self._keys.followers(request), gateway, "")
         both.expire(self._keys.followers(request), self.retention_s)
         await both.execute()
 
     async def remove(self, request: str) -> None:
-        """This gateway does not."""
+        """Removes the registration of this gateway."""
         await cast(Any, self._client.hdel(self._keys.followers(request), self._gateway))
 
     @asynccontextmanager
     async def joining(self, request: str) -> AsyncIterator[None]:
-        """This gateway is about to read the request. It registers first: either FINISH sees it, or it sees the end.
+        """Registers before the block reads the request: either FINISH sees the registration, or the block sees the end.
 
-        If what is done inside fails, it does not read, unless somebody else at this gateway does.
+        If the block fails, the registration is taken back unless another client of this gateway reads the request.
         """
         self._joining[request] += 1
         try:
@@ -56,28 +56,28 @@ class Followers:
             self._joining += Counter()  # without zeros
 
     def left(self, request: str) -> None:
-        """Redis may have an entry of ours, and perhaps nobody reads here."""
+        """Notes that Redis may have a registration of ours for a request without a reader here."""
         self._left.add(request)
 
     def refused(self, request: str) -> None:
-        """Redis may have this request, whose client was told that it is not accepted."""
+        """Notes that Redis may have accepted a request whose client was refused."""
         self._refused.add(request)
 
-    async def settle(self, followed: Container[str]) -> None:
-        """Take back what Redis should not have; `followed` are the requests that this gateway follows.
+    async def settle(self, active: Container[str]) -> None:
+        """Take back what Redis should not have; `active` are the requests that this gateway follows.
 
         Raises RedisTrouble; the next call tries again.
         """
         for request in sorted(self._left):
             if request in self._joining:
                 continue
-            if request in self._left and request not in followed:
+            if request in self._left and request not in active:
                 await self.remove(request)
-                if request in self._joining or request in followed:  # somebody has come meanwhile
+                if request in self._joining or request in active:  # a reader has come in the meantime
                     await self.add(request, self._gateway)
             self._left.discard(request)
         for request in sorted(self._refused):
-            if request in self._refused and request not in followed:
+            if request in self._refused and request not in active:
                 meta = {"error": "it was not accepted"}
                 await self._scripts.run(calls.finish(request, "cancelled", meta=meta, abandoned=True))
             self._refused.discard(request)

@@ -1,4 +1,4 @@
-"""One request that this gateway follows: one copy of its token log for all its readers. Data.
+"""An active request: one copy of its token log for all its readers at this gateway. Data.
 
 It is a hint, like everything outside the log: another gateway can read the same request from its record. It lives from
 ACCEPT (or the first reader that resumes) to the terminal entry or to its last reader, whichever is later.
@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from blockrelay.protocol.encoding.request_ids import Prefix, public_id
 from blockrelay.protocol.messages import EndEntry, LogEntry, RequestBody
 from blockrelay.protocol.sampling_params import SamplingParams
-from blockrelay_gateway.streaming.following.acceptance import Acceptance
+from blockrelay_gateway.streaming.active_requests.acceptance import Acceptance
 
 
 @dataclass(slots=True, eq=False)
-class FollowedRequest:
-    """`entries` are all log entries so far: TokenEntry 1..n, then one EndEntry. Times are of the monotonic clock, but
-    for `created` (Unix seconds)."""
+class ActiveRequest:
+    """One request with its log entries so far: TokenEntry 1..n, then one EndEntry. Times are of the monotonic clock,
+    except `created` (Unix seconds)."""
 
     acceptance: Acceptance
     params: SamplingParams
@@ -29,20 +29,20 @@ class FollowedRequest:
     end: EndEntry | None = None
     numerics: str = ""
     readers: int = 0
-    first: float | None = None  # when token 1 was heard of
-    heard: float = field(default_factory=time.monotonic)  # the last entry
-    checked: float = field(default_factory=time.monotonic)  # the last look at the record
+    first: float | None = None  # the time of token 1
+    heard: float = field(default_factory=time.monotonic)  # the time of the last entry
+    checked: float = field(default_factory=time.monotonic)  # the time of the last look at the record
     events: set[asyncio.Event] = field(default_factory=set[asyncio.Event])
     grace: asyncio.TimerHandle | None = None
-    sought: float = float("-inf")  # a client asked for it, and will perhaps read
-    leaving: bool = False  # nobody reads it: FINISH is under way, or done
+    sought: float = float("-inf")  # the last time that a client asked for it; it may become a reader
+    leaving: bool = False  # it has no reader, and FINISH is under way or done
 
     @property
     def id(self) -> str:
         return self.acceptance.request
 
     def public_id(self, prefix: Prefix = "req") -> str:
-        """What clients call it; of several prompts, all together where the prefix is not our own."""
+        """The id that clients use. With another prefix than our own, it names all prompts of one body together."""
         own = self.id if prefix == "req" else self.body.group or self.id
         return public_id(own, self.cell, prefix)
 
@@ -56,5 +56,5 @@ class FollowedRequest:
 
     @property
     def tokens(self) -> int:
-        """Committed so far."""
+        """The number of tokens committed so far."""
         return len(self.entries) - (self.end is not None)

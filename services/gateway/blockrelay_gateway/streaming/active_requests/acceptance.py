@@ -1,4 +1,4 @@
-"""What ACCEPT is sent for one request, as data: by admission once, and again for a record that Redis lost."""
+"""The arguments of ACCEPT for one request, as data. They are sent again if Redis loses the record."""
 
 from dataclasses import dataclass
 
@@ -6,7 +6,7 @@ from blockrelay.protocol.messages import RequestBody
 from blockrelay.protocol.transitions import calls
 from blockrelay.protocol.transitions.calls import NO_LIMITS, Accepted, Binding, Call, Limits, SessionStep
 
-#: A request that was accepted once is never refused.
+#: Stands for no limit: a request that was accepted once is never refused.
 NO_MOST = 2**31
 
 

@@ -1,4 +1,4 @@
-"""Following a request that was accepted before, by any gateway, from its record."""
+"""Makes a request active that any gateway accepted before, from its record."""
 
 import redis.asyncio
 
@@ -6,44 +6,44 @@ from blockrelay.errors import NotFound
 from blockrelay.protocol.ended import body_of, decode_log
 from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.sampling_params import SamplingParams
-from blockrelay_gateway.streaming.following.acceptance import Acceptance
-from blockrelay_gateway.streaming.following.followed_request import FollowedRequest
-from blockrelay_gateway.streaming.following.followers import Followers
-from blockrelay_gateway.streaming.following.registry import FollowedRequests
+from blockrelay_gateway.streaming.active_requests.acceptance import Acceptance
+from blockrelay_gateway.streaming.active_requests.active_request import ActiveRequest
+from blockrelay_gateway.streaming.active_requests.gateway_lease import GatewayLease
+from blockrelay_gateway.streaming.active_requests.request_registry import RequestRegistry
 from blockrelay_gateway.streaming.records import Records
 
 
 class Resumption:
-    """Makes this gateway one of the followers of a request."""
+    """Resumes requests from their records."""
 
     def __init__(
         self,
         client: redis.asyncio.Redis,
         keys: Keys,
         records: Records,
-        followers: Followers,
-        followed: FollowedRequests,
+        lease: GatewayLease,
+        registry: RequestRegistry,
         *,
         model: str,
     ) -> None:
         self._client, self._keys, self._records = client, keys, records
-        self._followers, self._followed, self._model = followers, followed, model
+        self._lease, self._registry, self._model = lease, registry, model
 
-    async def resume(self, request: str, tenant: str) -> FollowedRequest:
-        """Any request of this tenant; this gateway answers for its readers from now on.
+    async def resume(self, request: str, tenant: str) -> ActiveRequest:
+        """Returns the active request of this id and tenant, which this gateway reads from now on.
 
         Raises NotFound when there is no such record (any more), or when it is of another tenant or model.
         """
-        self._followed.seek(request)
-        if known := self._followed.known(request):
+        self._registry.seek(request)
+        if known := self._registry.known(request):
             self._records.check_followed(request, known, tenant)
         else:
             await self._records.look_up(request, tenant)
-        async with self._followers.joining(request):
+        async with self._lease.joining(request):
             return await self._read(request, tenant)
 
-    async def _read(self, request: str, tenant: str) -> FollowedRequest:
-        if known := self._followed.known(request):
+    async def _read(self, request: str, tenant: str) -> ActiveRequest:
+        if known := self._registry.known(request):
             return known
         record, log = await self._records.read(request, whole=False)
         if not record:
@@ -51,8 +51,8 @@ class Resumption:
             raise NotFound(f"request {request} is unknown or was forgotten after its retention", param="id")
         body = body_of(record, log)
         if body.gateway:
-            await self._followers.add(request, body.gateway)  # it did not know that it would not be the only one
-        if known := self._followed.known(request):  # another reader resumed it while this one was reading
+            await self._lease.add(request, body.gateway)  # it did not know that it would not be the only one
+        if known := self._registry.known(request):  # another reader resumed it while this one was reading
             return known
         acceptance = Acceptance(
             request=request,
@@ -64,7 +64,7 @@ class Resumption:
             retention_s=int(record.get(b"retention_s", b"0")),
             tenant=tenant,
         )
-        followed = FollowedRequest(
+        active = ActiveRequest(
             acceptance=acceptance,
             params=SamplingParams.from_dict(body.params),
             created=int(record[b"accepted_ms"]) // 1000,
@@ -72,7 +72,7 @@ class Resumption:
             owned=False,
             numerics=record.get(b"numerics", b"").decode(),
         )
-        self._followed.start(followed)
+        self._registry.start(active)
         if record[b"state"] == b"done" and b"0" in record:
-            self._followed.hear_all(followed, decode_log(log))
-        return followed
+            self._registry.hear_all(active, decode_log(log))
+        return active

@@ -1,0 +1,82 @@
+"""Cancels a request without a reader after a grace period, unless a reader comes back or reads at another gateway."""
+
+import asyncio
+import time
+
+from blockrelay.errors import RedisTrouble
+from blockrelay.observability import logs
+from blockrelay.protocol.transitions import calls
+from blockrelay.redis.client import AsyncScripts, backoff_s
+from blockrelay.redis.errors import RedisWatch
+from blockrelay_gateway.streaming.active_requests.active_request import ActiveRequest
+from blockrelay_gateway.streaming.active_requests.gateway_lease import GatewayLease
+
+#: Seconds between two attempts to cancel a request that another gateway reads, at least.
+AGAIN_S = 1.0
+#: From the moment that a client asks for a request until it is one of its readers, at most.
+SOUGHT_S = 5.0
+
+
+class Abandonment:
+    """The grace periods of one gateway, and the cancellation at the end of each."""
+
+    def __init__(
+        self, lease: GatewayLease, scripts: AsyncScripts, watch: RedisWatch, *, gateway: str, grace_s: float
+    ) -> None:
+        self._lease, self._scripts, self._watch = lease, scripts, watch
+        self._gateway, self._grace_s = gateway, grace_s
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def begin(self, active: ActiveRequest) -> None:
+        """Begins the grace period of a request whose last reader has left."""
+        active.grace = asyncio.get_running_loop().call_later(self._grace_s, self._give_up, active)
+
+    def stop(self, active: ActiveRequest) -> None:
+        """Ends the grace period: the request has a reader again, or has ended. Idempotent."""
+        if active.grace is not None:
+            active.grace.cancel()
+            active.grace = None
+
+    def close(self) -> None:
+        """Stops all cancellations; the requests go on."""
+        for task in self._tasks:
+            task.cancel()
+
+    def _give_up(self, active: ActiveRequest) -> None:
+        active.grace = None
+        task = asyncio.get_running_loop().create_task(self._cancel(active), name=f"grace-{active.id}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _cancel(self, active: ActiveRequest) -> None:
+        """The grace period is over: cancel, unless a reader came back here or reads at another gateway that lives."""
+        attempt = 0
+        while active.end is None and active.readers == 0:
+            try:
+                if await self._cancelled(active):
+                    return
+                attempt = 0
+                await asyncio.sleep(max(self._grace_s, AGAIN_S))
+            except RedisTrouble as error:
+                self._watch.met(error)
+                await asyncio.sleep(backoff_s(attempt))
+                attempt += 1
+
+    async def _cancelled(self, active: ActiveRequest) -> bool:
+        """Whether the request has ended: FINISH, which looks for followers itself, said so. This gateway is not one of
+        them any more."""
+        await self._lease.remove(active.id)
+        if active.readers or time.monotonic() - active.sought < SOUGHT_S:
+            await self._lease.add(active.id, self._gateway)
+            return False
+        active.leaving = True
+        try:
+            call = calls.finish(active.id, "cancelled", meta={"error": "no reader"}, abandoned=True)
+            answer = await self._scripts.run(call)
+        except RedisTrouble:
+            active.leaving = False  # if it did run, its end is in the log
+            raise
+        active.leaving = answer != "READ"
+        if not active.leaving:
+            logs.get().info("READER_ELSEWHERE", request_id=active.id)
+        return active.leaving

@@ -1,0 +1,81 @@
+"""Counts active requests in metrics and logs. A gateway counts only the requests that it accepted itself."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from blockrelay.observability import logs
+from blockrelay.observability.metrics.gateway import GatewayMetrics
+from blockrelay.observability.metrics.tenants import TenantMetrics
+from blockrelay.protocol.messages import EndEntry, LogEntry, TokenEntry
+from blockrelay_gateway.streaming.active_requests.active_request import ActiveRequest
+
+
+class Accounting:
+    """Counts each step of an active request. Methods take the request as it was before the step."""
+
+    def __init__(
+        self, metrics: GatewayMetrics, tenants: TenantMetrics, ended: Sequence[Callable[[ActiveRequest], None]] = ()
+    ) -> None:
+        """`ended` are called with each request that ends, whichever gateway accepted it."""
+        self._metrics, self._tenants, self._told = metrics, tenants, ended
+
+    def started(self) -> None:
+        """Counts a request that became active."""
+        self._metrics.followed_waiting.inc()
+
+    def dropped(self, active: ActiveRequest) -> None:
+        """Counts a request that is no longer active, whether it has ended or not."""
+        if active.end is None:
+            (self._metrics.followed_running if active.tokens else self._metrics.followed_waiting).dec()
+
+    def heard(self, active: ActiveRequest, entry: LogEntry, now: float) -> None:
+        """Counts the next entry of a request's log; `now` is of the monotonic clock."""
+        metrics, owned = self._metrics, active.owned
+        if isinstance(entry, TokenEntry):
+            if not active.entries:
+                metrics.followed_waiting.dec()
+                metrics.followed_running.inc()
+                active.first = now
+                if owned:
+                    metrics.time_to_first_token.observe(now - active.started)
+                    self._tenants.first_token(active.tenant, now - active.started)
+            elif owned:
+                metrics.inter_token_latency.observe(now - active.heard)
+            if owned:
+                metrics.generation_tokens.inc()
+                self._tenants.tokens(active.tenant)
+        else:
+            (metrics.followed_running if active.entries else metrics.followed_waiting).dec()
+            if owned:
+                self._ended(active, entry, now)
+            for tell in self._told:
+                tell(active)
+
+    def disconnected(self, active: ActiveRequest) -> None:
+        """Counts a request whose last reader left before its end."""
+        self._metrics.disconnected.inc()
+        logs.get().info("CLIENT_DISCONNECTED", request_id=active.id, tokens=active.tokens)
+
+    def _ended(self, active: ActiveRequest, end: EndEntry, now: float) -> None:
+        self._metrics.requests.labels(end.reason).inc()
+        self._metrics.e2e_latency.observe(now - active.started)
+        self._metrics.prompt_length.observe(active.body.prompt.size)
+        self._metrics.answer_length.observe(active.tokens)
+        if active.first is not None:
+            self._metrics.decode_time.observe(now - active.first)
+        log = logs.get().bind(request_id=active.id, traceparent=active.body.traceparent or None)
+        if active.body.session:
+            log = log.bind(session_id=active.body.session, step=active.body.step)
+        for event in end.fallbacks:
+            self._metrics.fallbacks.labels(event.block_id, event.source, event.target, event.cause).inc()
+            moved: dict[str, Any] = {"block": event.block_id, "from": event.source, "to": event.target}
+            why = {"reason": event.reason, "error_code": event.error_code, "success": event.success}
+            log.warning("BLOCK_EXECUTION_FALLBACK", **moved, blocks=event.blocks, **why)
+        log.info(
+            "PIPELINE_EXECUTION_COMPLETE",
+            reason=end.reason,
+            tokens=active.tokens,
+            time=round(now - active.started, 6),
+            fallbacks=len(end.fallbacks),
+            error=end.meta.get("error"),
+        )
