@@ -2,8 +2,8 @@
 
 A system of its own with two gateways behind a balancer that sends new connections to those that say they are ready, as
 a Service of Kubernetes does. Plain streams by OpenAI's client, without keys and without retries, are under way on both;
-then each gateway is replaced: a new one begins, and when it is ready the old one gets SIGTERM. Short requests come all
-the time. Every answer is compared with that of an undisturbed system.
+then each gateway is replaced as a Deployment of Kubernetes does it: a new one begins, and only when it is ready the old
+one gets SIGTERM. Short requests come all the time. Every answer is compared with that of an undisturbed system.
 """
 
 import argparse
@@ -32,7 +32,7 @@ from blockrelay_launcher.supervisor.ports import kept_ports
 
 #: Different requests among the streams; short ones have so many tokens.
 BODIES, SHORT = 8, 4
-#: How often the balancer looks, and short requests that are under way at once.
+#: Seconds between two looks of the balancer, and short requests that are under way at once.
 LOOK_S, SHORT_AT_ONCE = 0.5, 4
 #: Seconds that a gateway listens after SIGTERM, as in deploy/k8s.
 LINGER_S = 10.0
@@ -61,8 +61,8 @@ class Report:
 class Balancer:
     """New connections go in turn to gateways that are ready; a connection stays where it is."""
 
-    def __init__(self, gateways: Sequence[RunningGateway]) -> None:
-        self.gateways = list(gateways)
+    def __init__(self, gateways: Sequence[RunningGateway], look_s: float) -> None:
+        self.gateways, self._look_s = list(gateways), look_s
         self.ready: list[str] = []
         self._looked = asyncio.Event()
         self._turn = self.refused = 0
@@ -92,7 +92,7 @@ class Balancer:
                 self.ready = [one.url for one in self.gateways if await _is_ready(http, one.url)]
                 self._looked.set()
                 self._looked.clear()
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(self._look_s)
 
     def _accepted(self, client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
         task = asyncio.create_task(self._pass_on(client, to_client))
@@ -157,10 +157,15 @@ def client_of(url: str) -> AsyncOpenAI:
 
 
 async def roll(
-    gateways: Sequence[RunningGateway], another: Callable[[], RunningGateway], *, streams: int, tokens: int
+    gateways: Sequence[RunningGateway],
+    another: Callable[[], RunningGateway],
+    *,
+    streams: int,
+    tokens: int,
+    look_s: float = LOOK_S,
 ) -> Report:
     """Replace every gateway under `streams` streams. `another` starts one; the caller ends those that are left."""
-    report, balancer, over = Report(), Balancer(gateways), asyncio.Event()
+    report, balancer, over = Report(), Balancer(gateways, look_s), asyncio.Event()
     async with client_of(gateways[0].url) as api:
         model = (await api.models.list()).data[0].id
     long, short = [await answers_of(gateways[0].url, model, length) for length in (tokens, SHORT)]
@@ -219,16 +224,19 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--streams", type=int, default=200)
     parser.add_argument("--tokens", type=int, default=400, help="of each stream")
     parser.add_argument("--drain", type=float, default=60.0, help="seconds that a gateway lets them go on")
+    parser.add_argument("--linger", type=float, default=LINGER_S, help="seconds that it listens after SIGTERM")
+    parser.add_argument("--look", type=float, default=LOOK_S, help="seconds between two looks of the balancer")
     parser.add_argument("--json", action="store_true")
     chosen, options = parser.parse_known_args(arguments)
     with running(chosen.model, 1, options) as system, contextlib.ExitStack() as ended:
 
         def another() -> RunningGateway:
-            gateway = _start(system, chosen.model, chosen.drain)
+            gateway = _start(system, chosen.model, drain_s=chosen.drain, linger_s=chosen.linger)
             ended.callback(_end, gateway)
             return gateway
 
-        report = asyncio.run(roll([another(), another()], another, streams=chosen.streams, tokens=chosen.tokens))
+        sizes = {"streams": chosen.streams, "tokens": chosen.tokens}
+        report = asyncio.run(roll([another(), another()], another, **sizes, look_s=chosen.look))
     figures = {
         "streams": report.streams,
         "stream_p50_s": round(median(report.stream_s or [0.0]), 1),
@@ -245,7 +253,7 @@ def main(arguments: list[str] | None = None) -> int:
     return 1 if report.broken or report.differing else 0
 
 
-def _start(system: System, model: Path, drain_s: float) -> RunningGateway:
+def _start(system: System, model: Path, *, drain_s: float, linger_s: float) -> RunningGateway:
     found = read_running(system.data)
     with kept_ports("127.0.0.1", 0, 1) as (port,):
         env = environment_for(
@@ -255,7 +263,7 @@ def _start(system: System, model: Path, drain_s: float) -> RunningGateway:
             cell=found.cell,
             port=port,
             gateway_drain_s=drain_s,
-            gateway_linger_s=LINGER_S,
+            gateway_linger_s=linger_s,
         )
         with (system.data / f"gateway-{port}.log").open("ab") as log:
             process = subprocess.Popen(
