@@ -3,7 +3,9 @@
 A system of its own with two gateways behind a balancer that sends new connections to those that say they are ready, as
 a Service of Kubernetes does. Plain streams by OpenAI's client, without keys and without retries, are under way on both;
 then each gateway is replaced as a Deployment of Kubernetes does it: a new one begins, and only when it is ready the old
-one gets SIGTERM. Short requests come all the time. Every answer is compared with that of an undisturbed system.
+one gets SIGTERM; nobody waits for its end to replace the next. The roll begins when half of the streams have begun: the
+others may still be in the queue. Short requests come all the time. Every answer is compared with that of an undisturbed
+system.
 """
 
 import argparse
@@ -47,7 +49,8 @@ class RunningGateway:
 @dataclass
 class Report:
     """`broken` says how; `differing` are those with another text; `stream_s` is how long each stream took, `gone_s` how
-    long each gateway from its SIGTERM on. `refused`: connections for a gateway that listened no more."""
+    long each gateway from its SIGTERM on, `under_way` how many streams had not ended at each SIGTERM. `refused`:
+    connections for a gateway that listened no more."""
 
     streams: int = 0
     short: int = 0
@@ -56,6 +59,7 @@ class Report:
     refused: int = 0
     stream_s: list[float] = field(default_factory=list[float])
     gone_s: list[float] = field(default_factory=list[float])
+    under_way: list[int] = field(default_factory=list[int])
 
 
 class Balancer:
@@ -170,6 +174,11 @@ async def roll(
         model = (await api.models.list()).data[0].id
     long, short = [await answers_of(gateways[0].url, model, length) for length in (tokens, SHORT)]
     begun = asyncio.Semaphore(0)
+    told: list[float] = []
+
+    def how(error: Exception) -> str:
+        since = f"{time.monotonic() - told[-1]:.1f} s after a SIGTERM" if told else "before the roll"
+        return f"{error!r} by {error.__cause__!r}, {since}"
 
     async def stream(api: AsyncOpenAI, index: int) -> None:
         report.streams += 1
@@ -181,7 +190,7 @@ async def roll(
                 found += chunk.choices[0].model_extra["token_ids"]  # pyright: ignore
         except Exception as error:  # noqa: BLE001  # of whatever library: the stream is broken
             begun.release()
-            report.broken.append(f"a stream behind {len(found)} tokens: {error!r}")
+            report.broken.append(f"a stream behind {len(found)} tokens: {how(error)}")
             return
         report.stream_s.append(time.monotonic() - started)
         report.differing += found != long[index % BODIES]
@@ -193,26 +202,31 @@ async def roll(
                 answer = await api.completions.create(**body_of(model, report.short % BODIES, SHORT))
                 report.differing += answer.choices[0].model_extra["token_ids"] not in short  # pyright: ignore
             except OpenAIError as error:
-                report.broken.append(f"a short request: {error!r}")
+                report.broken.append(f"a short request: {how(error)}")
+
+    async def leave(gateway: RunningGateway) -> None:
+        gateway.process.send_signal(signal.SIGTERM)
+        told.append(since := time.monotonic())
+        await asyncio.to_thread(gateway.process.wait)
+        report.gone_s.append(time.monotonic() - since)
+        balancer.gateways.remove(gateway)
 
     async with balancer.running() as url, client_of(url) as api, asyncio.TaskGroup() as tasks:
         for gateway in gateways:
             await balancer.shows(gateway)
-        for index in range(streams):
-            tasks.create_task(stream(api, index))
+        streaming = [tasks.create_task(stream(api, index)) for index in range(streams)]
         for _ in range(SHORT_AT_ONCE):
             tasks.create_task(ask_on(api))
-        for _ in range(streams):
+        for _ in range(streams // 2):  # behind the last one the first would be over
             await begun.acquire()
+        leaving: list[asyncio.Task[None]] = []
         for gateway in gateways:
             new = await asyncio.to_thread(another)
             balancer.gateways.append(new)
             await balancer.shows(new)
-            gateway.process.send_signal(signal.SIGTERM)
-            told = time.monotonic()
-            await asyncio.to_thread(gateway.process.wait)
-            report.gone_s.append(time.monotonic() - told)
-            balancer.gateways.remove(gateway)
+            report.under_way.append(sum(not one.done() for one in streaming))
+            leaving.append(tasks.create_task(leave(gateway)))
+        await asyncio.gather(*leaving, *streaming)
         over.set()
     report.refused = balancer.refused
     return report
@@ -245,6 +259,7 @@ def main(arguments: list[str] | None = None) -> int:
         "broken": len(report.broken),
         "differing": report.differing,
         "refused": report.refused,
+        "under_way": report.under_way,
         "gateways_gone_s": [round(each, 1) for each in report.gone_s],
     }
     print(json.dumps(figures) if chosen.json else "  ".join(f"{name} {value}" for name, value in figures.items()))
