@@ -3,9 +3,8 @@
 A system of its own with two gateways behind a balancer that sends new connections to those that say they are ready, as
 a Service of Kubernetes does. Plain streams by OpenAI's client, without keys and without retries, are under way on both;
 then each gateway is replaced as a Deployment of Kubernetes does it: a new one begins, and only when it is ready the old
-one gets SIGTERM; nobody waits for its end to replace the next. The roll begins when half of the streams have begun: the
-others may still be in the queue. Short requests come all the time. Every answer is compared with that of an undisturbed
-system.
+one gets SIGTERM; nobody waits for its end to replace the next. The roll begins when an eighth of the streams
+have begun. Short requests come all the time. Every answer is compared with that of an undisturbed system.
 """
 
 import argparse
@@ -50,7 +49,7 @@ class RunningGateway:
 class Report:
     """`broken` says how; `differing` are those with another text; `stream_s` is how long each stream took, `gone_s` how
     long each gateway from its SIGTERM on, `under_way` how many streams had not ended at each SIGTERM. `refused`:
-    connections for a gateway that listened no more."""
+    connections for a gateway that listened no more, or for none."""
 
     streams: int = 0
     short: int = 0
@@ -93,7 +92,9 @@ class Balancer:
     async def _look(self) -> None:
         async with httpx.AsyncClient(trust_env=False, timeout=5) as http:
             while True:
-                self.ready = [one.url for one in self.gateways if await _is_ready(http, one.url)]
+                self.ready = [
+                    one.url for one in self.gateways if await _is_ready(http, one.url, before=one.url in self.ready)
+                ]
                 self._looked.set()
                 self._looked.clear()
                 await asyncio.sleep(self._look_s)
@@ -105,8 +106,11 @@ class Balancer:
 
     async def _pass_on(self, client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
         self._turn += 1
-        url = httpx.URL(self.ready[self._turn % len(self.ready)])
         with contextlib.closing(to_client):
+            if not self.ready:
+                self.refused += 1
+                return
+            url = httpx.URL(self.ready[self._turn % len(self.ready)])
             try:
                 gateway, to_gateway = await asyncio.open_connection(url.host, url.port)
             except OSError:
@@ -122,10 +126,14 @@ class Balancer:
                     await asyncio.gather(*both, return_exceptions=True)
 
 
-async def _is_ready(http: httpx.AsyncClient, url: str) -> bool:
-    with contextlib.suppress(httpx.TransportError):
+async def _is_ready(http: httpx.AsyncClient, url: str, *, before: bool) -> bool:
+    """One late answer changes nothing, as with the probes of Kubernetes, which must fail more than once."""
+    try:
         return (await http.get(f"{url}/readyz?for=accepting")).status_code == 200
-    return False
+    except httpx.TimeoutException:
+        return before
+    except httpx.TransportError:
+        return False
 
 
 async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -217,7 +225,7 @@ async def roll(
         streaming = [tasks.create_task(stream(api, index)) for index in range(streams)]
         for _ in range(SHORT_AT_ONCE):
             tasks.create_task(ask_on(api))
-        for _ in range(streams // 2):  # behind the last one the first would be over
+        for _ in range(streams // 8):  # behind the last one the first would be over
             await begun.acquire()
         leaving: list[asyncio.Task[None]] = []
         for gateway in gateways:
