@@ -2,7 +2,7 @@
 
 A system of its own with two gateways behind a balancer that sends new connections to those that say they are ready, as
 a Service of Kubernetes does. Plain streams by OpenAI's client, without keys and without retries, are under way on both;
-then each gateway is replaced as a Deployment of Kubernetes does it: a new one begins, and only when it is ready the old
+then each gateway is replaced as a Deployment of Kubernetes does it: a new one comes, and only when it is ready the old
 one gets SIGTERM; nobody waits for its end to replace the next. The roll begins when an eighth of the streams
 have begun. Short requests come all the time. Every answer is compared with that of an undisturbed system.
 """
@@ -181,6 +181,7 @@ async def roll(
     async with client_of(gateways[0].url) as api:
         model = (await api.models.list()).data[0].id
     long, short = [await answers_of(gateways[0].url, model, length) for length in (tokens, SHORT)]
+    replacements = [await asyncio.to_thread(another) for _ in gateways]  # to begin takes long beside the streams
     begun = asyncio.Semaphore(0)
     told: list[float] = []
 
@@ -228,8 +229,7 @@ async def roll(
         for _ in range(streams // 8):  # behind the last one the first would be over
             await begun.acquire()
         leaving: list[asyncio.Task[None]] = []
-        for gateway in gateways:
-            new = await asyncio.to_thread(another)
+        for gateway, new in zip(gateways, replacements, strict=True):
             balancer.gateways.append(new)
             await balancer.shows(new)
             report.under_way.append(sum(not one.done() for one in streaming))
