@@ -2,8 +2,9 @@
 
 A system of its own with two gateways behind a balancer that sends new connections to those that say they are ready, as
 a Service of Kubernetes does. Plain streams by OpenAI's client, without keys and without retries, are under way on both;
-then each gateway is replaced: a new one begins, and when it is ready the old one gets SIGTERM. Short requests come all
-the time. Every answer is compared with that of an undisturbed system.
+then each gateway is replaced as a Deployment of Kubernetes does it: a new one comes, and only when it is ready the old
+one gets SIGTERM; nobody waits for its end to replace the next. The roll begins when an eighth of the streams
+have begun. Short requests come all the time. Every answer is compared with that of an undisturbed system.
 """
 
 import argparse
@@ -32,7 +33,7 @@ from blockrelay_launcher.supervisor.ports import kept_ports
 
 #: Different requests among the streams; short ones have so many tokens.
 BODIES, SHORT = 8, 4
-#: How often the balancer looks, and short requests that are under way at once.
+#: Seconds between two looks of the balancer, and short requests that are under way at once.
 LOOK_S, SHORT_AT_ONCE = 0.5, 4
 #: Seconds that a gateway listens after SIGTERM, as in deploy/k8s.
 LINGER_S = 10.0
@@ -47,7 +48,8 @@ class RunningGateway:
 @dataclass
 class Report:
     """`broken` says how; `differing` are those with another text; `stream_s` is how long each stream took, `gone_s` how
-    long each gateway from its SIGTERM on. `refused`: connections for a gateway that listened no more."""
+    long each gateway from its SIGTERM on, `under_way` how many streams had not ended at each SIGTERM. `refused`:
+    connections for a gateway that listened no more, or for none."""
 
     streams: int = 0
     short: int = 0
@@ -56,13 +58,14 @@ class Report:
     refused: int = 0
     stream_s: list[float] = field(default_factory=list[float])
     gone_s: list[float] = field(default_factory=list[float])
+    under_way: list[int] = field(default_factory=list[int])
 
 
 class Balancer:
     """New connections go in turn to gateways that are ready; a connection stays where it is."""
 
-    def __init__(self, gateways: Sequence[RunningGateway]) -> None:
-        self.gateways = list(gateways)
+    def __init__(self, gateways: Sequence[RunningGateway], look_s: float) -> None:
+        self.gateways, self._look_s = list(gateways), look_s
         self.ready: list[str] = []
         self._looked = asyncio.Event()
         self._turn = self.refused = 0
@@ -89,10 +92,12 @@ class Balancer:
     async def _look(self) -> None:
         async with httpx.AsyncClient(trust_env=False, timeout=5) as http:
             while True:
-                self.ready = [one.url for one in self.gateways if await _is_ready(http, one.url)]
+                self.ready = [
+                    one.url for one in self.gateways if await _is_ready(http, one.url, before=one.url in self.ready)
+                ]
                 self._looked.set()
                 self._looked.clear()
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(self._look_s)
 
     def _accepted(self, client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
         task = asyncio.create_task(self._pass_on(client, to_client))
@@ -101,8 +106,11 @@ class Balancer:
 
     async def _pass_on(self, client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
         self._turn += 1
-        url = httpx.URL(self.ready[self._turn % len(self.ready)])
         with contextlib.closing(to_client):
+            if not self.ready:
+                self.refused += 1
+                return
+            url = httpx.URL(self.ready[self._turn % len(self.ready)])
             try:
                 gateway, to_gateway = await asyncio.open_connection(url.host, url.port)
             except OSError:
@@ -118,10 +126,14 @@ class Balancer:
                     await asyncio.gather(*both, return_exceptions=True)
 
 
-async def _is_ready(http: httpx.AsyncClient, url: str) -> bool:
-    with contextlib.suppress(httpx.TransportError):
+async def _is_ready(http: httpx.AsyncClient, url: str, *, before: bool) -> bool:
+    """One late answer changes nothing, as with the probes of Kubernetes, which must fail more than once."""
+    try:
         return (await http.get(f"{url}/readyz?for=accepting")).status_code == 200
-    return False
+    except httpx.TimeoutException:
+        return before
+    except httpx.TransportError:
+        return False
 
 
 async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -157,14 +169,25 @@ def client_of(url: str) -> AsyncOpenAI:
 
 
 async def roll(
-    gateways: Sequence[RunningGateway], another: Callable[[], RunningGateway], *, streams: int, tokens: int
+    gateways: Sequence[RunningGateway],
+    another: Callable[[], RunningGateway],
+    *,
+    streams: int,
+    tokens: int,
+    look_s: float = LOOK_S,
 ) -> Report:
     """Replace every gateway under `streams` streams. `another` starts one; the caller ends those that are left."""
-    report, balancer, over = Report(), Balancer(gateways), asyncio.Event()
+    report, balancer, over = Report(), Balancer(gateways, look_s), asyncio.Event()
     async with client_of(gateways[0].url) as api:
         model = (await api.models.list()).data[0].id
     long, short = [await answers_of(gateways[0].url, model, length) for length in (tokens, SHORT)]
+    replacements = [await asyncio.to_thread(another) for _ in gateways]  # to begin takes long beside the streams
     begun = asyncio.Semaphore(0)
+    told: list[float] = []
+
+    def how(error: Exception) -> str:
+        since = f"{time.monotonic() - told[-1]:.1f} s after a SIGTERM" if told else "before the roll"
+        return f"{error!r} by {error.__cause__!r}, {since}"
 
     async def stream(api: AsyncOpenAI, index: int) -> None:
         report.streams += 1
@@ -176,7 +199,7 @@ async def roll(
                 found += chunk.choices[0].model_extra["token_ids"]  # pyright: ignore
         except Exception as error:  # noqa: BLE001  # of whatever library: the stream is broken
             begun.release()
-            report.broken.append(f"a stream behind {len(found)} tokens: {error!r}")
+            report.broken.append(f"a stream behind {len(found)} tokens: {how(error)}")
             return
         report.stream_s.append(time.monotonic() - started)
         report.differing += found != long[index % BODIES]
@@ -188,26 +211,30 @@ async def roll(
                 answer = await api.completions.create(**body_of(model, report.short % BODIES, SHORT))
                 report.differing += answer.choices[0].model_extra["token_ids"] not in short  # pyright: ignore
             except OpenAIError as error:
-                report.broken.append(f"a short request: {error!r}")
+                report.broken.append(f"a short request: {how(error)}")
+
+    async def leave(gateway: RunningGateway) -> None:
+        gateway.process.send_signal(signal.SIGTERM)
+        told.append(since := time.monotonic())
+        await asyncio.to_thread(gateway.process.wait)
+        report.gone_s.append(time.monotonic() - since)
+        balancer.gateways.remove(gateway)
 
     async with balancer.running() as url, client_of(url) as api, asyncio.TaskGroup() as tasks:
         for gateway in gateways:
             await balancer.shows(gateway)
-        for index in range(streams):
-            tasks.create_task(stream(api, index))
+        streaming = [tasks.create_task(stream(api, index)) for index in range(streams)]
         for _ in range(SHORT_AT_ONCE):
             tasks.create_task(ask_on(api))
-        for _ in range(streams):
+        for _ in range(streams // 8):  # behind the last one the first would be over
             await begun.acquire()
-        for gateway in gateways:
-            new = await asyncio.to_thread(another)
+        leaving: list[asyncio.Task[None]] = []
+        for gateway, new in zip(gateways, replacements, strict=True):
             balancer.gateways.append(new)
             await balancer.shows(new)
-            gateway.process.send_signal(signal.SIGTERM)
-            told = time.monotonic()
-            await asyncio.to_thread(gateway.process.wait)
-            report.gone_s.append(time.monotonic() - told)
-            balancer.gateways.remove(gateway)
+            report.under_way.append(sum(not one.done() for one in streaming))
+            leaving.append(tasks.create_task(leave(gateway)))
+        await asyncio.gather(*leaving, *streaming)
         over.set()
     report.refused = balancer.refused
     return report
@@ -219,16 +246,19 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--streams", type=int, default=200)
     parser.add_argument("--tokens", type=int, default=400, help="of each stream")
     parser.add_argument("--drain", type=float, default=60.0, help="seconds that a gateway lets them go on")
+    parser.add_argument("--linger", type=float, default=LINGER_S, help="seconds that it listens after SIGTERM")
+    parser.add_argument("--look", type=float, default=LOOK_S, help="seconds between two looks of the balancer")
     parser.add_argument("--json", action="store_true")
     chosen, options = parser.parse_known_args(arguments)
     with running(chosen.model, 1, options) as system, contextlib.ExitStack() as ended:
 
         def another() -> RunningGateway:
-            gateway = _start(system, chosen.model, chosen.drain)
+            gateway = _start(system, chosen.model, drain_s=chosen.drain, linger_s=chosen.linger)
             ended.callback(_end, gateway)
             return gateway
 
-        report = asyncio.run(roll([another(), another()], another, streams=chosen.streams, tokens=chosen.tokens))
+        sizes = {"streams": chosen.streams, "tokens": chosen.tokens}
+        report = asyncio.run(roll([another(), another()], another, **sizes, look_s=chosen.look))
     figures = {
         "streams": report.streams,
         "stream_p50_s": round(median(report.stream_s or [0.0]), 1),
@@ -237,6 +267,7 @@ def main(arguments: list[str] | None = None) -> int:
         "broken": len(report.broken),
         "differing": report.differing,
         "refused": report.refused,
+        "under_way": report.under_way,
         "gateways_gone_s": [round(each, 1) for each in report.gone_s],
     }
     print(json.dumps(figures) if chosen.json else "  ".join(f"{name} {value}" for name, value in figures.items()))
@@ -245,7 +276,7 @@ def main(arguments: list[str] | None = None) -> int:
     return 1 if report.broken or report.differing else 0
 
 
-def _start(system: System, model: Path, drain_s: float) -> RunningGateway:
+def _start(system: System, model: Path, *, drain_s: float, linger_s: float) -> RunningGateway:
     found = read_running(system.data)
     with kept_ports("127.0.0.1", 0, 1) as (port,):
         env = environment_for(
@@ -255,7 +286,7 @@ def _start(system: System, model: Path, drain_s: float) -> RunningGateway:
             cell=found.cell,
             port=port,
             gateway_drain_s=drain_s,
-            gateway_linger_s=LINGER_S,
+            gateway_linger_s=linger_s,
         )
         with (system.data / f"gateway-{port}.log").open("ab") as log:
             process = subprocess.Popen(

@@ -34,7 +34,7 @@ from blockrelay_gateway.api.operations.scrape import metrics_port
 from blockrelay_gateway.api.state import Gateway
 from blockrelay_gateway.app import create_app
 from blockrelay_gateway.draining.course import Course, Phase, course_from
-from blockrelay_gateway.http.server import server_config
+from blockrelay_gateway.http.server import accept_the_last, server_config
 
 #: Seconds in which a gateway that ends at once still writes what tells its readers so.
 LAST_EVENT_S = 0.1
@@ -62,6 +62,10 @@ class GatewayServer(uvicorn.Server):
         finally:
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await accept_the_last(sockets or [])
+        await super().shutdown(sockets)
 
     async def _end_when_broken(self) -> None:
         await self._gateway.broken.wait()

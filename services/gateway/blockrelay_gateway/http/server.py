@@ -1,7 +1,9 @@
 """TCP connections of clients: limits of time and size for heads, messages and idle connections (uvicorn)."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import select
+import socket
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, cast
 
 import uvicorn
@@ -25,6 +27,11 @@ KEEP_ALIVE_S = 75
 LAST_REQUEST_S = 0.5
 #: How long a WebSocket of a gateway that ends waits for the other side's word that it is closed.
 LAST_CLOSE_S = 1.0
+
+#: Turns of the event loop from a connection that waits to be accepted to one that the server knows.
+ACCEPTING_TURNS = 4
+#: Connections that never stop coming keep a gateway that ends from closing its port for no longer than this.
+LAST_ACCEPTS_S = 1.0
 
 #: Key of a `websocket.send` message whose text comes in pieces, an async iterator of UTF-8: one message, in fragments.
 PIECES = "pieces"
@@ -56,6 +63,22 @@ def server_config(app: FastAPI, settings: GatewaySettings, bodies: BodyBudget, d
         timeout_keep_alive=KEEP_ALIVE_S,
         server_header=False,
     )
+
+
+async def accept_the_last(listeners: Sequence[socket.socket]) -> None:
+    """Waits until no connection waits to be accepted, so that closing the listeners resets none.
+
+    To its client a connection is open, and may carry a request, before it is accepted here.
+    """
+    loop = asyncio.get_running_loop()
+    until, quiet = loop.time() + LAST_ACCEPTS_S, 0
+    while quiet < ACCEPTING_TURNS and loop.time() < until:
+        looking = select.poll()
+        for listener in listeners:
+            looking.register(listener, select.POLLIN)
+        quiet = 0 if looking.poll(0) else quiet + 1
+        if quiet < ACCEPTING_TURNS:
+            await asyncio.sleep(0)
 
 
 def _patient_for(arrival_s: float, most: int, drain: Drain) -> type[H11Protocol]:
