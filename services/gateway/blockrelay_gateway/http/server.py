@@ -23,8 +23,9 @@ from blockrelay_gateway.http.body_limit import DRAIN_FACTOR, DRAIN_IDLE_S, RECEI
 #: An idle connection lives longer here than in usual clients and proxies, so that they close it and never write into
 #: one that we are closing.
 KEEP_ALIVE_S = 75
-#: Once nobody listens any more, connections that are idle are kept for so long: a request may be on its way on one.
-LAST_REQUEST_S = 0.5
+#: Seconds that an idle connection is kept after the port is closed. It outlasts the pools of httpx and the `openai`
+#: client (5 s), so that they drop it first: a request may be on its way on a connection that we close.
+LAST_REQUEST_S = 6.0
 #: How long a WebSocket of a gateway that ends waits for the other side's word that it is closed.
 LAST_CLOSE_S = 1.0
 
