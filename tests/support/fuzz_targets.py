@@ -108,7 +108,9 @@ _step = StageSpan(
     run=1, worker="host:1:ab", stage=0, first=1, last=4, number=7, kind="decode", position=9, rows=1, batch_rows=3,
     ready_us=1_800_000_000_000_000, waited_us=20, computed_us=900,
 )  # fmt: skip
-_FALLBACKS = b'[{"block_id": "block_1", "from": "GPU", "to": "CPU", "reason": "gpu_error", "success": true}]'
+_FALLBACKS = (
+    b'[{"block_id": "block_1", "blocks": [1, 1], "from": "GPU", "to": "CPU", "reason": "gpu_error", "success": true}]'
+)
 _tensors = (np.arange(6).reshape(2, 3), np.ones(2, np.bool_), np.ones((1, 2), np.float16))
 
 TARGETS: dict[str, Target] = {
