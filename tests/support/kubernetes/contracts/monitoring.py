@@ -24,9 +24,12 @@ from tests.support.kubernetes.rendering import Manifest
 from tests.support.project import ROOT
 
 _PROMETHEUS = yaml.safe_load((ROOT / "deploy" / "prometheus" / "prometheus.yml").read_text())
-#: Alerts and panels choose by them. That of the exporter of Redis is there with the exporter.
+#: The job of the exporter of Redis, which is there only with the exporter.
 REDIS_JOB = "blockrelay-redis"
-JOBS = {name for job in _PROMETHEUS["scrape_configs"] if (name := job["job_name"]) != REDIS_JOB}
+#: The job of compose's proxy: on Kubernetes a Service takes its place.
+PROXY_JOB = "blockrelay-proxy"
+#: The other jobs, by which alerts and panels choose.
+JOBS = {name for job in _PROMETHEUS["scrape_configs"] if (name := job["job_name"]) not in (REDIS_JOB, PROXY_JOB)}
 ALERTS = yaml.safe_load((ROOT / "deploy" / "prometheus" / "alerts.yml").read_text())
 DASHBOARDS = ROOT / "deploy" / "grafana" / "dashboards"
 
