@@ -215,7 +215,7 @@ def test_text_for_a_model_without_a_tokenizer_is_refused(
         (("--ids", "1", "--explain", "--stages", "2", "--stage-devices", "cpu,gpu"), "say which device with --gpu"),
         (("--ids", "1", "--gpu", "cpu", "--stages", "2", "--stage-devices", "cpu,cpu"), "no stage is for --gpu cpu"),
         (("--ids", "1", "--gpu", "cpu", "--stages", "3", "--stage-devices", "cpu,gpu"), "devices of 2 stages"),
-        (("--ids", "1", "--gpu", "nothing:0"), "no device of ONNX Runtime"),
+        (("--ids", "1", "--gpu", "nothing:0"), "not a device of ONNX Runtime"),
         (("--ids", "1", "--model", "/nowhere"), "/nowhere: no such block folder"),
     ],
 )

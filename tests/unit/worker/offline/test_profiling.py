@@ -97,7 +97,7 @@ def test_a_device_that_is_named_is_measured_block_by_block(
 
 
 @pytest.mark.parametrize(
-    ("gpu", "said"), [("cpu,cpu", "--gpu cpu: named twice"), ("webgpus", "'webgpus' is no device")]
+    ("gpu", "said"), [("cpu,cpu", "--gpu cpu: named twice"), ("webgpus", "'webgpus' is not a device")]
 )
 def test_a_device_that_cannot_be_measured_is_refused(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], gpu: str, said: str
