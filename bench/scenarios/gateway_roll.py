@@ -1,10 +1,10 @@
-"""Whether a roll of gateways breaks anything: `python -m bench.scenarios.gateway_roll --model DIR --streams 200`.
+"""Measures what a roll of gateways breaks: `python -m bench.scenarios.gateway_roll --model DIR --streams 200`.
 
-A system of its own with two gateways behind a balancer that sends new connections to those that say they are ready, as
-a Service of Kubernetes does. Plain streams by OpenAI's client, without keys and without retries, are under way on both;
-then each gateway is replaced as a Deployment of Kubernetes does it: a new one comes, and only when it is ready the old
-one gets SIGTERM; nobody waits for its end to replace the next. The roll begins when an eighth of the streams
-have begun. Short requests come all the time. Every answer is compared with that of an undisturbed system.
+It starts a system with two gateways behind a balancer, which sends new connections to the gateways that are ready, as
+a Service of Kubernetes does. The `openai` client streams through both, without keys and without retries, and short
+requests come all the time. When an eighth of the streams have begun, each gateway is replaced as a Deployment does it:
+the new one is ready before the old one gets SIGTERM, and the next gateway is replaced without waiting for its end.
+Every answer is compared with that of an undisturbed system.
 """
 
 import argparse
@@ -47,9 +47,12 @@ class RunningGateway:
 
 @dataclass
 class Report:
-    """`broken` says how; `differing` are those with another text; `stream_s` is how long each stream took, `gone_s` how
-    long each gateway from its SIGTERM on, `under_way` how many streams had not ended at each SIGTERM. `refused`:
-    connections for a gateway that listened no more, or for none."""
+    """The outcome of a roll.
+
+    `broken` has a line for each broken request, `differing` counts answers with another text, `refused` connections
+    for a gateway that listened no more, or for none. `stream_s` has the seconds of each stream, `gone_s` those of each
+    gateway from SIGTERM to its end, and `under_way` the number of streams that had not ended at each SIGTERM.
+    """
 
     streams: int = 0
     short: int = 0
@@ -127,7 +130,8 @@ class Balancer:
 
 
 async def _is_ready(http: httpx.AsyncClient, url: str, *, before: bool) -> bool:
-    """One late answer changes nothing, as with the probes of Kubernetes, which must fail more than once."""
+    """Asks a gateway whether it is ready. An answer that is late keeps it as it was `before`: the probes of Kubernetes
+    must fail more than once too."""
     try:
         return (await http.get(f"{url}/readyz?for=accepting")).status_code == 200
     except httpx.TimeoutException:
@@ -181,12 +185,14 @@ async def roll(
     async with client_of(gateways[0].url) as api:
         model = (await api.models.list()).data[0].id
     long, short = [await answers_of(gateways[0].url, model, length) for length in (tokens, SHORT)]
-    replacements = [await asyncio.to_thread(another) for _ in gateways]  # to begin takes long beside the streams
+    replacements = [
+        await asyncio.to_thread(another) for _ in gateways
+    ]  # before the streams, beside which a start takes long
     begun = asyncio.Semaphore(0)
-    told: list[float] = []
+    sigterms: list[float] = []  # monotonic seconds
 
     def how(error: Exception) -> str:
-        since = f"{time.monotonic() - told[-1]:.1f} s after a SIGTERM" if told else "before the roll"
+        since = f"{time.monotonic() - sigterms[-1]:.1f} s after a SIGTERM" if sigterms else "before the roll"
         return f"{error!r} by {error.__cause__!r}, {since}"
 
     async def stream(api: AsyncOpenAI, index: int) -> None:
@@ -215,7 +221,7 @@ async def roll(
 
     async def leave(gateway: RunningGateway) -> None:
         gateway.process.send_signal(signal.SIGTERM)
-        told.append(since := time.monotonic())
+        sigterms.append(since := time.monotonic())
         await asyncio.to_thread(gateway.process.wait)
         report.gone_s.append(time.monotonic() - since)
         balancer.gateways.remove(gateway)
@@ -226,7 +232,7 @@ async def roll(
         streaming = [tasks.create_task(stream(api, index)) for index in range(streams)]
         for _ in range(SHORT_AT_ONCE):
             tasks.create_task(ask_on(api))
-        for _ in range(streams // 8):  # behind the last one the first would be over
+        for _ in range(streams // 8):  # when the last one begins, the first has ended
             await begun.acquire()
         leaving: list[asyncio.Task[None]] = []
         for gateway, new in zip(gateways, replacements, strict=True):

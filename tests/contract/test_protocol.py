@@ -106,7 +106,7 @@ def test_every_record_says_its_number(client: redis.Redis, keys: Keys, cell: Cel
 def test_a_request_of_another_protocol_ends_and_says_why(
     client: redis.Redis, keys: Keys, cell: Cell, number: int
 ) -> None:
-    """It has waited while the number of the cell was raised twice, or its data was put together by hand."""
+    """Such a request waited while the number of the cell was raised twice, or its record was edited by hand."""
     for name in ("req-1", "req-2"):
         cell.accept(name)
     client.hset(keys.request("req-1"), "v", number)

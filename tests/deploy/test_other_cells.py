@@ -1,7 +1,6 @@
 """What pods of a cell reach in another cell's namespace, by the policies of both: what they need, and nothing else."""
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -22,24 +21,16 @@ CELL = {"blockrelay.io/cell": "c1", "kubernetes.io/metadata.name": "c1"}
 COMPONENT = "app.kubernetes.io/component"
 
 
-def selects(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
-    """As `matches`, with Exists too."""
-    expressions = selector.get("matchExpressions", [])
-    there = [each["key"] in labels for each in expressions if each["operator"] == "Exists"]
-    rest = {**selector, "matchExpressions": [each for each in expressions if each["operator"] != "Exists"]}
-    return all(there) and matches(rest, labels)
-
-
 def lets(policies: list[Manifest], workload: Manifest, peer: Manifest, port: Manifest, *, way: str) -> bool:
-    """Whether a policy of the workload lets it speak with the peer, in a cell's namespace that is not its own."""
-    of = [one for one in policies if selects(one["spec"]["podSelector"], labels_of(workload))]
+    """Returns whether a policy of the workload allows traffic with the peer, which is in another cell's namespace."""
+    of = [one for one in policies if matches(one["spec"]["podSelector"], labels_of(workload))]
     for rule in (rule for policy in of for rule in policy["spec"].get(way, [])):
         named = [each["port"] for each in rule.get("ports", [])]
         peers = rule.get("to" if way == "egress" else "from")
         met = peers is None or any(
             "namespaceSelector" in each
-            and selects(each["namespaceSelector"], CELL)
-            and selects(each.get("podSelector", {}), labels_of(peer))
+            and matches(each["namespaceSelector"], CELL)
+            and matches(each.get("podSelector", {}), labels_of(peer))
             for each in peers
         )
         if met and (not named or {port["name"], port["containerPort"]} & {*named}):
@@ -48,7 +39,7 @@ def lets(policies: list[Manifest], workload: Manifest, peer: Manifest, port: Man
 
 
 def reached(objects: list[Manifest]) -> Iterator[tuple[str, str, str]]:
-    """Client, server and port of every way from one cell to another."""
+    """Yields client, server and port of all traffic that the policies allow from one cell to another."""
     policies, workloads = kinds(objects, "NetworkPolicy"), kinds(objects, *WORKLOADS)
     for client in workloads:
         for server in workloads:

@@ -1,4 +1,4 @@
-"""A system of this release, under load, is replaced by the next one service by service, and back: nobody notices."""
+"""Every service of a system under load is replaced by the next release and back, and every answer stays the same."""
 
 import signal
 import subprocess

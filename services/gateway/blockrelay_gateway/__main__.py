@@ -18,7 +18,6 @@ from types import FrameType
 
 import uvicorn
 from fastapi import FastAPI
-from prometheus_client import Counter
 
 from blockrelay import failpoints
 from blockrelay.auth.api_keys import is_open_to_others
@@ -172,7 +171,8 @@ def look_at_redis(settings: GatewaySettings) -> None:
 
 
 def _look_at(url: str, cell: str, name: str, *, join: Keys | None) -> None:
-    watch = RedisWatch(Counter("blockrelay_looks", "Failed looks at the start.", registry=None), cell=cell)
+    """Checks one Redis and joins the cell `join`, if it is given; waits while a password in a file is refused."""
+    watch = RedisWatch(cell=cell)
     with connect(url, cell=cell) as client:
 
         def look() -> None:

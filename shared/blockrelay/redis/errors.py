@@ -172,23 +172,27 @@ def _not_reached(error: BaseException | None) -> bool:
 
 
 class RedisWatch:
-    """Which work of this process waits for Redis, told by log lines: one when the first begins to wait, one every 10 s,
-    one when nobody waits any more. Thread-safe. `errors` counts what it hears of; lines name the `cell`, if one is
-    given: a gateway may have several."""
+    """Logs which work of this process waits for Redis: one line when the first begins to wait, one every 10 s, and one
+    when no work waits any more. Thread-safe.
 
-    def __init__(self, errors: Counter, *, cell: str = "") -> None:
+    `errors` counts every error that is reported to it, None before the process has metrics. Lines name the `cell`, if
+    one is given: a gateway may have several.
+    """
+
+    def __init__(self, errors: Counter | None = None, *, cell: str = "") -> None:
         self._errors, self._lock = errors, threading.Lock()
         self._named = {"cell": cell} if cell else {}
         self._waiting: dict[str, RedisTrouble] = {}
         self._since = self._said_at = float("-inf")
 
     def count(self, errors: int) -> None:
-        """So many errors were met and need no line."""
-        self._errors.inc(errors)
+        """Counts errors that need no log line."""
+        if self._errors is not None:
+            self._errors.inc(errors)
 
     def failed(self, work: str, error: RedisTrouble) -> None:
         """`work` has met trouble and will try again."""
-        self._errors.inc()
+        self.count(1)
         with self._lock:
             now = time.monotonic()
             if not self._waiting:
@@ -206,7 +210,7 @@ class RedisWatch:
 
     def met(self, error: RedisTrouble) -> None:
         """Something met trouble that is not tried again in the same place: it is told unless a line has just been."""
-        self._errors.inc()
+        self.count(1)
         with self._lock:
             now = time.monotonic()
             if now - self._said_at >= SAY_EVERY_S:

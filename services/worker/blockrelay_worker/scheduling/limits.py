@@ -22,7 +22,7 @@ class BatchLimits:
     """Seconds that a step of prompt rows alone may take."""
 
     def obeying(self, others: Iterable[Capabilities]) -> "BatchLimits":
-        """These limits, narrowed to the capabilities of other executors that the batch goes through.
+        """Returns these limits, narrowed to what the other executors that compute the batch can do.
 
         Drafts need ragged batches, and executors whose bits do not depend on the batch.
         """

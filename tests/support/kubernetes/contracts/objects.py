@@ -72,11 +72,14 @@ def labels_of(workload: Manifest) -> dict[str, str]:
 
 
 def matches(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
-    """Of matchLabels, and of matchExpressions with In."""
+    """Returns whether a selector selects these labels: matchLabels, and matchExpressions with In or Exists."""
     wanted: Mapping[str, str] = selector.get("matchLabels", {})
     expressions: list[Manifest] = selector.get("matchExpressions", [])
     return all(labels.get(name) == value for name, value in wanted.items()) and all(
-        one["operator"] == "In" and labels.get(one["key"]) in one["values"] for one in expressions
+        one["key"] in labels
+        if one["operator"] == "Exists"
+        else one["operator"] == "In" and labels.get(one["key"]) in one["values"]
+        for one in expressions
     )
 
 

@@ -30,7 +30,7 @@ def spread(objects: list[Manifest]) -> Iterator[str]:
 
 
 def prioritised(objects: list[Manifest]) -> Iterator[str]:
-    """Where one workload has a priority, all have one that exists, and none is above that of Redis."""
+    """Finds workloads without a priority beside others that have one, and those whose priority is above Redis'."""
     values = {one["metadata"]["name"]: int(one["value"]) for one in kinds(objects, "PriorityClass")}
     workloads = kinds(objects, *WORKLOADS)
     named = {called(one): pod_of(one).get("priorityClassName") for one in workloads}

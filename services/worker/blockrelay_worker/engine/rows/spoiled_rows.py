@@ -59,7 +59,7 @@ class SpoiledRows:
     def _finite(self, item: Work[Run]) -> int:
         """Number of leading tokens of the run whose KV pages are finite.
 
-        An earlier step may have stored NaN unnoticed, for prompt tokens whose logits nobody wanted.
+        A step checks only the logits that it returns, so an earlier step can have stored NaN for prompt tokens.
         """
         run = item.run
         if item.position >= run.prompt_length or item.position <= run.kv.cached:
