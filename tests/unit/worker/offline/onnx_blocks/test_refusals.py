@@ -226,7 +226,7 @@ def test_folders_that_have_no_blocks(tmp_path: Path, capsys: pytest.CaptureFixtu
 def test_devices_and_places_that_are_not_there(
     blocks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert "'abacus:0' is no device" in refused(capsys, blocks, "--device", "abacus:0")
+    assert "'abacus:0' is not a device of ONNX Runtime" in refused(capsys, blocks, "--device", "abacus:0")
     assert "there is no folder" in refused(capsys, blocks, "--write", str(tmp_path / "none" / "blocks.json"))
     precious = tmp_path / "precious.onnx"
     precious.write_bytes(b"weights")
