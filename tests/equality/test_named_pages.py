@@ -20,13 +20,13 @@ from blockrelay.redis.client import Scripts
 from blockrelay.redis.errors import RedisWatch
 from blockrelay_worker.engine.loop import Engine
 from blockrelay_worker.engine.mailbox import Mailbox
-from blockrelay_worker.engine.run_table import RunTable
 from blockrelay_worker.execution.batch import Batch, Segment
 from blockrelay_worker.execution.cpu.stage import StageExecutor
 from blockrelay_worker.execution.page_layout import pages_for
 from blockrelay_worker.kernels import PAGE, load_kernels
 from blockrelay_worker.kv.page_names import extend_names, root_name
 from blockrelay_worker.kv.prefix_cache import PrefixCache
+from blockrelay_worker.kv.run_table import RunTable
 from blockrelay_worker.transport.inbox_reader import Reader
 from blockrelay_worker.transport.redis_links import Links, StepClock
 from tests.support.cell import MODEL, Cell, body

@@ -12,10 +12,10 @@ from blockrelay.observability.metrics.worker import WorkerMetrics
 from blockrelay.protocol.keys import Keys
 from blockrelay.redis.client import Scripts
 from blockrelay.redis.errors import RedisWatch
-from blockrelay_worker.engine.run import Run
-from blockrelay_worker.engine.run_table import RunTable
 from blockrelay_worker.execution.page_layout import layout_of
 from blockrelay_worker.execution.page_pool import PagePool
+from blockrelay_worker.kv.run_table import RunTable
+from blockrelay_worker.runs.run import Run
 from blockrelay_worker.scheduling.first_stage import FirstStageBatcher
 from blockrelay_worker.scheduling.route_members import RouteMembers
 from blockrelay_worker.scheduling.step_cost import StepCost
@@ -58,7 +58,7 @@ class Stage:
         run.rows_computed(computed)
         return run
 
-    def step(self, cost: StepCost | None = None) -> list[Work[Run]]:
+    def step(self, cost: StepCost | None = None) -> list[Work]:
         """Take a batch and note it as computed, as the engine does."""
         work = self.batcher.take(cost or StepCost())
         self.iteration += 1

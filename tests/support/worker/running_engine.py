@@ -17,11 +17,11 @@ from blockrelay.redis.client import Scripts
 from blockrelay.redis.errors import RedisWatch
 from blockrelay_worker.engine.loop import Engine
 from blockrelay_worker.engine.mailbox import Mailbox
-from blockrelay_worker.engine.run_table import RunTable
 from blockrelay_worker.execution.cpu.stage import StageExecutor
 from blockrelay_worker.execution.executor import Executor
 from blockrelay_worker.execution.process.care import DeviceCare
 from blockrelay_worker.kernels import load_kernels
+from blockrelay_worker.kv.run_table import RunTable
 from blockrelay_worker.transport.inbox_reader import Reader
 from blockrelay_worker.transport.redis_links import Links
 from tests.support.cell import MODEL, Cell

@@ -7,7 +7,7 @@ import numpy as np
 
 from blockrelay.protocol.messages import RequestBody
 from blockrelay.protocol.sampling_params import SamplingParams
-from blockrelay_worker.engine.run import LastStageState, Run, RunIdentity
+from blockrelay_worker.runs.run import LastStageState, Run, RunIdentity
 
 GREEDY = SamplingParams(max_tokens=100, temperature=0)
 

@@ -13,14 +13,13 @@ from blockrelay.protocol.messages import Claimed, Forward, NextJob, RequestBody,
 from blockrelay.protocol.sampling_params import SamplingParams, derive_seed
 from blockrelay.protocol.transitions import calls
 from blockrelay.text.tokenizer import Tokenizer
-from blockrelay_worker.engine.run import LastStageState, Run, RunIdentity
-from blockrelay_worker.engine.run_table import RunTable
 from blockrelay_worker.engine.stage_role import StageRole
 from blockrelay_worker.kernels.specification import PAGE
+from blockrelay_worker.kv.run_table import RunTable
+from blockrelay_worker.runs.run import LastStageState, Run, RunIdentity, RunTrace
 from blockrelay_worker.sampling.stop_conditions import Progress, advance
 from blockrelay_worker.scheduling.later_stage import Refusal
 from blockrelay_worker.transport.redis_links import Links
-from blockrelay_worker.transport.stage_spans import RunTrace
 
 
 class Intake:

@@ -19,12 +19,12 @@ from blockrelay_worker.engine.intake import Intake
 from blockrelay_worker.engine.mailbox import Event, Mailbox
 from blockrelay_worker.engine.quarantine import Quarantine
 from blockrelay_worker.engine.run_endings import Endings
-from blockrelay_worker.engine.run_table import RunTable
 from blockrelay_worker.engine.stage_role import StageRole
 from blockrelay_worker.engine.step import Steps
 from blockrelay_worker.execution.executor import Executor
 from blockrelay_worker.execution.process.care import DeviceCare
-from blockrelay_worker.kv.store.store import Loaded
+from blockrelay_worker.kv.run_table import RunTable
+from blockrelay_worker.runs.kv_load import Loaded
 from blockrelay_worker.scheduling.first_stage import FirstStageBatcher
 from blockrelay_worker.scheduling.later_stage import LaterStageBatcher
 from blockrelay_worker.scheduling.route_members import RouteMembers
@@ -84,7 +84,7 @@ class Engine:
             metrics,
             whole_model=role.last_stage,
         )
-        self._later = LaterStageBatcher(role.limits, self._intake)
+        self._later = LaterStageBatcher(role.limits, self._intake.segment)
         self._status_events = StatusEvents(links)
         self._stage_spans = StageSpans(links, worker=role.worker, stage=role.stage, first=role.first, last=role.last)
         self._quarantine = Quarantine(links, role.worker)

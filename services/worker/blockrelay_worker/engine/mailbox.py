@@ -2,7 +2,7 @@
 
 import queue
 
-from blockrelay_worker.kv.store.store import Loaded
+from blockrelay_worker.runs.kv_load import Loaded
 from blockrelay_worker.transport.events import TransportEvent
 
 Event = TransportEvent | Loaded

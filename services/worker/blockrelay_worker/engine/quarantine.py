@@ -8,17 +8,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from blockrelay.protocol.constants import QUARANTINE_S
-from blockrelay_worker.engine.run import Run
 from blockrelay_worker.scheduling.work import Work
 from blockrelay_worker.transport.redis_links import Links
 
 
-def is_quarantined(work: Work[Run]) -> bool:
+def is_quarantined(work: Work) -> bool:
     """True if these rows must be computed alone, with the request's id in the quarantine record meanwhile."""
     return work.position < work.run.identity.quarantined_until
 
 
-def separated(work: Sequence[Work[Run]]) -> list[list[Work[Run]]]:
+def separated(work: Sequence[Work]) -> list[list[Work]]:
     """Splits `work` into batches: first one for each quarantined request, then one with all others."""
     alone, together = [w for w in work if is_quarantined(w)], [w for w in work if not is_quarantined(w)]
     return [[w] for w in alone] + ([together] if together else [])

@@ -11,10 +11,10 @@ from blockrelay.observability.metrics.worker import WorkerMetrics
 from blockrelay.protocol.messages import RerunReason
 from blockrelay.protocol.transitions import calls
 from blockrelay_worker.engine.drain import close
-from blockrelay_worker.engine.run import Run
-from blockrelay_worker.engine.run_table import RunTable
 from blockrelay_worker.engine.stage_role import StageRole
 from blockrelay_worker.execution.fallback_reason import fallback_reason
+from blockrelay_worker.kv.run_table import RunTable
+from blockrelay_worker.runs.run import Run
 from blockrelay_worker.transport.redis_links import Links
 
 #: Pause between two looks at the log, for tokens that are not in it yet. Seconds.

@@ -21,9 +21,7 @@ from blockrelay_worker.engine.rows.batch_builder import batch_of, wanted_rows
 from blockrelay_worker.engine.rows.commit_builder import next_tokens, tensor_end
 from blockrelay_worker.engine.rows.forward_builder import Part, forwards
 from blockrelay_worker.engine.rows.spoiled_rows import SpoiledRows
-from blockrelay_worker.engine.run import Run
 from blockrelay_worker.engine.run_endings import Endings
-from blockrelay_worker.engine.run_table import RunTable
 from blockrelay_worker.engine.stage_role import StageRole
 from blockrelay_worker.execution.batch import StageOutput
 from blockrelay_worker.execution.executor import Executor
@@ -31,6 +29,8 @@ from blockrelay_worker.execution.page_layout import pages_for
 from blockrelay_worker.execution.process.care import DeviceCare
 from blockrelay_worker.execution.selection import Largest, LogitRows
 from blockrelay_worker.kv.asked import read_asked
+from blockrelay_worker.kv.run_table import RunTable
+from blockrelay_worker.runs.run import Run
 from blockrelay_worker.scheduling.step_cost import StepCost, observed, patience_s
 from blockrelay_worker.scheduling.throughput import PaceMeter
 from blockrelay_worker.scheduling.work import Work
@@ -41,7 +41,6 @@ from blockrelay_worker.transport.stage_spans import StageSpans
 from blockrelay_worker.transport.status_events import StatusEvents
 from blockrelay_worker.transport.tensor_results import Results
 
-R = TypeVar("R")
 Rows = TypeVar("Rows", bound=LogitRows)
 #: How long a step waits for the commits of a request in quarantine. Seconds.
 QUARANTINE_COMMIT_S = 2.0
@@ -84,7 +83,7 @@ class Steps:
         self.cost = StepCost()
         self.pace = PaceMeter()
 
-    def run(self, work: list[Work[Run]]) -> None:
+    def run(self, work: list[Work]) -> None:
         """Runs one step on `work`: one batch for each quarantined request, then one for all others."""
         self._number += 1
         for batch in separated(work):
@@ -97,7 +96,7 @@ class Steps:
             else:
                 self._step(batch)
 
-    def patience_s(self, work: list[Work[Run]]) -> float:
+    def patience_s(self, work: list[Work]) -> float:
         """Seconds after which a step of `work` counts as stuck."""
         decode_rows = sum(w.rows for w in work if w.decodes)
         prompt_rows = sum(w.rows for w in work) - decode_rows
@@ -146,7 +145,7 @@ class Steps:
     def _block_of(self, error: ExecutionError) -> str:
         return error.block or f"block_{self._role.first}"
 
-    def _step(self, work: list[Work[Run]]) -> None:
+    def _step(self, work: list[Work]) -> None:
         """Runs the stage on `work` and passes the results on. A failed batch is retried in parts (`after_failure`)."""
         self._state.on("batch_ready")
         began_ns = time.monotonic_ns()
@@ -196,7 +195,7 @@ class Steps:
         for item in [w for w in failed if w.drafts and not self.lost]:
             self._step([item.without_drafts()])  # the draft may be what overflowed: the request did not ask for it
 
-    def _on_not_finite(self, item: Work[Run]) -> None:
+    def _on_not_finite(self, item: Work) -> None:
         """Ends or moves a request of which a row became NaN or infinite."""
         self._doubted = self._doubted or self._role.device == "gpu"
         try:
@@ -208,7 +207,7 @@ class Steps:
         except DeviceLost as error:
             self._lose(error)
 
-    def _tell_end(self, work: list[Work[Run]], began_ns: int, output: StageOutput | None) -> None:
+    def _tell_end(self, work: list[Work], began_ns: int, output: StageOutput | None) -> None:
         """Reports the end of a batch to traces and to readers of status events. `output` None: the batch failed."""
         if traced := [item for item in work if item.run.trace is not None]:
             self._trace(traced, sum(item.rows for item in work), began_ns)
@@ -231,7 +230,7 @@ class Steps:
             ended.append(replace(self._status(item, "end"), elapsed_ns=elapsed_ns, result_size=size))
         self._status_events.put(ended)
 
-    def _trace(self, traced: list[Work[Run]], batch_rows: int, began_ns: int) -> None:
+    def _trace(self, traced: list[Work], batch_rows: int, began_ns: int) -> None:
         ended_ns = time.monotonic_ns()
         for item in traced:
             assert item.run.trace is not None
@@ -246,7 +245,7 @@ class Steps:
                 ended_ns=ended_ns,
             )
 
-    def _status(self, item: Work[Run], moment: Moment) -> NodeStatus:
+    def _status(self, item: Work, moment: Moment) -> NodeStatus:
         run = item.run
         return NodeStatus(
             node=self._role.worker,
@@ -259,7 +258,7 @@ class Steps:
             prompt_tokens=run.prompt_length,
         )
 
-    def _on_failure(self, work: list[Work[Run]], error: ExecutionError) -> None:
+    def _on_failure(self, work: list[Work], error: ExecutionError) -> None:
         names = [item.run.request for item in work]
         self._log.error("BLOCK_EXECUTION_FAILED", error=str(error), block=error.block, requests=names)
         self._state.on(failure_event(error))
@@ -277,7 +276,7 @@ class Steps:
             if not self.lost:
                 self._step(part)
 
-    def _run_stage(self, work: list[Work[Run]]) -> StageOutput:
+    def _run_stage(self, work: list[Work]) -> StageOutput:
         started, at = time.monotonic(), sum(w.rows for w in work)
         batch = batch_of(work, self._role)
         self._state.on("dispatch_ok")
@@ -294,7 +293,7 @@ class Steps:
         self._metrics.block_seconds.observe(output.seconds, self._role.device, str(output.estimated).lower())
         return output
 
-    def _asked_kv(self, work: list[Work[Run]]) -> dict[str, dict[str, bytes]]:
+    def _asked_kv(self, work: list[Work]) -> dict[str, dict[str, bytes]]:
         """KV of this stage that clients asked for, by request id and field, for requests whose last token is here."""
         fields_by_request = {
             item.run.request: read_asked(
@@ -326,7 +325,7 @@ class Steps:
                 for lost in carried:
                     self._endings.rerun(lost.run.request, lost.run.id, "no_inbox")
 
-    def _commit(self, parts: list[tuple[Work[Run], LogitRows]], bad: set[str]) -> None:
+    def _commit(self, parts: list[tuple[Work, LogitRows]], bad: set[str]) -> None:
         """Chooses the next tokens from the wanted logits of each Work and hands them to the committer.
 
         Requests in `bad` are left out. The logits of a tensor step are collected, and stored once it is complete.
@@ -368,9 +367,7 @@ class Steps:
                 run.first.drafter.verdict(drafts, tokens - 1)
 
 
-def after_failure(
-    work: list[Work[R]], error: ExecutionError, *, gpu: bool
-) -> tuple[list[Work[R]], list[list[Work[R]]]]:
+def after_failure(work: list[Work], error: ExecutionError, *, gpu: bool) -> tuple[list[Work], list[list[Work]]]:
     """Decides what follows a failed batch: what is given up here, and the batches to try next, in order. Pure.
 
     A device without room gets the two halves of the batch. A device that refused the batch, or a CPU, gets each
@@ -384,7 +381,7 @@ def after_failure(
     return [], [[item] for item in work]
 
 
-def _handed_on(work: list[Work[Run]], output: StageOutput) -> list[Part]:
+def _handed_on(work: list[Work], output: StageOutput) -> list[Part]:
     """The output of each Work in a stage that is not the last: hidden rows (views), or named tensors."""
     if output.tensors is not None:
         return list(zip(work, output.tensors, strict=True))
@@ -392,7 +389,7 @@ def _handed_on(work: list[Work[Run]], output: StageOutput) -> list[Part]:
     return list(_split(work, output.hidden, [w.rows for w in work]))
 
 
-def _split(work: list[Work[Run]], rows: Rows, counts: list[int]) -> list[tuple[Work[Run], Rows]]:
+def _split(work: list[Work], rows: Rows, counts: list[int]) -> list[tuple[Work, Rows]]:
     """Cuts `rows` into consecutive parts of `counts` rows, one per Work (views)."""
     ends = np.cumsum(counts).tolist()
     return [(w, cast(Rows, rows[end - count : end])) for w, end, count in zip(work, ends, counts, strict=True)]

@@ -11,8 +11,7 @@ request runs again from there (RERUN, `found`).
 """
 
 import secrets
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable
 
 from blockrelay.observability.metrics.worker import WorkerMetrics
 from blockrelay_worker.execution.page_pool import PagePool
@@ -24,54 +23,10 @@ from blockrelay_worker.kv.page_names import (
     private_root_name,
     root_name,
 )
-from blockrelay_worker.kv.state import KvState
-from blockrelay_worker.kv.store.given import Given
-from blockrelay_worker.kv.store.store import Load, Loaded, PageStore
-
-
-class Prefix(Protocol):
-    """The part of a run that the cache reads, and `kv`, which the cache changes."""
-
-    @property
-    def kv(self) -> KvState: ...
-    @property
-    def tokens(self) -> Sequence[int]: ...
-    @property
-    def request(self) -> str: ...
-    @property
-    def route(self) -> tuple[str, ...]:
-        """The id of the worker of each stage."""
-        ...
-
-    @property
-    def private(self) -> bool:
-        """True if KV pages are not decided by the tokens alone: runs of the request and steps of its session share."""
-        ...
-
-    @property
-    def given_pages(self) -> int:
-        """Number of leading pages whose KV the client supplied."""
-        ...
-
-    @property
-    def salt(self) -> str:
-        """The cache salt: runs share KV pages only if their salts are equal."""
-        ...
-
-    @property
-    def session(self) -> str:
-        """Id of the session that the request is a step of; "": none."""
-        ...
-
-    @property
-    def reusable(self) -> int:
-        """Number of leading tokens whose pages may be reused."""
-        ...
-
-    @property
-    def limited(self) -> bool:
-        """True if CLAIM limited how many leading tokens may be reused."""
-        ...
+from blockrelay_worker.kv.store.store import PageStore
+from blockrelay_worker.runs.kv_load import Given, Load, Loaded
+from blockrelay_worker.runs.kv_state import KvState
+from blockrelay_worker.runs.run import Run
 
 
 class PrefixCache:
@@ -105,7 +60,7 @@ class PrefixCache:
         self._model_hash, self._numerics = model_hash, numerics
         pool.on_evict = metrics.prefix_cache_evictions.inc
 
-    def attach(self, run: Prefix, exactly: int | None) -> None:
+    def attach(self, run: Run, exactly: int | None) -> None:
         """Gives a run without pages those of its longest cached prefix, or starts to load them (`RunTable.adopt`)."""
         if not (self._exact or run.private):
             return
@@ -130,7 +85,7 @@ class PrefixCache:
         given = Given(run.request, kv.sealed, run.given_pages) if kv.sealed < run.given_pages else None
         self._look_further(kv, names, begun, given)
 
-    def take(self, run: Prefix, done: Loaded) -> None:
+    def take(self, run: Run, done: Loaded) -> None:
         """Ends the load that `run` waited for: the run keeps the pages that were filled, the others are freed."""
         kv, before = run.kv, run.kv.computed
         first, full = kv.sealed, done.count - (done.load.begun > 0 and done.count == len(done.load.names))
@@ -144,7 +99,7 @@ class PrefixCache:
         if self._store is not None:
             self._store.settle()
 
-    def seal(self, run: Prefix, tokens: int) -> None:
+    def seal(self, run: Run, tokens: int) -> None:
         """Publishes the run's full pages within the first `tokens` tokens, which are known and computed."""
         kv, full = run.kv, tokens // PAGE
         if full <= kv.sealed or not (self._exact or run.private):
@@ -162,7 +117,7 @@ class PrefixCache:
                 self._store.put(page, name)
         kv.seal(full, full if local else kv.shared)
 
-    def distrust(self, run: Prefix, tokens: int) -> None:
+    def distrust(self, run: Run, tokens: int) -> None:
         """Removes the pages behind the run's first `tokens` tokens from pool index and store: they are wrong."""
         names = run.kv.names
         spoiled = run.kv.distrust(tokens)
@@ -171,7 +126,7 @@ class PrefixCache:
         if self._store is not None and spoiled:
             self._store.discard([names[index] for index in spoiled])
 
-    def _local(self, run: Prefix, pages: int) -> list[bytes]:
+    def _local(self, run: Run, pages: int) -> list[bytes]:
         """Names by which other requests of this worker may reuse the first `pages` pages of a private run.
 
         None for runs that do not share, or whose client supplied KV.
@@ -185,11 +140,11 @@ class PrefixCache:
         extend_names(run.kv.local, root, run.tokens, pages)
         return run.kv.local[:pages]
 
-    def _shares(self, run: Prefix) -> bool:
+    def _shares(self, run: Run) -> bool:
         """True if other requests may reuse the run's pages."""
         return not run.private or self._shares_private or bool(run.session)
 
-    def leave(self, run: Prefix) -> bool:
+    def leave(self, run: Run) -> bool:
         """Publishes the partial last page of a private run that leaves, for the next run of its request.
 
         False if there is no such page, or if it has a name already.
@@ -203,14 +158,14 @@ class PrefixCache:
         (name, *_) = self._begun_names(run, full, rest)
         return self._pool.name(kv.pages[full], name)
 
-    def export(self, run: Prefix, timeout_s: float) -> None:
+    def export(self, run: Run, timeout_s: float) -> None:
         """Writes the pages of a private run to the store, the partial last one too. Waits up to `timeout_s` seconds."""
         if self.leave(run) and self._store is not None:
             full, rest = divmod(run.kv.computed, PAGE)
             self._store.put(run.kv.pages[full], self._begun_names(run, full, rest)[0])
             self._store.flush(timeout_s)
 
-    def _begun_names(self, run: Prefix, full: int, rest: int) -> list[bytes]:
+    def _begun_names(self, run: Run, full: int, rest: int) -> list[bytes]:
         """Names of the page behind `full` pages, for each number of tokens from `rest` on that it may hold.
 
         A page with more of the run's tokens holds the first `rest` too. The last name is the full page's, if known.
@@ -221,12 +176,12 @@ class PrefixCache:
         begun = [begun_page_name(before, tokens[:n]) for n in range(rest, min(len(tokens), PAGE - 1) + 1)]
         return begun + names[full : full + 1]
 
-    def _root(self, run: Prefix) -> bytes:
+    def _root(self, run: Run) -> bytes:
         if run.private:
             return private_root_name(request=run.request, model_hash=self._model_hash)
         return root_name(salt=run.salt, model_hash=self._model_hash, numerics=self._numerics)
 
-    def _extend(self, run: Prefix, pages: int) -> None:
+    def _extend(self, run: Run, pages: int) -> None:
         extend_names(run.kv.names, self._root(run), run.tokens, pages)
 
     def _look_further(self, kv: KvState, names: list[bytes], begun: int, given: Given | None) -> None:
@@ -243,7 +198,7 @@ class PrefixCache:
         kv.wait_for(load)
         self._store.load(load, self._deliver)
 
-    def _count(self, run: Prefix, found: int) -> None:
+    def _count(self, run: Run, found: int) -> None:
         if run.kv.preemptions:
             return
         run.kv.cached += found

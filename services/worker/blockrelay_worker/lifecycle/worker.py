@@ -21,7 +21,6 @@ from blockrelay.settings import WorkerSettings
 from blockrelay.text.tokenizer import Tokenizer
 from blockrelay_worker.engine.loop import Engine
 from blockrelay_worker.engine.mailbox import Mailbox
-from blockrelay_worker.engine.run_table import RunTable
 from blockrelay_worker.engine.stage_role import StageRole
 from blockrelay_worker.execution.executor import Executor
 from blockrelay_worker.execution.fault_injection import SaltedExecutor, SlowedExecutor, salted_id
@@ -30,6 +29,7 @@ from blockrelay_worker.execution.page_layout import layout_of, pages_for
 from blockrelay_worker.execution.process.executors import DeviceExecutors
 from blockrelay_worker.kernels.libraries import shortcoming
 from blockrelay_worker.kv.prefix_cache import PrefixCache
+from blockrelay_worker.kv.run_table import RunTable
 from blockrelay_worker.kv.store.factory import open_page_store
 from blockrelay_worker.kv.store.store import PageStore
 from blockrelay_worker.lifecycle.heartbeat import Heartbeat

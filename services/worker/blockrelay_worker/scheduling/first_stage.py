@@ -1,10 +1,11 @@
 """Makes the batches of a first stage: known tokens without KV, drafts behind them, and KV pages for both."""
 
 from collections.abc import Callable, Sequence
-from typing import Generic, Protocol, TypeVar
 
 from blockrelay.observability.metrics.worker import WorkerMetrics
 from blockrelay_worker.execution.page_layout import pages_for
+from blockrelay_worker.kv.run_table import RunTable
+from blockrelay_worker.runs.run import Run
 from blockrelay_worker.scheduling.batch_policy import Candidate, choose_rows
 from blockrelay_worker.scheduling.limits import BatchLimits
 from blockrelay_worker.scheduling.micro_batches import decode_share
@@ -14,73 +15,7 @@ from blockrelay_worker.scheduling.step_cost import StepCost, draft_rows, prompt_
 from blockrelay_worker.scheduling.work import Work
 
 
-class SchedulableRun(Protocol):
-    """The part of a run that the scheduler reads; `missing` tokens of it can be computed now."""
-
-    @property
-    def request(self) -> str: ...
-    @property
-    def route(self) -> tuple[str, ...]: ...
-    @property
-    def tokens(self) -> Sequence[int]: ...
-    @property
-    def pages(self) -> Sequence[int]: ...
-    @property
-    def computed(self) -> int: ...
-    @property
-    def missing(self) -> int: ...
-    @property
-    def is_decoding(self) -> bool:
-        """True if prefill is done and the request goes on: at most one known token is not computed."""
-        ...
-
-    @property
-    def quarantined(self) -> bool:
-        """True if the next tokens must be computed alone."""
-        ...
-
-    @property
-    def searched(self) -> bool:
-        """True if the prefix cache was searched for pages of this run."""
-        ...
-
-    @property
-    def last_step(self) -> int:
-        """Number of the step that last computed tokens of this run."""
-        ...
-
-    def guesses(self, limit: int) -> list[int]:
-        """Returns at most `limit` draft tokens to follow the last known one."""
-        ...
-
-
-R = TypeVar("R", bound=SchedulableRun)
-
-
-class Runs(Protocol[R]):
-    """The part of the run table that the scheduler uses: runs, oldest first, and the KV pages they share."""
-
-    def all(self) -> list[R]: ...
-    @property
-    def free_pages(self) -> int: ...
-    def grow(self, run: R, tokens: int) -> bool:
-        """Gives the run pages for its first `tokens` tokens. False, changing nothing, if too few are free."""
-        ...
-
-    def adopt(self, run: R) -> None:
-        """Gives a run without pages those of its cached prefix; it may have to wait for the page store."""
-        ...
-
-    def preempt(self, run: R) -> None:
-        """Takes all pages from a run that stays on the worker."""
-        ...
-
-    def is_loading(self, request_id: str) -> bool:
-        """True while the page store writes into the run's pages: then they cannot be taken."""
-        ...
-
-
-class FirstStageBatcher(Generic[R]):
+class FirstStageBatcher:
     """Makes the batches of a first stage. Used by the engine thread only.
 
     `full_workers` returns the ids of workers of the next stage whose inbox is full. With `whole_model` no pages are
@@ -90,7 +25,7 @@ class FirstStageBatcher(Generic[R]):
     def __init__(
         self,
         limits: BatchLimits,
-        runs: Runs[R],
+        runs: RunTable,
         members: RouteMembers,
         full_workers: Callable[[], frozenset[str]],
         metrics: WorkerMetrics,
@@ -101,7 +36,7 @@ class FirstStageBatcher(Generic[R]):
         self._alone = RouteShape(1, limits)
         self._full_workers, self._whole_model = full_workers, whole_model
 
-    def take(self, cost: StepCost) -> list[Work[R]]:
+    def take(self, cost: StepCost) -> list[Work]:
         """Returns the next batch. Gives its runs the pages they need, and preempts younger runs if too few are free."""
         runs = {run.request: run for run in self._runs.all() if run.missing}
         if not runs:
@@ -135,14 +70,14 @@ class FirstStageBatcher(Generic[R]):
 
     def _work(
         self,
-        runs: dict[str, R],
+        runs: dict[str, Run],
         candidates: dict[str, Candidate],
         chosen: dict[str, int],
         cost: StepCost,
         limits: BatchLimits,
-    ) -> list[Work[R]]:
+    ) -> list[Work]:
         """The chosen rows of each run, as far as there are pages for them, with drafts behind them."""
-        work: list[Work[R]] = []
+        work: list[Work] = []
         decoding = sum(1 for request, rows in chosen.items() if runs[request].missing == rows == 1)
         drafts = limits.drafts and decoding == len(chosen)  # beside prompt rows a draft is not cheap
         drafts_left = min(draft_rows(cost, decoding), limits.max_rows - decoding) if drafts else 0
@@ -163,7 +98,7 @@ class FirstStageBatcher(Generic[R]):
             )
         return work
 
-    def _ready(self, runs: dict[str, R]) -> list[R]:
+    def _ready(self, runs: dict[str, Run]) -> list[Run]:
         """Runs that may compute: not held up by a full inbox or, without a page yet, by too few free pages."""
         if self._whole_model:
             if all(run.pages for run in runs.values()):
@@ -177,12 +112,12 @@ class FirstStageBatcher(Generic[R]):
         full = self._full_workers()
         return [r for r in runs.values() if r.missing == 1 or r.route[1] not in full]
 
-    def _shape_of(self, runs: Sequence[R]) -> RouteShape:
+    def _shape_of(self, runs: Sequence[Run]) -> RouteShape:
         if self._whole_model:
             return self._alone
         return self._members.shape(frozenset(worker for run in runs for worker in run.route))
 
-    def _grow(self, run: R, tokens: int) -> bool:
+    def _grow(self, run: Run, tokens: int) -> bool:
         """Gives a run pages for `tokens` tokens, and may preempt younger runs for that. False: the run must wait."""
         while not self._runs.grow(run, tokens):
             # With reserved pages this run waits: a run that ended elsewhere frees its pages when the event arrives.
@@ -198,7 +133,7 @@ class FirstStageBatcher(Generic[R]):
     def _holdings(self) -> list[Holding]:
         return [Holding(r.request, len(r.pages), pages_for(len(r.tokens) + 1)) for r in self._runs.all()]
 
-    def _guesses(self, run: R, limit: int) -> list[int]:
+    def _guesses(self, run: Run, limit: int) -> list[int]:
         """Draft tokens behind the last known token; none if there are no pages for them."""
         guesses = [] if run.quarantined else run.guesses(limit)
         return guesses if guesses and self._runs.grow(run, len(run.tokens) + len(guesses)) else []

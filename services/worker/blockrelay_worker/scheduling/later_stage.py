@@ -1,8 +1,8 @@
 """Makes the batches of a later stage from the rows that the stage before sent, each request once per batch."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Generic, Literal, Protocol, TypeVar
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from blockrelay.protocol.encoding.forward_segment import ForwardSegment
 from blockrelay.protocol.messages import Forward
 from blockrelay_worker.execution.batch import NamedTensors
+from blockrelay_worker.runs.run import Run
 from blockrelay_worker.scheduling.batch_policy import Arrived, choose_arrived
 from blockrelay_worker.scheduling.limits import BatchLimits
 from blockrelay_worker.scheduling.step_cost import StepCost, prompt_rows_alone, prompt_rows_beside
@@ -17,16 +18,8 @@ from blockrelay_worker.scheduling.work import Work
 
 #: Why rows are not computed: "drop" them, "rerun" their request, or try again "later".
 Refusal = Literal["drop", "rerun", "later"]
-R = TypeVar("R")
-R_co = TypeVar("R_co", covariant=True)
-
-
-class Intake(Protocol[R_co]):
-    """Finds the runs that arriving rows belong to."""
-
-    def segment(self, segment: ForwardSegment, message: Forward) -> R_co | Refusal:
-        """Returns the run of a segment of `message`, with KV pages for its rows; or why there is none."""
-        ...
+#: Returns the run of a segment of a message, with KV pages for its rows; or why there is none.
+RunOf = Callable[[ForwardSegment, Forward], Run | Refusal]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +39,11 @@ class Waiting:
         return Arrived(segment.request, rows, segment.ends_known and rows == 1 + segment.drafts)
 
 
-class LaterStageBatcher(Generic[R]):
+class LaterStageBatcher:
     """Makes the batches of a later stage. Used by the engine thread only."""
 
-    def __init__(self, limits: BatchLimits, intake: Intake[R]) -> None:
-        self._limits, self._intake = limits, intake
+    def __init__(self, limits: BatchLimits, run_of: RunOf) -> None:
+        self._limits, self._run_of = limits, run_of
         self._waiting: list[Waiting] = []
 
     def __len__(self) -> int:
@@ -69,7 +62,7 @@ class LaterStageBatcher(Generic[R]):
     def clear(self) -> None:
         self._waiting.clear()
 
-    def take(self, cost: StepCost) -> tuple[list[Work[R]], list[ForwardSegment]]:
+    def take(self, cost: StepCost) -> tuple[list[Work], list[ForwardSegment]]:
         """Returns the next batch, and the segments whose requests must run again since rows or pages are missing."""
         limits = self._limits
         prompt_rows = prompt_rows_beside(cost, limits.step_share_s, limits.max_rows)
@@ -84,11 +77,11 @@ class LaterStageBatcher(Generic[R]):
         items = [self._waiting[i] for i in chosen]
         taken = set(chosen)
         self._waiting = [w for i, w in enumerate(self._waiting) if i not in taken]
-        work: list[Work[R]] = []
+        work: list[Work] = []
         refused: list[ForwardSegment] = []
         later: list[Waiting] = []
         for item in items:
-            segment, run = item.segment, self._intake.segment(item.segment, item.message)
+            segment, run = item.segment, self._run_of(item.segment, item.message)
             if run == "rerun":
                 refused.append(segment)
             elif run == "later":

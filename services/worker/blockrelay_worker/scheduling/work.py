@@ -2,21 +2,19 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from blockrelay_worker.execution.batch import NamedTensors
-
-R = TypeVar("R")
+from blockrelay_worker.runs.run import Run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Work(Generic[R]):
+class Work:
     """Consecutive rows of `run` from `position` on, one per token, that go into one batch."""
 
-    run: R
+    run: Run
     position: int
     tokens: Sequence[int]
     hidden: NDArray[np.float32] | None = None
@@ -42,7 +40,7 @@ class Work(Generic[R]):
         """True if it decodes: one known token, perhaps with drafts behind it."""
         return self.samples and len(self.tokens) == 1 + self.drafts
 
-    def without_drafts(self) -> "Work[R]":
+    def without_drafts(self) -> "Work":
         """The same rows without those of drafts."""
         known = self.rows - self.drafts
         hidden = None if self.hidden is None else self.hidden[:known]

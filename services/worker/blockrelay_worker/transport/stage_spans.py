@@ -2,7 +2,7 @@
 
 import threading
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from queue import Empty, SimpleQueue
 from typing import Any, cast
 
@@ -11,6 +11,7 @@ from blockrelay.observability.logs import get
 from blockrelay.protocol.constants import TRACE_S, TRACE_STEPS
 from blockrelay.protocol.encoding.stage_span import Kind, StageSpan
 from blockrelay.redis.errors import CommandError
+from blockrelay_worker.runs.run import RunTrace
 from blockrelay_worker.transport.redis_links import Links
 
 #: How long the thread collects spans before it writes them together. Seconds.
@@ -25,22 +26,6 @@ COMPARE_S, TRIES = 30.0, 3
 
 #: A request's id, and one of its spans.
 _Item = tuple[str, StageSpan]
-
-
-@dataclass(slots=True, eq=False)
-class RunTrace:
-    """The trace of a run on this stage, for a request that asks for one."""
-
-    run: int
-    """Number of the run among those of its request, from 1."""
-    ready_ns: int
-    """Since when the next rows can be computed here, in nanoseconds of the monotonic clock."""
-    steps: int = 0
-    """Number of steps that were reported."""
-
-    def ready(self) -> None:
-        """Notes that the next rows can be computed from now on."""
-        self.ready_ns = time.monotonic_ns()
 
 
 class StageSpans(threading.Thread):

@@ -12,15 +12,16 @@ from blockrelay.observability.metrics.worker import WorkerMetrics
 from blockrelay.protocol.encoding.kv_pages import field
 from blockrelay.protocol.keys import Keys
 from blockrelay.redis.client import connect
-from blockrelay_worker.engine.run import Run
-from blockrelay_worker.engine.run_table import RunTable
 from blockrelay_worker.execution.cpu.page_memory import PageMemory
 from blockrelay_worker.execution.page_layout import PageLayout
 from blockrelay_worker.kv.asked import read_asked
 from blockrelay_worker.kv.prefix_cache import PrefixCache
+from blockrelay_worker.kv.run_table import RunTable
 from blockrelay_worker.kv.store.given import GivenPages
 from blockrelay_worker.kv.store.record import PageShape
-from blockrelay_worker.kv.store.store import Loaded, PageStore
+from blockrelay_worker.kv.store.store import PageStore
+from blockrelay_worker.runs.kv_load import Loaded
+from blockrelay_worker.runs.run import Run
 from tests.support.worker.runs import new_run
 
 #: Blocks 3 and 4 of a model: layers 2 and 3.

@@ -11,16 +11,17 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from blockrelay.observability.metrics.worker import WorkerMetrics
-from blockrelay_worker.engine.run import Run
-from blockrelay_worker.engine.run_table import RunTable
 from blockrelay_worker.execution.cpu.page_memory import PageMemory
 from blockrelay_worker.execution.page_layout import PageLayout
 from blockrelay_worker.kv.page_names import extend_names, root_name
 from blockrelay_worker.kv.prefix_cache import PrefixCache
+from blockrelay_worker.kv.run_table import RunTable
 from blockrelay_worker.kv.store.record import PageShape
 from blockrelay_worker.kv.store.shm_tier import ShmTier
-from blockrelay_worker.kv.store.store import Fresh, Loaded, PageStore
+from blockrelay_worker.kv.store.store import Fresh, PageStore
 from blockrelay_worker.kv.store.tier import Tier
+from blockrelay_worker.runs.kv_load import Loaded
+from blockrelay_worker.runs.run import Run
 from tests.support.worker.runs import new_run
 
 LAYOUT = PageLayout(layers=3, kv_heads=2, head_dim=8)

@@ -7,11 +7,11 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from blockrelay.observability.metrics.worker import WorkerMetrics
-from blockrelay_worker.engine.run import Run
-from blockrelay_worker.engine.run_table import RunTable
 from blockrelay_worker.execution.page_layout import PageLayout
 from blockrelay_worker.execution.page_pool import PagePool
 from blockrelay_worker.kv.prefix_cache import PrefixCache
+from blockrelay_worker.kv.run_table import RunTable
+from blockrelay_worker.runs.run import Run
 from tests.support.worker.runs import new_run
 
 LAYOUT = PageLayout(layers=1, kv_heads=1, head_dim=8)

@@ -7,7 +7,6 @@ from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.sampling_params import SamplingParams
 from blockrelay.redis.client import Scripts
-from blockrelay_worker.engine.run import Run
 from blockrelay_worker.scheduling.step_cost import StepCost
 from blockrelay_worker.scheduling.work import Work
 from tests.support.worker.first_stage import Stage
@@ -26,7 +25,7 @@ def alone(w8a8: BlockFolder, client: redis.Redis, keys: Keys, scripts: Scripts) 
     return Stage(w8a8, client, keys, scripts, last=5, pages=6)
 
 
-def names(work: list[Work[Run]]) -> set[str]:
+def names(work: list[Work]) -> set[str]:
     return {item.run.request for item in work}
 
 

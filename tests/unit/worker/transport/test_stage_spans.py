@@ -17,9 +17,10 @@ from blockrelay.protocol.encoding.stage_span import StageSpan
 from blockrelay.protocol.keys import Keys
 from blockrelay.redis.client import Scripts, connect
 from blockrelay.redis.errors import RedisWatch
+from blockrelay_worker.runs.run import RunTrace
 from blockrelay_worker.transport import stage_spans
 from blockrelay_worker.transport.redis_links import Links
-from blockrelay_worker.transport.stage_spans import RunTrace, StageSpans
+from blockrelay_worker.transport.stage_spans import StageSpans
 from tests.support.redis.redis_server import RedisServer
 from tests.support.waiting import wait_until
 

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from blockrelay.errors import ExecutionError
-from blockrelay_worker.engine.run import Run
 from blockrelay_worker.engine.stage_role import StageRole
 from blockrelay_worker.execution.batch import Batch, Segment
 from blockrelay_worker.execution.selection import Need
@@ -13,7 +12,7 @@ from blockrelay_worker.sampling.sampler import need_of
 from blockrelay_worker.scheduling.work import Work
 
 
-def batch_of(work: Sequence[Work[Run]], role: StageRole) -> Batch:
+def batch_of(work: Sequence[Work], role: StageRole) -> Batch:
     """The batch with the rows of `work`, in its order, and with the logits that the last stage wants.
 
     Raises ExecutionError if the stage before sent hidden rows to a stage of named tensors, or the reverse.
@@ -37,7 +36,7 @@ def batch_of(work: Sequence[Work[Run]], role: StageRole) -> Batch:
     return Batch(segments=segments, hidden=hidden, wanted=wanted, needs=needs)
 
 
-def wanted_rows(work: Work[Run]) -> Sequence[int]:
+def wanted_rows(work: Work) -> Sequence[int]:
     """Indexes of the rows, from the first row of `work`, whose logits the last stage needs; ascending."""
     known = work.rows - work.drafts
     if work.run.body.logits != "all":

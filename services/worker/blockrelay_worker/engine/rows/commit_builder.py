@@ -6,9 +6,9 @@ from typing import Any
 
 from blockrelay.protocol.encoding.end_meta import encode_end_meta
 from blockrelay.protocol.messages import Commit, TokenLogprobs
-from blockrelay_worker.engine.run import Run
 from blockrelay_worker.engine.stage_role import StageRole
 from blockrelay_worker.execution.selection import LogitRows
+from blockrelay_worker.runs.run import Run
 from blockrelay_worker.sampling.sampler import sample
 from blockrelay_worker.sampling.stop_conditions import FinishReason, advance
 

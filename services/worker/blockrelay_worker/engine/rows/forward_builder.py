@@ -11,17 +11,16 @@ from numpy.typing import NDArray
 from blockrelay.protocol.encoding.forward_segment import ForwardSegment
 from blockrelay.protocol.encoding.named_tensors import MAX_MESSAGE_WEIGHT, NamedTensors, weight
 from blockrelay.protocol.messages import Forward
-from blockrelay_worker.engine.run import Run
 from blockrelay_worker.engine.stage_role import StageRole
 from blockrelay_worker.scheduling.work import Work
 
 #: A Work and its output: rows float32 [n, H], or named tensors.
-Part = tuple[Work[Run], NDArray[np.float32] | Sequence[NamedTensors]]
+Part = tuple[Work, NDArray[np.float32] | Sequence[NamedTensors]]
 
 
 def forwards(
     parts: Sequence[Part], seconds: dict[str, float], role: StageRole
-) -> list[tuple[str, Forward, list[Work[Run]]]]:
+) -> list[tuple[str, Forward, list[Work]]]:
     """Messages to the workers of the next stage, each with the worker's id and the Work in it. Changes `run.sent`."""
     targets: dict[str, list[Part]] = {}
     for part in parts:
@@ -61,7 +60,7 @@ def _forward(group: Sequence[Part], seconds: dict[str, float], role: StageRole) 
     )
 
 
-def _segment(work: Work[Run]) -> ForwardSegment:
+def _segment(work: Work) -> ForwardSegment:
     """The segment of a message for one Work. Changes `run.sent`."""
     run = work.run
     run.sent += 1

@@ -5,14 +5,13 @@ from dataclasses import replace
 from blockrelay.errors import DeviceFailed, DeviceLost, ExecutionError
 from blockrelay.observability.logs import get
 from blockrelay_worker.engine.rows.batch_builder import batch_of
-from blockrelay_worker.engine.run import Run
 from blockrelay_worker.engine.run_endings import Endings
-from blockrelay_worker.engine.run_table import RunTable
 from blockrelay_worker.engine.stage_role import StageRole
 from blockrelay_worker.execution.batch import BlockFault
 from blockrelay_worker.execution.executor import Executor
 from blockrelay_worker.execution.fallback_reason import WRONG_WHEN_FAILED
 from blockrelay_worker.kv.finite_pages import finite_tokens
+from blockrelay_worker.kv.run_table import RunTable
 from blockrelay_worker.scheduling.work import Work
 
 
@@ -27,7 +26,7 @@ class SpoiledRows:
         self._role, self._executor, self._table, self._endings = role, executor, table, endings
         self._stage = f"a row became NaN or infinite in block_{role.first} to block_{role.last}"
 
-    def for_a_cpu(self, item: Work[Run]) -> DeviceFailed | None:
+    def for_a_cpu(self, item: Work) -> DeviceFailed | None:
         """Returns the failure with which the request moves to a CPU; None if a CPU computed it, or none may take it.
 
         Removes the pages with such rows from the prefix cache.
@@ -38,7 +37,7 @@ class SpoiledRows:
         get().error("BLOCK_EXECUTION_FAILED", error=self._stage, block=None, requests=[item.run.request])
         return DeviceFailed(self._stage, reason=WRONG_WHEN_FAILED, code="INTERNAL", capacity=False)
 
-    def end(self, item: Work[Run]) -> None:
+    def end(self, item: Work) -> None:
         """Fails the request and names the block at fault, which is found by running its rows block by block."""
         run, fault = item.run, None
         try:
@@ -56,7 +55,7 @@ class SpoiledRows:
             message += ", and fallback: deny keeps the request off CPUs" if denied else ", and no CPU is there"
         self._endings.fail(run, message, "row_not_finite", block, seconds)
 
-    def _finite(self, item: Work[Run]) -> int:
+    def _finite(self, item: Work) -> int:
         """Number of leading tokens of the run whose KV pages are finite.
 
         A step checks only the logits that it returns, so an earlier step can have stored NaN for prompt tokens.
@@ -66,7 +65,7 @@ class SpoiledRows:
             return run.computed
         return finite_tokens(self._executor, run.pages, run.computed, known=run.kv.cached)
 
-    def _fault(self, item: Work[Run]) -> BlockFault | None:
+    def _fault(self, item: Work) -> BlockFault | None:
         """Returns the first block whose output is not finite, None if all are; raises ExecutionError.
 
         Runs the rows from the first token on whose page is not finite.

@@ -1,29 +1,12 @@
 """KV that clients supplied with their requests: a gateway wrote it to the payload Redis, each stage reads its part."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import redis
 
 from blockrelay.errors import RedisTrouble
 from blockrelay.protocol.encoding.kv_pages import field
 from blockrelay.protocol.keys import Keys
-
-
-@dataclass(frozen=True, slots=True)
-class Given:
-    """KV supplied by a client, as seen from a sequence of pages to fill."""
-
-    request: str
-    """The request's id."""
-    first: int
-    """Index, in the request, of the first page to fill."""
-    pages: int
-    """Number of leading pages of the request that the client supplied."""
-
-    def page(self, index: int) -> int | None:
-        """The index in the request of page `index` of the sequence; None if the client did not supply it."""
-        return self.first + index if self.first + index < self.pages else None
 
 
 class GivenPages:

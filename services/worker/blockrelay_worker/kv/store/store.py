@@ -16,9 +16,10 @@ from blockrelay.failpoints import reach
 from blockrelay.observability.logs import get
 from blockrelay.observability.metrics.worker import WorkerMetrics
 from blockrelay_worker.execution.executor import PageOwner
-from blockrelay_worker.kv.store.given import Given, GivenPages
+from blockrelay_worker.kv.store.given import GivenPages
 from blockrelay_worker.kv.store.record import PageShape, decode_record, encode_record
 from blockrelay_worker.kv.store.tier import StoredPage, Tier
+from blockrelay_worker.runs.kv_load import Load, Loaded
 
 #: Maximum number of pages that wait to be written; more are dropped.
 MAX_QUEUED = 4096
@@ -26,28 +27,6 @@ MAX_QUEUED = 4096
 CALL_BYTES = 4 << 20
 #: Seconds after which a load stops before its next call of a tier; pages filled by then are used.
 MAX_LOAD_S = 2.0
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Load:
-    """Pages of the pool to be filled from the store, in order. Until it has ended the pages belong to the load."""
-
-    names: tuple[bytes, ...]
-    """Names of the pages, as in `kv.page_names`."""
-    pages: tuple[int, ...]
-    """Indexes in the pool."""
-    begun: int = 0
-    """Tokens wanted of the last page, if it is a partial one; 0: it is full."""
-    given: Given | None = None
-    """KV that the client supplied for some of the pages."""
-
-
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """The result of a load: its first `count` pages are filled, the content of the others is undefined."""
-
-    load: Load
-    count: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from blockrelay_worker.kernels.specification import PAGE
-from blockrelay_worker.kv.store.store import Load
+from blockrelay_worker.runs.kv_load import Load
 
 
 @dataclass(slots=True, eq=False)

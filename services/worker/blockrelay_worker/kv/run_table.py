@@ -6,11 +6,11 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Concatenate, ParamSpec, TypeVar
 
-from blockrelay_worker.engine.run import Run
 from blockrelay_worker.execution.page_layout import pages_for
 from blockrelay_worker.execution.page_pool import PagePool
 from blockrelay_worker.kv.prefix_cache import PrefixCache
-from blockrelay_worker.kv.store.store import Load, Loaded
+from blockrelay_worker.runs.kv_load import Load, Loaded
+from blockrelay_worker.runs.run import Run
 
 P = ParamSpec("P")
 T = TypeVar("T")

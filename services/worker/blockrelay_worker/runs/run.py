@@ -11,10 +11,9 @@ from prometheus_client import Histogram
 from blockrelay.protocol.messages import RequestBody
 from blockrelay.protocol.sampling_params import SamplingParams
 from blockrelay_worker.kernels.specification import PAGE
-from blockrelay_worker.kv.state import KvState
+from blockrelay_worker.runs.kv_state import KvState
 from blockrelay_worker.sampling.prompt_lookup import Drafter, KnownTokens, right_drafts
 from blockrelay_worker.sampling.stop_conditions import Progress
-from blockrelay_worker.transport.stage_spans import RunTrace
 
 #: Batches of a run whose block seconds are summed at a time.
 SUMMED_TOGETHER = 64
@@ -108,6 +107,22 @@ class LastStageState:
                 self._sums[block] = self._sums.get(block, 0.0) + value
         self._batches.clear()
         return self._sums
+
+
+@dataclass(slots=True, eq=False)
+class RunTrace:
+    """The trace of a run on this stage, for a request that asks for one."""
+
+    run: int
+    """Number of the run among those of its request, from 1."""
+    ready_ns: int
+    """Since when the next rows can be computed here, in nanoseconds of the monotonic clock."""
+    steps: int = 0
+    """Number of steps that were reported."""
+
+    def ready(self) -> None:
+        """Notes that the next rows can be computed from now on."""
+        self.ready_ns = time.monotonic_ns()
 
 
 class Run:

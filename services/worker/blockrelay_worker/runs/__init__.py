@@ -1,0 +1,1 @@
+"""Runs as data: what a worker knows of one attempt at a request, and its KV pages."""
