@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-from blockrelay.onnx_blocks.splitting.report import SplitBegins, decode_begin, decode_written
+from blockrelay.onnx_blocks.reports.splitting import SplitBegins, decode_begin, decode_written
 from blockrelay_launcher.onnx_blocks.split_table import split_table
 from blockrelay_launcher.onnx_blocks.worker import code_of_silence, worker
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from blockrelay.onnx_blocks.splitting.report import SplitBlock
+from blockrelay.onnx_blocks.reports.splitting import SplitBlock
 from blockrelay.quantities import format_quantity
 
 _HEAD = ("BLOCK", "NODES", "WEIGHTS", "FROM EARLIER BLOCKS")

@@ -10,7 +10,7 @@ import pytest
 
 from blockrelay.extras import how_to_install
 from blockrelay.onnx_blocks.blocks_file import read_blocks_file
-from blockrelay.onnx_blocks.splitting.report import SplitBegins, SplitBlock, decode_begin, encode_begin
+from blockrelay.onnx_blocks.reports.splitting import SplitBegins, SplitBlock, decode_begin, encode_begin
 from blockrelay_launcher.onnx_blocks.split_table import split_table
 from tests.support.models.genai_decoder import genai_decoder
 from tests.support.models.whole_decoders import optimum_decoder, saved

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 from onnx import ModelProto, NodeProto, ValueInfoProto
 
-from blockrelay.onnx_blocks.splitting.graph import SHAPE
-from blockrelay.onnx_blocks.splitting.plan import BlockPlan
+from blockrelay_worker.offline.onnx_blocks.splitting.planning.graph import SHAPE
+from blockrelay_worker.offline.onnx_blocks.splitting.planning.plan import BlockPlan
 from blockrelay_worker.offline.onnx_blocks.splitting.source import Source, inner_graphs
 
 

@@ -10,8 +10,8 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto,
 from blockrelay.errors import OnnxBlocksError
 from blockrelay.onnx_blocks.model_file import declared_tensor, tensors_of, whole_model
 from blockrelay.onnx_blocks.signature import check_names
-from blockrelay.onnx_blocks.splitting.graph import Graph, Node, in_running_order
 from blockrelay_worker.offline.onnx_blocks.splitting.head_dims import with_head_dims
+from blockrelay_worker.offline.onnx_blocks.splitting.planning.graph import Graph, Node, in_running_order
 from blockrelay_worker.offline.onnx_blocks.weight_files import check_weights
 
 #: Constants up to this many bytes may be shapes, which shape inference needs.

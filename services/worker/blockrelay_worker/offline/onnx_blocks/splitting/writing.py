@@ -10,8 +10,7 @@ from onnx import ModelProto
 from blockrelay import __version__
 from blockrelay.errors import OnnxBlocksError, UsageError
 from blockrelay.host.unfinished_folder import check_free, is_finished, unfinished_folder
-from blockrelay.onnx_blocks.splitting.plan import SplitPlan, plan_split
-from blockrelay.onnx_blocks.splitting.report import (
+from blockrelay.onnx_blocks.reports.splitting import (
     SplitBegins,
     SplitBlock,
     SplitWrites,
@@ -21,6 +20,7 @@ from blockrelay.onnx_blocks.splitting.report import (
 )
 from blockrelay.quantities import format_quantity
 from blockrelay_worker.offline.onnx_blocks.splitting.block_graphs import block_model, block_name
+from blockrelay_worker.offline.onnx_blocks.splitting.planning.plan import SplitPlan, plan_split
 from blockrelay_worker.offline.onnx_blocks.splitting.source import Source, read_source
 from blockrelay_worker.offline.onnx_blocks.splitting.weights import (
     aligned_bytes,
@@ -39,9 +39,9 @@ _FRAME_BYTES = 64 << 10
 def split_model(path: Path, out: Path, *, copy_weights: bool, tell: Callable[[str], None]) -> None:
     """Writes the blocks of the model at `path` to the folder `out`, which appears only when it is complete.
 
-    Continues an interrupted run with the same arguments. `tell` gets the lines of `splitting.report`. Raises
-    OnnxBlocksError for a model that cannot be split, UsageError if `out` exists or its disk is too small; both leave
-    nothing behind.
+    Continues an interrupted run with the same arguments. `tell` gets the lines of
+    `blockrelay.onnx_blocks.reports.splitting`. Raises OnnxBlocksError for a model that cannot be split, UsageError if
+    `out` exists or its disk is too small; both leave nothing behind.
     """
     out = out.absolute()
     source = read_source(path)

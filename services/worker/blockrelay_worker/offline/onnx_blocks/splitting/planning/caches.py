@@ -1,4 +1,4 @@
-"""The pasts and presents of a whole model: by the names that exporters give them, else by what is made of what."""
+"""Finds the KV caches (pasts and presents) of a whole model, by exporters' names or else by how tensors depend."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from blockrelay.errors import OnnxBlocksError
 from blockrelay.onnx_blocks.cache_names import CacheSlot, Half, cache_slot
 from blockrelay.onnx_blocks.signature import Tensor
-from blockrelay.onnx_blocks.splitting.graph import SHAPE, Graph
+from blockrelay_worker.offline.onnx_blocks.splitting.planning.graph import SHAPE, Graph
 
 _RANK = 4
 _HALVES: tuple[Half, Half] = ("key", "value")
@@ -16,36 +16,43 @@ _NO_HALVES: frozenset[Half] = frozenset()
 
 @dataclass(frozen=True, slots=True)
 class Caches:
-    """Every layer from 0 to `layers` - 1 has the keys and the values of both."""
+    """The KV caches of a model, complete: each layer from 0 on has past and present keys and values."""
 
     pasts: Mapping[str, CacheSlot]
+    """Inputs with the keys and values of earlier tokens, by name."""
     presents: Mapping[str, CacheSlot]
+    """Outputs: the pasts with the keys and values of this step's tokens, by name."""
 
     @property
     def layers(self) -> int:
         return len(self.pasts) // len(_HALVES)
 
     def past(self, slot: CacheSlot) -> str:
-        """The name of that past."""
+        """Returns the name of the input with the past of `slot`."""
         return next(name for name, other in self.pasts.items() if other == slot)
 
     def renamed(self, graph: Graph) -> Mapping[str, str]:
-        """Names for those that are not called like caches, by which blocks can be wired: as optimum calls them."""
-        found: dict[str, str] = {}
+        """Returns new names, as optimum gives them, for caches that are not recognised as caches by their names.
+
+        Blocks are wired together by these names.
+        """
+        renamed: dict[str, str] = {}
         for tensor in graph.inputs:
             slot = self.pasts.get(tensor.name)
             if slot is not None and cache_slot(tensor, "past", file=graph.file) is None:
-                found[tensor.name] = f"past_key_values.{slot.layer}.{slot.half}"
+                renamed[tensor.name] = f"past_key_values.{slot.layer}.{slot.half}"
         for tensor in graph.outputs:
             slot = self.presents.get(tensor.name)
             if slot is not None and cache_slot(tensor, "present", file=graph.file) is None:
-                found[tensor.name] = f"present.{slot.layer}.{slot.half}"
-        return found
+                renamed[tensor.name] = f"present.{slot.layer}.{slot.half}"
+        return renamed
 
 
 def find_pasts(graph: Graph) -> Mapping[str, CacheSlot]:
-    """The inputs that are pasts, by name. Raises OnnxBlocksError where there are none, or where the layers are not 0 to
-    the last one with keys and values of each."""
+    """Returns the inputs that are pasts, by name.
+
+    Raises OnnxBlocksError if there are none, or if a layer between 0 and the last one lacks keys or values.
+    """
     named = {tensor.name: cache_slot(tensor, "past", file=graph.file) for tensor in graph.inputs}
     pasts = {name: slot for name, slot in named.items() if slot is not None} or _by_number(graph)
     if not pasts:
@@ -57,8 +64,11 @@ def find_pasts(graph: Graph) -> Mapping[str, CacheSlot]:
 
 
 def _by_number(graph: Graph) -> dict[str, CacheSlot]:
-    """Those with four dimensions, where nothing is called a cache: `past_0_0` and `past_0_1` are the keys and the
-    values of layer 0."""
+    """Returns the inputs with four dimensions, for models in which no name is that of a cache.
+
+    The first number in a name is the layer, and keys come before values: `past_0_0` and `past_0_1` are the keys and
+    values of layer 0.
+    """
     by_layer: dict[int, list[str]] = {}
     for tensor in graph.inputs:
         if tensor.rank == _RANK:
@@ -66,12 +76,12 @@ def _by_number(graph: Graph) -> dict[str, CacheSlot]:
             if number is None:
                 raise OnnxBlocksError("has no number of a layer in its name", file=graph.file, tensor=tensor.name)
             by_layer.setdefault(int(number[0]), []).append(tensor.name)
-    found: dict[str, CacheSlot] = {}
+    slots: dict[str, CacheSlot] = {}
     for layer, names in by_layer.items():
         if len(names) != len(_HALVES):
             raise OnnxBlocksError(f"is one of {len(names)} pasts of layer {layer}", file=graph.file, tensor=names[-1])
-        found |= {name: CacheSlot(layer, half) for name, half in zip(names, _HALVES, strict=True)}
-    return found
+        slots |= {name: CacheSlot(layer, half) for name, half in zip(names, _HALVES, strict=True)}
+    return slots
 
 
 def _check_complete(graph: Graph, pasts: Mapping[str, CacheSlot]) -> None:
@@ -90,20 +100,20 @@ def _check_complete(graph: Graph, pasts: Mapping[str, CacheSlot]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Dependence:
-    """What tensors are made of. A tensor that is only as long as another one is not made of it."""
+    """The inputs that each tensor depends on. A tensor that has only another one's length does not depend on it."""
 
     layer: Mapping[str, int]
-    """The highest layer whose past is in it; absent: none."""
+    """The highest layer on whose past the tensor depends; tensors that depend on no past are absent."""
     halves: Mapping[str, frozenset[Half]]
-    """Of that layer."""
+    """Which halves (keys, values) of that layer's past the tensor depends on."""
     hidden: frozenset[str]
-    """The tensors that tokens or a past are in."""
+    """The tensors that depend on tokens or on a past."""
     live: frozenset[str]
-    """Those that change with the inputs, if only in length."""
+    """The tensors that change with any input, be it only in length."""
 
 
 def dependence(graph: Graph, pasts: Mapping[str, CacheSlot], tokens: str) -> Dependence:
-    """`tokens` is the input that is embedded."""
+    """Returns the dependence of all tensors of `graph`. `tokens` is the name of the input that is embedded."""
     layer = {name: slot.layer for name, slot in pasts.items()}
     halves: dict[str, frozenset[Half]] = {name: frozenset({slot.half}) for name, slot in pasts.items()}
     hidden = {tokens, *pasts}
@@ -124,8 +134,11 @@ def dependence(graph: Graph, pasts: Mapping[str, CacheSlot], tokens: str) -> Dep
 
 
 def find_presents(graph: Graph, pasts: Mapping[str, CacheSlot], depends: Dependence) -> Mapping[str, CacheSlot]:
-    """The outputs that are presents, by name. Raises OnnxBlocksError naming the tensor for one without its past, a past
-    without its present, and one that a later layer's past is in."""
+    """Returns the outputs that are presents, by name.
+
+    Raises OnnxBlocksError, with the tensor, for a present without its past, for a past without its present, and for a
+    present that depends on the past of a later layer.
+    """
     named = {tensor.name: cache_slot(tensor, "present", file=graph.file) for tensor in graph.outputs}
     presents = {name: slot for name, slot in named.items() if slot is not None}
     if not presents:
@@ -156,10 +169,10 @@ def find_presents(graph: Graph, pasts: Mapping[str, CacheSlot], depends: Depende
 
 
 def _by_past(outputs: Sequence[Tensor], depends: Dependence) -> dict[str, CacheSlot]:
-    """Each is the present of the past that is in it. Where both of a layer are, keys come first."""
-    found: dict[str, CacheSlot] = {}
+    """Returns for each output the past that it depends on. If it depends on both halves, keys come first."""
+    presents: dict[str, CacheSlot] = {}
     for tensor in outputs:
         layer, halves = depends.layer[tensor.name], depends.halves[tensor.name]
         slots = [CacheSlot(layer, half) for half in _HALVES if half in halves]
-        found[tensor.name] = next((slot for slot in slots if slot not in found.values()), slots[0])
-    return found
+        presents[tensor.name] = next((slot for slot in slots if slot not in presents.values()), slots[0])
+    return presents

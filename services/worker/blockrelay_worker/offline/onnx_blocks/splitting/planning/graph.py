@@ -1,4 +1,4 @@
-"""The graph of a whole model as data: what its nodes read and make, and how wide that is."""
+"""The graph of a whole model as data: nodes, the tensors that they read and compute, and the widths of these."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -7,61 +7,67 @@ from graphlib import CycleError, TopologicalSorter
 from blockrelay.errors import OnnxBlocksError
 from blockrelay.onnx_blocks.signature import Tensor
 
-#: The operator that looks at how long a tensor is and not at what is in it.
+#: The operator that reads only the dimensions of a tensor.
 SHAPE = "Shape"
-#: What operators that take most of the time are called, of the standard and others.
+#: Operators that take most of the time: standard names, and words in the names of others.
 _PRODUCTS, _PRODUCT_WORDS = ("Gemm", "Einsum", "Conv"), ("MatMul", "Attention", "MoE")
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """`index` is its place in the file. `inputs` and `outputs` are without the empty names of optional tensors that are
-    not there, and `inputs` are with those that graphs inside the node read."""
+    """One node of the graph. Absent optional tensors, which have empty names in ONNX, are left out."""
 
     index: int
+    """Its position in the file, from 0."""
     kind: str
+    """The operator, such as `MatMul`."""
     inputs: tuple[str, ...]
+    """Names of the tensors that it reads, with those that graphs inside the node read."""
     outputs: tuple[str, ...]
 
     @property
     def is_product(self) -> bool:
-        """Whether it takes most of the time: products with weights, and attention."""
+        """True for operators that take most of the time: matmuls, convolutions and attention."""
         return any(word in self.kind for word in _PRODUCT_WORDS) or self.kind in _PRODUCTS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Graph:
-    """Every node is behind those that make what it reads (`in_running_order`)."""
+    """A whole model. Its nodes are in running order: each comes after those that compute its inputs."""
 
     file: str
     nodes: Sequence[Node]
     inputs: Sequence[Tensor]
     outputs: Sequence[Tensor]
     constants: Collection[str]
+    """Names of the initializers: weights and other tensors that the file holds."""
     widths: Mapping[str, int]
-    """How many numbers a tensor has for each token; only of those that are known."""
+    """Numbers per token of each tensor for which the count is known."""
 
     def makers(self) -> Mapping[str, Node]:
-        """The node that makes each tensor."""
+        """Returns the node that computes each tensor, by the tensor's name."""
         return {name: node for node in self.nodes for name in node.outputs}
 
     def all_widths(self) -> Mapping[str, int]:
-        """Of every tensor that nodes make: if nothing else is known, as wide as the widest that it is made of."""
-        found = dict(self.widths)
+        """Returns the width (numbers per token) of every computed tensor; at least 1.
+
+        A tensor with an unknown width counts as wide as the widest tensor that its node reads.
+        """
+        widths = dict(self.widths)
         for node in self.nodes:
-            widest = max((found.get(name, 0) for name in node.inputs if name not in self.constants), default=0)
+            widest = max((widths.get(name, 0) for name in node.inputs if name not in self.constants), default=0)
             for name in node.outputs:
-                found[name] = max(1, found.get(name) or widest)
-        return found
+                widths[name] = max(1, widths.get(name) or widest)
+        return widths
 
 
 def in_running_order(
     file: str, nodes: Sequence[Node], given: Collection[str], wanted: Iterable[str]
 ) -> tuple[Node, ...]:
-    """The nodes, each behind those that make what it reads: as they are in the file where that is so already.
+    """Returns the nodes sorted so that each comes after those that compute its inputs.
 
-    `given` are inputs and constants, `wanted` outputs. Raises OnnxBlocksError that names the tensor for one that is
-    made twice or by nobody, and for a cycle.
+    A file that is sorted already keeps its order. `given` are the names of inputs and constants, `wanted` those of
+    outputs. Raises OnnxBlocksError, with the tensor, for one that two nodes compute or none, and for a cycle.
     """
     makers: dict[str, Node] = {}
     for node in nodes:

@@ -1,6 +1,6 @@
-"""The lightest set of vertices that parts a graph in two: maximum flow by shortest paths.
+"""Finds the minimum vertex cut of a graph, by maximum flow along shortest paths (Edmonds and Karp).
 
-Graphs are of one layer here, some hundred vertices, and few paths saturate them.
+That is fast enough here: a graph of one layer has some hundred vertices, and few paths saturate it.
 """
 
 from collections import deque
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
-#: A vertex before and behind the capacity in it, and where all flow comes from and goes to.
+#: A vertex split into the points before and behind its capacity; also the common source and sink of all flow.
 _Point = tuple[str, Literal["in", "out", "start", "end"]]
 _START: _Point = ("", "start")
 _END: _Point = ("", "end")
@@ -18,11 +18,11 @@ _Residual = dict[_Point, dict[_Point, int]]
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """No way leads from a source to a sink but through `vertices`. `before` is the side of the sources, `vertices` and
-    what leads nowhere included."""
+    """A vertex cut: every path from a source to a sink goes through one of `vertices`."""
 
     vertices: frozenset[str]
     before: frozenset[str]
+    """The side of the sources, with `vertices` and with vertices from which no path leads to a sink."""
 
 
 def minimum_cut(
@@ -33,9 +33,9 @@ def minimum_cut(
     sinks: Collection[str],
     nearest_to: Literal["sources", "sinks"],
 ) -> Cut | None:
-    """Of the lightest cuts the one that is nearest to the sources, or to the sinks. None where a source is a sink.
+    """Returns the lightest cut, or None if a source is a sink.
 
-    Weights are at least 1. A source may be in the cut, a sink is not.
+    `nearest_to` chooses between equally light cuts. Weights are at least 1. A source may be in the cut, a sink is not.
     """
     residual = _residual(weights, edges, sources, sinks)
     limit = sum(weights.values())
@@ -85,7 +85,7 @@ def _residual(
 
 
 def _path(residual: _Residual) -> list[_Point] | None:
-    """The shortest one with room on it."""
+    """Returns the shortest path from the source to the sink that has capacity left; None if there is none."""
     came_from = _reached(residual, _START)
     if _END not in came_from:
         return None
@@ -96,7 +96,7 @@ def _path(residual: _Residual) -> list[_Point] | None:
 
 
 def _reached(residual: _Residual, start: _Point) -> dict[_Point, _Point]:
-    """Every point that there is a way with room to, with the one before it."""
+    """Returns the points that can be reached from `start` with capacity left, each with the point before it."""
     came_from = {start: start}
     waiting = deque([start])
     while waiting:

@@ -1,6 +1,7 @@
-"""Which nodes are in which block of a model that is cut, and what blocks hand to each other.
+"""Plans the blocks of a split model: the nodes of each, and the tensors that blocks send to each other.
 
-Lengths that are known from a past are computed in each block again, from its own past: all pasts are equally long.
+Each block computes lengths of pasts from its own past, instead of getting them from an earlier block: all pasts are
+equally long.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -8,10 +9,15 @@ from dataclasses import dataclass
 
 from blockrelay.errors import OnnxBlocksError
 from blockrelay.onnx_blocks.served_shape import LOGITS
-from blockrelay.onnx_blocks.splitting.borders import find_borders
-from blockrelay.onnx_blocks.splitting.caches import Caches, dependence, find_pasts, find_presents
-from blockrelay.onnx_blocks.splitting.graph import Graph, Node
-from blockrelay.onnx_blocks.splitting.places import Places
+from blockrelay_worker.offline.onnx_blocks.splitting.planning.borders import find_borders
+from blockrelay_worker.offline.onnx_blocks.splitting.planning.caches import (
+    Caches,
+    dependence,
+    find_pasts,
+    find_presents,
+)
+from blockrelay_worker.offline.onnx_blocks.splitting.planning.graph import Graph, Node
+from blockrelay_worker.offline.onnx_blocks.splitting.planning.places import Places
 
 TOKENS = "input_ids"
 #: [batch, positions, vocabulary].
@@ -20,26 +26,30 @@ _LOGITS_RANK = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockPlan:
-    """One block. `nodes` are places in the file of the whole, in running order."""
+    """One block of the split model. Names are those of the whole model."""
 
     nodes: tuple[int, ...]
+    """Indexes in the file of the whole model, in running order."""
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     constants: frozenset[str]
+    """Names of the initializers that its nodes read."""
     lengths_from: Mapping[str, str]
-    """Pasts of other layers of which nodes here read the length, and the past of this one that has it too."""
+    """The block's own past by each past of another layer whose dimensions a node of this block reads."""
 
 
 @dataclass(frozen=True, slots=True)
 class SplitPlan:
-    """All blocks in order. `renamed` are caches that get a name by which blocks can be wired, and logits."""
+    """The plan of a whole split."""
 
     blocks: tuple[BlockPlan, ...]
+    """All blocks, in order."""
     renamed: Mapping[str, str]
+    """New names of caches and logits by which blocks can be wired, by the names in the whole model."""
 
 
 def plan_split(graph: Graph) -> SplitPlan:
-    """Raises OnnxBlocksError that names the tensor for a graph that is not a decoder of layers."""
+    """Returns the plan for `graph`. Raises OnnxBlocksError, with the tensor, if it is not a decoder of layers."""
     pasts = find_pasts(graph)
     if TOKENS not in {tensor.name for tensor in graph.inputs}:
         raise OnnxBlocksError(f"has no input {TOKENS}", file=graph.file)
@@ -51,7 +61,10 @@ def plan_split(graph: Graph) -> SplitPlan:
 
 
 def _called_logits(graph: Graph, caches: Caches) -> Mapping[str, str]:
-    """The name of logits for the one output that is no cache, where it has another: torch calls it as its node."""
+    """Returns the new name `logits` for the only output that is not a cache, if it has another name.
+
+    torch names an output like the node that computes it.
+    """
     others = [tensor for tensor in graph.outputs if tensor.name not in caches.presents]
     taken = LOGITS in graph.constants or LOGITS in graph.makers() or any(one.name == LOGITS for one in graph.inputs)
     return {} if taken or len(others) != 1 or others[0].rank != _LOGITS_RANK else {others[0].name: LOGITS}
@@ -79,7 +92,7 @@ def _assembled(places: Places) -> Iterable[BlockPlan]:
 
 
 class _Draft:
-    """The nodes of one block with copies of what it computes for itself, and what it takes from others."""
+    """The plan of one block while its nodes are read: `nodes` include copies, `takes` are tensors of other blocks."""
 
     def __init__(self, places: Places, block: int) -> None:
         self._places, self._block = places, block
@@ -94,7 +107,7 @@ class _Draft:
             self._read(node)
 
     def inputs(self) -> Sequence[str]:
-        """Those of the request first, then those of other blocks, then pasts."""
+        """Returns the names of the inputs: those of the request first, then those of other blocks, then pasts."""
         of_graph = [tensor.name for tensor in self._places.graph.inputs]
         request = [name for name in of_graph if name in self._of_request]
         return [*request, *self.takes, *(name for name in of_graph if name in self._pasts)]
@@ -122,6 +135,7 @@ class _Draft:
                 self.takes[name] = None
 
     def _has_copy(self, maker: Node) -> bool:
+        """Returns whether this block computes `maker` itself instead of getting its outputs from another block."""
         if self._places.is_fixed(maker):
             return True
         return maker.index in self._places.of_lengths and self._block < self._places.caches.layers

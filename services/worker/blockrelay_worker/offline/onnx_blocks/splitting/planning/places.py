@@ -1,18 +1,18 @@
-"""Which block each node of a model is in that changes with the inputs.
+"""Decides which block each node is in, for the nodes whose outputs change with the model's inputs.
 
-What tokens or a past go through is in the block that its border puts it in. What is made of masks, positions and
-lengths alone is made once, in the first block that needs it; in block 1 where it looks at what a request brings.
+A node that depends on tokens or on a past is in the block between whose borders it lies. A node that depends only on
+masks, positions and lengths is in the first block that needs it, or in block 1 if it reads an input of the request.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from blockrelay.onnx_blocks.cache_names import CacheSlot
-from blockrelay.onnx_blocks.splitting.borders import Borders
-from blockrelay.onnx_blocks.splitting.caches import Caches, Dependence
-from blockrelay.onnx_blocks.splitting.graph import SHAPE, Graph, Node
+from blockrelay_worker.offline.onnx_blocks.splitting.planning.borders import Borders
+from blockrelay_worker.offline.onnx_blocks.splitting.planning.caches import Caches, Dependence
+from blockrelay_worker.offline.onnx_blocks.splitting.planning.graph import SHAPE, Graph, Node
 
-#: Of lengths they make a few numbers, as cheap in each block as handing them on.
+#: Operators that compute a few numbers from lengths: as cheap to repeat in each block as to send between blocks.
 _ARITHMETIC = frozenset(
     (
         *("Add", "Cast", "Concat", "Div", "Gather", "Identity", "Max", "Min", "Mul", "Neg"),
@@ -23,7 +23,7 @@ _ARITHMETIC = frozenset(
 
 @dataclass(slots=True)
 class Places:
-    """The block of every node that changes with the inputs and that somebody needs, by its place in the file."""
+    """The block of every node that changes with the inputs and that an output depends on."""
 
     graph: Graph
     caches: Caches
@@ -31,8 +31,9 @@ class Places:
     borders: Borders
     makers: Mapping[str, Node] = field(init=False)
     block: dict[int, int] = field(init=False)
+    """The block of each node, both from 0, by the index of the node in the file."""
     of_lengths: set[int] = field(default_factory=set[int])
-    """The nodes that each block can have a copy of."""
+    """Indexes of the nodes that depend only on lengths of pasts: each block can have its own copy."""
 
     def __post_init__(self) -> None:
         self.makers = self.graph.makers()
@@ -41,14 +42,15 @@ class Places:
         self._place_the_rest()
 
     def is_fixed(self, node: Node) -> bool:
-        """Whether it makes the same whatever the inputs are."""
+        """Returns whether the node's outputs are the same for all inputs."""
         return not any(name in self.depends.live for name in node.inputs)
 
     def is_length_of_past(self, node: Node) -> bool:
+        """Returns whether the node reads the dimensions of a past."""
         return node.kind == SHAPE and any(name in self.caches.pasts for name in node.inputs)
 
     def own_past(self, name: str, block: int) -> str:
-        """The past of this block that is as long as the past `name`."""
+        """Returns the past of `block` that corresponds to the past `name` of any layer: both are equally long."""
         return self.caches.past(CacheSlot(block, self.caches.pasts[name].half))
 
     def _find_lengths(self) -> None:
@@ -62,7 +64,10 @@ class Places:
                 self.of_lengths.add(node.index)
 
     def _place_the_rest(self) -> None:
-        """Each in the first block that needs it, from the last to the first node; not before what it looks at."""
+        """Puts each node without a block into the first block that needs it, but not before its inputs are there.
+
+        Goes from the last node to the first, so that the readers of a node's outputs have their blocks.
+        """
         earliest = self._earliest()
         needed: dict[str, int] = {tensor.name: 0 for tensor in self.graph.outputs}
         request = {tensor.name for tensor in self.graph.inputs if tensor.name not in self.caches.pasts}
@@ -84,10 +89,10 @@ class Places:
                 needed[name] = min(needed.get(name, block), block)
 
     def _earliest(self) -> Mapping[int, int]:
-        """The first block in which a node could be."""
-        found: dict[int, int] = {}
+        """Returns the first block in which each node has its inputs, by the index of the node."""
+        earliest: dict[int, int] = {}
         for node in self.graph.nodes:
             makers = [self.makers[name] for name in node.inputs if name in self.makers]
-            first = max((found[maker.index] for maker in makers), default=0)
-            found[node.index] = self.block.get(node.index, first)
-        return found
+            first = max((earliest[maker.index] for maker in makers), default=0)
+            earliest[node.index] = self.block.get(node.index, first)
+        return earliest

@@ -6,7 +6,7 @@ from itertools import combinations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blockrelay.onnx_blocks.splitting.minimum_cut import minimum_cut
+from blockrelay_worker.offline.onnx_blocks.splitting.planning.minimum_cut import minimum_cut
 
 Edges = frozenset[tuple[str, str]]
 

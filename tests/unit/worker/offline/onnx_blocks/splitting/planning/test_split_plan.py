@@ -6,8 +6,8 @@ import pytest
 
 from blockrelay.errors import OnnxBlocksError
 from blockrelay.onnx_blocks.signature import Tensor
-from blockrelay.onnx_blocks.splitting.graph import Graph, Node, in_running_order
-from blockrelay.onnx_blocks.splitting.plan import BlockPlan, plan_split
+from blockrelay_worker.offline.onnx_blocks.splitting.planning.graph import Graph, Node, in_running_order
+from blockrelay_worker.offline.onnx_blocks.splitting.planning.plan import BlockPlan, plan_split
 
 #: kind, inputs, output
 Line = tuple[str, str, str]

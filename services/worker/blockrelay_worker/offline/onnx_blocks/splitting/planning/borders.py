@@ -1,10 +1,11 @@
-"""Where one block ends and the next begins: for every layer a minimum cut between its attention and that of the next
-one, so that as few numbers as possible are handed on for each token.
+"""Finds the borders between blocks: a minimum cut between the attention of each layer and that of the next one.
 
-Of equal cuts none is right by itself. The residual after attention is one tensor as well as the one after the MLP is,
-so the one nearest to the next attention tells which products belong to this layer. Of the equal cuts behind the last
-of these products the first is taken: norms and casts belong to what they are for. Numbers are counted, not their bytes:
-else what is quantised for one product would be handed on in place of what it is made of.
+The cut's weight is the count of numbers per token that one block sends to the next. Often several cuts are equally
+light: the residual after attention is one tensor, and so is the residual after the MLP. Therefore two cuts are made.
+The lightest cut nearest to the next attention shows which matmuls belong to this layer. Then the first of the lightest
+cuts behind the last of these matmuls is the border, so norms and casts are in the block that uses their result. The
+weight counts numbers, not bytes: otherwise a block would send a tensor that is quantised for one matmul instead of the
+tensor that it is computed from.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -12,25 +13,26 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from blockrelay.errors import OnnxBlocksError
-from blockrelay.onnx_blocks.splitting.caches import Caches, Dependence
-from blockrelay.onnx_blocks.splitting.graph import SHAPE, Graph, Node
-from blockrelay.onnx_blocks.splitting.minimum_cut import Cut, minimum_cut
+from blockrelay_worker.offline.onnx_blocks.splitting.planning.caches import Caches, Dependence
+from blockrelay_worker.offline.onnx_blocks.splitting.planning.graph import SHAPE, Graph, Node
+from blockrelay_worker.offline.onnx_blocks.splitting.planning.minimum_cut import Cut, minimum_cut
 
-#: They add the residual as well, so a cut in front of them is wider than one behind; the final one belongs to the head.
+#: Norms that also add the residual, so a cut before one is wider than a cut behind it; the final norm is in the head.
 _NORMS_THAT_ADD = ("SkipSimplifiedLayerNormalization", "SkipLayerNormalization")
 
 
 @dataclass(frozen=True, slots=True)
 class Borders:
-    """`hidden_blocks`: for each node that tokens or a past go through, the block that it is in, by its index in the
-    file. Blocks are counted from 0; the last is the head where the graph has one."""
+    """The block of each node whose outputs depend on tokens or on a past. Blocks count from 0."""
 
     blocks: int
+    """The number of blocks: one per layer, and the head if the graph has one."""
     hidden_blocks: Mapping[int, int]
+    """The block of each such node, by the index of the node in the file."""
 
 
 def find_borders(graph: Graph, caches: Caches, depends: Dependence) -> Borders:
-    """Raises OnnxBlocksError that names a tensor where layers do not follow each other."""
+    """Returns the borders of all layers. Raises OnnxBlocksError, with a tensor, if layers do not follow each other."""
     search = _Search(graph, caches, depends)
     final = [tensor.name for tensor in graph.outputs if tensor.name not in caches.presents]
     presents: dict[int, list[str]] = {}
@@ -52,10 +54,13 @@ def find_borders(graph: Graph, caches: Caches, depends: Dependence) -> Borders:
 
 @dataclass(slots=True)
 class _Search:
+    """The search for borders, from the first layer to the last; `placed` grows with each `place`."""
+
     graph: Graph
     caches: Caches
     depends: Dependence
     placed: dict[int, int] = field(default_factory=dict[int, int])
+    """The block of each node that has one so far, by the index of the node in the file."""
     _makers: Mapping[str, Node] = field(init=False)
     _widths: Mapping[str, int] = field(init=False)
 
@@ -64,8 +69,11 @@ class _Search:
         self._widths = self.graph.all_widths()
 
     def border(self, layer: int, before: frozenset[str], after: Collection[str]) -> frozenset[str]:
-        """The tensors that are handed on behind the layer. `before` are those behind the layer before it, `after` what
-        lies beyond."""
+        """Returns the tensors that the layer's block sends to later blocks.
+
+        `before` is the border of the previous layer; `after` holds tensors that are certainly in later blocks. Raises
+        OnnxBlocksError if no cut separates the layer from the next one.
+        """
         region = self._region(layer, before, after)
         latest = region.cut("sinks")
         cut = latest and region.cut("sources", also=self._products(latest.before))
@@ -78,8 +86,11 @@ class _Search:
         return cut.vertices
 
     def head(self, layer: int, before: frozenset[str], final: Collection[str]) -> frozenset[str]:
-        """What the head begins with, behind the last layer: products that lie beyond the narrowest place before the
-        outputs that are no caches, and norms in front of them that add. Empty where there is no such product."""
+        """Returns the first tensors of the head: results of matmuls behind the narrowest cut, and of norms before them.
+
+        `final` are the outputs that are not caches; the cut nearest to them is meant. Only norms that also add the
+        residual count. Empty if there is no such matmul: then the model has no head.
+        """
         final = frozenset(filter(self._is_open, final))
         narrowest = self._region(layer, before, final).cut("sinks")
         if narrowest is None:
@@ -92,7 +103,10 @@ class _Search:
         return frozenset(heads | added)
 
     def place(self, wanted: Iterable[str], block: int) -> None:
-        """Everything that they are made of and that has no block yet goes into this one."""
+        """Puts into `block` every node that `wanted` tensors depend on and that has no block yet.
+
+        Raises OnnxBlocksError if one of these nodes reads the past of another layer.
+        """
         todo, seen = list(wanted), set[int]()
         while todo:
             node = self._makers.get(todo.pop())
@@ -113,7 +127,7 @@ class _Search:
             todo += node.inputs
 
     def _region(self, layer: int, before: frozenset[str], after: Collection[str]) -> "_Region":
-        """What has no block yet, from `before` and the layer's past to what of `after` is made of it."""
+        """Returns the graph of the nodes without a block, from `before` and the layer's past to tensors of `after`."""
         inside = {name for name in self.depends.hidden if self._is_open(name) and name not in after} | before
         edges = [
             (one, other)
@@ -131,9 +145,12 @@ class _Search:
         )
 
     def _begins(self, layer: int) -> set[str]:
-        """What belongs to the layer in any case: what is made of the tokens, for the first one; what is made of its
-        past; and its attention to the end, before which tensors are as long as the past."""
-        found: set[str] = set()
+        """Returns the outputs of nodes that certainly belong to the layer.
+
+        These nodes read its past, or (layer 0) the tokens, or are the matmuls of its attention: inside the attention
+        tensors are as long as the past, so no border may be there.
+        """
+        names: set[str] = set()
         for node in self._open_nodes():
             hidden = [name for name in node.inputs if name in self.depends.hidden]
             slots = [self.caches.pasts.get(name) for name in hidden]
@@ -144,14 +161,14 @@ class _Search:
             is_attention = node.is_product and all(name in hidden for name in node.inputs[:2])
             of_layer = any(self.depends.layer.get(name) == layer for name in hidden)
             if node.kind != SHAPE and (of_past or of_tokens or (is_attention and of_layer)):
-                found.update(node.outputs)
-        return found
+                names.update(node.outputs)
+        return names
 
     def _products(self, names: Iterable[str]) -> set[str]:
         return {name for name in names if name in self._makers and self._makers[name].is_product}
 
     def _is_open(self, name: str) -> bool:
-        """Whether it is made by a node that has no block yet."""
+        """Returns whether the tensor `name` is computed by a node that has no block yet."""
         node = self._makers.get(name)
         return node is not None and node.index not in self.placed
 
@@ -159,20 +176,20 @@ class _Search:
         return (node for node in self.graph.nodes if node.index not in self.placed)
 
     def _back(self, wanted: Iterable[str], stop: Callable[[Node], bool]) -> list[Node]:
-        """The nodes that they are made by, and those before these, up to those that stop it."""
-        todo, found, seen = list(wanted), list[Node](), set[int]()
+        """Returns the nodes that `wanted` tensors depend on, back to and including those for which `stop` is true."""
+        todo, nodes, seen = list(wanted), list[Node](), set[int]()
         while todo:
             node = self._makers.get(todo.pop())
             if node is not None and node.index not in seen and any(one in self.depends.hidden for one in node.outputs):
                 seen.add(node.index)
-                found.append(node)
+                nodes.append(node)
                 todo += () if stop(node) else node.inputs
-        return found
+        return nodes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Region:
-    """Where a border is looked for."""
+    """The part of the graph in which a border is searched: tensors are vertices, weighted by numbers per token."""
 
     weights: Mapping[str, int]
     edges: Sequence[tuple[str, str]]
@@ -180,6 +197,6 @@ class _Region:
     sinks: Collection[str]
 
     def cut(self, nearest_to: Literal["sources", "sinks"], *, also: Collection[str] = ()) -> Cut | None:
-        """`also` belongs to the side of the sources. None where nothing lies between."""
+        """Returns the minimum cut with `also` on the side of the sources; None if no cut separates them from sinks."""
         sources = {*self.sources, *also}
         return minimum_cut(self.weights, self.edges, sources=sources, sinks=self.sinks, nearest_to=nearest_to)

@@ -1,1 +1,0 @@
-"""How one decoder is cut into blocks, decided from its graph as data. Pure, without ONNX."""
