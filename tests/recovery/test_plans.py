@@ -145,7 +145,7 @@ def test_a_plan_that_cannot_be_applied_changes_nothing(model: Path, tmp_path: Pa
             ("apply", str(tmp_path / "short.json")): "a plan of 4 blocks, but the model has 5",
             ("apply", str(tmp_path / "nothing")): "nothing: No such file or directory",
             ("apply", str(tmp_path / "gpu.json")): "stage 4-5 is for webgpu:0, which no worker has: none has a GPU",
-            ("apply", str(three)): "the plan has 3 stages, and 2 workers are there: nobody would run 5-5",
+            ("apply", str(three)): "the plan has 3 stages, and 2 workers are there: none would run 5-5",
             ("apply", str(three), "--model-key", "other"): "has no model other",
             ("rollback",): "there is no other plan in the history to go back to",
             ("rollback", "1-0"): "the history has no entry 1-0",

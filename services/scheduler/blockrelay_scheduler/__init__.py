@@ -1,1 +1,1 @@
-"""Worker registry, plan and rescue."""
+"""The scheduler of a cell: it declares workers dead, publishes the plan, and rescues requests that are stuck."""

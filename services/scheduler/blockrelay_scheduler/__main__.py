@@ -1,4 +1,7 @@
-"""`python -m blockrelay_scheduler`: settings from the environment, SIGTERM or SIGINT end it."""
+"""The scheduler process: `python -m blockrelay_scheduler`, with settings from the environment.
+
+SIGTERM and SIGINT end it.
+"""
 
 import signal
 import sys
@@ -26,7 +29,10 @@ from blockrelay_scheduler.planning.strategies.registry import goes_by, place
 
 
 def serve(settings: SchedulerSettings, stop: threading.Event) -> None:
-    """Schedule until `stop`. Raises UsageError or BlockFolderError at the start, for what no waiting mends."""
+    """Runs a scheduler until `stop` is set.
+
+    Raises UsageError or BlockFolderError at the start for settings, models and Redis servers that cannot be used.
+    """
     folder = open_block_folder(settings.model, blocks=[])
     blocks = folder.model.blocks
     planned = planned_by(settings, blocks)
@@ -55,7 +61,10 @@ def serve(settings: SchedulerSettings, stop: threading.Event) -> None:
 
 
 def planned_by(settings: SchedulerSettings, blocks: int) -> PlannedSplit:
-    """The stages that the settings ask for. Raises UsageError for what the model cannot have."""
+    """Returns the stages that the settings ask for, of a model with `blocks` blocks.
+
+    Raises UsageError for stages that the model cannot have, and for settings that contradict each other.
+    """
     if settings.strategy is not None:
         if settings.plan is not None:
             raise UsageError("BLOCKRELAY_PLAN and BLOCKRELAY_STRATEGY: give one of them")
@@ -81,7 +90,10 @@ def _planned_by_strategy(settings: SchedulerSettings, strategy: str) -> PlannedS
 
 
 def main() -> int:
-    """The exit code: 0 after a signal, 2 for unusable settings, model or Redis, 70 for what a restart may mend."""
+    """Runs the process and returns its exit code.
+
+    It is 0 after a signal, 2 for unusable settings, model or Redis, and 70 for an error that a restart may mend.
+    """
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())

@@ -1,4 +1,4 @@
-"""Inboxes on the payload Redis: rows for workers that are gone must not stay there."""
+"""Deletes the inboxes of gone workers on the payload Redis: hidden states that no worker will ever read."""
 
 import queue
 import threading
@@ -11,13 +11,16 @@ from blockrelay.observability.metrics.scheduler import SchedulerMetrics
 from blockrelay.protocol.keys import Keys
 from blockrelay.redis.client import backoff_s
 
-#: Seconds that the thread has to end.
+#: Seconds that `close` waits for the thread to end.
 PATIENCE_S = 1.0
 
 
 class InboxSweeper(threading.Thread):
-    """Deletes inboxes beside the scheduler's loop: a payload Redis that does not answer must delay no plan, nor that a
-    silent worker is declared dead. Tries again until it does as it is told."""
+    """A thread that deletes inboxes, and tries again until the payload Redis has done it.
+
+    It runs beside the scheduler's loop: a payload Redis that does not answer must delay neither a plan nor the end of
+    a silent worker. `sweep` and `close` may be called from any thread.
+    """
 
     def __init__(self, payload: redis.Redis, keys: Keys, metrics: SchedulerMetrics) -> None:
         super().__init__(name="inbox sweeper", daemon=True)
@@ -26,23 +29,27 @@ class InboxSweeper(threading.Thread):
         self._over = threading.Event()
 
     def sweep(self, workers: frozenset[str]) -> None:
-        """Delete theirs; returns at once. No worker ever comes back under the same name."""
+        """Queues the inboxes of `workers`, given by id, for deletion; returns at once.
+
+        They may be deleted at any later time, because no worker ever comes back under the same id.
+        """
         if workers:
             self._gone.put(workers)
 
     def close(self) -> None:
-        """End the thread, whatever is left to do: an inbox that has got rows has a time to live.
+        """Ends the thread, and leaves queued inboxes to their time to live.
 
-        Waits for a command that is under way, so that the client may be closed behind this; not for long, as the
-        process ends, and the thread with it.
+        Waits up to PATIENCE_S for a command that is under way, so that the client may be closed afterwards. The
+        process ends anyway, and the daemon thread with it.
         """
         self._over.set()
         self._gone.put(None)
         self.join(PATIENCE_S)
 
     def run(self) -> None:
+        """Deletes what `sweep` queues, until `close`."""
         while (workers := self._gone.get()) and not self._over.is_set():
-            self._drop([self._keys.inbox(worker) for worker in workers])
+            self._drop([self._keys.inbox(worker_id) for worker_id in workers])
 
     def _drop(self, inboxes: list[str]) -> None:
         attempt = 0
@@ -50,7 +57,7 @@ class InboxSweeper(threading.Thread):
             try:
                 self._payload.delete(*inboxes)
                 return
-            except RedisTrouble as error:  # a server that cannot save its data refuses to delete any
+            except RedisTrouble as error:  # for example a server that cannot save to disk refuses every write
                 self._metrics.redis_errors.inc()
                 if attempt == 0:
                     logs.get().warning("INBOXES_NOT_DELETED", error=str(error), inboxes=inboxes)

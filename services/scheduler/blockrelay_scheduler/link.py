@@ -1,4 +1,4 @@
-"""The scheduler's connections."""
+"""The scheduler's connections to Redis."""
 
 from dataclasses import dataclass
 
@@ -10,9 +10,12 @@ from blockrelay.redis.client import Scripts
 
 @dataclass(slots=True)
 class Link:
-    """A connection and the scripts on it. `payload` is the same client when rows share the control Redis."""
+    """Clients for the Redis servers of one cell, with its keys and Lua scripts."""
 
     client: redis.Redis
+    """The control Redis."""
     payload: redis.Redis
+    """The Redis of hidden states between stages; the same client as `client` where both share one server."""
     keys: Keys
     scripts: Scripts
+    """The scripts on `client`."""

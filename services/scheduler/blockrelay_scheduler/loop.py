@@ -1,7 +1,7 @@
-"""The scheduler's loop: read the registry, declare the dead, publish the plan, rescue what is stuck.
+"""The scheduler's loop: declare silent workers dead, publish the plan, rescue requests that are stuck.
 
-Decisions come from `planning` and `recovery`, which are pure; `liveness`, `plan_publisher` and `rescuer` perform them
-by scripts, so any number of schedulers may run and none of them keeps anything that matters.
+`planning` and `recovery` decide, and are pure. `liveness`, `plan_publisher` and `rescuer` perform the decisions by
+scripts in Redis. All state that matters is there, and so any number of schedulers may run side by side.
 """
 
 import threading
@@ -30,33 +30,32 @@ from blockrelay_scheduler.rescuer import Rescuer
 from blockrelay_scheduler.states import SCHEDULER, SchedulerMachine
 from blockrelay_scheduler.upgrade import CellUpgrade
 
-#: Seconds between two looks at the unfinished requests and at what metrics tell.
+#: Seconds between two walks over the unfinished requests, and between two updates of the gauges.
 LOOK_S = 1.0
 
 
 @dataclass(slots=True)
 class Scheduler:
-    """Schedules one model of one cell. `model` is its key in Redis, `planned` the stages that it is cut into.
-
-    One thread calls `run` (or `tick`); `gaps` may be called from any.
-    """
+    """Schedules one model of one cell. One thread calls `run` (or `tick`); any thread may call `gaps`."""
 
     settings: SchedulerSettings
     link: Link
     metrics: SchedulerMetrics
     model: str
+    """The model's key in Redis."""
     planned: PlannedSplit
+    """The stages that the settings of this scheduler cut the model into."""
     liveness: Liveness = field(init=False)
     _publisher: PlanPublisher = field(init=False)
     _rescuer: Rescuer = field(init=False)
     _upgrade: CellUpgrade = field(init=False)
-    _last_tick: float = field(default=float("-inf"), init=False)
-    _last_look: float = field(default=float("-inf"), init=False)
-    _seen: frozenset[str] = field(default=frozenset(), init=False)  # in the last round
-    _sweeper: InboxSweeper | None = field(default=None, init=False)
-    _cell: CellSettings = field(init=False)  # those in force
-    _began: bool = field(default=False, init=False)  # and ours were, once
-    _away: str = field(default="Redis has not answered yet", init=False)
+    _last_tick: float = field(default=float("-inf"), init=False)  # monotonic; when the last finished round began
+    _last_look: float = field(default=float("-inf"), init=False)  # monotonic; see LOOK_S
+    _seen: frozenset[str] = field(default=frozenset(), init=False)  # ids of the workers in the last round
+    _sweeper: InboxSweeper | None = field(default=None, init=False)  # None: one Redis for everything
+    _cell: CellSettings = field(init=False)  # in force in the cell
+    _began: bool = field(default=False, init=False)  # our own settings have been published once
+    _away: str = field(default="Redis has not answered yet", init=False)  # the last trouble; empty: none
     _watch: RedisWatch = field(init=False)
     _state: SchedulerMachine = field(init=False)
 
@@ -78,9 +77,9 @@ class Scheduler:
         self._upgrade = CellUpgrade(self.link, raises=settings.raise_protocol)
 
     def run(self, stop: threading.Event) -> None:
-        """Tick until `stop`. Trouble with Redis: say so, wait with backoff, go on.
+        """Runs rounds until `stop` is set. After an error of Redis it logs, waits with backoff, and goes on.
 
-        Raises UsageError when, at the start, a Redis says that it will never serve us like this.
+        Raises UsageError at the start for an error of Redis that no waiting mends, such as a wrong password.
         """
         wait_for_redis(self._look, self._trouble, give_up=stop.is_set, pause=stop.wait)
         self._state.on("joined")
@@ -99,7 +98,7 @@ class Scheduler:
             try:
                 check_redis(self.link.payload, "payload Redis")
             except RedisTrouble as error:
-                self._watch.met(error)  # the sweeper waits for it
+                self._watch.met(error)  # not fatal: the sweeper tries again
 
     def _trouble(self, error: RedisTrouble) -> None:
         self._watch.failed("schedule", error)
@@ -114,7 +113,7 @@ class Scheduler:
             try:
                 self.tick()
             except RedisTrouble as error:
-                if error.code == "PROTOCOL":  # said by DEAD, before this round gave the cell its number
+                if error.code == "PROTOCOL":  # the script DEAD runs before this round gives the cell its number
                     with suppress(RedisTrouble):
                         self._upgrade.look()
                 self._trouble(error)
@@ -126,11 +125,11 @@ class Scheduler:
             stop.wait(self.settings.tick_s)
 
     def tick(self) -> None:
-        """One round. Raises RedisTrouble; the next round makes up for it."""
+        """Runs one round. Raises RedisTrouble; the next round repeats what this one has not done."""
         started = time.monotonic()
         self._state.on("round_begins")
         self.liveness.judge_contact(self._last_tick, self.settings.tick_s)
-        self.liveness.declare_dead()  # first: whatever Redis stands still for before it would make beats look old
+        self.liveness.declare_dead()  # first: after a command for which Redis stood still, heartbeats would look old
         self._upgrade.look()
         self._agree()
         workers = registry.read_workers(self.link.client, self.link.keys, self.model)
@@ -143,27 +142,30 @@ class Scheduler:
             self._last_look = time.monotonic()
         self._state.on("workers_missing" if empty_stages(workers, plan) else "published")
         self._away = ""
-        self._last_tick = started  # its start: a round in which Redis stood still must look long
+        self._last_tick = started  # not the end: a round in which Redis stood still must look long
 
     def gaps(self) -> list[str]:
-        """Why the scheduler does not do its work right now; empty when it does."""
+        """Reasons why the scheduler does not do its work right now, one sentence each; empty when it does."""
         if self._away:
             return [self._away]
         late = time.monotonic() - self._last_tick
         return [f"the loop has not finished a round for {late:.0f} s"] if late > 10 + self.settings.tick_s else []
 
     def _agree(self) -> None:
-        """On what holds for the whole cell: the values of the scheduler that began last, whatever Redis forgets."""
-        found = read_cell_settings(self.link.client, self.link.keys) if self._began else None
-        if found is None:
+        """Publishes the cell's settings in the first round and after Redis lost them; otherwise takes those published.
+
+        The scheduler that began last decides for the whole cell.
+        """
+        published = read_cell_settings(self.link.client, self.link.keys) if self._began else None
+        if published is None:
             publish_cell_settings(self.link.client, self.link.keys, self._cell)
-        elif found != self._cell:
-            found.tell(CellSettings.of(self.settings))
-            self._cell, self.liveness.dead_after_ms = found, found.dead_after_ms
+        elif published != self._cell:
+            published.tell(CellSettings.of(self.settings))
+            self._cell, self.liveness.dead_after_ms = published, published.dead_after_ms
         self._began = True
 
     def _sweep(self, workers: list[WorkerInfo]) -> None:
-        """Rows of workers that left the registry, whatever declared them dead."""
+        """Has the inboxes deleted of workers that left the registry, whichever scheduler declared them dead."""
         present = frozenset(w.id for w in workers)
         if self._sweeper is not None:
             self._sweeper.sweep(self._without_record((self._seen | self.liveness.dead) - present))
@@ -171,19 +173,19 @@ class Scheduler:
         self.liveness.dead.clear()
 
     def _without_record(self, workers: frozenset[str]) -> frozenset[str]:
-        """Those that have none; a live worker always has one."""
+        """Returns the ids in `workers` without a record in Redis; a live worker always has one."""
         ask = self.link.client.pipeline(transaction=False)
-        for worker in (names := sorted(workers)):
-            ask.exists(self.link.keys.worker(worker))
-        return frozenset(name for name, known in zip(names, ask.execute(), strict=True) if not known)
+        for worker_id in (ids := sorted(workers)):
+            ask.exists(self.link.keys.worker(worker_id))
+        return frozenset(worker_id for worker_id, known in zip(ids, ask.execute(), strict=True) if not known)
 
     def _migrate(self) -> list[calls.Awaited]:
-        """Let go what has waited too long for a numerics id that nobody serves; what waits for one afterwards."""
+        """Frees re-runs that have waited too long for a numerics id without a worker; returns those that still wait."""
         call = calls.migrate(self.model, patience_s=self.settings.numerics_wait_s)
-        found = self.link.scripts.run(call)
-        for one in found:
+        awaited = self.link.scripts.run(call)
+        for one in awaited:
             if one.freed:
                 logs.get().warning(
                     "NUMERICS_GONE", numerics=one.numerics, requests=one.freed, without_worker_s=one.absent_s
                 )
-        return found
+        return awaited

@@ -1,4 +1,4 @@
-"""Keeps the plan in force the one that the workers need, by PLAN, beside any number of other schedulers."""
+"""Publishes the plan that the workers need, by the script PLAN, beside any number of other schedulers."""
 
 import time
 from collections.abc import Sequence
@@ -15,29 +15,32 @@ from blockrelay_scheduler.link import Link
 from blockrelay_scheduler.planning.assignment import empty_stages
 from blockrelay_scheduler.planning.plan_builder import decide, waits_for_more
 
-#: Seconds between two plans that only say which GPUs are ready: one that comes and goes does not publish many.
+#: Seconds between two plans that differ only in which GPUs are ready: a GPU that comes and goes must not publish many.
 READY_EVERY_S = 1.0
 
 
 @dataclass(slots=True)
 class PlanPublisher:
-    """Publishes plans of one model, in the stages of the newest entry of its history. The entry of a scheduler called
-    `name` has `planned`, from its settings.
-
-    A stage that has been empty for `vacancy_s`, longer than a replacement takes to come, gets a worker of another.
-    """
+    """Publishes plans of one model, in the stages of the newest entry of its plan history. One thread calls it."""
 
     link: Link
     model: str
+    """The model's key in Redis."""
     planned: PlannedSplit
+    """The stages from this scheduler's settings: they become an entry of the history at the start."""
     vacancy_s: float
+    """Seconds without a live worker after which a stage gets one of another; a replacement takes less."""
     name: str
-    _empty_since: dict[int, float] = field(default_factory=dict[int, float], init=False)
-    _ready_told: float = field(default=float("-inf"), init=False)
-    _entry: PlanEntry | None = field(default=None, init=False)  # the one that it follows
+    """The scheduler's name, which its entry of the history bears."""
+    _empty_since: dict[int, float] = field(default_factory=dict[int, float], init=False)  # monotonic, by stage
+    _ready_published: float = field(default=float("-inf"), init=False)  # monotonic; see READY_EVERY_S
+    _entry: PlanEntry | None = field(default=None, init=False)  # the newest, whose stages are published
 
     def publish(self, workers: Sequence[WorkerInfo], *, trusted: bool) -> Plan:
-        """The plan in force afterwards. `trusted`: the silence of workers means something. Raises RedisTrouble."""
+        """Publishes a plan if the workers need another one, and returns the plan in force afterwards.
+
+        `trusted`: the silence of workers means something, so that empty stages count. Raises RedisTrouble.
+        """
         fields, entry = self._look()
         current = Plan.from_redis(fields)
         deserted = self._deserted(workers, current, trusted)
@@ -45,9 +48,9 @@ class PlanPublisher:
         if current and fields.get(b"inputs", b"").decode() == decision.inputs:
             return current
         if current and waits_for_more(current, decision.plan):
-            if time.monotonic() - self._ready_told < READY_EVERY_S:
+            if time.monotonic() - self._ready_published < READY_EVERY_S:
                 return current
-            self._ready_told = time.monotonic()
+            self._ready_published = time.monotonic()
         publish = calls.publish_plan(
             self.model,
             replaces_epoch=current.epoch if current else 0,
@@ -67,27 +70,32 @@ class PlanPublisher:
         return registry.read_plan(self.link.client, self.link.keys, self.model) or decision.plan
 
     def _look(self) -> tuple[dict[bytes, bytes], PlanEntry]:
-        """The plan in force and the newest entry, of one moment: who publishes a plan of an older entry behind a newer
-        one fails on the epoch."""
+        """Reads the fields of the plan in force and the newest entry of the history, both of one moment.
+
+        A scheduler that publishes a plan of an older entry after one of a newer entry then fails on the epoch.
+        """
         while self._entry is None:
             self._begin()
         while True:
             both = self.link.client.pipeline(transaction=True)
             both.hgetall(self.link.keys.plan(self.model))
             both.xrevrange(self.link.keys.plan_history(self.model), count=1)
-            fields, found = cast(Any, both.execute())
-            entry = plan_history.newest(found)
+            fields, entries = cast(Any, both.execute())
+            entry = plan_history.newest(entries)
             if entry is not None:
                 break
-            self._append(self._entry.planned, self._entry.origin, self._entry.who, behind="")  # Redis has lost it
+            self._append(self._entry.planned, self._entry.origin, self._entry.who, behind="")  # Redis lost the history
         if entry.id != self._entry.id:
             logs.get().info("PLAN_CHANGED", split=entry.planned.text, source=entry.source)
         self._entry = entry
         return fields, entry
 
     def _begin(self) -> None:
-        """See to it that the history knows our settings; no entry yet when another scheduler came between. What was
-        applied since they were given stays in force."""
+        """Enters the stages of our settings in the history, unless its newest entry from settings has the same.
+
+        What `plan apply` entered after the same settings stays in force, also where it has pushed their entry out.
+        `_entry` stays None if another scheduler appended an entry at the same moment.
+        """
         history = plan_history.read_history(self.link.client, self.link.keys, self.model)
         given = next((entry for entry in history if entry.origin == "settings"), None)
         forgotten = given is None and len(history) == plan_history.KEPT
@@ -103,7 +111,7 @@ class PlanPublisher:
         self._entry = added or self._entry
 
     def _deserted(self, workers: Sequence[WorkerInfo], plan: Plan | None, trusted: bool) -> frozenset[int]:
-        """Stages that have been empty for longer than `vacancy_s`."""
+        """Returns the stages that have been empty for longer than `vacancy_s`."""
         now = time.monotonic()
         empty = empty_stages(workers, plan) if plan and trusted else frozenset[int]()
         self._empty_since = {stage: self._empty_since.get(stage, now) for stage in empty}

@@ -1,5 +1,7 @@
-"""Ends requests whose deadline has passed and runs those again that are stuck, as `recovery` decides; forgets old
-dead letters."""
+"""Ends requests whose deadline has passed, queues stuck ones again, and deletes old dead letters.
+
+`recovery` decides; this module reads the requests from Redis and performs the decisions.
+"""
 
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -11,52 +13,57 @@ from blockrelay.settings import SchedulerSettings
 from blockrelay_scheduler.link import Link
 from blockrelay_scheduler.recovery import UnfinishedRequest, rescues
 
-#: About how many requests one look takes: the next one continues after them.
+#: About how many requests one look reads; the next look continues after them.
 LOOK_LIMIT = 1024
 
 
 @dataclass(slots=True)
 class Rescuer:
-    """Walks through the unfinished requests of the cell, some at each look."""
+    """Walks through the unfinished requests of the cell, about LOOK_LIMIT at each look. One thread calls it."""
 
     link: Link
     settings: SchedulerSettings
-    _cursor: int = field(default=0, init=False)
+    _cursor: int = field(default=0, init=False)  # of ZSCAN
 
     def rescue(self) -> None:
-        """One look. Raises RedisTrouble."""
-        found = rescues(
+        """Looks at some of the unfinished requests and performs what `recovery` decides. Raises RedisTrouble."""
+        acts = rescues(
             self._unfinished(),
             stalled_after_s=self.settings.stalled_after_s,
             prompt_tokens_per_s=self.settings.prompt_tokens_per_s,
             fallback_wait_s=self.settings.fallback_wait_s,
         )
-        for rescue in found:
-            log = logs.get().bind(request_id=rescue.request)
+        for rescue in acts:
+            log = logs.get().bind(request_id=rescue.request_id)
             if rescue.act == "expire":
-                if self.link.scripts.run(calls.finish(rescue.request, "expired")) == "FINISHED":
+                if self.link.scripts.run(calls.finish(rescue.request_id, "expired")) == "FINISHED":
                     log.info("REQUEST_EXPIRED")
             elif rescue.act == "give_up":
-                said = (
+                message = (
                     f"a GPU failed, fallback: deny keeps the request from CPUs, and no GPU came for "
                     f"{self.settings.fallback_wait_s:g} s (BLOCKRELAY_FALLBACK_WAIT_S)"
                 )
-                meta = {"error": said, "code": "fallback_denied"}
-                if self.link.scripts.run(calls.finish(rescue.request, "error", meta=meta, denied=True)) == "FINISHED":
+                meta = {"error": message, "code": "fallback_denied"}
+                finish = calls.finish(rescue.request_id, "error", meta=meta, denied=True)
+                if self.link.scripts.run(finish) == "FINISHED":
                     log.warning("REQUEST_WITHOUT_GPU")
-            elif self.link.scripts.run(calls.rerun(rescue.request, rescue.run, "stalled")).ended:
-                log.warning("REQUEST_STALLED", run=rescue.run)
+            elif self.link.scripts.run(calls.rerun(rescue.request_id, rescue.run_id, "stalled")).ended:
+                log.warning("REQUEST_STALLED", run=rescue.run_id)
 
     def forget_letters(self) -> None:
-        """Delete dead letters whose time is over: their prompts are not kept for ever. Raises RedisTrouble."""
+        """Deletes dead letters older than the setting `dead_letters_s`, because they have users' prompts.
+
+        Raises RedisTrouble.
+        """
         seconds, _ = cast(Any, self.link.client.time())
         oldest_ms = max(0, seconds - self.settings.dead_letters_s) * 1000
         self.link.client.xtrim(self.link.keys.dead_letters, minid=oldest_ms, approximate=False)
 
     def _unfinished(self) -> list[UnfinishedRequest]:
-        """Unfinished requests that have not moved for a while; prompts are read only of those that may be stuck.
+        """Reads the next unfinished requests without progress for a second or longer.
 
-        Requests are taken whatever their age: a stuck one may be behind any number of waiting ones.
+        Requests are read in any order, not the oldest first: a stuck one may be behind any number of waiting ones.
+        Their prompts are read only where they may be stuck.
         """
         client, keys = self.link.client, self.link.keys
         seconds, micros = cast(Any, client.time())
@@ -70,16 +77,16 @@ class Rescuer:
             ask.hmget(keys.request(member.decode()), "state", "run", "committed", "deadline_ms", "denied_ms")
         requests: list[UnfinishedRequest] = []
         for (member, moved_ms), (state, run, n, deadline, denied) in zip(idle, ask.execute(), strict=True):
-            request, idle_ms = member.decode(), now_ms - int(moved_ms)
+            request_id, idle_ms = member.decode(), now_ms - int(moved_ms)
             tokens = 0
             if state == b"running" and idle_ms > 1000 * self.settings.stalled_after_s:
-                body = cast(bytes | None, client.hget(keys.request(request), "body"))
+                body = cast(bytes | None, client.hget(keys.request(request_id), "body"))
                 tokens = int(n or 0) + (RequestBody.decode(body).prompt.size if body else 0)
             requests.append(
                 UnfinishedRequest(
-                    id=request,
+                    id=request_id,
                     state=(state or b"").decode(),
-                    run=(run or b"").decode(),
+                    run_id=(run or b"").decode(),
                     idle_ms=idle_ms,
                     tokens=tokens,
                     overdue_ms=now_ms - int(deadline) if deadline and int(deadline) else None,

@@ -1,4 +1,4 @@
-"""The states of a scheduler, as a table."""
+"""The state machine of a scheduler process, as a table of transitions."""
 
 from typing import Literal
 
@@ -6,7 +6,8 @@ from blockrelay.state_machine import StateMachine, StateTable
 
 SchedulerState = Literal["registering", "idle", "scheduling", "waiting", "error"]
 SchedulerEvent = Literal["joined", "round_begins", "published", "workers_missing", "redis_trouble"]
-#: registering: looking for its Redis and cell. waiting: some stage of the plan has no worker. error: Redis is away.
+#: registering: it looks for its Redis and cell. scheduling: a round runs. waiting: a stage of the plan has no
+#: worker. error: Redis does not answer.
 SCHEDULER: StateTable[SchedulerState, SchedulerEvent] = StateTable(
     name="scheduler",
     start="registering",

@@ -1,9 +1,9 @@
 """The protocol number of the cell: written to a new cell, and raised when every service there speaks a higher one.
 
 Services of two releases work side by side in a cell, and do what its number says. When every worker and gateway there
-speaks the number of the newer release, its scheduler raises the cell's number, and nothing else changes;
-BLOCKRELAY_RAISE_PROTOCOL=false keeps the way back open. A service of the older release that comes later refuses to
-start, and a service that was not seen is refused by every script.
+speaks the number of the newer release, its scheduler raises the cell's number. BLOCKRELAY_RAISE_PROTOCOL=false keeps
+the number, and with it the way back. After the raise a service of the older release refuses to start, and every script
+refuses one that was overlooked.
 """
 
 import time
@@ -19,31 +19,33 @@ from blockrelay.redis.protocol_check import check_protocol, parse_number, servic
 from blockrelay_scheduler.link import Link
 from blockrelay_scheduler.recovery import dead_workers
 
-#: Seconds between two looks at the services that keep the number from being raised: all keys are walked over.
+#: Seconds between two looks for services that keep the number from being raised: each look walks over all keys.
 RAISE_EVERY_S = 5.0
 
 
 @dataclass(slots=True)
 class CellUpgrade:
-    """Upgrades the cell of `link` to the protocol `highest`; one thread calls it. `raises`: whether it may raise a
-    number."""
+    """Keeps the protocol number of the cell of `link`, and raises it to `highest`. One thread calls it."""
 
     link: Link
     raises: bool = True
+    """False: it never raises a number, and only writes one to a cell without."""
     highest: int = PROTOCOL
-    _looked: float = field(default=float("-inf"), init=False)
-    _kept_by: tuple[str, ...] | None = field(default=None, init=False)  # as last logged
+    _looked: float = field(default=float("-inf"), init=False)  # monotonic; see RAISE_EVERY_S
+    _kept_by: tuple[str, ...] | None = field(default=None, init=False)  # the services last logged
 
     def look(self) -> None:
-        """Give a cell whose data is gone its number again, and raise a lower number of ours when every service speaks
-        the highest. Every script refuses a cell of another number, so nothing is done there."""
+        """Writes the number to a cell without one, and raises a lower number once every service speaks the highest.
+
+        Leaves a number alone that this release does not speak: every script refuses such a cell. Raises RedisTrouble.
+        """
         client, keys = self.link.client, self.link.keys
-        found = client.get(keys.protocol)
-        with suppress(UsageError):  # scripts say it
-            if found is None:
+        value = client.get(keys.protocol)
+        with suppress(UsageError):  # the scripts of the same round raise it
+            if value is None:
                 check_protocol(client, keys, join=True)
                 return
-            number = parse_number(found, keys)
+            number = parse_number(value, keys)
             if self.raises and is_spoken(number) and number < self.highest:
                 self._raise(number)
 
@@ -59,14 +61,14 @@ class CellUpgrade:
             logs.get().info("PROTOCOL_RAISED", protocol=self.highest, before=number)
 
     def _living_below(self) -> list[str]:
-        """Workers with a beat that is not old, and gateways, that do not speak `highest`."""
+        """Returns the gateways and the live workers that do not speak `highest`, as `worker ID` or `gateway ID`."""
         client, keys = self.link.client, self.link.keys
         workers, gateways = services_below(client, keys, self.highest)
         dead_after_ms = (read_cell_settings(client, keys) or CellSettings()).dead_after_ms
         seconds, micros = client.time()
         now_ms = seconds * 1000 + micros // 1000
-        beats = {name: client.zscore(keys.workers, name) for name in workers}
-        silent_ms = {name: now_ms - int(beat) for name, beat in beats.items() if beat is not None}
+        heartbeats = {name: client.zscore(keys.workers, name) for name in workers}
+        silent_ms = {name: now_ms - int(beat_ms) for name, beat_ms in heartbeats.items() if beat_ms is not None}
         dead = dead_workers(silent_ms, dead_after_ms=dead_after_ms)
         return [
             *(f"worker {name}" for name in silent_ms if name not in dead),

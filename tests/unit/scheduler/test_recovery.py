@@ -29,7 +29,7 @@ def request(
     denied: int | None = None,
 ) -> UnfinishedRequest:
     return UnfinishedRequest(
-        id="r", state=state, run="n1", idle_ms=idle_ms, tokens=tokens, overdue_ms=overdue, denied_ms=denied
+        id="r", state=state, run_id="n1", idle_ms=idle_ms, tokens=tokens, overdue_ms=overdue, denied_ms=denied
     )
 
 

@@ -1,1 +1,1 @@
-"""What a scheduler tells of its cell: gauges, and how many workers are wanted."""
+"""The metrics of a whole cell, which its scheduler computes: gauges, and the number of workers wanted."""

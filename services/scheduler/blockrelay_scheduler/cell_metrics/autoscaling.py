@@ -1,14 +1,14 @@
-"""How many workers the unfinished requests call for: a function of what Redis says, for an autoscaler to follow.
+"""The number of workers that the unfinished requests need, for an autoscaler to follow. Pure: data from Redis in.
 
-A route is one worker for each stage; a request runs on one. Wanted are as many routes as it takes to be done within
-`target_s`, by the pace that the workers have measured themselves at, and
+A route is one worker for each stage, and each request runs on one route. Enough routes are wanted to finish all
+requests within `target_s`, at the pace that the workers measured on themselves. Besides:
 
-- none while nothing is unfinished, one at least while something is, and no more than there are requests;
-- no fewer than hold the KV pages in use: what runs on a worker that is taken away goes on where there is room;
-- one worker more than the stages (`spare`) while there is one route: the death of a worker then costs no wait;
-- fewer than there are only when SLACK times the work would still be done in time: a load that wavers starts nothing.
+- no route is wanted without unfinished requests, else at least one, and never more than there are requests;
+- never fewer routes than hold the KV pages in use: the requests of a removed worker go on where there is room;
+- with one route `spare` more workers are wanted than stages, so that the death of a worker costs no wait;
+- the number falls only if SLACK times the work would still be done in time, so that a wavering load changes nothing.
 
-The number is one of workers, not a change: those that load already are among them, so that nobody is started twice.
+The result is a total, not a change: it includes workers that still load, so that none is started twice.
 """
 
 import math
@@ -17,20 +17,22 @@ from dataclasses import dataclass
 
 from blockrelay.protocol.plan import Device, Plan, WorkerInfo, parse_split
 
-#: How much more work must fit before a route is given up.
+#: How many times the present work must fit into fewer routes before a route is given up.
 SLACK = 1.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outstanding:
-    """What the unfinished requests still cost: prompt `rows` that nobody has computed, `tokens` that may follow."""
+    """The work that is left for the unfinished requests."""
 
     rows: int
+    """Prompt tokens that are still to be computed."""
     tokens: int
+    """Tokens that may still be generated."""
 
     @classmethod
     def from_redis(cls, fields: Mapping[bytes, bytes]) -> "Outstanding":
-        """From `HGETALL outstanding:<model>`."""
+        """Parses the answer of `HGETALL outstanding:<model>`."""
         rows, tokens = (
             sum(int(fields.get(state + what, 0)) for state in (b"queued", b"running"))
             for what in (b"_rows", b"_tokens")
@@ -40,19 +42,23 @@ class Outstanding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """`unfinished` requests; `route_s` seconds of work for a single route, None before any worker has measured itself;
-    `routes` there are, those that still load included, each of which runs `slots` requests at once; `held` of them,
-    as a fraction, would have all their KV pages in use."""
+    """The load of a cell and the routes that it has for it."""
 
     unfinished: int
+    """Requests that have not ended."""
     route_s: float | None
+    """Seconds that one route would need for all the work; None before a worker has measured its pace."""
     routes: int
+    """Routes of live workers, including those that still load."""
     slots: int
+    """Requests that one route runs at once; 0 while none is known."""
     held: float
+    """Routes that the KV pages in use would fill, as a fraction."""
 
 
 def route_seconds(outstanding: Outstanding, workers: Sequence[WorkerInfo]) -> float | None:
-    """Seconds that a route of average speed takes for all of it; None before a worker has measured itself."""
+    """Returns the seconds that a route of average pace takes for all the work; None before a worker has measured its
+    pace."""
     paces = [w.pace for w in workers if w.is_alive and w.stage == 0 and w.pace]
     if not paces:
         return None
@@ -62,7 +68,7 @@ def route_seconds(outstanding: Outstanding, workers: Sequence[WorkerInfo]) -> fl
 
 
 def demand(unfinished: int, outstanding: Outstanding, workers: Sequence[WorkerInfo], plan: Plan) -> Demand:
-    """Of a cell with these workers under this plan."""
+    """Returns the demand of a cell with these workers under this plan."""
     stages = len(parse_split(plan.split))
     serving = [w for w in workers if w.is_alive and not w.draining]
     first = [w for w in serving if w.stage == 0 and w.ready]
@@ -77,12 +83,15 @@ def demand(unfinished: int, outstanding: Outstanding, workers: Sequence[WorkerIn
 
 
 def routes_wanted(demand: Demand, *, target_s: float) -> int:
-    """How many routes, by the rules above. Never falls when `unfinished`, `route_s` or `held` rises."""
+    """Returns the number of routes wanted, by the rules of this module.
+
+    It never falls when `unfinished`, `route_s` or `held` rises.
+    """
     if not demand.unfinished:
         return 0
 
     def needed(slack: float) -> int:
-        if demand.route_s is None:  # as many as run them all at once, once it is known how many one runs
+        if demand.route_s is None:  # without a pace: enough routes to run all requests at once
             by_time = math.ceil(slack * demand.unfinished / demand.slots) if demand.slots else 1
         else:
             by_time = math.ceil(slack * demand.route_s / target_s)
@@ -94,13 +103,18 @@ def routes_wanted(demand: Demand, *, target_s: float) -> int:
 def workers_wanted(
     demand: Demand, workers: Sequence[WorkerInfo], plan: Plan, *, target_s: float, spare: int
 ) -> dict[Device, int]:
-    """The number of workers that are wanted, by class of device. A stage is a GPU's while one has it or loads it. The
-    spare one is of the class that people have more of: a CPU, where a stage is theirs."""
+    """Returns the number of workers wanted of each class of device.
+
+    A stage counts as a GPU's while a GPU worker has it or loads it. Spare workers are CPUs wherever a stage is a CPU's,
+    because CPUs are the more common.
+    """
     gpus = [worker.id for worker in workers if worker.device == "gpu" and not worker.draining]
     on_gpus = len({plan.assignments[gpu] for gpu in gpus if gpu in plan.assignments})
     stages: dict[Device, int] = {"cpu": len(parse_split(plan.split)) - on_gpus, "gpu": on_gpus}
     routes = routes_wanted(demand, target_s=target_s)
     if not routes:
         return {"cpu": 0, "gpu": 0}
-    spared: Device = "cpu" if stages["cpu"] else "gpu"
-    return {device: max(routes * count, count + (spare if device == spared else 0)) for device, count in stages.items()}
+    spare_class: Device = "cpu" if stages["cpu"] else "gpu"
+    return {
+        device: max(routes * count, count + (spare if device == spare_class else 0)) for device, count in stages.items()
+    }

@@ -1,4 +1,4 @@
-"""What the scheduler's metrics say of a whole model: workers, queues, requests that wait, the books."""
+"""Sets the scheduler's metrics of a whole model: workers, queues, waiting requests, accounting, workers wanted."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from blockrelay.settings import SchedulerSettings
 from blockrelay_scheduler.cell_metrics.autoscaling import Outstanding, demand, workers_wanted
 from blockrelay_scheduler.link import Link
 
-#: Streams of jobs, and the route classes of each.
+#: Each kind of queue with each route class.
 _STREAMS = [(name, route_class) for name in ("jobs", "reruns") for route_class in ("cpu", "gpu")]
 
 
@@ -25,8 +25,11 @@ def set_gauges(
     plan: Plan,
     awaited: Sequence[calls.Awaited],
 ) -> None:
-    """Set all gauges; `awaited` are requests that wait for a numerics id. Raises RedisTrouble."""
-    _tell_workers(metrics, workers, plan)
+    """Reads the state of the cell from Redis and sets all gauges. Raises RedisTrouble.
+
+    `awaited` counts the requests that wait for a worker of a numerics id.
+    """
+    _set_workers(metrics, workers, plan)
     client, keys = link.client, link.keys
     ask = client.pipeline(transaction=False)
     for name, route_class in _STREAMS:
@@ -48,16 +51,16 @@ def set_gauges(
         pinned = sum(a.waiting for a in awaited if name == "reruns" and a.route_class == route_class)
         metrics.queue_depth.labels(f"{name}:{route_class}").set(depth + pinned)
     metrics.without_numerics.set(sum(a.waiting for a in awaited if a.absent_s is not None))
-    _tell_demand(metrics, settings, books.in_flight, Outstanding.from_redis(outstanding), workers, plan)
+    _set_demand(metrics, settings, books.in_flight, Outstanding.from_redis(outstanding), workers, plan)
 
 
-def _tell_workers(metrics: SchedulerMetrics, workers: Sequence[WorkerInfo], plan: Plan) -> None:
+def _set_workers(metrics: SchedulerMetrics, workers: Sequence[WorkerInfo], plan: Plan) -> None:
     states = Counter((worker.device, worker.state) for worker in workers)
     for device in ("cpu", "gpu"):
         for state in WORKER_STATES:
             metrics.workers.labels(device, state).set(states[device, state])
     metrics.plan_epoch.set(plan.epoch)
-    metrics.stage_workers.clear()  # those of another split
+    metrics.stage_workers.clear()  # stages of an earlier split must not stay
     for index, stage in enumerate(parse_split(plan.split)):
         serving = [w for w in workers if w.state == "ready" and (w.split, w.stage) == (plan.split, index)]
         for device in ("cpu", "gpu"):
@@ -65,7 +68,7 @@ def _tell_workers(metrics: SchedulerMetrics, workers: Sequence[WorkerInfo], plan
             metrics.stage_workers.labels(str(index), f"{stage.first}-{stage.last}", device).set(count)
 
 
-def _tell_demand(
+def _set_demand(
     metrics: SchedulerMetrics,
     settings: SchedulerSettings,
     unfinished: int,
@@ -73,9 +76,9 @@ def _tell_demand(
     workers: Sequence[WorkerInfo],
     plan: Plan,
 ) -> None:
-    asked = demand(unfinished, outstanding, workers, plan)
+    load = demand(unfinished, outstanding, workers, plan)
     routes = sum(w.is_alive and w.ready and w.stage == 0 and not w.draining for w in workers)
-    metrics.backlog.set((asked.route_s or 0.0) / max(1, routes))
-    wanted = workers_wanted(asked, workers, plan, target_s=settings.target_backlog_s, spare=settings.spare_workers)
+    metrics.backlog.set((load.route_s or 0.0) / max(1, routes))
+    wanted = workers_wanted(load, workers, plan, target_s=settings.target_backlog_s, spare=settings.spare_workers)
     for device, count in wanted.items():
         metrics.workers_wanted.labels(device).set(count)

@@ -1,1 +1,1 @@
-"""`blockrelay plan`: decide, explain and compare plans, without a cell."""
+"""`blockrelay plan`: decides, explains and compares plans without a cell, and gives a running cell another plan."""

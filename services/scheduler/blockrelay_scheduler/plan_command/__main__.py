@@ -1,4 +1,4 @@
-"""`python -m blockrelay_scheduler.plan_command`: what `blockrelay plan` becomes."""
+"""The process behind `blockrelay plan`: `python -m blockrelay_scheduler.plan_command`."""
 
 import json
 import sys
@@ -25,46 +25,60 @@ app.command("apply")(in_force.apply)
 app.command("history")(in_force.history)
 app.command("rollback")(in_force.rollback)
 
-Model = Annotated[Path | None, typer.Option("--model", help="block folder [default: the bundled model]")]
+Model = Annotated[Path | None, typer.Option("--model", help="Block folder to plan for [default: the bundled model].")]
 Blocks = Annotated[
     Path | None,
-    typer.Option("--blocks", metavar="FOLDER", help="ONNX blocks that you own, as they are, instead of --model"),
+    typer.Option("--blocks", metavar="FOLDER", help="Plan for ONNX blocks that you own, as they are, not for --model."),
 ]
 MaxPosition = Annotated[
-    int | None, typer.Option("--max-position", min=1, metavar="N", help="of --blocks: how long a context is, in tokens")
+    int | None,
+    typer.Option("--max-position", min=1, metavar="N", help="With --blocks: length of the context in tokens."),
 ]
-ProfileFile = Annotated[Path | None, typer.Option("--profile", metavar="FILE", help="what `blockrelay profile` wrote")]
+ProfileFile = Annotated[
+    Path | None, typer.Option("--profile", metavar="FILE", help="Measured times that `blockrelay profile` wrote.")
+]
 DevicesFile = Annotated[
-    Path | None, typer.Option("--devices", metavar="FILE", help="devices and links [default: this machine]")
+    Path | None,
+    typer.Option("--devices", metavar="FILE", help="Devices and the links between hosts [default: this machine]."),
 ]
 StrategyName = Annotated[str, typer.Option("--strategy", help=f"{', '.join(names())}")]
-Aim = Annotated[Objective, typer.Option("--objective", help="one request's speed, or that of many together")]
+Aim = Annotated[
+    Objective,
+    typer.Option("--objective", help="For strategy auto: speed of one request, or of many requests together."),
+]
 Context = Annotated[
     str | None,
     typer.Option(
         "--context",
         metavar="N",
-        help="tokens of a request that must have room: 32k [default: 2048, or what the model has]",
+        help="Tokens of each request that KV pages must have room for, such as 32k "
+        "[default: 2048, or the model's context if that is shorter].",
     ),
 ]
-Requests = Annotated[int, typer.Option("--requests", min=1, help="requests at once that must have room")]
+Requests = Annotated[int, typer.Option("--requests", min=1, help="Requests at once that KV pages must have room for.")]
 InPrecision = Annotated[
-    str | None, typer.Option("--precision", help="as if the model had been converted to it (see: convert)")
+    str | None,
+    typer.Option("--precision", help="Plan as if the model had been converted to this precision (see: convert)."),
 ]
-Parts = Annotated[int | None, typer.Option("--parts", min=1, help="stages [default: one for each target or device]")]
+Parts = Annotated[
+    int | None, typer.Option("--parts", min=1, help="Number of stages [default: one for each target or device].")
+]
 Boundaries = Annotated[
-    str | None, typer.Option("--boundaries", metavar="A-B,C-D", help="of strategy custom: the blocks of each stage")
+    str | None, typer.Option("--boundaries", metavar="A-B,C-D", help="For strategy custom: the blocks of each stage.")
 ]
 Targets = Annotated[
     str | None,
     typer.Option(
-        "--targets", metavar="ID,ID", help="devices of the stages, in their order, then a CPU; auto chooses from them"
+        "--targets",
+        metavar="ID,ID",
+        help="Devices of the stages in their order, then a CPU; strategy auto chooses from them.",
     ),
 ]
 MemoryLimit = Annotated[
-    str | None, typer.Option("--memory-limit", metavar="BYTES", help="that one stage may need at most: 8GB")
+    str | None,
+    typer.Option("--memory-limit", metavar="BYTES", help="Most bytes of one stage, such as 8GB [default: no limit]."),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="one JSON object instead of tables")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
 
 
 @app.callback(invoke_without_command=True)
@@ -95,8 +109,8 @@ def plan(
         requests=requests, precision=precision,
         wishes=_wishes(parts, boundaries, targets, memory_limit),
     )  # fmt: skip
-    found = _report(strategy, read_problem(options))
-    typer.echo(json.dumps(found.to_json(), indent=1)) if as_json else show(found)
+    explained = _report(strategy, read_problem(options))
+    typer.echo(json.dumps(explained.to_json(), indent=1)) if as_json else show(explained)
 
 
 @app.command("what-if")
@@ -113,9 +127,9 @@ def what_if(
     precision: InPrecision = None,
     add: Annotated[
         list[str] | None,
-        typer.Option(metavar="DEVICE", help="one more device, such as gpu:24GB:900GB/s or gpu:24GB:900GB/s:80T/s"),
+        typer.Option(metavar="DEVICE", help="Add a device, such as gpu:24GB:900GB/s or gpu:24GB:900GB/s:80T/s."),
     ] = None,
-    remove: Annotated[list[str] | None, typer.Option(metavar="HOST", help="without the devices of this host")] = None,
+    remove: Annotated[list[str] | None, typer.Option(metavar="HOST", help="Remove the devices of this host.")] = None,
     parts: Parts = None,
     boundaries: Boundaries = None,
     targets: Targets = None,
@@ -145,7 +159,7 @@ def what_if(
         except UsageError as error:
             raise type(error)(f"the plan of {title}: {error}") from None
     if as_json:
-        typer.echo(json.dumps({title: found.to_json() for title, found in reports.items()}, indent=1))
+        typer.echo(json.dumps({title: explained.to_json() for title, explained in reports.items()}, indent=1))
     else:
         show_beside(reports)
 
@@ -155,7 +169,7 @@ def _report(strategy: str, problem: Problem) -> PlanReport:
 
 
 def _tokens(text: str | None) -> int | None:
-    """`2048` or `32k`, where k is 1024. UsageError for anything else."""
+    """Parses a number of tokens, `2048` or `32k`, where k is 1024. Raises UsageError for anything else."""
     if text is None:
         return None
     number = text.lower().removesuffix("k")
@@ -165,7 +179,7 @@ def _tokens(text: str | None) -> int | None:
 
 
 def _wishes(parts: int | None, boundaries: str | None, targets: str | None, limit: str | None) -> Wishes:
-    """UsageError for what cannot be read."""
+    """Parses the options that restrict a strategy. Raises UsageError for text that cannot be parsed."""
     return Wishes(
         parts=parts,
         boundaries=None if boundaries is None else tuple(map(_boundary, boundaries.split(","))),
@@ -183,7 +197,7 @@ def _boundary(text: str) -> tuple[int, int]:
 
 
 def run(arguments: list[str] | None = None) -> int:
-    """The exit code (see `run_app`)."""
+    """Runs the command with `arguments` (None: those of the process) and returns its exit code (see `run_app`)."""
     return run_app(app, arguments, name="blockrelay plan")
 
 

@@ -1,4 +1,4 @@
-"""`blockrelay plan apply | history | rollback`: which plan a running cell has, and another one for it."""
+"""`blockrelay plan apply | history | rollback`: shows the plans of a running cell, and gives it another one."""
 
 import json
 import time
@@ -25,7 +25,7 @@ from blockrelay.redis.registry import read_lost_devices, read_plan, read_workers
 from blockrelay.typed_command import typed
 from blockrelay_scheduler.planning.plan_change import PlanChange, change, unserved_gpus
 
-#: Seconds within which a scheduler has taken a plan, and between two looks.
+#: Seconds to wait for a scheduler to publish a plan, and seconds between two looks for it.
 PATIENCE_S, POLL_S = 15.0, 0.1
 
 RedisUrl = Annotated[
@@ -33,38 +33,41 @@ RedisUrl = Annotated[
     typer.Option(
         "--redis",
         metavar="URL",
-        help="control Redis: redis://HOST:PORT/DB, unix://PATH, or redis+sentinel://, redis+cluster://",
+        help="Control Redis: redis://HOST:PORT/DB, unix://PATH, or redis+sentinel://, redis+cluster://.",
     ),
 ]
-Data = Annotated[Path | None, typer.Option("--data", metavar="DIR", help="data folder of a running `blockrelay up`")]
+Data = Annotated[Path | None, typer.Option("--data", metavar="DIR", help="Data folder of a running `blockrelay up`.")]
 ModelKey = Annotated[
-    str | None, typer.Option("--model-key", metavar="KEY", help="which model, where a cell has several")
+    str | None, typer.Option("--model-key", metavar="KEY", help="Key of the model, where a cell has several.")
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="show what would change, and change nothing")]
-AsJson = Annotated[bool, typer.Option("--json", help="one JSON object instead of tables")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would change, and change nothing.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A model of a cell: the plan in force, and the plans that it was given, newest first."""
+    """A model that a running cell serves, with its plans."""
 
     client: redis.Redis
     keys: Keys
     model: str
+    """The model's key in Redis."""
     plan: Plan
+    """The plan in force."""
     history: list[PlanEntry]
+    """The plans that the cell was given, newest first."""
 
 
 def apply(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="what `blockrelay plan --json` wrote")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Plan that `blockrelay plan --json` wrote.")],
     redis: RedisUrl = None,
     data: Data = None,
     model_key: ModelKey = None,
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
-    """Give a running cell another plan. Workers that get other blocks hand over what they do and load them."""
-    read_plan_file(file, None)  # what is wrong with it is told before a cell is looked for
+    """Give a running cell another plan. Workers that get other blocks hand over their requests and load the blocks."""
+    read_plan_file(file, None)  # an error in the file is reported even where no cell can be reached
     with _served(redis, data, model_key) as served:
         blocks = parse_split(served.plan.split)[-1].last
         planned = read_plan_file(file, blocks)
@@ -73,7 +76,8 @@ def apply(
 
 def rollback(
     entry: Annotated[
-        str | None, typer.Argument(metavar="ENTRY", help="of `plan history` [default: the plan before this one]")
+        str | None,
+        typer.Argument(metavar="ENTRY", help="Entry of `plan history` [default: the plan before this one]."),
     ] = None,
     redis: RedisUrl = None,
     data: Data = None,
@@ -87,7 +91,7 @@ def rollback(
 
 
 def history(redis: RedisUrl = None, data: Data = None, model_key: ModelKey = None, as_json: AsJson = False) -> None:
-    """Show the plans that a cell was given, newest first, and by whom."""
+    """Show the plans that a cell was given, newest first, and who gave each."""
     with _served(redis, data, model_key) as served:
         if as_json:
             typer.echo(json.dumps([_entry_json(entry) for entry in served.history], indent=1))
@@ -100,11 +104,12 @@ def history(redis: RedisUrl = None, data: Data = None, model_key: ModelKey = Non
 
 @contextmanager
 def _served(url: str | None, data: Path | None, model_key: str | None) -> Iterator[Served]:
+    """Connects to the cell of a Redis URL or data folder. Raises UsageError where its model is not clear."""
     cell = find_cell(url, data)
     with connected(cell) as client:
         prefix = cell.keys.plan("")
-        found = cast(list[bytes], sorted(client.scan_iter(f"{prefix}*", count=1000)))
-        models = [name.decode()[len(prefix) :] for name in found]
+        plan_keys = cast(list[bytes], sorted(client.scan_iter(f"{prefix}*", count=1000)))
+        models = [key.decode()[len(prefix) :] for key in plan_keys]
         if not models:
             raise UsageError(f"cell {cell.settings.cell} has no plan yet: no scheduler has run there")
         if model_key is None and len(models) > 1:
@@ -117,7 +122,10 @@ def _served(url: str | None, data: Path | None, model_key: str | None) -> Iterat
 
 
 def _earlier(entries: list[PlanEntry], wanted: str | None) -> PlanEntry:
-    """The entry to go back to. UsageError where there is none."""
+    """Returns the entry to go back to: the one with the id `wanted`, or the newest that differs from the current plan.
+
+    Raises UsageError where there is none. `entries` are the newest first.
+    """
     if wanted is not None:
         for entry in entries:
             if entry.id == wanted:
@@ -130,36 +138,46 @@ def _earlier(entries: list[PlanEntry], wanted: str | None) -> PlanEntry:
 
 
 def _bring(served: Served, planned: PlannedSplit, origin: Origin, *, dry_run: bool, as_json: bool) -> None:
-    """Append the plan and wait until a scheduler has published it. UsageError where it cannot be served."""
+    """Appends `planned` to the history, waits until a scheduler publishes it, and prints what changes.
+
+    Raises UsageError where the workers of the cell cannot serve it, and ServiceUnavailable where no scheduler publishes
+    it or another plan was applied at the same moment.
+    """
     workers = read_workers(served.client, served.keys, served.model)
-    lost = [one.device for one in read_lost_devices(served.client, served.keys)]
-    found = change(workers, planned, served.plan, lost=lost)
+    lost = [lost_device.device for lost_device in read_lost_devices(served.client, served.keys)]
+    plan_change = change(workers, planned, served.plan, lost=lost)
     same = bool(served.history) and served.history[0].planned.serves_as(planned)
     if not as_json:
-        _show(found, same=same, dry_run=dry_run)
-    said: dict[str, Any] = {**found.to_json(), "changed": False}
+        _show(plan_change, same=same, dry_run=dry_run)
+    answer: dict[str, Any] = {**plan_change.to_json(), "changed": False}
     if not dry_run and not same:
         behind = served.history[0].id if served.history else ""
         entry = append(
             served.client, served.keys, served.model, planned, origin=origin, who=this_person(), behind=behind
         )
         if entry is None:
-            raise ServiceUnavailable("somebody else has changed the plan at this moment: look again, nothing was done")
+            history_command = typed("plan history")
+            raise ServiceUnavailable(
+                f"another plan was applied at the same moment, and this one was not: see `{history_command}`, try again"
+            )
         plan = _published(served, entry)
-        # A device may have gone since we looked.
+        # Read again: a device may have gone since the check.
         unserved = unserved_gpus(plan, planned, read_workers(served.client, served.keys, served.model))
-        said |= {"changed": True, "entry": entry.id, "epoch": plan.epoch, "unserved": unserved}
+        answer |= {"changed": True, "entry": entry.id, "epoch": plan.epoch, "unserved": unserved}
         if not as_json:
             back = typed("plan rollback")
             typer.echo(f"in force as epoch {plan.epoch} (entry {entry.id}); `{back}` takes it back")
         for line in unserved:
             typer.echo(f"warning: {line}", err=True)
     if as_json:
-        typer.echo(json.dumps(said, indent=1))
+        typer.echo(json.dumps(answer, indent=1))
 
 
 def _published(served: Served, entry: PlanEntry) -> Plan:
-    """The plan of this entry. ServiceUnavailable when no scheduler publishes it."""
+    """Waits for the plan of this entry and returns it.
+
+    Raises ServiceUnavailable when no scheduler publishes it within PATIENCE_S.
+    """
     end = time.monotonic() + PATIENCE_S
     while time.monotonic() < end:
         plan = read_plan(served.client, served.keys, served.model)
@@ -167,21 +185,23 @@ def _published(served: Served, entry: PlanEntry) -> Plan:
             return plan
         time.sleep(POLL_S)
     raise ServiceUnavailable(
-        f"entry {entry.id} is the newest plan, but no scheduler has published it for {PATIENCE_S:.0f} s: does one run?"
+        f"entry {entry.id} is the newest plan, but no scheduler has published it for {PATIENCE_S:.0f} s: start one, or "
+        "look at its log"
     )
 
 
-def _show(found: PlanChange, *, same: bool, dry_run: bool) -> None:
-    table = Table("stage", "blocks", "devices", "workers", "why", title=f"{found.before.split} -> {found.plan.split}")
-    for index, stage in enumerate(parse_split(found.plan.split)):
-        workers = [name for name, at in found.plan.assignments.items() if at == index]
-        devices = ", ".join(found.plan.devices[index]) or "any"
-        table.add_row(str(index), f"{stage.first}-{stage.last}", devices, "\n".join(workers), found.plan.reasons[index])
+def _show(plan_change: PlanChange, *, same: bool, dry_run: bool) -> None:
+    plan = plan_change.plan
+    table = Table("stage", "blocks", "devices", "workers", "why", title=f"{plan_change.before.split} -> {plan.split}")
+    for index, stage in enumerate(parse_split(plan.split)):
+        workers = [worker_id for worker_id, assigned in plan.assignments.items() if assigned == index]
+        devices = ", ".join(plan.devices[index]) or "any"
+        table.add_row(str(index), f"{stage.first}-{stage.last}", devices, "\n".join(workers), plan.reasons[index])
     Console().print(table)
     if same:
         typer.echo("this is the plan already: nothing to change")
         return
-    typer.echo(f"workers that load other blocks, while requests go on: {', '.join(found.moving) or 'none'}")
+    typer.echo(f"workers that load other blocks, while requests go on: {', '.join(plan_change.moving) or 'none'}")
     if dry_run:
         typer.echo("nothing was changed (--dry-run)")
 

@@ -1,4 +1,7 @@
-"""What a plan is decided from, read from files and options. UsageError and BlockFolderError say what is wrong."""
+"""Reads the inputs of a plan from files and options: model, profile, devices, and what the user wants.
+
+All functions raise UsageError or BlockFolderError for inputs that cannot be used.
+"""
 
 from dataclasses import dataclass
 from functools import partial
@@ -18,34 +21,38 @@ from blockrelay.planning.profile import Profile, read_profile_file
 from blockrelay_scheduler.planning.cost_model import CostModel
 from blockrelay_scheduler.planning.problem import NO_WISHES, Objective, Problem, Promise, Wishes
 
-#: Larger files describe no fleet.
+#: Most bytes of a file of devices; a larger one describes no fleet.
 _MAX_BYTES = 16 << 20
 
-#: What is promised where nobody says otherwise.
+#: Tokens of a request, and requests at once, that KV pages must have room for by default.
 DEFAULT_CONTEXT, DEFAULT_REQUESTS = 2048, 16
-#: Of this machine's memory, as services use it: the rest is the system's and the gateway's.
+#: Share of this machine's memory that a plan may use; the rest is for the system and the other services.
 MEMORY_SHARE = 0.8
-#: Of a CPU that nobody measured.
+#: Assumed speed of a CPU without a profile.
 GUESSED_BYTES_PER_SECOND, GUESSED_OPERATIONS_PER_SECOND = 2e10, 2e11
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanOptions:
-    """What every `plan` command takes."""
+    """The options that `plan` and `plan what-if` have in common."""
 
     model: Path
+    """The block folder."""
     profile: Path | None = None
+    """The file of measured times; None: none were measured."""
     devices: Path | None = None
+    """The file of devices and links; None: this machine."""
     objective: Objective = "throughput"
     context: int | None = None
+    """Tokens of each request that KV pages must have room for; None: DEFAULT_CONTEXT, or the model's if shorter."""
     requests: int = DEFAULT_REQUESTS
     precision: str | None = None
-    """As if the model had been converted to it; written as for `convert`."""
+    """The precision to plan for, written as for `convert`; None: the one that the model has."""
     wishes: Wishes = NO_WISHES
 
 
 def read_problem(options: PlanOptions) -> Problem:
-    """The problem that the options describe."""
+    """Reads the files that `options` name and returns the planning problem."""
     folder = open_block_folder(options.model, blocks=[])
     analysis = costs_of(folder)
     precisions = measured_in = folder.manifest.precisions
@@ -76,7 +83,7 @@ def read_problem(options: PlanOptions) -> Problem:
 
 
 def read_profile(path: Path, folder: BlockFolder) -> Profile:
-    """The profile in a file. UsageError when it is of another model."""
+    """Returns the profile in a file. Raises UsageError when it was measured with another model than `folder`."""
     profile = read_profile_file(path)
     if profile.model_hash and profile.model_hash != folder.manifest.model_hash:
         where = folder.onnx_root or folder.root
@@ -89,8 +96,11 @@ def read_profile(path: Path, folder: BlockFolder) -> Profile:
 
 
 def this_machine(profile: Profile | None, where: str) -> Fleet:
-    """A device for each class of the profile; without one this machine's CPU, guessed. UsageError for a profile of
-    another machine, and for one without a class of which it knows every block."""
+    """Returns one device of this machine for each class of the profile, or without a profile a CPU of assumed speed.
+
+    Raises UsageError for a profile of another machine, and for one that has no class with a time for every block.
+    `where` names the profile in messages.
+    """
     memory = int(allowed_bytes() * MEMORY_SHARE)
     if profile is None:
         cpu = Device(
@@ -110,8 +120,8 @@ def this_machine(profile: Profile | None, where: str) -> Fleet:
     if not profile.classes:
         known = sorted({name for classes in profile.blocks.values() for name in classes})
         lacking = [next(block for block, classes in profile.blocks.items() if name not in classes) for name in known]
-        said = ", ".join(f"{name} lacks {block}" for name, block in zip(known, lacking, strict=True))
-        raise UsageError(f"{where}: no class of devices was measured for every block ({said})")
+        gaps = ", ".join(f"{name} lacks {block}" for name, block in zip(known, lacking, strict=True))
+        raise UsageError(f"{where}: no class of devices was measured for every block ({gaps})")
     return Fleet(
         devices=tuple(
             Device(

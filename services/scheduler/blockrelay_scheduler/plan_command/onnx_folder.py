@@ -1,5 +1,7 @@
-"""`blockrelay plan --blocks`: has the worker describe ONNX blocks that others made, since services do not import each
-other."""
+"""`blockrelay plan --blocks`: has a child process of the worker's code describe ONNX blocks made by others.
+
+It is a process, because services do not import each other.
+"""
 
 import subprocess
 import sys
@@ -16,10 +18,10 @@ _MODULE = "blockrelay_worker.offline.onnx_blocks.describe"
 
 
 def planned_model(model: Path | None, blocks: Path | None, max_position: int | None) -> Path:
-    """The block folder to plan for: `model`, or the one in the cache that describes the ONNX blocks in `blocks`; the
-    bundled one where neither is given.
+    """Returns the block folder to plan for: `model`, a description of the ONNX blocks in `blocks`, or the bundled one.
 
-    Raises UsageError where both are, and typer.Exit where the worker has said on stderr what is wrong.
+    The description is a block folder in the cache. Raises UsageError where both are given, and typer.Exit where the
+    child process failed, which has written the cause to stderr.
     """
     if blocks is None:
         if max_position is not None:

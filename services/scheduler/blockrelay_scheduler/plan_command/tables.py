@@ -1,4 +1,4 @@
-"""Plan reports as tables for people."""
+"""Prints plan reports as tables."""
 
 from collections.abc import Mapping
 
@@ -11,42 +11,42 @@ from blockrelay_scheduler.planning.prediction import SIZES
 from blockrelay_scheduler.planning.report import PlanReport
 
 
-def show(found: PlanReport) -> None:
-    """Stages, what is predicted, and the reasons."""
+def show(report: PlanReport) -> None:
+    """Prints the stages of a plan, its predicted times, and the reasons."""
     console = Console()
-    console.print(_stages(found))
-    console.print(_times(found))
-    _print_notes(console, found)
+    console.print(_stages(report))
+    console.print(_times(report))
+    _print_notes(console, report)
 
 
 def show_beside(reports: Mapping[str, PlanReport]) -> None:
-    """Plans by their titles: one below the other, their speeds side by side, and their reasons."""
+    """Prints several plans, given by their titles: their stages one below the other, then a table of all speeds."""
     console = Console()
-    for title, found in reports.items():
-        table = _stages(found)
+    for title, report in reports.items():
+        table = _stages(report)
         table.title = f"{title}: {table.title}"
         console.print(table)
     table = _by_size("predicted")
-    for title, found in reports.items():
-        _add_steps(table, f"step {title}", found)
-    for title, found in reports.items():
-        _add_rates(table, f"tokens/s {title}", found)
+    for title, report in reports.items():
+        _add_steps(table, f"step {title}", report)
+    for title, report in reports.items():
+        _add_rates(table, f"tokens/s {title}", report)
     console.print(table)
-    for title, found in reports.items():
+    for title, report in reports.items():
         console.print(f"{title}:")
-        _print_notes(console, found)
+        _print_notes(console, report)
 
 
-def _stages(found: PlanReport) -> Table:
-    """Where the blocks are and what they need."""
-    promise = found.problem.promise
-    aim = f" for {found.problem.objective}" if found.strategy == "auto" else ""  # the others do not ask
-    asked = f"{counted(promise.requests, 'request')} of {counted(promise.context, 'token')}"
-    title = f"{found.strategy}{aim}: {asked}"
+def _stages(report: PlanReport) -> Table:
+    """Returns a table of the stages: their blocks, devices and bytes."""
+    promise = report.problem.promise
+    aim = f" for {report.problem.objective}" if report.strategy == "auto" else ""  # other strategies ignore it
+    load = f"{counted(promise.requests, 'request')} of {counted(promise.context, 'token')}"
+    title = f"{report.strategy}{aim}: {load}"
     table = Table("blocks", "devices", "class", title=title)
     for head in ("weights", "KV pages", "memory"):
         table.add_column(head, justify="right")
-    for stage in found.stages:
+    for stage in report.stages:
         table.add_row(
             stage.blocks,
             ", ".join(stage.part.devices),
@@ -58,38 +58,38 @@ def _stages(found: PlanReport) -> Table:
     return table
 
 
-def _times(found: PlanReport) -> Table:
-    """What a step takes: each stage and all hops for one group of its requests, and the whole."""
+def _times(report: PlanReport) -> Table:
+    """Returns a table of the times of a step: each stage and all hops for one group of requests, and the whole."""
     table = _by_size("predicted")
-    several = any(one.groups > 1 for one in found.predicted)
+    several = any(one.groups > 1 for one in report.predicted)
     if several:
-        table.add_row("groups in flight", *(str(one.groups) for one in found.predicted))
-    for at, stage in enumerate(found.stages):
-        table.add_row(stage.blocks, *(format_seconds(one.part_seconds[at]) for one in found.predicted))
-    if len(found.stages) > 1:
-        table.add_row("hops", *(format_seconds(one.hop_seconds) for one in found.predicted))
-    table.add_row("sampling, messages", *(format_seconds(one.overhead_seconds) for one in found.predicted))
+        table.add_row("groups in flight", *(str(one.groups) for one in report.predicted))
+    for at, stage in enumerate(report.stages):
+        table.add_row(stage.blocks, *(format_seconds(one.part_seconds[at]) for one in report.predicted))
+    if len(report.stages) > 1:
+        table.add_row("hops", *(format_seconds(one.hop_seconds) for one in report.predicted))
+    table.add_row("sampling, messages", *(format_seconds(one.overhead_seconds) for one in report.predicted))
     table.add_section()
-    _add_steps(table, "step of all" if several else "step", found)
-    _add_rates(table, "tokens/s", found)
+    _add_steps(table, "step of all" if several else "step", report)
+    _add_rates(table, "tokens/s", report)
     return table
 
 
-def _add_steps(table: Table, name: str, found: PlanReport) -> None:
-    """One row, or two where not all was measured."""
-    if not found.spreads:
-        table.add_row(name, *(format_seconds(one.seconds) for one in found.predicted))
+def _add_steps(table: Table, name: str, report: PlanReport) -> None:
+    """Adds the seconds of a step to a table: one row, or two (least and most) where not everything was measured."""
+    if not report.spreads:
+        table.add_row(name, *(format_seconds(one.seconds) for one in report.predicted))
         return
-    table.add_row(f"{name}, at least", *(format_seconds(least) for least, _ in found.spreads))
-    table.add_row(f"{name}, at most", *(format_seconds(most) for _, most in found.spreads))
+    table.add_row(f"{name}, at least", *(format_seconds(least) for least, _ in report.spreads))
+    table.add_row(f"{name}, at most", *(format_seconds(most) for _, most in report.spreads))
 
 
-def _add_rates(table: Table, name: str, found: PlanReport) -> None:
-    """Adds tokens per second: one row, or two where not all was measured."""
-    if not found.spreads:
-        table.add_row(name, *(_rate(one.tokens_per_second) for one in found.predicted))
+def _add_rates(table: Table, name: str, report: PlanReport) -> None:
+    """Adds tokens per second to a table: one row, or two (least and most) where not everything was measured."""
+    if not report.spreads:
+        table.add_row(name, *(_rate(one.tokens_per_second) for one in report.predicted))
         return
-    pairs = list(zip(found.predicted, found.spreads, strict=True))
+    pairs = list(zip(report.predicted, report.spreads, strict=True))
     table.add_row(f"{name}, at least", *(_rate(one.requests / most) for one, (_, most) in pairs))
     table.add_row(f"{name}, at most", *(_rate(one.requests / least) for one, (least, _) in pairs))
 
@@ -101,19 +101,19 @@ def _by_size(title: str) -> Table:
     return table
 
 
-def _print_notes(console: Console, found: PlanReport) -> None:
-    for reason in found.reasons:
+def _print_notes(console: Console, report: PlanReport) -> None:
+    for reason in report.reasons:
         console.print(f"- {reason}")
-    if summary := (found.placement.notes or {}).get("summary"):
+    if summary := (report.placement.notes or {}).get("summary"):
         console.print(f"- {summary}")
-    if found.measured:
-        console.print(f"profile: {found.measured}")
-    if found.spreads:
+    if report.measured:
+        console.print(f"profile: {report.measured}")
+    if report.spreads:
         run = typed("profile")
         console.print(f"not profiled: run `{run}` and give --profile FILE; until then speeds are ranges")
-    if found.estimated:
-        console.print(f"estimated, not profiled: {', '.join(found.estimated)}")
-    for assumed in found.assumed:
+    if report.estimated:
+        console.print(f"estimated, not profiled: {', '.join(report.estimated)}")
+    for assumed in report.assumed:
         console.print(f"assumed: {assumed}")
 
 

@@ -1,1 +1,1 @@
-"""Which blocks form which stage, and which worker runs which stage. Pure: workers in, plan out."""
+"""Decides which blocks form each stage, and which worker runs which stage. Pure: workers in, plan out."""

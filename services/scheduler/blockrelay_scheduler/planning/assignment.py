@@ -1,9 +1,9 @@
-"""Which worker runs which stage of a split, whatever made the split. Pure.
+"""Assigns workers to the stages of a split. Pure.
 
 A worker keeps its stage for life. A newcomer goes to a stage that names its device or class, else to one that names
-none, and among these where its device class and numerics id are thinnest; a CPU worker stands in where GPUs are named.
-Only a stage that stays empty although others
-have workers to spare gets one of those; it drains and comes back as a newcomer.
+none. Among these it goes where workers of its device class and numerics id are fewest. A CPU worker stands in where
+GPUs are named. Only a stage that stays empty although others have workers to spare gets one of those: that worker
+drains and comes back as a newcomer.
 """
 
 from collections import Counter
@@ -16,10 +16,12 @@ from blockrelay.protocol.planned_split import ANY_CPU, ANY_GPU, PlannedSplit
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
-    """`stages` worker id -> stage index; `moved` those of them that leave a stage they had for a deserted one."""
+    """The stages of workers."""
 
     stages: Mapping[str, int]
+    """Stage index by worker id."""
     moved: Mapping[str, int]
+    """The part of `stages` whose workers leave another stage for a deserted one."""
 
 
 def assign(
@@ -29,12 +31,12 @@ def assign(
     current: Plan | None,
     deserted: frozenset[int] = frozenset(),
 ) -> Assignment:
-    """A stage for every worker, except for one that drains before it ever got one, and for one that can only have the
-    whole model where there are several stages.
+    """Returns a stage for every worker, with two exceptions.
 
-    Assignments of `current` stay while the split is the same, but for those of devices that `planned`, changed, has at
-    other stages; a worker that has no record any more has no assignment. `deserted` are stages without a live worker
-    for so long that no replacement is to be expected.
+    A worker that drains before it ever got a stage has none, nor has one that can only run the whole model where there
+    are several stages. Assignments of the plan in force, `current`, stay while the split is the same, except where
+    `planned` now has the worker's device at other stages. `deserted` are stages without a live worker for so long that
+    no replacement is to be expected.
     """
     if len(planned.stages) > 1:
         workers = [worker for worker in workers if not worker.whole_model_only]
@@ -44,13 +46,13 @@ def assign(
 
 
 def empty_stages(workers: Sequence[WorkerInfo], plan: Plan) -> frozenset[int]:
-    """Stages of the plan to which no worker that still beats belongs."""
-    staffed = {plan.assignments[w.id] for w in workers if w.id in plan.assignments and _serves(w)}
-    return frozenset(range(len(plan.reasons))) - staffed
+    """Returns the stages of the plan without a worker that sends heartbeats and does not drain."""
+    served = {plan.assignments[w.id] for w in workers if w.id in plan.assignments and _serves(w)}
+    return frozenset(range(len(plan.reasons))) - served
 
 
 def _kept(workers: Sequence[WorkerInfo], planned: PlannedSplit, current: Plan | None) -> dict[str, int]:
-    """Stages that are settled: by the plan in force, or by what the worker has already loaded."""
+    """Returns the stages that workers keep: by the plan in force, or because they have already loaded the blocks."""
     split = planned.text
     before: Mapping[str, int] = current.assignments if current and current.split == split else {}
     renamed = bool(current) and [*map(list, current.devices)] != [*map(list, planned.devices)]
@@ -63,8 +65,11 @@ def _kept(workers: Sequence[WorkerInfo], planned: PlannedSplit, current: Plan | 
 
 
 def _stages_for(worker: WorkerInfo, planned: PlannedSplit) -> Sequence[int]:
-    """Those that name its device, or else its class; where none does those that name none, and where all name others
-    all. Stages of GPUs are for CPU workers without a stage of their own too, which stand in there."""
+    """Returns the stages that a worker may get.
+
+    They are the stages that name its device, else those that name its class, else those that name none, else all. CPU
+    workers whose device is not named may also get the stages of GPUs, where they stand in.
+    """
     on_gpu, devices, for_gpus = worker.device == "gpu", planned.devices, planned.for_gpus
     named = [
         stage
@@ -76,7 +81,7 @@ def _stages_for(worker: WorkerInfo, planned: PlannedSplit) -> Sequence[int]:
         if named or not (open_to := [*free, *(stage for stage, ids in enumerate(devices) if ANY_CPU in ids)]):
             return named or range(len(devices))
         return sorted({*open_to, *(stage for stage, of_gpus in enumerate(for_gpus) if of_gpus)})
-    # A process of a GPU has a worker for each stage of it: some by its id, others by its class.
+    # A GPU process has one worker for each stage that it runs; some stages name its id, others its class.
     named += [stage for stage, ids in enumerate(devices) if ANY_GPU in ids]
     return (
         sorted(set(named))
@@ -89,16 +94,16 @@ def _stages_for(worker: WorkerInfo, planned: PlannedSplit) -> Sequence[int]:
 def _moved(
     workers: Sequence[WorkerInfo], stages: int, kept: Mapping[str, int], deserted: frozenset[int]
 ) -> dict[str, int]:
-    """For each deserted stage the youngest worker of the best-staffed stage, if that one keeps another."""
+    """Returns for each deserted stage the youngest worker of the stage with the most workers, if it has several."""
     moved: dict[str, int] = {}
     for empty in sorted(deserted):
-        staff: dict[int, list[WorkerInfo]] = {s: [] for s in range(stages)}
+        serving: dict[int, list[WorkerInfo]] = {s: [] for s in range(stages)}
         for worker in sorted(workers, key=lambda w: (w.registered_ms, w.id)):
             if worker.id in kept and worker.id not in moved and _serves(worker):
-                staff[kept[worker.id]].append(worker)
-        best = max(staff, key=lambda s: (len(staff[s]), -s))
-        if not staff[empty] and len(staff[best]) > 1:
-            moved[staff[best][-1].id] = empty
+                serving[kept[worker.id]].append(worker)
+        best = max(serving, key=lambda s: (len(serving[s]), -s))
+        if not serving[empty] and len(serving[best]) > 1:
+            moved[serving[best][-1].id] = empty
     return moved
 
 
@@ -109,22 +114,26 @@ def _serves(worker: WorkerInfo) -> bool:
 def _with_newcomers(
     workers: Sequence[WorkerInfo], planned: PlannedSplit, kept: Mapping[str, int], deserted: frozenset[int]
 ) -> dict[str, int]:
-    """`kept` plus a stage for everybody else, those with the least choice first and of these the oldest: of those for
-    its device the one with the fewest workers of the same kind; a deserted one where all of those have a worker."""
+    """Returns `kept` plus a stage for every other worker that does not drain.
+
+    Workers with the least choice come first, and of these the oldest. Each gets the stage with the fewest workers of
+    its kind among those that it may get, or a deserted stage where all of these have a worker.
+    """
     assignments = dict(kept)
     counts = Counter((_kind(w), kept[w.id]) for w in workers if w.id in kept and _serves(w))
-    staffed = {stage for _, stage in counts}
+    served = {stage for _, stage in counts}
     newcomers = [(w, _stages_for(w, planned)) for w in workers if w.id not in kept and not w.draining]
     for worker, stages in sorted(newcomers, key=lambda one: (len(one[1]), one[0].registered_ms, one[0].id)):
-        if (empty := deserted - staffed) and staffed.issuperset(stages):
+        if (empty := deserted - served) and served.issuperset(stages):
             stages = sorted(empty)
         stage = min(stages, key=lambda s: (counts[_kind(worker), s], s))
         assignments[worker.id] = stage
-        staffed.add(stage)
+        served.add(stage)
         counts[_kind(worker), stage] += 1
     return assignments
 
 
 def _kind(worker: WorkerInfo) -> tuple[str, str]:
-    """Workers of different numerics ids never share a route, so each numerics id needs workers at every stage."""
+    """Returns device class and numerics id: workers of different numerics ids never share a route, so that each id
+    needs workers at every stage."""
     return worker.device, worker.numerics

@@ -1,10 +1,10 @@
-"""What a block costs on a device and a hop between two of them, from a profile or from figures. Pure.
+"""Seconds and bytes of a block on a device and of a hop between two devices, from a profile or from figures. Pure.
 
-A class that the profile has is taken from there, divided by the device's speed. A described device follows the
-roofline: a step takes as long as reading weights and KV, or as its operations, whichever is longer. A profile that was
-measured in another precision is converted: all but the matrix products stays, and the profile has those of made-up
-weights in each precision. Where it does not, the step of one row reads weights, so it changes as their bytes do, and
-what further rows add stays. All of these are marked as estimates.
+For a class of devices in the profile the measured times are divided by the device's speed. A device described by
+figures follows the roofline: a step takes as long as reading weights and KV pages, or as its operations, whichever is
+longer. A profile measured in another precision is converted: everything but the linear layers stays, and for these the
+profile has the times of random weights in each precision. Where it has none, the step of one token is taken to read
+weights and changes as their bytes do, and what further tokens add stays. Converted and described times are estimates.
 """
 
 from collections.abc import Collection, Sequence
@@ -19,29 +19,30 @@ from blockrelay.planning.devices import Device, Fleet
 from blockrelay.planning.profile import BlockProfile, Hop, Profile, StepOverhead
 from blockrelay.quantities import counted, format_seconds
 
-#: Of rows over the payload Redis, where no profile says otherwise: what `blockrelay profile` found on 2 cores.
+#: A hop of hidden states over the payload Redis without a profile: measured with `blockrelay profile` on 2 cores.
 DEFAULT_HOP = Hop(seconds=1.1e-3, seconds_per_byte=2.2e-9)
 
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
-    """`precisions` of each block, 1 to N. `profile` None: every device must describe itself.
-
-    `measured_in` is what the profile was measured in: of each block, as `precisions`.
-    """
+    """The costs of one model's blocks. Blocks are numbered from 1 to N; all times are seconds."""
 
     analysis: ModelAnalysis
     precisions: tuple[Precision, ...]
+    """The precision of each block that is planned for."""
     profile: Profile | None = None
+    """Measured times; None: every device must bring figures of its own."""
     measured_in: tuple[Precision, ...] | None = None
+    """The precision of each block in which the profile was measured; None: `precisions`."""
     _classes: tuple[str, ...] = field(init=False)
+    # The cached results of `prefix_seconds`.
     _seconds: dict[tuple[object, ...], list[float]] = field(default_factory=dict[tuple[object, ...], list[float]])
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_classes", self.profile.classes if self.profile else ())
 
     def check(self, fleet: Fleet) -> None:
-        """UsageError for a device whose speed nobody knows, and a profile of other blocks."""
+        """Raises UsageError for a device of unknown speed, and for a profile of another model's blocks."""
         names = {block.name for block in self.analysis.blocks}
         if self.profile is not None and set(self.profile.blocks) != names:
             raise UsageError(f"the profile is of another model: {_unlike(self.profile.blocks, self.analysis)}")
@@ -49,60 +50,59 @@ class CostModel:
             if not device.is_described and not self.is_profiled(device):
                 known = ", ".join(self.profile.classes) if self.profile else "none, there is no profile"
                 raise UsageError(
-                    f"device {device.id}: nobody measured class {device.device_class} (measured: {known}); give it "
+                    f"device {device.id}: class {device.device_class} was not measured (measured: {known}); give it "
                     "bytes_per_second, or profile it"
                 )
 
     def is_estimated(self, device: Device) -> bool:
-        """Whether its times are not measured ones."""
+        """Returns whether the times of this device are estimates, not measurements."""
         return not self.is_profiled(device) or (self.measured_in or self.precisions) != self.precisions
 
     def assumptions(self, devices: Sequence[Device], *, hops: bool) -> list[str]:
-        """What figures for these devices rest on without anybody having measured it, in words."""
-        found: list[str] = []
+        """Returns a sentence for each assumption behind the times of these devices; `hops`: the plan has hops."""
+        sentences: list[str] = []
         if hops and not (self.profile and "redis" in self.profile.hop):
-            found.append(f"hops take {format_seconds(DEFAULT_HOP.seconds)} and their bytes, as they did on 2 cores")
+            sentences.append(f"hops take {format_seconds(DEFAULT_HOP.seconds)} and their bytes, as they did on 2 cores")
         if not self.knows_steps:
-            found.append("sampling and messages take no time")
+            sentences.append("sampling and messages take no time")
         for name in dict.fromkeys(device.device_class for device in devices if self.is_profiled(device)):
             assert self.profile is not None
             if any(len(classes[name].seconds) == 1 for classes in self.profile.blocks.values()):
-                found.append(f"{name}: a step of many rows takes as long as one of 1 row, the only ones measured")
-        return found
+                sentences.append(f"{name}: a step of many rows takes as long as one of 1 row, the only ones measured")
+        return sentences
 
     def seconds(self, device: Device, first: int, last: int, rows: float, context: float) -> float:
-        """Of a step of blocks [first, last] with `rows` rows that attend to `context` tokens each."""
+        """Seconds of a step of blocks [first, last] (inclusive) with `rows` tokens that attend to `context` each."""
         sums = self.prefix_seconds(device, rows, context)
         return sums[last] - sums[first - 1]
 
     def prefix_seconds(self, device: Device, rows: float, context: float) -> Sequence[float]:
-        """Of blocks 1 to i at index i."""
+        """Sums of the seconds of a step: blocks 1 to i at index i, 0 at index 0. The result is cached."""
         key = (device.device_class, device.speed, device.bytes_per_second, device.operations_per_second, rows, context)
         if key not in self._seconds:
             self._seconds[key] = list(accumulate(self.each_block_seconds(device, rows, context), initial=0.0))
         return self._seconds[key]
 
     def each_block_seconds(self, device: Device, rows: float, context: float) -> list[float]:
-        """Of block i at index i-1."""
+        """Seconds of a step of each block: block i at index i-1."""
         return [self._block_seconds(device, index, rows, context) for index in range(1, len(self.analysis.blocks) + 1)]
 
     def weight_bytes(self, first: int, last: int, device: Device) -> int:
-        """Bytes of blocks [first, last] on this device, as measured in the profile or else as the model tells."""
+        """Bytes of blocks [first, last] on this device: measured ones of the profile, else computed from the model."""
         return sum(self._block_bytes(device, index) for index in range(first, last + 1))
 
     def kv_bytes_per_token(self, first: int, last: int) -> int:
-        """Of blocks [first, last]."""
+        """Bytes of keys and values of one token in blocks [first, last]."""
         blocks = self.analysis.blocks[first - 1 : last]
         return sum(block.kv_values_per_token for block in blocks) * kv_item_bytes(self.precisions)
 
     def hop_bytes(self, last: int, context: float) -> float:
-        """What a stage that ends with block `last` sends the next one for a row that attends to `context` tokens."""
+        """Bytes that a stage that ends with block `last` sends on for one token that attends to `context` tokens."""
         block = self.analysis.blocks[last - 1]
         return block.hop_bytes_per_row + context * block.hop_bytes_per_row_and_token
 
     def hop_seconds(self, fleet: Fleet, a: Device, b: Device, size: float) -> float:
-        """Seconds that `size` bytes of a step take from `a` to `b`: over the payload Redis, and over the link between
-        the hosts if they are two."""
+        """Seconds that `size` bytes take from device `a` to `b`: over the payload Redis, and the link between hosts."""
         hop, link = self._redis_hop, fleet.link(a.host, b.host)
         per_byte = hop.seconds_per_byte + (link.seconds_per_byte if link else 0.0)
         each = hop.seconds + (link.seconds if link else 0.0)
@@ -113,17 +113,17 @@ class CostModel:
         return self.profile.hop.get("redis", DEFAULT_HOP) if self.profile else DEFAULT_HOP
 
     def step_seconds(self, rows: float) -> float:
-        """What a step takes beside its blocks and hops."""
+        """Seconds that a step of `rows` tokens takes besides its blocks and hops; 0 where this was not measured."""
         step = self.profile.step if self.profile else None
         return step.seconds + rows * step.seconds_per_row if step else 0.0
 
     @property
     def knows_steps(self) -> bool:
-        """Whether what a step takes beside its blocks was measured."""
+        """True if the profile has the seconds that a step takes besides its blocks and hops."""
         return self.profile is not None and self.profile.step != StepOverhead()
 
     def is_profiled(self, device: Device) -> bool:
-        """Whether blocks were measured on devices of its class, in whatever precision."""
+        """Returns whether the profile has the device's class, in whatever precision."""
         return device.device_class in self._classes
 
     def _block_bytes(self, device: Device, index: int) -> int:
@@ -165,7 +165,7 @@ class CostModel:
 
 
 def _unlike(profiled: Collection[str], analysis: ModelAnalysis) -> str:
-    """How the blocks of a profile are not those of the model: how many each has, and the first that is not in both."""
+    """Says how the blocks of a profile differ from the model's: their counts, and the first that is not in both."""
     has = f"it has {counted(len(profiled), 'block')}, the model {analysis.model} has {len(analysis.blocks)}"
     lacking = [block.name for block in analysis.blocks if block.name not in profiled]
     if lacking:

@@ -1,6 +1,6 @@
-"""Whether a placement has room: weights and the promised KV pages of every part, on every device. Pure.
+"""Checks that the weights and the promised KV pages of a placement fit on its devices. Pure.
 
-Who refuses it says what would fit: the longest context for which this placement has room.
+The refusal says what would fit: the longest context for which this placement has room.
 """
 
 from collections import defaultdict
@@ -12,26 +12,29 @@ from blockrelay_scheduler.planning.problem import NoPlan, Part, Placement, Probl
 
 
 def check_memory(problem: Problem, placement: Placement) -> None:
-    """NoPlan for a part above the limit that was wished for, or a device with more than its memory."""
+    """Raises NoPlan for a part above the wished memory limit, or for a device whose parts exceed its memory."""
     bounds = list(_bounds(problem, placement))
     for bound in bounds:
         needed = bound.bytes(problem)
         if needed > bound.room:
-            said = f"{_needs(bound.parts)} {_bytes(needed)}{bound.where}: {_bytes(needed - bound.room)} {bound.how}"
-            raise NoPlan(f"{said}; {_what_would_fit(problem, bound, bounds)}")
+            text = f"{_needs(bound.parts)} {_bytes(needed)}{bound.where}: {_bytes(needed - bound.room)} {bound.how}"
+            raise NoPlan(f"{text}; {_what_would_fit(problem, bound, bounds)}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Bound:
-    """Parts that together have so much room on the device `on`; `where` and `how` are words of the refusal."""
+    """A limit on the bytes of some parts on one device; `where` and `how` are words of the refusal."""
 
     parts: tuple[Part, ...]
     on: str
+    """The id of the device."""
     room: int
+    """Most bytes of all `parts` together."""
     where: str
     how: str
 
     def bytes(self, problem: Problem) -> int:
+        """Bytes that the parts need together."""
         device = problem.fleet.device(self.on)
         return sum(problem.bytes_of(part.first, part.last, device, len(part.devices)) for part in self.parts)
 
@@ -51,17 +54,18 @@ def _bounds(problem: Problem, placement: Placement) -> Iterator[_Bound]:
 
 
 def _needs(parts: Sequence[Part]) -> str:
-    """`block_1 needs`, `block_1 to block_3 need`."""
+    """Returns subject and verb: `block_1 needs`, `block_1 to block_3 need`."""
     single = len(parts) == 1 and parts[0].first == parts[0].last
     return f"{' and '.join(part.blocks for part in parts)} {'needs' if single else 'need'}"
 
 
 def _what_would_fit(problem: Problem, short: _Bound, bounds: Sequence[_Bound]) -> str:
+    """Says what the bytes are for, and what this placement would have room for, or what else to do."""
     promise = problem.promise
     device = problem.fleet.device(short.on)
     weights = sum(problem.costs.weight_bytes(part.first, part.last, device) for part in short.parts)
-    said = f"{_bytes(weights)} are weights, the rest KV pages for {counted(promise.requests, 'request')} of "
-    said += f"{counted(promise.context, 'token')}"
+    text = f"{_bytes(weights)} are weights, the rest KV pages for {counted(promise.requests, 'request')} of "
+    text += f"{counted(promise.context, 'token')}"
     for requests in (promise.requests, 1):
         nothing, one = (replace(problem, promise=Promise(context=c, requests=requests)) for c in (0, 1))
         contexts = [promise.context]
@@ -72,8 +76,8 @@ def _what_would_fit(problem: Problem, short: _Bound, bounds: Sequence[_Bound]) -
             elif empty > bound.room:
                 contexts.append(0)
         if min(contexts) > 0:
-            return f"{said}; {counted(requests, 'request')} of {counted(min(contexts), 'token')} would fit"
-    return f"{said}; choose other boundaries or devices, or convert the model to a smaller precision"
+            return f"{text}; {counted(requests, 'request')} of {counted(min(contexts), 'token')} would fit"
+    return f"{text}; choose other boundaries or devices, or convert the model to a smaller precision"
 
 
 def _bytes(count: int) -> str:

@@ -1,4 +1,4 @@
-"""The plan in force: a split, and who runs which of its stages. Pure: workers in, plan out.
+"""Builds the plan of a cell: a split, and the worker of each of its stages. Pure: workers in, plan out.
 
 The split does not depend on the workers, so that no death and no arrival ever moves a block.
 """
@@ -17,10 +17,11 @@ from blockrelay_scheduler.planning.assignment import assign
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """The plan that these workers need, and the hash of everything it was decided from except the plan before it."""
+    """The plan that some workers need."""
 
     plan: Plan
     inputs: str
+    """A hash of everything that the plan was decided from, except the plan before it."""
 
 
 def decide(
@@ -31,10 +32,10 @@ def decide(
     source: str = "",
     deserted: frozenset[int] = frozenset(),
 ) -> Decision:
-    """The plan for the registered `workers` of one model. `current` is the plan in force; the epoch is the one after.
-    `source` says where `planned` comes from.
+    """Returns the plan for the registered `workers` of one model, with the epoch after that of `current`.
 
-    Who runs which stage, and what `deserted` means: `assignment.assign`.
+    `current` is the plan in force, and `source` says in words where the split `planned` comes from.
+    `assignment.assign` chooses the workers of each stage; its `deserted` are stages that have been empty for long.
     """
     assignment = assign(workers, planned=planned, current=current, deserted=deserted)
     by_device = [_devices(workers, assignment.stages, index) for index in range(len(planned.stages))]
@@ -60,7 +61,7 @@ def decide(
 
 
 def stages_on_gpus(workers: Sequence[WorkerInfo], split: str) -> frozenset[int]:
-    """Stages of `split` that a GPU would compute now: one that has loaded them is there, and does not leave."""
+    """Returns the stages of `split` that a GPU computes now: a GPU worker has loaded them and does not drain."""
     return frozenset(
         w.stage
         for w in workers
@@ -69,7 +70,10 @@ def stages_on_gpus(workers: Sequence[WorkerInfo], split: str) -> frozenset[int]:
 
 
 def waits_for_more(current: Plan, following: Plan) -> bool:
-    """Whether all that `following` changes is that a GPU has loaded some stages: that may wait for others to follow."""
+    """Returns whether `following` differs from `current` only in stages that a GPU has loaded.
+
+    Such a plan may be published later, together with the stages that load next.
+    """
     same = (current.split, current.assignments, current.devices, current.source)
     gone = [block for block, device in current.blocks.items() if device == "GPU" and following.blocks[block] != "GPU"]
     return same == (following.split, following.assignments, following.devices, following.source) and not gone
@@ -80,7 +84,10 @@ def _devices(workers: Sequence[WorkerInfo], assignments: Mapping[str, int], stag
 
 
 def _reason(index: int, stage: Stage, why: str, devices: Counter[str], *, loads: bool) -> str:
-    """`loads`: none of its GPU workers is ready."""
+    """Returns a sentence about a stage: its blocks, why it has them, and its workers.
+
+    `devices` counts its workers by class. `loads`: none of its GPU workers is ready.
+    """
     what = f"stage {index} is block_{stage.first} to block_{stage.last}, {why}"
     gpu, cpu = devices["gpu"], devices["cpu"]
     gpus = f"{counted(gpu, 'GPU worker')} {('loads' if gpu == 1 else 'load') if loads else 'for'} it"
@@ -101,7 +108,7 @@ def _inputs_hash(
     moved: Mapping[str, int],
     on_gpus: frozenset[int],
 ) -> str:
-    """Two schedulers that see the same workers have the same hash; PLAN publishes a hash once."""
+    """Hashes what a plan depends on: schedulers that see the same get the same hash, which PLAN publishes only once."""
     seen = sorted([w.id, w.device, w.device_id, w.draining] for w in workers)
     content = [planned.to_json(), source, seen, sorted(moved.items()), sorted(on_gpus)]
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""What another split would change for the workers that are there. Pure."""
+"""Checks another split against the workers of a running cell, and says what it would change. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,14 +12,15 @@ from blockrelay_scheduler.planning.plan_builder import decide
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanChange:
-    """`plan` as it would be for the workers of now; `moving` those that would load other blocks."""
+    """The plan in force and the plan that another split would give with the present workers."""
 
     before: Plan
     plan: Plan
     moving: tuple[str, ...]
+    """Ids of the workers that would load other blocks."""
 
     def to_json(self) -> dict[str, Any]:
-        """What `plan apply --json` prints of it."""
+        """The part of the object that `plan apply --json` prints."""
         return {
             "before": self.before.split,
             "split": self.plan.split,
@@ -33,32 +34,35 @@ class PlanChange:
 def change(
     workers: Sequence[WorkerInfo], planned: PlannedSplit, current: Plan, *, lost: Sequence[str] = ()
 ) -> PlanChange:
-    """From the plan in force to `planned`. `lost` are the devices of workers that wait until they can be used again.
+    """Returns the change from the plan in force, `current`, to `planned`.
 
-    UsageError where some stage would have no worker, or is for GPUs that no worker has, nor had before it lost them,
-    and for several stages where a worker can only have the whole model.
+    `lost` are ids of GPUs that failed, whose workers wait until they can be used again. Raises UsageError where a stage
+    would have no worker, where it is for a GPU that no worker has or has lost, and for several stages where a worker
+    can only run the whole model.
     """
-    there = [worker for worker in workers if worker.is_alive and not worker.draining]
-    _check_devices(planned, [worker.device_id for worker in there if worker.device == "gpu"], lost)
-    if len(planned.stages) > 1 and (whole := [worker.id for worker in there if worker.whole_model_only]):
+    serving = [worker for worker in workers if worker.is_alive and not worker.draining]
+    _check_devices(planned, [worker.device_id for worker in serving if worker.device == "gpu"], lost)
+    if len(planned.stages) > 1 and (whole := [worker.id for worker in serving if worker.whole_model_only]):
         raise UsageError(
             f"the plan has {len(planned.stages)} stages, and {whole[0]} computes with an import, which runs all blocks "
             "as one stage: start again with --stand-in files"
         )
-    plan = decide(there, planned=planned, current=current).plan
-    staffed = set(plan.assignments.values())
-    if empty := [stage for index, stage in enumerate(planned.stages) if index not in staffed]:
+    plan = decide(serving, planned=planned, current=current).plan
+    served = set(plan.assignments.values())
+    if empty := [stage for index, stage in enumerate(planned.stages) if index not in served]:
         blocks = ", ".join(f"{stage.first}-{stage.last}" for stage in empty)
         raise UsageError(
-            f"the plan has {len(planned.stages)} stages, and {len(there)} workers are there: nobody would run "
+            f"the plan has {len(planned.stages)} stages, and {len(serving)} workers are there: none would run "
             f"{blocks}; start more workers first"
         )
-    moving = [w.id for w in there if w.stage is not None and (w.split, w.stage) != (plan.split, plan.assignments[w.id])]
+    moving = [
+        w.id for w in serving if w.stage is not None and (w.split, w.stage) != (plan.split, plan.assignments[w.id])
+    ]
     return PlanChange(before=current, plan=plan, moving=tuple(moving))
 
 
 def unserved_gpus(plan: Plan, planned: PlannedSplit, workers: Sequence[WorkerInfo]) -> list[str]:
-    """A sentence for each stage that is for GPUs and has no worker on one in the plan in force."""
+    """Returns a sentence for each stage of `planned` that is for GPUs and has no GPU worker in `plan`."""
     on_gpu = {plan.assignments.get(worker.id) for worker in workers if worker.device == "gpu" and worker.is_alive}
     return [
         f"stage {stage.first}-{stage.last} is for {' or '.join(ids)}, and no worker has it now: CPUs serve it until "
@@ -69,15 +73,18 @@ def unserved_gpus(plan: Plan, planned: PlannedSplit, workers: Sequence[WorkerInf
 
 
 def _check_devices(planned: PlannedSplit, served: Sequence[str], lost: Sequence[str]) -> None:
-    """Ids of devices of hosts have to be there, names of a plan's own are any of them."""
+    """Raises UsageError for a stage whose GPU no worker has.
+
+    `served` and `lost` are the ids of GPUs. A name that is no id of a host's device, such as gpu0, stands for any GPU.
+    """
     known = list(dict.fromkeys([*served, *lost]))
     for stage, ids, for_gpu in zip(planned.stages, planned.devices, planned.for_gpus, strict=True):
         wanted = [device for device in ids if device not in (ANY_GPU, ANY_CPU)]
         odd = [device for device in wanted if for_gpu and device not in known and (is_host_device(device) or not known)]
         if odd:
-            there = f"they have {', '.join(filter(None, known))}" if known else "none has a GPU"
+            available = f"they have {', '.join(filter(None, known))}" if known else "none has a GPU"
             text = f"stage {stage.first}-{stage.last} is for {odd[0]}, which no worker has"
-            raise UsageError(f"{text}: {there}; start its worker first")
+            raise UsageError(f"{text}: {available}; start its worker first")
 
 
 def _gpu_ids(ids: Sequence[str]) -> list[str]:

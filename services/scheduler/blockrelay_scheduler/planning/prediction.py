@@ -1,9 +1,9 @@
-"""How fast a placement will be. Pure.
+"""Predicts how fast a placement will be. Pure.
 
-A step of R requests goes through all parts. Parts on resources of their own compute at the same time: the engine splits
-the requests into as many groups as there are such resources, and a group comes back for its next token when it is
-through. So a step takes as long as its busiest resource works on all groups, but no less than one group's way through
-all parts, hops included:
+A step of R requests goes through all parts. Parts on different resources compute at the same time. The engine splits
+the requests into as many groups as there are resources, and a group that is through all parts begins its next token. A
+step takes as long as its busiest resource works on all groups, but no less than one group's way through all parts,
+hops included:
 
     groups = min(resources, R)        rows = R / groups / replicas of the part
     step = max( max over resources: groups * sum of its parts' seconds(rows),
@@ -20,40 +20,49 @@ from blockrelay.planning.devices import Device
 from blockrelay.planning.profile import StepOverhead
 from blockrelay_scheduler.planning.problem import Part, Placement, Problem
 
-#: Requests at once for which plans are predicted.
+#: Numbers of requests at once for which plans are predicted.
 SIZES = (1, 4, 16, 64)
-#: Blocks and hops that nobody measured may take so many times as long as predicted, on a device whose speed is guessed
-#: also a part of it only.
+#: Blocks and hops without measurement may take up to SLOWER times the predicted seconds. On a device whose speed is
+#: assumed they may also take as little as 1 / FASTER of them.
 SLOWER, FASTER = 4.0, 8.0
-#: What a step may take beside them where nobody measured it: Redis (on a fast disk, on a slow one), sampling, messages.
+#: The least and the most that sampling, messages and Redis (on a fast disk, on a slow one) add to a step, where this
+#: was not measured.
 QUICK_STEP = StepOverhead(seconds=0.2e-3, seconds_per_row=10e-6)
 SLOW_STEP = StepOverhead(seconds=15e-3, seconds_per_row=0.5e-3)
 
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """Of a step with `requests` at once, in `groups`: seconds; those of each part and of all hops for one group; and
-    what the step takes beside them."""
+    """The predicted seconds of a step that gives each of `requests` requests a token."""
 
     requests: int
     groups: int
+    """Groups of requests that are in flight at once."""
     seconds: float
+    """The whole step."""
     part_seconds: tuple[float, ...]
+    """Each part, for one group."""
     hop_seconds: float
+    """All hops together, for one group."""
     overhead_seconds: float
+    """Sampling, messages and Redis, for all requests."""
 
     @property
     def tokens_per_second(self) -> float:
+        """Tokens per second of all requests together."""
         return self.requests / self.seconds
 
 
 def resource(device: Device) -> tuple[str, str]:
-    """Devices with the same one take turns."""
+    """Returns a key for what the device computes with; devices with equal keys take turns."""
     return ("cores of", device.host) if device.device_class == "CPU" else ("device", device.id)
 
 
 def predict(problem: Problem, placement: Placement, requests: int, *, context: float | None = None) -> Predicted:
-    """A step that gives `requests` >= 1 requests a token each, at the context (default: half of the promised one)."""
+    """Predicts a step that gives each of `requests` >= 1 requests a token.
+
+    Every request attends to `context` tokens (default: half of the promised context).
+    """
     context = problem.promise.context / 2 if context is None else context
     parts = placement.parts
     devices = [[problem.fleet.device(name) for name in part.devices] for part in parts]
@@ -73,8 +82,10 @@ def predict(problem: Problem, placement: Placement, requests: int, *, context: f
 
 
 def hop_seconds(problem: Problem, parts: tuple[Part, ...], rows: float, context: float) -> float:
-    """All hops of `rows` rows, each attending to `context` tokens, on their way, and the tokens' way back to the first
-    part."""
+    """Seconds of all hops of one group: `rows` tokens from part to part, and the results back to the first part.
+
+    Each token attends to `context` tokens, which decides the bytes of hops between some ONNX blocks.
+    """
     if len(parts) == 1:
         return 0.0
     costs, fleet = problem.costs, problem.fleet
@@ -87,7 +98,7 @@ def hop_seconds(problem: Problem, parts: tuple[Part, ...], rows: float, context:
 
 
 def spread(problem: Problem, placement: Placement, one: Predicted) -> tuple[float, float] | None:
-    """The least and the most seconds of this step where not all of it was measured; None: it was."""
+    """Returns the least and the most seconds that the step `one` may take; None if everything in it was measured."""
     costs = problem.costs
     profiled = all(costs.is_profiled(problem.fleet.device(name)) for part in placement.parts for name in part.devices)
     if profiled and costs.knows_steps:

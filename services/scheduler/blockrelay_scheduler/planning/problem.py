@@ -1,4 +1,4 @@
-"""What a strategy is given, and what it answers. Data."""
+"""The problem that a planning strategy gets, and the placement that it returns. Data."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,25 +17,25 @@ OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
 
 
 class NoPlan(UsageError):
-    """No plan fits these devices; the message says what is short, where, by how much, and what would fit."""
+    """No plan fits these devices; the message says what is short, on which device, by how much, and what would fit."""
 
 
 class OutOfTime(UsageError):
-    """Whether a plan is the best, or whether any fits, was not known soon enough."""
+    """The time limit of a search passed before a plan was proved best, or before any was known to fit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wishes:
-    """What a user asks of a strategy beyond its name. None: the strategy chooses.
-
-    `boundaries` are the first and last block of each part; `targets` the device of each, or, for a strategy that
-    chooses them, those to choose from; `memory_limit` bytes of one part at most.
-    """
+    """A user's restrictions of a strategy. None: the strategy chooses."""
 
     parts: int | None = None
+    """The number of parts."""
     boundaries: tuple[tuple[int, int], ...] | None = None
+    """The first and last block of each part, 1-based and inclusive."""
     targets: tuple[str, ...] | None = None
+    """The id of each part's device; for a strategy that chooses devices, the ids to choose from."""
     memory_limit: int | None = None
+    """The most bytes that one part may need on a device."""
 
 
 NO_WISHES = Wishes()
@@ -43,7 +43,7 @@ NO_WISHES = Wishes()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Promise:
-    """What must have room in KV pages, and what throughput is planned for: `requests` at once of `context` tokens."""
+    """The load that is planned for: KV pages have room for `requests` requests at once of `context` tokens each."""
 
     context: int
     requests: int
@@ -51,7 +51,7 @@ class Promise:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """All that a plan is decided from."""
+    """Everything that a plan is decided from."""
 
     analysis: ModelAnalysis
     fleet: Fleet
@@ -62,29 +62,33 @@ class Problem:
     check_cut: Callable[[Sequence[Stage]], None] = lambda _: None
     """Raises BlockFolderError for stages that the model cannot be cut into."""
     guessed: bool = False
-    """Nobody said how fast the fleet is."""
+    """True if neither a file of devices nor a profile says how fast the fleet is."""
 
     @property
     def blocks(self) -> int:
+        """The number of blocks of the model."""
         return len(self.analysis.blocks)
 
     def bytes_of(self, first: int, last: int, device: Device, replicas: int = 1) -> int:
-        """Weights of blocks [first, last] (1-based, inclusive) on this device, and KV pages on each of `replicas`
-        workers."""
+        """Bytes that blocks [first, last] (1-based, inclusive) need on each of `replicas` devices: weights and KV
+        pages."""
         return self.costs.weight_bytes(first, last, device) + self.kv_bytes(first, last, replicas)
 
     def kv_bytes(self, first: int, last: int, replicas: int = 1) -> int:
-        """KV pages of the promised requests, shared out to `replicas` workers."""
+        """Bytes of the promised requests' KV pages on each of `replicas` devices, for blocks [first, last]."""
         tokens = self.promise.context * -(-self.promise.requests // replicas)
         return tokens * self.costs.kv_bytes_per_token(first, last)
 
     def room_of(self, device: Device) -> int | None:
-        """Bytes that a part on this device may have; None: as many as it needs."""
+        """Most bytes that a part on this device may need; None: no limit is known."""
         limits = [each for each in (device.memory_bytes, self.wishes.memory_limit) if each is not None]
         return min(limits, default=None)
 
     def target_devices(self, parts: int) -> tuple[Device, ...]:
-        """The device of each part: those that were wished for, else all in turn; where the wishes end, a CPU."""
+        """Returns the device of each part: the wished targets and then a CPU, or without wishes all devices in turn.
+
+        Raises UsageError for more targets than parts.
+        """
         if self.wishes.targets is None:
             return tuple(self.fleet.devices[at % len(self.fleet.devices)] for at in range(parts))
         named = [self.fleet.device(name) for name in self.wishes.targets]
@@ -96,7 +100,10 @@ class Problem:
 
     @property
     def parts(self) -> int:
-        """How many a strategy that does not choose makes: as wished, as there are targets, or one for each device."""
+        """Number of parts for a strategy that does not choose it: as wished, one for each target, or for each device.
+
+        Raises UsageError for a wish of more parts than blocks.
+        """
         wished = self.wishes.parts or len(self.wishes.targets or self.fleet.devices)
         if not 1 <= wished <= self.blocks:
             if self.wishes.parts is None:
@@ -107,28 +114,31 @@ class Problem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """Blocks [first, last] as one stage, on each of `devices` (several: replicas), and why."""
+    """Blocks [first, last] (1-based, inclusive) as one stage of a placement."""
 
     first: int
     last: int
     devices: tuple[str, ...]
+    """Ids of its devices; each of several is a replica that runs all these blocks."""
     reason: str
+    """Why it has these blocks, as text for the user."""
 
     @property
     def blocks(self) -> str:
-        """For people: `block_4`, or `block_1 to block_3`."""
+        """The blocks as text for messages: `block_4`, or `block_1 to block_3`."""
         return f"block_{self.first}" if self.first == self.last else f"block_{self.first} to block_{self.last}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """What a strategy chose: parts that cover block 1 to the last without a gap, and what else it says of itself."""
+    """The result of a strategy: parts that cover all blocks in order, without a gap."""
 
     parts: tuple[Part, ...]
     notes: Mapping[str, object] | None = None
+    """Further fields for `plan --json`; tables print the one called `summary`."""
 
     def as_planned(self, fleet: Fleet) -> PlannedSplit:
-        """The same for schedulers to publish, with the classes that `fleet` has for its devices."""
+        """Returns the placement as a scheduler publishes it; `fleet` has the classes of its devices."""
         return PlannedSplit(
             stages=tuple(Stage(first=part.first, last=part.last) for part in self.parts),
             reasons=tuple(planned_for(part.devices, part.reason) for part in self.parts),
@@ -141,7 +151,10 @@ Strategy = Callable[[Problem], Placement]
 
 
 def consecutive(problem: Problem, sizes: Sequence[int], reasons: Sequence[str]) -> Placement:
-    """Parts of these sizes, in turn on the target devices; empty ones are left out."""
+    """Returns a placement of parts of these sizes (in blocks), in turn on the target devices; empty parts are left out.
+
+    Raises UsageError for more targets than parts.
+    """
     devices = problem.target_devices(len(sizes))
     parts: list[Part] = []
     first = 1

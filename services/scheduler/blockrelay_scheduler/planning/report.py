@@ -1,4 +1,4 @@
-"""A placement explained: stages, memory, what a step takes, tokens per second, and a sentence for each choice. Pure."""
+"""Explains a placement: stages, memory, seconds of a step, tokens per second, and a reason for each stage. Pure."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -9,48 +9,52 @@ from blockrelay_scheduler.planning.problem import Part, Placement, Problem
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageReport:
-    """One part: its devices' class, and bytes on each of them."""
+    """One stage of a placement, with the class of its devices and the bytes on each of them."""
 
     part: Part
     device_class: str
     weight_bytes: int
     kv_bytes: int
+    """Bytes of the KV pages that must have room."""
     memory_bytes: int | None
+    """The memory of a device; None: unknown."""
 
     @property
     def blocks(self) -> str:
+        """The blocks as text, `1-3`."""
         return f"{self.part.first}-{self.part.last}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanReport:
-    """What `blockrelay plan` prints."""
+    """The content of what `blockrelay plan` prints."""
 
     strategy: str
     problem: Problem
     placement: Placement
     stages: tuple[StageReport, ...]
     predicted: tuple[Predicted, ...]
+    """One for each number of requests in SIZES."""
     estimated: tuple[str, ...]
-    """Devices whose times nobody measured."""
+    """Ids of the devices whose times were not measured."""
     assumed: tuple[str, ...]
-    """What else was not measured, and what is taken instead."""
+    """Other figures that were not measured, one sentence each."""
     spreads: tuple[tuple[float, float], ...]
-    """The least and the most seconds of each predicted step; none where all was measured."""
+    """The least and the most seconds of each predicted step; empty where everything was measured."""
 
     @property
     def reasons(self) -> list[str]:
-        """One sentence for each part."""
+        """One sentence for each stage."""
         return [f"{p.blocks} on {' and '.join(p.devices)}: {p.reason}" for p in self.placement.parts]
 
     @property
     def measured(self) -> str | None:
-        """Where and when the profile was measured, as far as it says."""
+        """The machine and time at which the profile was measured, as far as it has them; None: neither."""
         profile = self.problem.costs.profile
         return " at ".join(filter(None, (profile.machine, profile.measured))) or None if profile else None
 
     def to_json(self) -> dict[str, Any]:
-        """What `blockrelay plan --json` prints."""
+        """The object that `blockrelay plan --json` prints."""
         return {
             "strategy": self.strategy,
             "objective": self.problem.objective,
@@ -92,7 +96,7 @@ class PlanReport:
 
 
 def report(strategy: str, problem: Problem, placement: Placement) -> PlanReport:
-    """What there is to say of a placement."""
+    """Predicts and explains `placement`, which the strategy of this name chose for `problem`."""
     names = dict.fromkeys(name for part in placement.parts for name in part.devices)
     used = [problem.fleet.device(name) for name in names]
     predicted = tuple(predict(problem, placement, size) for size in SIZES)

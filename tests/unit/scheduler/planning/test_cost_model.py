@@ -100,6 +100,6 @@ def test_what_a_stage_hands_on_may_grow_with_the_context() -> None:
 
 def test_a_device_that_nobody_knows_is_refused() -> None:
     with pytest.raises(
-        UsageError, match=r"device n: nobody measured class NPU \(measured: none, there is no profile\)"
+        UsageError, match=r"device n: class NPU was not measured \(measured: none, there is no profile\)"
     ):
         costs(None).check(Fleet(devices=(device("n", "NPU"),)))

@@ -230,7 +230,7 @@ class TestRing:
         ]
 
     def test_memory_must_be_told(self) -> None:
-        with pytest.raises(UsageError, match="ring needs the memory of every device, and that of a is not told"):
+        with pytest.raises(UsageError, match="ring needs the memory of every device: give a memory_bytes"):
             place("ring", problem([device("a")], EVEN))
 
 
@@ -334,5 +334,5 @@ def test_every_strategy_has_a_name() -> None:
 @pytest.mark.parametrize("classes", [["NPU"], ["CPU", "NPU"]])
 def test_a_device_of_a_class_that_nobody_measured_is_refused(classes: Sequence[str]) -> None:
     devices = [device(f"d{at}", name) for at, name in enumerate(classes)]
-    with pytest.raises(UsageError, match=r"nobody measured class NPU \(measured: CPU, GPU\)"):
+    with pytest.raises(UsageError, match=r"class NPU was not measured \(measured: CPU, GPU\)"):
         place("auto", problem(devices, EVEN))

@@ -1,1 +1,1 @@
-"""The strategies: each a pure function from a `Problem` to a `Placement`, in a file of its own. `registry` has all."""
+"""The planning strategies: pure functions from a `Problem` to a `Placement`, one in each file, listed in `registry`."""

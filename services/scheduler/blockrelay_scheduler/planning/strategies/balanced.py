@@ -1,24 +1,26 @@
-"""Cuts blocks so that the fullest part is as empty as can be: what `memory`, `compute` and `mixed` share."""
+"""Cuts blocks into parts so that the highest load of a part is lowest: used by `memory`, `compute` and `mixed`."""
 
 from collections.abc import Callable
 from functools import cache
 
 from blockrelay_scheduler.planning.problem import Problem
 
-#: Load of blocks [first, last] (1-based, inclusive) on part number `part`, 0-based; never less for more blocks.
+#: The load of blocks [first, last] (1-based, inclusive) on part number `part` (0-based); more blocks never have less.
 Load = Callable[[int, int, int], float]
 
 
 def balanced_sizes(problem: Problem, load: Load) -> list[int]:
-    """Blocks of each part so that the highest load is lowest; of equal ones the first parts get as much as they can.
+    """Returns the number of blocks of each part so that the highest load is lowest; no part is empty.
 
-    Exact, by dynamic programming over where each part ends. No part is empty.
+    Among equally good cuts the first parts get as many blocks as they can. Exact, by dynamic programming over where
+    each part ends.
     """
     blocks, parts = problem.blocks, problem.parts
 
     @cache
     def best(part: int, first: int) -> tuple[float, int]:
-        """The lowest highest load of parts `part` and later on blocks from `first` on, and where `part` ends."""
+        """Returns the highest load of the best cut of blocks `first` and later into parts `part` and later, and the
+        last block of `part` in that cut."""
         if part == parts - 1:
             return load(first, blocks, part), blocks
         last_possible = blocks - (parts - 1 - part)

@@ -1,4 +1,4 @@
-"""`compute`: each part takes its device the same time, as far as blocks can be divided."""
+"""Strategy `compute`: each part takes its device about the same time."""
 
 from blockrelay.quantities import counted, format_seconds
 from blockrelay_scheduler.planning.problem import Placement, Problem, consecutive
@@ -6,7 +6,10 @@ from blockrelay_scheduler.planning.strategies.balanced import balanced_sizes
 
 
 def compute(problem: Problem) -> Placement:
-    """The slowest part is as fast as can be, at the promised number of requests."""
+    """Returns the placement whose slowest part is as fast as can be, for a step of the promised requests.
+
+    Raises UsageError for a number of parts or targets that the model cannot have.
+    """
     devices = problem.target_devices(problem.parts)
     rows, context = problem.promise.requests, problem.promise.context / 2
 
@@ -17,7 +20,7 @@ def compute(problem: Problem) -> Placement:
     reasons: list[str] = []
     first = 1
     for part, size in enumerate(sizes):
-        taken = format_seconds(load(first, first + size - 1, part))
-        reasons.append(f"{taken} for a step of {counted(rows, 'row')}: the slowest part is as fast as can be")
+        seconds = format_seconds(load(first, first + size - 1, part))
+        reasons.append(f"{seconds} for a step of {counted(rows, 'row')}: the slowest part is as fast as can be")
         first += size
     return consecutive(problem, sizes, reasons)

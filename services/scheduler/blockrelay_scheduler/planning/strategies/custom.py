@@ -1,11 +1,15 @@
-"""`custom`: the boundaries that somebody wrote down, checked."""
+"""Strategy `custom`: the boundaries that the user gives, checked."""
 
 from blockrelay.errors import UsageError
 from blockrelay_scheduler.planning.problem import Part, Placement, Problem
 
 
 def custom(problem: Problem) -> Placement:
-    """Parts as wished. UsageError for boundaries that overlap, leave a block out or are none of the model's."""
+    """Returns the placement with the wished boundaries.
+
+    Raises UsageError where none were given, and for boundaries that overlap, leave a block out or lie outside the
+    model.
+    """
     wishes = problem.wishes
     if not wishes.boundaries:
         raise UsageError("custom needs boundaries: the blocks of each part, such as 1-3,4-9")

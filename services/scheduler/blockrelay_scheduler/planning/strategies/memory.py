@@ -1,4 +1,4 @@
-"""`memory`: each part fills its device's memory to the same share, with weights and the KV pages of the promise."""
+"""Strategy `memory`: each part fills about the same share of its device's memory, with weights and KV pages."""
 
 from blockrelay.quantities import format_quantity
 from blockrelay_scheduler.planning.problem import Placement, Problem, consecutive
@@ -6,12 +6,16 @@ from blockrelay_scheduler.planning.strategies.balanced import balanced_sizes
 
 
 def memory(problem: Problem) -> Placement:
-    """The fullest device is as empty as can be. Devices whose memory is not told count as equal."""
+    """Returns the placement whose fullest device is as empty as can be.
+
+    Devices count as equally large unless the memory of all is known. Raises UsageError for a number of parts or targets
+    that the model cannot have.
+    """
     devices = problem.target_devices(problem.parts)
-    told = all(device.memory_bytes is not None for device in devices)
+    is_known = all(device.memory_bytes is not None for device in devices)
 
     def load(first: int, last: int, part: int) -> float:
-        return problem.bytes_of(first, last, devices[part]) / ((devices[part].memory_bytes or 1) if told else 1)
+        return problem.bytes_of(first, last, devices[part]) / ((devices[part].memory_bytes or 1) if is_known else 1)
 
     sizes = balanced_sizes(problem, load)
     reasons: list[str] = []

@@ -1,6 +1,6 @@
-"""Every strategy by its name: ours, and those that other packages register.
+"""All planning strategies by name: the built-in ones, and those that other packages register.
 
-A package of yours registers a function from a `Problem` to a `Placement` in its pyproject.toml:
+Another package registers a function from a `Problem` to a `Placement` in its pyproject.toml:
 
     [project.entry-points."blockrelay.strategies"]
     my-strategy = "my_package:my_strategy"
@@ -36,7 +36,8 @@ OURS: Mapping[str, Strategy] = {
     "ring": ring,
     "ring-speed": ring_speed,
 }
-#: Which of ours go by these wishes. Others refuse them: nobody shall think that they were heard. All go by the rest.
+#: Built-in strategies that take each of these wishes; the others refuse them instead of ignoring them. All built-in
+#: strategies take the other wishes.
 ONLY_FOR: Mapping[str, tuple[str, ...]] = {
     "parts": ("uniform", "memory", "compute", "mixed"),
     "boundaries": ("custom",),
@@ -44,12 +45,12 @@ ONLY_FOR: Mapping[str, tuple[str, ...]] = {
 
 
 def names() -> list[str]:
-    """Of all strategies, ours first."""
+    """Returns the names of all strategies, the built-in ones first."""
     return [*OURS, *sorted(point.name for point in entry_points(group=GROUP) if point.name not in OURS)]
 
 
 def strategy(name: str) -> Strategy:
-    """By its name. UsageError where there is none, or it cannot be loaded."""
+    """Returns the strategy of this name. Raises UsageError where there is none, or it cannot be loaded."""
     if name in OURS:
         return OURS[name]
     for point in entry_points(group=GROUP, name=name):
@@ -61,7 +62,7 @@ def strategy(name: str) -> Strategy:
 
 
 def goes_by(name: str, wish: str) -> bool:
-    """Whether a strategy goes by this field of `Wishes`; those of other packages get all of them."""
+    """Returns whether a strategy takes this field of `Wishes`; strategies of other packages take all fields."""
     return name not in OURS or name in ONLY_FOR.get(wish, OURS)
 
 
@@ -72,13 +73,18 @@ def _only(fleet: Fleet, targets: Sequence[str]) -> Fleet:
 
 
 def place(name: str, problem: Problem) -> Placement:
-    """What a strategy answers, checked. UsageError for wishes that it does not go by, devices that are not there, and
-    an answer that is no plan of the model; BlockFolderError for one that its blocks cannot be cut into."""
+    """Runs the strategy of this name, checks its placement, and returns it.
+
+    Raises UsageError for an unknown strategy, for wishes that it does not take, for unknown devices, and for a
+    placement that does not cover the model or does not fit (NoPlan). Raises BlockFolderError for stages that the model
+    cannot be cut into.
+    """
     chosen = strategy(name)
     for wish in (field.name for field in fields(Wishes)):
         if getattr(problem.wishes, wish) is not None and not goes_by(name, wish):
             raise UsageError(f"strategy {name} does not go by {wish}: {', '.join(ONLY_FOR[wish])} would")
-    # Who is told neither puts parts on the targets by a rule of its own, the others on one after the other.
+    # Strategies without parts and boundaries choose among all devices they see, so they see only the targets. The
+    # others put their parts on the targets one after the other.
     if problem.wishes.targets and name in OURS and not any(goes_by(name, wish) for wish in ONLY_FOR):
         problem = replace(problem, fleet=_only(problem.fleet, problem.wishes.targets))
     problem.costs.check(problem.fleet)

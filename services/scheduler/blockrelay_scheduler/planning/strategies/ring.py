@@ -1,4 +1,7 @@
-"""`ring` and `ring-speed`: shares of the model in proportion to memory, or to measured speed, as rings of peers do."""
+"""Strategies `ring` and `ring-speed`: each device gets a share of the model in proportion to its memory or speed.
+
+Peer-to-peer systems that connect their devices in a ring, such as exo, divide a model in the same way.
+"""
 
 from collections.abc import Mapping
 
@@ -11,17 +14,23 @@ DIGITS = 5
 
 
 def ring(problem: Problem) -> Placement:
-    """Shares are of all memory. UsageError for a device whose memory is not told."""
+    """Returns the placement in which each device's share of the blocks is its share of all memory.
+
+    Raises UsageError for a device of unknown memory.
+    """
     shares: dict[str, float] = {}
     for device in problem.fleet.devices:
         if device.memory_bytes is None:
-            raise UsageError(f"ring needs the memory of every device, and that of {device.id} is not told")
+            raise UsageError(f"ring needs the memory of every device: give {device.id} memory_bytes")
         shares[device.id] = device.memory_bytes
     return _ring(problem, shares, "memory")
 
 
 def ring_speed(problem: Problem) -> Placement:
-    """Shares are of all speed: of models that each device alone would do in a second, a row at a time."""
+    """Returns the placement in which each device's share of the blocks is its share of all speed.
+
+    A device's speed is the tokens per second that it alone would give with the whole model, one request at a time.
+    """
     context = problem.promise.context / 2
 
     def speed(device: Device) -> float:
@@ -31,10 +40,10 @@ def ring_speed(problem: Problem) -> Placement:
 
 
 def _ring(problem: Problem, weights: Mapping[str, float], of_all: str) -> Placement:
-    """Devices by weight, largest first (equal ones by id, descending), own [start, end) of the model each.
+    """Returns the placement by weight: the largest device first, and equal ones by id in descending order.
 
-    A device has blocks int(start * n) to int(end * n) - 1, counted from 0; the last one ends at the last block; who
-    would have none is left out.
+    Each device owns a fraction [start, end) of the model, and has blocks int(start * n) to int(end * n) - 1, counted
+    from 0. The last device ends at the last block. A device that would have no block is left out.
     """
     names = sorted(weights, key=lambda name: (weights[name], name), reverse=True)
     blocks, total = problem.blocks, sum(weights.values())

@@ -1,4 +1,4 @@
-"""`static-split`: blocks 1 to k on the CPU, the others on the GPU; every k is tried."""
+"""Strategy `static-split`: blocks 1 to k on the CPU and the others on the GPU, for the best k."""
 
 from math import fsum
 
@@ -12,11 +12,11 @@ _REMEDIES = {CPU: "", GPU: f": measure one ({typed('profile --gpu ID')}), or des
 
 
 def static_split(problem: Problem) -> Placement:
-    """The smallest k of those with the lowest `max(cpu_time, gpu_time)`, both of one row at half the promised context.
+    """Returns the placement with the lowest `max(cpu_time, gpu_time)`; of equal ones that with the smallest k.
 
-    The GPU is the first device of the class GPU, or else the first that is no CPU, such as webgpu:0.
-    Notes: `k`, `pipeline_time`, `cpu_time`, `gpu_time`, and `summary`, a sentence. UsageError unless there is a device
-    of each class.
+    Both times are seconds for one token at half the promised context. The GPU is the first device of the class GPU, or
+    else the first that is no CPU, such as webgpu:0. The notes of the placement are `k`, `pipeline_time`, `cpu_time`,
+    `gpu_time`, and `summary`, a sentence. Raises UsageError unless there is a CPU and a GPU.
     """
     devices = problem.fleet.devices
     cpu = next((one for one in devices if one.device_class == CPU), None)
@@ -30,7 +30,7 @@ def static_split(problem: Problem) -> Placement:
     on_gpu = problem.costs.each_block_seconds(gpu, 1, context)
 
     def times(k: int) -> tuple[float, float]:
-        return fsum(on_cpu[:k]), fsum(on_gpu[k:])  # equal times must be equal numbers
+        return fsum(on_cpu[:k]), fsum(on_gpu[k:])  # exact sums, so that equal times compare as equal
 
     k = min(range(problem.blocks + 1), key=lambda k: max(times(k)))
     cpu_time, gpu_time = times(k)
@@ -50,7 +50,7 @@ def static_split(problem: Problem) -> Placement:
 
 
 def _unmeasured(problem: Problem, name: str) -> str:
-    """Why a class of devices is missing, and what helps: its first block without a time, or that it has none at all."""
+    """Says why no device of a class is there, and what to do: its times lack a block, or nothing was measured."""
     profile = problem.costs.profile
     blocks = profile.blocks if profile is not None else {}
     lacking = [block for block, classes in blocks.items() if name not in classes]

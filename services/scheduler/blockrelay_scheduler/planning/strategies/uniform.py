@@ -1,13 +1,16 @@
-"""`uniform`: equal numbers of layers. The embedding rides along with the first part, the head with the last."""
+"""Strategy `uniform`: equal numbers of layers, with the embedding in the first part and the head in the last."""
 
 from blockrelay.quantities import counted
 from blockrelay_scheduler.planning.problem import Placement, Problem, consecutive
 
 
 def uniform(problem: Problem) -> Placement:
-    """The layers are divided; what remains goes to the first parts, one each."""
+    """Returns the placement that divides the layers evenly; the first parts get one more where a remainder is left.
+
+    Raises UsageError for a number of parts or targets that the model cannot have.
+    """
     layers, parts = problem.blocks - 1, problem.parts
-    if parts > layers:  # the head alone is the last one
+    if parts > layers:  # as many parts as blocks: the last one is the head alone
         sizes = [1] * problem.blocks
     else:
         size, larger = divmod(layers, parts)

@@ -1,1 +1,1 @@
-"""`auto`: the best plan, by exact search."""
+"""Strategy `auto`: the best plan, found by exact search."""

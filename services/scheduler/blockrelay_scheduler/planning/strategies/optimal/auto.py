@@ -1,12 +1,13 @@
-"""`auto`: the best split, devices and number of replicas, for one request (`latency`) or many (`throughput`).
+"""Strategy `auto`: the best split, devices and replicas, for one request (`latency`) or many (`throughput`).
 
-Exact over all plans whose stages are consecutive blocks, each on one or more devices of one kind, where every device
-has room for its weights and the promised KV pages. What is minimised is the step of `prediction`:
+The search is exact over all plans whose stages are consecutive blocks, each on one or more devices of one kind, where
+every device has room for its weights and the promised KV pages. It minimises the step of `prediction`:
 
     max( groups * the slowest stage, all stages + all hops )
 
-For each number of stages, and so of groups, the slowest stage is bounded and the quickest way within the bound is
-looked for; the best bound is found by halving, as a looser one only ever makes the way quicker.
+For each number of stages, which gives the number of groups, it bounds the slowest stage and looks for the quickest way
+within the bound. A way is a sequence of stages that covers all blocks. The best bound is found by bisection, because a
+looser bound never makes the way slower.
 """
 
 import time
@@ -23,16 +24,19 @@ from blockrelay_scheduler.planning.strategies.optimal.search_space import Space,
 from blockrelay_scheduler.planning.strategies.optimal.shortage import what_is_short
 
 Search = CountSearch | PathSearch
-#: Seconds that may go until a plan is proved best.
+#: Most seconds that the search may take.
 LIMIT_S = 30.0
-#: A bound on the slowest stage that leaves out only what does not fit.
+#: A bound on the slowest stage that excludes only stages that do not fit, whose seconds are infinite.
 ANY = float(np.finfo(np.float64).max)
 
 
 def auto(problem: Problem) -> Placement:
-    """The plan with the shortest step; of equal ones that with fewer stages. NoPlan when none fits."""
+    """Returns the plan with the shortest step; of equal ones that with fewer stages.
+
+    Raises NoPlan when none fits, and OutOfTime when the best was not found within LIMIT_S.
+    """
     until = time.monotonic() + LIMIT_S
-    # Of CPU devices that share cores the faster one is taken, if it has room.
+    # Of CPU devices that share cores only one is used: the fastest, or if no plan fits then, the one with most room.
     fastest, roomiest = Space.of(problem), Space.of(problem, roomiest=True)
     for space in (fastest, roomiest):
         if (way := _best_way(space, until)) is not None:
@@ -41,9 +45,10 @@ def auto(problem: Problem) -> Placement:
 
 
 def _best_way(space: Space, until: float) -> tuple[Stage, ...] | None:
+    """Returns the stages of the plan with the shortest step; None when no plan fits."""
     best: tuple[float, tuple[Stage, ...]] | None = None
     tables, search = _searching(space, 1, until)
-    # The best mostly has no cut at all, or many: once it is known, what cannot be better is soon seen.
+    # The best plan mostly has one stage or very many: with its step as a bound, other numbers are refused quickly.
     for stages in (1, *range(space.most_stages, 1, -1)):
         if space.groups(stages) != tables.groups:
             tables, search = _searching(space, stages, until)
@@ -55,17 +60,18 @@ def _best_way(space: Space, until: float) -> tuple[Stage, ...] | None:
 
 
 def _searching(space: Space, stages: int, until: float) -> tuple[Tables, Search]:
+    """Returns the costs and the search for plans of this number of stages."""
     tables = space.tables(space.groups(stages))
     return tables, CountSearch(space, tables) if count_search.fits(space) else PathSearch(space, tables, until)
 
 
 def _best_of(search: Search, tables: Tables, stages: int, *, below: float) -> tuple[float, tuple[Stage, ...]] | None:
-    """The plan of so many stages with the shortest step, if that is shorter than `below`."""
+    """Returns the plan of `stages` stages with the shortest step and its seconds, if that is shorter than `below`."""
     if tables.least_seconds(stages) >= below:
         return None
-    if tables.groups == 1:  # the slowest stage is never slower than all of them
-        found = search.quickest(stages, ANY)
-        return found if found is not None and found[0] < below else None
+    if tables.groups == 1:  # the slowest stage alone is never slower than all stages together
+        quickest = search.quickest(stages, ANY)
+        return quickest if quickest is not None and quickest[0] < below else None
     bounds = np.unique(np.concatenate([table[tables.groups * table < below] for table in tables.seconds]))
     if not bounds.size or not search.is_possible(stages, float(bounds[-1])):
         return None
@@ -73,14 +79,14 @@ def _best_of(search: Search, tables: Tables, stages: int, *, below: float) -> tu
     while high - impossible > 1:
         middle = (impossible + high) // 2
         impossible, high = (impossible, middle) if search.is_possible(stages, float(bounds[middle])) else (middle, high)
-    # From the tightest bound on, the slowest stage only gets slower and the way only quicker: where both meet is best.
+    # As the bound grows, the slowest stage only gets slower and the way only quicker: the best is where both meet.
     best: tuple[float, tuple[Stage, ...]] | None = None
     low, middle, high = high, high, bounds.size - 1
     while low <= high:
         bound = float(bounds[middle])
-        found = search.quickest(stages, bound)
-        assert found is not None
-        total, way = found
+        quickest = search.quickest(stages, bound)
+        assert quickest is not None
+        total, way = quickest
         step = max(tables.groups * _slowest(tables, search, way), total)
         if step < (best[0] if best else below):
             best = (step, way)
@@ -93,10 +99,12 @@ def _best_of(search: Search, tables: Tables, stages: int, *, below: float) -> tu
 
 
 def _slowest(tables: Tables, search: Search, way: tuple[Stage, ...]) -> float:
+    """Returns the seconds of the slowest stage, for one group."""
     return max(float(tables.seconds[search.space.options.index(s.option)][s.first, s.last]) for s in way)
 
 
 def _placement(space: Space, way: tuple[Stage, ...]) -> Placement:
+    """Returns the stages as parts, without reasons, each on the next devices of its kind."""
     left = [list(devices) for devices in space.kinds]
     parts: list[Part] = []
     for stage in way:
@@ -107,7 +115,7 @@ def _placement(space: Space, way: tuple[Stage, ...]) -> Placement:
 
 
 def is_feasible(problem: Problem, *, until: float) -> bool:
-    """Whether any plan fits. OutOfTime when that is not known at `until`, of the monotonic clock."""
+    """Returns whether any plan fits. Raises OutOfTime when that is not known at `until` (monotonic seconds)."""
     space = Space.of(problem, roomiest=True)
     counts = range(1, space.most_stages + 1)
     return any(_searching(space, stages, until)[1].is_possible(stages, ANY) for stages in counts)

@@ -1,7 +1,7 @@
-"""The best stages for a number of stages, by dynamic programming over how many devices of each kind are used. Exact.
+"""Search for the quickest stages by dynamic programming over how many devices of each kind are used. Exact.
 
-A state is (devices used of each kind, kind of the last stage, blocks covered). It is exact because devices of a kind
-are interchangeable, and quick as long as there are few such states: `fits`.
+A state is (devices used of each kind, kind of the last stage, blocks covered). The search is exact because devices of a
+kind are interchangeable, and quick as long as there are few states, which `fits` checks.
 """
 
 from dataclasses import dataclass
@@ -13,26 +13,27 @@ from numpy.typing import NDArray
 
 from blockrelay_scheduler.planning.strategies.optimal.search_space import F64, Option, Space, Tables
 
-#: Combinations of used devices up to which this search is quick.
+#: Combinations of used devices (how many of each kind) up to which this search is quick.
 MAX_COMBINATIONS = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Blocks first+1 to last by an option."""
+    """A stage of blocks `first` + 1 to `last` (1-based), on the devices of an option."""
 
     option: Option
     first: int
+    """The block before the first one; 0 for a stage that begins with block 1."""
     last: int
 
 
 def fits(space: Space) -> bool:
-    """Whether this search is the one to take."""
+    """Returns whether this search is quick for a space; otherwise `PathSearch` is the one to take."""
     return prod(len(devices) + 1 for devices in space.kinds) <= MAX_COMBINATIONS
 
 
 class CountSearch:
-    """Of one space, for one number of groups."""
+    """Finds the quickest ways through all blocks of one space, for one number of groups."""
 
     def __init__(self, space: Space, tables: Tables) -> None:
         self.space, self._tables = space, tables
@@ -43,21 +44,21 @@ class CountSearch:
         strides = np.array([prod(size + 1 for size in sizes[at + 1 :]) for at in range(len(sizes))], np.int64)
         self._steps = [option.replicas * int(strides[option.kind]) for option in space.options]
         limit = np.array(sizes)
-        self._most: float | None = None  # of the layers that are known
-        self._layers: dict[int | None, list[F64]] = {}  # by the kind that the way begins on
-        self._firsts: list[NDArray[np.int64]] = []
-        self._from: list[NDArray[np.int64]] = []  # by option: the combinations that have so many devices left
+        self._most: float | None = None  # the bound for which `_layers` and `_firsts` hold
+        self._layers: dict[int | None, list[F64]] = {}  # by the kind that the way begins on, one for each stage
+        self._firsts: list[NDArray[np.int64]] = []  # by option: see `_first_allowed`
+        self._from: list[NDArray[np.int64]] = []  # by option: the combinations with enough devices left for it
         for option in space.options:
             left = self._used[:, option.kind] + option.replicas <= limit[option.kind]
             self._from.append(np.flatnonzero(left))
 
     def is_possible(self, stages: int, most: float) -> bool:
-        """Whether so many stages cover all blocks, none of them with more than `most` seconds for a group."""
+        """Returns whether `stages` stages can cover all blocks, each with at most `most` seconds for a group."""
         allowed = [_first_allowed(table <= most) for table in self._tables.seconds]
         reached = np.zeros((self._blocks + 1, len(self._used)), np.bool_)
         reached[0, 0] = True
         for _ in range(stages):
-            # How many of the blocks before i are reached: a difference says whether any between two is.
+            # Index i: how many blocks before i are reached. A difference says whether any between two indices is.
             counts = np.zeros((self._blocks + 2, len(self._used)), np.int16)
             np.cumsum(reached, axis=0, dtype=np.int16, out=counts[1:])
             reached = np.zeros_like(reached)
@@ -69,16 +70,18 @@ class CountSearch:
         return bool(reached[self._blocks].any())
 
     def quickest(self, stages: int, most: float) -> tuple[float, tuple[Stage, ...]] | None:
-        """The way through so many stages with the least seconds in all, hops included, none of them with more than
-        `most`; None when there is none."""
+        """Returns the way of `stages` stages with the least seconds in all, hops included, and these seconds.
+
+        Each stage has at most `most` seconds for a group. None when there is no such way.
+        """
         if self._most != most:
             self._most, self._layers = most, {}
             self._firsts = [_first_allowed(table <= most) for table in self._tables.seconds]
-        found = [way for start in self._tables.starts if (way := self._quickest_from(start, stages)) is not None]
-        return min(found, key=lambda way: way[0], default=None)
+        ways = [way for start in self._tables.starts if (way := self._quickest_from(start, stages)) is not None]
+        return min(ways, key=lambda way: way[0], default=None)
 
     def _quickest_from(self, start: int | None, stages: int) -> tuple[float, tuple[Stage, ...]] | None:
-        """The same, of the ways that begin on this kind (None: any)."""
+        """Returns the quickest of the ways that begin on this kind (None: any kind)."""
         layers = self._layers.setdefault(start, [])
         while len(layers) < stages:
             layers.append(self._next_layer(layers[-1] if layers else None, start))
@@ -91,7 +94,10 @@ class CountSearch:
         return float(ends[kind, used]), self._walk_back(layers[:stages], used, kind)
 
     def _next_layer(self, before_it: F64 | None, start: int | None) -> F64:
-        """Seconds until one more stage is through: [blocks covered, kind of the last, combination]."""
+        """Least seconds until one more stage is through: [blocks covered, kind of the last stage, combination].
+
+        `before_it` is the layer of one stage less (None: this is the first stage).
+        """
         layer = np.full((self._blocks + 1, len(self.space.kinds), len(self._used)), np.inf)
         befores = [self._before(before_it, kind) for kind in range(len(self.space.kinds))]
         for at, option in enumerate(self.space.options):
@@ -102,14 +108,14 @@ class CountSearch:
             if not alive.size:
                 continue
             sums, firsts = self._tables.sums[at], self._firsts[at]
-            # A stage of blocks i+1 to j takes sums[j] - sums[i]: the best i of a range is that with the least rest.
+            # A stage of blocks i+1 to j takes sums[j] - sums[i], so the best i has the least before[i] - sums[i].
             ways = _least_of_ranges(before[:, alive] - sums[:, None], firsts) + sums[:, None]
             target = alive + self._steps[at]
             layer[:, option.kind, target] = np.minimum(layer[:, option.kind, target], ways)
         return layer
 
     def _before(self, layer: F64 | None, kind: int) -> F64:
-        """Seconds until a stage of this kind may begin: [blocks covered, combination]."""
+        """Least seconds until a stage of this kind may begin, hop included: [blocks covered, combination]."""
         if layer is None:
             start = np.full((self._blocks + 1, len(self._used)), np.inf)
             start[0, 0] = 0.0
@@ -117,19 +123,21 @@ class CountSearch:
         return (layer + self._tables.hops[:, :, kind, None]).min(axis=1)
 
     def _walk_back(self, layers: list[F64], used: int, kind: int) -> tuple[Stage, ...]:
-        """The stages that led to this end, by looking for who gives the same sum."""
-        found: list[Stage] = []
+        """Returns the stages that led to this end: each is the one whose seconds add up to the same sum."""
+        stages: list[Stage] = []
         last = self._blocks
         for number in reversed(range(len(layers))):
             before_it = layers[number - 1] if number else None
-            found.append(self._step_back(before_it, used, kind, last, float(layers[number][last, kind, used])))
-            used -= self._steps[self.space.options.index(found[-1].option)]
-            last = found[-1].first
+            stage = self._step_back(before_it, used, kind, last, float(layers[number][last, kind, used]))
+            stages.append(stage)
+            used -= self._steps[self.space.options.index(stage.option)]
+            last = stage.first
             if before_it is not None:
-                kind = int(np.argmin(before_it[last, :, used] + self._tables.hops[last, :, found[-1].option.kind]))
-        return tuple(reversed(found))
+                kind = int(np.argmin(before_it[last, :, used] + self._tables.hops[last, :, stage.option.kind]))
+        return tuple(reversed(stages))
 
     def _step_back(self, before_it: F64 | None, used: int, kind: int, last: int, target: float) -> Stage:
+        """Returns the stage that ends at `last` and has `target` seconds as its sum in `_next_layer`."""
         for at, option in enumerate(self.space.options):
             origin, first = used - self._steps[at], int(self._firsts[at][last])
             if option.kind != kind or origin < 0 or origin not in self._from[at] or first >= last:
@@ -138,29 +146,32 @@ class CountSearch:
             rest = self._before(before_it, kind)[first:last, origin] - sums[first:last]
             if float(rest.min() + sums[last]) == target:
                 return Stage(option, first + int(np.argmin(rest)), last)
-        raise AssertionError("a sum that nobody gives")
+        raise AssertionError("no stage gives this sum")
 
 
 def _least_of_ranges(values: F64, firsts: NDArray[np.int64]) -> F64:
-    """Row j: the least of rows firsts[j] to j - 1 of `values`, in each column; inf where there is none.
+    """Returns in row j the least of rows firsts[j] to j - 1 of `values`, in each column; inf for an empty range.
 
-    From the least of 2, 4, 8... rows on end: two of these overlap to any range.
+    It first takes the least of every 2, 4, 8... consecutive rows: any range is the union of two of these.
     """
     order = np.arange(len(values))
     widths = order - firsts
-    found = np.full_like(values, np.inf)
+    least = np.full_like(values, np.inf)
     doubled, width = values, 1
     while True:
         rows = np.flatnonzero((width <= widths) & (widths < 2 * width))
         if rows.size:
-            found[rows] = np.minimum(doubled[firsts[rows]], doubled[rows - width])
+            least[rows] = np.minimum(doubled[firsts[rows]], doubled[rows - width])
         if 2 * width > widths.max():
-            return found
+            return least
         doubled = np.minimum(doubled[:-width], doubled[width:])
         width *= 2
 
 
 def _first_allowed(allowed: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """For each j the least i with `allowed[i, j]`, or j; what is allowed is so for all i from there to j - 1."""
+    """Returns for each j the least i with `allowed[i, j]`, or j where there is none.
+
+    All i from there to j - 1 are allowed too, because fewer blocks take less time and memory.
+    """
     order = np.arange(allowed.shape[1])
     return np.where(allowed.any(axis=0), allowed.argmax(axis=0), order)

@@ -1,6 +1,6 @@
-"""The best stages for a number of stages where devices differ too much to be counted by kind: an integer program.
+"""Search for the quickest stages by an integer program, for fleets with too many kinds of devices for `count_search`.
 
-Stages are arcs from block to block, and a plan is a path on which each kind gives at most the devices that it has:
+Stages are arcs from block to block, and a plan is a path that uses of each kind at most the devices that it has:
 
     y[o, i, j] in {0, 1}    the stage of blocks i+1 to j runs by option o
     w[i, a, b] >= 0         behind block i a stage on kind b follows one on kind a; only where links differ
@@ -21,36 +21,42 @@ from blockrelay_scheduler.planning.problem import OutOfTime
 from blockrelay_scheduler.planning.strategies.optimal.count_search import Stage
 from blockrelay_scheduler.planning.strategies.optimal.search_space import Space, Tables
 
-#: What a row of the program is about: a word, and block and kind.
+#: The name of a row of the program: a word, then the block and the kind of device that it is about, if any.
 Row = tuple[str | int, ...]
 
 
 class PathSearch:
-    """Of one space, for one number of groups. The same questions as `CountSearch`."""
+    """Finds the quickest ways through all blocks of one space, for one number of groups, like `CountSearch`."""
 
     def __init__(self, space: Space, tables: Tables, until: float) -> None:
-        """`until`: of the monotonic clock, when it is to give up."""
+        """`until` is the time (monotonic seconds) at which the search gives up."""
         self.space, self._tables, self._until = space, tables, until
         self._blocks = space.problem.blocks
         self._known: dict[tuple[int, float], tuple[float, tuple[Stage, ...]] | None] = {}
 
     def is_possible(self, stages: int, most: float) -> bool:
-        """Whether so many stages cover all blocks, none of them with more than `most` seconds for a group."""
+        """Returns whether `stages` stages can cover all blocks, each with at most `most` seconds for a group.
+
+        Raises OutOfTime.
+        """
         return self.quickest(stages, most) is not None
 
     def quickest(self, stages: int, most: float) -> tuple[float, tuple[Stage, ...]] | None:
-        """The way through so many stages with the least seconds in all, hops included, none of them with more than
-        `most`; None when there is none. OutOfTime when that is not known soon enough."""
+        """Returns the way of `stages` stages with the least seconds in all, hops included, and these seconds.
+
+        Each stage has at most `most` seconds for a group. None when there is no such way. Raises OutOfTime when the
+        answer is not known at `until`.
+        """
         if (stages, most) not in self._known:
             self._known[stages, most] = self._solve(stages, most)
         return self._known[stages, most]
 
     def _solve(self, stages: int, most: float) -> tuple[float, tuple[Stage, ...]] | None:
-        found = [way for start in self._tables.starts if (way := self._solve_from(start, stages, most)) is not None]
-        return min(found, key=lambda way: way[0], default=None)
+        ways = [way for start in self._tables.starts if (way := self._solve_from(start, stages, most)) is not None]
+        return min(ways, key=lambda way: way[0], default=None)
 
     def _solve_from(self, start: int | None, stages: int, most: float) -> tuple[float, tuple[Stage, ...]] | None:
-        """Of the ways that begin on this kind (None: any)."""
+        """Returns the quickest of the ways that begin on this kind (None: any kind)."""
         arcs = [
             Stage(option, int(first), int(last))
             for option, table in zip(self.space.options, self._tables.seconds, strict=True)
@@ -67,6 +73,7 @@ class PathSearch:
         return total + self._back(way[-1], way[0], stages), way
 
     def _program(self, arcs: list[Stage], start: int | None, stages: int) -> "_Program":
+        """Writes down the integer program of the module's docstring; its first columns are `arcs`, in their order."""
         program = _Program()
         program.row(("stages",), stages, stages)
         for kind, devices in enumerate(self.space.kinds):
@@ -93,7 +100,7 @@ class PathSearch:
         return float(self._tables.hops[a.last, a.option.kind, b.option.kind])
 
     def _back(self, last: Stage, first: Stage | int | None, stages: int) -> float:
-        """The tokens' way back, to a stage or a kind."""
+        """Seconds of the tokens' way back from the last stage to the first, which is given as a stage or a kind."""
         kind = first.option.kind if isinstance(first, Stage) else first or 0
         return float(self._tables.backs[last.option.kind, kind]) if stages > 1 else 0.0
 
@@ -103,7 +110,7 @@ class PathSearch:
 
 
 class _Program:
-    """An integer program, written down row by row and column by column; a row that nobody declared is `= 0`."""
+    """An integer program, written down row by row and column by column; a row that only columns name is `= 0`."""
 
     def __init__(self) -> None:
         self._rows: dict[Row, int] = {}
@@ -113,13 +120,14 @@ class _Program:
         self._starts, self._indices, self._values = [0], list[int](), list[float]()
 
     def row(self, name: Row, lower: float, upper: float) -> int:
+        """Declares a row and its bounds, unless it is there already, and returns its index."""
         if name not in self._rows:
             self._rows[name] = len(self._bounds)
             self._bounds.append((lower, upper))
         return self._rows[name]
 
     def column(self, cost: float, entries: Mapping[Row, float], *, whole: bool) -> None:
-        """A variable of [0, 1], with its coefficients by row; `whole`: 0 or 1."""
+        """Adds a variable in [0, 1] with its coefficients by row; `whole`: it is 0 or 1."""
         self._costs.append(cost)
         self._whole.append(whole)
         for name, value in entries.items():
@@ -128,7 +136,10 @@ class _Program:
         self._starts.append(len(self._indices))
 
     def solve(self, until: float) -> list[int] | None:
-        """The columns that are 1, for the least cost; None when nothing is possible. OutOfTime after `until`."""
+        """Returns the indices of the columns that are 1 in the solution of least cost; None when there is no solution.
+
+        Raises OutOfTime when the solution is not proved best at `until` (monotonic seconds).
+        """
         model = highspy.HighsModel()
         lp = model.lp_
         lp.num_col_, lp.num_row_ = len(self._costs), len(self._bounds)

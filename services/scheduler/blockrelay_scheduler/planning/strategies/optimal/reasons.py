@@ -1,4 +1,4 @@
-"""Why a stage of the best plan begins and ends where it does: what one block more or less would need or cost. Pure."""
+"""Explains why a stage of the best plan ends where it does: what one block more would need or cost. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,7 +9,7 @@ from blockrelay_scheduler.planning.problem import Part, Placement, Problem
 
 
 def explained(problem: Problem, placement: Placement, requests: int) -> Placement:
-    """The placement, which has the shortest step for so many requests, with a reason for each part."""
+    """Returns the placement with a reason for each part; it has the shortest step for `requests` requests."""
     parts = placement.parts
     return replace(
         placement,
@@ -21,11 +21,13 @@ def explained(problem: Problem, placement: Placement, requests: int) -> Placemen
 
 
 def _filled(problem: Problem, part: Part) -> str:
+    """Returns the bytes that the part needs on each device, and the room there: `3 GB of 8 GB`."""
     needed, room = _needed(problem, part), _room(problem, part)
     return format_quantity(needed, "B") + (f" of {format_quantity(room, 'B')}" if room is not None else "")
 
 
 def _why(problem: Problem, parts: Sequence[Part], at: int, requests: int) -> str:
+    """Says why part `at` ends where it does: there is no room for another block, or the step would not be shorter."""
     seconds = _seconds(problem, parts, requests)
     step = f"a step of {counted(requests, 'request')}"
     best = f"{step} takes {format_seconds(seconds)}, and no plan has a shorter one"
@@ -40,14 +42,14 @@ def _why(problem: Problem, parts: Sequence[Part], at: int, requests: int) -> str
     if no_room := _no_room(problem, part, behind.first) or _no_room(problem, behind, part.last):
         return no_room
     moved = _seconds(problem, _with_one_more(parts, at), requests)
-    taken = f"with block_{behind.first} too {step} takes"
+    with_one_more = f"with block_{behind.first} too {step} takes"
     if moved <= seconds * 1.001:
-        return f"{taken} as long"
-    return f"{taken} {format_seconds(moved)}, now {format_seconds(seconds)}"
+        return f"{with_one_more} as long"
+    return f"{with_one_more} {format_seconds(moved)}, now {format_seconds(seconds)}"
 
 
 def _no_room(problem: Problem, part: Part, block: int) -> str:
-    """What a part lacks for one more block next to it; empty where it lacks nothing."""
+    """Says how many bytes a part lacks for `block`, which is next to it; empty where it lacks none."""
     room = _room(problem, part)
     more = _needed(problem, replace(part, first=min(part.first, block), last=max(part.last, block)))
     if room is None or more <= room:
@@ -56,7 +58,7 @@ def _no_room(problem: Problem, part: Part, block: int) -> str:
 
 
 def _with_one_more(parts: Sequence[Part], at: int) -> tuple[Part, ...]:
-    """Part `at` takes the first block of the one behind it, which goes when nothing is left of it."""
+    """Returns the parts with the first block of the next one moved to part `at`; an empty part is left out."""
     part, behind = parts[at], parts[at + 1]
     left = (replace(behind, first=behind.first + 1),) if behind.first < behind.last else ()
     return (*parts[:at], replace(part, last=part.last + 1), *left, *parts[at + 2 :])
@@ -71,5 +73,5 @@ def _needed(problem: Problem, part: Part) -> int:
 
 
 def _room(problem: Problem, part: Part) -> int | None:
-    """On each of its devices, which are alike."""
+    """Returns the bytes that the part may need on each of its devices, which are alike; None: no limit is known."""
     return problem.room_of(problem.fleet.device(part.devices[0]))

@@ -1,7 +1,8 @@
-"""What `auto` chooses from: stages of consecutive blocks, each on some devices of one kind. Pure.
+"""The stages that strategy `auto` chooses from, and their costs. Pure.
 
-Devices are of one kind when swapping them changes nothing: the same class, figures and memory, and hosts that no link
-tells apart. Of the CPU devices of one host, which share its cores, the fastest counts.
+A stage is consecutive blocks on some devices of one kind. Devices are of one kind when swapping them changes nothing:
+they have the same class, figures and memory, and no link distinguishes their hosts. CPU devices of one host share its
+cores, and only one of them is used.
 """
 
 from collections import Counter, defaultdict
@@ -22,7 +23,7 @@ F64 = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A way to run a stage: on `replicas` devices of kind number `kind`."""
+    """A choice of devices for a stage: `replicas` devices of kind number `kind`."""
 
     kind: int
     replicas: int
@@ -30,27 +31,27 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """Costs of every option when so many groups circulate. Index [i, j]: the stage of blocks i+1 to j, inf where it is
-    empty or does not fit."""
+    """The seconds of every stage on every option, for one group of requests when `groups` groups are in flight."""
 
     groups: int
     seconds: tuple[F64, ...]
-    """Of a group, by option: [N+1, N+1]."""
+    """One table [N+1, N+1] for each option: at [i, j] the stage of blocks i+1 to j; inf where it is empty
+    or does not fit."""
     sums: tuple[F64, ...]
-    """Of blocks 1 to i at index i, by option: what `seconds` are differences of."""
+    """One array [N+1] for each option: blocks 1 to i at index i. `seconds` are differences of these."""
     hops: F64
-    """Seconds of a hop with a group's rows behind block i, at index i, from kind to kind: [N+1, kinds, kinds]. The
-    first and the last are no borders and stay unused."""
+    """Seconds of a hop after block i, at index i, from kind to kind: [N+1, kinds, kinds]. There is no hop at the first
+    and the last index."""
     backs: F64
-    """Of the tokens' way back, from the kind of the last stage to that of the first."""
+    """Seconds of the tokens' way back, from the kind of the last stage to that of the first: [kinds, kinds]."""
 
     @property
     def starts(self) -> list[int | None]:
-        """The kinds of first stages that must be told apart, as the way back differs; None stands for any."""
+        """The kinds of the first stage to search one by one, because the way back differs; [None]: all at once."""
         return [None] if np.all(self.backs == self.backs[0, 0]) else list(range(len(self.backs)))
 
     def least_seconds(self, stages: int) -> float:
-        """No way through so many stages takes less: every block where it is fastest, every hop the shortest."""
+        """A lower bound for all ways of `stages` stages: every block where it is fastest, every hop the shortest."""
         each = np.min([np.diff(sums) for sums in self.sums], axis=0).sum()
         if stages == 1:
             return float(each)
@@ -59,14 +60,15 @@ class Tables:
 
 @dataclass(frozen=True)
 class Space:
-    """Of one problem. `kinds` devices by kind, those of a kind in the fleet's order."""
+    """All choices of devices for the stages of one problem."""
 
     problem: Problem
     kinds: tuple[tuple[Device, ...], ...]
+    """The devices that may be used, by kind; within a kind in the fleet's order."""
 
     @classmethod
     def of(cls, problem: Problem, *, roomiest: bool = False) -> "Space":
-        """Every device that may be used, by kind. Of those that share cores the fastest, or the one with most room."""
+        """Returns the space of a problem; of CPU devices that share cores it has the fastest, or the `roomiest`."""
         kinds: dict[tuple[object, ...], list[Device]] = defaultdict(list)
         devices = _own_resources(problem, roomiest=roomiest)
         alike = _alike_hosts(problem.fleet, devices)
@@ -76,12 +78,12 @@ class Space:
 
     @property
     def requests(self) -> int:
-        """At once, for which the plan is made."""
+        """Requests at once for which the plan is made: 1 for latency."""
         return 1 if self.problem.objective == "latency" else self.problem.promise.requests
 
     @cached_property
     def options(self) -> tuple[Option, ...]:
-        """Replicas serve different requests: no more of them than there are requests, and one where latency counts."""
+        """All kinds with all numbers of replicas; there are at most as many replicas as requests, which they share."""
         return tuple(
             Option(kind, replicas)
             for kind, devices in enumerate(self.kinds)
@@ -90,14 +92,15 @@ class Space:
 
     @property
     def most_stages(self) -> int:
+        """The largest number of stages that a plan can have."""
         return min(self.problem.blocks, sum(map(len, self.kinds)))
 
     def groups(self, stages: int) -> int:
-        """So many groups circulate in a route of so many stages, each on devices of its own."""
+        """Returns how many groups of requests are in flight in a route of `stages` stages."""
         return min(stages, self.requests)
 
     def tables(self, groups: int) -> Tables:
-        """Costs when so many groups circulate."""
+        """Returns the costs of all stages when `groups` groups are in flight."""
         problem, context = self.problem, self.problem.promise.context / 2
         seconds, by_option = list[F64](), list[F64]()
         for option in self.options:
@@ -114,15 +117,15 @@ class Space:
         return Tables(groups, tuple(seconds), tuple(by_option), hops, backs)
 
     def _hops(self, size: float) -> F64:
-        """Of so many bytes from kind to kind; within a kind between two of its devices."""
+        """Seconds of a hop of `size` bytes from kind to kind; within a kind, between two of its devices."""
         costs, fleet = self.problem.costs, self.problem.fleet
         return np.array([[costs.hop_seconds(fleet, a[0], b[-1], size) for b in self.kinds] for a in self.kinds])
 
     @cached_property
     def _fits(self) -> dict[Option, NDArray[np.bool_]]:
-        """[i, j] of each option: a stage of blocks i+1 to j is not empty and has room on one device of it."""
+        """One table [N+1, N+1] for each option: at [i, j] True if blocks i+1 to j are a stage that has room."""
         problem, order = self.problem, np.arange(self.problem.blocks + 1)
-        found: dict[Option, NDArray[np.bool_]] = {}
+        by_option: dict[Option, NDArray[np.bool_]] = {}
         for option in self.options:
             fits = order[:, None] < order[None, :]
             device = self.kinds[option.kind][0]
@@ -130,12 +133,12 @@ class Space:
             if memory is not None:
                 needed = np.array([problem.bytes_of(1, int(last), device, option.replicas) for last in order])
                 fits &= needed[None, :] - needed[:, None] <= memory
-            found[option] = fits
-        return found
+            by_option[option] = fits
+        return by_option
 
 
 def _own_resources(problem: Problem, *, roomiest: bool) -> list[Device]:
-    """The devices, of those that share cores only one."""
+    """Returns the devices of the fleet, and of those that share cores only the fastest, or the `roomiest`."""
 
     def rank(device: Device) -> float:
         room = problem.room_of(device)
@@ -154,6 +157,7 @@ def _seconds(problem: Problem, device: Device) -> float:
 
 
 def _kind(problem: Problem, device: Device, alike: Mapping[str, str]) -> tuple[object, ...]:
+    """Returns a key that is equal for devices of one kind; `alike` has the host that stands for each host."""
     return (
         device.device_class, problem.room_of(device), device.speed, device.bytes_per_second,
         device.operations_per_second, alike[device.host],
@@ -161,8 +165,11 @@ def _kind(problem: Problem, device: Device, alike: Mapping[str, str]) -> tuple[o
 
 
 def _alike_hosts(fleet: Fleet, devices: Sequence[Device]) -> dict[str, str]:
-    """For every host one that stands for all those with which it could change places, and no hop would change: hosts
-    of a single device with equal links to all others, or hosts without any link."""
+    """Returns for every host the host that stands for all that are like it; "" stands for those without a link.
+
+    Hosts are alike if no hop changes when they change places: hosts with a single device and equal links to all others,
+    and hosts without any link.
+    """
     linked = {host for link in fleet.links if link.seconds or link.seconds_per_byte for host in link.between}
     count = Counter(device.host for device in devices)
 
@@ -175,10 +182,10 @@ def _alike_hosts(fleet: Fleet, devices: Sequence[Device]) -> dict[str, str]:
             return False
         return all(hop(a, other) == hop(b, other) for other in linked - {a, b})
 
-    found: dict[str, str] = {}
+    stands_for: dict[str, str] = {}
     for host in count:
         if host not in linked:
-            found[host] = ""
+            stands_for[host] = ""
         else:
-            found[host] = next((known for known in found if known in linked and alike(known, host)), host)
-    return found
+            stands_for[host] = next((one for one in stands_for if one in linked and alike(one, host)), host)
+    return stands_for
