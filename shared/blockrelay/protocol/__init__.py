@@ -1,1 +1,1 @@
-"""What services agree on: keys, records, messages, transitions."""
+"""The protocol between services: Redis keys, records, messages, and the scripts that change them."""

@@ -1,4 +1,4 @@
-"""What an executor can do and how fast it is, as its worker says it and others read it."""
+"""An executor's limits and measured speed, as its worker publishes them in Redis."""
 
 import json
 from collections.abc import Mapping
@@ -11,29 +11,24 @@ from blockrelay.protocol.encoding import checks
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """Of one stage on one worker.
+    """Limits and numerics of one stage on one worker."""
 
-    `exact`: a row's bits do not depend on the batch that it is in. `ragged`: the segments of a batch may have different
-    numbers of rows; otherwise all have the same. `max_rows` and `max_sequences` of one batch. `kv_tokens` tokens have
-    room in its KV pages.
-    """
-
-    exact: bool
-    ragged: bool
-    max_rows: int
-    max_sequences: int
+    exact: bool  # the bits of a token do not depend on the batch that it is in
+    ragged: bool  # the segments of a batch may differ in length; otherwise all have the same
+    max_rows: int  # tokens of one batch
+    max_sequences: int  # segments of one batch
     precision: str
     numerics_id: str
-    kv_tokens: int
+    kv_tokens: int  # tokens that its KV pages hold
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), sort_keys=True)
 
     @classmethod
     def from_json(cls, data: bytes | None) -> "Capabilities | None":
-        """None for a worker that is gone or has not said them yet, and for what cannot be read.
+        """Reads the capabilities in a worker's record; None if there are none or they cannot be read.
 
-        What a newer worker says beside these is passed over.
+        Unknown fields, which a newer worker may write, are ignored.
         """
         if data is None:
             return None
@@ -55,24 +50,20 @@ class Capabilities:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How fast a worker says it is.
+    """A worker's speed, as it measured it itself."""
 
-    `row_s` for a prompt row; `steps`: seconds between two tokens of a request by the number of requests at once, not
-    empty; `recent_concurrency`: the most at once of late, which a newcomer must expect beside it.
-    """
-
-    row_s: float
-    steps: Mapping[int, float]
-    recent_concurrency: int = 1
+    row_s: float  # seconds per prompt token
+    steps: Mapping[int, float]  # seconds between two tokens of a request, by the number of requests at once; not empty
+    recent_concurrency: int = 1  # the most requests at once of late; a new request must expect as many beside it
 
     @property
     def token_s(self) -> float:
-        """Seconds for a token, with as many requests at once as it was ever measured with."""
-        most = max(self.steps)
-        return self.steps[most] / most
+        """Seconds per generated token, at the highest concurrency that was measured."""
+        largest = max(self.steps)
+        return self.steps[largest] / largest
 
     def to_script(self) -> dict[str, Any]:
-        """As BEAT reads it, in microseconds."""
+        """Returns the argument `pace` of the script BEAT, in microseconds."""
         steps = " ".join(f"{batch}:{max(1, int(seconds * 1e6))}" for batch, seconds in sorted(self.steps.items()))
         return {
             "row_us": max(1, int(self.row_s * 1e6)),
@@ -82,7 +73,7 @@ class Pace:
 
     @classmethod
     def from_redis(cls, fields: Mapping[bytes, bytes]) -> "Pace | None":
-        """From a worker's record; None while it has not measured itself."""
+        """Reads the pace in a worker's record; None while the worker has not measured itself."""
         if b"row_us" not in fields:
             return None
         pairs = (pair.split(b":") for pair in fields[b"step_us"].split())

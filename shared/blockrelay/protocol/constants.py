@@ -1,23 +1,24 @@
-"""Numbers of the protocol that Python and Lua share: `LUA` is what every script begins with."""
+"""Numbers of the protocol that Python and Lua share."""
 
 #: Tokens of a KV page. The kernels' number too: it decides bits (`blockrelay_worker.kernels.specification`).
 PAGE_TOKENS = 16
-#: Workers of a cell; one more waits outside. What reads the registry reads all of it, so this bounds scripts too.
+#: Most workers of a cell; a further one waits for a place. Scripts read the whole registry, so this bounds their time.
 MAX_WORKERS = 1024
-#: Of a cell for which no scheduler has published others: how long a finished request can still be read, and the silence
-#: that makes a worker dead.
+#: Defaults for a cell without published settings: seconds that a finished request can be read, and milliseconds
+#: without a heartbeat after which a worker is dead.
 RETENTION_S, DEAD_AFTER_MS = 900, 3000
-#: How long a tensor result may be there once it is stored, and once it has been read.
+#: Seconds that a tensor result is kept after it was stored, and after it was read.
 RESULT_S, READ_RESULT_S = 60, 5
-#: How long KV that a client gave with a request waits for a worker; one that comes later computes it. Seconds.
+#: Seconds that KV from a client is kept for the worker; a worker that claims the request later computes it instead.
 GIVEN_S = 600
-#: Steps of stages that are kept of a request that asked for a trace, and for how long after the last one.
+#: Stage steps kept for a request that asked for a trace, and seconds that they are kept after the last one.
 TRACE_STEPS, TRACE_S = 4096, 900
-#: Deaths of its workers at one log length from which on a request is tried alone, and deaths while it was that end it.
+#: Worker deaths at one log length after which a request runs alone, and deaths while it ran alone that end it.
 QUARANTINE_AFTER, MAX_QUARANTINE_DEATHS = 3, 5
-#: How long a worker may try a request alone before its note of it is stale.
+#: Seconds after which the mark that a worker runs a request alone expires.
 QUARANTINE_S = 600
 
+#: Constants that every script begins with, by their names in Lua.
 LUA = {
     "PAGE_TOKENS": PAGE_TOKENS,
     "MAX_WORKERS": MAX_WORKERS,

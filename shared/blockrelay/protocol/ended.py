@@ -1,8 +1,7 @@
-"""Reading requests that may have ended: what the record and the log of one hold together.
+"""Reads the body, the notes and the log of a request, whether it runs or has ended.
 
-With its end the body and the notes of a request move from the record into the terminal entry, and a short log is packed
-into that entry, which then moves into the record: little is kept of what is over
-(`transitions/lua/lib/requests/ended.lua`).
+To save memory, the end of a request moves its body and notes from the record into the terminal entry of the log. A
+short log is packed into that entry, and the entry moves into the record (`transitions/lua/lib/requests/ended.lua`).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,13 +13,14 @@ from blockrelay.protocol.encoding import codec
 from blockrelay.protocol.encoding.checks import reading
 from blockrelay.protocol.messages import LogEntry, RequestBody, decode_log_entry
 
+#: Stream entries of `log:<id>`: entry id and fields.
 Log = Sequence[tuple[bytes, Mapping[bytes, bytes]]]
 
 
 def whole_log(record: Mapping[bytes, bytes], log: Log) -> Log:
-    """All entries of a request's log: those of its stream, or what its record has in their place.
+    """Returns all entries of a request's log: those of its stream, or the one that its record has in their place.
 
-    `record` and `log` of one moment, or `log` the later one.
+    `record` and `log` must be read at the same moment, or `log` after `record`. Raises WireError.
     """
     if log or b"0" not in record:
         return log
@@ -31,22 +31,22 @@ def whole_log(record: Mapping[bytes, bytes], log: Log) -> Log:
 
 
 def whole_record(record: Mapping[bytes, bytes], log: Log) -> Mapping[bytes, bytes]:
-    """The record with the body and the notes that its end has moved into the last entry of the log.
+    """Returns the record with the body and notes that the end of the request moved into the last entry of the log.
 
-    `log`: at least that entry. Raises WireError when there is no body anywhere.
+    `log` needs to have at least that entry. Raises WireError when neither has a body.
     """
     if b"body" in record:
         return record
-    with reading("what an end has moved"):
-        said = whole_log(record, log)[-1][1]
-        return {**record, b"body": said[b"body"], b"notes": said.get(b"notes", b"")}
+    with reading("the body in the last log entry"):
+        terminal = whole_log(record, log)[-1][1]
+        return {**record, b"body": terminal[b"body"], b"notes": terminal.get(b"notes", b"")}
 
 
 def body_of(record: Mapping[bytes, bytes], log: Log) -> RequestBody:
-    """The body of a request, running or ended. `log` and errors as `whole_record`."""
+    """Returns the body of a request, running or ended. `log` and errors as for `whole_record`."""
     return RequestBody.decode(whole_record(record, log)[b"body"])
 
 
 def decode_log(log: Log) -> list[LogEntry]:
-    """The stream entries of `log:<id>`, or some of them, as LogEntries."""
+    """Returns the LogEntries in stream entries of `log:<id>`, all or some of them. Raises WireError."""
     return [entry for entry_id, fields in log for entry in decode_log_entry(entry_id, fields)]

@@ -1,8 +1,8 @@
-"""Every Redis key, in one table. All keys of a cell share the hash tag `{cell}` and so one slot.
+"""The table of all Redis keys. All keys of a cell share the hash tag `{cell}` and so one slot.
 
-The table is data: docs/redis-keys.md shows it, the users of deploy/redis are made from it (`blockrelay.redis.users`), and every
-script call declares the families that its script touches, so that Redis refuses a caller without the rights to one of
-them before the script has written anything.
+docs/redis-keys.md shows the table, and the Redis users of deploy/redis are made from it (`blockrelay.redis.users`).
+Each script call declares the families that its script touches: Redis then refuses a caller without the rights to one
+of them before the script has written anything.
 
 `<model>` is the first 16 hex digits of the model hash; `<class>` is `gpu` (GPU workers allowed) or `cpu`.
 """
@@ -12,7 +12,7 @@ from functools import cache
 from typing import Literal
 
 Server = Literal["control", "payload"]
-#: Who calls which script. The launcher and people use the rights of an administrator.
+#: The scripts that each service calls. The launcher and people use the rights of an administrator.
 SCRIPTS_OF = {
     "gateway": ("ACCEPT", "FINISH", "FORGET", "MOVE"),
     "scheduler": ("DEAD", "FINISH", "MIGRATE", "PLAN", "RERUN", "UPGRADE"),
@@ -23,17 +23,17 @@ _ENDS = "COMMIT CLAIM RERUN FINISH DEAD"
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Keys of one kind: `{cell}:<name>`, with `of` behind it where there are several.
+    """All keys of one kind: `{cell}:<name>`, or `{cell}:<name>:<of>` where a cell has several.
 
-    `writers` and `readers` are scripts (in capitals) and services that use the keys directly, separated by spaces.
+    `writers` and `readers` are separated by spaces: scripts (in capitals), and services that use the keys directly.
     """
 
     name: str
-    of: str
-    content: str
+    of: str  # what tells the keys apart, `<id>` for example; "": a cell has one key
+    content: str  # its type and content, for the documentation
     writers: str
     readers: str
-    gone: str
+    gone: str  # when a key is deleted, for the documentation
     server: Server = "control"
 
     @property
@@ -43,7 +43,7 @@ class Family:
 
     @property
     def row(self) -> str:
-        """Its line of the table."""
+        """The family's line of the table in docs/redis-keys.md."""
         name = f"`{{cell}}:{self.name}{self.of and ':' + self.of}`"
         where = " (payload Redis)" if self.server == "payload" else ""
         lists = (", ".join(words.split()) for words in (self.writers, self.readers))
@@ -51,91 +51,92 @@ class Family:
 
 
 FAMILIES = (
-    Family("request", "<id>", "hash, the record; of an ended request with its short log", f"ACCEPT {_ENDS} MIGRATE FORGET", "BEAT MOVE gateway scheduler worker", "retention after the end, FORGET"),
+    Family("request", "<id>", "hash, the record; after the end with the log, if that is short", f"ACCEPT {_ENDS} MIGRATE FORGET", "BEAT MOVE gateway scheduler worker", "retention after the end, FORGET"),
     Family("log", "<id>", "stream, the token log; entry id = position", f"ACCEPT {_ENDS} FORGET", "gateway worker", "15 s after the end (a long one: as the record)"),
-    Family("packing", "", "stream, a log while it is packed", _ENDS, "", "at once"),
+    Family("packing", "", "stream, a log while a script packs it", _ENDS, "", "at once"),
     Family("ended", "<kind>", "list of ended requests, oldest first; kinds: `first` and `last` to be forgotten", f"{_ENDS} FORGET", "scheduler", "member: FORGET, or behind its retention"),
     Family("running", "", "zset id -> ms of last progress; every request not finished", f"ACCEPT {_ENDS} BEAT scheduler", "gateway", "member: at the end"),
     Family("queue", "<model>:<class>", "zset of first runs, id -> rank", f"ACCEPT {_ENDS}", "scheduler", "member: CLAIM, FINISH"),
-    Family("due", "<model>:<class>", "zset of those with a deadline, id -> ms by which it should be claimed", f"ACCEPT {_ENDS}", "", "member: CLAIM, FINISH"),
-    Family("shares", "<model>:<class>", "zset of ranks: the virtual time of each priority, where each tenant's next first run stands", f"ACCEPT {_ENDS}", "", "when the queue was empty"),
+    Family("due", "<model>:<class>", "zset of first runs with a deadline, id -> ms by which it should be claimed", f"ACCEPT {_ENDS}", "", "member: CLAIM, FINISH"),
+    Family("shares", "<model>:<class>", "zset of ranks: the virtual time of each priority, and the rank of each tenant's next first run", f"ACCEPT {_ENDS}", "", "when the queue was empty"),
     Family("jobs", "<model>:<class>", "stream that wakes workers; its one entry means nothing", "ACCEPT", "worker", "never"),
     Family("reruns", "<model>:<class>", "stream of request ids, re-runs for any worker (claimed first)", f"{_ENDS} BEAT MIGRATE", "scheduler worker", "entry: CLAIM, FINISH"),
-    Family("pinned", "<model>:<class>:<numerics>", "the same of those with tokens, for workers of the id that computed these", f"{_ENDS} BEAT MIGRATE", "worker", "entry: CLAIM, FINISH, MIGRATE"),
-    Family("numerics", "<model>", "hash, class:numerics id that re-runs wait for -> ms without a worker for them, when that was seen, and what pools hold", "CLAIM COMMIT RERUN DEAD BEAT MIGRATE", "", "member: MIGRATE"),
-    Family("delayed", "", "zset id -> ms from which the job of its re-run may be queued", f"{_ENDS} BEAT", "", "member: CLAIM, BEAT, FINISH"),
-    Family("outstanding", "<model>", "hash: rows, tokens and pages that unfinished requests still cost", f"ACCEPT {_ENDS}", "scheduler", "never"),
-    Family("totals", "<model>", "hash: how many requests were ever accepted, and ended by reason; workers that died, runs queued again by reason", f"ACCEPT {_ENDS}", "scheduler", "never"),
-    Family("tenant-requests", "<tenant>", "set of its unfinished requests", f"ACCEPT {_ENDS}", "", "member: at the end"),
-    Family("bucket", "<tenant>", "hash: tokens left of its minute, and when", f"ACCEPT {_ENDS}", "", "120 s after the last use"),
-    Family("workers", "", "zset worker -> ms of last beat", "BEAT DEAD worker", "ACCEPT CLAIM MIGRATE gateway scheduler", "member: DEAD"),
-    Family("worker", "<id>", "hash: model, device, stage, pages, pages_reserved, pace; how far into a queue it has passed over what is not for it", f"{_ENDS} BEAT worker", "ACCEPT MIGRATE gateway scheduler", "DEAD"),
+    Family("pinned", "<model>:<class>:<numerics>", "stream of request ids, re-runs that have tokens, for workers of the numerics id that computed them", f"{_ENDS} BEAT MIGRATE", "worker", "entry: CLAIM, FINISH, MIGRATE"),
+    Family("numerics", "<model>", "hash, class:numerics id that re-runs wait for -> ms without such a worker, ms of the last look, KV pages that its pools hold", "CLAIM COMMIT RERUN DEAD BEAT MIGRATE", "", "member: MIGRATE"),
+    Family("delayed", "", "zset id -> ms from which its re-run may be queued", f"{_ENDS} BEAT", "", "member: CLAIM, BEAT, FINISH"),
+    Family("outstanding", "<model>", "hash: tokens to compute (`rows`), tokens to generate and KV pages of all unfinished requests", f"ACCEPT {_ENDS}", "scheduler", "never"),
+    Family("totals", "<model>", "hash: requests ever accepted, and ended by reason; workers that died; runs queued again by reason", f"ACCEPT {_ENDS}", "scheduler", "never"),
+    Family("tenant-requests", "<tenant>", "set of the tenant's unfinished requests", f"ACCEPT {_ENDS}", "", "member: at the end"),
+    Family("bucket", "<tenant>", "hash: tokens that the tenant's limit per minute leaves, and when that was computed", f"ACCEPT {_ENDS}", "", "120 s after the last use"),
+    Family("workers", "", "zset worker -> ms of its last heartbeat", "BEAT DEAD worker", "ACCEPT CLAIM MIGRATE gateway scheduler", "member: DEAD"),
+    Family("worker", "<id>", "hash: model, device, stage, pages, pages_reserved, pace; how far into each queue it has passed over requests that it cannot take", f"{_ENDS} BEAT worker", "ACCEPT MIGRATE gateway scheduler", "DEAD"),
     Family("worker-requests", "<worker>", "set of requests whose route has the worker", _ENDS, "BEAT gateway scheduler", "DEAD"),
-    Family("quarantine", "<worker>", "string, the request that the worker tries alone", f"{_ENDS} worker", "", "after the try, DEAD"),
+    Family("quarantine", "<worker>", "string, the request that the worker runs alone", f"{_ENDS} worker", "", "after that run, DEAD"),
     Family("renewal", "<model>", "string, the GPU whose process is renewed", "worker", "", "when it serves again, after 660 s"),
     Family("inbox", "<worker>", "stream of next jobs and ends", f"{_ENDS} worker", "BEAT MIGRATE gateway scheduler", "DEAD"),
-    Family("inbox", "<worker>", "stream of forwarded rows and early next jobs", "worker", "scheduler", "DEAD", "payload"),
+    Family("inbox", "<worker>", "stream of hidden states from the stage before, and of early next jobs", "worker", "scheduler", "DEAD", "payload"),
     Family("protocol", "", "string, number of the protocol that all services of the cell speak", "UPGRADE gateway scheduler worker", f"ACCEPT BEAT {_ENDS} FORGET MIGRATE MOVE PLAN", "never"),
     Family("settings", "", "hash: retention_s and dead_after_ms, which hold for all services of the cell", "scheduler", f"ACCEPT {_ENDS} MIGRATE FORGET gateway worker", "never"),
-    Family("fleet", "<model>", "hash, what ACCEPT and CLAIM last made of the registry", "ACCEPT CLAIM DEAD worker", "", "after 1 s, and when a worker comes or goes"),
-    Family("exact-left", "<model>", "string, the worker that left last of those that do not vary", "DEAD", "ACCEPT", "after 60 s"),
+    Family("fleet", "<model>", "hash, cache of what ACCEPT and CLAIM computed from the registry", "ACCEPT CLAIM DEAD worker", "", "after 1 s, and when a worker comes or goes"),
+    Family("exact-left", "<model>", "string, the deterministic worker that left last", "DEAD", "ACCEPT", "after 60 s"),
     Family("plan", "<model>", "hash: epoch, inputs, class, plan", "PLAN", "ACCEPT gateway scheduler worker", "never"),
-    Family("plan-history", "<model>", "stream: plan, origin, who; the newest is brought into force", "scheduler", "", "trimmed to 100"),
+    Family("plan-history", "<model>", "stream: plan, origin, author; schedulers put the newest into force", "scheduler", "", "trimmed to 100"),
     Family("session", "<id>", "hash: step, fingerprint, request, tokens", "ACCEPT", "MOVE gateway", "retention after the last step"),
-    Family("moved", "<name>", "string, version of the list of cells by which a key or a session belongs elsewhere", "ACCEPT MOVE", "", "retention of requests with a key, and a day"),
+    Family("moved", "<name>", "string, version of the list of cells that gives a key or a session to another cell", "ACCEPT MOVE", "", "retention of requests with a key, and a day"),
     Family("result", "<id>", "string, tensor outputs", "worker", "gateway", "60 s after it was stored, 5 s after it was read", "payload"),
     Family("kv-asked", "<id>", "hash, page.layer -> KV that a tensor step asked for", "worker", "gateway", "60 s after it was stored, 5 s after it was read", "payload"),
     Family("kv-given", "<id>", "hash, page.layer -> KV that a client gave with a tensor step", "gateway", "worker", "600 s after it came, and when the step is answered", "payload"),
-    Family("results", "", "zset id -> ms until which its result may be there; +inf: it has not ended", f"ACCEPT {_ENDS} gateway", "", "member: ACCEPT, behind its time"),
-    Family("result-bytes", "", "hash id -> bytes and tenant of a member of `results`; their sums, of a tenant and of all", f"ACCEPT {_ENDS}", "", "member: with that of `results`"),
-    Family("trace", "<id>", "stream, what stages did for a request that asked for a trace; the newest 4096 steps", "worker", "gateway", "900 s after its last entry", "payload"),
-    Family("page", "<name>", "hash, block -> KV page", "worker", "", "unused for the page store's time, or pushed out", "payload"),
+    Family("results", "", "zset id -> ms until which its result may be stored; +inf: the request has not ended", f"ACCEPT {_ENDS} gateway", "", "member: ACCEPT, behind its time"),
+    Family("result-bytes", "", "hash id -> bytes and tenant of a member of `results`; also the sums for each tenant and for all", f"ACCEPT {_ENDS}", "", "member: with that of `results`"),
+    Family("trace", "<id>", "stream of the stages' steps for a request that asked for a trace; the newest 4096", "worker", "gateway", "900 s after its last entry", "payload"),
+    Family("page", "<name>", "hash, block -> KV page", "worker", "", "when unused for the page store's time, or evicted", "payload"),
     Family("pages", "<model>", "zset page -> ms of last use", "worker", "", "member: with its page", "payload"),
     Family("wake", "<gateway>", "stream, interrupts a gateway's blocking read", "gateway", "", "60 s after the last use"),
-    Family("followers", "<id>", "hash of the gateways that read a log which more than one has read", "ACCEPT gateway", "FINISH FORGET", "retention"),
-    Family("gateway", "<id>", "string, number of the protocol that this gateway speaks: it lives", "gateway", "FINISH", "15 s after the last beat"),
-    Family("lost-devices", "", "hash, device and worker -> JSON: a GPU that its worker has lost and waits for", "worker", "", "member: when it is tried again"),
+    Family("followers", "<id>", "hash of the gateways that read the log, once more than one has read it", "ACCEPT gateway", "FINISH FORGET", "retention"),
+    Family("gateway", "<id>", "string, protocol number that the gateway speaks; there while it lives", "gateway", "FINISH", "15 s after its last heartbeat"),
+    Family("lost-devices", "", "hash, device and worker -> JSON: a GPU that the worker has lost and waits for", "worker", "", "member: when it is tried again"),
     Family("device-retry", "<device>", "string: a lost GPU is to be tried now; set by `blockrelay devices retry`", "worker", "", "when it is tried, after 10 s"),
-    Family("dead-letters", "", "stream of requests that killed their workers or could not be computed", "COMMIT DEAD FINISH RERUN scheduler", "", "entry: after 7 days (`BLOCKRELAY_DEAD_LETTERS_S`); trimmed to 200"),
+    Family("dead-letters", "", "stream of requests that ended their workers or could not be computed", "COMMIT DEAD FINISH RERUN scheduler", "", "entry: after 7 days (`BLOCKRELAY_DEAD_LETTERS_S`); trimmed to 200"),
 )  # fmt: skip
 
+#: The families by name. `inbox` is there twice: this has the one of the payload Redis.
 BY_NAME = {family.name: family for family in FAMILIES}
 
 
 def table() -> list[str]:
-    """The lines of the table in docs/redis-keys.md."""
+    """Returns the lines of the table in docs/redis-keys.md."""
     head = ["| key | type | written by | read by | gone |", "|---|---|---|---|---|"]
     return head + [family.row for family in FAMILIES]
 
 
 @cache
 def declared(script: str) -> tuple[str, ...]:
-    """The names of the families that `script` (in capitals) may touch."""
+    """Returns the names of the families that `script` (in capitals) may touch."""
     return tuple(family.name for family in FAMILIES if script in family.users)
 
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """Key names of one cell."""
+    """Names of the keys of one cell. FAMILIES says what each holds."""
 
     cell: str
 
     def key(self, *parts: str) -> str:
-        """The key `{cell}:<family>:<of>`, from the name of its family and what stands behind that."""
+        """Returns the key `{cell}:<part>:<part>`; the first part is the name of its family."""
         return ":".join((f"{{{self.cell}}}", *parts))
 
     def sample(self, family: str) -> str:
-        """A key of the family that no service uses, or its only one."""
+        """Returns a key of the family that no service uses, or its only key, to declare the family to Redis."""
         return self.key(family, "?") if BY_NAME[family].of else self.key(family)
 
     @property
     def all(self) -> str:
-        """A pattern for SCAN."""
+        """A pattern for SCAN that matches all keys of the cell."""
         return self.key("*")
 
     @property
     def status_channel(self) -> str:
-        """Not a key: where status events are published."""
+        """The pub/sub channel of status events; not a key."""
         return self.key("status-events")
 
     @property

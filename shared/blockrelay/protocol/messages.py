@@ -1,10 +1,11 @@
-"""Every message, in the order of a request's life. Frozen; encoded by `blockrelay.protocol.encoding.codec`.
+"""The messages between services, in the order in which a request sees them.
 
-Each `decode` raises WireError, and nothing else, for bytes that are not such a message.
+All are frozen and encoded by `blockrelay.protocol.encoding.codec`. Each `decode` raises WireError, and nothing else,
+for bytes that are not such a message.
 
 gateway → record (ACCEPT)      RequestBody
 CLAIM   → worker 0             Claimed
-worker k → worker k+1          Forward (segments + rows, or tensors by name), one per batch and target
+worker k → worker k+1          Forward (segments and their hidden states), one per batch and target
 last worker → COMMIT           Commit;  COMMIT → inbox of worker 0: NextJob;  any end → inboxes of the route: Ended
 log → gateway                  LogEntry (TokenEntry | EndEntry)
 scheduler → all                Plan (blockrelay.protocol.plan)
@@ -31,47 +32,41 @@ Verdict = Literal["OK", "LOST", "DIVERGED", "GAP", "EXPIRED"]
 RerunReason = Literal["death", "drain", "gpu_error", "missing_pages", "no_inbox", "restart", "forgotten", "stalled"]
 EndReason = Literal["stop", "length", "tensor", "cancelled", "expired", "error"]
 Logits = Literal["none", "last", "all"]
-#: What becomes of a request whose GPU fails: a CPU goes on from the KV pages that have left the device ("allow"), or
-#: computes the prompt anew ("recompute"), or it waits for a GPU, and ends with an error when none comes ("deny").
+#: A request's fallback when its GPU fails. "allow": a CPU continues from the KV pages that were copied off the device.
+#: "recompute": a CPU computes all tokens again. "deny": it waits for a GPU and ends with an error when none comes.
 Fallback = Literal["allow", "recompute", "deny"]
 L = TypeVar("L", bound=str)
-#: Prompts of one body of a client.
+#: Most prompts in one client body.
 MAX_CHOICES = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestBody:
-    """gateway → record. What a request asks for; never changes after ACCEPT.
+    """A request as the gateway writes it into its record; it never changes after ACCEPT.
 
-    `prompt` int32 [n], n >= 1. `params` is `SamplingParams.to_dict()`. A tensor step has `logits` "last" or "all" and
-    generates nothing; `prior` is then how many leading tokens belong to earlier steps. Its client has given the KV of
-    the first `kv_given` tokens, whole pages, and asks for that of the layers `kv_asked`, all on the payload Redis
-    (`encoding.kv_pages`). A `background` request lives on when nobody follows it. Only requests of equal `salt` share
-    KV pages. Each of several prompts of a client's body is a request; all name the first as `group`, and that one says
-    how many `choices` there are. `gateway` accepted it. An `exact` one never goes on under another numerics id than
-    that of its first token. Stages tell their steps for one that is `traced`.
+    Each prompt of a client body with several is a request of its own.
     """
 
-    prompt: TokenIds
-    params: dict[str, Any]
-    logits: Logits = "none"
-    prior: int = 0
-    kv_given: int = 0
-    kv_asked: tuple[int, ...] = ()
-    traceparent: str = ""
-    session: str = ""
+    prompt: TokenIds  # int32 [n], n >= 1
+    params: dict[str, Any]  # `SamplingParams.to_dict()`
+    logits: Logits = "none"  # "last" or "all": a tensor step, which generates no tokens
+    prior: int = 0  # tensor step: leading tokens that belong to earlier steps
+    kv_given: int = 0  # tensor step: leading tokens, whole pages, whose KV the client put on the payload Redis
+    kv_asked: tuple[int, ...] = ()  # tensor step: layers whose KV the client wants (`encoding.kv_pages`)
+    traceparent: str = ""  # W3C trace context of the client
+    session: str = ""  # session id, and the step of the session
     step: int = 0
-    background: bool = False
-    salt: str = ""
-    group: str = ""
-    choices: int = 1
-    gateway: str = ""
-    exact: bool = False
-    traced: bool = False
+    background: bool = False  # continues when no client reads it
+    salt: str = ""  # only requests of equal salt share KV pages
+    group: str = ""  # of several prompts in one client body: the id of the first one's request
+    choices: int = 1  # in the request of the first prompt: how many prompts the body has
+    gateway: str = ""  # id of the gateway that accepted it
+    exact: bool = False  # never continues under another numerics id than that of its first token
+    traced: bool = False  # stages write their steps to `Keys.trace`
     fallback: Fallback = "allow"
 
     def encode(self) -> bytes:
-        """Small: it is kept as long as what came of it. What is as usual is left out."""
+        """Returns the body as bytes, without default values: Redis keeps it as long as the request's result."""
         octets, width = pack_prompt(self.prompt)
         usual = SamplingParams().to_dict()
         message: dict[str, Any] = {
@@ -128,43 +123,38 @@ class RequestBody:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claimed:
-    """CLAIM → worker 0. A request that now is on this worker, with everything it needs to start or go on. `reruns`: how
-    many runs of it there were. `private`: some worker of the route, or of one before it, does not compute the same bits
-    twice, so that its KV pages are nobody else's. `reusable`: of how many leading tokens pages may be found, None: any.
-
-    `body` raises WireError when `packed` is not a RequestBody: that request alone is to blame.
-    """
+    """A request that CLAIM gave to a worker of the first stage, with all it needs to start or continue."""
 
     request: str
     run: str
-    route: tuple[str, ...]
+    route: tuple[str, ...]  # worker ids, one for each stage
     route_class: Literal["gpu", "cpu"]
     waited_s: float  # since ACCEPT
-    quarantined: bool
-    packed: bytes
+    quarantined: bool  # to be run alone, because it ended workers before
+    packed: bytes  # an encoded RequestBody
     tokens: tuple[int, ...]  # committed so far
-    left_s: float | None = None  # until its deadline
-    reruns: int = 0
-    private: bool = False
-    reusable: int | None = None
+    left_s: float | None = None  # until its deadline; None: it has none
+    reruns: int = 0  # runs before this one
+    private: bool = False  # this route or an earlier one has a nondeterministic worker: its KV pages are not shared
+    reusable: int | None = None  # leading tokens whose KV pages may be reused at most; None: any
 
     @property
     def body(self) -> RequestBody:
+        """The decoded `packed`. Raises WireError if it is not a RequestBody; only that request is then at fault."""
         return RequestBody.decode(self.packed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forward:
-    """worker k → worker k+1, on the payload Redis or in shared memory. `rows` float32 [sum of segment rows, hidden]; or
-    instead, of ONNX blocks that others made, the `tensors` of each segment, whose parts are its rows in order."""
+    """The hidden states of a batch, from one stage to the next, on the payload Redis or in shared memory."""
 
-    sender: str
+    sender: str  # worker id
     segments: tuple[ForwardSegment, ...]
-    rows: codec.FloatRows | None = None
-    tensors: Sequence[Sequence[NamedTensors]] = ()
-    block_seconds: dict[str, float] = field(default_factory=dict[str, float])
-    gpu_blocks: tuple[str, ...] = ()  # of the blocks these rows came through
-    received_ns: int = field(default=0, compare=False)  # by whom decodes it, on its monotonic clock; not on the wire
+    rows: codec.FloatRows | None = None  # float32 [tokens of all segments, hidden]
+    tensors: Sequence[Sequence[NamedTensors]] = ()  # instead of `rows`, from imported ONNX blocks: parts per segment
+    block_seconds: dict[str, float] = field(default_factory=dict[str, float])  # time of each block passed, by its name
+    gpu_blocks: tuple[str, ...] = ()  # names of the blocks passed that GPUs computed
+    received_ns: int = field(default=0, compare=False)  # receiver's monotonic clock when it arrived; not on the wire
 
     def encode(self) -> dict[str, bytes]:
         head = {
@@ -198,20 +188,19 @@ class Forward:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Commit:
-    """last worker → COMMIT. `position` is the log length before `tokens`; `end` "" while the request goes on. `rows`:
-    how many rows of known tokens a re-run has computed, with its first tokens; None at any other time."""
+    """New tokens of one request, from the worker of the last stage to COMMIT."""
 
     request: str
     run: str
-    position: int
+    position: int  # log length before `tokens`
     tokens: tuple[int, ...]
     logprobs: tuple[str, ...] = ()  # one encoded TokenLogprobs per token, or empty
-    end: EndReason | Literal[""] = ""
-    meta: str = ""
-    rows: int | None = None
+    end: EndReason | Literal[""] = ""  # "": the request continues
+    meta: str = ""  # at the end: `encode_end_meta`
+    rows: int | None = None  # with the first tokens of a re-run: how many known tokens it computed again
 
     def to_script(self) -> dict[str, Any]:
-        """As the script reads it; without what is empty."""
+        """Returns the commit as the script COMMIT reads it, without empty fields."""
         item: dict[str, Any] = {
             "request": self.request,
             "run": self.run,
@@ -229,15 +218,18 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class CommitAnswer:
+    """COMMIT's answer to one Commit. `commit.lua` says what the verdicts mean."""
+
     verdict: Verdict
-    length: int
+    length: int  # of the log afterwards
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NextJob:
-    """COMMIT → inbox of worker 0: these tokens are now part of the log; compute what follows them.
+    """Asks the worker of the first stage to compute what follows `tokens`, which are now part of the log.
 
-    The last worker sends the same a little earlier over the payload Redis: whoever gets it twice sees it by `position`.
+    COMMIT writes it to the worker's inbox. The last worker sends the same a little earlier over the payload Redis; the
+    receiver recognises the second one by its `position`.
     """
 
     request: str
@@ -259,13 +251,13 @@ class NextJob:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Log probability of a token, and of the most likely ones: (id, log probability), best first."""
+    """The log probabilities of a token and of the most likely tokens in its place."""
 
     logprob: float
-    top: tuple[tuple[int, float], ...] = ()
+    top: tuple[tuple[int, float], ...] = ()  # (token id, log probability), best first
 
     def encode(self) -> str:
-        """As it stands in a Commit and in the log."""
+        """Returns the JSON that a Commit and the log hold."""
         return json.dumps([self.logprob, self.top], separators=(",", ":"), allow_nan=False)
 
     @classmethod
@@ -277,7 +269,7 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """FINISH, RERUN, COMMIT → inbox of every route member: this run is over, forget it."""
+    """Tells a worker that a run is over and can be forgotten; scripts write it to the inboxes of the route."""
 
     request: str
     run: str
@@ -291,47 +283,42 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class TokenEntry:
-    """One committed token. `logprobs` is an encoded TokenLogprobs or "". `numerics` is the id of the run that computed
-    it, in the first entry of a log; "" in all others."""
+    """One committed token of a log."""
 
-    position: int
+    position: int  # from 1
     token: int
-    logprobs: str = ""
-    numerics: str = ""
+    logprobs: str = ""  # an encoded TokenLogprobs, or ""
+    numerics: str = ""  # in the first entry of a log: the numerics id of the run that computed it; else ""
 
 
 @dataclass(frozen=True, slots=True)
 class EndEntry:
-    """The terminal entry; `position` is one past the last token. `meta` holds error, code, block times, route.
+    """The terminal entry of a log."""
 
-    `executed`: how many blocks GPUs and how many CPUs have executed, summed over the steps that all runs of the request
-    have committed; None where none has.
-    """
-
-    position: int
+    position: int  # one past the last token
     reason: EndReason
-    meta: dict[str, Any]
+    meta: dict[str, Any]  # error, code, block times, route
     fallbacks: tuple[FallbackEvent, ...]
-    numerics: str
-    executed: tuple[int, int] | None = None
+    numerics: str  # `a+b@17`: id b computed the tokens behind the first 17
+    executed: tuple[int, int] | None = None  # blocks that GPUs and CPUs executed, over all committed steps of all runs
 
 
 LogEntry = TokenEntry | EndEntry
 
 
 def decode_log_entry(entry_id: bytes | str, fields: Mapping[bytes, bytes], *, after: int = 0) -> list[LogEntry]:
-    """A stream entry of `log:<id>` as LogEntries with positions behind `after`.
+    """Decodes a stream entry of `log:<id>`, leaving out positions up to `after`. Raises WireError.
 
-    One; but the terminal entry of a log that was packed holds all tokens before it.
+    Most entries are one LogEntry; the terminal entry of a packed log also holds all tokens before it.
     """
     with reading("a log entry"):
         position = count(int((entry_id.decode() if isinstance(entry_id, bytes) else entry_id).partition("-")[0]))
         if b"token" in fields:
             logprobs, numerics = (fields.get(name, b"").decode() for name in (b"logprobs", b"numerics"))
-            found: list[LogEntry] = [TokenEntry(position, count(int(fields[b"token"])), logprobs, numerics)]
+            decoded: list[LogEntry] = [TokenEntry(position, count(int(fields[b"token"])), logprobs, numerics)]
         else:
-            found = [*_packed_tokens(position, fields), _end(position, fields)]
-        return [entry for entry in found if entry.position > after]
+            decoded = [*_packed_tokens(position, fields), _end(position, fields)]
+        return [entry for entry in decoded if entry.position > after]
 
 
 def _packed_tokens(end: int, fields: Mapping[bytes, bytes]) -> list[TokenEntry]:
@@ -359,8 +346,8 @@ def _end(position: int, fields: Mapping[bytes, bytes]) -> EndEntry:
         )
 
 
-def _executed(said: bytes) -> tuple[int, int]:
-    on_gpus, on_cpus = (count(int(number)) for number in said.split(b","))
+def _executed(encoded: bytes) -> tuple[int, int]:
+    on_gpus, on_cpus = (count(int(number)) for number in encoded.split(b","))
     return on_gpus, on_cpus
 
 

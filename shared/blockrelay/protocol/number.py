@@ -1,26 +1,26 @@
-"""The number of a cell's protocol, `{cell}:protocol`: what its keys, records and messages mean.
+"""The protocol number of a cell, in the key `{cell}:protocol`.
 
-It goes up with each change that services of the number before would misread. A release speaks its own number and, from
-the second one on, the number before. Its services do in a cell what the number there says, so that services of two
-releases work side by side. When none is left that speaks the lower number alone, a scheduler raises it
-(`blockrelay_scheduler.upgrade`), and what the higher one brings begins. Services start on no cell of another number.
+It goes up with each change of keys, records or messages that older services would misread. A release speaks its own
+number and, from the second release on, the number before. Its services use the number of the cell, so that two
+releases work side by side. When no service speaks only the lower number, a scheduler raises the cell's
+(`blockrelay_scheduler.upgrade`). A service does not start on a cell whose number it does not speak.
 
-Every record says the number under which it was written (`v`).
+Each record has the number under which it was written, in its field `v`.
 """
 
 #: The number of a new cell, and the highest that this release speaks.
 PROTOCOL = 4
 #: The lowest that this release speaks. No release wrote the number before 4; the release of 5 speaks 4 too.
 LOWEST_PROTOCOL = 4
-#: The numbers that this release speaks, for messages.
+#: The numbers that this release speaks, as text for error messages.
 NUMBERS = f"{LOWEST_PROTOCOL} to {PROTOCOL}" if LOWEST_PROTOCOL < PROTOCOL else str(PROTOCOL)
 
 
 def is_spoken(number: int) -> bool:
-    """Whether this release speaks protocol `number`."""
+    """Returns whether this release speaks protocol `number`."""
     return LOWEST_PROTOCOL <= number <= PROTOCOL
 
 
-def number_of(found: bytes | None) -> int:
-    """The number in a record (`v`) or of a service; 0 where none is written."""
-    return int(found) if found and found.isdigit() else 0
+def number_of(value: bytes | None) -> int:
+    """Returns the protocol number in the field of a record or service; 0 if `value` is None or no number."""
+    return int(value) if value and value.isdigit() else 0

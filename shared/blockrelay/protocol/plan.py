@@ -1,6 +1,6 @@
-"""Plan and worker registry as data: what the scheduler publishes and workers tell about themselves.
+"""The plan that the scheduler publishes and the records that workers publish, as data.
 
-How a plan is decided: `blockrelay_scheduler.planning`.
+The scheduler computes plans in `blockrelay_scheduler.planning`.
 """
 
 import json
@@ -14,20 +14,20 @@ from blockrelay.protocol.capabilities import Capabilities, Pace
 from blockrelay.protocol.constants import DEAD_AFTER_MS
 
 Device = Literal["cpu", "gpu"]
-#: Part of the numerics ids of workers that compute with an import of ONNX blocks that others made.
+#: Part of the numerics id of a worker that runs imported ONNX blocks (made by other tools).
 IMPORTED = "imported"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """Consecutive blocks [first, last], 1-based and inclusive."""
+    """A stage: the blocks `first` to `last`, counted from 1, both included."""
 
     first: int
     last: int
 
 
 def uniform_split(blocks: int, stages: int) -> tuple[Stage, ...]:
-    """Blocks 1 to `blocks` as `stages` runs of consecutive blocks; sizes differ by one at most, the larger ones first.
+    """Splits blocks 1 to `blocks` into `stages` stages whose sizes differ by one at most, the larger ones first.
 
     Raises:
         UsageError: more stages than blocks, or none.
@@ -43,41 +43,35 @@ def uniform_split(blocks: int, stages: int) -> tuple[Stage, ...]:
 
 
 def split_text(stages: tuple[Stage, ...]) -> str:
-    """The split as text, `1-3,4-6,7-9`: workers of one route carry the same."""
+    """Returns the split as text, `1-3,4-6,7-9`. Workers of one route have the same text in their records."""
     return ",".join(f"{s.first}-{s.last}" for s in stages)
 
 
 def parse_split(text: str) -> tuple[Stage, ...]:
-    """The inverse of `split_text`."""
+    """Returns the stages in the text of `split_text`. Raises ValueError for other text."""
     pairs = (part.split("-") for part in text.split(","))
     return tuple(Stage(first=int(a), last=int(b)) for a, b in pairs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Which blocks form which stage, which worker runs which stage, and why.
+    """The assignment of blocks to stages and of stages to workers, with the reasons."""
 
-    `assignments` worker id -> stage index, of workers that still load theirs too. `blocks` block name -> "CPU" | "GPU",
-    in the order of their numbers: GPU where a worker with one is ready. `route_class` gpu when some block is.
-    `reasons` one sentence per stage, `devices` the ids of those that are to run it (none: any). `source` says where the
-    split comes from.
-    """
-
-    epoch: int
-    split: str
-    route_class: str
-    assignments: Mapping[str, int]
-    blocks: Mapping[str, str]
-    reasons: tuple[str, ...]
-    devices: tuple[tuple[str, ...], ...] = ()
-    source: str = ""
+    epoch: int  # a newer plan has a larger one
+    split: str  # as `split_text` writes it
+    route_class: str  # "gpu" when a GPU has a block, else "cpu"
+    assignments: Mapping[str, int]  # worker id -> stage index, also of workers that still load their blocks
+    blocks: Mapping[str, str]  # block name -> "GPU" where a worker with a GPU is ready, else "CPU"; by block number
+    reasons: tuple[str, ...]  # one sentence per stage
+    devices: tuple[tuple[str, ...], ...] = ()  # per stage, ids of the devices that are to run it; none: any
+    source: str = ""  # the origin of the split
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), sort_keys=True)
 
     @classmethod
     def from_redis(cls, fields: Mapping[bytes, bytes]) -> "Plan | None":
-        """From `HGETALL plan:<model>`; None when there is no plan yet."""
+        """Reads the fields of `plan:<model>`; None when there is no plan yet."""
         if b"plan" not in fields:
             return None
         data: dict[str, Any] = json.loads(fields[b"plan"])
@@ -88,68 +82,63 @@ class Plan:
         return cls(**data)
 
 
-#: What people are told of a worker. `loading`: not ready yet, whether it has a stage or waits for one.
+#: A worker's state, as people see it. `loading`: not ready yet, with a stage or without.
 WorkerState = Literal["loading", "ready", "draining", "silent"]
 WORKER_STATES: tuple[WorkerState, ...] = get_args(WorkerState)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerInfo:
-    """One worker as `worker:<id>` tells it. `stage` None: registered, blocks not loaded yet.
-
-    `pages` KV pages of its pool, `pages_used` of them in use; `reserved` pages promised to runs; `running` requests on
-    it; `silent_ms` since its last beat; `dead_after_ms` of the cell. `capabilities` once its blocks are loaded.
-    `pace` of a first stage, once it has measured itself. `device_id` is the name under which plans
-    know its device; "": none does. One that `varies` does not compute the same bits twice. `slow` is why it computes
-    more slowly than its CPU can, with the remedy; "": it does not.
-    """
+    """One worker, as its record `worker:<id>` and its heartbeat describe it."""
 
     id: str
     model: str
     device: Device
-    numerics: str
+    numerics: str  # its numerics id
     host: str
     pid: int
     port: int
-    registered_ms: int
-    device_id: str = ""
+    registered_ms: int  # Unix time
+    device_id: str = ""  # the name of its device in plans; "": it has none
     split: str = ""
-    stage: int | None = None
-    first: int = 0
+    stage: int | None = None  # None until its blocks are loaded
+    first: int = 0  # first and last block of its stage, from 1
     last: int = 0
-    epoch: int = 0
-    pages: int = 0
-    pages_used: int = 0
-    reserved: int = 0
+    epoch: int = 0  # of the plan that it follows
+    pages: int = 0  # KV pages of its pool
+    pages_used: int = 0  # KV pages in use
+    reserved: int = 0  # KV pages promised to runs
     draining: bool = False
     ready: bool = False
-    running: int = 0
-    silent_ms: int = 0
-    dead_after_ms: int = DEAD_AFTER_MS
-    capabilities: Capabilities | None = None
-    pace: Pace | None = None
-    varies: bool = False
-    slow: str = ""
+    running: int = 0  # requests on it
+    silent_ms: int = 0  # since its last heartbeat
+    dead_after_ms: int = DEAD_AFTER_MS  # setting of the cell
+    capabilities: Capabilities | None = None  # None until its blocks are loaded
+    pace: Pace | None = None  # of a worker of the first stage, once it has measured itself
+    varies: bool = False  # nondeterministic: it does not compute the same bits twice
+    slow: str = ""  # why it is slower than its CPU allows, with the remedy; "": it is not
 
     @property
     def whole_model_only(self) -> bool:
-        """It computes with an import of ONNX blocks that others made, which gives the blocks of other stages nothing by
-        name: it can only have all blocks as one stage."""
+        """True if the worker can only run all blocks as one stage.
+
+        It then runs imported ONNX blocks that hand no tensors to other stages by name.
+        """
         return f"-{IMPORTED}-" in self.numerics
 
     @property
     def is_alive(self) -> bool:
-        """Whether it counts: the one definition, which scripts share. Who is not will be declared dead."""
+        """True if the worker counts as alive, by the definition that scripts share. Else it will be declared dead."""
         return self.silent_ms < self.dead_after_ms
 
     @property
     def is_late(self) -> bool:
-        """Whether it has missed beats. It still counts, but who comes now may be its replacement."""
+        """True if the worker has missed heartbeats. It still counts, but a new worker may be its replacement."""
         return self.silent_ms > self.dead_after_ms / 3
 
     @property
     def state(self) -> WorkerState:
-        """What metrics and `blockrelay status` say of it."""
+        """The worker's state, as metrics and `blockrelay status` show it."""
         if not self.is_alive:
             return "silent"
         if self.draining:
@@ -160,6 +149,8 @@ class WorkerInfo:
     def from_redis(
         cls, worker: str, f: Mapping[bytes, bytes], *, ready: bool, running: int, silent_ms: int, dead_after_ms: int
     ) -> "WorkerInfo":
+        """Builds it from `f`, the fields of `worker:<id>`, and what is not in them. KeyError if a field is missing."""
+
         def integer(name: bytes) -> int:
             return int(f.get(name, b"0"))
 
@@ -194,7 +185,7 @@ class WorkerInfo:
 
 
 def missing_stages(plan: Plan | None, workers: list[WorkerInfo]) -> list[str]:
-    """Why no token can be produced right now, one sentence per gap; empty = ready."""
+    """Returns why no token can be produced right now, one sentence per missing stage; empty if all are there."""
     if plan is None:
         return ["no plan yet: the scheduler has not seen a worker of this model"]
     gaps: list[str] = []
@@ -210,28 +201,28 @@ def missing_stages(plan: Plan | None, workers: list[WorkerInfo]) -> list[str]:
 
 
 def slow_workers(workers: Sequence[WorkerInfo]) -> dict[str, list[str]]:
-    """The ids of those that compute more slowly than their CPU can, by the cause they tell."""
-    found: dict[str, list[str]] = {}
+    """Returns the ids of live workers that are slower than their CPU allows, by the cause that they publish."""
+    by_cause: dict[str, list[str]] = {}
     for worker in workers:
         if worker.slow and worker.is_alive:
-            found.setdefault(worker.slow, []).append(worker.id)
-    return found
+            by_cause.setdefault(worker.slow, []).append(worker.id)
+    return by_cause
 
 
 @dataclass(frozen=True, slots=True)
 class CellLoad:
-    """What the unfinished requests of a cell do: so many are on workers, so many wait for one.
+    """The load of a cell by its unfinished requests."""
 
-    `kv_usage`: share of the KV pages in use, in the stage that has least left; 0 without workers.
-    """
-
-    running: int
-    waiting: int
-    kv_usage: float
+    running: int  # requests on workers
+    waiting: int  # requests that wait for a worker
+    kv_usage: float  # share of KV pages in use, 0 to 1, in the stage with the least left; 0 without workers
 
 
 def cell_load(workers: Sequence[WorkerInfo], unfinished: int) -> CellLoad:
-    """`unfinished` requests there are. Each that runs is on one worker of the first stage."""
+    """Returns the load of a cell that has these workers and `unfinished` requests.
+
+    Counts the requests on workers of the first stage: each running request is on exactly one of them.
+    """
     running = min(unfinished, sum(worker.running for worker in workers if worker.stage == 0))
     used: Counter[tuple[str, int]] = Counter()
     pages: Counter[tuple[str, int]] = Counter()

@@ -1,4 +1,4 @@
-"""A model cut into stages, with the devices and the reason of each: what schedulers publish plans of."""
+"""The split of a model into stages, with the devices and the reason of each, from which schedulers make plans."""
 
 import json
 import re
@@ -13,64 +13,62 @@ from blockrelay.protocol.plan import Stage, split_text, uniform_split
 _BLOCKS = re.compile(r"([0-9]{1,6})-([0-9]{1,6})")
 _BLOCK = re.compile(r"block_([1-9][0-9]{0,5})")
 _MAX_TEXT, _MAX_DEVICES, _MAX_NAME = 500, 1024, 64
-#: What stands for all devices of a class among the ids of a stage; no id has it.
+#: Entries that stand for all devices of a class among the device ids of a stage; no device has such an id.
 ANY_GPU, ANY_CPU = "gpu:*", "cpu:*"
-#: The devices of a stage that a class names: CPUs stand in for GPUs.
+#: Device ids of a stage for each class. CPUs stand in for GPUs.
 _CLASSES: Mapping[str, tuple[str, ...]] = {"gpu": (ANY_GPU, ANY_CPU), "cpu": (ANY_CPU,)}
-#: How classes and ids of devices begin that are no CPUs, in upper case.
+#: Prefixes, in upper case, of the classes and ids of GPUs and NPUs.
 _GPUS = ("GPU", "CUDA", "WEBGPU", "DIRECTML", "OPENVINO", "NPU")
 _HOST_DEVICE = re.compile(r"(cuda|webgpu|directml):[0-9]+|openvino:[A-Z]+(\.[0-9]+)?|GPU-[0-9a-f-]+")
 
 
 def is_gpu(name: str) -> bool:
-    """Whether a class of devices, or an id whose class nobody tells, is that of a GPU or an NPU: GPU, gpu0, cuda:1."""
+    """Returns whether `name`, a class of devices or the id of a device, is that of a GPU or NPU: GPU, gpu0, cuda:1."""
     return name.upper().startswith(_GPUS)
 
 
 def is_host_device(name: str) -> bool:
-    """Whether an id is that of a device of a host, as `blockrelay devices` shows them, and no name of a plan's own."""
+    """Returns whether `name` is a device id as `blockrelay devices` shows it, not a name that a plan made up."""
     return _HOST_DEVICE.fullmatch(name) is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedSplit:
-    """Stages that cover all blocks of a model. Of each, in the same order, `reasons` has why it has these, `devices`
-    the ids of those that are to run it, or ANY_GPU and ANY_CPU (none: whichever come), `classes` their class as the
-    plan tells it ("": it does not); no classes at all: it tells none."""
+    """Stages that cover all blocks of a model, with the reason and devices of each in the same order."""
 
     stages: tuple[Stage, ...]
-    reasons: tuple[str, ...]
-    devices: tuple[tuple[str, ...], ...]
-    classes: tuple[str, ...] = ()
+    reasons: tuple[str, ...]  # one sentence per stage
+    devices: tuple[tuple[str, ...], ...]  # per stage, device ids, or ANY_GPU and ANY_CPU; none: any device
+    classes: tuple[str, ...] = ()  # per stage, the class of device that the plan names; "" or no classes: it names none
 
     @property
     def told_classes(self) -> tuple[str, ...]:
-        """`classes`, one for each stage."""
+        """One entry of `classes` for each stage; "" for each where the plan names no classes."""
         return self.classes or ("",) * len(self.stages)
 
     @property
     def for_gpus(self) -> tuple[bool, ...]:
-        """Whether each stage names GPUs: by its class, or by the ids of its devices where it tells no class."""
-        told = zip(self.told_classes, self.devices, strict=True)
-        return tuple(is_gpu(name) if name else any(map(is_gpu, ids)) for name, ids in told)
+        """For each stage, whether it names a GPU: by its class, or without a class by the ids of its devices."""
+        stages = zip(self.told_classes, self.devices, strict=True)
+        return tuple(is_gpu(name) if name else any(map(is_gpu, ids)) for name, ids in stages)
 
     @property
     def text(self) -> str:
-        """The split, `1-3,4-9`."""
+        """The split as text, `1-3,4-9`."""
         return split_text(self.stages)
 
     @property
     def blocks(self) -> int:
-        """Of the model."""
+        """Number of blocks of the model."""
         return self.stages[-1].last
 
     def serves_as(self, other: "PlannedSplit") -> bool:
-        """Whether it puts the same blocks on the same devices, for whatever reasons."""
+        """Returns whether both put the same blocks on the same devices; reasons may differ."""
         return (self.stages, self.devices) == (other.stages, other.devices)
 
     def to_json(self) -> str:
-        """In the form that `parse_planned` reads."""
-        told = zip(self.stages, self.devices, self.reasons, self.told_classes, strict=True)
+        """Returns the JSON that `parse_planned` reads."""
+        parts = zip(self.stages, self.devices, self.reasons, self.told_classes, strict=True)
         stages = [
             {
                 "blocks": f"{stage.first}-{stage.last}",
@@ -78,15 +76,16 @@ class PlannedSplit:
                 "why": why,
                 **({"class": name} if name else {}),
             }
-            for stage, devices, why, name in told
+            for stage, devices, why, name in parts
         ]
         return json.dumps({"stages": stages})
 
 
 def equal_parts(blocks: int, stages: int, *, stage_devices: str = "") -> PlannedSplit:
-    """As many equal parts, for any device, or for those of classes such as `gpu,cpu,gpu`.
+    """Splits a model into `stages` stages of equal size, for any device or for classes such as `gpu,cpu,gpu`.
 
-    UsageError for more than there are blocks, or none, and for classes that are not one for each.
+    Raises UsageError for no stages, for more stages than blocks, and unless `stage_devices` is empty or names one
+    class per stage.
     """
     classes = [part.strip() for part in stage_devices.split(",")] if stage_devices else []
     if strays := [one for one in classes if one not in _CLASSES]:
@@ -101,19 +100,22 @@ def equal_parts(blocks: int, stages: int, *, stage_devices: str = "") -> Planned
 
 
 def planned_for(devices: Sequence[str], reason: object = None) -> str:
-    """Why a stage of a planner has its blocks."""
+    """Returns the reason for a stage that a planner laid out for `devices`."""
     return f"planned for {' and '.join(devices) or 'any device'}" + (f" ({reason})" if reason else "")
 
 
 def parse_planned(content: str | bytes, where: str) -> PlannedSplit:
-    """What `to_json` or `blockrelay plan --json` wrote, or blocks with their classes, `{"block_1": "GPU"}`, also as
-    `plan` of an object. UsageError names `where` it comes from, in one line."""
+    """Reads a split from JSON.
+
+    Takes what `to_json` and `blockrelay plan --json` write, or the class of each block, `{"block_1": "GPU"}`, alone or
+    as the field `plan` of an object. Raises UsageError, one line that begins with `where` the content comes from.
+    """
     try:
-        given = cast(dict[str, Any], json.loads(content, object_pairs_hook=_once))
-        if "stages" in given:
-            found = [_stage(entry) for entry in cast(list[dict[str, Any]], given["stages"])]
+        document = cast(dict[str, Any], json.loads(content, object_pairs_hook=_once))
+        if "stages" in document:
+            parts = [_stage(entry) for entry in cast(list[dict[str, Any]], document["stages"])]
         else:
-            found = _runs(given.get("plan", given), where)
+            parts = _runs(document.get("plan", document), where)
     except _Twice as twice:
         raise UsageError(f"{where}: {twice} is there twice") from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
@@ -121,15 +123,15 @@ def parse_planned(content: str | bytes, where: str) -> PlannedSplit:
             f"{where}: not what `blockrelay plan --json` writes: stages with their blocks, or the class of each block, "
             'as {"block_1": "CPU"}'
         ) from None
-    if not found:
+    if not parts:
         raise UsageError(f"{where}: a plan without stages")
-    stages, devices, reasons, classes = zip(*found, strict=True)
+    stages, devices, reasons, classes = zip(*parts, strict=True)
     _check_consecutive(stages, where)
     return PlannedSplit(stages=stages, reasons=reasons, devices=devices, classes=classes if any(classes) else ())
 
 
 def _check_consecutive(stages: Sequence[Stage], where: str) -> None:
-    """Raises UsageError for a gap, an overlap and a stage without blocks; it names the block."""
+    """Raises UsageError, which names the block, for a gap, an overlap or a stage without blocks."""
     expected = 1
     for at, stage in enumerate(stages):
         text = f"{stage.first}-{stage.last}"
@@ -144,18 +146,18 @@ def _check_consecutive(stages: Sequence[Stage], where: str) -> None:
         expected = stage.last + 1
 
 
+#: A stage, its devices, its reason and its class.
 _Read = tuple[Stage, tuple[str, ...], str, str]
 
 
 def _stage(entry: Mapping[str, Any]) -> _Read:
-    """A stage, its devices, why it is so, and its class. Raises ValueError, KeyError, TypeError or AttributeError for
-    something else."""
+    """Reads one stage of a plan. Raises ValueError, KeyError, TypeError or AttributeError for anything else."""
     blocks = _BLOCKS.fullmatch(entry["blocks"])
     if blocks is None:
         raise ValueError
-    given: Any = entry.get("devices") or ([entry["device"]] if entry.get("device") else [])
-    devices = tuple(map(_text, cast(list[Any], given)))
-    if isinstance(given, str) or len(devices) > _MAX_DEVICES:
+    listed: Any = entry.get("devices") or ([entry["device"]] if entry.get("device") else [])
+    devices = tuple(map(_text, cast(list[Any], listed)))
+    if isinstance(listed, str) or len(devices) > _MAX_DEVICES:
         raise ValueError
     why = entry.get("why")
     if why is None:
@@ -165,11 +167,13 @@ def _stage(entry: Mapping[str, Any]) -> _Read:
 
 
 def _runs(classes: Any, where: str) -> list[_Read]:
-    """Stages of consecutive blocks of one class, `gpu` or `cpu`. Raises UsageError for other blocks and classes, and
-    what `_stage` raises."""
+    """Returns one stage for each run of consecutive blocks of one class, `gpu` or `cpu`.
+
+    Raises UsageError for other blocks and classes, and what `_stage` raises.
+    """
     blocks: dict[int, str] = {}
-    for name, given in cast(dict[str, Any], classes).items():
-        device = given.lower() if isinstance(given, str) else str(given)
+    for name, value in cast(dict[str, Any], classes).items():
+        device = value.lower() if isinstance(value, str) else str(value)
         number = _BLOCK.fullmatch(name)
         if number is None:
             raise UsageError(f"{where}: {name[:_MAX_NAME]!r} is no block: they are called block_1, block_2 and so on")
@@ -193,21 +197,21 @@ def _runs(classes: Any, where: str) -> list[_Read]:
 
 
 class _Twice(Exception):
-    """A block that is there twice, by its name."""
+    """A block is in a JSON object twice; the message is its name."""
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of JSON. Raises _Twice for a block that it has twice: json would take the last one."""
-    found: dict[str, Any] = {}
+    """Builds a JSON object. Raises _Twice for a block that is in it twice, of which json would keep the last."""
+    entries: dict[str, Any] = {}
     for name, value in pairs:
-        if name in found and _BLOCK.fullmatch(name):
+        if name in entries and _BLOCK.fullmatch(name):
             raise _Twice(name)
-        found[name] = value
-    return found
+        entries[name] = value
+    return entries
 
 
 def _text(value: Any) -> str:
-    """One line. Raises ValueError for what is no text."""
+    """Returns `value` as one line, cut at _MAX_TEXT characters. Raises ValueError if it is no text."""
     if not isinstance(value, str):
         raise ValueError
     return " ".join(value.split())[:_MAX_TEXT]

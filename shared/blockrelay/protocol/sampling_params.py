@@ -1,7 +1,7 @@
-"""What a request asks of the sampler and of the end of its text.
+"""Sampling parameters and stop conditions of a request.
 
-`SamplingParams` is checked where it is made: an object that exists is valid. The gateway makes it from HTTP fields, the
-command line from options, and a worker from a message; all three get the same one-line complaint that names the field.
+`SamplingParams` checks itself when it is created, so each instance is valid. The gateway creates it from HTTP fields,
+the command line from options, and a worker from a message; all three get the same one-line error that names the field.
 """
 
 import hashlib
@@ -10,9 +10,9 @@ from dataclasses import asdict, dataclass, fields
 
 from blockrelay.errors import BadRequest, ContextLengthExceeded, WireError
 
-#: Longest list of alternatives per token that is returned; OpenAI's limit.
+#: Most alternatives that are returned for each token; OpenAI's limit.
 MAX_LOGPROBS = 20
-#: Stop strings per request, and characters in one of them: the text held back per token stays bounded.
+#: Stop strings per request, and characters of each, so that the text held back while matching stays bounded.
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 256
 MAX_STOP_TOKENS = 64
@@ -35,9 +35,9 @@ class SamplingParams:
     stop_token_ids  tokens that end the text besides the model's EOS ids
     ignore_eos      the model's EOS ids do not end the text
     logprobs        None = none; n = log probability of each new token and of the n most likely ones
-    use_cache       False: no KV is kept from one token to the next; each step computes all rows before it anew
+    use_cache       False: no KV is kept between tokens; each step computes all tokens before it again
 
-    Raises BadRequest with `param` = the name of the field that is wrong.
+    Raises BadRequest, whose `param` is the name of the wrong field.
     """
 
     max_tokens: int = 16
@@ -77,11 +77,11 @@ class SamplingParams:
             check_logprobs(self.logprobs)
 
     def end_ids(self, eos_ids: Sequence[int]) -> frozenset[int]:
-        """Tokens that end this request; their own text is never shown. `eos_ids` are the model's."""
+        """Returns the tokens that end this request; their text is never shown. `eos_ids` are the model's."""
         return frozenset(self.stop_token_ids) | (frozenset() if self.ignore_eos else frozenset(eos_ids))
 
     def to_dict(self) -> dict[str, object]:
-        """Plain values only, for a message or a record; `from_dict` takes it back."""
+        """Returns the fields as plain values for a message or a record; `from_dict` is the inverse."""
         plain = asdict(self)
         plain["stop"] = list(self.stop)
         plain["stop_token_ids"] = list(self.stop_token_ids)
@@ -89,7 +89,7 @@ class SamplingParams:
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, object]) -> "SamplingParams":
-        """The inverse of `to_dict`. Raises WireError for fields we do not know, BadRequest for values out of range."""
+        """Reads the dict of `to_dict`. Raises WireError for unknown fields, BadRequest for values out of range."""
         known = {field.name for field in fields(cls)}
         unknown = sorted(set(plain) - known)
         if unknown:
@@ -104,7 +104,7 @@ class SamplingParams:
 
 
 def derive_seed(identity: str) -> int:
-    """The seed of a request that names none: below 2**53, so that every JSON client can send it back unchanged.
+    """Returns the seed of a request without one: below 2**53, so that every JSON client can send it back unchanged.
 
     Services pass the request id; the command line, which has none, passes the comma-separated prompt ids.
     """
@@ -112,7 +112,7 @@ def derive_seed(identity: str) -> int:
 
 
 def check_logprobs(value: object, *, param: str = "logprobs") -> None:
-    """Raise BadRequest unless so many alternatives of a token can be listed. `param` is the client's name for it."""
+    """Raises BadRequest unless `value` is a number of alternatives that can be listed. `param`: the field's name."""
     _integer(param, value, 0, MAX_LOGPROBS)
 
 
@@ -124,10 +124,10 @@ def check_prompt(
     context: int,
     param: str = "prompt",
 ) -> None:
-    """Raise BadRequest unless the model can run `prompt` (token ids) and then `params.max_tokens` new tokens;
-    ContextLengthExceeded where the prompt alone is too long.
+    """Checks that the model can run `prompt` (token ids) and then `params.max_tokens` new tokens.
 
-    `context` is the model's number of positions. `param` is the client's name for the prompt field.
+    Raises ContextLengthExceeded where the prompt alone is too long, else BadRequest. `context` is the model's number of
+    positions. `param` is the client's name for the prompt field.
     """
     if not prompt:
         raise BadRequest(f"{param} is empty: at least one token is needed", param=param)
@@ -139,8 +139,8 @@ def check_prompt(
             raise BadRequest(f"stop_token_ids: {token} is not in 0..{vocab_size - 1}", param="stop_token_ids")
     if len(prompt) > context or (len(prompt) == context and params.max_tokens):
         # The first half is OpenAI's sentence, which clients search for.
-        said = f"This model's maximum context length is {context} tokens, and {param} has {len(prompt)}"
-        raise ContextLengthExceeded(said, param=param)
+        message = f"This model's maximum context length is {context} tokens, and {param} has {len(prompt)}"
+        raise ContextLengthExceeded(message, param=param)
     if len(prompt) + params.max_tokens > context:
         raise BadRequest(
             f"{param} has {len(prompt)} tokens and max_tokens is {params.max_tokens}: together beyond the model's "

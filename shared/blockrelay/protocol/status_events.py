@@ -1,7 +1,7 @@
-"""What stages are doing right now, told to whoever follows: never stored, never truth.
+"""Events that show live which stage computes which request. They are never stored and nothing depends on them.
 
-Workers publish lists of these on `Keys.status_channel`; gateways and `blockrelay status --follow` subscribe. Nothing is
-published while nobody does.
+Workers publish lists of events on the channel `Keys.status_channel`; gateways and `blockrelay status --follow`
+subscribe. Workers publish nothing while there is no subscriber.
 """
 
 import json
@@ -16,7 +16,10 @@ Moment = Literal["start", "end"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
-    """Layers [first, last], counted from 0, of a model with `layers`. A stage of the head alone is at the last one."""
+    """The layers `first` to `last`, counted from 0, of a model with `layers` layers.
+
+    A stage that has only the head is shown at the last layer.
+    """
 
     model: str
     first: int
@@ -25,7 +28,7 @@ class Shard:
 
     @classmethod
     def of_blocks(cls, model: str, first: int, last: int, blocks: int) -> "Shard":
-        """Of blocks [first, last], counted from 1; the last of `blocks` is the head."""
+        """Returns the layers of the blocks `first` to `last`, counted from 1; the last of `blocks` is the head."""
         layers = blocks - 1
         return cls(model=model, first=min(first, layers) - 1, last=min(last, layers) - 1, layers=layers)
 
@@ -40,28 +43,23 @@ class Shard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeStatus:
-    """A stage begins or ends a step for one request.
+    """A stage begins or ends a step for one request."""
 
-    `prompt`: rows of the prompt enter the model here; else rows of later tokens, or rows from the stage before.
-    `position` and `rows` of the step; `prompt_tokens` is the length of the prompt. At the end `elapsed_ns` of the batch
-    and `result_size`, the values that came out of this request's rows (0 if the batch failed).
-    """
-
-    node: str
+    node: str  # worker id
     moment: Moment
-    prompt: bool
+    prompt: bool  # prompt tokens enter the model in this stage; else later tokens, or hidden states from another stage
     shard: Shard
     request: str
-    position: int
-    rows: int
-    prompt_tokens: int
-    elapsed_ns: int = 0
-    result_size: int = 0
+    position: int  # of the step's first token
+    rows: int  # tokens of the request in the step
+    prompt_tokens: int  # length of the whole prompt
+    elapsed_ns: int = 0  # at the end: time of the batch
+    result_size: int = 0  # at the end: number of values computed for this request; 0 if the batch failed
 
     def to_json(self) -> dict[str, Any]:
-        """As clients see it."""
+        """Returns the event in the form that clients get."""
         whole = Shard(model=self.shard.model, first=0, last=self.shard.layers - 1, layers=self.shard.layers)
-        told: dict[str, Any] = {
+        event: dict[str, Any] = {
             "type": "node_status",
             "node_id": self.node,
             "status": f"{self.moment}_process_{'prompt' if self.prompt else 'tensor'}",
@@ -72,17 +70,17 @@ class NodeStatus:
             "prompt_tokens": self.prompt_tokens,
         }
         if self.moment == "end":
-            told |= {"elapsed_time_ns": self.elapsed_ns, "result_size": self.result_size}
-        return told
+            event |= {"elapsed_time_ns": self.elapsed_ns, "result_size": self.result_size}
+        return event
 
 
 def encode_events(events: Sequence[NodeStatus]) -> bytes:
-    """One message."""
+    """Returns one message of the channel, a JSON list of events."""
     return json.dumps([event.to_json() for event in events]).encode()
 
 
 def decode_events(message: bytes) -> list[dict[str, Any]]:
-    """The events of a message, each with a `request_id`. WireError for what is none."""
+    """Returns the events of a message, each with a `request_id`. Raises WireError for anything else."""
     with checks.reading("status events"):
         events = [checks.entries(event) for event in checks.items(json.loads(message))]
         for event in events:

@@ -1,4 +1,4 @@
-"""Tensors in JSON (what clients send and get), and tensor results on the payload Redis (what the last stage stores).
+"""Tensors in the JSON of clients, and tensor results as the last stage stores them on the payload Redis.
 
 JSON form: `{"_tensor_": true, "dtype", "shape", "data_b64"}` with little-endian raw bytes in
 base64, or `{"_tensor_": true, "data": [...]}` with a nested list, int64 unless `dtype` says otherwise, or that list
@@ -33,10 +33,10 @@ HEADER_BYTES = _HEADER.size
 
 
 def decode_tensor(value: object, *, param: str, max_elements: int) -> NDArray[Any]:
-    """The array in a JSON tensor; C order, native dtype from DTYPES, at least one axis.
+    """Returns the array in a JSON tensor; C order, native dtype from DTYPES, at least one axis.
 
-    Sizes are checked before anything is allocated. Raises BadRequest with `param` for everything that is not such a
-    tensor: no mark, unknown field, dtype outside the list, wrong base64, bytes that do not fill the shape.
+    Checks sizes before it allocates memory. Raises BadRequest with `param` for anything that is not such a tensor: no
+    `_tensor_`, unknown field, dtype outside the list, wrong base64, bytes that do not fill the shape.
     """
     if isinstance(value, list):
         return _from_list(cast(list[object], value), np.dtype(np.int64), None, param, max_elements)
@@ -57,7 +57,7 @@ def decode_tensor(value: object, *, param: str, max_elements: int) -> NDArray[An
 
 
 def encode_tensor(array: NDArray[Any]) -> dict[str, Any]:
-    """`array` (a dtype from DTYPES) as a JSON tensor with `data_b64`."""
+    """Returns `array` as a JSON tensor with `data_b64`. Raises WireError for a dtype outside DTYPES."""
     name = array.dtype.name
     if name not in DTYPES:
         raise WireError(f"a tensor of dtype {name} cannot be sent")
@@ -71,26 +71,29 @@ def encode_tensor(array: NDArray[Any]) -> dict[str, Any]:
 
 
 def to_float16(values: NDArray[np.float32]) -> NDArray[np.float16]:
-    """Round to even, saturated at the largest finite float16; NaN stays NaN."""
+    """Converts to float16: rounds to even, clips at the largest finite float16, keeps NaN."""
     limit = np.float32(65504.0)
     return np.clip(values, -limit, limit).astype(np.float16)
 
 
 def base64_pieces(array: NDArray[Any]) -> Iterator[bytes]:
-    """`data_b64` of `encode_tensor`, cut. A piece takes a fraction of a millisecond, so that who answers with a hundred
-    megabytes can do other things between them."""
+    """Yields the field `data_b64` of `encode_tensor` in pieces.
+
+    A piece takes a fraction of a millisecond, so that a server can handle other requests while it answers with a
+    hundred megabytes.
+    """
     raw = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<")).reshape(-1).view(np.uint8)
     for start in range(0, len(raw), PIECE_BYTES):
         yield base64.b64encode(raw[start : start + PIECE_BYTES].tobytes())
 
 
 def result_bytes(rows: int, vocab: int) -> int:
-    """The length of `encode_result`'s answer."""
+    """Returns the length in bytes of `encode_result` for [rows, vocab]."""
     return _HEADER.size + 4 * rows * vocab
 
 
 def encode_result(rows: NDArray[np.float32]) -> bytes:
-    """Logits float32 [n, vocab] as stored in `result:<id>`."""
+    """Returns logits float32 [n, vocab] as the bytes stored in `result:<id>`. Raises WireError for other arrays."""
     if rows.dtype != np.float32 or rows.ndim != 2:
         raise WireError(f"a result is float32 [n, vocab], not {rows.dtype} of {rows.ndim} axes")
     raw = np.ascontiguousarray(rows, dtype="<f4").tobytes()
@@ -98,12 +101,15 @@ def encode_result(rows: NDArray[np.float32]) -> bytes:
 
 
 def decode_result(data: bytes) -> NDArray[np.float32]:
-    """The inverse of `encode_result`; a read-only view of `data`. Raises WireError unless every byte is as written."""
+    """Returns the logits in the bytes of `encode_result`, as a read-only view of `data`.
+
+    Raises WireError for a wrong header, length or checksum.
+    """
     if len(data) < _HEADER.size:
         raise WireError(f"a result of {len(data)} bytes has no header")
     magic, version, checksum, rows, columns = cast(tuple[bytes, int, int, int, int], _HEADER.unpack_from(data))
     if magic != _MAGIC or version != _VERSION:
-        raise WireError("a result has another magic or version than ours")
+        raise WireError("a result has an unknown magic or version")
     if len(data) != _HEADER.size + rows * columns * 4:
         raise WireError(f"a result of {len(data)} bytes is not {rows} rows of {columns} float32 values")
     if zlib.crc32(memoryview(data)[_HEADER.size :]) != checksum:
@@ -112,22 +118,24 @@ def decode_result(data: bytes) -> NDArray[np.float32]:
 
 
 class ResultReader:
-    """Reads a stored result piece by piece: its last rows become float16 in an array of the caller, and no more of it
-    is in memory than one piece."""
+    """Reads a stored result piece by piece and writes its last rows, as float16, into an array of the caller.
+
+    Only one piece is in memory at a time.
+    """
 
     def __init__(self, into: NDArray[np.float16]) -> None:
-        """`into`: contiguous [rows, columns]. A result with fewer rows, or with other columns, is refused."""
+        """`into` is contiguous, [rows, columns]; `begin` refuses results with fewer rows or other columns."""
         self._into, self._wanted = into.reshape(-1), into.shape
-        self._checksum = self._found = 0
-        self._left = 0  # values that are to come
+        self._checksum = self._computed = 0
+        self._left = 0  # values still to come
 
     def begin(self, header: bytes) -> int:
-        """The first HEADER_BYTES; how many bytes are to come. Raises WireError."""
+        """Takes the first HEADER_BYTES of a result and returns how many bytes follow. Raises WireError."""
         if len(header) < _HEADER.size:
             raise WireError(f"a result of {len(header)} bytes has no header")
         magic, version, self._checksum, rows, columns = cast(tuple[bytes, int, int, int, int], _HEADER.unpack(header))
         if magic != _MAGIC or version != _VERSION:
-            raise WireError("a result has another magic or version than ours")
+            raise WireError("a result has an unknown magic or version")
         wanted, vocab = self._wanted
         if rows < wanted or columns != vocab:
             raise WireError(f"a result has shape {[rows, columns]}, expected {wanted} rows of {vocab}")
@@ -135,18 +143,18 @@ class ResultReader:
         return 4 * self._left
 
     def push(self, piece: bytes) -> None:
-        """The next bytes, whole values. Lets go of the interpreter for most of its time."""
-        self._found = zlib.crc32(piece, self._found)
+        """Takes the next bytes, which must be whole float32 values. Releases the GIL for most of its time."""
+        self._computed = zlib.crc32(piece, self._computed)
         values = np.frombuffer(piece, dtype="<f4")
-        place = self._into.size - self._left  # below 0 in rows that nobody wants
+        place = self._into.size - self._left  # negative in leading rows, which are not wanted
         self._left -= values.size
         skipped = max(0, min(values.size, -place))
         values, place = values[skipped:], place + skipped
         self._into[place : place + values.size] = to_float16(values)
 
     def end(self) -> None:
-        """Raises WireError unless every byte was as written."""
-        if self._left or self._found != self._checksum:
+        """Raises WireError if bytes are missing or the checksum is wrong."""
+        if self._left or self._computed != self._checksum:
             raise WireError("a result has another checksum than its header says")
 
 
@@ -187,7 +195,7 @@ def _from_list(
     data: object, dtype: np.dtype[Any], shape: tuple[int, ...] | None, param: str, max_elements: int
 ) -> NDArray[Any]:
     flat: list[object] = []
-    found = _flatten(data, param, flat, max_elements, 0)
+    own_shape = _flatten(data, param, flat, max_elements, 0)
     if shape is not None and math.prod(shape) != len(flat):
         raise BadRequest(
             f"{param}: data has {len(flat)} elements, shape {list(shape)} needs another number", param=param
@@ -201,12 +209,15 @@ def _from_list(
     except OverflowError as error:
         raise BadRequest(f"{param}: data holds a number beyond {dtype.name}", param=param) from error
     if shape is None:
-        shape = found if len(found) > 1 else (1, *found)
+        shape = own_shape if len(own_shape) > 1 else (1, *own_shape)
     return array.reshape(shape)
 
 
 def _flatten(data: object, param: str, flat: list[object], max_elements: int, depth: int) -> tuple[int, ...]:
-    """Append the elements of a nested list to `flat` and return its shape; every list of one depth is equally long."""
+    """Appends the elements of a nested list to `flat` and returns its shape.
+
+    Raises BadRequest unless all lists of one depth are equally long.
+    """
     if not isinstance(data, list) or depth == MAX_AXES:
         raise BadRequest(f"{param}: data must be a nested list of at most {MAX_AXES} axes", param=param)
     items = cast(list[object], data)

@@ -1,4 +1,4 @@
-"""What happened to a request and when, from its record. Pure. The scripts write it: times are Redis' clock."""
+"""Reads the timeline of a request from its record. The scripts write it, so times are Redis' clock."""
 
 import re
 from collections.abc import Mapping
@@ -8,14 +8,15 @@ _NOTE = re.compile(r"(\d+)([ctrfnwd])([^;]*);")
 
 
 def timeline(record: Mapping[bytes, bytes]) -> list[dict[str, Any]]:
-    """Events {"event", "at_ms" (Unix), ...} in the order in which the scripts wrote them down.
+    """Returns the events {"event", "at_ms" (Unix), ...} of a request, in the order in which the scripts wrote them.
 
-    `record`: a whole one (`blockrelay.protocol.ended`).
-    accepted, queued, claimed (route_class), first_token, rerun (reason, tokens committed by then; numerics_id: it waits
-    for a worker of this one), numerics_changed (numerics_id, tokens before its first), fallback (block_id, blocks,
-    reason, error_code), fallback_denied (block_id: it waits for a GPU that has it), end (reason). Times do not order
-    them: of one millisecond there may be several, and a clock that was put back dates a later event earlier. The record
-    keeps a kilobyte of notes: of very many, the oldest are missing, but the first token is always there.
+    `record` must be whole (`blockrelay.protocol.ended.whole_record`). The events and their further fields:
+    accepted, queued, claimed (route_class), first_token, rerun (reason; tokens committed so far; numerics_id if it
+    waits for a worker of that id), numerics_changed (numerics_id; tokens before the change), fallback (block_id,
+    blocks, reason, error_code), fallback_denied (block_id that waits for a GPU), end (reason).
+
+    Do not sort by time: several events may have the same millisecond, and times jump when the clock is set back. The
+    record keeps 1000 characters of notes, so the oldest events of a long list are missing, but never the first token.
     """
     accepted = int(record[b"accepted_ms"])
     events = [_event("accepted", accepted), _event("queued", accepted)]
@@ -26,7 +27,7 @@ def timeline(record: Mapping[bytes, bytes]) -> list[dict[str, Any]]:
         elif notes and notes[-1]["event"] == "fallback":
             notes[-1] |= _why(detail)
     noted = {event["event"] for event in notes}
-    # What is in no note any more came before all that is.
+    # An event whose note was dropped came before all events that still have one.
     if b"claimed_ms" in record and not (notes and notes[0]["event"] == "claimed"):
         events.append(_event("claimed", int(record[b"claimed_ms"])))
     if b"first_token_ms" in record and "first_token" not in noted:
@@ -38,7 +39,7 @@ def timeline(record: Mapping[bytes, bytes]) -> list[dict[str, Any]]:
 
 
 def waits_for(record: Mapping[bytes, bytes]) -> str | None:
-    """The numerics id for whose workers a re-run waits, or None when any may take it or it is not queued."""
+    """Returns the numerics id that a queued re-run waits for; None if any worker may take it or it is not queued."""
     if not record.get(b"job", b"").startswith(b"pinned "):
         return None
     return record[b"numerics"].decode().rpartition("+")[2].partition("@")[0]
@@ -49,7 +50,7 @@ def _event(name: str, at_ms: int, **more: Any) -> dict[str, Any]:
 
 
 def _why(detail: str) -> dict[str, Any]:
-    """What is known of a fallback beside its block."""
+    """Returns the fields of a fallback event from its `w` note: blocks, reason and error code."""
     stage, reason, code = detail.split(",")
     first, _, last = stage.partition("-")
     blocks = [f"block_{number}" for number in range(int(first), int(last) + 1)]

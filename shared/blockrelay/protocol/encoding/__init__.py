@@ -1,1 +1,1 @@
-"""How values become bytes in Redis, and how bytes are checked before they are values."""
+"""Encoding of values as bytes in Redis, and decoding with checks."""

@@ -1,4 +1,4 @@
-"""Values out of a message, each checked for what it claims to be: no bytes in Redis may crash a reader."""
+"""Type and range checks for values of a message, so that no bytes in Redis can crash a reader."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -6,14 +6,14 @@ from typing import Any, cast
 
 from blockrelay.errors import WireError
 
-#: Of positions, sequence numbers and sizes: far beyond every model, and what an int64 array index holds.
+#: Largest position, sequence number or size: far beyond every model, and fits an int64 array index.
 MAX_COUNT = 2**48
 MAX_TOKEN = 2**31 - 1
 
 
 @contextmanager
 def reading(what: str) -> Iterator[None]:
-    """Makes a WireError that names `what` of everything that missing or mistyped fields raise."""
+    """Turns every exception that missing or mistyped fields raise in its body into a WireError that names `what`."""
     try:
         yield
     except WireError as error:
@@ -23,7 +23,7 @@ def reading(what: str) -> Iterator[None]:
 
 
 def text(value: object) -> str:
-    """`value` if it is a string that UTF-8 can carry, else WireError."""
+    """Returns `value` if it is a string that UTF-8 can encode, else raises WireError."""
     if type(value) is not str:
         raise WireError(f"expected text, not {type(value).__name__}")
     if not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value):
@@ -32,33 +32,33 @@ def text(value: object) -> str:
 
 
 def flag(value: object) -> bool:
-    """`value` if it is a boolean, else WireError."""
+    """Returns `value` if it is a boolean, else raises WireError."""
     if type(value) is not bool:
         raise WireError(f"expected true or false, not {type(value).__name__}")
     return value
 
 
 def count(value: object, most: int = MAX_COUNT) -> int:
-    """`value` if it is an integer in 0..most, else WireError."""
+    """Returns `value` if it is an integer in 0..most, else raises WireError."""
     if type(value) is not int or not 0 <= value <= most:
         raise WireError(f"expected a whole number in 0..{most}, not {value!r:.40}")
     return value
 
 
 def items(value: object) -> list[Any]:
-    """`value` if it is a list, else WireError."""
+    """Returns `value` if it is a list, else raises WireError."""
     if type(value) is not list:
         raise WireError(f"expected a list, not {type(value).__name__}")
     return cast(list[Any], value)
 
 
 def entries(value: object) -> dict[str, Any]:
-    """`value` if it is a map whose keys are text, else WireError."""
+    """Returns `value` if it is a map whose keys are strings, else raises WireError."""
     if type(value) is not dict or not all(type(key) is str for key in cast(dict[object, object], value)):
         raise WireError("expected a map with text for keys")
     return cast(dict[str, Any], value)
 
 
 def tokens(value: object) -> tuple[int, ...]:
-    """`value` as token ids if it is a list of them, else WireError."""
+    """Returns `value` as a tuple if it is a list of token ids, else raises WireError."""
     return tuple(count(token, MAX_TOKEN) for token in items(value))

@@ -1,8 +1,8 @@
-"""The only module that touches msgpack and msgpack_numpy.
+"""Encodes messages as msgpack and decodes them safely; the only module that uses msgpack and msgpack_numpy.
 
-Control messages are msgpack maps with small arrays; rows travel as raw bytes beside them. `msgpack_numpy.decode`
-unpickles object arrays, so our hook refuses every dtype outside a closed list before the library sees the array
-(no pickle is reachable from a queue).
+Control messages are msgpack maps with small arrays; hidden states travel beside them as raw bytes.
+`msgpack_numpy.decode` would unpickle object arrays. A hook therefore refuses every dtype outside a closed list before
+the library sees the array, so that no message can reach pickle.
 """
 
 import math
@@ -18,22 +18,22 @@ from blockrelay.errors import WireError
 
 WIRE_VERSION = 1
 MAX_CONTROL_BYTES = 16 << 20
-#: Plain numbers, all that ONNX blocks may hand on: no objects, no text, no fields, no other order of bytes.
+#: Array dtypes allowed in a message: little-endian numbers and booleans; no objects, text or records.
 ALLOWED_DTYPES = frozenset({"|b1", "|i1", "|u1", "<i2", "<u2", "<i4", "<u4", "<i8", "<u8", "<f2", "<f4", "<f8"})
 
 FloatRows = npt.NDArray[np.float32]
 
 
-#: Keys of a map that says it is an array or a number of NumPy's, as `msgpack_numpy` writes and reads them.
+#: Keys of the maps by which `msgpack_numpy` encodes an array and a NumPy scalar.
 _ARRAY, _NUMBER = {b"nd", b"type", b"kind", b"shape", b"data"}, {b"nd", b"type", b"data"}
 _CLAIMS = (b"nd", "nd", b"complex", "complex")
 
 
 def _refuse_objects(value: dict[Any, Any]) -> Any:
-    """Decode hook: arrays of allowed dtypes and of the size that they claim; everything else that claims to be an array
-    is an error.
+    """Decode hook that turns encoded arrays of allowed dtypes into arrays, and leaves other maps as they are.
 
-    Keys are those that the library reads and no others, so that it sees what was looked at here.
+    Raises WireError for an array of another dtype, a size that its bytes do not have, or keys beside those that
+    `msgpack_numpy` reads.
     """
     if not any(claim in value for claim in _CLAIMS):
         return value
@@ -52,16 +52,16 @@ def _refuse_objects(value: dict[Any, Any]) -> Any:
 
 
 def pack(message: dict[str, Any]) -> bytes:
-    """A message as bytes. Values: None, bool, int, float, str, bytes, lists, maps, NumPy arrays of allowed dtypes."""
+    """Returns a message as bytes. Values: None, bool, int, float, str, bytes, list, map, arrays of ALLOWED_DTYPES."""
     return cast(bytes, msgpack.packb({"v": WIRE_VERSION, **message}, default=msgpack_numpy.encode, use_bin_type=True))
 
 
 def unpack(data: bytes, *, most: int = MAX_CONTROL_BYTES, longest: int | None = None) -> dict[str, Any]:
-    """The message in `data`, whose arrays are read-only. It may have `most` bytes, and no list of more than `longest`
-    values.
+    """Returns the message in `data`; its arrays are read-only.
 
     Raises:
-        WireError: not msgpack, not a map, another version, too large, or an array dtype outside the closed list.
+        WireError: not msgpack, not a map, another version, more than `most` bytes, a list of more than `longest`
+            values, or an array dtype outside ALLOWED_DTYPES.
     """
     if len(data) > most:
         raise WireError(f"message of {len(data)} bytes is over the limit of {most}")
@@ -80,17 +80,17 @@ def unpack(data: bytes, *, most: int = MAX_CONTROL_BYTES, longest: int | None = 
 
 
 def pack_arguments(values: Mapping[str, Any]) -> bytes:
-    """A msgpack map for a script, which reads it with cmsgpack (text and bytes alike, no arrays, no version)."""
+    """Returns a msgpack map for a script, which reads it with cmsgpack: no arrays, no version, text as bytes."""
     return cast(bytes, msgpack.packb(values, use_bin_type=False))
 
 
 def pack_list(values: list[Any]) -> bytes:
-    """A msgpack array for the scripts, which read it with cmsgpack (no arrays, no version)."""
+    """Returns a msgpack list for a script, which reads it with cmsgpack: no arrays, no version, text as bytes."""
     return cast(bytes, msgpack.packb(values, use_bin_type=False))
 
 
 def unpack_list(data: bytes) -> list[Any]:
-    """A msgpack array written by a script. Raises WireError when it is anything else."""
+    """Returns the msgpack list that a script wrote. Raises WireError when it is anything else."""
     try:
         values = msgpack.unpackb(data, raw=False)
     except (ValueError, TypeError, OverflowError, msgpack.UnpackException) as error:
@@ -101,19 +101,19 @@ def unpack_list(data: bytes) -> list[Any]:
 
 
 def unpack_fields(data: bytes) -> dict[bytes, bytes]:
-    """A msgpack array of names and values written by a script. Raises WireError when it is anything else."""
+    """Returns the fields in a msgpack list of alternating names and values that a script wrote. Raises WireError."""
     try:
         values = msgpack.unpackb(data, raw=True)
     except (ValueError, TypeError, OverflowError, msgpack.UnpackException) as error:
         raise WireError(f"fields do not decode: {error}") from error
-    known = cast(list[Any], values) if isinstance(values, list) else []
-    if not known or len(known) % 2 or not all(isinstance(value, bytes) for value in known):
+    listed = cast(list[Any], values) if isinstance(values, list) else []
+    if not listed or len(listed) % 2 or not all(isinstance(value, bytes) for value in listed):
         raise WireError("expected names and values")
-    return dict(zip(known[::2], known[1::2], strict=True))
+    return dict(zip(listed[::2], listed[1::2], strict=True))
 
 
 def rows_from_bytes(data: bytes, rows: int, hidden: int) -> FloatRows:
-    """Rows [rows, hidden] float32 from raw little-endian bytes (read-only view). Raises WireError on another size."""
+    """Returns a read-only float32 view [rows, hidden] of little-endian bytes. Raises WireError for another size."""
     if rows < 1 or hidden < 1 or len(data) != rows * hidden * 4:
         raise WireError(f"{len(data)} bytes are not {rows} rows of {hidden} float32 values")
     return np.frombuffer(data, dtype="<f4").reshape(rows, hidden)

@@ -1,4 +1,4 @@
-"""What the last stage says with the end of a request: JSON in a Commit and in the terminal entry."""
+"""The JSON with which the last stage describes the end of a request, in a Commit and in the terminal entry."""
 
 import json
 from collections.abc import Mapping
@@ -8,10 +8,10 @@ from blockrelay.protocol.encoding.checks import count, entries, items
 
 
 def encode_end_meta(meta: Mapping[str, Any]) -> str:
-    """`meta` of an EndEntry as it stands in a Commit and in the log.
+    """Returns the `meta` of an EndEntry as JSON for a Commit and the log.
 
-    Small, since every finished request keeps it: no lists that are empty, and `execution_times` of consecutive blocks
-    ({"block_1": seconds}) become whole microseconds.
+    Small, since each finished request keeps it: it leaves out empty lists, and turns `execution_times` of consecutive
+    blocks ({"block_1": seconds}) into a list of whole microseconds.
     """
     meta = {name: value for name, value in meta.items() if value != []}
     times: Mapping[str, float] = meta.get("execution_times") or {}
@@ -24,7 +24,7 @@ def encode_end_meta(meta: Mapping[str, Any]) -> str:
 
 
 def decode_end_meta(encoded: bytes) -> dict[str, Any]:
-    """The inverse of `encode_end_meta`. Raises what `checks.reading` makes a WireError of."""
+    """Returns the dict that `encode_end_meta` encoded. Call it inside `checks.reading`, which makes WireErrors."""
     meta = entries(json.loads(encoded)) if encoded else {}
     if "block_us" in meta:
         first, *times = (count(value) for value in items(meta.pop("block_us")))

@@ -1,39 +1,31 @@
-"""Blocks that moved from a device that failed to another one, as the terminal entry of a log tells it."""
+"""The event that a stage moved from a device that failed to another one, in the terminal entry of a log."""
 
 from dataclasses import dataclass
 from typing import Any
 
 from blockrelay.protocol.encoding.checks import count, entries, flag, items, reading, text
 
-#: More than any model has: what claims to be a stage of more is none.
+#: Largest block number that is accepted: more than any model has.
 MAX_BLOCKS = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FallbackEvent:
-    """RERUN, DEAD → terminal entry. A stage whose device (`source`) failed and that went to another one (`target`).
+    """A stage whose device failed and that another device took over; RERUN and DEAD record it."""
 
-    `block_id` is the block that failed, where the device names one, else the first of the stage's `blocks`.
-    `reason` is as fine as the error tells it (`gpu_memory_error`, ...), `error_code` one of `errors.ErrorCode`.
-    `success`: the target has computed it, which a COMMIT behind the failure shows. `position`: how many tokens there
-    were when it failed. `rows_recomputed`: rows of known tokens (prompt and those) that the run behind it computed
-    again, since their KV pages were not at hand; None until a run has come behind it. `position` is None in the
-    answers of RERUN and DEAD, `error_code` where the device said none.
-    """
-
-    block_id: str
-    source: str
-    target: str
-    reason: str
-    success: bool
-    blocks: tuple[str, ...]
-    position: int | None = None
-    rows_recomputed: int | None = None
-    error_code: str | None = None
+    block_id: str  # the block that failed if the device named one, else the stage's first block
+    source: str  # kind of the device that failed, GPU
+    target: str  # kind of the device that took over, CPU
+    reason: str  # as precise as the error allows, `gpu_memory_error` for example
+    success: bool  # the target computed the stage: a COMMIT after the failure, or a good end, shows it
+    blocks: tuple[str, ...]  # all blocks of the stage
+    position: int | None = None  # committed tokens at the failure; None in the answers of RERUN and DEAD
+    rows_recomputed: int | None = None  # known tokens that the next run computed again; None before it did
+    error_code: str | None = None  # one of `errors.ErrorCode`; None if the device named none
 
     @classmethod
     def decode(cls, value: object) -> "FallbackEvent":
-        """From the JSON of a terminal entry."""
+        """Reads an event of a terminal entry's JSON. Raises WireError."""
         with reading("a fallback event"):
             m = entries(value)
             return cls(
@@ -50,11 +42,11 @@ class FallbackEvent:
 
     @property
     def cause(self) -> str:
-        """The coarse reason by which metrics count: `gpu_error` whatever a GPU did, or `worker_death`."""
+        """The coarse reason that metrics use as label: `gpu_error` for all GPU errors, else `reason` itself."""
         return "gpu_error" if self.reason.startswith("gpu_") else self.reason
 
     def to_json(self) -> dict[str, str | bool | int | list[str] | None]:
-        """As answers carry it."""
+        """Returns the event as it appears in answers to clients."""
         moved = {"block_id": self.block_id, "blocks": list(self.blocks), "from": self.source, "to": self.target}
         why = {"reason": self.reason, "error_code": self.error_code, "success": self.success}
         return {**moved, **why, "position": self.position, "rows_recomputed": self.rows_recomputed}

@@ -1,4 +1,4 @@
-"""Consecutive rows of one request in a message between two stages: which they are, without the rows themselves."""
+"""The description of consecutive tokens of one request in a message between stages, without their hidden states."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -8,25 +8,25 @@ from blockrelay.protocol.encoding.checks import count, flag, items, text, tokens
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardSegment:
-    """Consecutive rows of one request inside a Forward."""
+    """Consecutive tokens of one request inside a Forward."""
 
     request: str
     run: str
-    sequence: int  # messages of this run to this target, from 0: the receiver takes last + 1
-    position: int  # of the first row
-    token_ids: tuple[int, ...]  # one per row
-    ends_known: bool  # the last known token is among them: sample there
-    drafts: int = 0  # rows at the end whose tokens are guesses
+    sequence: int  # number of this message from the run to this target, from 0; the receiver expects last + 1
+    position: int  # of the first token
+    token_ids: tuple[int, ...]
+    ends_known: bool  # the last known token is among them, so the last stage samples after it
+    drafts: int = 0  # how many tokens at the end are drafts
 
     def to_list(self) -> list[Any]:
-        """The segment as the head of a message has it."""
+        """Returns the segment as a list for the head of a message."""
         token_ids = list(self.token_ids)
         return [self.request, self.run, self.sequence, self.position, token_ids, self.ends_known, self.drafts]
 
     @classmethod
-    def from_list(cls, said: object) -> "ForwardSegment":
-        """Raises WireError, or what `checks.reading` makes one of."""
-        request, run, sequence, position, token_ids, ends_known, drafts = items(said)
+    def from_list(cls, encoded: object) -> "ForwardSegment":
+        """Reads the list of `to_list`. Call it inside `checks.reading`, which makes WireErrors."""
+        request, run, sequence, position, token_ids, ends_known, drafts = items(encoded)
         return cls(
             request=text(request),
             run=text(run),

@@ -1,7 +1,7 @@
-"""KV of a request by layers, as clients take it out and give it: tensors in JSON, pages on the payload Redis. Pure.
+"""Converts KV that clients get or send between tensors in JSON and KV pages on the payload Redis. Pure.
 
-A tensor of keys, or of values, is [kv_heads, positions, head_dim]. A page has 16 positions of one layer, as executors
-have it: its keys [kv_heads, head_dim, 16], then its values [kv_heads, 16, head_dim], raw and little-endian. Layers are
+A tensor of keys, or of values, is [kv_heads, positions, head_dim]. A page has 16 positions of one layer in the layout
+of executors: keys [kv_heads, head_dim, 16], then values [kv_heads, 16, head_dim], raw and little-endian. Layers are
 counted from 0, through all blocks.
 """
 
@@ -17,13 +17,13 @@ from blockrelay.protocol.constants import PAGE_TOKENS
 
 
 def field(page: int, layer: int) -> str:
-    """Where a page of a layer stands in the hash of a request."""
+    """Returns the field of a page of a layer in the hashes `kv-asked:<id>` and `kv-given:<id>`."""
     return f"{page}.{layer}"
 
 
 @dataclass(frozen=True, slots=True)
 class KvShape:
-    """Of one layer."""
+    """Shape and dtype of the keys and values of one layer."""
 
     kv_heads: int
     head_dim: int
@@ -31,16 +31,16 @@ class KvShape:
 
     @property
     def half_bytes(self) -> int:
-        """Of the keys alone, or the values, of a page."""
+        """Bytes of the keys of a page, and as many of its values."""
         return self.kv_heads * self.head_dim * PAGE_TOKENS * np.dtype(self.dtype).itemsize
 
     @property
     def token_bytes(self) -> int:
-        """Key and value of one position."""
+        """Bytes of the key and the value of one position."""
         return 2 * self.half_bytes // PAGE_TOKENS
 
     def arrays(self, keys: memoryview, values: memoryview) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Keys [kv_heads, head_dim, 16] and values [kv_heads, 16, head_dim] of a page on these bytes."""
+        """Returns views of a page's bytes: keys [kv_heads, head_dim, 16] and values [kv_heads, 16, head_dim]."""
         dtype = np.dtype(self.dtype).newbyteorder("<")
         return (
             np.frombuffer(keys, dtype).reshape(self.kv_heads, self.head_dim, PAGE_TOKENS),
@@ -48,17 +48,17 @@ class KvShape:
         )
 
     def to_pages(self, keys: NDArray[Any], values: NDArray[Any]) -> list[bytes]:
-        """The full pages of two tensors; positions behind them are left out."""
+        """Returns the full pages of tensors [kv_heads, positions, head_dim]; leaves out positions after them."""
         dtype = np.dtype(self.dtype).newbyteorder("<")
-        found: list[bytes] = []
+        pages: list[bytes] = []
         for start in range(0, keys.shape[1] // PAGE_TOKENS * PAGE_TOKENS, PAGE_TOKENS):
             part = slice(start, start + PAGE_TOKENS)
             turned = np.ascontiguousarray(keys[:, part].transpose(0, 2, 1), dtype=dtype)
-            found.append(turned.tobytes() + np.ascontiguousarray(values[:, part], dtype=dtype).tobytes())
-        return found
+            pages.append(turned.tobytes() + np.ascontiguousarray(values[:, part], dtype=dtype).tobytes())
+        return pages
 
     def from_pages(self, pages: Sequence[bytes], tokens: int) -> tuple[NDArray[Any], NDArray[Any]]:
-        """The tensors of the first `tokens` positions. Raises WireError for pages of another size."""
+        """Returns the keys and values of the first `tokens` positions. Raises WireError for pages of another size."""
         keys = np.empty((self.kv_heads, len(pages) * PAGE_TOKENS, self.head_dim), self.dtype)
         values = np.empty_like(keys)
         for index, page in enumerate(pages):
@@ -68,7 +68,7 @@ class KvShape:
         return keys[:, :tokens], values[:, :tokens]
 
     def split(self, page: bytes) -> tuple[NDArray[Any], NDArray[Any]]:
-        """`arrays` of a page's bytes. Raises WireError for another size."""
+        """Returns the keys and values of one page, as `arrays` does. Raises WireError for another size."""
         if len(page) != 2 * self.half_bytes:
             raise WireError(f"a page of KV has {len(page)} bytes instead of {2 * self.half_bytes}")
         return self.arrays(memoryview(page)[: self.half_bytes], memoryview(page)[self.half_bytes :])

@@ -1,9 +1,9 @@
-"""Tensors by name that stages of ONNX blocks which others made hand on, and their bytes in a message. Pure.
+"""Named tensors that stages of imported ONNX blocks hand to the next stage, and their bytes in a message. Pure.
 
-The rows of our own stages are one float32 matrix, whose bytes need no description. These are many arrays of any dtype
-and shape, so they are msgpack through `codec`. Parts of equal rows and shapes, such as the decode steps of a batch,
-lie in one array with an axis of parts before their own: the many small arrays of a batch would cost more to pack and
-unpack one by one than to copy.
+Blockrelay's own stages hand on one float32 matrix, whose bytes need no description. Imported ONNX blocks hand on many
+arrays of any dtype and shape, which are msgpack through `codec`. Parts of equal length and shapes, such as the decode
+steps of a batch, are stacked into one array with a leading axis: copying them costs less than packing many small arrays
+one by one.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,53 +17,53 @@ from blockrelay.errors import WireError
 from blockrelay.protocol.encoding import codec
 from blockrelay.protocol.encoding.checks import count, items, text
 
-#: Tensors of one part, and bytes of a name.
+#: Most tensors of one part, and most bytes of a tensor's name.
 MAX_TENSORS, MAX_NAME_BYTES = 256, 512
-#: Of the tensors of one message, as `weight` counts them: four times the 64 MiB that 512 rows of 32 k float32 values
-#: have, which is more than any model hands on at once, and half of what Redis takes as one value.
+#: Most bytes of the tensors of one message, as `weight` counts them. It is four times the 64 MiB of 512 tokens with
+#: 32 k float32 values, more than any model hands on at once, and half of what Redis takes as one value.
 MAX_MESSAGE_WEIGHT = 256 << 20
-#: What an array and a part count beside their bytes: more than is said of them in a message, and what an array costs
-#: that has none.
+#: Bytes that `weight` adds for each array and each part: more than their description takes in a message.
 _BESIDE = 1024
-#: Values of one list in such a message: more than there are parts, or there is room for.
+#: Most values of one list in a message: more than MAX_MESSAGE_WEIGHT has parts.
 _LONGEST = MAX_MESSAGE_WEIGHT // _BESIDE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class NamedTensors:
-    """What ONNX blocks of earlier stages made of `rows` consecutive rows of one request, and later blocks take.
+    """The tensors of consecutive tokens of one request, from the ONNX blocks of earlier stages to later ones."""
 
-    `arrays` has each tensor by its name, as the block gives it for one sequence of these rows: in the block's own
-    dtype, with a batch axis of length 1 where the tensor has one.
-    """
-
-    rows: int
+    rows: int  # number of tokens
+    #: Each tensor by its name, as the block returns it for this one sequence: in the block's dtype, and with a batch
+    #: axis of length 1 where the tensor has a batch axis.
     arrays: Mapping[str, NDArray[Any]]
 
 
 def weight(parts: Sequence[NamedTensors]) -> int:
-    """Bytes that the parts count in a message, which may have MAX_MESSAGE_WEIGHT."""
+    """Returns the bytes that the parts count towards MAX_MESSAGE_WEIGHT."""
     return sum(_BESIDE + sum(_BESIDE + array.nbytes for array in part.arrays.values()) for part in parts)
 
 
 def why_not_sent(parts: Sequence[NamedTensors]) -> str:
-    """Why no message can hold these parts of a segment; empty where one can."""
+    """Returns why no message can hold these parts of a segment; empty if one can."""
     arrays = [item for part in parts for item in part.arrays.items()]
-    if most := max((len(part.arrays) for part in parts if len(part.arrays) > MAX_TENSORS), default=0):
-        return f"{most} tensors, and the limit is {MAX_TENSORS}"
+    if tensors := max((len(part.arrays) for part in parts if len(part.arrays) > MAX_TENSORS), default=0):
+        return f"{tensors} tensors, and the limit is {MAX_TENSORS}"
     if odd := {array.dtype.name for _, array in arrays if array.dtype.str not in codec.ALLOWED_DTYPES}:
         return f"tensors of {', '.join(sorted(odd))}, which no message has"
     if long := next((name for name, _ in arrays if len(name.encode()) > MAX_NAME_BYTES), ""):
         return f"a tensor whose name is longer than {MAX_NAME_BYTES} bytes: {long:.40}..."
     if weight(parts) > MAX_MESSAGE_WEIGHT:
-        size, most = (sum(array.nbytes for _, array in arrays) >> 20), MAX_MESSAGE_WEIGHT >> 20
-        return f"{size} MiB in {len(arrays)} tensors, and the limit is {most} MiB: lower BLOCKRELAY_MAX_ROWS"
+        size, limit = (sum(array.nbytes for _, array in arrays) >> 20), MAX_MESSAGE_WEIGHT >> 20
+        return f"{size} MiB in {len(arrays)} tensors, and the limit is {limit} MiB: lower BLOCKRELAY_MAX_ROWS"
     return ""
 
 
 def pack_tensors(segments: Sequence[Sequence[NamedTensors]]) -> bytes:
-    """The parts of each segment as the bytes that `unpack_tensors` reads. They weigh MAX_MESSAGE_WEIGHT at most, and
-    `why_not_sent` has nothing against any."""
+    """Returns the parts of each segment as bytes for `unpack_tensors`.
+
+    The caller must have checked that `why_not_sent` is empty for each segment, and that all parts together weigh
+    MAX_MESSAGE_WEIGHT at most.
+    """
     parts = [part for segment in segments for part in segment]
     alike: dict[tuple[Any, ...], list[int]] = {}
     for index, part in enumerate(parts):
@@ -77,14 +77,14 @@ def pack_tensors(segments: Sequence[Sequence[NamedTensors]]) -> bytes:
 
 
 def unpack_tensors(data: bytes, rows: Sequence[int]) -> tuple[tuple[NamedTensors, ...], ...]:
-    """The parts of each segment, of which there are as many as `rows` of them; views of memory that is read-only.
+    """Returns the parts of each segment; `rows` has the number of tokens of each. Arrays are read-only views.
 
-    Raises WireError (or what `checks.reading` makes one of) when there are too many tensors or bytes, an array has
-    another size than it says, or the parts of a segment are not its rows.
+    Call it inside `checks.reading`, which makes WireErrors: when there are too many tensors or bytes, an array does not
+    have the size that it says, or the parts of a segment do not have its number of tokens.
     """
     message = codec.unpack(data, most=MAX_MESSAGE_WEIGHT, longest=_LONGEST)
     counts = [count(number) for number in items(message["parts"])]
-    found: dict[int, NamedTensors] = {}
+    by_index: dict[int, NamedTensors] = {}
     weighs = 0
     for members, own_rows, arrays in map(items, items(message["groups"])):
         named = _named(items(arrays), len(items(members)))
@@ -92,13 +92,13 @@ def unpack_tensors(data: bytes, rows: Sequence[int]) -> tuple[tuple[NamedTensors
         if weighs > MAX_MESSAGE_WEIGHT:
             raise WireError(f"tensors of more than {MAX_MESSAGE_WEIGHT >> 20} MiB in one message")
         for place, index in enumerate(items(members)):
-            if count(index) in found:
+            if count(index) in by_index:
                 raise WireError(f"part {index} comes twice")
             own = {name: array[place, ...] for name, array in named.items()}
-            found[index] = NamedTensors(rows=count(own_rows), arrays=own)
-    if len(counts) != len(rows) or sorted(found) != list(range(len(found))) or sum(counts) != len(found):
-        raise WireError(f"{len(found)} parts are not those of {len(rows)} segments")
-    ordered = iter(found[index] for index in range(len(found)))
+            by_index[index] = NamedTensors(rows=count(own_rows), arrays=own)
+    if len(counts) != len(rows) or sorted(by_index) != list(range(len(by_index))) or sum(counts) != len(by_index):
+        raise WireError(f"{len(by_index)} parts are not those of {len(rows)} segments")
+    ordered = iter(by_index[index] for index in range(len(by_index)))
     segments = tuple(tuple(next(ordered) for _ in range(number)) for number in counts)
     for parts, expected in zip(segments, rows, strict=True):
         if sum(part.rows for part in parts) != expected or not all(part.rows for part in parts):
@@ -107,14 +107,14 @@ def unpack_tensors(data: bytes, rows: Sequence[int]) -> tuple[tuple[NamedTensors
 
 
 def _stacked(parts: Sequence[NamedTensors], members: Sequence[int], name: str) -> NDArray[Any]:
-    """The tensor of all members, along an axis of their own; of one alone nothing is copied."""
+    """Returns the tensor `name` of all members, stacked along a new first axis; a single member is not copied."""
     if len(members) == 1:
         return parts[members[0]].arrays[name][np.newaxis]
     return np.stack([parts[index].arrays[name] for index in members])
 
 
 def _named(arrays: Sequence[Any], members: int) -> dict[str, NDArray[Any]]:
-    """The arrays of a group by name. Raises WireError unless each has `members` parts."""
+    """Returns the stacked arrays of a group by name. Raises WireError unless each has `members` parts."""
     if len(arrays) > MAX_TENSORS:
         raise WireError(f"{len(arrays)} tensors, and a part may have {MAX_TENSORS}")
     named: dict[str, NDArray[Any]] = {}

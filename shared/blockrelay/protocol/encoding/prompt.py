@@ -1,4 +1,4 @@
-"""Token ids of a prompt as few bytes: it is kept as long as what came of it."""
+"""Packs the token ids of a prompt into few bytes, since Redis keeps a prompt as long as its result."""
 
 from typing import cast
 
@@ -12,14 +12,14 @@ TokenIds = npt.NDArray[np.int32]
 
 
 def pack_prompt(prompt: TokenIds) -> tuple[bytes, int]:
-    """So many little-endian bytes for each token, as few as hold them all; and how many."""
+    """Returns the token ids as little-endian bytes, and how many bytes each has: as few as the largest id needs."""
     width = max(1, (int(prompt.max()).bit_length() + 7) // 8)
     octets = np.ascontiguousarray(prompt, "<u4").view(np.uint8).reshape(-1, 4)
     return octets[:, :width].tobytes(), width
 
 
 def unpack_prompt(octets: object, width: object) -> TokenIds:
-    """Token ids from `width` little-endian bytes each, or from an array, as they were sent before. Raises WireError."""
+    """Returns the token ids in `octets`, `width` little-endian bytes each, or an int32 array. Raises WireError."""
     if isinstance(octets, np.ndarray) and octets.dtype == np.int32 and octets.ndim == 1 and octets.size:
         return cast(TokenIds, octets)
     if type(octets) is not bytes or type(width) is not int or not 1 <= width <= 4:
@@ -30,5 +30,5 @@ def unpack_prompt(octets: object, width: object) -> TokenIds:
     wide[:, :width] = np.frombuffer(octets, np.uint8).reshape(-1, width)
     ids = wide.reshape(-1).view("<u4")
     if int(ids.max()) > MAX_TOKEN:
-        raise WireError("a request body has a token id that is none")
+        raise WireError(f"a request body has a token id above {MAX_TOKEN}")
     return ids.astype(np.int32)

@@ -1,6 +1,7 @@
-"""What a stage did for one request in one step: worker → `Keys.trace`, for requests that ask for it. Never truth.
+"""The record of one step of a stage for a request that asked for a trace.
 
-Workers write them behind their steps and lose what they cannot write; gateways make traces of them.
+Workers write spans to `Keys.trace` after their steps, and lose those that they cannot write. Gateways build traces from
+them; nothing else depends on them.
 """
 
 from collections.abc import Mapping
@@ -16,27 +17,21 @@ Kind = Literal["prefill", "decode"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageSpan:
-    """One step of `worker`, which runs stage `stage` (from 0) with the blocks `first` to `last`.
+    """One step of one worker for one request."""
 
-    `run` counts the runs of the request, `number` the steps that this worker has taken in this run: from 1 and from 0.
-    What is not there was lost. `rows` of the request from `position` on were computed among `batch_rows`. They could be
-    computed here from `ready_us` on (Unix microseconds of the control Redis' clock), waited `waited_us` and were
-    computed for `computed_us`.
-    """
-
-    run: int
-    worker: str
-    stage: int
-    first: int
+    run: int  # number of the run of the request, from 1
+    worker: str  # worker id
+    stage: int  # from 0
+    first: int  # first and last block of the stage
     last: int
-    number: int
+    number: int  # of the step, among this worker's steps in this run, from 0; a gap means lost spans
     kind: Kind
-    position: int
-    rows: int
-    batch_rows: int
-    ready_us: int
-    waited_us: int
-    computed_us: int
+    position: int  # of the request's first token in the step
+    rows: int  # tokens of the request in the step
+    batch_rows: int  # tokens of the whole batch
+    ready_us: int  # when its input was there: Unix microseconds of the control Redis' clock
+    waited_us: int  # from then until the step began
+    computed_us: int  # time of the step
 
     @property
     def began_us(self) -> int:
@@ -48,18 +43,18 @@ class StageSpan:
 
     @property
     def blocks(self) -> str:
-        """As people write them."""
+        """The blocks of the stage as text, `1-3`."""
         return f"{self.first}-{self.last}"
 
     def encode(self) -> dict[str, bytes]:
-        """The fields of a stream entry."""
+        """Returns the fields of a stream entry."""
         where = [self.run, self.worker, self.stage, self.first, self.last, self.number]
         what = [self.kind, self.position, self.rows, self.batch_rows]
         return {"span": codec.pack_list([*where, *what, self.ready_us, self.waited_us, self.computed_us])}
 
     @classmethod
     def decode(cls, fields: Mapping[bytes, bytes]) -> "StageSpan":
-        """Raises WireError."""
+        """Reads the fields of a stream entry. Raises WireError."""
         with reading("a span of a stage"):
             run, worker, stage, first, last, number, kind, *counts = codec.unpack_list(fields[b"span"])
             if kind not in get_args(Kind):
@@ -82,5 +77,5 @@ class StageSpan:
             )
 
 
-#: Of a time: the year 2255, and what a float holds without rounding.
+#: Largest time that is accepted: the year 2255, and exact in a float.
 _MOST_US = 2**53

@@ -1,1 +1,4 @@
-"""The scripts that write truth: `lua/` has one for each transition, `calls` calls them, `source` puts them together."""
+"""The Lua scripts that change requests, workers and plans in Redis, and typed calls of them.
+
+`lua/` has one script for each transition; `source` assembles their text; `calls` has the arguments and answers.
+"""

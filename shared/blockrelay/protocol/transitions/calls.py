@@ -1,7 +1,6 @@
-"""The transitions as typed calls.
+"""The scripts as typed calls: each function returns a `Call` that `blockrelay.redis.client` runs, sync or async.
 
-A `Call` is data: script, arguments by name, how to read the answer. `blockrelay.redis.client` runs it, sync or async.
-What a transition promises stands in the first lines of its script.
+The first lines of a script (`lua/<name>.lua`) say what it guarantees, and explain its arguments and answers.
 """
 
 import json
@@ -20,51 +19,49 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[T]):
-    """One invocation: `arguments` are values that msgpack knows, None for what is not given."""
+    """One call of a script, as data."""
 
-    script: str
-    arguments: Mapping[str, Any]
-    parse: Callable[[Any], T]
+    script: str  # its name in lower case
+    arguments: Mapping[str, Any]  # values that msgpack knows; None: not given
+    parse: Callable[[Any], T]  # makes the result of the script's answer
 
     def packed(self) -> bytes:
-        """The one argument of the script, beside the keys that the client adds."""
+        """Returns the script's only argument, ARGV[1]; the client adds the keys."""
         return codec.pack_arguments(self.arguments)
 
 
 @dataclass(frozen=True, slots=True)
 class SessionStep:
-    """The session part of ACCEPT.
-
-    `length` = tokens before this step; `tokens` = the new ones, little-endian uint32.
-    """
+    """A step of a session, as an argument of ACCEPT."""
 
     session: str
     step: int
-    fingerprint: str
-    length: int
-    tokens: bytes
+    fingerprint: str  # of the client's body, to recognise a repeated step
+    length: int  # tokens of the session before this step
+    tokens: bytes  # the new tokens, little-endian uint32
 
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """Why a request goes to the cell that it goes to, and to no other: the name of its key or session, and the version
-    of the list of cells that says so."""
+    """The reason why a request must go to one particular cell."""
 
-    name: str
-    version: int
+    name: str  # of its idempotency key or session
+    version: int  # of the list of cells by which the gateway chose the cell
 
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """Answer of ACCEPT.
+    """The answer of ACCEPT. `detail` depends on `status`; for a limit, `retry_ms` says after how long to try again.
 
-    `detail`: Unix ms of Redis' clock (OK), state (EXISTS), pages (TOO_LARGE), expected step (STEP), request id
-    (REPEAT), version of the list of cells by which the request belongs elsewhere (MOVED). OTHER: the id is taken by
-    another body. NOT_EXACT: it is `exact`, and every route has a device that varies. A limit of the tenant: tokens left
-    in its bucket (TOKENS), its requests under way (CONCURRENT; SHARE where there are not many more places left), bytes
-    promised to its results (TENANT_RESULTS). One of
-    ours: the same of all (RESULTS), requests under way (BUSY), pages promised (PAGES), ms until its first token would
-    be there (WAIT) or until its end, which is too late (LATE). With a limit, `retry_ms` says when to ask again.
+    OK: Unix ms of Redis' clock. EXISTS: state of the request. OTHER: the id belongs to another body. MOVED: version of
+    the list of cells that gives the request to another cell. STEP: expected step. REPEAT: id of the request that is
+    this step. TOO_LARGE: KV pages of the largest pool of a stage. NOT_EXACT: it is `exact`, and every route has a
+    nondeterministic device.
+
+    Limits of the tenant. TOKENS: tokens left in its bucket. CONCURRENT: its unfinished requests; SHARE: the same, where
+    the cell has few places left. TENANT_RESULTS: bytes promised to its tensor results.
+    Limits of the cell. RESULTS: bytes promised to all tensor results. BUSY: unfinished requests. PAGES: KV pages
+    promised. WAIT: ms until the first token. LATE: ms until the end, which is behind the deadline.
     """
 
     status: Literal[
@@ -77,44 +74,38 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What ACCEPT checks beside the number of requests under way; 0 stands for no limit.
+    """Limits that ACCEPT checks beside the number of unfinished requests; 0 is no limit.
 
-    Of the tenant: `tokens_per_minute`, `concurrency` and `tenant_result_bytes` (of tensor results that are promised or
-    stored). Ours: `result_bytes` of all tenants, `wait_s` for the first token, `overcommit` (KV pages promised for each
-    that there is), `enforce_deadline` (refuse what would miss its deadline, by the workers' own measure), `share` (the
-    tenant may have as many requests under way as there are places left, so that there is always one for others).
-    `others` requests with `others_tokens` (prompt and max_tokens) and `others_result_bytes` come right behind this one
-    without limits of their own: they are checked with it, and their tokens charged with it. With `each` they are
-    checked with it, but pay for themselves, by ACCEPTs that count them again; of their tokens `others_rows` are those
-    of prompts, and they need `others_pages` KV pages.
+    The `others` are requests of the same client body that follow this one. ACCEPT checks the limits for all at once and
+    charges their tokens here; the caller then accepts them without limits. With `each` it charges only this one, and
+    each of the others is charged by its own ACCEPT.
     """
 
-    tokens_per_minute: int = 0
-    concurrency: int = 0
-    wait_s: float = 0.0
-    overcommit: float = 0.0
-    enforce_deadline: bool = False
-    result_bytes: int = 0
-    tenant_result_bytes: int = 0
+    tokens_per_minute: int = 0  # of the tenant
+    concurrency: int = 0  # unfinished requests of the tenant
+    wait_s: float = 0.0  # until the first token, as forecast
+    overcommit: float = 0.0  # KV pages promised, for each one that workers have
+    enforce_deadline: bool = False  # refuses a request that the forecast ends behind its deadline
+    result_bytes: int = 0  # tensor results of all tenants, promised or stored
+    tenant_result_bytes: int = 0  # the same of the tenant
     others: int = 0
-    others_tokens: int = 0
+    others_tokens: int = 0  # prompt tokens and max_tokens of the others
     others_result_bytes: int = 0
-    share: bool = False
+    share: bool = False  # the tenant may have as many unfinished requests as places are left, so others get one
     each: bool = False
-    others_rows: int = 0
-    others_pages: int = 0
+    others_rows: int = 0  # with `each`: prompt tokens of the others
+    others_pages: int = 0  # with `each`: KV pages of the others
 
 
 @dataclass(frozen=True, slots=True)
 class Requeued:
-    """Answer of RERUN. `ended`: that run was the current one, and the request is queued again; `fallbacks` are the
-    events of the stages that fell back with it."""
+    """The answer of RERUN."""
 
-    ended: bool
-    fallbacks: tuple[FallbackEvent, ...] = ()
+    ended: bool  # the run was the current one, and the request is queued again
+    fallbacks: tuple[FallbackEvent, ...] = ()  # one for each stage that fell back
 
 
-#: For what was accepted once.
+#: For a request whose limits were checked before.
 NO_LIMITS = Limits()
 
 
@@ -143,17 +134,19 @@ def accept(
     binding: Binding | None = None,
     expected_tokens: int | None = None,
 ) -> Call[Accepted]:
-    """`deadline_ms` is absolute Unix time in milliseconds, 0 for none. `max_in_flight` of the whole cell.
+    """Checks limits, writes the record of a request and queues it.
 
-    `fingerprint` names the client's body where the id derives from a key; `retention_s` is its retention (0: as usual,
-    and it is forgotten first when room is short).
-    A lower `priority` is claimed earlier; within one, tenants share the workers by `weight`.
-    `reader`: the gateway that reads the request if it exists already; it then counts as one of its followers.
-    `result_bytes`: what its tensor result will take of the payload Redis; 0 for tokens.
-    `expected_tokens`: new tokens that the books count for it, where it may have more (what is beyond them is charged at
-    its end).
-    `confirm`: write something even for a request that is there already, so that WAIT behind it speaks of that one too.
-    `binding`: of a request with a key or a session, where there are several cells.
+    pages_needed     KV pages that it may need at most
+    max_in_flight    limit on unfinished requests of the cell
+    deadline_ms      Unix time; 0 = none
+    fingerprint      identifies the client's body where the id derives from an idempotency key
+    retention_s      how long its end can be read; 0 = as the cell sets it, and forgotten first when memory is short
+    priority         a lower one is claimed earlier; tenants of one priority share the workers by `weight`
+    reader           gateway that will read the request if it exists already
+    result_bytes     size of its tensor result on the payload Redis; 0 for tokens
+    confirm          writes even if the request exists, so that a WAIT after the call covers that request too
+    binding          for a request with a key or session where there are several cells
+    expected_tokens  new tokens to account for instead of max_tokens; more are charged at the end
     """
     arguments: dict[str, Any] = {
         "request": request,
@@ -188,10 +181,10 @@ def accept(
 
 
 def claim(worker: str, most: int, *, free_pages: int) -> Call[list[Claimed]]:
-    """At most `most` jobs, each under a fresh random run nonce.
+    """Takes at most `most` queued requests for a worker of the first stage, each under a new random run id.
 
-    `free_pages` bounds what a worker of the whole model takes: the tokens that its jobs have now must fit. Other
-    workers reserve instead, and it means nothing.
+    `free_pages` are the KV pages free on a worker that runs the whole model: the present tokens of its requests must
+    fit. A route of several workers reserves pages instead and ignores it.
     """
 
     def parse(answer: Any) -> list[Claimed]:
@@ -218,7 +211,7 @@ def claim(worker: str, most: int, *, free_pages: int) -> Call[list[Claimed]]:
 
 
 def commit(items: Sequence[Commit]) -> Call[list[CommitAnswer]]:
-    """One answer per item, in order."""
+    """Appends tokens to the logs of many requests; the result has one answer per item, in order."""
 
     def parse(answer: Any) -> list[CommitAnswer]:
         return [CommitAnswer(cast(Any, _text(a[0])), int(a[1])) for a in answer]
@@ -239,12 +232,15 @@ def rerun(
     code: str = "",
     lost: bool = False,
 ) -> Call[Requeued]:
-    """`block` of `stage`: where a GPU failed. That is recorded as a fallback, and the next route has a CPU there; or,
-    for a request that denies that, a GPU. `found`: of how many leading tokens a stage that lacked KV pages had some.
-    `alone`: nobody else was computed when it ended the process that computes, so that it is to blame for that.
-    `detail` and `code`: what the fallback event says of the failure as its reason and error code, where that is finer
-    than `reason`, which metrics and totals keep to. `lost`: with its device, so that all stages which the process of
-    that worker has in the route fell back."""
+    """Ends the run `run`, if it is the current one, and queues the request again.
+
+    block, stage  where a GPU failed. It is recorded as a fallback, and the next route has a CPU there; or a GPU, if the
+                  request denies fallbacks
+    found         leading tokens whose KV pages a stage had, if it lacked some; None = not known
+    alone         no other request was computed when the computing process ended, so this one is to blame
+    detail, code  reason and error code of the fallback event, where they are more precise than `reason`
+    lost          the whole device failed, so that all stages of the worker's process in the route fell back
+    """
 
     def parse(answer: Any) -> Requeued:
         ended, *events = answer
@@ -266,11 +262,12 @@ def finish(
     abandoned: bool = False,
     confirm: bool = False,
 ) -> Call[Literal["FINISHED", "DONE", "UNKNOWN", "LOST", "EARLY", "READ"]]:
-    """With `run`, only while that run is current; `denied`: only while the request waits for a GPU, whose place no CPU
-    may take. `expired` only behind the deadline by Redis' clock, else EARLY.
+    """Ends a request for `reason`. "expired" ends it only after its deadline by Redis' clock; else the answer is EARLY.
 
-    `abandoned`: only while no gateway follows it, and ACCEPT of the same id may begin it anew. `confirm`: write
-    something even for a request that has ended, so that WAIT behind it speaks of that end too.
+    run        only while this run is the current one
+    denied     only while the request waits for a GPU because it denies fallbacks
+    abandoned  only while no gateway reads it; ACCEPT of the same id may then start it again
+    confirm    writes even if the request has ended, so that a WAIT after the call covers that end too
     """
     arguments = {
         "request": request,
@@ -287,7 +284,10 @@ def finish(
 def dead(
     worker: str, *, silent_s: float, reason: Literal["death", "drain", "forgotten"] = "death"
 ) -> Call[tuple[bool, int]]:
-    """`silent_s` 0: somebody saw it end. Answer: (declared dead now, re-runs)."""
+    """Declares a worker dead if it had no heartbeat for `silent_s`, and queues its requests again.
+
+    `silent_s` 0: its process was seen to end. Result: (whether this call declared it dead, number of re-runs).
+    """
     arguments = {"worker": worker, "silent_ms": int(silent_s * 1000), "reason": reason}
     return Call("dead", arguments, lambda a: (bool(a[0]), int(a[1])))
 
@@ -295,11 +295,10 @@ def dead(
 def beat(
     worker: str, pace: Pace | None = None, *, pages_used: int | None = None, goes_on: bool = False
 ) -> Call[dict[str, str] | None]:
-    """`pace` None: the worker has not measured itself yet. `pages_used` of its KV pages, None: as it
-    said before. `goes_on`: it is in a long step, of which it has done a part since the last beat, so that nothing on it
-    is stuck.
+    """Sends a worker's heartbeat. The result is request id -> run id of all that is on the worker; None if it is dead.
 
-    Answer: None when the worker was declared dead, else request -> run of everything that is on it.
+    `pace` None: the worker has not measured itself yet. `pages_used`: KV pages in use; None: as before. `goes_on`: it
+    is in a long step and has done part of it since the last heartbeat, so that its requests are not stuck.
     """
 
     def parse(answer: Any) -> dict[str, str] | None:
@@ -317,21 +316,17 @@ def beat(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Awaited:
-    """Re-runs that wait for a worker of a numerics id; apart, those that need more KV pages than its live ones have.
-
-    `absent_s`: how long none has been seen that could hold them, None while one lives. `freed` more no longer wait:
-    they may go on under another id.
-    """
+    """Re-runs that wait for a worker of a numerics id; those too large for its live workers are counted apart."""
 
     route_class: str
     numerics: str
     waiting: int
-    absent_s: float | None
-    freed: int
+    absent_s: float | None  # how long no worker was seen that could hold them; None while one lives
+    freed: int  # further re-runs that wait no longer: they may continue under another id
 
 
 def migrate(model: str, *, patience_s: float) -> Call[list[Awaited]]:
-    """Let re-runs go on under another numerics id where no worker of theirs was left for `patience_s`."""
+    """Lets re-runs continue under another numerics id where their own had no worker for `patience_s`."""
 
     def parse(answer: Any) -> list[Awaited]:
         return [
@@ -349,23 +344,28 @@ def migrate(model: str, *, patience_s: float) -> Call[list[Awaited]]:
 
 
 def publish_plan(model: str, *, replaces_epoch: int, inputs: str, route_class: str, plan: str) -> Call[int]:
-    """Answer: the epoch in force afterwards."""
+    """Publishes a plan if the plan in force has epoch `replaces_epoch` and other `inputs`; `plan` is JSON.
+
+    The result is the epoch in force afterwards. `inputs` is a hash of what the plan was computed from.
+    """
     arguments = {"model": model, "replaces": replaces_epoch, "inputs": inputs, "class": route_class, "plan": plan}
     return Call("plan", arguments, int)
 
 
 def upgrade(spoken: int, target: int) -> Call[bool]:
-    """Raise the number of the cell from `spoken` to `target`. False: the cell speaks another number by now."""
+    """Raises the protocol number of the cell from `spoken` to `target`; False if it is no longer `spoken`."""
     return Call("upgrade", {"from": spoken, "to": target}, lambda answer: int(answer) == 1)
 
 
 def move(binding: Binding, *, retention_s: int, request: str = "", sessions: Sequence[str] = ()) -> Call[bool]:
-    """What `binding` names belongs to another cell from now on, for `retention_s`, unless it is here: a `request` or
-    one of the `sessions`. Answer: whether it is."""
+    """Records for `retention_s` that the key or session of `binding` belongs to another cell.
+
+    It records nothing, and the result is True, if the `request` or one of the `sessions` of that name is here.
+    """
     arguments = {**asdict(binding), "retention_s": retention_s, "request": request, "sessions": list(sessions)}
     return Call("move", arguments, lambda answer: _text(answer) == "HERE")
 
 
 def forget(max_requests: int) -> Call[tuple[int, int]]:
-    """At most `max_requests` that have ended, oldest first. Answer: (forgotten, ended ones that are still there)."""
+    """Deletes at most `max_requests` ended requests, oldest first. Result: (deleted, ended requests still there)."""
     return Call("forget", {"max_requests": max_requests}, lambda a: (int(a[0]), int(a[1])))

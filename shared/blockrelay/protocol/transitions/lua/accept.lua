@@ -1,16 +1,18 @@
 -- ACCEPT: check limits, write the record, queue the first job. Idempotent by request id: a known id is never refused.
--- With an Idempotency-Key the id derives from the key, so that another body may come under a known id: the fingerprint of
--- the body that made the record decides. A request that ended because nobody read it ('abandoned') counts as forgotten.
--- Keeps I2, I9 (one key is one request), I10 (steps follow each other), I14 (with WAIT behind it).
+-- With an Idempotency-Key the id derives from the key, so another body may arrive under a known id: the fingerprint of the
+-- body that made the record decides. A request that ended because no client read it ('abandoned') counts as forgotten.
+-- Keeps I2, I9 (one key is one request), I10 (steps follow each other), I14 (with a WAIT after it).
 -- needs: requests/record, queue/outstanding, requests/timeline, requests/tensor_results, queue/fair_queue, workers/fleet, queue/wait_forecast
 -- Arguments: request, model, pages_needed, deadline_ms (0: none), body, prompt_tokens, max_tokens,
 --   fingerprint ('' without a key), retention_s (0: the cell's), tenant, its weight, priority,
---   exact (never under another numerics id, nor on devices that vary), fallback (deny | recompute; nothing: allow), reader (gateway that will read a request that exists; '': none does),
---   result_bytes (0: none), confirm (write even where the request is there already: WAIT follows), limits (blockrelay.protocol.transitions.calls.Limits and `in_flight`; 0 stands for no limit but
---   of `in_flight`), session (calls.SessionStep) or nothing, binding (calls.Binding) or nothing
--- Answers: OK ms | EXISTS state | OTHER | MOVED version (of the list of cells by which it is elsewhere) | TOO_LARGE pages | NOT_EXACT (all routes vary, and have for a while) | STEP expected-step | REPEAT request-id, or a limit and ms after
---   which to ask again: TOKENS left | CONCURRENT requests | SHARE requests | BUSY in-flight | PAGES promised | WAIT ms | LATE ms (until its end) |
---   RESULTS bytes promised | TENANT_RESULTS bytes promised
+--   exact (never under another numerics id, nor on nondeterministic devices), fallback (deny | recompute; nothing: allow),
+--   reader (gateway that will read a request that exists; '': none does), result_bytes (0: none),
+--   confirm (write even if the request exists: WAIT follows), limits (blockrelay.protocol.transitions.calls.Limits and
+--   `in_flight`; 0 is no limit, except for `in_flight`), session (calls.SessionStep) or nothing, binding (calls.Binding) or nothing
+-- Answers: OK ms | EXISTS state | OTHER | MOVED version (of the list of cells that gives it to another cell) | TOO_LARGE pages
+--   | NOT_EXACT (all routes are nondeterministic, and have been for a while) | STEP expected-step | REPEAT request-id,
+--   or a limit and the ms after which to try again: TOKENS left | CONCURRENT requests | SHARE requests | BUSY in-flight |
+--   PAGES promised | WAIT ms | LATE ms (until its end) | RESULTS bytes promised | TENANT_RESULTS bytes promised
 local id, model, pages_needed, deadline_ms = ARGS.request, ARGS.model, ARGS.pages_needed, ARGS.deadline_ms
 local prompt_tokens, max_tokens = ARGS.prompt_tokens, ARGS.max_tokens
 local tenant, weight, priority, limits = ARGS.tenant, ARGS.weight, ARGS.priority, ARGS.limits
@@ -19,14 +21,15 @@ local known = redis.call('HMGET', P .. 'request:' .. id, 'state', 'fingerprint',
 if known[1] and not known[3] then
   if (known[2] or '') ~= ARGS.fingerprint then return {'OTHER'} end
   if ARGS.reader ~= '' then
-    redis.call('HSET', P .. 'followers:' .. id, ARGS.reader, '')  -- here: no FINISH for want of a reader may come between
+    -- Written here, so that no FINISH of an abandoned request comes between this call and the gateway's first read.
+    redis.call('HSET', P .. 'followers:' .. id, ARGS.reader, '')
     redis.call('EXPIRE', P .. 'followers:' .. id, retention())
   end
   if ARGS.confirm then write_for_wait(model) end
   return {'EXISTS', known[1]}
 end
 
--- What has a name and is not here may be in another cell, by a newer list than the caller's.
+-- A request with a key or session that is not here may be in another cell, by a newer list of cells than the caller's.
 local bound = ARGS.binding or {name = ARGS.fingerprint ~= '' and id or '', version = 0}
 local moved = bound.name ~= '' and redis.call('GET', P .. 'moved:' .. bound.name)
 if moved and tonumber(moved) > bound.version then return {'MOVED', moved} end
@@ -52,7 +55,7 @@ if asked then
   end
 end
 
--- What fits no pool even alone would wait for ever. Without workers nothing is known: it may wait.
+-- A request that fits no pool even alone would wait for ever. Without workers the pools are not known: it may wait.
 local found = kept(model, 'survey', function() return survey(model) end)
 for _, pages in pairs(found.largest) do
   if pages < pages_needed then return {'TOO_LARGE', pages} end
@@ -60,12 +63,12 @@ end
 local among_varying = ARGS.exact and found.varies
 if among_varying and not found.steady and redis.call('EXISTS', P .. 'exact-left:' .. model) == 0 then return {'NOT_EXACT'} end
 
--- The tenant's own limits. Its bucket holds a minute's worth and is filled all the time.
+-- The tenant's limits. Its token bucket holds one minute's tokens and fills continuously.
 local bucket, level = P .. 'bucket:' .. tenant, 0
 if per_minute > 0 then
   local v = redis.call('HMGET', bucket, 'level', 'at')
   local since = NOW - tonumber(v[2] or NOW)
-  if since < 0 then since = 60000 end  -- the clock was put back: nobody waits until it has caught up
+  if since < 0 then since = 60000 end  -- the clock was set back: fill the bucket instead of waiting for the clock
   level = math.min(per_minute, tonumber(v[1] or per_minute) + since * per_minute / 60000)
   local lacks = prompt_tokens + max_tokens + limits.others_tokens - level
   if lacks > 0 then return {'TOKENS', math.floor(level), math.ceil(lacks * 60000 / per_minute)} end
@@ -75,7 +78,7 @@ if limits.concurrency > 0 then
   if mine + others >= limits.concurrency then return {'CONCURRENT', mine, 1000} end
 end
 
--- What results may take of the payload Redis. Those whose time is over are off the books; a bite of them at a time.
+-- Limits of tensor results on the payload Redis. First drop the accounting of results whose time is over, 512 at a time.
 if result > 0 then
   local over = redis.call('ZRANGE', P .. 'results', '-inf', NOW, 'BYSCORE', 'LIMIT', 0, 512)
   for _, gone in ipairs(over) do strike_result(gone) end
@@ -90,14 +93,14 @@ if result > 0 then
   end
 end
 
--- Our capacity.
+-- The capacity of the cell.
 local in_flight = redis.call('ZCARD', P .. 'running')
 if in_flight + others >= limits.in_flight then return {'BUSY', in_flight, 1000} end
 if limits.share then
   local mine = redis.call('SCARD', P .. 'tenant-requests:' .. tenant)
   if mine + others + 1 > limits.in_flight - in_flight - others then return {'SHARE', mine, 1000} end
 end
--- Of devices that vary none may take what is exact, and they may come yet: CPUs are there for it.
+-- Nondeterministic devices may not take an exact request, and a GPU that joins later may be one: it is queued for CPUs.
 local class = not ARGS.exact and redis.call('HGET', P .. 'plan:' .. model, 'class') or 'cpu'
 local outstanding = outstanding_of(model)
 local more_pages = limits.each and limits.others_pages or pages_needed * others
@@ -110,7 +113,7 @@ if found.token then
   local rank = next_rank(P .. 'shares:' .. model .. ':' .. class, priority, weight, tenant)
   local need, rows = pages_needed * (1 + others), prompt_tokens + limits.others_tokens
   local own_before = 0
-  if limits.each then  -- as the last of them will find it, with the others in the queue before it
+  if limits.each then  -- forecast for the last of them, with the others before it in the queue
     rank, own_before = rank + math.ceil(limits.others_tokens / weight), limits.others_tokens
     need, rows = pages_needed, prompt_tokens
     outstanding.queued_rows = outstanding.queued_rows + limits.others_rows
@@ -129,7 +132,7 @@ if found.token then
     due = deadline_ms - 1000 * (RUN_MARGIN * all + SPARE)
   end
 elseif deadline_ms > 0 then
-  -- No worker has measured itself: a few requests, and those will have been measured.
+  -- No worker has measured itself yet: a few requests may have a deadline, and workers measure themselves on those.
   if limits.enforce_deadline and in_flight + others >= UNMEASURED then return {'LATE', 0, 1000} end
   due = deadline_ms
 end

@@ -1,10 +1,10 @@
--- BEAT: the worker lives. It compares the answer with its own table. Re-runs whose delay is over are queued on the way.
--- Keeps I3 (what either side does not know is re-run or dropped).
+-- BEAT: a worker's heartbeat. The worker compares the answer with its own runs. Also queues re-runs whose delay is over.
+-- Keeps I3 (a run that only one side knows is queued again or dropped).
 -- needs: requests/record, queue/rerun_queue
--- Arguments: worker, pace (or nothing): row_us (microseconds of a prompt row), step_us (`at once:microseconds between two
---   tokens` ...), recent_concurrency (most at once of late); pages_used (of its KV pages, or nothing); goes_on (or
---   nothing): its step is long and has done a part, so none of its requests is stuck
--- Answer: false when its inbox is gone (it was declared dead: forget all runs, register under a new id),
+-- Arguments: worker, pace (or nothing): row_us (microseconds per prompt token), step_us (`requests at once:microseconds
+--   between two tokens` ...), recent_concurrency (most requests at once of late); pages_used (KV pages in use, or nothing);
+--   goes_on (or nothing): it is in a long step and has done part of it, so none of its requests is stuck
+-- Answer: false when its inbox is gone (it was declared dead: it must forget all runs and register under a new id),
 -- else a list of {request, run} of worker-requests:<worker>.
 local w = ARGS.worker
 if redis.call('EXISTS', P .. 'inbox:' .. w, P .. 'worker:' .. w) < 2 then return false end

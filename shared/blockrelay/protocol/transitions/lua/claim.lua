@@ -1,31 +1,33 @@
--- CLAIM: one script takes the next jobs (re-runs first), deletes them, writes run and full route, reserves pages.
--- Several stages reserve all that a request may ever need, on each of them. One stage reserves nothing: it takes what its
--- free pages hold of known tokens now, and preempts when runs outgrow its pool.
--- There is no delivered-but-unrecorded state: a lost reply leaves the request on `worker-requests:<worker>`, where BEAT finds it.
--- A log that has tokens goes on under the numerics id that computed them; under another one only when MIGRATE has let it
--- go, no worker of its own id is back, and its client did not ask for `exact`. Where a worker that varies computed them,
--- anybody goes on with it: nobody could compute them a second time. `exact` requests have routes without such workers.
--- One that denies fallbacks and whose GPU failed waits for GPUs wherever it had some; a scheduler ends it when none come.
--- Keeps I3, I4 (reservations), I11 (first runs by rank), I13, I15 (whose pages are private), I16.
+-- CLAIM: gives the next jobs (re-runs first) to a worker of the first stage: removes them from the queue, writes run id and
+-- route, reserves KV pages. A route of several stages reserves all pages that a request may ever need, on each worker. A
+-- worker of the whole model reserves nothing: it takes requests whose present tokens fit its free pages, and preempts when
+-- runs outgrow its pool.
+-- No job can be delivered without a record: after a lost reply the request is in `worker-requests:<worker>`, where BEAT finds it.
+-- A log with tokens continues under the numerics id that computed them; under another one only if MIGRATE has let it go, no
+-- worker of its id is back, and its client did not ask for `exact`. If a nondeterministic worker computed them, any worker
+-- may continue it, since none could compute them again. Routes of `exact` requests have no nondeterministic workers.
+-- A request that denies fallbacks and whose GPU failed waits for GPUs for all stages that had one; a scheduler ends it when
+-- none come.
+-- Keeps I3, I4 (reservations), I11 (first runs by rank), I13, I15 (which pages are private), I16.
 -- needs: requests/record, requests/timeline, requests/finish, queue/fair_queue, workers/fleet, workers/serving, workers/routes
--- Arguments: worker, free_pages (its own, one stage), runs (random nonces: of so many jobs at most)
--- Answer: a list of {id, run, route, class, milliseconds since ACCEPT, quarantined, how many leading tokens may have their
---   KV pages found (-1: any), body, {committed tokens}, milliseconds until its deadline (-1: none), runs before this one,
---   whether this route or one before it varies}; empty when there is nothing to do, or while some stage has no live worker
---   with room.
+-- Arguments: worker, free_pages (of a worker of the whole model), runs (random run ids, one for each job that it may get)
+-- Answer: a list of {id, run, route, class, milliseconds since ACCEPT, quarantined, leading tokens whose KV pages may be
+--   reused at most (-1: any), body, {committed tokens}, milliseconds until its deadline (-1: none), runs before this one,
+--   whether this route or an earlier one is nondeterministic}; empty when there is nothing to do, or while a stage has no
+--   live worker with room.
 local runs, free_now = ARGS.runs, ARGS.free_pages
 local max_requests, chance = #runs, runs[1]
 if not claims(ARGS.worker) then return {} end
 promote()
 
--- A request to be tried alone comes alone, so that a worker that dies of its mere arrival has named it.
+-- A quarantined request is given alone, so that a worker that it ends at once is known to have ended because of it.
 local answer, tried = {}, false
 
--- How many that are not for me are passed over at the front of a queue, and how many behind what I have passed over before:
--- each call looks at so many more, so that what I could take is found whatever stands before it.
+-- Requests that this worker cannot take are passed over: up to PASSED at the front of a queue, then up to FURTHER behind the
+-- place that earlier calls reached. Each call looks further, so a request for it is found whatever stands before it.
 local PASSED, FURTHER = 32, 128
 
--- Whether somebody serves a numerics id and could hold the request; the workers are asked at most once.
+-- Whether live workers serve a numerics id and have pools for the request. The registry is read at most once per call.
 local served
 local function is_served(id, r)
   served = served or serving(me.model)
@@ -41,14 +43,14 @@ local function failed_blocks(r)
   return found
 end
 
--- How many leading tokens of a request may have their KV pages found, -1 for any. A run of shared pages that lacked some
--- twice takes none; one of private pages comes nearer to what all stages have.
+-- Leading tokens whose KV pages the run may reuse at most, -1 for any. A request of shared pages reuses none after two runs
+-- that lacked pages. One of private pages keeps its limit, which each such run lowers to what all stages have.
 local function reusable_of(r, private)
   if (r.missing_pages >= 2 and not private) or (r.fallback == 'recompute' and r.fallbacks ~= '') then return 0 end
   return r.reusable ~= '' and tonumber(r.reusable) or -1
 end
 
--- Give one queued request to me, or pass it over. False: it has to wait, and everything behind it.
+-- Gives one queued request to this worker, ends it, or passes it over. False: it has to wait, and all behind it.
 local function give(r)
   if r.v < LOWEST_PROTOCOL or r.v > PROTOCOL then
     finish(r, 'error', cjson.encode({error = 'the request was accepted under protocol ' .. r.v .. ' of the cell, which its '
@@ -70,7 +72,7 @@ local function give(r)
       end
       pure = true
     elseif own == me.numerics then
-      pure = pure or string.sub(r.job, 1, 6) == 'pinned'  -- MIGRATE has not let it go
+      pure = pure or string.sub(r.job, 1, 6) == 'pinned'  -- MIGRATE has not released it from its numerics id
     elseif pure then
       finish(r, 'error', cjson.encode({error = 'the request began under numerics id ' .. own .. ', no worker of it is left '
         .. 'that could hold it, and exact: true forbids going on under ' .. me.numerics, code = 'numerics_changed'}))
@@ -97,7 +99,8 @@ local function give(r)
   if goes_on then
     history = id_of(r.numerics) == numerics and r.numerics or r.numerics .. '+' .. numerics .. '@' .. r.committed
   end
-  -- Without a token there is nothing that a device which varies has decided: CPUs begin anew, and their id says so.
+  -- Without a committed token a nondeterministic device has decided nothing: the request starts again, and the id of its
+  -- log is that of the new route.
   local run, ids, private = runs[#answer + 1], {}, varies or (r.private == 1 and r.committed > 0)
   for i, c in ipairs(route) do
     ids[i] = c.id
@@ -132,8 +135,8 @@ local function give(r)
   return true
 end
 
--- How far behind the front of a queue I have passed over everything, kept with me; nil: look behind its front. What
--- leaves a queue before that place moves it, so some may be skipped: the next round finds them, from the front again.
+-- How far into a queue this worker has passed over requests, in its record; nil: start behind the queue's front. Requests
+-- that leave the queue before that place shift it, so some may be skipped; the next round from the front finds them.
 local function place_in(key) return redis.call('HGET', P .. 'worker:' .. me.id, 'passed ' .. string.sub(key, #P + 1)) end
 local function keep_place(key, place)
   local mine, field = P .. 'worker:' .. me.id, 'passed ' .. string.sub(key, #P + 1)
@@ -142,8 +145,8 @@ end
 
 local WINDOW = max_requests + PASSED
 
--- Whether the request before was not for me. Then it is likely that the next is not either, and a short look may tell: what
--- nobody has begun and needs more than my pool, or GPUs that are not there.
+-- True if the request before was passed over. Then the next one probably is too, and a short read may show it: it has no
+-- tokens and needs more pages than this worker's pool, or GPUs that are not there.
 local passing = false
 local function is_passed(id)
   if not passing then return false end
@@ -157,7 +160,7 @@ local function is_passed(id)
   return false
 end
 
--- Each of these gives me what it can. True: nothing more may be given now.
+-- Each of these functions gives this worker the requests of one list. Returns true when it can get no more in this call.
 
 local function give_entries(key, entries)
   local last
@@ -225,7 +228,7 @@ end
 
 for _, class in ipairs(classes()) do
   local where = me.model .. ':' .. class
-  -- What waits for my numerics id is mine in any class: no other device will take it.
+  -- Requests that wait for this worker's numerics id are taken in both classes: no other device will take them.
   local mine = P .. 'pinned:' .. where .. ':' .. me.numerics
   for _, key in ipairs({mine, P .. 'reruns:' .. where}) do
     local front = redis.call('XRANGE', key, '-', '+', 'COUNT', WINDOW)
@@ -235,7 +238,7 @@ for _, class in ipairs(classes()) do
   end
 end
 
--- First runs: those that would miss their deadline otherwise, then by rank.
+-- First runs: those whose deadline is near, then by rank.
 for _, class in ipairs(classes()) do
   local where = me.model .. ':' .. class
   local urgent = redis.call('ZRANGEBYSCORE', P .. 'due:' .. where, '-inf', NOW + URGENT, 'LIMIT', 0, WINDOW)

@@ -1,31 +1,33 @@
--- COMMIT: make tokens part of the log. Many requests, one answer each; a bad one never fails its neighbours.
--- Keeps I1 (run and positions are compared), I5, I12 (nothing behind a deadline).
+-- COMMIT: appends tokens to the logs of many requests, with one answer each; a bad commit does not affect the others.
+-- Keeps I1 (run and positions are compared), I5, I12 (no token after the deadline).
 -- needs: requests/record, requests/timeline
 -- needs rarely: queue/rerun for finish, rerun
--- Arguments: commits: of each request {request, run, position (length of the log before these tokens), tokens,
---   logprobs (or nothing), end (reason, or nothing), meta, rows (of known tokens that this run, a re-run, computed, but for
---   the last one's: with its first tokens, else nothing)}
+-- Arguments: commits: for each request {request, run, position (length of the log before these tokens), tokens,
+--   logprobs (or nothing), end (reason, or nothing), meta, rows (with the first tokens of a re-run: how many known tokens it
+--   computed again, without the last one; else nothing)}
 -- Answers: {verdict, log length}: OK | LOST (other run, gone or finished) | DIVERGED (the log has another token there)
 --   | GAP (the log is shorter than position) | EXPIRED (deadline passed: finished)
 local answers, spent, moved = {}, {}, {}
--- What a request that goes on needs: this script runs for every token, and a whole record is most of its time.
+-- The fields that a request which continues needs. This script runs for every token, and reading a whole record would be
+-- most of its time.
 local GOING_ON = {'state', 'run', 'committed', 'route', 'model', 'deadline_ms', 'max_tokens', 'rows_to_compute', 'private', 'steps'}
--- Off the books, once for the whole call: r had `left` tokens to come and `rows` to compute.
+-- Adds up what to take off `outstanding:<model>` at the end of the call: before, r had `left` tokens to generate and `rows`
+-- tokens to compute.
 local function spend(r, left, rows)
   local s = spent[r.model] or {0, 0}
   s[1], s[2] = s[1] + left - math.max(0, r.max_tokens - r.committed), s[2] + rows - r.rows_to_compute
   spent[r.model] = s
 end
--- A re-run has come further. Fallback events that nobody has said it of: it has computed so many rows again.
+-- A re-run has its first tokens: writes how many tokens it computed again into the fallback events that lack the number.
 local function tell_rows(id, rows)
-  redis.call('HSET', P .. 'request:' .. id, 'reusable', '')  -- said of where the run before it stood
+  redis.call('HSET', P .. 'request:' .. id, 'reusable', '')  -- it held only for the position of the failed run
   local fallbacks = redis.call('HGET', P .. 'request:' .. id, 'fallbacks')
   if not fallbacks or fallbacks == '' then return end
   local list = cjson.decode(fallbacks)
   for _, event in ipairs(list) do event.rows = event.rows or rows end
   redis.call('HSET', P .. 'request:' .. id, 'fallbacks', cjson.encode(list))
 end
--- Together, and not too many at once for `unpack`; those that have ended are in `running` no more.
+-- Writes the time of progress of many requests at once, as many as `unpack` takes. Ended ones are not in `running` any more.
 local function mark_moved()
   if #moved > 0 then redis.call('ZADD', P .. 'running', 'XX', unpack(moved)) end
   moved = {}
@@ -59,10 +61,10 @@ for _, item in ipairs(ARGS.commits) do
           if logprobs and logprobs[k] ~= '' then
             entry[3], entry[4] = 'logprobs', logprobs[k]
           end
-          if position + k == 1 then  -- so that no reader has to ask the record
+          if position + k == 1 then  -- so that readers of the log need not read the record
             entry[#entry + 1] = 'numerics'; entry[#entry + 1] = redis.call('HGET', P .. 'request:' .. id, 'numerics')
           end
-          -- Of CPUs too, behind a device that varies: whoever shows it sees to it that it stays.
+          -- Also for tokens that CPUs computed after a nondeterministic device. The gateway shows these only once replicated.
           if r.private == 1 then
             entry[#entry + 1] = 'varies'; entry[#entry + 1] = 1
           end
@@ -89,7 +91,7 @@ for _, item in ipairs(ARGS.commits) do
         if item['end'] == 'tensor' then whole.steps = whole.steps + 1 end  -- it commits no token
         finish(whole, item['end'], item.meta)
       elseif fresh > 0 and string.find(r.route, ',', 1, true) then
-        -- The next job goes to the first worker; without its inbox that worker is dead.
+        -- The next job goes to the worker of the first stage; without its inbox that worker is dead.
         local next_job = cmsgpack.pack({id, run, position, tokens})
         local inbox = P .. 'inbox:' .. string.match(r.route, '^[^,]+')
         if not redis.call('XADD', inbox, 'NOMKSTREAM', '*', 'next_job', next_job) then rerun(read_record(id), 'no_inbox') end

@@ -1,19 +1,21 @@
--- DEAD: a worker is gone. Re-run everything in worker-requests:<worker>, whatever its place in the route; delete its inbox and record.
--- Keeps I3 (nobody runs where nobody lives), I4, I7 (blames only whom the worker tried alone), I16 (a drain is no failure).
+-- DEAD: declares a worker dead: queues all requests of worker-requests:<worker> again, whatever the worker's stage, and
+-- deletes its inbox and record.
+-- Keeps I3 (no run has a dead worker), I4, I7 (counts only against a request that ran alone), I16 (a drain is no failure).
 -- needs: requests/record, queue/rerun
--- Arguments: worker, silent_ms (without a beat that make it dead; 0: somebody saw it die), reason (death | drain | forgotten)
--- Answer: {1 when it was declared dead now, number of re-runs}
-local EXACT_RETURNS = 60000  -- ms in which a worker that does not vary, or another in its place, is thought to come back
+-- Arguments: worker, silent_ms (without a heartbeat that make it dead; 0: its process was seen to end),
+--   reason (death | drain | forgotten)
+-- Answer: {1 when this call declared it dead, else 0; number of re-runs}
+local EXACT_RETURNS = 60000  -- ms in which a deterministic worker, or another in its place, is expected back
 local w = ARGS.worker
 local beat = redis.call('ZSCORE', P .. 'workers', w)
 local after = ARGS.silent_ms
--- A beat from the future is older than the clock's last step back: who lives has beaten since (the caller waits for that).
+-- A heartbeat from the future is from before the clock was set back. A live worker has sent another since (callers wait).
 if beat and after > 0 and math.abs(NOW - tonumber(beat)) < after then return {0, 0} end
 local on = redis.call('SMEMBERS', P .. 'worker-requests:' .. w)
 if not beat and #on == 0 and redis.call('EXISTS', P .. 'worker:' .. w, P .. 'inbox:' .. w) == 0 then return {0, 0} end
 local v = redis.call('HMGET', P .. 'worker:' .. w, 'device', 'first_block', 'model', 'stage', 'varies')
 local tried = redis.call('GET', P .. 'quarantine:' .. w) or nil
--- With a process that was seen to end all of its stages have ended; of one that fell silent those that are silent too.
+-- Whether another worker of the same process is lost too: always if the process was seen to end, else if it is silent.
 local function lost(other)
   local last = redis.call('ZSCORE', P .. 'workers', other)
   return after == 0 or not last or math.abs(NOW - tonumber(last)) > after / 3

@@ -1,12 +1,11 @@
--- FINISH: end a request by decision (cancelled, expired, error). Terminal is absorbing.
--- Keeps I5, I12, I14 (with WAIT behind it), I16 (a request that a GPU has taken is not ended for want of one).
+-- FINISH: ends a request by decision (cancelled, expired, error). An ended request stays ended.
+-- Keeps I5, I12, I14 (with a WAIT after it), I16 (a request that a GPU has taken is not ended for lack of one).
 -- needs: requests/record, requests/finish, requests/dead_letters
 -- Arguments: request, reason, meta, run (or nothing; only while that run is current), denied (only while it waits for
---   a GPU, since no CPU may take the place of one that failed), abandoned (ACCEPT of the same id
---   may begin it anew, since nobody has read the end; nothing happens while a gateway that lives says that it has readers),
---   confirm (write even where it has ended already: WAIT follows)
+--   a GPU because it denies fallbacks), abandoned (only while no live gateway says that it has readers; ACCEPT of the same id
+--   may then start it again), confirm (write even if it has ended already: WAIT follows)
 -- Answer: FINISHED | DONE (it had ended before) | UNKNOWN | LOST (another run, or a GPU has come) | EARLY (not expired: it has
---   no deadline, or by this clock, which decides, time is left; the caller's may have been set anew) | READ (not abandoned)
+--   no deadline, or time is left by Redis' clock, which decides) | READ (not abandoned)
 local r = read_record(ARGS.request)
 if not r then return 'UNKNOWN' end
 if r.state == 'done' then
@@ -21,7 +20,7 @@ if ARGS.abandoned then
     if redis.call('EXISTS', P .. 'gateway:' .. gateway) == 1 then return 'READ' end
   end
 end
--- What failed without killing its worker is kept too.
+-- A request that could not be computed is kept as a dead letter even though its worker lives on.
 local failed = ARGS.reason == 'error' and ARGS.meta ~= '' and cjson.decode(ARGS.meta) or {}
 if failed.code == 'row_not_finite' or failed.code == 'execution_error' then dead_letter(r, failed.code, failed.error or '') end
 finish(r, ARGS.reason, ARGS.meta)

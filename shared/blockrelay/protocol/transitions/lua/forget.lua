@@ -1,12 +1,12 @@
--- FORGET: room is short, so what has ended goes before its retention is over: the oldest first, and what can be computed
--- again or is waited for (keyed, in the background) last. Nothing that has not ended, nor what ended or was asked for a
--- moment ago: somebody may be reading it. A key that is forgotten computes the same answer again.
--- Keeps I2 (only what has ended).
+-- FORGET: memory is short, so ended requests are deleted before their retention is over: the oldest first, and those with a
+-- retention of their own (with a key, or in the background) last. Requests that ended or were read a moment ago stay, since a
+-- client may be reading them. A request with a forgotten key is computed again, with the same answer.
+-- Keeps I2 (only ended requests).
 -- needs: requests/record
 -- Arguments: max_requests
--- Answer: {requests forgotten, requests that have ended and are still there (some may be beyond their retention)}
--- Milliseconds that everybody has to read an end. Names looked at beside those that go: so many may be read at once, and
--- what ended behind them still goes.
+-- Answer: {requests forgotten, ended requests that are still listed (some may be beyond their retention)}
+-- FRESH: milliseconds after its end in which a request is never forgotten. SKIPPED: requests being read that a call may pass
+-- over, so that it reaches those that ended after them.
 local FRESH, SKIPPED = 10000, 1024
 
 local function read_now(id, moved)
@@ -19,7 +19,7 @@ for _, kind in ipairs({'first', 'last'}) do
   for _, id in ipairs(redis.call('LRANGE', P .. 'ended:' .. kind, 0, ARGS.max_requests + SKIPPED - 1)) do
     if gone >= ARGS.max_requests then break end
     local r = redis.call('HMGET', P .. 'request:' .. id, 'state', 'progress_ms')
-    if r[1] ~= 'done' then  -- beyond its retention, or begun anew
+    if r[1] ~= 'done' then  -- beyond its retention, or started again
       redis.call('LREM', P .. 'ended:' .. kind, 1, id)
     elseif not read_now(id, r[2]) then
       redis.call('DEL', P .. 'request:' .. id, P .. 'log:' .. id)

@@ -1,13 +1,13 @@
--- MIGRATE: re-runs whose numerics id nobody serves any more may go on under another one, and so may those that need more KV
--- pages than any pool of those who serve it has.
--- How long nobody has been there is what calls of this script have seen, added up in `numerics:<model>` together with how
--- many pages are served: a time in which nobody looked (Redis or schedulers away, a clock set anew) counts as two seconds at
--- most, and a worker that comes or goes and changes these pages ends it.
+-- MIGRATE: lets re-runs continue under another numerics id if no worker serves their own any more, or if they need more KV
+-- pages than any pool of the workers that serve it.
+-- The time without a worker is the sum of what calls of this script saw, kept in `numerics:<model>` with the number of pages
+-- served. A gap between calls (Redis or schedulers away, a clock set forward) counts as two seconds at most, and the sum
+-- starts again when a worker comes or goes and changes that number.
 -- Keeps I3, I13.
 -- needs: requests/record, queue/rerun_queue, workers/fleet, workers/serving
--- Arguments: model, patience_ms (without a worker of an id, after which its requests go on under another)
+-- Arguments: model, patience_ms (without a worker of an id, after which its requests may continue under another)
 -- Answer: per class and numerics id that re-runs wait for {class, id, how many wait, ms without a worker (-1: one lives),
---   how many may go on under another id from now on}; apart, those of an id that fit no pool of it
+--   how many may continue under another id from now on}; a second entry for re-runs that fit no pool of that id
 local model, patience = ARGS.model, ARGS.patience_ms
 local LONGEST_LOOK, MOST = 2000, 64
 local key, answer, served = P .. 'numerics:' .. model, {}, nil

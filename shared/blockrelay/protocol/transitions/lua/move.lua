@@ -1,7 +1,8 @@
--- MOVE: a name (of a request with a key, or of a session) belongs to another cell by a newer list of cells, unless what it
--- names is here. Afterwards ACCEPT refuses it here to whoever has not that list yet, so that it is never in two cells.
+-- MOVE: records that a name (of a request with a key, or of a session) belongs to another cell by a newer list of cells,
+-- unless its request or session is here. ACCEPT then refuses the name here to callers that have an older list, so that it is
+-- never in two cells.
 -- Keeps I9 (one key is one request) across lists.
--- Arguments: name, version (of the list), retention_s, request (that the name may have begun; '': none), sessions (the same)
+-- Arguments: name, version (of the list), retention_s, request (id that the name may have here; '': none), sessions (the same)
 -- Answer: HERE | MOVED
 local request, sessions = ARGS.request, ARGS.sessions
 if request ~= '' then

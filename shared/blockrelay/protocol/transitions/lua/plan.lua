@@ -1,4 +1,4 @@
--- PLAN: publish a plan by compare-and-set on the epoch and on the hash of its inputs, so that two schedulers agree.
+-- PLAN: publishes a plan by compare-and-set on the epoch and on the hash of its inputs, so that two schedulers agree.
 -- Arguments: model, replaces (epoch), inputs (their hash), class, plan (JSON)
 -- Answer: the epoch in force afterwards
 local key = P .. 'plan:' .. ARGS.model

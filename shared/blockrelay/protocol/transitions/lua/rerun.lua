@@ -1,9 +1,10 @@
--- RERUN: the one answer to a failed job, missing pages, drain, a lost message, a stalled request. No-op unless `run` is current.
+-- RERUN: queues a request again after a failed job, missing pages, a drain, a lost message or a stall. Does nothing unless
+-- `run` is the current run.
 -- Keeps I3 (only the current run is queued again, once).
 -- needs: requests/record, queue/rerun
--- Arguments: request, run, reason, block (where a GPU failed, or nothing) and its stage (nothing: the first), found (how
---   many leading tokens have their pages, where some lack or a GPU has let them go; nothing: not known), alone (nobody else
---   was computed when it ended the process that computes), detail and code (what the fallback event says of the failure, finer
+-- Arguments: request, run, reason, block (where a GPU failed, or nothing) and its stage (nothing: the first), found (leading
+--   tokens that have KV pages, where some are missing or have left a GPU; nothing: not known), alone (no other request was
+--   computed when the computing process ended), detail and code (reason and error code for the fallback event, more precise
 --   than reason; or nothing), lost (all GPUs of the worker's process have failed)
 -- Answer: {1 when it ended that run, else 0; then the fallback events, as JSON, one for each stage that fell back}
 local r = read_record(ARGS.request)

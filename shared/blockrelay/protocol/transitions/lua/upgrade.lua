@@ -1,4 +1,4 @@
--- UPGRADE: raise the number of the cell, once every service there speaks the higher one. Nothing else changes.
+-- UPGRADE: raises the protocol number of the cell, once every service there speaks the higher one. Nothing else changes.
 -- Arguments: from (the number that the cell speaks), to
 -- Answer: 1, or 0 when the cell speaks another number by now
 if SPOKEN ~= ARGS.from then return 0 end

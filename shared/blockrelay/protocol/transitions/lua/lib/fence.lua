@@ -1,5 +1,5 @@
--- A cell that speaks none of our protocols, or none yet, is not ours to change: its records mean something else.
--- SPOKEN is the number in force, the highest that we speak or a lower one: scripts do what it says.
+-- Refuses a cell whose protocol this release does not speak, or that has no number yet: its records mean something else.
+-- SPOKEN is the cell's number; scripts behave as that protocol says.
 local found = redis.call('GET', P .. 'protocol')
 local SPOKEN = tonumber(found or '')
 if not SPOKEN or SPOKEN < LOWEST_PROTOCOL or SPOKEN > PROTOCOL then

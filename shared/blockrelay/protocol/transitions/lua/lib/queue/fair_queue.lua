@@ -1,25 +1,26 @@
--- The queue of first runs, fair between tenants: a zset request -> rank, lowest first. A rank is a priority and, within
--- it, a start tag of start-time fair queueing: a tenant's next tag stands its last request's tokens / weight behind the
--- one before, but never behind the virtual time (the tag claimed last), so that nobody saves up or pays for idle time.
--- `shares:<model>:<class>` holds, as ranks, 'v <priority>' the virtual time and 't <priority> <weight> <tenant>' where the
--- tenant's next tag is; what lies behind the virtual time is dropped.
+-- The queue of first runs, fair between tenants: a zset request -> rank, lowest first. A rank combines a priority and a
+-- start tag of start-time fair queueing. A tenant's next tag is its last tag plus that request's tokens / weight, but at
+-- least the virtual time (the tag claimed last), so that no tenant saves up idle time.
+-- `shares:<model>:<class>` has, as ranks, 'v <priority>' with the virtual time and 't <priority> <weight> <tenant>' with the
+-- tenant's next tag; tags below the virtual time are dropped.
 -- Keeps I11.
+-- Distance between the ranks of two priorities.
 local BAND = 2 ^ 44
--- Milliseconds before its latest start at which an accepted request with a deadline goes before its rank.
+-- Milliseconds before its latest start from which a request with a deadline is claimed before its rank.
 local URGENT = 1000
 local MOST_SHARES = 512
 
 local function rank_of(priority, tag) return (priority + 128) * BAND + tag end
 local function exact(number) return string.format('%.0f', number) end
 
--- The start tag that a request of the tenant gets now, as a rank; and the name of the tenant's share.
+-- Returns the rank that a request of the tenant gets now, and the name of the tenant's member in `shares`.
 local function next_rank(shares, priority, weight, tenant)
   local share = string.format('t %d %s %s', priority, weight, tenant)
   local now = tonumber(redis.call('ZSCORE', shares, 'v ' .. priority) or rank_of(priority, 0))
   return math.max(now, tonumber(redis.call('ZSCORE', shares, share) or 0)), share
 end
 
--- Put a first run into the queue. `due`: when it should start at the latest (ms), or nil.
+-- Puts a first run into the queue. `cost`: its tokens (prompt and max_tokens). `due`: its latest start (ms), or nil.
 local function queue_up(r, priority, weight, tenant, cost, due)
   local where = r.model .. ':' .. r.class
   local queue, shares = P .. 'queue:' .. where, P .. 'shares:' .. where
@@ -33,7 +34,7 @@ local function queue_up(r, priority, weight, tenant, cost, due)
   redis.call('XADD', P .. 'jobs:' .. where, 'MAXLEN', 1, '*', 'request', r.id)
 end
 
--- Tokens (prompt and max_tokens) that are claimed before a request of this rank: an upper bound, nil when it is not known.
+-- Returns an upper bound of the tokens (prompt and max_tokens) claimed before a request of this rank; nil if unknown.
 local function tokens_before(shares, rank)
   local priority = math.floor(rank / BAND) - 128
   local all = redis.call('ZRANGEBYSCORE', shares, '-inf', '(' .. exact(rank_of(priority + 1, 0)), 'WITHSCORES', 'LIMIT', 0,
@@ -52,7 +53,7 @@ local function tokens_before(shares, rank)
   return sum
 end
 
--- The virtual time follows what is claimed.
+-- Moves the virtual time to the rank that was claimed, and drops tags below it.
 local function advance(where, rank)
   local shares, priority = P .. 'shares:' .. where, math.floor(rank / BAND) - 128
   redis.call('ZADD', shares, 'GT', exact(rank), 'v ' .. priority)

@@ -1,8 +1,8 @@
--- What the unfinished requests of a model still cost.
+-- The work that the unfinished requests of a model still need, in `outstanding:<model>` (I6).
 
--- `outstanding:<model>` (I6): what its unfinished requests still cost, queued and running: prompt rows (and rows of
--- committed tokens) that nobody has computed, tokens that may follow, KV pages.
--- `sign` 1 adds what r weighs in its present state, -1 takes it away.
+-- Its fields, for queued and running requests: tokens of prompts and logs to compute (`rows`), tokens that may be generated
+-- (`tokens`), KV pages (`pages`, of both).
+-- Adds (`sign` 1) or takes off (-1) what `r` needs in its present state, without its KV pages.
 local function account(r, sign)
   local key, left = P .. 'outstanding:' .. r.model, r.max_tokens - r.committed
   if r.rows_to_compute > 0 then redis.call('HINCRBY', key, r.state .. '_rows', sign * r.rows_to_compute) end

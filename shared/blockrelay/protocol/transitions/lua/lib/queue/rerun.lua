@@ -1,12 +1,12 @@
--- A run is over, its request is not, unless it has ended too many workers: queued again, quarantined, or ended as poison.
+-- Queues a request again after a failed run, in quarantine if it ended workers; ends it as poison if it ended too many.
 -- needs: requests/finish, requests/timeline, requests/dead_letters
 
--- The process that a worker is in: its id without the nonce of this life. nil: the id does not say.
+-- Returns the process that a worker is in, its id without the nonce; nil: the id has no such form.
 local function process_of(worker) return string.match(worker, '^(.+:%d+):[^:]+$') end
 
--- What a `failure` takes from GPUs, {stage, block_id, first, last} each: the stage that failed, and those of the same process
--- of which `failure.lost(worker)` says that they failed with it. `block_id` is the block that the failure names in the stage
--- which has it, and the first block of any other.
+-- Returns the stages that a `failure` takes from GPUs, {stage, block_id, first, last} each: the stage that failed, and those of
+-- the same process for which `failure.lost(worker)` is true. `block_id` is the block that the failure names, in the stage that
+-- has it, and the first block of any other stage.
 local function fallen(r, failure)
   local route, found, named = members(r.route), {}, tonumber(string.match(failure.block, '%d+$')) or 0
   local failed = (failure.stage or 0) + 1
@@ -25,8 +25,8 @@ local function fallen(r, failure)
   return found
 end
 
--- One event for each of them. `at`: the log's length at that moment; `blocks`: the first and the last of the stage. COMMIT
--- adds `rows`, and the end whether it was a `success`.
+-- Adds one fallback event for each of `stages` to the record and returns them. `at`: the log's length now; `blocks`: the first
+-- and the last of the stage. COMMIT adds `rows`, and the end of the request sets `success`.
 local function add_fallbacks(r, stages, reason, code)
   local list, added = r.fallbacks ~= '' and cjson.decode(r.fallbacks) or {}, {}
   for i, one in ipairs(stages) do
@@ -38,8 +38,8 @@ local function add_fallbacks(r, stages, reason, code)
   return added
 end
 
--- First blocks of the stages that GPUs have in a route, and the one that failed. They fail together where they are one
--- device, and only the first of its stages to say so finds the request there.
+-- Returns the block that failed and the first blocks of all stages of a route on GPUs. Stages on one device fail together, and
+-- only the first report of them finds the run current.
 local function gpus_of(route, failed)
   local blocks = {failed}
   for _, w in ipairs(members(route)) do
@@ -49,15 +49,16 @@ local function gpus_of(route, failed)
   return table.concat(blocks, ',')
 end
 
+-- Ends the current run, queues the request again and returns the fallback events that it added.
+-- `failure` is a GPU's, or nil: {block (where it failed), stage (nil: the first), reason and code (for its fallback events;
+-- nil: as `reason`, not known), lost (function: whether another worker of its process failed too)}. The next route has a CPU
+-- for each stage that failed and does not wait for a worker of the numerics id; a request that denies fallbacks waits for GPUs
+-- for all stages that had one.
+-- `found`: leading tokens that have KV pages in the stage that lacked some, or that left its GPU (nil: not known); until it has
+-- a new token the next run reuses no more of them in any stage.
+-- `tried`: the request that a dead worker ran alone, or nil; with it no other request is to blame.
+-- Re-runs and deaths count only at an unchanged log length; the second re-run is delayed, and each later one twice as long.
 -- Keeps I3, I7, I16.
--- End the current run and queue the request once more. `failure` is of a GPU, or nil: {block (where it failed), stage (nil:
--- the first), reason and code (for its fallback events; nil: as `reason`, not known), lost (which other workers of its
--- process it took too)}. The next route has a CPU for each stage that it took, and no worker of the numerics id is waited
--- for; where the request denies that, it waits for GPUs of all stages that had one. `found`: how many leading tokens have KV
--- pages in the stage that lacked some, or that left its GPU (nil: not known); until it has a token the next run takes no more
--- of them anywhere. Re-runs and deaths count only at an unchanged log length; the second re-run waits, and each one after it
--- twice as long. `tried` is the request that a dead worker tried alone, or nil: with it nobody else is to blame. Returns the
--- fallback events that it added.
 local function rerun(r, reason, failure, tried, found)
   local set = {'state', 'queued', 'run', '', 'route', '', 'progress_ms', NOW, 'rerun_reason', reason}
   if reason == 'missing_pages' then
@@ -73,9 +74,9 @@ local function rerun(r, reason, failure, tried, found)
     r.deaths = r.deaths + 1
     if tried then r.quarantine_deaths = r.quarantine_deaths + 1 end
     if r.quarantine_deaths >= MAX_QUARANTINE_DEATHS then
-      local said = 'the request ended its worker ' .. r.deaths .. ' times at the same position and is kept as a dead letter'
-      dead_letter(r, 'poison', said)
-      finish(r, 'error', cjson.encode({error = said, code = 'poison'}))
+      local message = 'the request ended its worker ' .. r.deaths .. ' times at the same position and is kept as a dead letter'
+      dead_letter(r, 'poison', message)
+      finish(r, 'error', cjson.encode({error = message, code = 'poison'}))
       return {}
     end
   end

@@ -1,7 +1,7 @@
--- Where re-runs wait: for any worker, for one of a numerics id, or for a time.
+-- The queues of re-runs: for any worker, for workers of one numerics id, or delayed.
 -- needs: requests/record
 
--- Milliseconds that the second re-run at one log length waits, and that a later one waits at most.
+-- Milliseconds that the second re-run at one log length is delayed, and that a later one is delayed at most.
 local FIRST_DELAY, LONGEST_DELAY = 100, 5000
 
 local function reruns_stream(r) return P .. 'reruns:' .. r.model .. ':' .. r.class end
@@ -19,14 +19,14 @@ local function unqueue(r)
   end
 end
 
--- For any worker.
+-- Queues a re-run for any worker.
 local function enqueue(r)
   local entry = redis.call('XADD', reruns_stream(r), '*', 'request', r.id)
   redis.call('HSET', P .. 'request:' .. r.id, 'job', 'reruns ' .. entry)
 end
 
--- For a worker of the numerics id that has computed its tokens: apart, where it is in nobody's way, and MIGRATE watches
--- whether such a worker is left.
+-- Queues a re-run for workers of the numerics id that computed its tokens: in a stream of its own, where it holds up no other
+-- request. MIGRATE checks whether such a worker is left.
 local function pin(r)
   local entry = redis.call('XADD', pinned_stream(r), '*', 'request', r.id)
   redis.call('HSET', P .. 'request:' .. r.id, 'job', 'pinned ' .. entry)
@@ -38,7 +38,7 @@ local function enqueue_later(r, delay)
   redis.call('HSET', P .. 'request:' .. r.id, 'job', 'delayed')
 end
 
--- Put re-runs whose delay is over onto their stream; also those due later than any delay lasts: the clock went back.
+-- Queues re-runs whose delay is over; also those due later than the longest delay, since the clock was set back.
 local function promote()
   for _, range in ipairs({{'-inf', NOW}, {'(' .. (NOW + LONGEST_DELAY), '+inf'}}) do
     for _, id in ipairs(redis.call('ZRANGEBYSCORE', P .. 'delayed', range[1], range[2], 'LIMIT', 0, 64)) do

@@ -1,29 +1,29 @@
--- When a request that comes now would have its first token, and its end.
+-- Forecasts when a request that arrives now would have its first token, and its end.
 -- needs: workers/fleet
 
--- What the workers say of themselves, and what follows for a request that comes now. All of it errs towards late: rows
--- that a page cache has and answers that stop early count in full, and every batch is as large as any of late.
--- Before its deadline a request must have time for QUEUE_MARGIN times its wait (a flood slows down what it waits for),
--- RUN_MARGIN times its run and SPARE seconds. While nobody has measured anything, so many requests may have a deadline.
+-- The forecast is built from the workers' own measurements and errs towards late: tokens in the prefix cache and answers that
+-- stop early count in full, and each batch is as large as the largest of late.
+-- A request needs QUEUE_MARGIN times its wait (a flood slows down what it waits for), RUN_MARGIN times its run and SPARE
+-- seconds before its deadline. UNMEASURED: requests that may have a deadline while no worker has measured itself.
 local QUEUE_MARGIN, RUN_MARGIN, SPARE, UNMEASURED = 2, 1.25, 0.3, 8
 
--- Seconds between two tokens of a request among `batch` at once, on the slowest of these workers. More than were ever seen
--- take longer in proportion.
+-- Returns the seconds between two tokens of a request in a batch of `batch` requests, on the slowest worker. `all`: for each
+-- worker {recent concurrency, {requests, seconds}...}. Batches beyond the measured ones take longer in proportion.
 local function slowest_step(all, batch)
   local slowest = 0
   for _, steps in ipairs(all) do
-    local company, step = math.max(batch, steps[1]), nil
+    local size, step = math.max(batch, steps[1]), nil
     for i = 2, #steps do
-      if not step and steps[i][1] >= company then step = steps[i][2] end
+      if not step and steps[i][1] >= size then step = steps[i][2] end
     end
     local largest = steps[#steps]
-    slowest = math.max(slowest, step or largest[2] * company / largest[1])
+    slowest = math.max(slowest, step or largest[2] * size / largest[1])
   end
   return slowest
 end
 
--- The same for any batch, in a few numbers however many workers there are: {at once, seconds}… ascending, for each size
--- that somebody has measured; `each` and `least` seconds for batches beyond them.
+-- Returns `slowest_step` for all batches as a small table: `sizes` {requests, seconds}, ascending, for each batch size that a
+-- worker has measured; for larger batches `each` seconds per request, but at least `least` seconds.
 local function step_table(all)
   local sizes, known, each, least = {}, {}, 0, 0
   for _, steps in ipairs(all) do
@@ -38,6 +38,7 @@ local function step_table(all)
   return {sizes = sizes, each = each, least = least}
 end
 
+-- Returns the seconds between two tokens in a batch of `batch` requests, from a `survey`.
 local function step_among(found, batch)
   for _, step in ipairs(found.steps.sizes) do
     if step[1] >= batch then return step[2] end
@@ -45,12 +46,13 @@ local function step_among(found, batch)
   return math.max(found.steps.each * batch, found.steps.least)
 end
 
--- Of a model: `largest` pool of each stage (also of workers that are silent now: what they hold fits once they are back, or
--- replaced, and a refusal for its size is final), and whether there is a whole route of workers that do not vary
--- (`steady`, silent ones too); of those that live: `pages` of the narrowest stage, `workers` of the first stage and the
--- requests (`slots`) that they run at once, and whether one `varies`; of those that have measured themselves, together:
--- seconds for a prompt row and for a token (`row`, `token`, nil before), the `slowest` one's prompt row, and `steps` for
--- `step_among`.
+-- Returns what the workers of a model can do.
+-- Of all workers: `largest`, KV pages of the largest pool of each stage (also of silent workers: they may come back, and a
+-- refusal for size is final); `steady`, true if there is a whole route of deterministic workers.
+-- Of live workers: `pages`, KV pages of the stage that has least; `workers` of the first stage and `slots`, the requests that
+-- these run at once; `varies`, true if one is nondeterministic.
+-- Of live workers that have measured themselves: `row` and `token`, seconds per prompt token and per generated token of all
+-- together (nil if none has); `slowest`, seconds per prompt token of the slowest; `steps` for `step_among`.
 local function survey(model)
   local found = {largest = {}, workers = 0, slots = 0, slowest = 0}
   local pools, rows, tokens, measured, routes = {}, 0, 0, {}, {}
@@ -94,8 +96,9 @@ local function survey(model)
   return found
 end
 
--- Seconds until a request is claimed, and seconds from then until its first token and its end.
--- `outstanding` is that of the model, `before` the tokens (prompt and max_tokens) that are claimed earlier (nil: all that wait).
+-- Returns the seconds until a request is claimed, and the seconds from then until its first token and until its end.
+-- `found`: of `survey`. `outstanding`: of the model. `need`: KV pages of the request and those checked with it. `prompt` and
+-- `most`: its prompt tokens and max_tokens. `before`: tokens (prompt and max_tokens) claimed earlier (nil: all that wait).
 local function forecast(found, outstanding, in_flight, need, prompt, most, before)
   local queued = outstanding.queued_rows * found.row + outstanding.queued_tokens * found.token
   local running = outstanding.running_rows * found.row + outstanding.running_tokens * found.token
@@ -105,11 +108,11 @@ local function forecast(found, outstanding, in_flight, need, prompt, most, befor
   local slots = math.max(1, math.min(found.slots, fit))
   local wait = share * queued
   if in_flight < slots then
-    wait = share * outstanding.queued_rows * found.row  -- claimed at once; what waits decodes beside it
+    wait = share * outstanding.queued_rows * found.row  -- claimed at once; requests before it decode beside it
   else
-    wait = wait + running  -- at the latest when all that runs has ended
+    wait = wait + running  -- claimed at the latest when all running requests have ended
   end
-  -- Prompts of others lengthen the time between tokens by as much as prompts are of all the work.
+  -- Prompts of other requests lengthen the time between tokens, in proportion to their share of all work.
   local prompts = (outstanding.queued_rows + outstanding.running_rows + prompt) * found.row
   local tokens = (outstanding.queued_tokens + outstanding.running_tokens + most) * found.token
   local batch = math.min(slots, in_flight + 1) / math.max(1, found.workers)

@@ -1,26 +1,26 @@
--- The log of a request that has ended, and what its record keeps.
+-- The log and the record of a request that has ended.
 -- needs: requests/record
 
--- What a record still says when its request has ended, beside `state`, `end` and `progress_ms`.
+-- Fields that the record of an ended request keeps, beside `state`, `end` and `progress_ms`.
 local REMAINING = {'v', 'committed', 'model', 'tenant', 'accepted_ms', 'claimed_ms', 'first_token_ms', 'reruns',
   'numerics', 'fingerprint', 'retention_s'}
--- Of these, what its notes say too, as long as they have it.
+-- Of these, fields that are dropped while the notes have the same time, and the pattern of that note.
 local NOTED = {claimed_ms = '^%d+c', first_token_ms = '%d+t;'}
--- What moves into the terminal entry: of any length, so it would make the hash a large one.
+-- Fields that move into the terminal entry: they are long, and the hash stays compact without them.
 local MOVING = {'body', 'notes'}
--- A log of up to so many tokens is packed (it takes a moment), and moves into the record if it has so many bytes at most: in
--- pieces, since Redis keeps a hash without longer values in one piece of memory. What a reader finds in its place is the
--- same: the log stays for a while for those who read it now, as one entry under the id of the last.
+-- A log of up to MOST_PACKED tokens is packed into its terminal entry, under the id of the last entry. If that has at most
+-- MOST_MOVED bytes it moves into the record, in pieces of PIECE bytes, since Redis keeps a hash with short values in one
+-- piece of memory. The packed log stays LINGER seconds for those who read it now.
 local MOST_PACKED, MOST_MOVED, PIECE, LINGER = 1024, 6400, 64, 15
 
--- Write the terminal entry: `said`, pairs of names and values, without what is empty. The fields that the record gets for
--- it; nil when the log must be kept.
-local function close_log(r, said)
+-- Writes the terminal entry from `named`, alternating names and values, without empty values. Returns the fields that
+-- hold the log in the record; nil when the log must be kept.
+local function close_log(r, named)
   local log, aside, last = P .. 'log:' .. r.id, P .. 'packing', (r.committed + 1) .. '-0'
   local fields = {}
-  for i = 1, #said, 2 do
-    if said[i + 1] and said[i + 1] ~= '' then
-      fields[#fields + 1] = said[i]; fields[#fields + 1] = said[i + 1]
+  for i = 1, #named, 2 do
+    if named[i + 1] and named[i + 1] ~= '' then
+      fields[#fields + 1] = named[i]; fields[#fields + 1] = named[i + 1]
     end
   end
   if r.committed > MOST_PACKED then
@@ -38,7 +38,7 @@ local function close_log(r, said)
     fields[#fields + 1] = 'logprobs'; fields[#fields + 1] = cmsgpack.pack(logprobs)
   end
   redis.call('XADD', aside, last, unpack(fields))
-  redis.call('COPY', aside, log, 'REPLACE')  -- a new stream takes 4 KiB, a copy what it needs
+  redis.call('COPY', aside, log, 'REPLACE')  -- a new stream takes 4 KiB, a copy only what it needs
   redis.call('DEL', aside)
   local all = cmsgpack.pack(fields)
   if string.len(all) > MOST_MOVED then return nil end
@@ -49,10 +49,10 @@ local function close_log(r, said)
   return pieces
 end
 
--- Seconds that an end can be read.
+-- Seconds that the end of a request can be read.
 local function retention_of(r) return r.retention_s > 0 and r.retention_s or retention() end
 
--- A request has ended: one more that may be forgotten early. Names of what its retention has taken leave at the other end.
+-- Lists an ended request for FORGET, and drops ids at the front of the list whose records have expired.
 local function list_ended(r)
   local list = P .. 'ended:' .. (r.retention_s > 0 and 'last' or 'first')
   for _, id in ipairs(redis.call('LRANGE', list, 0, 1)) do

@@ -1,9 +1,9 @@
 -- The end of a request.
 -- needs: workers/reservations, queue/outstanding, queue/rerun_queue, requests/ended, requests/tensor_results
 
--- The fallback events of a request that ends now, as JSON, each with its `success`: whether the CPU computed what the GPU
--- had failed at. It did when something was committed behind the failure, or when the end itself is a good one. `position`:
--- the log's length when it failed, `rows`: how many rows of known tokens the next run computed again (absent: not known).
+-- Returns the fallback events of a request that ends now, as JSON, each with its `success`: whether the CPU computed the stage
+-- that failed on the GPU. It did if a token was committed after the failure, or if the end is a good one. `position`: the
+-- log's length at the failure; `rows`: known tokens that the next run computed again (absent: not known).
 local function judged_fallbacks(r, reason)
   if r.fallbacks == '' then return '' end
   local good = reason == 'stop' or reason == 'length' or reason == 'tensor'
@@ -15,8 +15,9 @@ local function judged_fallbacks(r, reason)
   return cjson.encode(list)
 end
 
--- Keeps I2, I5, and the books: what was accepted has ended or is in `running`.
--- Terminal entry, absorbing; what nobody needs any more goes. `meta` is a JSON object (error, execution times) or ''.
+-- Ends a request: writes the terminal entry, gives back what it holds and shrinks its record. `meta` is a JSON object (error,
+-- execution times) or ''.
+-- Keeps I2, I5, and the accounting: each accepted request has ended or is in `running`.
 local function finish(r, reason, meta)
   local record = P .. 'request:' .. r.id
   release(r)
@@ -26,21 +27,22 @@ local function finish(r, reason, meta)
   redis.call('HINCRBY', P .. 'totals:' .. r.model, 'ended:' .. reason, 1)
   redis.call('SREM', P .. 'tenant-requests:' .. r.tenant, r.id)
   local bucket = P .. 'bucket:' .. r.tenant
-  if r.committed > r.max_tokens and redis.call('EXISTS', bucket) == 1 then  -- more than it was charged for
+  if r.committed > r.max_tokens and redis.call('EXISTS', bucket) == 1 then  -- more tokens than it was charged for
     redis.call('HINCRBYFLOAT', bucket, 'level', r.max_tokens - r.committed)
   end
-  if r.job == 'queue' then  -- its tenant has not had its share of it
+  if r.job == 'queue' then  -- it never ran, so its tenant gets its share and tokens back
     local cost, share = string.match(r.share, '^(%d+) (.+)$')
     redis.call('ZADD', P .. 'shares:' .. r.model .. ':' .. r.class, 'XX', 'INCR', -cost, share)
     if redis.call('EXISTS', bucket) == 1 then redis.call('HINCRBYFLOAT', bucket, 'level', r.prompt_tokens + r.max_tokens) end
   end
   local on_gpus, on_cpus = executed(r)
-  local said = {'executed', on_gpus + on_cpus > 0 and string.format('%d,%d', on_gpus, on_cpus) or '', 'end', reason, 'meta', meta, 'fallbacks', judged_fallbacks(r, reason), 'numerics', r.numerics,
+  local terminal = {'executed', on_gpus + on_cpus > 0 and string.format('%d,%d', on_gpus, on_cpus) or '', 'end', reason,
+    'meta', meta, 'fallbacks', judged_fallbacks(r, reason), 'numerics', r.numerics,
     'varies', r.private == 1 and '1' or ''}
   for i, value in ipairs(redis.call('HMGET', record, unpack(MOVING))) do
-    said[#said + 1] = MOVING[i]; said[#said + 1] = value
+    terminal[#terminal + 1] = MOVING[i]; terminal[#terminal + 1] = value
   end
-  local pieces = close_log(r, said)
+  local pieces = close_log(r, terminal)
   if r.result_bytes > 0 then end_result(r.id, redis.call('HEXISTS', record, 'claimed_ms') == 1) end
   local left = {'state', 'done', 'end', reason, 'progress_ms', NOW}
   local notes = redis.call('HGET', record, 'notes') or ''

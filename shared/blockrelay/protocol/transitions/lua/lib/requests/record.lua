@@ -1,35 +1,35 @@
 -- The record of a request, `request:<id>`.
 
--- Its fields; whatever ends in `_ms` is a time in Unix milliseconds of Redis' clock (0: none).
+-- Its numbers and what they mean; a name with `_ms` is a time in Unix milliseconds of Redis' clock (0: none).
 local NUMBERS = {
-  v = 'the number of the protocol under which it was accepted',
-  committed = 'the length of its log',
-  prompt_tokens = 'of its prompt',
-  max_tokens = 'that it may generate; of a chat that named no limit, that it is expected to',
-  rows_to_compute = 'of its prompt, and after a re-run of its committed tokens, that nobody has computed',
-  pages_needed = 'KV pages that it needs at the most',
-  pages_reserved = 'of those, what its run holds on each worker of its route',
-  deadline_ms = 'after which nothing of it is computed',
-  retention_s = 'how long its end can be read (0: as usual)',
-  result_bytes = 'what its tensor result takes of the payload Redis (0: it has none)',
-  deaths = 'of workers that ran it, since its log was as long as now',
-  quarantine_deaths = 'of those, while it ran alone',
-  deaths_at = 'the length of the log for which these are counted',
-  attempts = 'runs that failed at this length',
+  v = 'number of the protocol under which it was accepted',
+  committed = 'length of its log',
+  prompt_tokens = 'tokens of its prompt',
+  max_tokens = 'tokens that it may generate; for a chat without a limit, tokens that it is expected to generate',
+  rows_to_compute = 'tokens of its prompt, and after a re-run of its log, that are still to be computed',
+  pages_needed = 'KV pages that it needs at most',
+  pages_reserved = 'KV pages that its run has reserved on each worker of its route',
+  deadline_ms = 'time after which nothing of it is computed',
+  retention_s = 'seconds that its end can be read (0: setting of the cell)',
+  result_bytes = 'bytes of its tensor result on the payload Redis (0: it has none)',
+  deaths = 'worker deaths while it ran, at log length `deaths_at`',
+  quarantine_deaths = 'worker deaths while it ran alone, at log length `deaths_at`',
+  deaths_at = 'log length for which deaths and attempts are counted',
+  attempts = 'runs that failed at log length `deaths_at`',
   missing_pages = 're-runs because cached KV pages were gone',
-  varies = 'whether its last route has a worker that does not compute the same bits twice (1)',
-  private = 'whether a route that computed some of it had one (1): its KV pages are not what their tokens alone decide',
-  steps = 'that its run has committed: a token or several guessed ones each, or a tensor result',
-  gpu_blocks = 'that its route has on GPUs',
-  cpu_blocks = 'that its route has on CPUs',
-  gpu_executed = 'blocks that GPUs have executed in the runs before: in each committed step all of theirs',
-  cpu_executed = 'the same of CPUs',
-  denied_ms = 'since when it waits for a GPU of the stage of `denied_block` (0: it does not)',
+  varies = '1 if its last route has a nondeterministic worker',
+  private = '1 if a route that computed some of it had a nondeterministic worker: its KV pages cannot be shared',
+  steps = 'steps that its run has committed: a token, several verified draft tokens, or a tensor result each',
+  gpu_blocks = 'blocks of its route on GPUs',
+  cpu_blocks = 'blocks of its route on CPUs',
+  gpu_executed = 'blocks that GPUs executed in committed steps of earlier runs',
+  cpu_executed = 'blocks that CPUs executed in committed steps of earlier runs',
+  denied_ms = 'time since which it waits for a GPU for `denied_block` (0: it does not wait)',
 }
-local TEXTS = {'state', 'run', 'route', 'class', 'model', 'job', 'fallbacks', 'numerics', 'tenant', 'share', 'exact', 'fallback', 'denied_block',
-  'reusable'}
+local TEXTS = {'state', 'run', 'route', 'class', 'model', 'job', 'fallbacks', 'numerics', 'tenant', 'share', 'exact', 'fallback',
+  'denied_block', 'reusable'}
 
--- Of a whole record. A script that runs for every token asks for less, so the list is made when it is needed.
+-- All fields of a record. COMMIT, which runs for every token, reads fewer, so the list is made only when needed.
 local every_field
 local function all_fields()
   if not every_field then
@@ -39,14 +39,14 @@ local function all_fields()
   return every_field
 end
 
--- Of a script that found done what it should do, with WAIT behind it, which speaks of what its own connection wrote:
--- replicas that have this have what was there before.
+-- Writes something harmless, for a script whose work was done already and whose caller sends WAIT next. WAIT covers only
+-- writes of its own connection, and a replica that has this write has all earlier ones too.
 local function write_for_wait(model)
   redis.call('HINCRBY', P .. 'totals:' .. model, 'accepted', 0)
 end
 
--- The record of a request as a table, or nil: all of it, or `fields`, the first of which every record has. Numbers are
--- converted. Only a whole one may be ended or queued again.
+-- Returns the record of a request as a table, numbers converted; nil if there is none. Reads all fields, or only `fields`,
+-- the first of which must be in every record. Only a whole record may be passed to `finish` or `rerun`.
 local function read_record(id, fields)
   fields = fields or all_fields()
   local v = redis.call('HMGET', P .. 'request:' .. id, unpack(fields))
@@ -58,19 +58,20 @@ local function read_record(id, fields)
   return r
 end
 
+-- Returns the worker ids of a route.
 local function members(route)
   local t = {}
   for w in string.gmatch(route, '[^,]+') do t[#t + 1] = w end
   return t
 end
 
--- Blocks that GPUs and that CPUs have executed for a request, in all that its runs have committed.
+-- Returns the numbers of blocks that GPUs and that CPUs executed for a request, in all committed steps of its runs.
 local function executed(r)
   return r.gpu_executed + r.steps * r.gpu_blocks, r.cpu_executed + r.steps * r.cpu_blocks
 end
 
--- The numerics id under which a log goes on: the last of `a+b@17`, where b has computed what stands behind 17 tokens.
+-- Returns the numerics id under which a log continues: b in `a+b@17`, where b computed the tokens after the first 17.
 local function id_of(numerics) return string.match(numerics, '([^+@]+)@?%d*$') end
 
--- Tokens that there are decide the numerics id, where it could compute them again.
+-- Whether a log must continue under its numerics id: it has tokens, and that id could compute them again.
 local function pinned(r) return r.committed > 0 and r.numerics ~= '' and r.varies == 0 end

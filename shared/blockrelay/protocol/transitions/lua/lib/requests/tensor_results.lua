@@ -1,7 +1,7 @@
--- What tensor results take of the payload Redis.
+-- Accounting of tensor results, which are on the payload Redis.
 
--- The books of tensor results (I6), which lie on the payload Redis: `results` says until when each may be there, and
--- `result-bytes` how large it is and whose, with the sums: of all under '', of a tenant under ' ' and its name.
+-- `results` has the time until which each result may be stored. `result-bytes` has its size and tenant, and the sums: of all
+-- under '', of a tenant under ' ' and its name (I6).
 local function add_result(tenant, bytes)
   for _, sum in ipairs({'', ' ' .. tenant}) do
     if redis.call('HINCRBY', P .. 'result-bytes', sum, bytes) == 0 then redis.call('HDEL', P .. 'result-bytes', sum) end
@@ -17,7 +17,7 @@ local function strike_result(id)
   redis.call('ZREM', P .. 'results', id)
 end
 
--- Promised. A promise under the same id is of a request that is begun anew.
+-- Accounts for the result of a request that is accepted. An entry of the same id is replaced: the request starts again.
 local function book_result(id, tenant, bytes)
   strike_result(id)
   redis.call('ZADD', P .. 'results', '+inf', id)
@@ -25,7 +25,8 @@ local function book_result(id, tenant, bytes)
   add_result(tenant, bytes)
 end
 
--- Its request has ended. What a worker has begun, one may store; nobody will store what nobody has claimed.
+-- Updates the accounting when the request has ended. A claimed request's worker may still store its result for a while; of a
+-- request that was never claimed there will be none.
 local function end_result(id, claimed)
   if claimed then redis.call('ZADD', P .. 'results', 'XX', NOW + RESULT_MS, id) else strike_result(id) end
 end

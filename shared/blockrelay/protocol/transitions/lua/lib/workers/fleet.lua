@@ -1,5 +1,5 @@
--- The registry as ACCEPT and CLAIM see it. Reading it takes a command or more for each worker, so what they make of it is
--- kept for a second in `fleet:<model>`; a worker that comes (it announces itself) or goes (DEAD) drops it.
+-- The registry of workers, as ACCEPT and CLAIM see it. Reading it takes several commands per worker, so what they compute from
+-- it is cached for a second in `fleet:<model>`. A worker that registers, and DEAD, delete the cache.
 local KEPT = 1000
 local function kept(model, what, make)
   local key = P .. 'fleet:' .. model
@@ -11,13 +11,13 @@ local function kept(model, what, make)
   return made
 end
 
--- All registered workers, with their beats: {id, ms, id, ms, …}. Nobody registers beyond MAX_WORKERS.
+-- Returns all registered workers with the time of their last heartbeat: {id, ms, id, ms, …}; at most MAX_WORKERS.
 local function registered()
   return redis.call('ZRANGEBYSCORE', P .. 'workers', '-inf', '+inf', 'WITHSCORES', 'LIMIT', 0, MAX_WORKERS)
 end
 
--- A worker lives while its last beat is not `dead_after()` ms old; one that lies as far in the future is from before the
--- clock was put back.
+-- Whether a worker with this last heartbeat is alive: it is less than `dead_after()` ms old. A heartbeat as far in the future
+-- is from before the clock was set back, and does not count.
 local function is_alive(beat)
   return beat and math.abs(NOW - tonumber(beat)) < dead_after()
 end

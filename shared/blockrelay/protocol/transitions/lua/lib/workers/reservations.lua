@@ -1,9 +1,9 @@
--- What a run holds on the workers of its route.
+-- KV pages that a run has reserved on the workers of its route.
 -- needs: requests/record
 
--- Give back what a run holds on its route's workers and tell them (a hint: BEAT finds what a lost note leaves behind).
+-- Gives back what a run has reserved, and tells the workers (a hint: BEAT finds runs whose message was lost). Idempotent,
+-- since only a member of worker-requests:<worker> has a reservation.
 -- Keeps I4.
--- Idempotent: only a member of worker-requests:<worker> has a reservation.
 local function release(r)
   for _, w in ipairs(members(r.route)) do
     redis.call('XADD', P .. 'inbox:' .. w, 'NOMKSTREAM', '*', 'ended', cmsgpack.pack({r.id, r.run}))

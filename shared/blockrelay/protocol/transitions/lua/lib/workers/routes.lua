@@ -1,13 +1,13 @@
--- Routes of one worker of the first stage: who could follow it, one worker for every stage.
--- A worker `varies` when its device does not compute the same bits twice (GPUs through ONNX Runtime). It may stand beside
--- any others; workers that do not vary share a route only under one numerics id.
+-- Routes that begin with one worker of the first stage: one worker for each stage.
+-- A worker `varies` if its device is nondeterministic (GPUs through ONNX Runtime). It may be in a route with any others;
+-- deterministic workers share a route only under one numerics id.
 -- needs: workers/fleet
 
--- The worker that claims, at the front of every route: id, model, split, device, numerics, varies, pages (of its pool), free
--- (of those, not reserved), running (requests that it runs), and `stages` of its split, {first block, last block} of each.
+-- The worker that claims, the first of every route: id, model, split, device, numerics, varies, pages (of its pool), free
+-- (pages not reserved), running (requests that it runs), and `stages` of its split, {first block, last block} of each.
 local me
 
--- False when this worker may not claim: it is unknown, of a later stage, draining, without an inbox or without a beat.
+-- Reads `me`. False when the worker may not claim: it is unknown, of a later stage, draining, without inbox or heartbeat.
 local function claims(worker)
   local v = redis.call('HMGET', P .. 'worker:' .. worker, 'model', 'split', 'stage', 'device', 'numerics', 'pages', 'pages_reserved',
     'draining', 'varies')
@@ -20,12 +20,12 @@ local function claims(worker)
   return true
 end
 
--- Of the workers of a stage and device so many at most are looked at: any of them will do, the least loaded of some is good.
+-- Workers of a stage and device that are looked at, at most: the least loaded of a sample is good enough.
 local SAMPLE = 16
--- Those that vary, among groups by numerics id.
+-- The group of all nondeterministic workers, beside the groups by numerics id.
 local VARIES = '~'
 
--- Ids of the workers of my split: roster[stage + 1][device][numerics id, or VARIES], sorted.
+-- Returns the ids of the workers of this split: [stage + 1][device][numerics id, or VARIES], sorted.
 local function roster()
   return kept(me.model, 'split ' .. me.split, function()
     local found, all = {}, registered()
@@ -47,9 +47,8 @@ local function roster()
   end)
 end
 
--- Those of them that live, are ready and do not drain: list of {id, numerics, varies, pages, free, running} (`look_for` adds
--- their device), behind what is
--- in `found`. `ids` may be nil. `chance`: hex digits.
+-- Appends to `found`, or to a new list, those workers of `ids` that live, are ready and do not drain: {id, numerics, varies,
+-- pages, free, running}; `look_for` adds the device. `ids` may be nil. `chance`: hex digits that choose the sample.
 local function live(ids, chance, found)
   found = found or {}
   ids = ids or {}
@@ -66,7 +65,7 @@ local function live(ids, chance, found)
   return found
 end
 
--- The numerics ids of which workers that do not vary may follow me: mine, or, when I vary, one of those that there are.
+-- Returns the numerics ids that deterministic workers of the later stages may have: this worker's, or any if it varies.
 local function partners(known)
   if not me.varies then return {me.numerics} end
   local ids, there = {}, {}
@@ -85,8 +84,8 @@ local function partners(known)
   return ids
 end
 
--- Who could follow me: candidates[stage][device] from stage 1 on, under the first partner with which every stage has
--- somebody.
+-- Returns the workers for the later stages, [stage][device] from stage 1 on, where deterministic ones have the numerics id
+-- `partner`; and whether each stage has one.
 local function look_for(known, partner, chance)
   local found, all = {}, true
   for s = 1, #me.stages - 1 do
@@ -101,9 +100,9 @@ local function look_for(known, partner, chance)
   return found, all
 end
 
--- Asked only when there is something to claim.
+-- The result of `look_for` under the first partner with which each stage has a worker; read when there is work to claim.
 local candidates, complete
--- Whether every stage has somebody.
+-- Whether each stage has a live worker.
 local function staffed(chance)
   if not candidates then
     local known = #me.stages > 1 and roster()
@@ -131,8 +130,8 @@ local function steady(list)
   return found
 end
 
--- The devices that may compute stage `s` of a request: CPUs where one of its blocks failed on a GPU, else GPUs before CPUs;
--- the others where there are none of these. With `pure`: none that varies.
+-- Returns the workers that may compute stage `s` of a request: CPUs if one of its blocks failed on a GPU, else GPUs; those of
+-- the other kind if there are none. With `pure` only deterministic ones.
 local function allowed(s, failed, pure)
   local gpu, cpu = candidates[s].gpu, candidates[s].cpu
   if pure then gpu, cpu = steady(gpu), steady(cpu) end
@@ -143,7 +142,7 @@ local function allowed(s, failed, pure)
   return #first > 0 and first or second
 end
 
--- Whether a GPU that lives could compute the stage of `block`.
+-- Whether a live GPU could compute the stage of `block`.
 local function has_gpu(block)
   for s = 0, #me.stages - 1 do
     if me.stages[s + 1][1] <= block and block <= me.stages[s + 1][2] then
@@ -154,8 +153,8 @@ local function has_gpu(block)
   return false
 end
 
--- A member for every stage, me at the front; nil when some stage has no room or nobody who is allowed. `failed`: numbers of
--- blocks that failed on a GPU.
+-- Returns a worker for each stage, `me` first; nil when a stage has no allowed worker with `need` free pages. `failed`:
+-- numbers of the blocks that failed on a GPU.
 local function find_route(need, failed, pure)
   if me.free < need or (pure and me.varies) then return nil end
   local route = {me}
@@ -167,8 +166,8 @@ local function find_route(need, failed, pure)
   return route
 end
 
--- Whether some stage has nobody whose pool would hold so many pages even empty, or with `pure` nobody at all: then a job
--- waits for another worker to come, and nobody waits behind it.
+-- Whether a stage has no worker whose whole pool holds `need` pages, or with `pure` no deterministic worker. The job then
+-- waits for another worker to register, and does not hold up the jobs behind it.
 local function fits_nowhere(need, pure)
   if pure and me.varies then return true end
   for s = 0, #me.stages - 1 do
@@ -183,7 +182,7 @@ local function fits_nowhere(need, pure)
   return false
 end
 
--- What a route computes by: the numerics ids of its members, each once, in the order of their stages; and whether one varies.
+-- Returns the numerics ids of a route's workers, each once, in the order of their stages, and whether one varies.
 local function numerics_of(route)
   local ids, there, varies = {}, {}, false
   for _, c in ipairs(route) do
@@ -196,15 +195,15 @@ local function numerics_of(route)
   return table.concat(ids, '/'), varies
 end
 
--- How many blocks a route has on GPUs, and how many on CPUs.
+-- Returns how many blocks a route has on GPUs and how many on CPUs.
 local function placed(route)
   local blocks = {gpu = 0, cpu = 0}
   for s, c in ipairs(route) do blocks[c.device] = blocks[c.device] + me.stages[s][2] - me.stages[s][1] + 1 end
   return blocks
 end
 
--- A request is of the class of the device that is to compute the first stage of it. A worker of another device takes it
--- where none of that class lives.
+-- The class of a request is the device that is to compute its first stage. A worker of another device takes it only while no
+-- worker of that class lives.
 local function classes() return {me.device, me.device == 'gpu' and 'cpu' or 'gpu'} end
 local function takes(class, chance)
   if class == me.device then return true end

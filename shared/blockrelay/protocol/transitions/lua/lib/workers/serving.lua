@@ -1,10 +1,10 @@
--- Who could go on with a log.
+-- The numerics ids under which live workers can continue a log.
 -- needs: workers/fleet
 
--- Of each numerics id that live workers of a model, none of them draining or one that varies, serve with a worker
--- for every stage of a split, how many KV pages a request may need: their pools hold no more, even empty.
+-- Returns, for each numerics id that has a worker for each stage of a split, how many KV pages a request may need at most: the
+-- whole pool of its smallest stage. Counts live deterministic workers of the model that do not drain.
 local function serving(model)
-  local found, staffed, all = {}, {}, registered()
+  local found, pools, all = {}, {}, registered()
   for i = 1, #all, 2 do
     if is_alive(all[i + 1]) then
       local w = all[i]
@@ -12,12 +12,12 @@ local function serving(model)
       if v[1] == model and v[3] and not v[6] and v[4] ~= '1'
         and redis.call('EXISTS', P .. 'inbox:' .. w) == 1 then
         local route = v[5] .. ' ' .. v[2]
-        staffed[route] = staffed[route] or {}
-        staffed[route][v[3]] = math.max(staffed[route][v[3]] or 0, tonumber(v[7] or 0))
+        pools[route] = pools[route] or {}
+        pools[route][v[3]] = math.max(pools[route][v[3]] or 0, tonumber(v[7] or 0))
       end
     end
   end
-  for route, stages in pairs(staffed) do
+  for route, stages in pairs(pools) do
     local id, split = string.match(route, '^(%S+) (.+)$')
     local _, commas = string.gsub(split, ',', '')
     local most = math.huge
