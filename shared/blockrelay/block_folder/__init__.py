@@ -1,1 +1,1 @@
-"""The folder of a converted model."""
+"""The folder of a converted model: its manifest, its checks, and how its tensors are read."""

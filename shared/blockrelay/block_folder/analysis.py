@@ -1,6 +1,6 @@
-"""What a model costs, block by block, from its shape alone. Pure: no weight is read.
+"""The costs of a model's blocks (bytes, operations, KV), computed from its shape alone: no weight is read.
 
-Planners work from it, and `blockrelay analyse` prints it.
+Planners work from them, and `blockrelay analyse` prints them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,34 +14,37 @@ from blockrelay.block_folder.precisions import kv_item_bytes
 from blockrelay.errors import UsageError
 from blockrelay.typed_command import typed
 
-#: Rows travel between stages as float32.
+#: Bytes of one number of a hidden state on its way between stages: float32.
 HOP_ITEM_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockCost:
-    """One block. Bytes are by precision; a precision that the model's widths do not allow is missing."""
+    """The costs of one block. A precision that the model's widths do not allow is missing in `bytes` and `step_bytes`.
+
+    A row is the hidden state of one token.
+    """
 
     index: int
     layers: int
-    """1, or 0 for the block of the head."""
+    """Layers of the model in the block: 1, or 0 for the head. ONNX blocks made by others may have several."""
     parameters: int
     bytes: Mapping[Precision, int]
-    """Of its file: what a worker maps for it."""
+    """Size of the block's file, which a worker maps, by precision."""
     step_bytes: Mapping[Precision, int]
-    """What a step reads of them: all but the embedding, of which it looks up a row for each token."""
+    """Bytes that one step reads, by precision: all but the embedding, in which it looks up one row for each token."""
     flops_per_row: int
-    """In products with weights, 2 for each of them. The head counts where a row's logits are wanted."""
+    """Operations of the linear layers for one row, 2 for each weight. The head's count only for rows with logits."""
     attention_flops: int
-    """Of a row, for each token that it attends to."""
+    """Operations of attention for one row and each token that it attends to."""
     kv_values_per_token: int
-    """Keys and values; `precisions.kv_item_bytes` says how many bytes each has."""
+    """Numbers in the keys and values of one token; `precisions.kv_item_bytes` says how many bytes each has."""
     hop_bytes_per_row: int
-    """What a worker of the next block is sent; 0 behind the last block, where tokens come out."""
+    """Bytes that a stage which ends with this block sends to the next one for each row; 0 for the last block."""
     hop_bytes_per_row_and_token: int = 0
-    """More of that for each token that the row attends to: masks are handed on by ONNX blocks that others made."""
+    """Further bytes for each row and each token that it attends to: ONNX blocks made by others hand on masks."""
     cpu_bytes: int | None = None
-    """What it takes on a CPU, where that is not what it takes elsewhere."""
+    """Bytes of the weights on a CPU; None if they are the same as on other devices."""
 
     @property
     def name(self) -> str:
@@ -50,21 +53,23 @@ class BlockCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelAnalysis:
-    """All blocks of a model, block i at index i-1. A head that shares the embedding's weights counts like any other:
-    a block folder has both."""
+    """The costs of all blocks of a model, block i at index i-1.
+
+    A head that shares the embedding's weights counts like any other, because a block folder has both.
+    """
 
     model: str
     context: int
-    """Tokens that a request may have at most."""
+    """Most tokens that a request may have."""
     blocks: tuple[BlockCost, ...]
 
     @property
     def precisions(self) -> tuple[Precision, ...]:
-        """Those that the model can have."""
+        """The precisions that the model's widths allow."""
         return tuple(p for p in PRECISIONS if p in self.blocks[0].bytes)
 
     def totals(self) -> dict[str, Any]:
-        """The sums over all blocks; of the hop what one stage sends to the next for each row."""
+        """Returns the sums over all blocks, as in `to_json`. `hop_bytes_per_row` is that of one hop between stages."""
         return {
             "parameters": sum(b.parameters for b in self.blocks),
             "bytes": self._summed([b.bytes for b in self.blocks]),
@@ -78,11 +83,11 @@ class ModelAnalysis:
         return {p: sum(each[p] for each in by_precision) for p in self.precisions}
 
     def _kv_bytes(self, values: int) -> dict[str, int]:
-        """Where all blocks have one precision."""
+        """Returns the bytes of `values` numbers of KV in a model whose blocks all have one precision, by precision."""
         return {p: values * kv_item_bytes([p]) for p in self.precisions}
 
     def to_json(self) -> dict[str, Any]:
-        """What `blockrelay analyse --json` prints."""
+        """Returns the costs as `blockrelay analyse --json` prints them."""
         return {
             "model": self.model,
             "context": self.context,
@@ -102,11 +107,11 @@ class ModelAnalysis:
 
 
 def analyse(model: ModelConfig) -> ModelAnalysis:
-    """The costs of every block of a model of this shape. UsageError for ONNX blocks that others made."""
+    """Returns the costs of every block of `model`. Raises UsageError for ONNX blocks made by others."""
     if model.onnx_blocks is not None:
         raise UsageError(
-            f"{model.name} is ONNX blocks as they are, whose costs no shape tells; `{typed('profile --blocks')}` "
-            f"measures them, and `{typed('import')}` makes a block folder of them"
+            f"{model.name} consists of ONNX blocks as they are, whose costs cannot be computed from a shape; "
+            f"`{typed('profile --blocks')}` measures them, and `{typed('import')}` makes a block folder of them"
         )
     precisions: tuple[Precision, ...] = tuple(p for p in PRECISIONS if ungroupable(model, (p,) * model.blocks) is None)
     return ModelAnalysis(
@@ -125,7 +130,9 @@ def _block(model: ModelConfig, index: int, precisions: tuple[Precision, ...]) ->
         bytes={p: place_tensors(block_tensors(model, p, index))[1] for p in precisions},
         step_bytes={p: _step_bytes(model, p, index) for p in precisions},
         flops_per_row=sum(2 * prod(model.linear_shape(kind)) for kind in block_linears(index, model.blocks)),
-        attention_flops=0 if is_head else 4 * model.heads * model.head_dim,  # two products, two operations each
+        attention_flops=0
+        if is_head
+        else 4 * model.heads * model.head_dim,  # two matmuls, two operations for each number
         kv_values_per_token=0 if is_head else 2 * model.kv_heads * model.head_dim,
         hop_bytes_per_row=0 if is_head else HOP_ITEM_BYTES * model.hidden_size,
     )

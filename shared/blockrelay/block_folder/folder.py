@@ -1,7 +1,8 @@
 """Opens a block folder: checks its files against the manifest and maps the tensors of a block.
 
 Nothing in a folder is trusted before it is checked: paths stay inside, no link is followed, sizes and SHA-256 must be
-those of the manifest. BlockFolderError names the first file that is wrong.
+those of the manifest. BlockFolderError names the first file that is wrong. A snapshot in Hugging Face's cache may
+consist of links within that cache (`hub_cache`).
 """
 
 import hashlib
@@ -32,23 +33,23 @@ from blockrelay.onnx_blocks.blocks_file import read_blocks_file
 from blockrelay.onnx_blocks.weight_places import check_inside
 from blockrelay.typed_command import typed
 
-#: Hex digits: 64 bits.
+#: Hex digits of `BlockFolder.model_key`: 64 bits.
 MODEL_KEY_DIGITS = 16
 _MAX_MANIFEST_BYTES = 64 << 20
-#: Beside a manifest of ONNX blocks that lie elsewhere: the absolute path of their folder. The manifest does not have
-#: it, since a model is the same wherever it lies.
+#: The file beside a manifest of ONNX blocks that lie elsewhere, with the absolute path of their folder. The path is not
+#: in the manifest, because a model is the same wherever it lies.
 ONNX_FOLDER_NAME = "onnx_folder"
 _MAX_PATH_BYTES = 1 << 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockFolder:
-    """An opened folder. Made by `open_block_folder`; holds no file open."""
+    """A checked block folder, as `open_block_folder` returns it. Holds no file open."""
 
     root: Path
     manifest: Manifest
     onnx_root: Path | None = None
-    """Where the ONNX files of a model of ONNX blocks are."""
+    """The folder with the files of ONNX blocks made by others; None for other models."""
 
     @property
     def model(self) -> ModelConfig:
@@ -56,41 +57,42 @@ class BlockFolder:
 
     @property
     def model_key(self) -> str:
-        """The model's name in Redis: the beginning of its hash."""
+        """The model's name in Redis: the first MODEL_KEY_DIGITS digits of its hash."""
         return self.manifest.model_hash[:MODEL_KEY_DIGITS]
 
     def tensors(self, index: int) -> dict[str, NDArray[Any]]:
-        """Name -> read-only array of block `index` (1 to N), mapped: memory is shared and loaded on first use.
+        """Maps the tensors of block `index` (1 to N) and returns them by name, as read-only arrays.
 
-        The arrays are 64-byte aligned views of one mapping, which lives as long as any of them.
+        Processes share the memory, and it is loaded on first use. The arrays are 64-byte aligned views of one mapping,
+        which lives as long as any of them. Raises BlockFolderError if the file is shorter than the manifest says.
         """
         block = self.manifest.block(index)
         raw = np.memmap(self.root / block.file, dtype=np.uint8, mode="r").view(np.ndarray)
-        found: dict[str, NDArray[Any]] = {}
+        tensors: dict[str, NDArray[Any]] = {}
         for name, spec in block.tensors.items():
             if spec.offset + spec.nbytes > raw.size:  # the file shrank after it was checked
                 raise BlockFolderError(f"{block.file}: shorter than its manifest says")
             view = raw[spec.offset : spec.offset + spec.nbytes]
-            found[name] = view.view(np.dtype(spec.dtype).newbyteorder("<")).reshape(spec.shape)
-        return found
+            tensors[name] = view.view(np.dtype(spec.dtype).newbyteorder("<")).reshape(spec.shape)
+        return tensors
 
     def rotary(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """The cos and sin tables, float32 [max_position, head_dim/2] each, read-only and mapped."""
+        """Maps the tables of cos and sin: float32 [max_position, head_dim/2] each, read-only."""
         shape = (2, self.model.max_position, self.model.head_dim // 2)
         tables = np.memmap(self.root / ROTARY_NAME, dtype="<f4", mode="r", shape=shape).view(np.ndarray)
         return tables[0], tables[1]
 
     def graph(self, kind: str) -> bytes:
-        """The ONNX graph of a kind of linear layer (a key of `Manifest.graphs`)."""
+        """Reads the ONNX graph of a kind of linear layer; `kind` is a key of `Manifest.graphs`."""
         return (self.root / self.manifest.graphs[kind]).read_bytes()
 
     @property
     def tokenizer_path(self) -> Path | None:
-        """tokenizer.json, or None for a model that takes token ids only."""
+        """The path of tokenizer.json, or None for a model that takes token ids only."""
         return self.root / TOKENIZER_NAME if TOKENIZER_NAME in self.manifest.files else None
 
     def chat_template(self) -> str | None:
-        """The Jinja text of the chat template, or None."""
+        """Reads the chat template (Jinja); None if the model has none."""
         if CHAT_TEMPLATE_NAME not in self.manifest.files:
             return None
         return (self.root / CHAT_TEMPLATE_NAME).read_text(encoding="utf-8")
@@ -99,13 +101,12 @@ class BlockFolder:
 def open_block_folder(
     root: Path | str, *, blocks: Collection[int] | None = None, known_answers: bool = True
 ) -> BlockFolder:
-    """Check the folder and return it.
+    """Checks the folder `root` and returns it.
 
     Every file must be there, be a plain file and have its size. The SHA-256 is computed for all files, except those of
     blocks not in `blocks` (None means all blocks): a worker passes the blocks of its stage, a gateway an empty list.
-    Unless `known_answers` is False (the converter before it has computed them), blocks of exact precisions must carry
-    them.
-    BlockFolderError says what is wrong and with which file.
+    Blocks of exact precisions must have known answers, unless `known_answers` is False (for the converter, before it
+    has computed them). Raises BlockFolderError that names the file and says what is wrong with it.
     """
     root = Path(root)
     if not root.is_dir():
@@ -129,12 +130,12 @@ def open_block_folder(
             raise BlockFolderError(f"{root / MANIFEST_NAME}: {block.name} has no known answer; convert the model again")
     onnx_root = None if manifest.model.onnx_blocks is None else _onnx_root(root)
     unread = {block.file for block in manifest.blocks if blocks is not None and block.index not in blocks}
-    theirs = set(manifest.onnx_files())
-    if theirs and unread:
-        unread = theirs - _read_of_onnx_blocks(root, blocks or ())
-    places = {path: (onnx_root or root if path in theirs else root) / path for path in manifest.files}
+    onnx_files = set(manifest.onnx_files())
+    if onnx_files and unread:
+        unread = onnx_files - _files_of_blocks(root, blocks or ())
+    places = {path: (onnx_root or root if path in onnx_files else root) / path for path in manifest.files}
     for path, spec in manifest.files.items():
-        if path in theirs:
+        if path in onnx_files:
             size = check_inside(onnx_root or root, path, file=str(places[path])).stat().st_size
         else:
             size = _check_plain(root, path)
@@ -153,7 +154,7 @@ def _convert(checkpoint: Path | str) -> str:
 
 
 def _no_folder(root: Path) -> str:
-    """What is wrong with a path that is no folder: it may be what a hub calls a model."""
+    """Returns the message for a path that is no folder. It may be the name of a model on Hugging Face's hub."""
     if root.exists():
         return f"{root}: a file, not a block folder"
     name = os.path.relpath(root)
@@ -166,8 +167,8 @@ def _no_folder(root: Path) -> str:
 
 
 def refuse_onnx_blocks(root: Path) -> None:
-    """Raise BlockFolderError for a folder of ONNX blocks without a manifest: what takes block folders and checkpoints
-    does not take it."""
+    """Raises BlockFolderError for a folder of ONNX blocks without a manifest, which is neither a block folder nor a
+    checkpoint."""
     if (root / "block_1.onnx").exists() and not (root / MANIFEST_NAME).exists():
         raise BlockFolderError(
             f"{root}: ONNX blocks, not a block folder; make one of them with `{typed(f'import {root} OUT')}`, or serve "
@@ -175,65 +176,67 @@ def refuse_onnx_blocks(root: Path) -> None:
         )
 
 
-def _read_of_onnx_blocks(root: Path, blocks: Collection[int]) -> set[str]:
-    """The files of these blocks of a model of ONNX blocks: graphs, and the weights beside them. `blocks.json` says so,
-    which is compared with the manifest like any file."""
+def _files_of_blocks(root: Path, blocks: Collection[int]) -> set[str]:
+    """Returns the files of `blocks` of a model of ONNX blocks: graphs, and the weights beside them.
+
+    `blocks.json` lists them; like any file it is compared with the manifest.
+    """
     if not blocks:
         return set()
     listed = read_blocks_file(root / ONNX_BLOCKS_NAME)
-    return {file.name for one in listed if one.signature.index in blocks for file in one.files}
+    return {file.name for block in listed if block.signature.index in blocks for file in block.files}
 
 
 def _onnx_root(root: Path) -> Path:
-    """The folder of the ONNX files: this one, unless it names another."""
+    """Returns the folder of the ONNX files: `root`, unless its file ONNX_FOLDER_NAME names another."""
     named = root / ONNX_FOLDER_NAME
     if not named.exists():
         return root
     with named.open("rb") as file:
         content = file.read(_MAX_PATH_BYTES + 1)
     try:
-        found = Path(content.decode().strip())
+        folder = Path(content.decode().strip())
     except UnicodeDecodeError:
-        found = Path()
-    if len(content) > _MAX_PATH_BYTES or not found.is_absolute():
+        folder = Path()
+    if len(content) > _MAX_PATH_BYTES or not folder.is_absolute():
         raise BlockFolderError(f"{named}: must have the absolute path of a folder of ONNX blocks")
-    return found
+    return folder
 
 
 def file_sha256(path: Path) -> str:
-    """SHA-256 of a file, in hex. Reads in chunks."""
+    """Returns the SHA-256 of a file, in hex. Reads in chunks."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _check_plain(root: Path, path: str) -> int:
-    """The size in bytes of `root/path`, which must be a regular file reached without a link below `root`; in a snapshot
-    of Hugging Face's cache the file itself is a link into the snapshot's repository."""
+    """Returns the size in bytes of `root/path`. Raises BlockFolderError unless it is a regular file without a link
+    below `root`; in a snapshot of Hugging Face's cache the file itself may be a link into the snapshot's repository."""
     place = root
     mode = size = 0
     for part in path.split("/"):
         place /= part
         try:
-            found = place.lstat()
+            status = place.lstat()
         except OSError:
             raise BlockFolderError(f"{root / path}: missing from the block folder") from None
-        if stat.S_ISLNK(found.st_mode):
+        if stat.S_ISLNK(status.st_mode):
             if place == root / path and (target := _in_cache(root, place)) is not None:
-                found = target.stat()
-                mode, size = found.st_mode, found.st_size
+                status = target.stat()
+                mode, size = status.st_mode, status.st_size
                 break
             raise BlockFolderError(f"{place}: is a link; a block folder must hold plain files")
-        mode, size = found.st_mode, found.st_size
+        mode, size = status.st_mode, status.st_size
     if not stat.S_ISREG(mode):
         raise BlockFolderError(f"{place}: is not a plain file")
     return size
 
 
 def _in_cache(root: Path, link: Path) -> Path | None:
-    """Where `link` leads, if `root` is a snapshot and that is a file of its repository."""
+    """Returns the file that `link` leads to, if `root` is a snapshot and the file is in its repository; else None."""
     repository = cached_repository(root)
     try:
         target = link.resolve(strict=True)
-    except (OSError, RuntimeError):  # nowhere, or in a circle
+    except (OSError, RuntimeError):  # the link leads nowhere, or in a circle
         return None
     return target if repository is not None and target.is_relative_to(repository) else None

@@ -1,15 +1,16 @@
-"""Hugging Face's cache: folders `models--ORGANISATION--NAME/snapshots/REVISION`, whose files are links into `blobs`."""
+"""Finds models in Hugging Face's cache, which has folders `models--ORGANISATION--NAME/snapshots/REVISION` with links
+into `blobs` as their files."""
 
 import re
 from pathlib import Path
 
-#: What Hugging Face's hub calls a model: organisation/name.
+#: The name of a model on Hugging Face's hub: organisation/name.
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
 _PREFIX = "models--"
 
 
 def cached_repository(folder: Path) -> Path | None:
-    """The repository's folder in the cache (`models--...`) of which `folder` is a snapshot, or a part of one."""
+    """Returns the repository's folder (`models--...`) if `folder` is a snapshot in the cache, or in one; else None."""
     folder = folder.resolve()
     for place in (folder, *folder.parents):
         repository = place.parent.parent
@@ -19,12 +20,12 @@ def cached_repository(folder: Path) -> Path | None:
 
 
 def is_repository(folder: Path) -> bool:
-    """True for the folder of a repository itself, by its name."""
+    """Returns whether `folder` is called like a repository in the cache (`models--...`)."""
     return folder.name.startswith(_PREFIX) and len(folder.name) > len(_PREFIX)
 
 
 def model_name(folder: Path) -> str:
-    """What a model in `folder` is called: of a snapshot organisation/name, else as the folder."""
+    """Returns the name of the model in `folder`: organisation/name for a snapshot, else the name of the folder."""
     repository = cached_repository(folder)
     if repository is None:
         return folder.resolve().name
@@ -32,7 +33,8 @@ def model_name(folder: Path) -> str:
 
 
 def is_within(resolved: Path, folder: Path) -> bool:
-    """True for a path without links that lies in `folder`, or in the repository of which it is a snapshot."""
+    """Returns whether `resolved`, a path without links, lies in `folder` or in the repository of which that is a
+    snapshot."""
     root = folder.resolve()
     repository = cached_repository(folder)
     return resolved.is_relative_to(root) or (repository is not None and resolved.is_relative_to(repository))

@@ -1,4 +1,4 @@
-"""Files that Git LFS left in place of large ones: a clone without `git lfs` has three lines of text instead."""
+"""Recognises Git LFS pointers: the three lines of text that a clone without `git lfs` has in place of a large file."""
 
 from pathlib import Path
 
@@ -6,12 +6,12 @@ from blockrelay.errors import UsageError
 
 _BEGINNING = b"version https://git-lfs.github.com/spec/"
 _LONGEST = 1024
-#: What messages say of one.
+#: The end of an error message about such a file, with the remedy.
 IS_POINTER = "is a Git LFS pointer in place of the file: `git lfs pull` in the folder fetches it"
 
 
 def is_lfs_pointer(path: Path) -> bool:
-    """True for a readable file that is a pointer."""
+    """Returns whether `path` is a Git LFS pointer; False if it cannot be read."""
     try:
         if not path.is_file() or path.stat().st_size > _LONGEST:
             return False
@@ -22,6 +22,6 @@ def is_lfs_pointer(path: Path) -> bool:
 
 
 def refuse_lfs_pointer(path: Path) -> None:
-    """UsageError, with the remedy, for a file that is a pointer."""
+    """Raises UsageError, with the remedy, if `path` is a Git LFS pointer."""
     if is_lfs_pointer(path):
         raise UsageError(f"{path} {IS_POINTER}")

@@ -1,4 +1,4 @@
-"""The manifest of a block folder: what the converter writes, what every other process reads. `folder` opens it.
+"""The manifest of a block folder: the converter writes it, and all other processes read it (`folder` opens folders).
 
 A block folder is opened only through its `manifest.json`:
 
@@ -12,8 +12,8 @@ A block folder is opened only through its `manifest.json`:
 Blocks are numbered from 1. Block 1 is the embedding and layer 0, block i is layer i-1, block N = layers+1 is the final
 norm and the head. `block_tensors` lists the tensors of each.
 
-A model of ONNX blocks that others made (`ModelConfig.onnx_layers`) has a manifest too, with their files and those that
-lie beside them, and `blocks.json` (`onnx_blocks.blocks_file`) in place of tensors, graphs and rotary tables.
+A model of ONNX blocks made by others (`ModelConfig.onnx_layers`) has a manifest too. It lists their files and those
+beside them, and `blocks.json` (`onnx_blocks.blocks_file`) in place of tensors, graphs and rotary tables.
 """
 
 import hashlib
@@ -47,7 +47,7 @@ ROTARY_NAME = "rotary.bin"
 ONNX_BLOCKS_NAME = "blocks.json"
 TOKENIZER_NAME = "tokenizer.json"
 CHAT_TEMPLATE_NAME = "chat_template.jinja"
-#: Beside a manifest of ONNX blocks that others made; their own files may lie elsewhere.
+#: Files that we write for ONNX blocks made by others, beside the manifest; the ONNX files may lie elsewhere.
 _MADE_FOR_ONNX_BLOCKS = (ONNX_BLOCKS_NAME, TOKENIZER_NAME, CHAT_TEMPLATE_NAME)
 ALIGNMENT = 64
 """Bytes. Every tensor starts at a multiple of it, so that kernels may load whole SIMD registers from the mapping."""
@@ -55,7 +55,10 @@ ALIGNMENT = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationDefaults:
-    """Sampling parameters that the model's author recommends; None where he says nothing. temperature 0 is greedy."""
+    """Sampling parameters that the model's author recommends; None for those without a recommendation.
+
+    A temperature of 0 is greedy.
+    """
 
     temperature: float | None = None
     top_k: int | None = None
@@ -66,7 +69,10 @@ class GenerationDefaults:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorSpec:
-    """Where a tensor lies in its block's file. `offset` in bytes, a multiple of ALIGNMENT; little-endian, C order."""
+    """Type, shape and place of a tensor in its block's file, where it is little-endian and in C order.
+
+    `offset` is in bytes, a multiple of ALIGNMENT.
+    """
 
     dtype: TensorType
     shape: tuple[int, ...]
@@ -79,13 +85,14 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockSpec:
-    """One block: its file and the tensors in it. `known_answer` is None for a precision that is not exact."""
+    """One block of a model: its file, and the tensors in it."""
 
     index: int
+    """1 to N."""
     file: str
     tensors: Mapping[str, TensorSpec]
     known_answer: str | None = None
-    """SHA-256 (hex) of the block's output for the fixed input."""
+    """SHA-256 (hex) of the block's output for the fixed input; None for a precision that is not exact."""
 
     @property
     def name(self) -> str:
@@ -94,7 +101,7 @@ class BlockSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileSpec:
-    """What a file must be: SHA-256 in hex, size in bytes."""
+    """The SHA-256 (hex) and the size in bytes that a file must have."""
 
     sha256: str
     bytes: int
@@ -102,57 +109,61 @@ class FileSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """All there is to know about a block folder. `check_manifest` says whether its parts fit together."""
+    """The content of manifest.json. `check_manifest` checks that its parts fit together."""
 
     model: ModelConfig
     generation: GenerationDefaults
     precisions: tuple[Precision, ...]
-    """Of block i at index i-1. manifest.json has them as one text, `precision`."""
+    """The precision of block i at index i-1. manifest.json has them as one text, `precision`."""
     exact: bool
-    """Bits do not depend on batch, chunking, threads, stages or machine (docs/quantisation.md)."""
+    """True if no bit depends on batch, chunking, threads, stages or machine (docs/quantisation.md)."""
     graphs: Mapping[str, str]
-    """Kind -> file, see `graph_kinds`."""
+    """The file of the ONNX graph of each kind of linear layer; `graph_kinds` has the keys."""
     blocks: tuple[BlockSpec, ...]
     """Block i at index i-1."""
     files: Mapping[str, FileSpec]
-    """Every file that is read, except the manifest: path relative to the folder, with slashes."""
+    """All files that are read, except the manifest, by their paths in the folder, with slashes."""
     ignored_defaults: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Fields of generation_config.json that would change answers and are not applied, with their values."""
     imported_from: str | None = None
-    """The ONNX blocks that it was made of (`blocks_file.fingerprint`); None: it was made of something else."""
+    """The fingerprint of the ONNX blocks that the folder was imported from (`blocks_file.fingerprint`); None if it was
+    made of something else."""
 
     @property
     def precision(self) -> str:
-        """What people are told: `w8a8`, or `w8a8,block_33=fp32`."""
+        """The precisions as one text: `w8a8`, or `w8a8,block_33=fp32`."""
         return format_precisions(self.precisions)
 
     def precision_of(self, index: int) -> Precision:
-        """Of block `index`, 1 to N."""
+        """Returns the precision of block `index`, 1 to N."""
         return self.precisions[index - 1]
 
     def block(self, index: int) -> BlockSpec:
-        """Block `index`, 1 to N."""
+        """Returns block `index`, 1 to N. Raises BlockFolderError for another index."""
         if not 1 <= index <= len(self.blocks):
             raise BlockFolderError(f"there is no block_{index}: the model has block_1 to block_{len(self.blocks)}")
         return self.blocks[index - 1]
 
     def numerics_inputs(self) -> dict[str, str]:
-        """What this folder adds to the numerics id: SHA-256 of the graphs and of the rotary tables, by path."""
+        """Returns the folder's part of the numerics id: the SHA-256 of its graphs and rotary tables, by path.
+
+        For ONNX blocks made by others it is the SHA-256 of `blocks.json`.
+        """
         own = [*self.graphs.values(), ROTARY_NAME] if self.model.onnx_blocks is None else [ONNX_BLOCKS_NAME]
         paths = sorted(own)
         return {path: self.files[path].sha256 for path in paths}
 
     def onnx_files(self) -> dict[str, FileSpec]:
-        """The files of ONNX blocks that others made, graphs and weights; none of another model."""
+        """Returns the files of ONNX blocks made by others, graphs and weights, by path; empty for other models."""
         if self.model.onnx_blocks is None:
             return {}
         return {path: spec for path, spec in self.files.items() if path not in _MADE_FOR_ONNX_BLOCKS}
 
     def encode(self) -> bytes:
-        """The bytes of manifest.json: the same for equal manifests."""
+        """Returns the bytes of manifest.json, which are the same for equal manifests."""
         content: dict[str, Any] = {"format": FORMAT_VERSION, "precision": self.precision, **asdict(self)}
         del content["precisions"]
-        # What most models have not is left out: they keep the hash that they had before others had it.
+        # Fields that came later are left out where a model does not use them: its hash stays as it was before.
         if self.model.onnx_blocks is None:
             del content["model"]["onnx_layers"]
         if not self.ignored_defaults:
@@ -171,7 +182,10 @@ class Manifest:
 
 
 def place_tensors(tensors: Mapping[str, tuple[TensorType, tuple[int, ...]]]) -> tuple[dict[str, TensorSpec], int]:
-    """Offsets for `tensors` one after the other, each aligned, and the size of the file in bytes."""
+    """Lays out `tensors` (dtype and shape by name) one after the other, each aligned.
+
+    Returns their specs, and the size of the file in bytes.
+    """
     placed: dict[str, TensorSpec] = {}
     end = 0
     for name, (dtype, shape) in tensors.items():
@@ -181,7 +195,10 @@ def place_tensors(tensors: Mapping[str, tuple[TensorType, tuple[int, ...]]]) -> 
 
 
 def decode_manifest(content: bytes) -> Manifest:
-    """Read manifest.json. BlockFolderError names the field that is missing, unknown or makes no sense."""
+    """Decodes and checks the content of manifest.json.
+
+    Raises BlockFolderError that names the field that is missing, unknown or makes no sense.
+    """
     fields = Fields.parse(content, MANIFEST_NAME, BlockFolderError)
     version = fields.integer("format")
     if version != FORMAT_VERSION:
@@ -215,7 +232,7 @@ def decode_manifest(content: bytes) -> Manifest:
 
 
 def check_manifest(manifest: Manifest) -> None:
-    """BlockFolderError unless the parts fit together: paths, tensors of each block, sizes. Reads no file."""
+    """Raises BlockFolderError unless the parts fit together: paths, tensors of each block, sizes. Reads no file."""
 
     def fail(message: str) -> None:
         raise BlockFolderError(f"{MANIFEST_NAME}: {message}")
@@ -260,7 +277,7 @@ def check_manifest(manifest: Manifest) -> None:
 
 
 def _check_sizes(manifest: Manifest, fail: Callable[[str], None]) -> None:
-    """Of blocks of ours."""
+    """Calls `fail` for sizes of the model that our own blocks cannot have."""
     model = manifest.model
     for name in ("hidden_size", "heads", "intermediate_size"):
         if getattr(model, name) < 1:
@@ -275,7 +292,10 @@ def _check_sizes(manifest: Manifest, fail: Callable[[str], None]) -> None:
 
 
 def is_inside(path: str) -> bool:
-    """True for a relative path with slashes that stays in its folder whatever the system: no `..`, drive or root."""
+    """Returns whether `path` is relative and stays in its folder on every system: no `..`, drive, root or backslash.
+
+    manifest.json itself is refused too.
+    """
     parts = path.split("/")
     plain = all(part not in ("", ".", "..") for part in parts) and not any(c in path for c in "\\:\0")
     return plain and not PurePosixPath(path).is_absolute() and path != MANIFEST_NAME

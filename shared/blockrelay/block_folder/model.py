@@ -1,4 +1,4 @@
-"""The shape of a model, and which tensors its blocks have in each precision."""
+"""The shape of a model, and the tensors that its blocks have in each precision."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,35 +7,36 @@ from typing import Literal, get_args
 Precision = Literal["w8a8", "w4a8", "fp32", "fp16"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 TensorType = Literal["int8", "uint8", "float16", "float32"]
-#: Precisions whose weights are floats, and the type of these. Where CPUs compute they are float32 in both.
+#: Precisions whose weights are floats, and the type of these in files. CPUs compute with float32 in both.
 FLOATS: Mapping[Precision, TensorType] = {"fp32": "float32", "fp16": "float16"}
+#: The kinds of linear layers, in the order of a block; the head is the last block's.
 LINEARS = ("qkv", "o", "gate_up", "down", "head")
 ITEM_BYTES: Mapping[TensorType, int] = {"int8": 1, "uint8": 1, "float16": 2, "float32": 4}
 GROUP = 32
-"""Inputs of a linear layer that share a factor in w4a8; each of its widths must be a multiple of it."""
+"""Inputs of a linear layer that share a scale in w4a8. The number of inputs must be a multiple of it."""
 
 MAX_HEAD_DIM = 256
 """The widest head that the attention kernels take (`kMaxHeadDim`)."""
 HEAD_DIMS = f"a multiple of 8, {MAX_HEAD_DIM} at most"
-"""How messages say what `is_head_dim` wants."""
+"""The condition of `is_head_dim`, for messages."""
 
 
 def is_head_dim(head_dim: int) -> bool:
-    """True for a width of heads that can be computed."""
+    """Returns whether attention kernels can compute heads of this width."""
     return head_dim % 8 == 0 and 0 < head_dim <= MAX_HEAD_DIM
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """The shape of a Llama-like decoder. All sizes in elements.
+    """The shape of a Llama-like decoder. All sizes are numbers of elements.
 
-    Of a model whose blocks are ONNX files that others made (`onnx_layers`) the sizes of KV, vocabulary and context are
-    known; hidden_size, heads and intermediate_size are 0.
+    A model of ONNX blocks made by others (`onnx_layers`) has only the sizes of KV, vocabulary and context;
+    hidden_size, heads and intermediate_size are 0.
     """
 
     name: str
     family: str
-    """llama, mistral, qwen2 or qwen3; informative: what differs in computing is in the fields below."""
+    """llama, mistral, qwen2 or qwen3, for information only: differences in computing are in the fields below."""
     hidden_size: int
     layers: int
     heads: int
@@ -51,26 +52,26 @@ class ModelConfig:
     qk_norm: bool
     """Blocks have `norm_q` and `norm_k`: RMS norm of each query and key head before the rotation (Qwen3)."""
     eos_ids: tuple[int, ...]
-    """Each of them ends a text. May be empty."""
+    """Token ids that end a text. May be empty."""
     bos_id: int | None
     bos_token: str | None
-    """How the chat template spells it; None if the tokenizer has none."""
+    """The text of the BOS token, for the chat template; None if the tokenizer has none."""
     eos_token: str | None
+    """The text of the EOS token, for the chat template; None if the tokenizer has none."""
     special_tokens: tuple[tuple[str, str], ...] = ()
-    """Other special tokens that the chat template names: their names, such as `pad_token`, and how they are spelled."""
+    """Name and text of other special tokens that the chat template names, such as `pad_token`."""
     onnx_layers: tuple[int, ...] | None = None
-    """How many layers each of the ONNX files has that the model is, which are served as they are. None: it has blocks
-    of ours."""
+    """The number of layers in each ONNX block made by others and served as it is. None for blocks of our own."""
 
     @property
     def template_tokens(self) -> dict[str, str]:
-        """The special tokens by the names that a chat template has for them, without those that the model has not."""
+        """The texts of the model's special tokens, by the names that a chat template uses for them."""
         ends = {"bos_token": self.bos_token, "eos_token": self.eos_token}
         return {name: token for name, token in ends.items() if token is not None} | dict(self.special_tokens)
 
     @property
     def onnx_blocks(self) -> int | None:
-        """How many ONNX files the model is. None: it has blocks of ours."""
+        """The number of ONNX blocks of a model of ONNX blocks made by others; None for blocks of our own."""
         return None if self.onnx_layers is None else len(self.onnx_layers)
 
     @property
@@ -79,7 +80,7 @@ class ModelConfig:
         return self.layers + 1 if self.onnx_blocks is None else self.onnx_blocks
 
     def layers_in(self, first_block: int, last_block: int) -> int:
-        """How many layers these blocks have (both included); the head alone has none."""
+        """Returns the number of layers in blocks `first_block` to `last_block`, both included. The head has none."""
         if self.onnx_layers is None:
             return min(last_block, self.layers) - first_block + 1
         return sum(self.onnx_layers[first_block - 1 : last_block])
@@ -90,7 +91,7 @@ class ModelConfig:
         return (self.heads + 2 * self.kv_heads) * self.head_dim
 
     def linear_shape(self, kind: str) -> tuple[int, int]:
-        """[K, N] of a linear layer, one of LINEARS."""
+        """Returns inputs K and outputs N of a kind of linear layer, one of LINEARS. Its weights are [K, N]."""
         return {
             "qkv": (self.hidden_size, self.qkv_columns),
             "o": (self.heads * self.head_dim, self.hidden_size),
@@ -101,27 +102,30 @@ class ModelConfig:
 
 
 def is_exact(precision: Precision) -> bool:
-    """Whether folders of this precision are marked exact and carry known answers."""
+    """Returns whether results in this precision are the same bits everywhere. Such folders carry known answers."""
     return precision not in FLOATS
 
 
 def quantises_rows(precision: Precision) -> bool:
-    """Whether linear layers take uint8 rows; otherwise rows are floats."""
+    """Returns whether linear layers take their inputs quantised to uint8; otherwise they take floats."""
     return precision not in FLOATS
 
 
 def in_groups(precision: Precision) -> bool:
-    """Whether the weights of linear layers are 4-bit numbers in groups."""
+    """Returns whether the weights of linear layers are 4-bit numbers in groups of GROUP."""
     return precision == "w4a8"
 
 
 def block_linears(index: int, blocks: int) -> tuple[str, ...]:
-    """The linear layers of block `index` of `blocks`."""
+    """Returns the kinds of linear layers in block `index` of `blocks`."""
     return LINEARS[-1:] if index == blocks else LINEARS[:-1]
 
 
 def ungroupable(model: ModelConfig, precisions: Sequence[Precision]) -> tuple[Precision, str] | None:
-    """The first linear layer whose inputs cannot be cut into the groups that its block's precision asks for."""
+    """Returns the first linear layer that cannot be cut into the groups of its block's precision; None if all can.
+
+    `precisions` has one for each block. The result is the precision and the kind of linear layer.
+    """
     for index, precision in enumerate(precisions, 1):
         for kind in block_linears(index, model.blocks):
             if in_groups(precision) and model.linear_shape(kind)[0] % GROUP:
@@ -130,31 +134,33 @@ def ungroupable(model: ModelConfig, precisions: Sequence[Precision]) -> tuple[Pr
 
 
 def graph_kinds(precisions: Sequence[Precision]) -> dict[str, Precision]:
-    """The keys of `Manifest.graphs` for blocks of these precisions, and which one each graph computes.
+    """Returns the keys of `Manifest.graphs` for blocks of these precisions, each with the precision it is for.
 
     w8a8 has two graphs per linear layer: `qkv` multiplies uint8 rows with int8 weights; `qkv.u8u8` takes the weights as
     uint8 (plus 128) and subtracts 128, for CPUs where the first one saturates. Layers in groups have no graph.
     """
-    found: dict[str, Precision] = {}
+    kinds: dict[str, Precision] = {}
     for index, precision in enumerate(precisions, 1):
         for kind in block_linears(index, len(precisions)):
             if precision in FLOATS:
-                found[float_graph(kind, precisions)] = precision
+                kinds[float_graph(kind, precisions)] = precision
             elif not in_groups(precision):
-                found[kind] = found[f"{kind}.u8u8"] = precision
-    return found
+                kinds[kind] = kinds[f"{kind}.u8u8"] = precision
+    return kinds
 
 
 def float_graph(kind: str, precisions: Sequence[Precision]) -> str:
-    """The key of the graph of a linear layer in fp32 or fp16, which takes float32 weights. Beside other precisions it
-    has a name of its own."""
+    """Returns the key of the graph for a kind of linear layer in fp32 or fp16, which takes float32 weights.
+
+    It is `kind` in a model of one precision, and `kind.fp32` beside other precisions.
+    """
     return kind if len(set(precisions)) == 1 else f"{kind}.fp32"
 
 
 def block_tensors(
     model: ModelConfig, precision: Precision, index: int
 ) -> dict[str, tuple[TensorType, tuple[int, ...]]]:
-    """Name -> (dtype, shape) of every tensor of block `index` (1 to N), in file order.
+    """Returns dtype and shape of every tensor of block `index` (1 to N), by name, in the order of the file.
 
     A linear layer with inputs k and columns n multiplies a row by
         w[k, n]                                             fp32, fp16

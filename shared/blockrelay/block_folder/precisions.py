@@ -1,4 +1,4 @@
-"""Which precision each block of a model has, and how people write that.
+"""The precisions of a model's blocks, and the text in which people write them:
 
     w8a8                                  every block
     w8a8,block_33=fp32,block_1-4=w4a8     every block but these
@@ -13,15 +13,18 @@ from itertools import groupby
 from blockrelay.block_folder.model import PRECISIONS, Precision, is_exact
 from blockrelay.errors import UsageError
 
-#: The precision that is meant without another word.
+#: The precision of a model for which none is named.
 DEFAULT_PRECISION: Precision = "w8a8"
 _PART = re.compile(r"block_([1-9]\d{0,8})(?:-([1-9]\d{0,8}))?=(\w+)")
 
 
 def parse_precisions(text: str, blocks: int) -> tuple[Precision, ...]:
-    """The precisions of `blocks` blocks. UsageError names the part that makes no sense or takes a block twice."""
+    """Returns the precisions of `blocks` blocks that `text` stands for.
+
+    Raises UsageError that names the part that makes no sense or has a block a second time.
+    """
     first, *parts = (part.strip() for part in text.split(","))
-    found: list[Precision] = [_precision(first, first)] * blocks
+    precisions: list[Precision] = [_precision(first, first)] * blocks
     named: set[int] = set()
     for part in parts:
         match = _PART.fullmatch(part)
@@ -34,8 +37,8 @@ def parse_precisions(text: str, blocks: int) -> tuple[Precision, ...]:
             if index in named:
                 raise UsageError(f"precision {part!r}: block_{index} is named twice")
             named.add(index)
-            found[index - 1] = _precision(match[3], part)
-    return tuple(found)
+            precisions[index - 1] = _precision(match[3], part)
+    return tuple(precisions)
 
 
 def _precision(name: str, part: str) -> Precision:
@@ -46,7 +49,7 @@ def _precision(name: str, part: str) -> Precision:
 
 
 def format_precisions(precisions: Sequence[Precision]) -> str:
-    """The one text that stands for these precisions: the most frequent one first, then the others as they come."""
+    """Returns the one text for `precisions`: the most frequent one first, then the others in the order of blocks."""
     common = max(PRECISIONS, key=precisions.count)  # of equally frequent ones the first of PRECISIONS
     parts: list[str] = [common]
     for precision, group in groupby(enumerate(precisions, 1), key=lambda pair: pair[1]):
@@ -58,10 +61,10 @@ def format_precisions(precisions: Sequence[Precision]) -> str:
 
 
 def all_exact(precisions: Sequence[Precision]) -> bool:
-    """Whether a model of these is marked exact: one block that is not makes all bits behind it uncertain."""
+    """Returns whether a model is exact: all its blocks are. One other block makes all bits behind it uncertain."""
     return all(is_exact(precision) for precision in precisions)
 
 
 def kv_item_bytes(precisions: Sequence[Precision]) -> int:
-    """Bytes of each key and value: float32 where all blocks are fp32, else float16."""
+    """Returns the bytes of one number in a KV page: 4 (float32) if all blocks are fp32, else 2 (float16)."""
     return 4 if all(precision == "fp32" for precision in precisions) else 2

@@ -1,7 +1,7 @@
-"""Reads a JSON object field by field and accepts nothing that was not asked for.
+"""Reads JSON objects field by field and checks the type of every value.
 
-Used for files that others may have written: every value is checked for its type before use. In our own formats an
-unknown field is an error as well (`done`), because a field we ignore is a promise we break.
+For files that others may have written. In our own formats a field that was not read is an error as well (`done`),
+because a field we ignore is a promise we break.
 """
 
 import json
@@ -13,9 +13,13 @@ from blockrelay.errors import BlockrelayError
 
 
 class Fields:
-    """One JSON object being read. `where` names it in messages; `error` is the exception type raised on any problem."""
+    """A JSON object whose fields are read one by one.
+
+    Every method that reads a field raises the error given to `__init__` if the field is missing or of another type.
+    """
 
     def __init__(self, value: object, where: str, error: type[BlockrelayError]) -> None:
+        """`value`: the decoded object. `where` names it in messages; `error` is the exception raised on any problem."""
         self._where = where
         self._error = error
         if not isinstance(value, dict):
@@ -24,29 +28,29 @@ class Fields:
 
     @classmethod
     def parse(cls, content: bytes, where: str, error: type[BlockrelayError]) -> "Fields":
-        """The object in `content` (UTF-8 JSON)."""
+        """Decodes the object in `content` (UTF-8 JSON). Raises `error` for anything else, and for names that repeat."""
         try:
-            value = json.loads(content, object_pairs_hook=_unequal)
+            value = json.loads(content, object_pairs_hook=_unique)
         except (ValueError, RecursionError) as problem:
             raise error(f"{where}: not JSON: {problem}") from None
         return cls(value, where, error)
 
     def fail(self, message: str) -> NoReturn:
-        """Raise the error with this object's name in front."""
+        """Raises the error, with this object's name before `message`."""
         raise self._error(f"{self._where}: {message}")
 
     def take(self, name: str) -> Any:
-        """The raw value of a required field, which counts as read."""
+        """Reads a required field of any type and returns its value."""
         if name not in self._left:
             self.fail(f"field {name!r} is missing")
         return self._left.pop(name)
 
     def has(self, name: str) -> bool:
-        """True if the field is there, not null and not read yet."""
+        """Returns whether the field is there, not null and not read yet."""
         return self._left.get(name) is not None
 
     def text(self, name: str, *, one_of: tuple[str, ...] | None = None) -> str:
-        """A string; with `one_of`, one from that closed list."""
+        """Reads a string; with `one_of`, one from that closed list."""
         value = self.take(name)
         if not isinstance(value, str):
             self.fail(f"{name} must be a string")
@@ -55,66 +59,66 @@ class Fields:
         return value
 
     def integer(self, name: str, *, minimum: int = 0) -> int:
-        """An integer of at least `minimum`."""
+        """Reads an integer of at least `minimum`."""
         return self._as_integer(self.take(name), name, minimum)
 
     def number(self, name: str) -> float:
-        """A finite number."""
+        """Reads a finite number."""
         value = self.take(name)
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             self.fail(f"{name} must be a finite number")
         return float(value)
 
     def positive(self, name: str, *, zero: bool = False) -> float:
-        """A finite number above 0; with `zero`, 0 too."""
+        """Reads a finite number above 0; with `zero`, 0 too."""
         value = self.number(name)
         if value < 0 or (value == 0 and not zero):
             self.fail(f"{name} must be {'0 or more' if zero else 'above 0'}, not {value:g}")
         return value
 
     def texts(self, name: str) -> tuple[str, ...]:
-        """A list of strings."""
+        """Reads a list of strings."""
         value = self.take(name)
         if not isinstance(value, list) or not all(isinstance(item, str) for item in cast(list[object], value)):
             self.fail(f"{name} must be a list of strings")
         return tuple(cast(list[str], value))
 
     def flag(self, name: str) -> bool:
-        """true or false."""
+        """Reads true or false."""
         value = self.take(name)
         if not isinstance(value, bool):
             self.fail(f"{name} must be true or false")
         return value
 
     def integers(self, name: str, *, minimum: int = 0) -> tuple[int, ...]:
-        """A list of integers of at least `minimum`."""
+        """Reads a list of integers of at least `minimum`."""
         value = self.take(name)
         if not isinstance(value, list):
             self.fail(f"{name} must be a list")
         return tuple(self._as_integer(item, name, minimum) for item in cast(list[object], value))
 
     def optional_text(self, name: str) -> str | None:
-        """A string, or None where the field is null."""
+        """Reads a string; None if the field is null."""
         return self._or_none(name) and self.text(name)
 
     def optional_integer(self, name: str, *, minimum: int = 0) -> int | None:
-        """An integer of at least `minimum`, or None where the field is null."""
+        """Reads an integer of at least `minimum`; None if the field is null."""
         return self.integer(name, minimum=minimum) if self._or_none(name) else None
 
     def optional_number(self, name: str) -> float | None:
-        """A finite number, or None where the field is null."""
+        """Reads a finite number; None if the field is null."""
         return self.number(name) if self._or_none(name) else None
 
     def nested(self, name: str) -> "Fields":
-        """A nested object."""
+        """Reads a nested object."""
         return self.inner(name, self.take(name))
 
     def inner(self, name: str, value: object) -> "Fields":
-        """A value that `take` gave, as a nested object."""
+        """Returns `value`, which `take` gave for the field `name`, as a nested object."""
         return Fields(value, f"{self._where}: {name}", self._error)
 
     def nested_list(self, name: str) -> list["Fields"]:
-        """A list of nested objects."""
+        """Reads a list of nested objects."""
         value = self.take(name)
         if not isinstance(value, list):
             self.fail(f"{name} must be a list")
@@ -122,15 +126,16 @@ class Fields:
         return [Fields(item, f"{self._where}: {name}[{i}]", self._error) for i, item in enumerate(items)]
 
     def names(self) -> Iterator[str]:
-        """The names not read yet (a snapshot: reading while iterating is fine)."""
+        """Returns the names of the fields not read yet (a snapshot: fields may be read while iterating)."""
         return iter(list(self._left))
 
     def done(self) -> None:
-        """Fail if a field was not read."""
+        """Raises the error if a field was not read."""
         for name in self._left:
             self.fail(f"unknown field {name!r}")
 
     def _or_none(self, name: str) -> Any:
+        """Reads a field that is null and returns None; True for one that is missing or has a value."""
         if name in self._left and self._left[name] is None:
             return self._left.pop(name)
         return True
@@ -141,10 +146,10 @@ class Fields:
         return value
 
 
-def _unequal(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object; ValueError where a name comes twice, of which `json` would take the last."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Returns the object of `pairs`. Raises ValueError if a name comes twice: `json` would take the last one."""
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
         names = [name for name, _ in pairs]
         raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} comes twice in one object")
-    return found
+    return fields

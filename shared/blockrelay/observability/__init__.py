@@ -1,1 +1,1 @@
-"""Logs, metrics, the status server."""
+"""Logs, metrics and the HTTP server for health checks of every service."""

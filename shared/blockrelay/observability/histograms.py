@@ -1,7 +1,7 @@
-"""Histograms of many label values that one thread observes together, and counters that one thread counts.
+"""Histograms and counters without locks, each updated by one thread only.
 
-`prometheus_client.Histogram` takes two locks for every value: for each block of a model, after every step, that is a
-tenth of what a worker does between two steps.
+`prometheus_client.Histogram` takes two locks for every value. A worker observes one value for each block after every
+step; with those locks that would be a tenth of its work between two steps.
 """
 
 from bisect import bisect_left
@@ -16,32 +16,34 @@ from prometheus_client.registry import Collector
 
 @dataclass(slots=True)
 class _Series:
-    counts: list[int]  # by bucket, the last one without a bound
+    """Values of one combination of labels."""
+
+    counts: list[int]  # values in each bucket; the last bucket has no upper bound
     total: float = 0.0
 
 
 class Histograms(Collector):
-    """One histogram, with a series for each value of its first label and, given with every call, its others.
+    """One Prometheus histogram that takes values for many values of its first label in one call.
 
-    `observe` belongs to one thread; a scrape beside it may see a part of its values.
+    Only one thread may call `observe`. A scrape at the same time may see a part of the values of a call.
     """
 
     def __init__(
         self, name: str, text: str, labels: Sequence[str], *, buckets: Sequence[float], registry: CollectorRegistry
     ) -> None:
-        """`buckets`: upper bounds, ascending, without the infinite one."""
+        """`text`: the help text. `labels`: the label names. `buckets`: upper bounds, ascending, without infinity."""
         self._name, self._text, self._labels, self._bounds = name, text, tuple(labels), tuple(buckets)
         self._series: dict[tuple[str, ...], dict[str, _Series]] = {}
         registry.register(self)
 
     def expect(self, labels: Iterable[str], *others: str) -> None:
-        """Make the series for these values of the first label, without a value yet."""
+        """Creates empty series for `labels`, values of the first label, with `others` as values of the other labels."""
         series = self._series.setdefault(others, {})
         for label in labels:
             series.setdefault(label, _Series([0] * (len(self._bounds) + 1)))
 
     def observe(self, values: Mapping[str, float], *others: str) -> None:
-        """One value for each label value."""
+        """Adds `values`, one for each value of the first label, with `others` as values of the other labels."""
         series, bounds = self._series.setdefault(others, {}), self._bounds
         for label, value in values.items():
             one = series.get(label)
@@ -61,7 +63,7 @@ class Histograms(Collector):
 
 
 class ThreadCounter(Collector):
-    """A counter without a lock, for one thread that counts at every step."""
+    """A Prometheus counter without labels and without a lock: only one thread may call `inc`."""
 
     def __init__(self, name: str, text: str, *, registry: CollectorRegistry) -> None:
         self._name, self._text, self._value = name, text, 0.0

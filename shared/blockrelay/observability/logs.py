@@ -1,8 +1,9 @@
-"""One JSON object a line on stderr: timestamp, level, event_type, node_id, request_id, session_id, step, traceparent,
-trace_id (of a request whose client sent a traceparent), data.
+"""Structured logs: one JSON object per line on stderr.
 
-`log.info("NODE_READY", blocks=9)` puts `blocks` under `data`; `request_id`, `session_id` and `step` stay on top.
-Prompts and texts are never logged unless `log_prompts` is set: callers pass counts, not contents.
+The fields are timestamp, level, event_type, node_id, request_id, session_id, step, traceparent, trace_id and data; the
+trace id is in lines about a request whose client sent a traceparent. `log.info("NODE_READY", blocks=9)` puts `blocks`
+under `data`; `request_id`, `session_id` and `step` stay on top. Prompts and texts are never logged unless `log_prompts`
+is set: callers pass counts, not contents.
 """
 
 import contextlib
@@ -22,6 +23,7 @@ _TOP = ("node_id", "request_id", "session_id", "step", "traceparent")
 
 
 def _shape(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Sorts the fields of an event into those on top and those under `data`. A processor of structlog."""
     shaped: dict[str, Any] = {
         "timestamp": event.pop("timestamp"),
         "level": cast(str, event.pop("level")).upper(),
@@ -38,12 +40,12 @@ def _shape(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[s
 
 
 def node_name(role: str) -> str:
-    """Default node id: role, host and process."""
+    """Returns the default node id of this process: `role`, host name and process id."""
     return f"{role}-{socket.gethostname()}-{os.getpid()}"
 
 
 def configure(level: str, *, node_id: str) -> None:
-    """Call once per process, in `__main__`."""
+    """Sets up logging for this process, from `level` up (a level name such as INFO). Called once, in `__main__`."""
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
@@ -54,7 +56,7 @@ def configure(level: str, *, node_id: str) -> None:
             structlog.processors.JSONRenderer(),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level]),
-        logger_factory=structlog.PrintLoggerFactory(cast(TextIO, _Patient(sys.stderr))),
+        logger_factory=structlog.PrintLoggerFactory(cast(TextIO, _LossyStream(sys.stderr))),
         cache_logger_on_first_use=True,
     )
     structlog.contextvars.clear_contextvars()
@@ -63,8 +65,8 @@ def configure(level: str, *, node_id: str) -> None:
     logging.basicConfig(handlers=[_Forward()], level=level, force=True)
 
 
-class _Patient:
-    """A stream that loses lines where they cannot be written: a full disk must not end what is being told about."""
+class _LossyStream:
+    """A text stream that drops what cannot be written: a full disk must not end the process that logs."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -80,7 +82,7 @@ class _Patient:
 
 
 class _Forward(logging.Handler):
-    """What libraries and stdlib loggers say, in the same format."""
+    """A handler of the standard library's `logging` that writes its records in our format, as event LOG."""
 
     def emit(self, record: logging.LogRecord) -> None:
         get().log(record.levelno, "LOG", logger=record.name, message=record.getMessage())
@@ -90,5 +92,8 @@ _NODE: dict[str, str] = {}
 
 
 def get() -> FilteringBoundLogger:
-    """A logger that knows its node (context variables do not reach other threads, so it is bound here)."""
+    """Returns a logger bound to this process's node id, for any thread.
+
+    The id is bound here because context variables do not reach other threads.
+    """
     return cast(FilteringBoundLogger, structlog.get_logger(node_id=_NODE.get("id", "unconfigured")))

@@ -1,4 +1,4 @@
-"""The metrics registry of a service, with what every service reports besides the instruments of its group."""
+"""The metrics registry of a service, with the metrics that every service has: process, Python and build."""
 
 from collections.abc import Iterable
 
@@ -12,9 +12,10 @@ _OURS = "blockrelay_"
 
 
 class ServiceRegistry(CollectorRegistry):
-    """A registry whose series of ours all carry the same labels, `labels`, beside their own."""
+    """A registry that adds the same labels to every series whose name begins with `blockrelay_`."""
 
     def __init__(self, labels: dict[str, str]) -> None:
+        """`labels`: names and values, added to the labels that a series has."""
         super().__init__()
         self._labels, self._facts = labels, dict[str, str]()
         self._build = Info(
@@ -22,12 +23,12 @@ class ServiceRegistry(CollectorRegistry):
         )
 
     def tell_build(self, **facts: str) -> None:
-        """What `blockrelay_build_info` says from now on, beside what it has said."""
+        """Adds `facts` to the labels of `blockrelay_build_info`."""
         self._facts |= facts
         self._build.info(self._facts)
 
     def collect(self) -> Iterable[Metric]:
-        """All metrics, freshly read."""
+        """Reads all metrics and yields them with the added labels."""
         for family in super().collect():
             if family.name.startswith(_OURS):
                 for_all = self._labels
@@ -36,14 +37,14 @@ class ServiceRegistry(CollectorRegistry):
 
 
 class Together(CollectorRegistry):
-    """What several registries tell, each family once: a gateway has one for each of its cells."""
+    """Combines registries, so that each metric name comes once. A gateway has one registry for each of its cells."""
 
     def __init__(self, of: Iterable[CollectorRegistry]) -> None:
         super().__init__()
         self._of = list(of)
 
     def collect(self) -> Iterable[Metric]:
-        """All metrics, freshly read."""
+        """Reads all registries and returns their metrics, samples of one name joined."""
         families: dict[str, Metric] = {}
         for registry in self._of:
             for family in registry.collect():
@@ -54,10 +55,12 @@ class Together(CollectorRegistry):
 
 
 def service_registry(service: str, *, cell: str, model: str, numerics: str = "") -> ServiceRegistry:
-    """A registry with `process_*` (memory, CPU seconds, open files, start), `python_*` and `blockrelay_build_info`.
+    """Returns a registry with `process_*` (memory, CPU seconds, open files, start), `python_*` and
+    `blockrelay_build_info`.
 
-    `model` is its name, as clients call it; `numerics` the id of a worker. Switches the `_created` series off for the
-    whole process: they double the number of series and say little more than `process_start_time_seconds`.
+    `cell` and `model` (its name, as clients call it) become labels of every series of ours; `numerics` is the numerics
+    id of a worker. Switches the `_created` series off for the whole process: they double the number of series and say
+    little more than `process_start_time_seconds`.
     """
     disable_created_metrics()
     registry = ServiceRegistry({"cell": cell, "model": model})

@@ -1,4 +1,4 @@
-"""State machines as metrics: where each stands, and how often it changed."""
+"""State machines as metrics: the current state of each, and counts of its transitions."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -11,23 +11,23 @@ from blockrelay.state_machine import StateMachine
 
 
 class States(Collector):
-    """The machines that it was told of, read when somebody scrapes."""
+    """Exports the state and the transition counts of every state machine given to `show`, read at each scrape."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._machines: dict[str, StateMachine[Any, Any]] = {}
         registry.register(self)
 
     def show(self, machine: StateMachine[Any, Any]) -> None:
-        """From now on instead of an earlier one of the same name: its counts begin anew, as those of a new process."""
+        """Exports `machine` in place of an earlier one of the same name. Its counts begin at 0, as after a restart."""
         self._machines[machine.table.name] = machine
 
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
         now = GaugeMetricFamily(
-            "blockrelay_state", "Whether a state machine is in this state (1) or not (0)", labels=["machine", "state"]
+            "blockrelay_state", "1 if a state machine is in this state, else 0", labels=["machine", "state"]
         )
         changes = CounterMetricFamily(
             "blockrelay_state_transitions",
-            "How often a state machine changed its state",
+            "Changes of a state machine from one state to another, by the event that caused them",
             labels=["machine", "from", "event", "to"],
         )
         for name, machine in list(self._machines.items()):

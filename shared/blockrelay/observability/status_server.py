@@ -1,4 +1,7 @@
-"""`/livez`, `/readyz` and `/metrics` for services without a web framework, and a gateway's port for metrics alone."""
+"""An HTTP server for `/livez`, `/readyz` and `/metrics`, for services without a web framework.
+
+A gateway uses it for its port that has only metrics.
+"""
 
 import contextlib
 import json
@@ -14,57 +17,61 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 
 from blockrelay.observability.logs import get
 
-#: Connections at once. One more ends the oldest: who asks as one should is answered within milliseconds.
-MOST = 16
-#: How long a connection may last, and how many bytes its request may have.
+#: Connections open at once. A further one ends the oldest: a well-behaved client is answered within milliseconds.
+MAX_CONNECTIONS = 16
+#: The limits of a connection: its duration in seconds, and the size of its request in bytes.
 DEADLINE_S, HEAD_BYTES = 5.0, 8192
 _JSON = "application/json"
 _PHRASES = {200: "OK", 404: "Not Found", 405: "Method Not Allowed", 503: "Service Unavailable"}
 
 
 class StatusServer:
-    """Serves from daemon threads until `close`. `port` 0 picks a free one; `.port` is the one in use.
-
-    `gaps` answers readiness: a list of reasons why the service is not ready, empty when it is. Without it there is
-    nothing here but the metrics.
-    """
+    """Serves health checks and metrics over HTTP from daemon threads, until `close`."""
 
     def __init__(
         self, host: str, port: int, registry: CollectorRegistry, gaps: Callable[[], list[str]] | None = None
     ) -> None:
+        """Binds `host:port` and starts serving. Raises OSError if the address cannot be bound.
+
+        `port` 0 picks a free port. `gaps` returns the reasons why the service is not ready, empty when it is; a thread
+        of the server calls it for each `/readyz`. Without `gaps` only `/metrics` is served.
+        """
         self._server = _Server(host, port, registry, gaps)
         self.port: int = self._server.server_address[1]
+        """The port in use."""
         self._thread = threading.Thread(target=self._server.serve_forever, name="status", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
+        """Stops listening and waits until the accepting thread has ended."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
 
 
 class _Server(socketserver.ThreadingTCPServer):
-    """A thread for each of at most MOST connections, none of which lasts longer than DEADLINE_S."""
+    """A TCP server with a thread for each connection: at most MAX_CONNECTIONS, each for DEADLINE_S at most."""
 
     allow_reuse_address = True
     daemon_threads = True
     block_on_close = False
-    request_queue_size = MOST
+    request_queue_size = MAX_CONNECTIONS
 
     def __init__(self, host: str, port: int, registry: CollectorRegistry, gaps: Callable[[], list[str]] | None) -> None:
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self.registry, self.gaps = registry, gaps
-        self._open: dict[socket.socket, float] = {}  # since when, the oldest first
+        #: Open connections, oldest first, and when each was accepted (seconds of the monotonic clock).
+        self._open: dict[socket.socket, float] = {}
         self._lock = threading.Lock()
         super().__init__((host, port), _Connection)
 
     def process_request(self, request: Any, client_address: Any) -> None:
         with self._lock:
-            if len(self._open) >= 2 * MOST:  # those that were ended are still busy with their answers
+            if len(self._open) >= 2 * MAX_CONNECTIONS:  # connections that were ended are still being answered
                 refused = True
             else:
                 refused = False
-                if len(self._open) >= MOST:
+                if len(self._open) >= MAX_CONNECTIONS:
                     _end(next(iter(self._open)))
                 self._open[request] = time.monotonic()
         if refused:
@@ -73,7 +80,7 @@ class _Server(socketserver.ThreadingTCPServer):
             super().process_request(request, client_address)
 
     def service_actions(self) -> None:
-        """Called twice a second: ends what has lasted too long."""
+        """Ends connections that have lasted too long. `socketserver` calls it twice a second."""
         with self._lock:
             for request, since in self._open.items():
                 if time.monotonic() - since > DEADLINE_S:
@@ -85,13 +92,13 @@ class _Server(socketserver.ThreadingTCPServer):
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that went away is no event; a fault of ours is."""
+        """Logs STATUS_FAILED, unless the error is a client that went away (OSError)."""
         if not isinstance(error := sys.exception(), OSError):
             get().error("STATUS_FAILED", error=repr(error))
 
 
 class _Connection(socketserver.BaseRequestHandler):
-    """One request and its answer."""
+    """Reads one request of a connection and answers it."""
 
     request: socket.socket
 
@@ -118,8 +125,8 @@ class _Connection(socketserver.BaseRequestHandler):
                 return 200, _JSON, b'{"status": "ok"}'
             case "/readyz" if server.gaps is not None:
                 reasons = server.gaps()
-                said = {"status": "not ready" if reasons else "ready", "reasons": reasons}
-                return 503 if reasons else 200, _JSON, json.dumps(said).encode()
+                body = {"status": "not ready" if reasons else "ready", "reasons": reasons}
+                return 503 if reasons else 200, _JSON, json.dumps(body).encode()
             case _:
                 return 404, _JSON, b'{"error": "not found"}'
 
@@ -128,6 +135,6 @@ _NO_METHOD = (405, _JSON, b'{"error": "GET and HEAD only"}')
 
 
 def _end(request: socket.socket) -> None:
-    """Whatever its thread reads or writes ends at once; the thread closes it."""
-    with contextlib.suppress(OSError):  # the client was quicker
+    """Ends a connection from another thread: reads and writes of its own thread fail at once, and that closes it."""
+    with contextlib.suppress(OSError):  # the client has closed it already
         request.shutdown(socket.SHUT_RDWR)

@@ -1,4 +1,7 @@
-"""W3C's traceparent header: the trace and the span of a client that a request belongs to."""
+"""W3C's `traceparent` header, which names the client's trace and span that a request belongs to.
+
+Format: https://www.w3.org/TR/trace-context/#traceparent-header
+"""
 
 import re
 
@@ -6,11 +9,11 @@ _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})(
 
 
 def clean_traceparent(header: str | None) -> str:
-    """The header, or "" when it is absent or malformed (the specification says: ignore it)."""
+    """Returns `header`, or "" when it is absent or malformed (the specification says to ignore it then)."""
     return header if header and _TRACEPARENT.fullmatch(header) else ""
 
 
 def trace_and_parent(header: str) -> tuple[str, str]:
-    """Its trace id of 32 and its span id of 16 hex digits; "" and "" of a header that is none."""
-    found = _TRACEPARENT.fullmatch(header)
-    return (found[1], found[2]) if found else ("", "")
+    """Returns the trace id (32 hex digits) and the span id (16) in a `traceparent` header; twice "" if malformed."""
+    match = _TRACEPARENT.fullmatch(header)
+    return (match[1], match[2]) if match else ("", "")

@@ -10,7 +10,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter
 
 from blockrelay.observability import status_server
-from blockrelay.observability.status_server import HEAD_BYTES, MOST, StatusServer
+from blockrelay.observability.status_server import HEAD_BYTES, MAX_CONNECTIONS, StatusServer
 from tests.support.waiting import wait_until
 
 
@@ -58,10 +58,10 @@ def test_it_answers_probes_and_scrapes(server: StatusServer, gaps: list[str]) ->
 def test_who_says_nothing_makes_room_for_who_asks(server: StatusServer) -> None:
     before = threading.active_count()
     with ExitStack() as stack:
-        silent = [stack.enter_context(connect(server)) for _ in range(3 * MOST)]
+        silent = [stack.enter_context(connect(server)) for _ in range(3 * MAX_CONNECTIONS)]
         assert ask(server, "/livez").status_code == 200
         assert is_ended(silent[0]), "the oldest"
-        assert threading.active_count() <= before + 2 * MOST
+        assert threading.active_count() <= before + 2 * MAX_CONNECTIONS
     wait_until(lambda: threading.active_count() <= before, "their threads are gone")
 
 

@@ -1,4 +1,4 @@
-"""What a worker tells of its GPU, whose process it watches."""
+"""Metrics of a worker's GPU and of the process that owns it."""
 
 from collections.abc import Callable, Mapping
 from typing import Protocol
@@ -7,12 +7,12 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from blockrelay.observability.metrics.instruments import counter
 
-#: Why the process of a GPU is begun anew: it was lost, or became slow and a clean-up did not help.
+#: Why the process of a GPU is restarted: it was lost, or it became slow and a clean-up did not help.
 RENEWALS = ("lost", "slow")
 
 
 class Memory(Protocol):
-    """Bytes that a device has told of."""
+    """The last memory figures of a device, in bytes. 0 stands for a figure that its provider does not report."""
 
     @property
     def weight_bytes(self) -> int: ...
@@ -27,120 +27,131 @@ class Memory(Protocol):
 
 
 class DeviceMetrics:
+    """Metrics of the GPU of one worker. Workers without a GPU have them too, at 0."""
+
     def __init__(self, registry: CollectorRegistry) -> None:
         self.canaries = counter(
             "blockrelay_worker_canaries",
-            "How often its GPU was asked for a known answer between two steps, by what came",
+            "Checks of the worker's GPU against a known answer between two steps, by result",
             registry,
             result=("right", "wrong", "failed"),
         )
         self.cleanups = counter(
             "blockrelay_worker_device_cleanups",
-            "How often its GPU was made to give back memory because steps took half as long again",
+            "Clean-ups of the GPU's memory, each done because steps took 1.5 times as long as at first",
             registry,
         )
         self.changes = counter(
             "blockrelay_worker_device_changes",
-            "How often it went on with another GPU of its host, or came back to its own",
+            "Moves of the worker to another GPU of its host, or back to its own",
             registry,
         )
         self.renewals = counter(
             "blockrelay_worker_device_renewals",
-            "How often the process of its GPU was begun anew, by reason",
+            "Restarts of the process that owns the worker's GPU, by reason",
             registry,
             reason=RENEWALS,
         )
         self.quarantines = counter(
-            "blockrelay_worker_device_quarantines", "How often its GPU was lost too often of late", registry
+            "blockrelay_worker_device_quarantines",
+            "Quarantines of the worker's GPU: it was lost too often in a short time",
+            registry,
         )
         self.quarantined = Gauge(
             "blockrelay_worker_device_quarantined",
-            "Whether its GPU is left alone for an hour (1) or not (0)",
+            "1 while the worker's GPU is in quarantine and not used, else 0",
             registry=registry,
         )
         bus_bytes = counter(
             "blockrelay_worker_device_bus_bytes",
-            "How many bytes went up to its GPU and came down from it",
+            "Bytes copied to the worker's GPU (up) and from it (down)",
             registry,
             direction=("up", "down"),
         )
         jobs = counter(
             "blockrelay_worker_warm_session_jobs",
-            "How often a session of ONNX blocks as they are computed its part of a step, by what came of it",
+            "Steps of single ONNX blocks served as they are, by result: a job is one block of one step",
             registry,
             result=("ok", "failed"),
         )
-        #: What a device tells of itself that only grows, by its names in `Figures.counted`.
+        #: Counters by the names that the GPU's process gives its growing figures (`Figures.counted` of the worker).
         self.counters: Mapping[str, Counter] = {
             "up_bytes": bus_bytes.labels("up"),
             "down_bytes": bus_bytes.labels("down"),
             "repeated_steps": counter(
                 "blockrelay_worker_device_repeated_steps",
-                "How many steps its GPU did by repeating recorded ones",
+                "Steps that replayed a recorded graph on the worker's GPU",
                 registry,
             ),
             "recording_failures": counter(
                 "blockrelay_worker_device_recording_failures",
-                "How often it was given up to record steps of its GPU: one failed, or was off by too much",
+                "Times that recording of steps was given up: recording failed, or the results were off by too much",
                 registry,
             ),
             "retries": counter(
                 "blockrelay_worker_device_retries",
-                "How often making a session on its GPU, or running it there, was tried again behind a failure that may "
-                "pass",
+                "Further tries to create or run a session on the worker's GPU, after a failure that may pass",
                 registry,
             ),
             "made": counter(
                 "blockrelay_worker_warm_sessions_made",
-                "How many sessions of ONNX blocks as they are were made",
+                "Sessions created for ONNX blocks served as they are",
                 registry,
             ),
             "evicted": counter(
-                "blockrelay_worker_warm_sessions_evicted", "How many of them made room for others", registry
+                "blockrelay_worker_warm_sessions_evicted",
+                "Sessions of ONNX blocks served as they are that were closed to make room for others",
+                registry,
             ),
             "load_seconds": counter(
-                "blockrelay_worker_warm_session_load_seconds", "How long making them took", registry
+                "blockrelay_worker_warm_session_load_seconds",
+                "Time spent creating sessions for ONNX blocks served as they are",
+                registry,
             ),
-            "run_seconds": counter("blockrelay_worker_warm_session_run_seconds", "How long their jobs took", registry),
+            "run_seconds": counter(
+                "blockrelay_worker_warm_session_run_seconds",
+                "Time of successful jobs of ONNX blocks served as they are, their failed tries included",
+                registry,
+            ),
             "clean_ups": counter(
                 "blockrelay_worker_warm_session_cleanups",
-                "How often memory of those that had gone was given back to the system",
+                "Times that memory of closed sessions of ONNX blocks served as they are was given back to the system",
                 registry,
             ),
             "jobs_ok": jobs.labels("ok"),
             "jobs_failed": jobs.labels("failed"),
         }
         self._weights = Gauge(
-            "blockrelay_worker_device_weight_bytes", "How many bytes of weights are on its GPU", registry=registry
+            "blockrelay_worker_device_weight_bytes", "Bytes of weights on the worker's GPU", registry=registry
         )
         self._pools = Gauge(
             "blockrelay_worker_device_pool_bytes",
-            "How many bytes KV pages take on its GPU, used or not",
+            "Bytes of the KV pages on the worker's GPU, in use or not",
             registry=registry,
         )
         self._process = Gauge(
             "blockrelay_worker_device_process_bytes",
-            "How many bytes of this machine's memory the process of its GPU has",
+            "Bytes of host memory of the process that owns the worker's GPU",
             registry=registry,
         )
         self._memory = Gauge(
             "blockrelay_worker_device_memory_bytes",
-            "How much memory its GPU has, where the provider tells; else 0",
+            "Memory of the worker's GPU; 0 if its execution provider does not report it",
             registry=registry,
         )
         self._used = Gauge(
             "blockrelay_worker_device_memory_used_bytes",
-            "How much of that is in use, by whomever",
+            "Memory of the worker's GPU in use by all processes; 0 if its execution provider does not report it",
             registry=registry,
         )
 
     def show(self, memory: Callable[[], Memory | None]) -> None:
-        """From now on gauges ask this when they are read; None: there is no stage on the device."""
+        """Has the gauges call `memory` when they are scraped. It returns None while no stage is on the device."""
 
-        def read(what: Callable[[Memory], int]) -> Callable[[], float]:
+        def read(figure: Callable[[Memory], int]) -> Callable[[], float]:
             def now() -> float:
-                found = memory()
-                return 0.0 if found is None else float(what(found))
+                figures = memory()
+                return 0.0 if figures is None else float(figure(figures))
 
             return now
 

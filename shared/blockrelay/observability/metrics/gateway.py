@@ -1,4 +1,4 @@
-"""What a gateway tells: its requests, its answers, and the gauges of its cell that inference gateways read."""
+"""Metrics of a gateway: its requests, its answers, and gauges of its cell that a Kubernetes gateway balances by."""
 
 from typing import Literal, get_args
 
@@ -16,17 +16,17 @@ from blockrelay.observability.metrics.instruments import (
 )
 from blockrelay.protocol.messages import EndReason
 
-#: What may refuse a new request, of the client and of ours.
+#: Limits that may refuse a new request: those of one client, and those of the gateway or the cell.
 CLIENT_LIMITS = ("tokens_per_minute", "concurrency")
 CELL_LIMITS = ("in_flight", "kv_pages", "wait", "deadline", "redis_memory", "connections", "bodies")
-#: A limit of both.
+#: A limit that a client and the gateway both have.
 SHARED_LIMIT = "result_bytes"
 LIMITS = (*CLIENT_LIMITS, SHARED_LIMIT, *CELL_LIMITS)
 #: Routes of new requests.
 NEW_REQUESTS = ("/v1/completions", "/v1/chat/completions", "/v1/infer")
-#: Where steps of a session are asked for by WebSocket.
+#: The route of the WebSocket over which a client sends the steps of a session.
 SOCKET = "/v1/infer/ws"
-#: Why a new request is refused: what is wrong with it, what of ours fails, a limit.
+#: Why a new request is refused: a fault in the request, a failure on our side, or a limit.
 REFUSALS = (
     *("malformed", "too_long", "unauthorized", "not_found", "conflict", "slow_client"),
     *("expired", "cancelled", "redis", "unavailable", "failed"),
@@ -40,120 +40,126 @@ IGNORED_FIELDS = (
     *("prompt_cache_retention", "reasoning_effort", "safety_identifier", "service_tier", "store", "stream_options"),
     *("user", "verbosity"),
 )
-#: What `/readyz` can be asked.
+#: The two checks of `/readyz`: can requests be computed now, and are requests accepted.
 Question = Literal["tokens", "accepting"]
 
 
 class GatewayMetrics:
+    """Metrics of a gateway for one cell."""
+
     def __init__(self, registry: CollectorRegistry, *, blocks: int = 0) -> None:
-        """`blocks`: of the model."""
+        """`blocks`: the model's number of blocks, for the series of fallbacks."""
         self.registry = registry
         self.requests = counter(
             "blockrelay_finished_requests",
-            "How many requests ended, by reason",
+            "Requests that ended, by reason",
             registry,
             finished_reason=get_args(EndReason),
         )
         self.rejections = counter(
             "blockrelay_admission_rejections",
-            "How many requests were refused, by HTTP status",
+            "New requests that were refused, by HTTP status",
             registry,
             status=STATUSES,
         )
         self.refused = counter(
             "blockrelay_refused_requests",
-            "How many requests were refused, by route and reason: the limit, or the kind of error",
+            "New requests that were refused, by route and reason: the limit, or the kind of error",
             registry,
             route=(*NEW_REQUESTS, SOCKET),
             reason=REFUSALS,
         )
         self.ignored_fields = counter(
             "blockrelay_ignored_fields",
-            "How many requests had a field that changes nothing here",
+            "Requests with a field that is accepted and has no effect, by field",
             registry,
             field=IGNORED_FIELDS,
         )
         self.limited = counter(
             "blockrelay_admission_limited",
-            f"How many of them were refused by a limit: {', '.join(CLIENT_LIMITS)} (of the client), "
+            f"New requests that a limit refused, by limit: {', '.join(CLIENT_LIMITS)} (of the client), "
             f"{', '.join(CELL_LIMITS)} (ours), {SHARED_LIMIT} (both)",
             registry,
             limit=LIMITS,
         )
-        self.prompt_tokens = counter("blockrelay_prompt_tokens", "How many prompt tokens were accepted", registry)
-        self.generation_tokens = counter("blockrelay_generation_tokens", "How many tokens were relayed", registry)
+        self.prompt_tokens = counter("blockrelay_prompt_tokens", "Prompt tokens of accepted requests", registry)
+        self.generation_tokens = counter(
+            "blockrelay_generation_tokens", "Generated tokens of requests that this gateway accepted", registry
+        )
         self.time_to_first_token = Histogram(
             "blockrelay_time_to_first_token_seconds",
-            "How long from ACCEPT to token 1",
+            "Time from the acceptance of a request to its first token",
             buckets=TTFT_BUCKETS,
             registry=registry,
         )
         self.inter_token_latency = Histogram(
             "blockrelay_inter_token_latency_seconds",
-            "How long between two tokens",
+            "Time between two tokens of a request",
             buckets=STEP_BUCKETS,
             registry=registry,
         )
         self.e2e_latency = Histogram(
             "blockrelay_e2e_request_latency_seconds",
-            "How long from ACCEPT to the end",
+            "Time from the acceptance of a request to its end",
             buckets=REQUEST_BUCKETS,
             registry=registry,
         )
         self.decode_time = Histogram(
             "blockrelay_request_decode_time_seconds",
-            "How long from token 1 to the end",
+            "Time from the first token of a request to its end",
             buckets=REQUEST_BUCKETS,
             registry=registry,
         )
         self.prompt_length = Histogram(
             "blockrelay_request_prompt_tokens",
-            "How many tokens the prompt of an ended request had",
+            "Prompt tokens of each request that ended",
             buckets=LENGTH_BUCKETS,
             registry=registry,
         )
         self.answer_length = Histogram(
             "blockrelay_request_generation_tokens",
-            "How many tokens an ended request got",
+            "Generated tokens of each request that ended",
             buckets=LENGTH_BUCKETS,
             registry=registry,
         )
-        self.disconnected = counter("blockrelay_disconnected_clients", "How many clients went away early", registry)
+        self.disconnected = counter(
+            "blockrelay_disconnected_clients", "Requests whose last client disconnected before the end", registry
+        )
         self.fallbacks = fallbacks(
             "blockrelay_request_fallbacks",
-            "How many fallbacks ended requests report (workers count blockrelay_worker_fallbacks as they happen)",
+            "Fallbacks reported by ended requests (workers count blockrelay_worker_fallbacks as they happen)",
             registry,
         )
         expect_blocks(self.fallbacks, 1, blocks)
         self.forgotten = counter(
             "blockrelay_ended_requests_forgotten",
-            "How many ended requests were forgotten before their retention was over, because memory was short",
+            "Ended requests that were deleted before their retention was over, because memory was short",
             registry,
         )
         self.followed_running = Gauge(
             "blockrelay_gateway_requests_running",
-            "How many requests this gateway follows that have a token",
+            "Requests whose tokens this gateway reads and that have at least one token",
             registry=registry,
         )
         self.followed_waiting = Gauge(
             "blockrelay_gateway_requests_waiting",
-            "How many requests this gateway follows without a token",
+            "Requests whose tokens this gateway reads and that have no token yet",
             registry=registry,
         )
         self.running = Gauge(
-            "blockrelay_num_requests_running", "How many requests of the cell are on workers", registry=registry
+            "blockrelay_num_requests_running", "Requests of the cell that are on workers", registry=registry
         )
         self.waiting = Gauge(
-            "blockrelay_num_requests_waiting", "How many requests of the cell wait for a worker", registry=registry
+            "blockrelay_num_requests_waiting", "Requests of the cell that wait for a worker", registry=registry
         )
         self.kv_cache_usage = Gauge(
             "blockrelay_kv_cache_usage_ratio",
-            "Share of KV pages in use (0 to 1), in the stage of the cell that has least left",
+            "Share of KV pages in use (0 to 1), in the stage of the cell that has the fewest left",
             registry=registry,
         )
         self.ready = Gauge(
             "blockrelay_ready",
-            "Whether `/readyz` would say yes (1) or not (0), by what it is asked",
+            "1 if `/readyz` would answer that the gateway is ready, else 0, by question",
             ["question"],
             registry=registry,
         )
@@ -161,27 +167,26 @@ class GatewayMetrics:
             self.ready.labels(question)
         self.cell_list_version = Gauge(
             "blockrelay_cell_list_version",
-            "Version of the list of cells that is in force at this gateway, 0 without one",
+            "Version of the list of cells that this gateway uses, 0 without one",
             registry=registry,
         )
         self.api_keys = Gauge(
-            "blockrelay_gateway_api_keys", "How many API keys are in force at this gateway, 0 without a file of them",
-            registry=registry,
-        )  # fmt: skip
+            "blockrelay_gateway_api_keys", "API keys that this gateway accepts, 0 without a key file", registry=registry
+        )
         self.api_keys_read_at = Gauge(
             "blockrelay_gateway_api_keys_loaded_timestamp_seconds",
-            "When this gateway read the API keys that are in force (Unix time), 0 without a file of them",
+            "When this gateway read the API keys that it accepts (Unix seconds), 0 without a key file",
             registry=registry,
         )
         self.api_keys_unreadable = Gauge(
             "blockrelay_gateway_api_keys_unreadable",
-            "Whether the file of API keys cannot be used as it is now (1), so that those read before stay in force",
+            "1 if the key file cannot be read or is wrong, so that the keys read before are still used, else 0",
             registry=registry,
         )
         self.redis_errors = redis_errors(registry)
 
     def tell_keys(self, count: int, read_at: float, *, unreadable: bool) -> None:
-        """What a gateway knows of its file of API keys."""
+        """Sets the three gauges of the key file: its number of keys, when it was read (Unix seconds), and its state."""
         self.api_keys.set(count)
         self.api_keys_read_at.set(read_at)
         self.api_keys_unreadable.set(unreadable)

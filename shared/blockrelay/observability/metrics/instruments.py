@@ -1,4 +1,4 @@
-"""What groups of instruments are made of: buckets, and counters whose series are there from the start."""
+"""Parts that the metrics of several services share: histogram buckets, and counters whose series start at 0."""
 
 from collections.abc import Sequence
 from itertools import product
@@ -8,42 +8,44 @@ from prometheus_client import CollectorRegistry, Counter
 #: vLLM's buckets for time to first token, and finer ones for a step and a block. Seconds.
 TTFT_BUCKETS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
 STEP_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 5, 10)
-#: vLLM's for whole requests: those of the bundled model take seconds, long answers of a large one half an hour.
+#: vLLM's buckets for whole requests, in seconds: the bundled model's take seconds, long answers of a large one half an
+#: hour.
 REQUEST_BUCKETS = (
     0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680,
 )  # fmt: skip
-#: A block of a large model with a long prompt on CPUs takes seconds.
+#: For one block and one batch, in seconds. A block of a large model with a long prompt takes seconds on CPUs.
 BLOCK_BUCKETS = (
     0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30,
 )  # fmt: skip
-#: Tokens of a prompt or an answer.
+#: For the number of tokens of a prompt or an answer.
 LENGTH_BUCKETS = (
     1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 200_000,
 )  # fmt: skip
+#: For the number of tokens in a batch.
 ROW_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
-#: Where a block may move from and to in mid-request, and why.
+#: Labels of fallbacks and their values: device classes between which a block may move in mid-request, and why.
 FALLBACK = {"from": ("GPU",), "to": ("CPU",), "reason": ("gpu_error",)}
 
 
 def counter(name: str, text: str, registry: CollectorRegistry, **values: Sequence[str]) -> Counter:
-    """A counter with a label for each of `values`, and a series for each combination of them, at 0."""
-    made = Counter(name, text, list(values), registry=registry)
+    """Creates a counter whose labels and their possible values are `values`; each combination has a series at 0."""
+    instrument = Counter(name, text, list(values), registry=registry)
     for combination in product(*values.values()) if values else ():
-        made.labels(*combination)
-    return made
+        instrument.labels(*combination)
+    return instrument
 
 
 def fallbacks(name: str, text: str, registry: CollectorRegistry) -> Counter:
-    """A counter of fallbacks, by block, device classes and reason. `expect_blocks` makes its series."""
+    """Creates a counter of fallbacks, by block, device classes and reason. `expect_blocks` creates its series."""
     return Counter(name, text, ["block", *FALLBACK], registry=registry)
 
 
 def expect_blocks(counts: Counter, first: int, last: int) -> None:
-    """Make the series of a counter of fallbacks for the blocks `first` to `last`."""
+    """Creates the series of `counts`, a counter of fallbacks, for the blocks `first` to `last`, both included."""
     for block, *others in product(range(first, last + 1), *FALLBACK.values()):
         counts.labels(f"block_{block}", *others)
 
 
 def redis_errors(registry: CollectorRegistry) -> Counter:
-    """Of this process."""
-    return counter("blockrelay_redis_errors", "How often Redis could not be reached", registry)
+    """Creates the counter of this process's failed calls to Redis."""
+    return counter("blockrelay_redis_errors", "Times that Redis could not be reached", registry)

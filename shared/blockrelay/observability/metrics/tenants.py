@@ -1,4 +1,4 @@
-"""What a gateway tells of each API key, to those who may know (`GET /metrics/tenants`)."""
+"""A gateway's metrics by tenant, which is the name of an API key. `GET /metrics/tenants` serves them."""
 
 from collections.abc import Iterable
 
@@ -11,7 +11,10 @@ ANYBODY = "ANYBODY"
 
 
 class TenantMetrics:
-    """By the name of the key, from the file of keys. `registry` holds nothing else."""
+    """Counts requests and tokens of each tenant, in a registry of its own.
+
+    Methods take the tenant's name from the key file; the empty name, of clients without a key, becomes ANYBODY.
+    """
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry
@@ -19,19 +22,19 @@ class TenantMetrics:
         def by_tenant(name: str, text: str, *more: str) -> Counter:
             return Counter(f"blockrelay_tenant_{name}", text, ["tenant", *more], registry=registry)
 
-        self._requests = by_tenant("accepted_requests", "How many requests of this API key were accepted")
-        self._prompt_tokens = by_tenant("prompt_tokens", "How many prompt tokens of it were accepted")
-        self._generation_tokens = by_tenant("generation_tokens", "How many tokens were relayed to it")
-        self._limited = by_tenant("limited", "How many of its requests were refused by a limit", "limit")
+        self._requests = by_tenant("accepted_requests", "Accepted requests of this API key")
+        self._prompt_tokens = by_tenant("prompt_tokens", "Prompt tokens of accepted requests of this API key")
+        self._generation_tokens = by_tenant("generation_tokens", "Tokens generated for this API key")
+        self._limited = by_tenant("limited", "Requests of this API key that a limit refused, by limit", "limit")
         self._first_token = Summary(
             "blockrelay_tenant_time_to_first_token_seconds",
-            "How long its requests waited from ACCEPT to token 1",
+            "Time from the acceptance of a request of this API key to its first token",
             ["tenant"],
             registry=registry,
         )
 
     def expect(self, tenants: Iterable[str]) -> None:
-        """There are these: their series begin."""
+        """Creates the series of `tenants`, at 0."""
         for tenant in tenants:
             name = tenant or ANYBODY
             for instrument in (self._requests, self._prompt_tokens, self._generation_tokens, self._first_token):
@@ -40,32 +43,33 @@ class TenantMetrics:
                 self._limited.labels(name, limit)
 
     def accepted(self, tenant: str, prompt_tokens: int) -> None:
-        """A request of it."""
+        """Counts an accepted request of `tenant` and its prompt tokens."""
         self._requests.labels(tenant or ANYBODY).inc()
         self._prompt_tokens.labels(tenant or ANYBODY).inc(prompt_tokens)
 
     def limited(self, tenant: str, limit: str) -> None:
-        """A request of it was refused."""
+        """Counts a request of `tenant` that `limit` refused."""
         self._limited.labels(tenant or ANYBODY, limit).inc()
 
     def first_token(self, tenant: str, seconds: float) -> None:
-        """Of one of its requests, so long after ACCEPT."""
+        """Counts the first token of a request of `tenant`, `seconds` after its acceptance."""
         self._first_token.labels(tenant or ANYBODY).observe(seconds)
 
     def tokens(self, tenant: str, count: int = 1) -> None:
-        """So many more were relayed."""
+        """Counts `count` tokens generated for `tenant`."""
         self._generation_tokens.labels(tenant or ANYBODY).inc(count)
 
 
 class OneTenant(CollectorRegistry):
-    """What `of` tells of one tenant, and of no other."""
+    """A view of the registry `of` that has only the samples of one tenant."""
 
     def __init__(self, of: CollectorRegistry, tenant: str) -> None:
+        """`tenant`: the value of the label `tenant`."""
         super().__init__()
         self._of, self._tenant = of, tenant
 
     def collect(self) -> Iterable[Metric]:
-        """All metrics, freshly read."""
+        """Reads all metrics and yields each with the samples of the tenant."""
         for family in self._of.collect():
             family.samples = [sample for sample in family.samples if sample.labels.get("tenant") == self._tenant]
             yield family

@@ -1,4 +1,4 @@
-"""The books of a cell, as Redis keeps them: counters that no process's end sets back."""
+"""The accounting of a cell as metrics: counters kept in Redis, which no restart of a process sets back."""
 
 from collections.abc import Iterator, Mapping
 from typing import get_args
@@ -11,11 +11,11 @@ from blockrelay.protocol.messages import EndReason, RerunReason
 
 
 class Totals(Collector):
-    """How many requests the cell has accepted and ended since it began, and how many it has in flight; how often
-    workers died and runs began again, whoever noticed it: a scheduler, a launcher, a worker.
+    """Exports the cell's counts of accepted and ended requests, deaths of workers and re-runs, and those in flight.
 
-    All are of one moment, so that the first is the sum of the next two. Nothing is told before `set`: a counter that
-    begins at 0 in a scheduler that has not looked yet would read as a loss.
+    The counts run since the cell began, whichever process noticed the event. All values are of one moment, so that
+    accepted requests are the sum of ended ones and those in flight. Nothing is exported before `set`: a counter at 0
+    from a scheduler that has not read Redis yet would look like a reset.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -26,24 +26,26 @@ class Totals(Collector):
     def set(
         self, accepted: int, ended: Mapping[str, int], in_flight: int, *, deaths: int, reruns: Mapping[str, int]
     ) -> None:
-        """`ended` and `reruns` by reason."""
+        """Sets the values to export. `ended` and `reruns` have counts by reason; a missing reason counts as 0."""
         self._books, self._deaths, self._reruns = (accepted, ended, in_flight), deaths, dict(reruns)
 
     def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
-        accepted = CounterMetricFamily("blockrelay_accepted", "How many requests the cell has accepted (kept by Redis)")
+        accepted = CounterMetricFamily(
+            "blockrelay_accepted", "Requests that the cell has accepted since it began (kept by Redis)"
+        )
         ended = CounterMetricFamily(
             "blockrelay_ended",
-            "How many requests of the cell have ended, by reason (kept by Redis); with those in flight they are the "
-            "accepted ones",
+            "Requests of the cell that have ended since it began, by reason (kept by Redis); with those in flight they "
+            "are the accepted ones",
             labels=["reason"],
         )
-        running = GaugeMetricFamily("blockrelay_requests_in_flight", "How many requests are accepted and unfinished")
+        running = GaugeMetricFamily("blockrelay_requests_in_flight", "Requests that are accepted and unfinished")
         deaths = CounterMetricFamily(
-            "blockrelay_worker_deaths", "How many workers of the cell were declared dead (kept by Redis)"
+            "blockrelay_worker_deaths", "Workers of the cell that were declared dead since it began (kept by Redis)"
         )
         reruns = CounterMetricFamily(
             "blockrelay_reruns",
-            "How many runs of the cell were ended and queued again, by reason (kept by Redis)",
+            "Runs of the cell that were ended and queued again since it began, by reason (kept by Redis)",
             labels=["reason"],
         )
         if self._books is not None:

@@ -1,8 +1,8 @@
-"""Whose a metric is: whether what processes tell is added up, or every one tells the same of the whole cell."""
+"""How to combine one metric's values from several processes: their sum, or their maximum."""
 
 from typing import Literal
 
-#: Counters that Redis keeps for the cell, whoever has counted.
+#: Counters that Redis keeps for the whole cell. Every process that exports them has the same value.
 BOOKS = ("blockrelay_accepted", "blockrelay_ended", "blockrelay_reruns", "blockrelay_worker_deaths")
 #: Gauges of one process although no service is in their name.
 _OF_ONE_PROCESS = ("blockrelay_state", "blockrelay_build")
@@ -10,9 +10,10 @@ _OURS, _PREFIXES = "blockrelay_", ("blockrelay_worker_", "blockrelay_gateway_", 
 
 
 def taken(family: str, kind: str) -> Literal["sum", "max", ""]:
-    """How the values of a family's processes make one: added up, or any of them (the largest); "" for what is not ours.
+    """Returns how values of one metric from several processes are combined; "" for a metric that is not ours.
 
-    `family`: its name without `_total` or another ending. `kind`: counter, gauge, histogram, summary or info.
+    "max" is for values that are the same in every process. `family` is the metric's name without `_total` or another
+    suffix, `kind` its type: counter, gauge, histogram, summary or info.
     """
     if not family.startswith(_OURS):
         return ""

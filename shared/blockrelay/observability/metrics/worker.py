@@ -1,4 +1,4 @@
-"""What a worker tells: its stage, its KV pages, its runs."""
+"""Metrics of a worker: its stage, its KV pages, its runs."""
 
 from collections.abc import Iterable
 from typing import get_args
@@ -21,7 +21,7 @@ from blockrelay.observability.metrics.instruments import (
 from blockrelay.observability.states import States
 from blockrelay.protocol.messages import Verdict
 
-#: Why a GPU, or the process that owns it, is there no more.
+#: Why a GPU, or the process that owns it, was lost.
 DEVICE_LOSSES = (
     "process_ended",
     "hang",
@@ -39,164 +39,171 @@ DEVICE_LOSSES = (
 
 
 class WorkerMetrics:
+    """Metrics of a worker, its GPU's included."""
+
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry
         self.states = States(registry)
         self.block_seconds = Histograms(
             "blockrelay_worker_block_latency_seconds",
-            "How long one block took for one batch; estimated: as its share of the time of a GPU's stage",
+            "Time of one block for one batch; estimated is true if it is a share of the measured time of a GPU's stage",
             ("block", "device", "estimated"),
             buckets=BLOCK_BUCKETS,
             registry=registry,
         )
         self.stage_seconds = Histogram(
             "blockrelay_worker_stage_latency_seconds",
-            "How long the stage took for one batch",
+            "Time of the stage for one batch",
             ["stage", "device"],
             buckets=STEP_BUCKETS,
             registry=registry,
         )
         self.commit_seconds = Histogram(
             "blockrelay_worker_commit_seconds",
-            "How long COMMIT took until the control Redis answered; one call has what came meanwhile",
+            "Time of a COMMIT call until the control Redis answered; one call has the commits of several requests",
             buckets=STEP_BUCKETS,
             registry=registry,
         )
         self.batch_rows = Histogram(
-            "blockrelay_worker_iteration_tokens", "How many rows a batch had", buckets=ROW_BUCKETS, registry=registry
+            "blockrelay_worker_iteration_tokens", "Tokens in each batch", buckets=ROW_BUCKETS, registry=registry
         )
         self.queue_wait = Histogram(
             "blockrelay_worker_request_queue_time_seconds",
-            "How long from ACCEPT to CLAIM",
+            "Time from the acceptance of a request to its claim by this worker",
             buckets=TTFT_BUCKETS,
             registry=registry,
         )
         self.prefill_time = Histogram(
             "blockrelay_worker_request_prefill_time_seconds",
-            "How long from CLAIM to the first token of a run, at the first stage",
+            "Time from the claim of a run to its first token, measured by the first stage",
             buckets=REQUEST_BUCKETS,
             registry=registry,
         )
-        self.commits = counter(
-            "blockrelay_worker_commits", "How many commits, by verdict", registry, verdict=get_args(Verdict)
-        )
+        self.commits = counter("blockrelay_worker_commits", "Commits, by verdict", registry, verdict=get_args(Verdict))
         self.fallbacks = fallbacks(
-            "blockrelay_worker_fallbacks", "How many blocks moved to another device in mid-request", registry
+            "blockrelay_worker_fallbacks", "Moves of a block to another device in mid-request", registry
         )
         self.device_losses = counter(
-            "blockrelay_worker_device_losses", "How often its GPU was lost, by reason", registry, reason=DEVICE_LOSSES
+            "blockrelay_worker_device_losses", "Losses of the worker's GPU, by reason", registry, reason=DEVICE_LOSSES
         )
         self.device = DeviceMetrics(registry)
-        self.running = Gauge(
-            "blockrelay_worker_num_requests_running", "How many requests are on this worker", registry=registry
-        )
+        self.running = Gauge("blockrelay_worker_num_requests_running", "Requests on this worker", registry=registry)
         self.waiting = Gauge(
-            "blockrelay_worker_num_requests_waiting", "How many of them have no rows to compute", registry=registry
+            "blockrelay_worker_num_requests_waiting",
+            "Requests on this worker without tokens to compute now",
+            registry=registry,
         )
-        self.kv_pages_used = Gauge("blockrelay_worker_kv_pages_used", "How many KV pages are in use", registry=registry)
+        self.kv_pages_used = Gauge("blockrelay_worker_kv_pages_used", "KV pages in use", registry=registry)
         self.kv_pages_total = Gauge(
-            "blockrelay_worker_kv_pages_total", "How many KV pages there are", registry=registry
+            "blockrelay_worker_kv_pages_total", "KV pages of this worker, in use or not", registry=registry
         )
         self.kv_cache_usage = Gauge(
             "blockrelay_worker_kv_cache_usage_ratio", "Share of KV pages in use (0 to 1)", registry=registry
         )
         self.kv_pages_cached = Gauge(
             "blockrelay_worker_kv_pages_cached",
-            "How many KV pages are kept for their name, without a user",
+            "KV pages that no run uses and the prefix cache keeps",
             registry=registry,
         )
         self.prefix_cache_queries = counter(
-            "blockrelay_worker_prefix_cache_queries", "How many tokens were looked up in the page cache", registry
+            "blockrelay_worker_prefix_cache_queries", "Tokens that were looked up in the prefix cache", registry
         )
         self.prefix_cache_hits = counter(
-            "blockrelay_worker_prefix_cache_hits", "How many of them were found, in the pool or a tier", registry
+            "blockrelay_worker_prefix_cache_hits",
+            "Tokens that were found in the prefix cache: in the pool or in a tier of the page store",
+            registry,
         )
         self.prefix_cache_evictions = counter(
             "blockrelay_worker_prefix_cache_evictions",
-            "How many cached KV pages of the pool gave way to others",
+            "Cached KV pages of the pool that were evicted for others",
             registry,
         )
         self.page_store_hits = Counter(
-            "blockrelay_worker_page_store_hits", "How many KV pages a tier gave, by tier", ["tier"], registry=registry
+            "blockrelay_worker_page_store_hits",
+            "KV pages read from the page store, by tier",
+            ["tier"],
+            registry=registry,
         )
         self.page_store_misses = Counter(
             "blockrelay_worker_page_store_misses",
-            "How many KV pages a tier was asked for and did not have, by tier",
+            "KV pages that were asked of the page store and not found, by tier",
             ["tier"],
             registry=registry,
         )
         self.page_store_trouble = Counter(
             "blockrelay_worker_page_store_trouble",
-            "How often a tier was full or unreachable or gave a corrupt page, by tier and kind",
+            "Times that a tier of the page store was full or unreachable or gave a corrupt page, by tier and kind",
             ["tier", "kind"],
             registry=registry,
         )
         self.page_store_dropped = counter(
             "blockrelay_worker_page_store_dropped",
-            "How many KV pages were not written because too many waited or they were used anew",
+            "KV pages not written to the page store: too many waited, they were reused before, or could not be copied",
             registry,
         )
         self.page_store_bytes = Gauge(
             "blockrelay_worker_page_store_bytes",
-            "How many bytes a tier holds, as far as this worker knows, by tier",
+            "Bytes in the page store, as far as this worker knows, by tier",
             ["tier"],
             registry=registry,
         )
         self.generation_tokens = counter(
-            "blockrelay_worker_generation_tokens", "How many tokens were sampled", registry
+            "blockrelay_worker_generation_tokens", "Tokens that this worker sampled", registry
         )
-        self.prompt_tokens = counter("blockrelay_worker_prompt_tokens", "How many prompt rows were computed", registry)
+        self.prompt_tokens = counter(
+            "blockrelay_worker_prompt_tokens", "Prompt tokens that this worker computed as first stage", registry
+        )
         self.preemptions = counter(
-            "blockrelay_worker_num_preemptions", "How many runs gave their KV pages to older ones", registry
+            "blockrelay_worker_num_preemptions", "Runs that had to give their KV pages to older ones", registry
         )
         self.draft_tokens = counter(
-            "blockrelay_worker_spec_decode_num_draft_tokens", "How many guessed tokens were verified", registry
+            "blockrelay_worker_spec_decode_num_draft_tokens", "Draft tokens that were verified", registry
         )
         self.accepted_tokens = counter(
-            "blockrelay_worker_spec_decode_num_accepted_tokens", "How many of them were right", registry
+            "blockrelay_worker_spec_decode_num_accepted_tokens", "Draft tokens that were right", registry
         )
         self.busy_seconds = counter(
-            "blockrelay_worker_stage_busy_seconds", "How long the stage computed and passed on results", registry
+            "blockrelay_worker_stage_busy_seconds", "Time in which the stage computed and passed on results", registry
         )
         self.idle_seconds = counter(
             "blockrelay_worker_stage_idle_seconds",
-            "How long requests were on this worker and none had rows to compute: bubbles",
+            "Time in which requests were on this worker and none had tokens to compute (pipeline bubbles)",
             registry,
         )
         self.inference_seconds = ThreadCounter(
-            "blockrelay_worker_inference_seconds", "How long blocks computed batches", registry=registry
+            "blockrelay_worker_inference_seconds", "Time in which the stage computed batches", registry=registry
         )
         self.inferences = ThreadCounter(
-            "blockrelay_worker_inferences", "How many batches the stage computed", registry=registry
+            "blockrelay_worker_inferences", "Batches that the stage computed", registry=registry
         )
         self.token_generation_seconds = ThreadCounter(
             "blockrelay_worker_token_generation_seconds",
-            "How long logits were turned into tokens and these prepared for COMMIT",
+            "Time of turning logits into tokens and preparing these for COMMIT",
             registry=registry,
         )
         self.state_transfer_seconds = ThreadCounter(
             "blockrelay_worker_state_transfer_seconds",
-            "How long rows were packed for the next stage and sent",
+            "Time of packing hidden states for the next stage and sending them",
             registry=registry,
         )
         self.cache_management_seconds = ThreadCounter(
             "blockrelay_worker_cache_management_seconds",
-            "How long KV pages were looked for, given to requests, named and taken back",
+            "Time of the bookkeeping for KV pages: look-up, allocation, publishing and release",
             registry=registry,
         )
         self.forwarded = counter(
             "blockrelay_worker_forwarded_bytes",
-            "How many bytes of rows, or of tensors by name, went to the next stage, by way",
+            "Bytes of hidden states or named tensors sent to the next stage, by way",
             registry,
             way=("local", "redis"),
         )
         self.load_seconds = Gauge(
-            "blockrelay_worker_block_load_seconds", "How long loading and checking the stage took", registry=registry
+            "blockrelay_worker_block_load_seconds", "Time of loading and checking the stage", registry=registry
         )
         self.redis_errors = redis_errors(registry)
 
     def expect_stage(self, stage: int, device: str, first: int, last: int) -> None:
-        """This worker is going to run the blocks `first` to `last`: their series begin."""
+        """Creates the series of `stage`, its blocks `first` to `last` (both included) and its `device`, at 0."""
         blocks = [f"block_{block}" for block in range(first, last + 1)]
         for estimated in ("false", "true") if device == "gpu" else ("false",):
             self.block_seconds.expect(blocks, device, estimated)
@@ -204,7 +211,7 @@ class WorkerMetrics:
         expect_blocks(self.fallbacks, first, last)
 
     def expect_tier(self, tier: str, kinds: Iterable[str]) -> None:
-        """It has this tier of a page store, with these kinds of trouble: their series begin."""
+        """Creates the series of a tier of the page store and of `kinds` of trouble with it, at 0."""
         self.page_store_hits.labels(tier)
         self.page_store_misses.labels(tier)
         for kind in kinds:
