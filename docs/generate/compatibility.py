@@ -17,7 +17,7 @@ client says "its requests, by curl", with the requests that it sends. What works
 
 "Not yet" is followed by how a call is refused today: the status, and the field that the error names. A field that would
 change an answer is never ignored; one that changes nothing is, and the answer names it in `x-blockrelay-ignored`.
-[HTTP API](http-api.md) lists every field, [errors](errors.md) every status.
+[HTTP API](http-api.md) lists every field, [errors](api.md#errors) every status.
 """
 
 

@@ -128,8 +128,8 @@ _SINGLE: Sequence[tuple[str, Measured, str]] = (
     ("worker: operations of a core in a second, `w8a8`", measured.CORE_OPERATIONS, ""),
 )
 _FOOT = """
-[Metrics](metrics.md) has them all, [autoscaling](autoscaling.md) what adds workers by itself, and
-[one million streams](one-million-streams.md) what comes first when a system grows beyond this page.
+[Metrics](metrics.md) has them all, [autoscaling](operations.md#autoscaling) what adds workers by itself, and
+[one million streams](cells.md#one-million-streams) what comes first when a system grows beyond this page.
 """
 
 

@@ -90,12 +90,12 @@ def test_every_target_of_the_makefile_that_a_document_names_exists() -> None:
 
 
 def test_every_error_that_clients_see_is_listed_with_its_status() -> None:
-    rows = re.findall(r"^\| (\d{3}) \| ([^|]+)", (ROOT / "docs" / "errors.md").read_text(), re.M)
+    rows = re.findall(r"^\| (\d{3}) \| ([^|]+)", (ROOT / "docs" / "api.md").read_text(), re.M)
     listed = {(int(status), name) for status, names in rows for name in re.findall(r"`(\w+)`", names)}
     for status, name in listed:
         limited = {"limit": "", "scope": "client" if status == 429 else "cell"} if name == "LimitExceeded" else {}
         assert status_of(getattr(errors, name)("", **limited)) == status, name
-    text = (ROOT / "docs" / "errors.md").read_text()
+    text = (ROOT / "docs" / "api.md").read_text()
     inside = {
         "BlockrelayError",
         "UsageError",

@@ -45,7 +45,7 @@ class SchedulerMetrics:
         )
         self.workers_wanted = Gauge(
             "blockrelay_workers_wanted",
-            "How many workers the unfinished requests call for, by device (docs/autoscaling.md)",
+            "How many workers the unfinished requests call for, by device (docs/operations.md)",
             ["device"],
             registry=registry,
         )
