@@ -11,6 +11,8 @@ from tests.clients.table import WORKS, Client, clients
 _HEAD = """\
 # Compatibility
 
+For people who have a client and ask whether it works here.
+
 What clients ask when they start, and the fields that they send. `make test-clients` runs every line against a whole
 system (`blockrelay up`), with keep-alives in its streams: with the client itself, in the version named, or, where a
 client says "its requests, by curl", with the requests that it sends. What works in one release works in all later ones.

@@ -44,8 +44,9 @@ EXAMPLE = ("8b", "--sizing", "--precision", "w8a8", "--context", "32768", "--req
 _HEAD = """\
 # Sizing
 
-What a model and a load need. `blockrelay analyse --sizing` prints it for yours; the tables here are made by the same
-functions.
+For operators who choose machines: what a model and a load need.
+
+`blockrelay analyse --sizing` prints it for yours; the tables here are made by the same functions.
 
 MODEL is a block folder, a folder with a `config.json` of Hugging Face (no weights are needed), or a shape: `1b` (Llama
 3.2 1B), `8b` (Llama 3.1 8B) or `70b` (Llama 3.1 70B). `--prompt` and `--new` are the tokens of one request, `--context`
