@@ -286,7 +286,7 @@ drill: install ## hurts a loaded system at random and compares every answer
 	$(BIN)/blockrelay drill --minutes 1.5 --stages 2 $(ARGS)
 
 # Predictions of six systems, written before they are measured: ten minutes on an idle machine of two cores. They become
-# the tables of docs/one-million-streams.md with `.venv/bin/python -m bench.simulate.million --costs .bench/simulate.json`.
+# the tables of docs/cells.md with `.venv/bin/python -m bench.simulate.million --costs .bench/simulate.json`.
 bench-simulator: install ## how right the simulator of whole systems is
 	$(BIN)/python -m bench.simulate.accuracy $(ARGS)
 

@@ -18,6 +18,7 @@ def markdown(records: Sequence[Record]) -> str:
     """The whole page."""
     parts = [
         "# Benchmarks",
+        "For people who compare servers, or ask what a release costs.",
         "Written by `make bench ARGS=--publish` from [benchmarks.json](benchmarks.json), which holds every figure of "
         "every round. Do not edit.",
         _machines(records),

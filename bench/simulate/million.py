@@ -1,7 +1,7 @@
-"""The tables of docs/one-million-streams.md: `python -m bench.simulate.million [--costs FILE]`.
+"""The tables of one million streams in docs/cells.md: `python -m bench.simulate.million [--costs FILE]`.
 
 FILE is what `python -m bench.simulate.accuracy` wrote; it becomes docs/one-million-streams.json. Without it the page is
-written anew from there. Only what is between the page's marks changes.
+written from there. Only what is between the page's marks changes.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from bench.simulate.load import Figures
 from bench.simulate.sizing import ROUND_S, SHARE, Footprint, Machine, Model, Sized, Target, size
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGE, DATA = DOCS / "one-million-streams.md", DOCS / "one-million-streams.json"
+PAGE, DATA = DOCS / "cells.md", DOCS / "one-million-streams.json"
 
 TARGET = Target(streams=1_000_000, tokens_per_s=10, prompt=500, new=500)
 #: Published peaks, of which half is assumed to be reached.

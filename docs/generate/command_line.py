@@ -19,6 +19,8 @@ from docs.generate.tables import table
 _HEAD = """\
 # Command line
 
+For everyone who types a command and wants its options.
+
 `blockrelay COMMAND --help` shows the same; in a checkout `. .venv/bin/activate` puts the command on the path. Every
 error is one line on stderr that begins with `blockrelay: `. Exit codes: 0 done, 1 something failed, 2 the command was
 asked for something impossible; `dead-letters replay` ends with 1 when the request fails again, `drill` when an answer

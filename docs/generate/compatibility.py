@@ -11,13 +11,15 @@ from tests.clients.table import WORKS, Client, clients
 _HEAD = """\
 # Compatibility
 
+For people who have a client and ask whether it works here.
+
 What clients ask when they start, and the fields that they send. `make test-clients` runs every line against a whole
 system (`blockrelay up`), with keep-alives in its streams: with the client itself, in the version named, or, where a
 client says "its requests, by curl", with the requests that it sends. What works in one release works in all later ones.
 
 "Not yet" is followed by how a call is refused today: the status, and the field that the error names. A field that would
 change an answer is never ignored; one that changes nothing is, and the answer names it in `x-blockrelay-ignored`.
-[HTTP API](http-api.md) lists every field, [errors](errors.md) every status.
+[HTTP API](http-api.md) lists every field, [errors](api.md#errors) every status.
 """
 
 

@@ -1,10 +1,10 @@
-"""docs/failpoints.md, from the list of points."""
+"""Failure points in docs/states.md, from the list of points."""
 
 from blockrelay.failpoints import FAILURES, POINTS
 from docs.generate.tables import table
 
-_HEAD = """\
-# Failure points
+_HEAD = """
+## Failure points
 
 A named point precedes and follows every effect that a process has on the world outside it. A test, or a person who
 wants to see it happen, can make the process die there, sleep, lose its Redis or wait:
@@ -28,11 +28,11 @@ request, which kills its workers.
 | action | what happens |
 |---|---|
 | `kill` | SIGKILL to the process |
-| `stop` | SIGSTOP to the process, until somebody sends SIGCONT: it may come back after it was declared dead |
+| `stop` | SIGSTOP to the process, until it gets SIGCONT: it may come back after it was declared dead |
 | `raise` | Redis is lost: before = the command did not run, after = its reply was lost. At `compute` the batch fails |
 | `delay=S` | the thread sleeps for S seconds |
 
-## The points
+### The points
 
 """
 _TAIL = """
@@ -60,8 +60,8 @@ _EFFECTS = {
 }
 
 
-def page() -> str:
-    """The whole page."""
+def points() -> str:
+    """Returns the second half of the page."""
     moments: dict[tuple[str, str], list[str]] = {}
     for point in POINTS:
         role, _, name = point.partition(".")

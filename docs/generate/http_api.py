@@ -11,8 +11,10 @@ from docs.generate.tables import table
 _HEAD = """\
 # HTTP API
 
+For people who write clients and need every field.
+
 Every route with its parameters, the fields of its body and its statuses, as a gateway's `/openapi.json` has them.
-[API](api.md) shows how to use them; [errors](errors.md) says what the statuses mean. WebSockets: `/v1/infer/ws`,
+[API](api.md) shows how to use them; [errors](api.md#errors) says what the statuses mean. WebSockets: `/v1/infer/ws`,
 `/ws` and `/` take bodies of `POST /v1/infer`.
 """
 _FIELDS = ("field", "values", "meaning")

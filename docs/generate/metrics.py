@@ -18,6 +18,8 @@ from docs.generate.tables import table
 _HEAD = """\
 # Metrics
 
+For operators who write queries, dashboards or alerts of their own.
+
 Every service answers `GET /metrics` with Prometheus text. Names follow vLLM's where the meaning is the same, with our
 prefix. Units are in the names. A counter has `_total` behind its name; a histogram has `_bucket`, `_sum` and `_count`.
 

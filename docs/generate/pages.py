@@ -6,7 +6,6 @@ from docs.generate import (
     command_line,
     compatibility,
     dashboards,
-    failure_points,
     http_api,
     metrics,
     modules,
@@ -22,21 +21,32 @@ FOLDER = Path(__file__).parents[1]
 COMMAND = "make docs-pages"
 
 _PAGES = {
-    "dashboards.md": dashboards.page,
     "settings.md": settings.page,
     "metrics.md": metrics.page,
     "redis-keys.md": redis_keys.page,
-    "failpoints.md": failure_points.page,
     "command-line.md": command_line.page,
     "http-api.md": http_api.page,
     "compatibility.md": compatibility.page,
-    "plan-examples.md": plan_examples.page,
     "states.md": states.page,
     "sizing.md": sizing.page,
+}
+
+#: Pages that are written by hand but for one part, which stands between two marks that have its name.
+_PARTS = {
+    "observability.md": ("panels", dashboards.panels),
+    "plans.md": ("examples", plan_examples.examples),
 }
 
 
 def pages() -> dict[str, str]:
     """The text of every page that is generated, wholly or in part, by its name in docs/. Equal on every machine."""
     whole = {name: f"<!-- made by {COMMAND}; do not edit -->\n\n{page()}" for name, page in _PAGES.items()}
-    return whole | {"modules.md": modules.page()}
+    parts = {name: _with_part(name, mark, part()) for name, (mark, part) in _PARTS.items()}
+    return whole | parts | {"modules.md": modules.page()}
+
+
+def _with_part(name: str, mark: str, part: str) -> str:
+    """The page in docs/ of that name, with `part` between its marks."""
+    begin, end = f"<!-- {mark}: made by {COMMAND} -->\n", f"<!-- end of {mark} -->"
+    before, rest = (FOLDER / name).read_text().split(begin)
+    return f"{before}{begin}{part}{rest[rest.index(end) :]}"

@@ -1,4 +1,4 @@
-"""docs/plan-examples.md: one worked example of each strategy, as the command prints it."""
+"""One worked example of each strategy in docs/plans.md, as the command prints it."""
 
 import io
 import json
@@ -37,20 +37,16 @@ EXAMPLES: Sequence[tuple[str, str, Sequence[str]]] = (
     ("compute", "The slower stage is as fast as can be: the slow device gets little.",
      ("--strategy", "compute", "--targets", "cpu:0,gpu0")),
     ("mixed", "Between the two.", ("--strategy", "mixed", "--targets", "cpu:0,gpu0")),
-    ("custom", "What somebody wrote down, checked for gaps and for room.",
+    ("custom", "A split written by hand, checked for gaps and for room.",
      ("--strategy", "custom", "--boundaries", "1-4,5-7", "--targets", "gpu0,cpu:0")),
     ("static-split", "Every k from 0 to 7 is tried.", ("--strategy", "static-split")),
     ("ring", "The device with the most memory begins.", ("--strategy", "ring")),
     ("ring-speed", "The fastest device begins.", ("--strategy", "ring-speed")),
 )  # fmt: skip
-_HEAD = """\
-# Plan examples
-
-One of each strategy of [plans](plans.md), for the bundled model on two devices that are described, not profiled: a slow
-one with much memory and a fast one with little. Both are so slow that this small model is as heavy for them as a large
-one is for a computer of today.
-
-`blockrelay` is on the path of every image; in a checkout `. .venv/bin/activate` puts it there, once for each shell.
+_HEAD = """
+One of each [strategy](#strategies), for the bundled model on two devices that are described, not profiled: a slow one
+with much memory and a fast one with little. Both are so slow that this small model is as heavy for them as a large one
+is for a computer of today.
 
 ```sh
 cat > devices.json <<'END'
@@ -61,15 +57,15 @@ cat devices.json
 """
 
 
-def page() -> str:
-    """The whole page."""
+def examples() -> str:
+    """Returns the description of the devices, and a command with its output for each strategy."""
     text = _HEAD.format(devices=json.dumps(DEVICES, indent=1))
     with TemporaryDirectory() as folder, _inside(Path(folder)):
         Path("devices.json").write_text(json.dumps(DEVICES))
         for title, sentence, options in EXAMPLES:
             given = (*options, *DEVICES_OPTION, *(() if "--requests" in options else PROMISE))
             shown = " ".join(("blockrelay plan", *given))
-            text += f"\n## {title}\n\n{sentence}\n\n```sh\n{shown}\n```\n\n```text\n{_printed(*given)}```\n"
+            text += f"\n### {title}\n\n{sentence}\n\n```sh\n{shown}\n```\n\n```text\n{_printed(*given)}```\n"
     return text
 
 

@@ -6,6 +6,8 @@ from docs.generate.tables import table as markdown
 _HEAD = """\
 # Redis keys
 
+For developers, and for operators who look into Redis or restrict its users.
+
 All keys of a cell share the hash tag `{cell}` and so one slot of a Redis Cluster. `<model>` is the start of the model
 hash, `<class>` is `gpu` or `cpu`. Names in capitals are scripts; the others are services that use the key directly.
 Keys are on the control Redis unless the table says "payload Redis".

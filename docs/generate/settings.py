@@ -13,6 +13,8 @@ from docs.generate.tables import table
 _HEAD = """\
 # Settings
 
+For operators who set a service, and for developers who test one.
+
 Each setting is an environment variable or the option of the same name of the service's process, which wins:
 `BLOCKRELAY_MAX_ROWS=256` or `python -m blockrelay_worker --max-rows 256`. A service refuses a value that it cannot use,
 and a `BLOCKRELAY_` name that no service knows (exit code 2). `blockrelay up` passes its environment on to all services

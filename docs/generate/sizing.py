@@ -44,8 +44,9 @@ EXAMPLE = ("8b", "--sizing", "--precision", "w8a8", "--context", "32768", "--req
 _HEAD = """\
 # Sizing
 
-What a model and a load need. `blockrelay analyse --sizing` prints it for yours; the tables here are made by the same
-functions.
+For operators who choose machines: what a model and a load need.
+
+`blockrelay analyse --sizing` prints it for yours; the tables here are made by the same functions.
 
 MODEL is a block folder, a folder with a `config.json` of Hugging Face (no weights are needed), or a shape: `1b` (Llama
 3.2 1B), `8b` (Llama 3.1 8B) or `70b` (Llama 3.1 70B). `--prompt` and `--new` are the tokens of one request, `--context`
@@ -128,8 +129,8 @@ _SINGLE: Sequence[tuple[str, Measured, str]] = (
     ("worker: operations of a core in a second, `w8a8`", measured.CORE_OPERATIONS, ""),
 )
 _FOOT = """
-[Metrics](metrics.md) has them all, [autoscaling](autoscaling.md) what adds workers by itself, and
-[one million streams](one-million-streams.md) what comes first when a system grows beyond this page.
+[Metrics](metrics.md) has them all, [autoscaling](operations.md#autoscaling) what adds workers by itself, and
+[one million streams](cells.md#one-million-streams) what comes first when a system grows beyond this page.
 """
 
 

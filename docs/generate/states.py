@@ -1,14 +1,17 @@
-"""docs/states.md, from the tables of the state machines."""
+"""docs/states.md, from the tables of the state machines and the list of failure points."""
 
 from typing import Any
 
 from blockrelay.state_machine import StateTable
 from blockrelay_scheduler.states import SCHEDULER
 from blockrelay_worker.states import ENGINE, WORKER
+from docs.generate.failure_points import points
 from docs.generate.tables import table
 
 _HEAD = """\
-# States
+# States and failure points
+
+For developers, and for operators who read `STATE_CHANGED` in a log or want to see a failure happen.
 
 What a worker, its engine and a scheduler are doing is a state, and every change of it is a line of a table. One
 function makes the changes (`blockrelay.state_machine`): an event that is not in the table is an error that ends the
@@ -41,7 +44,7 @@ _MACHINES: tuple[tuple[StateTable[Any, Any], str], ...] = (
 
 def page() -> str:
     """The whole page."""
-    return _HEAD + "".join(_part(machine, text) for machine, text in _MACHINES)
+    return _HEAD + "".join(_part(machine, text) for machine, text in _MACHINES) + points()
 
 
 def _part(machine: StateTable[Any, Any], text: str) -> str:

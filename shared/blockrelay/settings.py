@@ -43,7 +43,7 @@ class Settings(RedisSettings):
         default="INFO", description="least level of log lines"
     )
     log_prompts: bool = Field(default=False, description="write prompts and texts into the log (never by default)")
-    failpoint: str = Field(default="", description="die, sleep, fail or wait at a named point (docs/failpoints.md)")
+    failpoint: str = Field(default="", description="die, sleep, fail or wait at a named point (docs/states.md)")
 
     def served_name(self, own: str) -> str:
         """What clients and metrics call the model whose manifest calls it `own`."""

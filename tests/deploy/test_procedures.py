@@ -76,7 +76,7 @@ def test_secrets_are_rotated_step_by_step(top: Path) -> None:
     assert not believed(first) and believed(secrets / "tls.crt")
 
     run(keys, top)
-    assert [key.tenant.name for key in read_keys(secrets / "api-keys.json")] == ["somebody-2"]
+    assert [key.tenant.name for key in read_keys(secrets / "api-keys.json")] == ["ada-2"]
 
 
 def test_passwords_of_replicas_sentinels_and_readers_are_rotated_step_by_step(

@@ -35,7 +35,7 @@ def test_every_setting_is_one_of_the_service_that_gets_it(file: Any) -> None:
             continue  # programs of others
         for variable in service.get("environment", {}):
             if name == "gateway" and variable.startswith("OTEL_"):
-                assert f"`{variable}`" in (ROOT / "docs" / "tracing.md").read_text()
+                assert f"`{variable}`" in (ROOT / "docs" / "observability.md").read_text()
                 continue
             field = variable.removeprefix("BLOCKRELAY_").lower()
             assert variable.startswith("BLOCKRELAY_") and field in SETTINGS[name].model_fields, f"{name}: {variable}"

@@ -149,7 +149,7 @@ def test_every_line_in_the_services_is_in_the_table_and_the_other_way_round() ->
 
 
 def test_the_document_names_every_point() -> None:
-    text = (ROOT / "docs" / "failpoints.md").read_text()
+    text = (ROOT / "docs" / "states.md").read_text()
     for point in POINTS:
         (row,) = [row for row in text.splitlines() if row.startswith("| ") and f"`{point}`" in row]
         assert row.endswith("| yes |" if failpoints.FAILURES[point] is not None else "| no |"), point

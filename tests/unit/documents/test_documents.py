@@ -4,6 +4,7 @@ import re
 import subprocess
 from pathlib import Path
 
+import pytest
 from typer.main import get_command
 
 from blockrelay import errors
@@ -13,11 +14,27 @@ from blockrelay_launcher.up_options.topology import read_topology
 from tests.support.documents import ACTIVATION, COMMANDS, DOCUMENTS, activated, anchors, blocks, outside_blocks
 from tests.support.project import ROOT
 
+#: Pages of docs/ beside runbooks and procedures.
+MOST_PAGES = 40
 LANGUAGES = (*COMMANDS, "text", "json", "yaml")
 
 
 def test_the_readme_is_short() -> None:
     assert (ROOT / "README.md").stat().st_size <= 8000
+
+
+def test_pages_are_few() -> None:
+    """Runbooks and procedures are not counted: there is one for each alert and each task."""
+    assert len(list((ROOT / "docs").glob("*.md"))) <= MOST_PAGES
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda page: page.stem)
+def test_a_page_begins_with_whom_it_is_for(page: Path) -> None:
+    text = re.sub(r"\A<!--.*?-->\n+", "", page.read_text())
+    title, paragraph = text.split("\n\n", 2)[:2]
+    sentence = re.split(r"[.:](?:\s|$)", paragraph)[0]
+    assert title.startswith("# ") and sentence.startswith("For "), page.name
+    assert len(sentence.split()) <= 20, f"{page.name}: one plain sentence"
 
 
 def test_the_figures_of_the_readme_are_those_of_the_benchmarks() -> None:
@@ -90,12 +107,12 @@ def test_every_target_of_the_makefile_that_a_document_names_exists() -> None:
 
 
 def test_every_error_that_clients_see_is_listed_with_its_status() -> None:
-    rows = re.findall(r"^\| (\d{3}) \| ([^|]+)", (ROOT / "docs" / "errors.md").read_text(), re.M)
+    rows = re.findall(r"^\| (\d{3}) \| ([^|]+)", (ROOT / "docs" / "api.md").read_text(), re.M)
     listed = {(int(status), name) for status, names in rows for name in re.findall(r"`(\w+)`", names)}
     for status, name in listed:
         limited = {"limit": "", "scope": "client" if status == 429 else "cell"} if name == "LimitExceeded" else {}
         assert status_of(getattr(errors, name)("", **limited)) == status, name
-    text = (ROOT / "docs" / "errors.md").read_text()
+    text = (ROOT / "docs" / "api.md").read_text()
     inside = {
         "BlockrelayError",
         "UsageError",

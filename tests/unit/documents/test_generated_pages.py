@@ -14,11 +14,11 @@ def generated() -> dict[str, str]:
 
 def test_no_generated_page_is_stale(generated: dict[str, str]) -> None:
     for name, text in generated.items():
-        assert (FOLDER / name).read_text() == text, f"docs/{name} is stale: {COMMAND} writes it anew"
+        assert (FOLDER / name).read_text() == text, f"docs/{name} is stale: {COMMAND} refreshes it"
 
 
 def test_every_effect_with_a_failure_point_is_explained(generated: dict[str, str]) -> None:
-    text = generated["failpoints.md"]
+    text = generated["states.md"]
     lines = [line for line in text.splitlines() if "a call of the script" in line]
     assert lines and not [line for line in lines if "_" in line.split("a call of the script ")[1].split(" |")[0]]
 

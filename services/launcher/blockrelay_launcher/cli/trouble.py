@@ -77,7 +77,7 @@ def sentences(trouble: Mapping[str, Any]) -> list[str]:
     if trouble["answer_s"] >= SLOW_S:
         lines.append(
             f"the control Redis takes {1000 * trouble['answer_s']:.0f} ms to answer, which each token waits for: "
-            "see docs/slow-requests.md"
+            "see docs/observability.md"
         )
     return lines
 

@@ -47,7 +47,7 @@ class SchedulerMetrics:
         )
         self.workers_wanted = Gauge(
             "blockrelay_workers_wanted",
-            "Workers that the unfinished requests need, by device (docs/autoscaling.md)",
+            "Workers that the unfinished requests need, by device (docs/operations.md)",
             ["device"],
             registry=registry,
         )
