@@ -31,8 +31,10 @@ _MACHINES: tuple[tuple[StateTable[Any, Any], str], ...] = (
     ),
     (
         ENGINE,
-        "One batch: chosen, given to the executor, and done, or failed (`oom`, `timeout`, or anything else: "
-        "`internal`). After an error every request of the batch is queued again, ended, or computed alone.",
+        "One batch. The state decides what the engine does next, and what happens then decides the next state. Idle: "
+        "take the batch. Scheduling: build it. WaitingWorker: have the executor compute it, and pass the results on. "
+        "Error, after `oom`, `timeout`, or anything else (`internal`): queue every request of the batch again, end it, "
+        "or compute it alone next.",
     ),
     (
         SCHEDULER,

@@ -53,14 +53,16 @@ WorkerMachine = StateMachine[WorkerState, WorkerEvent]
 
 EngineState = Literal["Idle", "Scheduling", "WaitingWorker", "Error"]
 EngineEvent = Literal["batch_ready", "dispatch_ok", "worker_done", "timeout", "oom", "internal", "rollback_done"]
-#: The states of the engine during one batch. In WaitingWorker it waits for the executor. After an error, rollback_done
-#: means that each request of the batch is queued again, has ended, or will be computed alone.
+#: The states of the engine during one batch; `engine.step` does what the state asks. Idle takes the next batch,
+#: Scheduling builds it, WaitingWorker has it computed and passes the results on, Error decides what follows a failure:
+#: each request of the batch is queued again, has ended, or will be computed alone.
 ENGINE: StateTable[EngineState, EngineEvent] = StateTable(
     name="engine",
     start="Idle",
     transitions={
         ("Idle", "batch_ready"): "Scheduling",
         ("Scheduling", "dispatch_ok"): "WaitingWorker",
+        ("Scheduling", "internal"): "Error",
         ("WaitingWorker", "worker_done"): "Idle",
         ("WaitingWorker", "timeout"): "Error",
         ("WaitingWorker", "oom"): "Error",

@@ -21,6 +21,7 @@ from blockrelay_worker.engine.quarantine import Quarantine
 from blockrelay_worker.engine.run_endings import Endings
 from blockrelay_worker.engine.stage_role import StageRole
 from blockrelay_worker.engine.step import Steps
+from blockrelay_worker.engine.step_reports import StepReports
 from blockrelay_worker.execution.executor import Executor
 from blockrelay_worker.execution.process.care import DeviceCare
 from blockrelay_worker.kv.run_table import RunTable
@@ -87,6 +88,7 @@ class Engine:
         self._later = LaterStageBatcher(role.limits, self._intake.segment)
         self._status_events = StatusEvents(links)
         self._stage_spans = StageSpans(links, worker=role.worker, stage=role.stage, first=role.first, last=role.last)
+        shard = Shard.of_blocks(model.name, role.first, role.last, role.blocks)
         self._quarantine = Quarantine(links, role.worker)
         self._endings = Endings(role, links, table, metrics, self._room_came)
         self._steps = Steps(
@@ -98,9 +100,7 @@ class Engine:
             self._sender,
             self._committer,
             self._results,
-            self._status_events,
-            self._stage_spans,
-            Shard.of_blocks(model.name, role.first, role.last, role.blocks),
+            StepReports(role, self._status_events, self._stage_spans, shard),
             metrics,
             state,
         )
@@ -130,10 +130,10 @@ class Engine:
                     if isinstance(event, Gone):
                         return event.why
                     self._handle(event)
-                if self.links.drain.asked or (self._care and self._care.renews):
+                if self._state.state != "draining" and (self.links.drain.asked or (self._care and self._care.renews)):
+                    self._state.on("drain")
+                if self._state.state == "draining":
                     self._claim_due = False
-                    if self._state.state != "draining":
-                        self._state.on("drain")
                     if self._departure.over(len(self.table)):
                         return "drained"
                     if self._care and self._care.leaves_now:

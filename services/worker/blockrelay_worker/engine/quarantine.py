@@ -4,8 +4,7 @@ If the worker dies meanwhile, DEAD reads the id and blames that request alone. C
 that kills the worker on arrival is identified.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 from blockrelay.protocol.constants import QUARANTINE_S
 from blockrelay_worker.scheduling.work import Work
@@ -31,17 +30,15 @@ class Quarantine:
         #: Id of the request that is computed alone now; "": none.
         self.now = ""
 
-    @contextmanager
-    def of(self, request_id: str) -> Iterator[None]:
-        """Keeps the request's id in the record while the block runs: a death of this worker then counts against it.
-
-        An exception inside leaves the record as it is, since the process ends.
-        """
+    def enter(self, request_id: str) -> None:
+        """Puts the request's id into the record: a death of this worker, until `leave`, counts against the request."""
         self._links.retry_until_reachable(
             lambda: self._links.control.set(self._key, request_id, ex=QUARANTINE_S), "quarantine"
         )
         self.now = request_id
-        yield
+
+    def leave(self) -> None:
+        """Ends what `enter` began: the request's rows are computed."""
         self.now = ""
         self.clear()
 

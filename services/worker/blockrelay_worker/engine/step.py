@@ -4,8 +4,9 @@ A failure ends in RERUN or FINISH of the requests that it concerns, never of oth
 """
 
 import time
-from dataclasses import replace
-from typing import TypeVar, cast
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -15,37 +16,47 @@ from blockrelay.observability.logs import get
 from blockrelay.observability.metrics.worker import WorkerMetrics
 from blockrelay.protocol.encoding.named_tensors import why_not_sent
 from blockrelay.protocol.messages import Commit
-from blockrelay.protocol.status_events import Moment, NodeStatus, Shard
 from blockrelay_worker.engine.quarantine import Quarantine, is_quarantined, separated
-from blockrelay_worker.engine.rows.batch_builder import batch_of, wanted_rows
+from blockrelay_worker.engine.rows.batch_builder import batch_of, split, wanted_rows
 from blockrelay_worker.engine.rows.commit_builder import next_tokens, tensor_end
 from blockrelay_worker.engine.rows.forward_builder import Part, forwards
 from blockrelay_worker.engine.rows.spoiled_rows import SpoiledRows
 from blockrelay_worker.engine.run_endings import Endings
 from blockrelay_worker.engine.stage_role import StageRole
-from blockrelay_worker.execution.batch import StageOutput
+from blockrelay_worker.engine.step_reports import StepReports
+from blockrelay_worker.execution.batch import Batch, StageOutput
 from blockrelay_worker.execution.executor import Executor
 from blockrelay_worker.execution.page_layout import pages_for
 from blockrelay_worker.execution.process.care import DeviceCare
-from blockrelay_worker.execution.selection import Largest, LogitRows
+from blockrelay_worker.execution.selection import LogitRows
 from blockrelay_worker.kv.asked import read_asked
 from blockrelay_worker.kv.run_table import RunTable
 from blockrelay_worker.runs.run import Run
 from blockrelay_worker.scheduling.step_cost import StepCost, observed, patience_s
 from blockrelay_worker.scheduling.throughput import PaceMeter
 from blockrelay_worker.scheduling.work import Work
-from blockrelay_worker.states import ENGINE, EngineMachine, WorkerMachine, failure_event
+from blockrelay_worker.states import ENGINE, EngineEvent, EngineMachine, EngineState, WorkerMachine, failure_event
 from blockrelay_worker.transport.committer import Committer
 from blockrelay_worker.transport.stage_sender import Sender
-from blockrelay_worker.transport.stage_spans import StageSpans
-from blockrelay_worker.transport.status_events import StatusEvents
 from blockrelay_worker.transport.tensor_results import Results
 
-Rows = TypeVar("Rows", bound=LogitRows)
 #: How long a step waits for the commits of a request in quarantine. Seconds.
 QUARANTINE_COMMIT_S = 2.0
 #: How long a private run that leaves waits for its tokens to be in the log, then for its pages in the store. Seconds.
 EXPORT_S = 2.0
+
+
+@dataclass(slots=True, eq=False)
+class InFlight:
+    """The batch that the engine's state is about."""
+
+    work: list[Work]
+    began_ns: int
+    """When it was taken, in nanoseconds of the monotonic clock."""
+    batch: Batch | None = None
+    """What the executor gets, from WaitingWorker on."""
+    error: ExecutionError | None = None
+    """Why it failed, in Error."""
 
 
 class Steps:
@@ -61,21 +72,26 @@ class Steps:
         sender: Sender,
         committer: Committer,
         results: Results,
-        status_events: StatusEvents,
-        stage_spans: StageSpans,
-        shard: Shard,
+        reports: StepReports,
         metrics: WorkerMetrics,
         worker_state: WorkerMachine,
     ) -> None:
-        self._status_events, self._stage_spans, self._shard = status_events, stage_spans, shard
         self._worker_state, self._state = worker_state, EngineMachine(ENGINE)
         metrics.states.show(self._state)
         self._role, self._executor, self._table, self._metrics = role, executor, table, metrics
-        self._endings, self._quarantine = endings, quarantine
+        self._endings, self._quarantine, self._reports = endings, quarantine, reports
         self._spoiled = SpoiledRows(role, executor, table, endings)
         self._sender, self._committer, self._results = sender, committer, results
         self._stage_seconds = metrics.stage_seconds.labels(role.stage, role.device)
+        self._actions: Mapping[EngineState, Callable[[], EngineEvent | None]] = {
+            "Idle": self._next,
+            "Scheduling": self._dispatch,
+            "WaitingWorker": self._compute,
+            "Error": self._roll_back,
+        }
         self._number = 0
+        self._batches: deque[list[Work]] = deque()  # of this step, not begun yet
+        self._now = InFlight([], 0)
         self._log = get()
         #: The error that says that the device is gone, with all KV on it; None while it works.
         self.lost: DeviceLost | None = None
@@ -84,17 +100,14 @@ class Steps:
         self.pace = PaceMeter()
 
     def run(self, work: list[Work]) -> None:
-        """Runs one step on `work`: one batch for each quarantined request, then one for all others."""
+        """Runs one step on `work`: one batch for each quarantined request, then one for all others.
+
+        The machine's state says what is done next, and that returns the event that leads to the next state.
+        """
         self._number += 1
-        for batch in separated(work):
-            if self.lost:
-                return
-            if is_quarantined(batch[0]):
-                with self._quarantine.of(batch[0].run.request):
-                    self._step(batch)
-                    self._results.flush(QUARANTINE_COMMIT_S)
-            else:
-                self._step(batch)
+        self._batches.extend(separated(work))
+        while (event := self._actions[self._state.state]()) is not None:
+            self._state.on(event)
 
     def patience_s(self, work: list[Work]) -> float:
         """Seconds after which a step of `work` counts as stuck."""
@@ -145,22 +158,76 @@ class Steps:
     def _block_of(self, error: ExecutionError) -> str:
         return error.block or f"block_{self._role.first}"
 
-    def _step(self, work: list[Work]) -> None:
-        """Runs the stage on `work` and passes the results on. A failed batch is retried in parts (`after_failure`)."""
-        self._state.on("batch_ready")
-        began_ns = time.monotonic_ns()
-        if self._status_events.followed:
-            self._status_events.put([self._status(item, "start") for item in work])
+    # --- what each state does ---
+
+    def _next(self) -> EngineEvent | None:
+        """Idle: takes the step's next batch. None: the step is over, since none is left or the device is gone."""
+        if self._quarantine.now:
+            self._results.flush(QUARANTINE_COMMIT_S)
+            self._quarantine.leave()
+        if self.lost:
+            self._batches.clear()
+        if not self._batches:
+            self._now = InFlight([], 0)  # its rows may be large
+            return None
+        work = self._batches.popleft()
+        if is_quarantined(work[0]):
+            self._quarantine.enter(work[0].run.request)
+        self._now = InFlight(work, time.monotonic_ns())
+        return "batch_ready"
+
+    def _dispatch(self) -> EngineEvent:
+        """Scheduling: builds what the executor gets."""
+        self._reports.tell_start(self._now.work)
         try:
-            output = self._run_stage(work)
+            self._now.batch = batch_of(self._now.work, self._role)
+        except ExecutionError as error:
+            return self._failed(error)
+        return "dispatch_ok"
+
+    def _compute(self) -> EngineEvent:
+        """WaitingWorker: has the executor compute the batch, and passes the results on."""
+        work, batch = self._now.work, self._now.batch
+        assert batch is not None
+        try:
+            reach("worker.before_compute", (token for w in work for token in w.tokens))
+            output = self._executor.run(batch)
+            self._measure(output)
             kv_fields = self._asked_kv(work)
             reach("worker.after_compute")
         except ExecutionError as error:
-            self._tell_end(work, began_ns, None)
-            self._on_failure(work, error)
-            return
-        self._tell_end(work, began_ns, output)
-        self._state.on("worker_done")
+            return self._failed(error)
+        self._reports.tell_end(work, self._now.began_ns, output)
+        self._pass_on(work, output, kv_fields)
+        return "worker_done"
+
+    def _failed(self, error: ExecutionError) -> EngineEvent:
+        self._now.error = error
+        self._reports.tell_end(self._now.work, self._now.began_ns, None)
+        return failure_event(error)
+
+    def _roll_back(self) -> EngineEvent:
+        """Error: gives up requests of the batch, or has parts of it tried next (`after_failure`)."""
+        work, error = self._now.work, self._now.error
+        assert error is not None
+        names = [item.run.request for item in work]
+        self._log.error("BLOCK_EXECUTION_FAILED", error=str(error), block=error.block, requests=names)
+        self._worker_state.on("failed")
+        given_up, again = after_failure(work, error, gpu=self._role.device == "gpu")
+        if isinstance(error, DeviceLost):
+            self._lose(error)
+        elif given_up and self._role.device == "gpu":
+            self._hand_over([item.run for item in given_up], error)
+        elif given_up:
+            self._endings.fail(given_up[0].run, str(error), "execution_error", error.block, error.seconds)
+        self._worker_state.on("recovered")
+        self._batches.extendleft(reversed(again))
+        return "rollback_done"
+
+    # --- results ---
+
+    def _pass_on(self, work: list[Work], output: StageOutput, kv_fields: dict[str, dict[str, bytes]]) -> None:
+        """Hands the results of a batch to COMMIT or the next stage; rows that are not finite end their requests."""
         bad = {work[i].run.request for i in output.not_finite}
         prompt_rows = 0
         for item in [w for w in work if w.run.request not in bad] if bad else work:
@@ -180,7 +247,7 @@ class Steps:
                 self._results.store_kv(request_id, fields)
         logits = output.logits if output.rows is None else output.rows
         if logits is not None:
-            self._commit(_split(work, logits, [len(wanted_rows(w)) for w in work]), bad)
+            self._commit(split(work, logits, [len(wanted_rows(w)) for w in work]), bad)
             self._metrics.token_generation_seconds.inc(time.perf_counter() - passing_on)
         else:
             self._forward([part for part in _handed_on(work, output) if part[0].run.request not in bad], output.seconds)
@@ -192,8 +259,8 @@ class Steps:
         for item in work:
             if item.run.request not in bad and self._table.get(item.run.request, item.run.id) is item.run:
                 self._table.seal(item.run, None if self._role.last_stage else item.known_end)
-        for item in [w for w in failed if w.drafts and not self.lost]:
-            self._step([item.without_drafts()])  # the draft may be what overflowed: the request did not ask for it
+        # The draft may be what overflowed: the request did not ask for it.
+        self._batches.extendleft([item.without_drafts()] for item in reversed(failed) if item.drafts)
 
     def _on_not_finite(self, item: Work) -> None:
         """Ends or moves a request of which a row became NaN or infinite."""
@@ -207,91 +274,17 @@ class Steps:
         except DeviceLost as error:
             self._lose(error)
 
-    def _tell_end(self, work: list[Work], began_ns: int, output: StageOutput | None) -> None:
-        """Reports the end of a batch to traces and to readers of status events. `output` None: the batch failed."""
-        if traced := [item for item in work if item.run.trace is not None]:
-            self._trace(traced, sum(item.rows for item in work), began_ns)
-        if not self._status_events.followed:
-            return
-        elapsed_ns = time.monotonic_ns() - began_ns
-        counts = [len(wanted_rows(item)) for item in work]
-        chosen = [] if output is None or output.rows is None else _split(work, output.rows, counts)
-        ended: list[NodeStatus] = []
-        for index, item in enumerate(work):
-            size = 0
-            if output is not None and output.logits is not None:
-                size = len(wanted_rows(item)) * output.logits.shape[1]
-            elif chosen:
-                size = sum(row.ids.size if isinstance(row, Largest) else row.size for row in chosen[index][1])
-            elif output is not None and output.hidden is not None:
-                size = item.rows * output.hidden.shape[1]
-            elif output is not None and output.tensors is not None:
-                size = sum(array.size for part in output.tensors[index] for array in part.arrays.values())
-            ended.append(replace(self._status(item, "end"), elapsed_ns=elapsed_ns, result_size=size))
-        self._status_events.put(ended)
-
-    def _trace(self, traced: list[Work], batch_rows: int, began_ns: int) -> None:
-        ended_ns = time.monotonic_ns()
-        for item in traced:
-            assert item.run.trace is not None
-            self._stage_spans.tell(
-                item.run.request,
-                item.run.trace,
-                "decode" if item.decodes else "prefill",
-                position=item.position,
-                rows=item.rows,
-                batch_rows=batch_rows,
-                began_ns=began_ns,
-                ended_ns=ended_ns,
-            )
-
-    def _status(self, item: Work, moment: Moment) -> NodeStatus:
-        run = item.run
-        return NodeStatus(
-            node=self._role.worker,
-            moment=moment,
-            prompt=self._role.first_stage and item.position < run.prompt_length,
-            shard=self._shard,
-            request=run.request,
-            position=item.position,
-            rows=item.rows,
-            prompt_tokens=run.prompt_length,
-        )
-
-    def _on_failure(self, work: list[Work], error: ExecutionError) -> None:
-        names = [item.run.request for item in work]
-        self._log.error("BLOCK_EXECUTION_FAILED", error=str(error), block=error.block, requests=names)
-        self._state.on(failure_event(error))
-        self._worker_state.on("failed")
-        given_up, again = after_failure(work, error, gpu=self._role.device == "gpu")
-        if isinstance(error, DeviceLost):
-            self._lose(error)
-        elif given_up and self._role.device == "gpu":
-            self._hand_over([item.run for item in given_up], error)
-        elif given_up:
-            self._endings.fail(given_up[0].run, str(error), "execution_error", error.block, error.seconds)
-        self._state.on("rollback_done")
-        self._worker_state.on("recovered")
-        for part in again:
-            if not self.lost:
-                self._step(part)
-
-    def _run_stage(self, work: list[Work]) -> StageOutput:
-        started, at = time.monotonic(), sum(w.rows for w in work)
-        batch = batch_of(work, self._role)
-        self._state.on("dispatch_ok")
-        reach("worker.before_compute", (token for w in work for token in w.tokens))
-        output = self._executor.run(batch)
-        seconds = time.monotonic() - started
-        decode_rows = sum(w.rows for w in work if w.decodes)
-        self.cost = observed(self.cost, decode_rows=decode_rows, prompt_rows=at - decode_rows, seconds=seconds)
+    def _measure(self, output: StageOutput) -> None:
+        """Notes what the batch cost, which the executor has just computed."""
+        work, seconds = self._now.work, (time.monotonic_ns() - self._now.began_ns) / 1e9
+        rows, decode_rows = sum(w.rows for w in work), sum(w.rows for w in work if w.decodes)
+        self.cost = observed(self.cost, decode_rows=decode_rows, prompt_rows=rows - decode_rows, seconds=seconds)
         self._stage_seconds.observe(seconds)
         self._metrics.inference_seconds.inc(seconds)
         self._metrics.inferences.inc()
-        self._metrics.batch_rows.observe(at)
-        self.pace.add(rows=at - decode_rows, tokens=sum(1 for w in work if w.samples))
+        self._metrics.batch_rows.observe(rows)
+        self.pace.add(rows=rows - decode_rows, tokens=sum(1 for w in work if w.samples))
         self._metrics.block_seconds.observe(output.seconds, self._role.device, str(output.estimated).lower())
-        return output
 
     def _asked_kv(self, work: list[Work]) -> dict[str, dict[str, bytes]]:
         """KV of this stage that clients asked for, by request id and field, for requests whose last token is here."""
@@ -386,10 +379,4 @@ def _handed_on(work: list[Work], output: StageOutput) -> list[Part]:
     if output.tensors is not None:
         return list(zip(work, output.tensors, strict=True))
     assert output.hidden is not None, "a stage gives logits, rows or tensors"
-    return list(_split(work, output.hidden, [w.rows for w in work]))
-
-
-def _split(work: list[Work], rows: Rows, counts: list[int]) -> list[tuple[Work, Rows]]:
-    """Cuts `rows` into consecutive parts of `counts` rows, one per Work (views)."""
-    ends = np.cumsum(counts).tolist()
-    return [(w, cast(Rows, rows[end - count : end])) for w, end, count in zip(work, ends, counts, strict=True)]
+    return list(split(work, output.hidden, [w.rows for w in work]))

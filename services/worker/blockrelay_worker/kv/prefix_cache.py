@@ -75,7 +75,7 @@ class PrefixCache:
         if self._counts and not kv.preemptions and self._shares(run):
             self._metrics.prefix_cache_queries.inc(len(run.tokens))
         names, begun = kv.names[kv.sealed : pages], 0
-        if rest and run.private and (exactly is not None or run.limited):
+        if rest and run.private and (exactly is not None or run.identity.reusable_limit is not None):
             candidates = self._begun_names(run, pages, rest)
             if not names and (page := self._pool.take_first(candidates)) is not None:
                 kv.adopt_begun(page, rest)
@@ -133,16 +133,16 @@ class PrefixCache:
         """
         if not run.private or run.given_pages or not self._shares(run):
             return []
-        session, behind = "" if self._shares_private else run.session, run.route[: self._stage]
+        session, behind = "" if self._shares_private else run.body.session, run.route[: self._stage]
         root = local_root_name(
-            life=self._life, salt=run.salt, model_hash=self._model_hash, session=session, behind=behind
+            life=self._life, salt=run.body.salt, model_hash=self._model_hash, session=session, behind=behind
         )
         extend_names(run.kv.local, root, run.tokens, pages)
         return run.kv.local[:pages]
 
     def _shares(self, run: Run) -> bool:
         """True if other requests may reuse the run's pages."""
-        return not run.private or self._shares_private or bool(run.session)
+        return not run.private or self._shares_private or bool(run.body.session)
 
     def leave(self, run: Run) -> bool:
         """Publishes the partial last page of a private run that leaves, for the next run of its request.
@@ -179,7 +179,7 @@ class PrefixCache:
     def _root(self, run: Run) -> bytes:
         if run.private:
             return private_root_name(request=run.request, model_hash=self._model_hash)
-        return root_name(salt=run.salt, model_hash=self._model_hash, numerics=self._numerics)
+        return root_name(salt=run.body.salt, model_hash=self._model_hash, numerics=self._numerics)
 
     def _extend(self, run: Run, pages: int) -> None:
         extend_names(run.kv.names, self._root(run), run.tokens, pages)

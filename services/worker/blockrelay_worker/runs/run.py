@@ -176,16 +176,6 @@ class Run:
         return self.identity.params
 
     @property
-    def salt(self) -> str:
-        """The cache salt: runs share KV pages only if their salts are equal."""
-        return self.identity.body.salt
-
-    @property
-    def session(self) -> str:
-        """Id of the session that the request is a step of; "": none."""
-        return self.identity.body.session
-
-    @property
     def private(self) -> bool:
         """True if KV pages are not decided by the tokens alone: runs of the request and steps of its session share."""
         return self.identity.private
@@ -237,10 +227,6 @@ class Run:
         return self.kv.computed
 
     @property
-    def searched(self) -> bool:
-        return self.kv.searched
-
-    @property
     def missing(self) -> int:
         """Number of tokens that can be computed now. For the first stage."""
         return 0 if self.ended or self.kv.loading else len(self._tokens) - self.kv.computed
@@ -262,11 +248,6 @@ class Run:
         known = min(before_last, self.body.prior) if self.body.logits == "all" else before_last
         limit = self.identity.reusable_limit
         return known if limit is None else min(known, limit)
-
-    @property
-    def limited(self) -> bool:
-        """True if CLAIM limited how many leading tokens may be reused."""
-        return self.identity.reusable_limit is not None
 
     # --- what changes its tokens, and how many are computed ---
 

@@ -106,7 +106,7 @@ class FirstStageBatcher:
             allowed = startable(self._holdings(), self._runs.free_pages)
             ready = [run for run in runs.values() if run.request in allowed]
             for run in ready:
-                if not run.searched:
+                if not run.kv.searched:
                     self._runs.adopt(run)
             return [run for run in ready if run.missing]
         full = self._full_workers()

@@ -18,9 +18,11 @@ from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.messages import EndEntry, TokenEntry
 from blockrelay.protocol.transitions import calls
 from blockrelay.redis.client import Scripts
+from blockrelay_worker.engine import step
 from blockrelay_worker.execution.batch import Batch, StageOutput
 from blockrelay_worker.execution.executor import Executor
 from blockrelay_worker.execution.fault_injection import WrappingExecutor
+from blockrelay_worker.states import ENGINE
 from tests.support.cell import MODEL, Cell, body
 from tests.support.waiting import wait_until
 from tests.support.worker.running_engine import end_of, engine_running
@@ -123,6 +125,19 @@ class Counting(WrappingExecutor):
     def run(self, batch: Batch) -> StageOutput:
         self.seen += [(segment.first_position, segment.rows) for segment in batch.segments]
         return super().run(batch)
+
+
+def test_the_state_alone_decides_what_is_done_next(
+    w8a8: BlockFolder, client: redis.Redis, keys: Keys, scripts: Scripts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a table that leads from Scheduling back to Idle, batches are built and none is given to the executor."""
+    astray = replace(ENGINE, transitions={**ENGINE.transitions, ("Scheduling", "dispatch_ok"): "Idle"})
+    monkeypatch.setattr(step, "ENGINE", astray)
+    registry = CollectorRegistry()
+    with engine_running(w8a8, client, keys, scripts, broken=Stumbling, registry=registry) as (cell, _):
+        cell.accept("req-bad", content=body([MARK, 8, 9]))
+        wait_until(lambda: changes(registry, "engine")["dispatch_ok"] > 2, "batches are built", timeout_s=20)
+    assert {event for event, count in changes(registry, "engine").items() if count} == {"batch_ready", "dispatch_ok"}
 
 
 @pytest.mark.parametrize("use_cache", [True, False])

@@ -111,6 +111,19 @@ def test_what_no_message_can_hold_ends_its_request(
     assert large.meta["error"].endswith("lower BLOCKRELAY_MAX_ROWS")
 
 
+def test_rows_where_tensors_are_expected_end_their_request(
+    w8a8: BlockFolder, client: redis.Redis, keys: Keys, scripts: Scripts
+) -> None:
+    """Its batch cannot be built, so the engine fails it without the executor, and goes on."""
+    with stages_running(
+        w8a8, client, keys, scripts, split="1-2,3-5", broken=lambda executor: executor, named_tensors=True
+    ) as (cell, _):
+        for name in ("req-1", "req-2"):
+            accept(cell, {name: [7, 8, 9]})
+            (end,) = ends(cell, [name])
+            assert end.reason == "error" and end.meta["error"].startswith("rows came for ONNX blocks that others made")
+
+
 def test_what_has_no_room_in_a_message_comes_in_others(w8a8: BlockFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     def part(rows: int) -> NamedTensors:
         return NamedTensors(rows=rows, arrays={"x": np.zeros((1, rows, 100), np.float32)})

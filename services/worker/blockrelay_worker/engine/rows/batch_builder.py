@@ -1,15 +1,18 @@
-"""Builds the batch that a stage computes from the rows of runs. Pure."""
+"""Builds the batch that a stage computes from the rows of runs, and splits its output between them. Pure."""
 
 from collections.abc import Sequence
+from typing import TypeVar, cast
 
 import numpy as np
 
 from blockrelay.errors import ExecutionError
 from blockrelay_worker.engine.stage_role import StageRole
 from blockrelay_worker.execution.batch import Batch, Segment
-from blockrelay_worker.execution.selection import Need
+from blockrelay_worker.execution.selection import LogitRows, Need
 from blockrelay_worker.sampling.sampler import need_of
 from blockrelay_worker.scheduling.work import Work
+
+Rows = TypeVar("Rows", bound=LogitRows)
 
 
 def batch_of(work: Sequence[Work], role: StageRole) -> Batch:
@@ -45,3 +48,9 @@ def wanted_rows(work: Work) -> Sequence[int]:
     if work.samples and (not rows or rows[-1] != known - 1):
         rows.append(known - 1)
     return rows
+
+
+def split(work: list[Work], rows: Rows, counts: list[int]) -> list[tuple[Work, Rows]]:
+    """Cuts `rows` into consecutive parts of `counts` rows, one per Work (views)."""
+    ends = np.cumsum(counts).tolist()
+    return [(w, cast(Rows, rows[end - count : end])) for w, end, count in zip(work, ends, counts, strict=True)]
