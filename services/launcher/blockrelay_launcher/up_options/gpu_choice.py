@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from blockrelay.errors import UsageError
-from blockrelay.exit_codes import PREFIX
+from blockrelay.host.child_command import run_command
 from blockrelay.protocol.planned_split import is_host_device
 from blockrelay.settings import WorkerSettings
 from blockrelay.typed_command import typed
@@ -95,18 +95,15 @@ def _devices_here(option: str) -> list[dict[str, Any]]:
     python = WorkerSettings().gpu_python or sys.executable
     command = [python, "-P", "-m", "blockrelay_worker.offline.devices", "--json"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PROBE_S)
+        done = run_command(command, timeout_s=PROBE_S)
     except OSError as error:
         raise UsageError(f"BLOCKRELAY_GPU_PYTHON: {python} cannot be run: {error}") from error
     except subprocess.TimeoutExpired:
         raise _NoAnswer(f"blockrelay devices gave no answer for {PROBE_S:.0f} s") from None
-    if done.returncode < 0:
-        raise _NoAnswer(f"blockrelay devices was ended by signal {-done.returncode}")
-    if done.returncode:
-        lines = done.stderr.strip().splitlines() or ["it says nothing"]
-        raise UsageError(
-            f"{option}: blockrelay devices ended with code {done.returncode}: {lines[-1].removeprefix(PREFIX)}"
-        )
+    if done.code < 0:
+        raise _NoAnswer(f"blockrelay devices was ended by signal {-done.code}")
+    if done.code:
+        raise UsageError(f"{option}: blockrelay devices ended with code {done.code}: {done.last_line}")
     return json.loads(done.stdout)["devices"]
 
 
