@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import Any, cast
 
 from blockrelay.errors import UsageError
-from blockrelay.protocol.plan import Stage, split_text, uniform_split
+from blockrelay.protocol.plan import CPU, GPU, Stage, split_text, uniform_split
 
 _BLOCKS = re.compile(r"([0-9]{1,6})-([0-9]{1,6})")
 _BLOCK = re.compile(r"block_([1-9][0-9]{0,5})")
@@ -16,7 +16,7 @@ _MAX_TEXT, _MAX_DEVICES, _MAX_NAME = 500, 1024, 64
 #: What stands for all devices of a class among the ids of a stage; no id has it.
 ANY_GPU, ANY_CPU = "gpu:*", "cpu:*"
 #: The devices of a stage that a class names: CPUs stand in for GPUs.
-_CLASSES: Mapping[str, tuple[str, ...]] = {"gpu": (ANY_GPU, ANY_CPU), "cpu": (ANY_CPU,)}
+_CLASSES: Mapping[str, tuple[str, ...]] = {GPU: (ANY_GPU, ANY_CPU), CPU: (ANY_CPU,)}
 #: How classes and ids of devices begin that are no CPUs, in upper case.
 _GPUS = ("GPU", "CUDA", "WEBGPU", "DIRECTML", "OPENVINO", "NPU")
 _HOST_DEVICE = re.compile(r"(cuda|webgpu|directml):[0-9]+|openvino:[A-Z]+(\.[0-9]+)?|GPU-[0-9a-f-]+")

@@ -12,6 +12,7 @@ from typing import Any
 
 from blockrelay.errors import UsageError
 from blockrelay.host.child_command import run_command
+from blockrelay.protocol.plan import CPU, GPU
 from blockrelay.protocol.planned_split import is_host_device
 from blockrelay.settings import WorkerSettings
 from blockrelay.typed_command import typed
@@ -71,7 +72,7 @@ def checked(devices: Sequence[Device], names: Sequence[str], option: str = "--gp
         found = [one for one in devices if name == one["id"] or str(one.get("uuid") or "").startswith(name)]
         found = found or [one for one in devices if one["id"] == name.partition(":")[0] and one["problem"]]
         if not found:
-            usable = ", ".join(str(one["id"]) for one in devices if one["kind"] != "cpu" and not one["problem"])
+            usable = ", ".join(str(one["id"]) for one in devices if one["kind"] != CPU and not one["problem"])
             there = f"but {usable}" if usable else "nor another GPU that can be used"
             raise UsageError(f"{option} {name}: no such device here, {there}; see {typed('devices')}")
         if _is_missing(found[0]):
@@ -130,7 +131,7 @@ def _in_order(devices: Sequence[Device]) -> tuple[HostGpu, ...]:
 
 
 def _is_gpu(device: Device) -> bool:
-    return device["kind"] == "gpu"
+    return device["kind"] == GPU
 
 
 def _is_missing(device: Device) -> bool:

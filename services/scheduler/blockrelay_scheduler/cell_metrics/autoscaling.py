@@ -15,7 +15,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from blockrelay.protocol.plan import Device, Plan, WorkerInfo, parse_split
+from blockrelay.protocol.plan import CPU, DEVICES, GPU, Device, Plan, WorkerInfo, parse_split
 
 #: How much more work must fit before a route is given up.
 SLACK = 1.25
@@ -96,11 +96,11 @@ def workers_wanted(
 ) -> dict[Device, int]:
     """The number of workers that are wanted, by class of device. A stage is a GPU's while one has it or loads it. The
     spare one is of the class that people have more of: a CPU, where a stage is theirs."""
-    gpus = [worker.id for worker in workers if worker.device == "gpu" and not worker.draining]
+    gpus = [worker.id for worker in workers if worker.device == GPU and not worker.draining]
     on_gpus = len({plan.assignments[gpu] for gpu in gpus if gpu in plan.assignments})
-    stages: dict[Device, int] = {"cpu": len(parse_split(plan.split)) - on_gpus, "gpu": on_gpus}
+    stages: dict[Device, int] = {CPU: len(parse_split(plan.split)) - on_gpus, GPU: on_gpus}
     routes = routes_wanted(demand, target_s=target_s)
     if not routes:
-        return {"cpu": 0, "gpu": 0}
-    spared: Device = "cpu" if stages["cpu"] else "gpu"
+        return dict.fromkeys(DEVICES, 0)
+    spared: Device = CPU if stages[CPU] else GPU
     return {device: max(routes * count, count + (spare if device == spared else 0)) for device, count in stages.items()}

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from blockrelay.protocol.plan import Plan, WorkerInfo
+from blockrelay.protocol.plan import GPU, Plan, WorkerInfo
 from blockrelay.protocol.planned_split import ANY_CPU, ANY_GPU, PlannedSplit
 
 
@@ -65,7 +65,7 @@ def _kept(workers: Sequence[WorkerInfo], planned: PlannedSplit, current: Plan | 
 def _stages_for(worker: WorkerInfo, planned: PlannedSplit) -> Sequence[int]:
     """Those that name its device, or else its class; where none does those that name none, and where all name others
     all. Stages of GPUs are for CPU workers without a stage of their own too, which stand in there."""
-    on_gpu, devices, for_gpus = worker.device == "gpu", planned.devices, planned.for_gpus
+    on_gpu, devices, for_gpus = worker.device == GPU, planned.devices, planned.for_gpus
     named = [
         stage
         for stage, (ids, name) in enumerate(zip(devices, planned.told_classes, strict=True))
