@@ -43,7 +43,7 @@ class CheckedBlock:
     nodes: int | None = None
     """Nodes of the graph that the provider runs; None if ONNX Runtime does not tell, and on the CPU."""
     nodes_on_cpu: int | None = None
-    """Those of `nodes` that run on the CPU, because the device has no kernel for them."""
+    """The number of `nodes` that run on the CPU, because the device has no kernel for them."""
     inputs: tuple[CheckedTensor, ...] = ()
     outputs: tuple[CheckedTensor, ...] = ()
 
