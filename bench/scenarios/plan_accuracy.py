@@ -25,6 +25,7 @@ from typing import Any
 
 from bench.compare import block_folder
 from blockrelay.block_folder.folder import open_block_folder
+from blockrelay.host.child_command import run_command
 from blockrelay.host.cpu import cores
 from blockrelay_launcher.background import running_redis
 from blockrelay_launcher.bench.figures import decode_rate, random_prompts
@@ -104,17 +105,12 @@ class Bench:
             {"id": name, "class": "CPU", "host": name[0], "speed": HALF if name == "b" else 1.0} for name in named
         ]
         devices.write_text(json.dumps({"devices": entries}))
-        done = subprocess.run(
-            [
-                BLOCKRELAY, "plan", "--model", self.models["w8a8"], "--profile", self.profiles[setting.threads],
-                "--devices", devices, "--context", str(CONTEXT), "--precision", setting.precision,
-                "--requests", str(setting.requests), "--json", *more,
-            ],
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        if done.returncode:
-            raise RuntimeError(f"{setting.name}: {done.stderr.strip()}")
-        return json.loads(done.stdout)
+        done = run_command([
+            BLOCKRELAY, "plan", "--model", self.models["w8a8"], "--profile", self.profiles[setting.threads],
+            "--devices", devices, "--context", str(CONTEXT), "--precision", setting.precision,
+            "--requests", str(setting.requests), "--json", *more,
+        ])  # fmt: skip
+        return json.loads(done.check(setting.name))
 
     def predicted(self, setting: Setting) -> float:
         """Tokens per second."""

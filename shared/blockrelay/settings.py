@@ -21,7 +21,7 @@ from blockrelay.errors import UsageError
 from blockrelay.host.cpu import check_threads
 from blockrelay.protocol.constants import DEAD_AFTER_MS, RETENTION_S
 from blockrelay.protocol.encoding.request_ids import CELL
-from blockrelay.protocol.plan import Device
+from blockrelay.protocol.plan import GPU, Device
 
 BUNDLED_MODEL = Path(__file__).parent / "models" / "storyteller"
 
@@ -308,7 +308,7 @@ class WorkerSettings(Settings):
     @classmethod
     def _with_class(cls, given: dict[str, Any]) -> dict[str, Any]:
         """Whoever names a GPU need not say its class too."""
-        return given | {"device": "gpu"} if given.get("gpu") and "device" not in given else given
+        return given | {"device": GPU} if given.get("gpu") and "device" not in given else given
 
     @field_validator("threads")
     @classmethod

@@ -44,7 +44,7 @@ def families_in(script: str) -> set[str]:
     """The families whose names stand in the script and in the functions that it can reach."""
     library: dict[str, str] = {}
     waiting = [re.sub(r"--.*", "", source.script_text(script))]
-    for part in source.parts_of(script):
+    for part in source.source(script).parts:
         library |= functions(source.part_text(part))
         waiting.append(library.pop(""))  # what runs always
     seen, found = set[str](), set[str]()

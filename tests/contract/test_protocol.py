@@ -119,7 +119,7 @@ def test_a_request_of_another_protocol_ends_and_says_why(
 
 def test_every_script_looks_first_whether_the_cell_is_ours(client: redis.Redis, keys: Keys, cell: Cell) -> None:
     for script in source.NAMES:
-        assert source.FENCE in source.parts_of(script), script
+        assert source.source(script).parts[:2] == ("cell", source.FENCE), script
     cell.worker("w", split="1-4")
     for number in (None, LOWEST_PROTOCOL - 1, LATER, "what?"):
         if number is None:

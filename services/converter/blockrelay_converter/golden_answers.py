@@ -1,13 +1,13 @@
 """Computes the known answer of every block in a process of the worker, because services do not import each other."""
 
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from blockrelay.block_folder.strict_json import Fields
 from blockrelay.errors import ExecutionError
+from blockrelay.host.child_command import command_lines
 
 _MODULE = "blockrelay_worker.execution.self_test"
 
@@ -24,20 +24,13 @@ def known_answers(
     command = [sys.executable, "-m", _MODULE, str(folder)]
     # w4a8 has many small matmuls: threads of NumPy's BLAS wait for each other, which takes ten times as long.
     env = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
-    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as worker:
-        assert worker.stdout is not None
-        assert worker.stderr is not None
-        try:
-            for index, line in zip(blocks, worker.stdout, strict=False):
-                answer = Fields.parse(line, _MODULE, ExecutionError)
-                found[index] = answer.text(f"block_{index}")
-                answer.done()
-                done(index)
-            errors = worker.stderr.read().decode(errors="replace").strip().splitlines()
-        except BaseException:
-            worker.kill()
-            raise
-    if worker.returncode != 0 or len(found) != len(blocks):
-        why = errors[-1] if errors else f"{len(found)} of {len(blocks)}, exit code {worker.returncode}"
-        raise ExecutionError(f"the known answers could not be computed: {why}")
+    what = "the known answers could not be computed"
+    with command_lines(command, what, env=env, unusable=ExecutionError) as lines:
+        for index, line in zip(blocks, lines, strict=False):
+            answer = Fields.parse(line, _MODULE, ExecutionError)
+            found[index] = answer.text(f"block_{index}")
+            answer.done()
+            done(index)
+    if len(found) != len(blocks):
+        raise ExecutionError(f"{what}: only {len(found)} of {len(blocks)} have come")
     return found

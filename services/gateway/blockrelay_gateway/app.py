@@ -13,6 +13,7 @@ from blockrelay.auth.web_origins import Rules
 from blockrelay.block_folder.folder import open_block_folder
 from blockrelay.errors import RedisTrouble
 from blockrelay.observability import logs
+from blockrelay.protocol.plan import DEVICES
 from blockrelay.redis.registry import read_workers_async
 from blockrelay.settings import GatewaySettings
 from blockrelay_gateway.api.infer import routes as infer_routes
@@ -129,7 +130,7 @@ async def _say_when_one_is(cell: Cell, gateway: Gateway) -> None:
             cell.metrics.redis_errors.inc()  # the next check tries again
         await asyncio.sleep(READY_POLL_S)
     ready = Counter(worker.device for worker in workers if worker.ready)
-    counts = {"cpu": ready["cpu"], "gpu": ready["gpu"]}
+    counts = {device: ready[device] for device in DEVICES}
     logs.get().info(
         "NODE_READY",
         cell=cell.name,

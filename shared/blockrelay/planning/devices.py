@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from blockrelay.block_folder.strict_json import Fields
 from blockrelay.errors import UsageError
+from blockrelay.protocol.plan import DEVICES
 from blockrelay.quantities import parse_quantity
 
 #: More are a mistake: a cell has fewer workers.
@@ -120,7 +121,7 @@ def parse_described(text: str, known: Sequence[Device]) -> Device:
     number = next(n for n in range(len(taken) + 1) if f"{name}{n}" not in taken)
     return Device(
         id=f"{name}{number}",
-        device_class=parts[0].upper() if name in ("cpu", "gpu") else parts[0],
+        device_class=parts[0].upper() if name in DEVICES else parts[0],
         host=f"new-{name}{number}",
         memory_bytes=int(_quantity(parts[1], "B")),
         bytes_per_second=_quantity(parts[2], "B/s"),

@@ -26,6 +26,7 @@ from blockrelay.protocol.encoding.fallback_event import FallbackEvent
 from blockrelay.protocol.encoding.forward_segment import ForwardSegment
 from blockrelay.protocol.encoding.named_tensors import NamedTensors, pack_tensors, unpack_tensors
 from blockrelay.protocol.encoding.prompt import TokenIds, pack_prompt, unpack_prompt
+from blockrelay.protocol.plan import Device
 from blockrelay.protocol.sampling_params import SamplingParams
 
 Verdict = Literal["OK", "LOST", "DIVERGED", "GAP", "EXPIRED"]
@@ -128,7 +129,7 @@ class Claimed:
     request: str
     run: str
     route: tuple[str, ...]  # worker ids, one for each stage
-    route_class: Literal["gpu", "cpu"]
+    route_class: Device
     waited_s: float  # since ACCEPT
     quarantined: bool  # to be run alone, because it ended workers before
     packed: bytes  # an encoded RequestBody

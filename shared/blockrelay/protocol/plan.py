@@ -7,13 +7,17 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Final, Literal, get_args
 
 from blockrelay.errors import UsageError
 from blockrelay.protocol.capabilities import Capabilities, Pace
 from blockrelay.protocol.constants import DEAD_AFTER_MS
 
+#: Kinds of devices: of workers, of the routes of requests, and of queues. The Lua scripts spell these names too.
 Device = Literal["cpu", "gpu"]
+CPU: Final = "cpu"
+GPU: Final = "gpu"
+DEVICES: tuple[Device, ...] = (CPU, GPU)
 #: Part of the numerics id of a worker that runs imported ONNX blocks (made by other tools).
 IMPORTED = "imported"
 
@@ -157,7 +161,7 @@ class WorkerInfo:
         return cls(
             id=worker,
             model=f[b"model"].decode(),
-            device="gpu" if f[b"device"] == b"gpu" else "cpu",
+            device=GPU if f[b"device"] == GPU.encode() else CPU,
             numerics=f[b"numerics"].decode(),
             host=f[b"host"].decode(),
             pid=integer(b"pid"),

@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import Any, cast
 
 from blockrelay.errors import UsageError
-from blockrelay.protocol.plan import Stage, split_text, uniform_split
+from blockrelay.protocol.plan import CPU, GPU, Stage, split_text, uniform_split
 
 _BLOCKS = re.compile(r"([0-9]{1,6})-([0-9]{1,6})")
 _BLOCK = re.compile(r"block_([1-9][0-9]{0,5})")
@@ -16,7 +16,7 @@ _MAX_TEXT, _MAX_DEVICES, _MAX_NAME = 500, 1024, 64
 #: Entries that stand for all devices of a class among the device ids of a stage; no device has such an id.
 ANY_GPU, ANY_CPU = "gpu:*", "cpu:*"
 #: Device ids of a stage for each class. CPUs stand in for GPUs.
-_CLASSES: Mapping[str, tuple[str, ...]] = {"gpu": (ANY_GPU, ANY_CPU), "cpu": (ANY_CPU,)}
+_CLASSES: Mapping[str, tuple[str, ...]] = {GPU: (ANY_GPU, ANY_CPU), CPU: (ANY_CPU,)}
 #: Prefixes, in upper case, of the classes and ids of GPUs and NPUs.
 _GPUS = ("GPU", "CUDA", "WEBGPU", "DIRECTML", "OPENVINO", "NPU")
 _HOST_DEVICE = re.compile(r"(cuda|webgpu|directml):[0-9]+|openvino:[A-Z]+(\.[0-9]+)?|GPU-[0-9a-f-]+")

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from blockrelay.block_folder.folder import BlockFolder, open_block_folder
-from blockrelay.onnx_blocks.llama.import_report import ImportResult
+from blockrelay.onnx_blocks.reports.importing import ImportResult
 from blockrelay_converter.onnx_source.importing import ImportOptions, import_blocks
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from blockrelay.block_folder.folder import BlockFolder, open_block_folder
-from blockrelay.onnx_blocks.report import decode_described
+from blockrelay.onnx_blocks.reports.codec import decode
+from blockrelay.onnx_blocks.reports.describing import Described
 from blockrelay_worker.offline.onnx_blocks.describe import run
 
 
@@ -17,7 +18,7 @@ def described(folder: Path, cache: Path, *options: str) -> Path:
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(told):
         patch.setenv("BLOCKRELAY_CACHE_DIR", str(cache))
         assert run([*options, "--", str(folder)]) == 0
-    return Path(decode_described(told.getvalue().encode()).folder)
+    return Path(decode(Described, told.getvalue().encode()).folder)
 
 
 def opened(folder: Path, cache: Path, *options: str) -> BlockFolder:

@@ -1,7 +1,7 @@
 """The command line that imports ONNX blocks of other tools: `python -m blockrelay_converter.onnx_source FOLDER OUT`.
 
-`blockrelay import` and `up --blocks` run it and show its progress. The lines of stdout are steps (`encode_step`); the
-last one is the result (`encode_result`). Exit code 0: OUT is complete. Exit code 2: the blocks cannot be imported or
+`blockrelay import` and `up --blocks` run it and show its progress. Each line of stdout is an ImportReport; the last one
+has the result. Exit code 0: OUT is complete. Exit code 2: the blocks cannot be imported or
 OUT cannot be written; then stderr has one line and nothing is left. An interrupted run leaves a folder
 `.OUT.unfinished`, from which the same command continues.
 """
@@ -13,7 +13,8 @@ from typing import Annotated
 import typer
 
 from blockrelay.command_app import run_app
-from blockrelay.onnx_blocks.llama.import_report import encode_result, encode_step
+from blockrelay.onnx_blocks.reports.codec import send
+from blockrelay.onnx_blocks.reports.importing import ImportReport
 from blockrelay_converter.onnx_source.importing import ImportOptions, import_blocks
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
@@ -33,13 +34,7 @@ def main(
     options = ImportOptions(
         folder=folder, out=out, precision=precision, text=text, name=name, max_position=max_position, served=served
     )
-    _print(encode_result(import_blocks(options, lambda step: _print(encode_step(step)))))
-
-
-def _print(line: str) -> None:
-    """Prints a line unbuffered: the parent process shows progress as it comes."""
-    typer.echo(line)
-    sys.stdout.flush()
+    send(ImportReport(result=import_blocks(options, lambda step: send(ImportReport(step=step)))))
 
 
 def run(arguments: list[str] | None = None) -> int:

@@ -18,9 +18,9 @@ from blockrelay.errors import OnnxBlocksError, UsageError
 from blockrelay.host.unfinished_folder import check_free, unfinished_folder
 from blockrelay.onnx_blocks.beside import FILES
 from blockrelay.onnx_blocks.blocks_file import fingerprint, why_other_pages
-from blockrelay.onnx_blocks.llama.import_report import ComparedBlock, ComparedPlaces, ImportResult, ImportStep
 from blockrelay.onnx_blocks.llama.model import Llama
 from blockrelay.onnx_blocks.llama.pattern import recognise
+from blockrelay.onnx_blocks.reports.importing import ComparedBlock, ComparedPlaces, ImportResult, ImportStep
 from blockrelay.onnx_blocks.served_shape import logits_of
 from blockrelay.quantities import format_quantity
 from blockrelay.typed_command import typed

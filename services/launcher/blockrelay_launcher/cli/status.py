@@ -10,7 +10,7 @@ from rich.console import Console
 from blockrelay.errors import UsageError
 from blockrelay.protocol.encoding.request_ids import own_id
 from blockrelay.protocol.keys import Keys
-from blockrelay.protocol.plan import Plan, WorkerInfo, missing_stages, parse_split
+from blockrelay.protocol.plan import DEVICES, Plan, WorkerInfo, missing_stages, parse_split
 from blockrelay.protocol.transitions import calls
 from blockrelay.redis import client as redis_link
 from blockrelay.redis import registry
@@ -54,7 +54,7 @@ def _read_model(client: redis.Redis, keys: Keys, model: str, workers: list[Worke
         "queue": {
             f"{name}:{route_class}": length(key(model, route_class))
             for name, key, length in (("jobs", keys.queue, client.zcard), ("reruns", keys.reruns, client.xlen))
-            for route_class in ("cpu", "gpu")
+            for route_class in DEVICES
         },
         "missing": missing_stages(plan, workers),
     }

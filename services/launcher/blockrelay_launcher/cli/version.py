@@ -1,11 +1,11 @@
 """The text of `blockrelay --version`: the release, the protocol numbers, and the numerics id of this machine."""
 
 import importlib.util
-import subprocess
 import sys
 
 from blockrelay import __version__
 from blockrelay.extras import how_to_install
+from blockrelay.host.child_command import run_command
 from blockrelay.protocol.number import NUMBERS
 from blockrelay.settings import BUNDLED_MODEL
 
@@ -22,7 +22,7 @@ def _bundled_numerics() -> str:
     if importlib.util.find_spec("onnxruntime") is None:
         return f"unknown: onnxruntime is not installed ({how_to_install('worker')})"
     argv = [sys.executable, "-P", "-m", "blockrelay_worker.offline.numerics", str(BUNDLED_MODEL)]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False)
-    if done.returncode:
-        return f"unknown: {done.stderr.strip().rpartition(chr(10))[2]}"
+    done = run_command(argv)
+    if done.code:
+        return f"unknown: {done.last_line}"
     return f"{done.stdout.strip()} (bundled model)"

@@ -5,7 +5,6 @@ logits of a session's steps must be near the reference's. The reference runs in 
 """
 
 import json
-import subprocess
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from blockrelay.errors import ServiceUnavailable
+from blockrelay.host.child_command import run_command
 from blockrelay_launcher.drill.clients import Seen
 from blockrelay_launcher.drill.workload import Ask, incomplete
 
@@ -128,8 +128,8 @@ def _measured(model: Path, questions: Sequence[Mapping[str, Any]]) -> tuple[Mapp
     """Runs the reference process and returns the model's tolerances and the distances for each question."""
     lines = "".join(json.dumps(one) + "\n" for one in questions)
     argv = [sys.executable, "-P", "-m", "blockrelay_worker.offline.reference_logits", str(model)]
-    done = subprocess.run(argv, input=lines, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise ServiceUnavailable(f"the answers cannot be measured: {done.stderr.strip().splitlines()[-1:]}")
-    head, *distances = [json.loads(line) for line in done.stdout.splitlines()]
+    stdout = run_command(argv, stdin=lines).check(
+        "the answers cannot be measured", unusable=ServiceUnavailable, failed=ServiceUnavailable
+    )
+    head, *distances = [json.loads(line) for line in stdout.splitlines()]
     return head["tolerance"], [one["off"] for one in distances]

@@ -18,6 +18,7 @@ from rich.console import Console
 from blockrelay.block_folder.folder import BlockFolder, open_block_folder
 from blockrelay.errors import UsageError
 from blockrelay.planning.plan_file import read_plan_file
+from blockrelay.protocol.plan import CPU, GPU
 from blockrelay_launcher.drill.clients import PATIENCE_S, Load, Seen
 from blockrelay_launcher.drill.closeness import Closeness, Verdict, computed_by
 from blockrelay_launcher.drill.faults import Fault, possible, strikes
@@ -181,7 +182,7 @@ class _Course:
         if self.options.gpu:
             _say(f"waiting until {self.options.gpu} serves")
             system.wait_for_gpus(len(self.options.gpu.split(",")))
-        self._of_cpus = system.numerics_ids("cpu") - system.numerics_ids("gpu")
+        self._of_cpus = system.numerics_ids(CPU) - system.numerics_ids(GPU)
         self._load.urls = system.urls
         self._load.start()
 

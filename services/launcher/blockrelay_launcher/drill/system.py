@@ -16,7 +16,7 @@ import redis
 
 from blockrelay.errors import RedisTrouble, ServiceUnavailable, UsageError
 from blockrelay.protocol.keys import Keys
-from blockrelay.protocol.plan import Device
+from blockrelay.protocol.plan import CPU, GPU, Device
 from blockrelay.redis import client as redis_link
 from blockrelay.redis.errors import CommandError
 from blockrelay.up_file import Running, read_running
@@ -108,7 +108,7 @@ class DrilledSystem:
 
     def numerics_id(self) -> str:
         """Returns the numerics id of the CPU workers, which must all have the same one."""
-        (numerics,) = self.numerics_ids("cpu")
+        (numerics,) = self.numerics_ids(CPU)
         return numerics
 
     def numerics_ids(self, of: Device) -> set[str]:
@@ -125,7 +125,7 @@ class DrilledSystem:
         while time.monotonic() < end:
             with self.administrator("redis-control") as client:
                 workers = [name.decode() for name in cast(Any, client.zrange(keys.workers, 0, -1))]
-                gpus = [name for name in workers if cast(Any, client.hget(keys.worker(name), "device")) == b"gpu"]
+                gpus = [name for name in workers if cast(Any, client.hget(keys.worker(name), "device")) == GPU.encode()]
                 serve = sum(cast(Any, client.exists(keys.inbox(name))) for name in gpus)
             if serve >= count:
                 return

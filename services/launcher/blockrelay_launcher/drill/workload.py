@@ -1,7 +1,6 @@
 """Makes the random requests of a drill, and computes the right answer of each alone, for every numerics id."""
 
 import json
-import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ from typing import Any, cast
 
 from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.errors import ServiceUnavailable
+from blockrelay.host.child_command import run_command
 from blockrelay.protocol.sampling_params import SamplingParams
 from blockrelay.text.tokenizer import Tokenizer
 from blockrelay_launcher.drill.options import LONGEST_ANSWER, SHORTEST_ANSWER
@@ -172,10 +172,10 @@ def answers_alone(model: Path, asks: Sequence[tuple[Ask, Parts]]) -> list[Answer
     """Computes the answers of asks in a new process, one after the other. Raises ServiceUnavailable if it fails."""
     lines = "".join(json.dumps(ask.to_dict(parts)) + "\n" for ask, parts in asks)
     argv = [sys.executable, "-P", "-m", "blockrelay_worker.offline.reference_answers", str(model)]
-    done = subprocess.run(argv, input=lines, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise ServiceUnavailable(f"the requests cannot be answered alone: {done.stderr.strip().splitlines()[-1:]}")
-    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    stdout = run_command(argv, stdin=lines).check(
+        "the requests cannot be answered alone", unusable=ServiceUnavailable, failed=ServiceUnavailable
+    )
+    answers = [json.loads(line) for line in stdout.splitlines()]
     return [Answer(**{name: _frozen(value) for name, value in one.items()}) for one in answers]
 
 

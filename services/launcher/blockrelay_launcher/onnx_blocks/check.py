@@ -12,9 +12,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from blockrelay.errors import UsageError
 from blockrelay.exit_codes import FAILED
-from blockrelay.onnx_blocks.report import CheckBegins, CheckedBlock, decode_begin, decode_checked, step_seconds
+from blockrelay.host.child_command import how_it_ended
+from blockrelay.onnx_blocks.reports.checking import CheckBegins, CheckedBlock, step_seconds
+from blockrelay.onnx_blocks.reports.codec import decode
 from blockrelay_launcher.onnx_blocks.check_table import table
-from blockrelay_launcher.onnx_blocks.worker import code_of_silence, how_it_ended, worker
+from blockrelay_launcher.onnx_blocks.worker import code_of_silence, worker
 
 _MODULE = "blockrelay_worker.offline.onnx_blocks.check"
 
@@ -103,10 +105,10 @@ def _watch(lines: IO[bytes], reports: _Reports) -> None:
         bar = progress.add_task("reads the files", total=None)
         for line in lines:
             if reports.begin is None:
-                reports.begin = decode_begin(line)
+                reports.begin = decode(CheckBegins, line)
                 progress.update(bar, total=len(reports.begin.blocks))
             else:
-                reports.blocks.append(decode_checked(line))
+                reports.blocks.append(decode(CheckedBlock, line))
                 progress.advance(bar)
             if len(reports.blocks) < len(reports.begin.blocks):
                 progress.update(bar, description=reports.begin.blocks[len(reports.blocks)][0])

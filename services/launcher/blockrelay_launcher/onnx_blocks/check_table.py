@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from blockrelay.onnx_blocks.report import CheckedBlock, CheckedTensor
+from blockrelay.onnx_blocks.reports.checking import CheckedBlock, CheckedTensor
 from blockrelay.onnx_blocks.signature import shown
 
 _HEAD = ("BLOCK", "OUTPUT", "DECLARED", "ACTUAL", "DTYPE", "SECONDS", "RESULT")

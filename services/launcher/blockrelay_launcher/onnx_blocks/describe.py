@@ -9,7 +9,8 @@ from typing import Literal
 import typer
 
 from blockrelay.errors import UsageError
-from blockrelay.onnx_blocks.report import Described, decode_described
+from blockrelay.onnx_blocks.reports.codec import decode
+from blockrelay.onnx_blocks.reports.describing import Described
 from blockrelay.typed_command import typed
 from blockrelay_launcher.onnx_blocks.stand_in import HeldImport, held_import
 from blockrelay_launcher.onnx_blocks.worker import code_of_silence, worker
@@ -122,4 +123,4 @@ def described(folder: Path, max_position: int | None) -> Described:
         code = process.wait()
     if code or not line:
         raise typer.Exit(code_of_silence(code))
-    return decode_described(line)
+    return decode(Described, line)

@@ -3,7 +3,7 @@
 import json
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO
 
@@ -13,7 +13,8 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from blockrelay.exit_codes import FAILED
 from blockrelay.extras import need
-from blockrelay.onnx_blocks.llama.import_report import ComparedBlock, ImportResult, decode_told
+from blockrelay.onnx_blocks.reports.codec import decode
+from blockrelay.onnx_blocks.reports.importing import ComparedBlock, ImportReport, ImportResult
 from blockrelay.quantities import format_quantity
 from blockrelay_launcher.onnx_blocks.worker import code_of_silence, worker
 
@@ -64,7 +65,7 @@ def run_import(options: ImportOptions) -> int:
     if result is None:
         return FAILED
     if options.as_json:
-        typer.echo(json.dumps({"folder": str(options.folder), "out": str(options.out), **result.as_json()}))
+        typer.echo(json.dumps({"folder": str(options.folder), "out": str(options.out), **asdict(result)}))
     else:
         typer.echo("\n".join(result_lines(options.out, result)))
     return 0
@@ -77,10 +78,11 @@ def watch(lines: IO[bytes]) -> ImportResult | None:
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         bar = progress.add_task("reads the blocks", total=None)
         for line in lines:
-            report = decode_told(line)
-            if isinstance(report, ImportResult):
-                return report
-            progress.update(bar, description=report.what, advance=report.bytes, total=report.total)
+            report = decode(ImportReport, line)
+            if step := report.step:
+                progress.update(bar, description=step.what, advance=step.bytes, total=step.total)
+            if report.result:
+                return report.result
     return None
 
 

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import IO
 
@@ -9,7 +10,8 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-from blockrelay.onnx_blocks.reports.splitting import SplitBegins, decode_begin, decode_written
+from blockrelay.onnx_blocks.reports.codec import decode
+from blockrelay.onnx_blocks.reports.splitting import SplitBegins, SplitWrites
 from blockrelay_launcher.onnx_blocks.split_table import split_table
 from blockrelay_launcher.onnx_blocks.worker import code_of_silence, worker
 
@@ -37,7 +39,7 @@ def run_split(model: Path, out: Path, *, copy_weights: bool, as_json: bool) -> i
     if begin is None or code:
         return code_of_silence(code)
     if as_json:
-        blocks = [block.as_json() for block in begin.blocks]
+        blocks = [asdict(block) for block in begin.blocks]
         typer.echo(json.dumps({"model": str(model), "out": str(out), "weights": begin.weights, "blocks": blocks}))
     else:
         typer.echo(split_table(begin.blocks))
@@ -54,9 +56,9 @@ def _watch(lines: IO[bytes]) -> SplitBegins | None:
         bar = progress.add_task("reads the model", total=None)
         for line in lines:
             if begin is None:
-                begin = decode_begin(line)
+                begin = decode(SplitBegins, line)
                 progress.update(bar, total=begin.bytes)
             else:
-                written = decode_written(line)
+                written = decode(SplitWrites, line)
                 progress.update(bar, description=written.file, advance=written.bytes)
     return begin

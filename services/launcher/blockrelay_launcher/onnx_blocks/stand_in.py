@@ -20,10 +20,10 @@ from pathlib import Path
 from blockrelay.block_folder.folder import open_block_folder
 from blockrelay.block_folder.manifest import MANIFEST_NAME, decode_manifest
 from blockrelay.errors import BlockFolderError
-from blockrelay.exit_codes import PREFIX
+from blockrelay.host.child_command import last_line
 from blockrelay.onnx_blocks.blocks_file import why_no_stand_in
 from blockrelay_launcher.onnx_blocks.importing import ImportOptions, watch
-from blockrelay_launcher.onnx_blocks.worker import how_it_ended, worker
+from blockrelay_launcher.onnx_blocks.worker import worker
 
 _FOLDER, _UNFINISHED, _LOCK, _USED = "imported", ".imported.unfinished", "imported.lock", "imported.used"
 
@@ -127,8 +127,7 @@ def _imported(blocks: Path, served: Path, out: Path) -> str:
         if not code and result is not None:
             return ""
         errors.seek(0)
-        last = errors.read().decode(errors="replace").strip().rpartition("\n")[2].removeprefix(PREFIX)
-    return last or f"the process that imports has ended {how_it_ended(code)}"
+        return last_line(errors.read(), code)
 
 
 @contextmanager

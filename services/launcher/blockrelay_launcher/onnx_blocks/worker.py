@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import IO
 
 from blockrelay.exit_codes import FAILED, complain
+from blockrelay.host.child_command import how_it_ended
 from blockrelay_launcher.supervisor.child_process import die_with_parent
 
 
@@ -31,14 +32,6 @@ def worker(argv: Sequence[str], *, errors: IO[bytes] | None = None) -> "Iterator
             yield process
         finally:
             process.kill()
-
-
-def how_it_ended(code: int) -> str:
-    """Returns the end of a process as text for people: `by SIGKILL`, `with status 1`."""
-    if code < 0:
-        name = signal.Signals(-code).name
-        return f"by {name}, as it does when memory is used up" if name == "SIGKILL" else f"by {name}"
-    return f"with status {code}"
 
 
 def code_of_silence(code: int) -> int:

@@ -11,7 +11,8 @@ from dataclasses import replace
 from typing import Any
 
 from blockrelay.errors import UsageError
-from blockrelay.exit_codes import PREFIX
+from blockrelay.host.child_command import run_command
+from blockrelay.protocol.plan import CPU, GPU
 from blockrelay.protocol.planned_split import is_host_device
 from blockrelay.settings import WorkerSettings
 from blockrelay.typed_command import typed
@@ -71,7 +72,7 @@ def checked(devices: Sequence[Device], names: Sequence[str], option: str = "--gp
         found = [one for one in devices if name == one["id"] or str(one.get("uuid") or "").startswith(name)]
         found = found or [one for one in devices if one["id"] == name.partition(":")[0] and one["problem"]]
         if not found:
-            usable = ", ".join(str(one["id"]) for one in devices if one["kind"] != "cpu" and not one["problem"])
+            usable = ", ".join(str(one["id"]) for one in devices if one["kind"] != CPU and not one["problem"])
             there = f"but {usable}" if usable else "nor another GPU that can be used"
             raise UsageError(f"{option} {name}: no such device here, {there}; see {typed('devices')}")
         if _is_missing(found[0]):
@@ -95,18 +96,15 @@ def _devices_here(option: str) -> list[dict[str, Any]]:
     python = WorkerSettings().gpu_python or sys.executable
     command = [python, "-P", "-m", "blockrelay_worker.offline.devices", "--json"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PROBE_S)
+        done = run_command(command, timeout_s=PROBE_S)
     except OSError as error:
         raise UsageError(f"BLOCKRELAY_GPU_PYTHON: {python} cannot be run: {error}") from error
     except subprocess.TimeoutExpired:
         raise _NoAnswer(f"blockrelay devices gave no answer for {PROBE_S:.0f} s") from None
-    if done.returncode < 0:
-        raise _NoAnswer(f"blockrelay devices was ended by signal {-done.returncode}")
-    if done.returncode:
-        lines = done.stderr.strip().splitlines() or ["it says nothing"]
-        raise UsageError(
-            f"{option}: blockrelay devices ended with code {done.returncode}: {lines[-1].removeprefix(PREFIX)}"
-        )
+    if done.code < 0:
+        raise _NoAnswer(f"blockrelay devices was ended by signal {-done.code}")
+    if done.code:
+        raise UsageError(f"{option}: blockrelay devices ended with code {done.code}: {done.last_line}")
     return json.loads(done.stdout)["devices"]
 
 
@@ -133,7 +131,7 @@ def _in_order(devices: Sequence[Device]) -> tuple[HostGpu, ...]:
 
 
 def _is_gpu(device: Device) -> bool:
-    return device["kind"] == "gpu"
+    return device["kind"] == GPU
 
 
 def _is_missing(device: Device) -> bool:

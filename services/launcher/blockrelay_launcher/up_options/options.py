@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from blockrelay.protocol.plan import Device
+from blockrelay.protocol.plan import CPU, GPU, Device
 from blockrelay.protocol.planned_split import ANY_CPU, ANY_GPU, PlannedSplit
 from blockrelay_launcher.onnx_blocks.describe import ServedBlocks
 from blockrelay_launcher.supervisor.embedded_redis import Fsync
@@ -73,7 +73,7 @@ class WorkerSpec:
     """A process of workers that `up` starts."""
 
     name: str
-    device: Device = "cpu"
+    device: Device = CPU
     device_id: str = ""
     """Id of the device in the plan; empty: the plan names none."""
     threads: int | None = None
@@ -140,7 +140,7 @@ def _on_gpus(options: UpOptions) -> list[WorkerSpec]:
             specs.append(
                 WorkerSpec(
                     name=f"{GPU_WORKER}-{gpu.device.replace(':', '-')}",
-                    device="gpu",
+                    device=GPU,
                     device_id=gpu.id,
                     gpu=gpu.device,
                     stages=stages,

@@ -1,12 +1,11 @@
 """Chooses the plan that `up` starts with: from a file, by a strategy, or equal stages."""
 
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from blockrelay.errors import UsageError
-from blockrelay.exit_codes import PREFIX
+from blockrelay.host.child_command import run_command
 from blockrelay.planning.plan_file import read_plan_file
 from blockrelay.protocol.planned_split import PlannedSplit, equal_parts, parse_planned
 
@@ -73,9 +72,9 @@ class PlanChoice:
             "parts": self.stages if self.stages > 1 else self.parts,
         }
         argv += [f"--{name}={value}" for name, value in given.items() if value is not None]
-        done = subprocess.run(argv, capture_output=True, text=True, check=False)
-        if done.returncode:
-            message = done.stderr.strip().removeprefix(PREFIX) or f"exit code {done.returncode}"
+        done = run_command(argv)
+        if done.code:
+            message = done.last_line
             raise UsageError(message if message.startswith("strategy ") else f"strategy {self.strategy}: {message}")
         planned = parse_planned(done.stdout, f"strategy {self.strategy}")
         if planned.blocks != blocks:

@@ -15,7 +15,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from blockrelay.protocol.plan import Device, Plan, WorkerInfo, parse_split
+from blockrelay.protocol.plan import CPU, DEVICES, GPU, Device, Plan, WorkerInfo, parse_split
 
 #: How many times the present work must fit into fewer routes before a route is given up.
 SLACK = 1.25
@@ -108,13 +108,13 @@ def workers_wanted(
     A stage counts as a GPU's while a GPU worker has it or loads it. Spare workers are CPUs wherever a stage is a CPU's,
     because CPUs are the more common.
     """
-    gpus = [worker.id for worker in workers if worker.device == "gpu" and not worker.draining]
+    gpus = [worker.id for worker in workers if worker.device == GPU and not worker.draining]
     on_gpus = len({plan.assignments[gpu] for gpu in gpus if gpu in plan.assignments})
-    stages: dict[Device, int] = {"cpu": len(parse_split(plan.split)) - on_gpus, "gpu": on_gpus}
+    stages: dict[Device, int] = {CPU: len(parse_split(plan.split)) - on_gpus, GPU: on_gpus}
     routes = routes_wanted(demand, target_s=target_s)
     if not routes:
-        return {"cpu": 0, "gpu": 0}
-    spare_class: Device = "cpu" if stages["cpu"] else "gpu"
+        return dict.fromkeys(DEVICES, 0)
+    spare_class: Device = CPU if stages[CPU] else GPU
     return {
         device: max(routes * count, count + (spare if device == spare_class else 0)) for device, count in stages.items()
     }

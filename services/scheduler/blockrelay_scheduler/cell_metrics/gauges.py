@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from blockrelay.observability.metrics.scheduler import SchedulerMetrics
-from blockrelay.protocol.plan import WORKER_STATES, Plan, WorkerInfo, parse_split
+from blockrelay.protocol.plan import DEVICES, WORKER_STATES, Plan, WorkerInfo, parse_split
 from blockrelay.protocol.transitions import calls
 from blockrelay.redis.registry import read_books, read_oldest
 from blockrelay.settings import SchedulerSettings
@@ -13,7 +13,7 @@ from blockrelay_scheduler.cell_metrics.autoscaling import Outstanding, demand, w
 from blockrelay_scheduler.link import Link
 
 #: Each kind of queue with each route class.
-_STREAMS = [(name, route_class) for name in ("jobs", "reruns") for route_class in ("cpu", "gpu")]
+_STREAMS = [(name, route_class) for name in ("jobs", "reruns") for route_class in DEVICES]
 
 
 def set_gauges(
@@ -56,14 +56,14 @@ def set_gauges(
 
 def _set_workers(metrics: SchedulerMetrics, workers: Sequence[WorkerInfo], plan: Plan) -> None:
     states = Counter((worker.device, worker.state) for worker in workers)
-    for device in ("cpu", "gpu"):
+    for device in DEVICES:
         for state in WORKER_STATES:
             metrics.workers.labels(device, state).set(states[device, state])
     metrics.plan_epoch.set(plan.epoch)
     metrics.stage_workers.clear()  # stages of an earlier split must not stay
     for index, stage in enumerate(parse_split(plan.split)):
         serving = [w for w in workers if w.state == "ready" and (w.split, w.stage) == (plan.split, index)]
-        for device in ("cpu", "gpu"):
+        for device in DEVICES:
             count = sum(worker.device == device for worker in serving)
             metrics.stage_workers.labels(str(index), f"{stage.first}-{stage.last}", device).set(count)
 

@@ -11,7 +11,8 @@ import typer
 
 from blockrelay.errors import UsageError
 from blockrelay.exit_codes import FAILED
-from blockrelay.onnx_blocks.report import decode_described
+from blockrelay.onnx_blocks.reports.codec import decode
+from blockrelay.onnx_blocks.reports.describing import Described
 from blockrelay.settings import BUNDLED_MODEL
 
 _MODULE = "blockrelay_worker.offline.onnx_blocks.describe"
@@ -34,4 +35,4 @@ def planned_model(model: Path | None, blocks: Path | None, max_position: int | N
     done = subprocess.run([*argv, "--", str(blocks)], stdout=subprocess.PIPE, check=False)
     if done.returncode or not done.stdout:
         raise typer.Exit(done.returncode if done.returncode > 0 else FAILED)
-    return Path(decode_described(done.stdout.splitlines()[0]).folder)
+    return Path(decode(Described, done.stdout.splitlines()[0]).folder)

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from blockrelay.protocol.plan import Plan, WorkerInfo
+from blockrelay.protocol.plan import GPU, Plan, WorkerInfo
 from blockrelay.protocol.planned_split import ANY_CPU, ANY_GPU, PlannedSplit
 
 
@@ -70,7 +70,7 @@ def _stages_for(worker: WorkerInfo, planned: PlannedSplit) -> Sequence[int]:
     They are the stages that name its device, else those that name its class, else those that name none, else all. CPU
     workers whose device is not named may also get the stages of GPUs, where they stand in.
     """
-    on_gpu, devices, for_gpus = worker.device == "gpu", planned.devices, planned.for_gpus
+    on_gpu, devices, for_gpus = worker.device == GPU, planned.devices, planned.for_gpus
     named = [
         stage
         for stage, (ids, name) in enumerate(zip(devices, planned.told_classes, strict=True))

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from blockrelay.protocol.plan import Plan, Stage, WorkerInfo
+from blockrelay.protocol.plan import CPU, GPU, Plan, Stage, WorkerInfo
 from blockrelay.protocol.planned_split import PlannedSplit
 from blockrelay.quantities import counted
 from blockrelay_scheduler.planning.assignment import assign
@@ -43,7 +43,7 @@ def decide(
     plan = Plan(
         epoch=(current.epoch if current else 0) + 1,
         split=planned.text,
-        route_class="gpu" if on_gpus else "cpu",
+        route_class=GPU if on_gpus else CPU,
         assignments=assignment.stages,
         blocks={
             f"block_{block}": "GPU" if index in on_gpus else "CPU"
@@ -65,7 +65,7 @@ def stages_on_gpus(workers: Sequence[WorkerInfo], split: str) -> frozenset[int]:
     return frozenset(
         w.stage
         for w in workers
-        if w.device == "gpu" and w.ready and not w.draining and w.split == split and w.stage is not None
+        if w.device == GPU and w.ready and not w.draining and w.split == split and w.stage is not None
     )
 
 
@@ -89,7 +89,7 @@ def _reason(index: int, stage: Stage, why: str, devices: Counter[str], *, loads:
     `devices` counts its workers by class. `loads`: none of its GPU workers is ready.
     """
     what = f"stage {index} is block_{stage.first} to block_{stage.last}, {why}"
-    gpu, cpu = devices["gpu"], devices["cpu"]
+    gpu, cpu = devices[GPU], devices[CPU]
     gpus = f"{counted(gpu, 'GPU worker')} {('loads' if gpu == 1 else 'load') if loads else 'for'} it"
     if gpu and cpu:
         stand_in = f"{counted(cpu, 'CPU worker')} stand{'s' if cpu == 1 else ''} in"

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from blockrelay.errors import UsageError
-from blockrelay.protocol.plan import Plan, WorkerInfo
+from blockrelay.protocol.plan import GPU, Plan, WorkerInfo
 from blockrelay.protocol.planned_split import ANY_CPU, ANY_GPU, PlannedSplit, is_host_device
 from blockrelay_scheduler.planning.plan_builder import decide
 
@@ -41,7 +41,7 @@ def change(
     can only run the whole model.
     """
     serving = [worker for worker in workers if worker.is_alive and not worker.draining]
-    _check_devices(planned, [worker.device_id for worker in serving if worker.device == "gpu"], lost)
+    _check_devices(planned, [worker.device_id for worker in serving if worker.device == GPU], lost)
     if len(planned.stages) > 1 and (whole := [worker.id for worker in serving if worker.whole_model_only]):
         raise UsageError(
             f"the plan has {len(planned.stages)} stages, and {whole[0]} computes with an import, which runs all blocks "
@@ -63,7 +63,7 @@ def change(
 
 def unserved_gpus(plan: Plan, planned: PlannedSplit, workers: Sequence[WorkerInfo]) -> list[str]:
     """Returns a sentence for each stage of `planned` that is for GPUs and has no GPU worker in `plan`."""
-    on_gpu = {plan.assignments.get(worker.id) for worker in workers if worker.device == "gpu" and worker.is_alive}
+    on_gpu = {plan.assignments.get(worker.id) for worker in workers if worker.device == GPU and worker.is_alive}
     return [
         f"stage {stage.first}-{stage.last} is for {' or '.join(ids)}, and no worker has it now: CPUs serve it until "
         "one comes"

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from blockrelay.protocol.capabilities import Capabilities
-from blockrelay.protocol.plan import Device
+from blockrelay.protocol.plan import GPU, Device
 from blockrelay_worker.scheduling.limits import BatchLimits
 
 #: Share of the step limit that a chunk of prompts should take: tokens far into a long prompt cost several times as
@@ -41,7 +41,7 @@ class StageRole:
     @property
     def gpu_blocks(self) -> tuple[str, ...]:
         """Names of this stage's blocks if they run on a GPU, else nothing."""
-        return tuple(f"block_{i}" for i in range(self.first, self.last + 1)) if self.device == "gpu" else ()
+        return tuple(f"block_{i}" for i in range(self.first, self.last + 1)) if self.device == GPU else ()
 
     @property
     def limits(self) -> BatchLimits:

@@ -16,6 +16,7 @@ from blockrelay.observability.logs import get
 from blockrelay.observability.metrics.worker import WorkerMetrics
 from blockrelay.protocol.encoding.named_tensors import why_not_sent
 from blockrelay.protocol.messages import Commit
+from blockrelay.protocol.plan import CPU, GPU
 from blockrelay_worker.engine.quarantine import Quarantine, is_quarantined, separated
 from blockrelay_worker.engine.rows.batch_builder import batch_of, split, wanted_rows
 from blockrelay_worker.engine.rows.commit_builder import next_tokens, tensor_end
@@ -133,7 +134,7 @@ class Steps:
         self._metrics.device_losses.labels(error.reason).inc()
         self._endings.close()
         self._hand_over(self._table.all(), error)
-        if self._role.device == "gpu":
+        if self._role.device == GPU:
             for request_id, run_id in self._endings.unseen().items():
                 self._endings.rerun(request_id, run_id, "gpu_error", self._block_of(error), error=error)
 
@@ -149,7 +150,7 @@ class Steps:
                 self._endings.wait_for_log(run, EXPORT_S)
                 self._table.export(run, EXPORT_S)
                 found = run.computed
-            if self._role.device == "cpu":  # a CPU has no stand-in: any worker of the stage may continue
+            if self._role.device == CPU:  # a CPU has no stand-in: any worker of the stage may continue
                 alone = run.request == self._quarantine.now
                 self._endings.rerun(run.request, run.id, "death", found=found, alone=alone)
                 continue
@@ -213,10 +214,10 @@ class Steps:
         names = [item.run.request for item in work]
         self._log.error("BLOCK_EXECUTION_FAILED", error=str(error), block=error.block, requests=names)
         self._worker_state.on("failed")
-        given_up, again = after_failure(work, error, gpu=self._role.device == "gpu")
+        given_up, again = after_failure(work, error, gpu=self._role.device == GPU)
         if isinstance(error, DeviceLost):
             self._lose(error)
-        elif given_up and self._role.device == "gpu":
+        elif given_up and self._role.device == GPU:
             self._hand_over([item.run for item in given_up], error)
         elif given_up:
             self._endings.fail(given_up[0].run, str(error), "execution_error", error.block, error.seconds)
@@ -264,7 +265,7 @@ class Steps:
 
     def _on_not_finite(self, item: Work) -> None:
         """Ends or moves a request of which a row became NaN or infinite."""
-        self._doubted = self._doubted or self._role.device == "gpu"
+        self._doubted = self._doubted or self._role.device == GPU
         try:
             wrong = self._spoiled.for_a_cpu(item)
             if wrong is None:

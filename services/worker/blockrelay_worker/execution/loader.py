@@ -11,7 +11,7 @@ from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.block_folder.manifest import Manifest
 from blockrelay.block_folder.model import Precision
 from blockrelay.errors import UsageError
-from blockrelay.protocol.plan import Device
+from blockrelay.protocol.plan import CPU, GPU, Device
 from blockrelay.settings import WorkerSettings
 from blockrelay.typed_command import typed
 from blockrelay_worker.execution.cpu.imported import ImportedExecutors
@@ -48,7 +48,7 @@ class Executors(Protocol):
 
 
 #: The name of ONNX Runtime's CPU provider among devices.
-CPU = "cpu"
+CPU_PROVIDER = "cpu"
 #: Default number of warm sessions of a sequential worker on a GPU and on a CPU; fewer where memory is short.
 WARM_ON_GPU, WARM_ON_CPU = 5, 3
 #: Tried in this order: the first whose `serves` returns True is used.
@@ -92,12 +92,12 @@ def gpu_of(settings: WorkerSettings, folder: BlockFolder) -> Gpu | None:
     then has a process of its own, like a GPU, but without quarantine: a CPU that other programs use is not broken.
     Raises UsageError for settings that contradict each other.
     """
-    if settings.device == "gpu" and not settings.gpu:
+    if settings.device == GPU and not settings.gpu:
         raise UsageError(
             "a worker of the class gpu needs its device: --gpu webgpu:0 (BLOCKRELAY_GPU; "
             f"`{typed('devices')}` has them), or --device cpu"
         )
-    if settings.device == "cpu" and settings.gpu:
+    if settings.device == CPU and settings.gpu:
         raise UsageError(f"--device cpu and --gpu {settings.gpu}: a worker on a GPU is of the class gpu")
     graphs = graphs_of(settings)
     if not settings.gpu and settings.imported_model is not None:
@@ -109,7 +109,7 @@ def gpu_of(settings: WorkerSettings, folder: BlockFolder) -> Gpu | None:
     if not settings.gpu and folder.model.onnx_blocks is None:
         return None
     return Gpu(
-        settings.gpu or CPU,
+        settings.gpu or CPU_PROVIDER,
         (settings.gpu_python if settings.gpu else "") or sys.executable,
         settings.session_timeout_s,
         settings.per_block,

@@ -14,7 +14,8 @@ from typing import Any
 
 from blockrelay.errors import BlockrelayError, DeviceFailed
 from blockrelay.observability.logs import get
-from blockrelay_worker.execution.loader import CPU
+from blockrelay.protocol.plan import CPU, GPU
+from blockrelay_worker.execution.loader import CPU_PROVIDER
 from blockrelay_worker.execution.onnx.tries import TRIES, what_next
 from blockrelay_worker.execution.process.executors import DeviceExecutors
 from blockrelay_worker.lifecycle.device_claims import DeviceClaims
@@ -35,8 +36,8 @@ def in_order(devices: Sequence[Mapping[str, Any]], own: str, taken: Collection[s
     provider replaces nothing and is not replaced. Pure.
     """
     mine = next((one for one in devices if own == one["id"] or _has_uuid(one, own)), None)
-    mine = mine or {"id": own, "kind": "gpu", "vendor": ""}
-    if mine["kind"] == "cpu":
+    mine = mine or {"id": own, "kind": GPU, "vendor": ""}
+    if mine["kind"] == CPU:
         return []
     others = [one for one in devices if card_of(one) in taken and one is not mine]
 
@@ -47,7 +48,7 @@ def in_order(devices: Sequence[Mapping[str, Any]], own: str, taken: Collection[s
             for other in others
         )
 
-    usable = [one for one in devices if one["kind"] != "cpu" and not one["problem"] and one["id"] != mine["id"]]
+    usable = [one for one in devices if one["kind"] != CPU and not one["problem"] and one["id"] != mine["id"]]
     return [
         str(one["id"])
         for one in sorted(
@@ -92,7 +93,7 @@ class OtherDevices:
 
     def begins(self, executors: DeviceExecutors) -> None:
         """Takes a shared lock on the device that the process has opened at its start."""
-        if executors.name != CPU:
+        if executors.name != CPU_PROVIDER:
             self._claims.share(executors.card)
 
     def serves(self, executors: DeviceExecutors) -> None:
@@ -132,7 +133,7 @@ class OtherDevices:
             except BlockrelayError as error:
                 get().warning("DEVICE_NOT_TAKEN", device=device, error=str(error))
                 continue
-            if device == CPU or self._claims.take(executors.card):
+            if device == CPU_PROVIDER or self._claims.take(executors.card):
                 get().warning("DEVICE_CHANGED", before=self._own, now=device, reason="it could not be opened")
                 return executors
             get().warning("DEVICE_NOT_TAKEN", device=device, error="another worker has it")
@@ -168,8 +169,8 @@ class OtherDevices:
             except BlockrelayError as error:
                 get().warning("DEVICE_NOT_TAKEN", device=device, error=str(error))
                 continue
-            if device == CPU or self._claims.take(executors.card):
-                self._card = "" if device == CPU else executors.card
+            if device == CPU_PROVIDER or self._claims.take(executors.card):
+                self._card = "" if device == CPU_PROVIDER else executors.card
                 return True
             get().warning("DEVICE_NOT_TAKEN", device=device, error="another worker has it")
         return False
@@ -183,7 +184,7 @@ class OtherDevices:
         """Returns the names of the devices to try, in order: those of the setting, or all free ones of the host."""
         if self._named != AUTO:
             return [name for part in self._named.split(",") if (name := part.strip()) and name != self._own]
-        if self._own == CPU or not self._claims.known:
+        if self._own == CPU_PROVIDER or not self._claims.known:
             return []
         devices = devices_of_host(self._python, should_end)
         taken = {card for one in devices if self._claims.taken(card := card_of(one))}

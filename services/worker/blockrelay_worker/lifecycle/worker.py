@@ -14,7 +14,7 @@ from blockrelay.observability.logs import get
 from blockrelay.observability.metrics.worker import WorkerMetrics
 from blockrelay.observability.registry import service_registry
 from blockrelay.observability.status_server import StatusServer
-from blockrelay.protocol.plan import Stage
+from blockrelay.protocol.plan import DEVICES, GPU, Stage
 from blockrelay.protocol.transitions import calls
 from blockrelay.redis.client import check_redis, wait_for_redis
 from blockrelay.settings import WorkerSettings
@@ -271,7 +271,7 @@ class Worker:
         self._ready = self.has_served = True
         if self._device:
             self._device.is_ready()
-        counts = {"cpu": 0, "gpu": 0} | {role.device: 1}
+        counts = {device: int(device == role.device) for device in DEVICES}
         get().info(
             "NODE_READY",
             worker=role.worker,
@@ -372,7 +372,7 @@ class Worker:
         keys, inbox = self._links.keys, self._links.keys.inbox(role.worker)
         streams: list[str] = []
         if role.first_stage:
-            classes = ("gpu",) if role.device == "gpu" else ("cpu", "gpu")
+            classes = (GPU,) if role.device == GPU else DEVICES
             streams = [f(self._model, c) for c in classes for f in (keys.reruns, keys.jobs)]
             streams += [keys.pinned(self._model, c, self._numerics) for c in classes]
         watch = self._links.watch

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from blockrelay.protocol.plan import split_text
+from blockrelay.protocol.plan import GPU, split_text
 from blockrelay.text.tokenizer import Tokenizer
-from blockrelay_worker.execution.loader import CPU
+from blockrelay_worker.execution.loader import CPU_PROVIDER
 from blockrelay_worker.offline.pipeline import StageRun, Step
 
 _HEAD = ("step", "stage", "device", "blocks", "input", "output", "transfer", "compute", "KV", "token")
@@ -164,7 +164,7 @@ def _token(token: int, tokenizer: Tokenizer | None) -> str:
 
 def _device(run: StageRun) -> str:
     """The device's name. ONNX Runtime on the CPU is shown as a device: its bits differ from those of our kernels."""
-    return "cpu device" if run.device_class == "gpu" and run.device == CPU else run.device
+    return "cpu device" if run.device_class == GPU and run.device == CPU_PROVIDER else run.device
 
 
 def _line(cells: Sequence[str]) -> str:

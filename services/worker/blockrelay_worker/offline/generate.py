@@ -25,6 +25,7 @@ from blockrelay.block_folder.folder import BlockFolder, open_block_folder
 from blockrelay.command_app import run_app
 from blockrelay.errors import BadRequest, UsageError
 from blockrelay.host.cpu import check_threads, cores
+from blockrelay.protocol.plan import CPU, GPU
 from blockrelay.protocol.planned_split import ANY_GPU, equal_parts
 from blockrelay.protocol.sampling_params import SamplingParams, check_prompt, derive_seed
 from blockrelay.settings import BUNDLED_MODEL, WorkerSettings
@@ -146,7 +147,7 @@ def _device(folder: BlockFolder, stages: int, gpu: str, stage_devices: str, thre
     if gpu and stage_devices and not any(on_gpu):
         raise UsageError(f"--stage-devices {stage_devices}: no stage is for --gpu {gpu}")
     settings = {
-        "device": "gpu" if gpu else "cpu",
+        "device": GPU if gpu else CPU,
         "gpu": gpu,
         "threads": threads,
         "sequential": False,

@@ -10,7 +10,6 @@ import json
 import os
 import platform
 import re
-import signal
 import socket
 import subprocess
 import sys
@@ -25,6 +24,7 @@ import typer
 from blockrelay import __version__
 from blockrelay.block_folder.folder import open_block_folder
 from blockrelay.command_app import run_app
+from blockrelay.host.child_command import how_it_ended, run_command
 from blockrelay.settings import BUNDLED_MODEL
 from blockrelay_worker.execution.onnx.installation import check_one_onnxruntime
 
@@ -109,16 +109,14 @@ def _tried(device: str) -> dict[str, Any]:
     """Runs the trial in a process of its own: a driver that crashes must not end the report."""
     command = [sys.executable, "-P", "-m", "blockrelay_worker.offline.gpu_report", "--trial-only", "--device", device]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT_S, check=False)
+        done = run_command(command, timeout_s=_LIMIT_S)
     except subprocess.TimeoutExpired:
         return {"device": device, "problem": f"no answer for {_LIMIT_S:g} s"}
-    if done.returncode == 0:
+    if done.code == 0:
         trial: dict[str, Any] = json.loads(done.stdout)
         return trial | {"problem": _anonymous(trial["problem"])}
-    code = done.returncode
-    how = f"by {signal.Signals(-code).name}" if code < 0 else f"with status {code}"
     last_lines = _anonymous(" | ".join(done.stderr.strip().splitlines()[-5:]))
-    return {"device": device, "problem": f"its process has ended {how}: {last_lines}"}
+    return {"device": device, "problem": f"its process has ended {how_it_ended(done.code)}: {last_lines}"}
 
 
 def _tried_here(device: str) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.errors import BlockFolderError, RowNotFinite
 from blockrelay.failpoints import reach
-from blockrelay.protocol.plan import Device, Stage
+from blockrelay.protocol.plan import CPU, GPU, Device, Stage
 from blockrelay.protocol.planned_split import ANY_GPU, equal_parts
 from blockrelay.protocol.sampling_params import SamplingParams
 from blockrelay.text.tokenizer import Tokenizer
@@ -195,7 +195,7 @@ class Pipeline:
 
     def _load(self, blocks: Stage, gpu: Gpu | None, pages: int, salt: str) -> None:
         """Loads a stage, on the device or, without one, on our own kernels."""
-        of: Device = "cpu" if gpu is None else "gpu"
+        of: Device = CPU if gpu is None else GPU
         if of not in self._by_class:
             self._by_class[of] = executors_for(of, self.folder, threads=self._threads, gpu=gpu)
         executor: Executor = self._by_class[of].load(self.folder, blocks.first, blocks.last, pages=pages)

@@ -20,6 +20,7 @@ from blockrelay.observability.metrics.instruments import (
 )
 from blockrelay.observability.states import States
 from blockrelay.protocol.messages import Verdict
+from blockrelay.protocol.plan import GPU
 
 #: Why a GPU, or the process that owns it, was lost.
 DEVICE_LOSSES = (
@@ -205,7 +206,7 @@ class WorkerMetrics:
     def expect_stage(self, stage: int, device: str, first: int, last: int) -> None:
         """Creates the series of `stage`, its blocks `first` to `last` (both included) and its `device`, at 0."""
         blocks = [f"block_{block}" for block in range(first, last + 1)]
-        for estimated in ("false", "true") if device == "gpu" else ("false",):
+        for estimated in ("false", "true") if device == GPU else ("false",):
             self.block_seconds.expect(blocks, device, estimated)
         self.stage_seconds.labels(stage, device)
         expect_blocks(self.fallbacks, first, last)

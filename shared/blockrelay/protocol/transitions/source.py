@@ -1,8 +1,14 @@
-"""The text of a script: the shared numbers, the parts of the library that it needs, and itself."""
+"""Joins the text of a script: the shared numbers, the script, and the library's parts that it needs.
+
+A line `-- needs: a, b` in a script or a part stands for the text of the parts a and b. Each part is put in once, where
+it is first needed. COMMIT, which runs for every step, has such a line inside a function that it rarely calls. With the
+line at its top, as in other scripts, COMMIT of one token takes 86 us in Redis instead of 79: making the functions of
+these parts takes a tenth of its time (medians of 7 rounds in turns, Redis 7.0 on two shared cores). Loading all scripts
+takes 24 ms both ways.
+"""
 
 import hashlib
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -11,82 +17,48 @@ from blockrelay.protocol.constants import LUA
 from blockrelay.protocol.number import LOWEST_PROTOCOL, PROTOCOL
 
 NAMES = ("accept", "claim", "commit", "rerun", "finish", "dead", "beat", "plan", "migrate", "forget", "move", "upgrade")
-#: The parts that every script needs; the second keeps it from a cell of another protocol.
-CELL, FENCE = "cell", "fence"
+#: The part that refuses a cell of another protocol. Every script begins with the part `cell` and this one.
+FENCE = "fence"
 _FOLDER = resources.files(__name__.rpartition(".")[0]) / "lua"
-_NEEDS = re.compile(r"^-- needs: (.*)$", re.M)
-_RARELY = re.compile(r"^-- needs rarely: (.*) for (.*)$", re.M)
+_NEEDS = re.compile(r"^ *-- needs: (.*)\n", re.M)
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
+    """The text of a script as Redis gets it."""
+
     text: str
+    parts: tuple[str, ...]
+    """The library's parts in the text, in the order in which they are needed."""
     sha: str
+    """SHA-1 of the text (hex), for EVALSHA."""
 
 
 def part_text(part: str) -> str:
-    """The text of a part of the library, `cell` or `folder/name`."""
+    """Returns the text of a part of the library, named `fence` or `folder/name`."""
     return (_FOLDER / "lib" / f"{part}.lua").read_text()
 
 
 def script_text(name: str) -> str:
-    """The text of a script alone."""
+    """Returns the text of the script `name` without numbers and parts."""
     return (_FOLDER / f"{name}.lua").read_text()
-
-
-def parts_of(name: str) -> tuple[str, ...]:
-    """The parts of the library that script `name` needs, each behind those that it needs itself.
-
-    A part or a script names them in a line `-- needs: this, that`. A script may say `-- needs rarely: this for f, g`:
-    then its functions f and g are made, with all that they need, when the first of them is called.
-    """
-    return (*_always_needed(name), *_rarely_needed(name))
-
-
-def _always_needed(name: str) -> tuple[str, ...]:
-    return _with_their_needs((CELL, FENCE, *_named(_NEEDS, script_text(name))))
-
-
-def _rarely_needed(name: str) -> tuple[str, ...]:
-    known = _always_needed(name)
-    return tuple(part for part in _with_their_needs(_named(_RARELY, script_text(name))) if part not in known)
-
-
-def _with_their_needs(parts: Iterable[str]) -> tuple[str, ...]:
-    order: list[str] = []
-
-    def add(part: str) -> None:
-        if part not in order:
-            for other in _named(_NEEDS, part_text(part)):
-                add(other)
-            order.append(part)
-
-    for part in parts:
-        add(part)
-    return tuple(order)
-
-
-def _named(kind: re.Pattern[str], text: str) -> list[str]:
-    return [part for line in kind.finditer(text) for part in line[1].split(", ")]
-
-
-def _made_when_called(name: str) -> str:
-    """The functions that script `name` rarely needs, as stand-ins: the first call of one makes them all."""
-    found = _RARELY.search(script_text(name))
-    if found is None:
-        return ""
-    functions = found[2]
-    made = f"local function made()\n{''.join(map(part_text, _rarely_needed(name)))}return {functions}\nend\n"
-    stand_ins = "".join(
-        f"{one} = function(...) {functions} = made() return {one}(...) end\n" for one in functions.split(", ")
-    )
-    return f"local {functions}\ndo\n{made}{stand_ins}end\n"
 
 
 @cache
 def source(name: str) -> Source:
-    """Everything that script `name` needs, and its SHA-1 for EVALSHA."""
+    """Returns the complete script `name`, one of NAMES."""
+    parts: list[str] = []
+
+    def part(name: str) -> str:
+        if name in parts:
+            return ""
+        parts.append(name)
+        return joined(part_text(name))
+
+    def joined(text: str) -> str:
+        return _NEEDS.sub(lambda needs: "".join(map(part, needs[1].split(", "))), text)
+
     numbers = {"PROTOCOL": PROTOCOL, "LOWEST_PROTOCOL": LOWEST_PROTOCOL, **LUA}
     text = "".join(f"local {constant} = {value}\n" for constant, value in numbers.items())
-    text += "".join(map(part_text, _always_needed(name))) + _made_when_called(name) + script_text(name)
-    return Source(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
+    text += joined(f"-- needs: cell, {FENCE}\n{script_text(name)}")
+    return Source(text, tuple(parts), hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())

@@ -12,8 +12,8 @@ import pytest
 from onnx import ModelProto, helper, numpy_helper
 
 from blockrelay.errors import OnnxBlocksError
-from blockrelay.onnx_blocks.llama.import_report import ComparedPlaces
 from blockrelay.onnx_blocks.llama.pattern import recognise
+from blockrelay.onnx_blocks.reports.importing import ComparedPlaces
 from blockrelay_converter.onnx_source.__main__ import run
 from blockrelay_converter.onnx_source.files import read_onnx_blocks
 from blockrelay_converter.onnx_source.licence import compare

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from blockrelay.onnx_blocks.report import CheckedBlock, CheckedTensor, StepSeconds, step_seconds
+from blockrelay.onnx_blocks.reports.checking import CheckedBlock, CheckedTensor, StepSeconds, step_seconds
 from blockrelay_launcher.onnx_blocks.check_table import table
 
 GOOD = CheckedBlock(

@@ -9,21 +9,7 @@ from pathlib import Path
 import pytest
 
 from blockrelay.block_folder.folder import open_block_folder
-from blockrelay.onnx_blocks.llama.graph import Place
-from blockrelay.onnx_blocks.llama.import_report import (
-    ComparedBlock,
-    ComparedPlaces,
-    ImportResult,
-    ImportStep,
-    decode_compared,
-    decode_places,
-    decode_told,
-    encode_compared,
-    encode_places,
-    encode_result,
-    encode_step,
-)
-from blockrelay.onnx_blocks.llama.model import RowPlaces
+from blockrelay.onnx_blocks.reports.importing import ComparedBlock, ImportResult
 from blockrelay_launcher.onnx_blocks.importing import result_lines
 from tests.support.models.reference_blocks import ReferenceModel, write_reference_blocks
 from tests.support.models.tokenizers import byte_level
@@ -137,13 +123,3 @@ def test_people_read_what_is_furthest_off_and_what_it_costs() -> None:
         "w8a8 costs +1.23% of perplexity beside the weights as they were",
         "out: mine, llama, w8a8, 2 blocks, 4 kB",
     ]
-
-
-def test_what_processes_tell_each_other_comes_back_as_it_was() -> None:
-    step = ImportStep("block_1", 5, 17)
-    assert decode_told(encode_step(step).encode()) == step
-    assert decode_told(encode_result(RESULT).encode()) == RESULT
-    assert decode_compared(encode_compared(RESULT.compared[0]).encode()) == RESULT.compared[0]
-    layer = RowPlaces((Place(1, "sum"), Place(2, "down")), Place(1, "present.0.key"), Place(1, "present.0.value"))
-    places = ComparedPlaces((layer,), Place(3, "logits"))
-    assert decode_places(encode_places(places).encode()) == places

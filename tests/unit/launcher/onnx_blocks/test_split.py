@@ -10,7 +10,7 @@ import pytest
 
 from blockrelay.extras import how_to_install
 from blockrelay.onnx_blocks.blocks_file import read_blocks_file
-from blockrelay.onnx_blocks.reports.splitting import SplitBegins, SplitBlock, decode_begin, encode_begin
+from blockrelay.onnx_blocks.reports.splitting import SplitBlock
 from blockrelay_launcher.onnx_blocks.split_table import split_table
 from tests.support.models.genai_decoder import genai_decoder
 from tests.support.models.whole_decoders import optimum_decoder, saved
@@ -123,8 +123,3 @@ def test_the_table_has_a_line_for_each_border() -> None:
         "block_2.onnx  7      4 kB     sum",
         "                              mask",
     ]
-
-
-def test_the_first_line_comes_back_as_it_was() -> None:
-    begin = SplitBegins((BLOCK,), "linked", 17)
-    assert decode_begin(encode_begin(begin).encode()) == begin

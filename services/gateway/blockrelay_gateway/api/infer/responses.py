@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from blockrelay.errors import BlockrelayError
 from blockrelay.protocol.encoding.request_ids import Prefix
 from blockrelay.protocol.messages import EndEntry
+from blockrelay.protocol.plan import GPU
 from blockrelay.protocol.tensors import base64_pieces
 from blockrelay_gateway.api.openai.responses import in_force, usage
 from blockrelay_gateway.http.errors import infer_error, to_json
@@ -123,7 +124,7 @@ def pipeline_error(error: BlockrelayError, end: EndEntry, *, session_id: str | N
     """The answer to a request that was accepted and then failed; it also has an error in OpenAI's shape."""
     block = end.meta.get("failed_block") or None
     times: dict[str, float] = end.meta.get("execution_times") or {}
-    worker = "GPU" if end.meta.get("device") == "gpu" else "CPU"
+    worker = "GPU" if end.meta.get("device") == GPU else "CPU"
     failed = {"block_id": block, "error": str(error), "execution_time": times.get(block or "", 0.0), "worker": worker}
     return infer_error(
         error,

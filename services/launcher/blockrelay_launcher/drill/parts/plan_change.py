@@ -1,11 +1,11 @@
 """Applies another plan in the middle of a drill (`blockrelay plan apply`): all workers load other blocks."""
 
-import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from blockrelay.host.child_command import run_command
 from blockrelay_launcher.drill.parts.part import DrillPart
 from blockrelay_launcher.drill.system import DrilledSystem
 
@@ -32,6 +32,6 @@ class PlanChange(DrillPart):
         wait = max(0.0, self.at - time.monotonic())
         while self._problem and not self._over.wait(wait):
             argv = [sys.executable, "-P", "-m", "blockrelay_launcher", "plan", "apply", str(self.file), "--json"]
-            done = subprocess.run([*argv, "--data", str(self.system.data)], capture_output=True, text=True, check=False)
-            self._problem = done.stderr.strip()[-300:] if done.returncode else ""
+            done = run_command([*argv, "--data", str(self.system.data)])
+            self._problem = done.last_line if done.code else ""
             wait = AGAIN_S

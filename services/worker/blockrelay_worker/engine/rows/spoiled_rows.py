@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from blockrelay.errors import DeviceFailed, DeviceLost, ExecutionError
 from blockrelay.observability.logs import get
+from blockrelay.protocol.plan import GPU
 from blockrelay_worker.engine.rows.batch_builder import batch_of
 from blockrelay_worker.engine.run_endings import Endings
 from blockrelay_worker.engine.stage_role import StageRole
@@ -32,7 +33,7 @@ class SpoiledRows:
         Removes the pages with such rows from the prefix cache.
         """
         self._table.distrust(item.run, self._finite(item))
-        if self._role.device != "gpu" or not self._endings.cpu_may_take(item.run):
+        if self._role.device != GPU or not self._endings.cpu_may_take(item.run):
             return None
         get().error("BLOCK_EXECUTION_FAILED", error=self._stage, block=None, requests=[item.run.request])
         return DeviceFailed(self._stage, reason=WRONG_WHEN_FAILED, code="INTERNAL", capacity=False)
@@ -50,7 +51,7 @@ class SpoiledRows:
             message, block, seconds = f"{self._stage}, and not again when these ran one by one", None, {}
         else:
             message, block, seconds = f"a row became NaN or infinite in {fault.block}", fault.block, fault.seconds
-        if self._role.device == "gpu":
+        if self._role.device == GPU:
             denied = run.body.fallback == "deny"
             message += ", and fallback: deny keeps the request off CPUs" if denied else ", and no CPU is there"
         self._endings.fail(run, message, "row_not_finite", block, seconds)

@@ -16,7 +16,7 @@ from blockrelay.block_folder.manifest import Manifest
 from blockrelay.block_folder.model import Precision
 from blockrelay.errors import BlockFolderError, UsageError
 from blockrelay.onnx_blocks.blocks_file import why_no_stand_in
-from blockrelay.protocol.plan import IMPORTED, Device
+from blockrelay.protocol.plan import CPU, IMPORTED, Device
 from blockrelay_worker.execution.cpu.loading import CpuExecutors
 from blockrelay_worker.execution.cpu.stage import StageExecutor
 
@@ -24,7 +24,7 @@ from blockrelay_worker.execution.cpu.stage import StageExecutor
 class ImportedExecutors:
     """Loads the whole model as one stage, from the block folder that was imported from its ONNX files."""
 
-    device: ClassVar[Device] = "cpu"
+    device: ClassVar[Device] = CPU
     varies: ClassVar[bool] = True
 
     def __init__(self, threads: int, folder: BlockFolder, imported: Path) -> None:

@@ -10,7 +10,7 @@ from blockrelay.block_folder.model import Precision, block_linears, is_exact
 from blockrelay.errors import KnownAnswerMismatch
 from blockrelay.host.cpu import cpu_name
 from blockrelay.host.memory import available_bytes
-from blockrelay.protocol.plan import Device
+from blockrelay.protocol.plan import CPU, Device
 from blockrelay_worker.execution.cpu.linears import Variant
 from blockrelay_worker.execution.cpu.products.both_linear import NEVER, BothLinear, fits_twice, settle
 from blockrelay_worker.execution.cpu.stage import StageExecutor
@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 class CpuExecutors:
     """Factory of executors that use our kernels, and ONNX Runtime where we have none, with `threads` threads."""
 
-    device: ClassVar[Device] = "cpu"
+    device: ClassVar[Device] = CPU
     varies: ClassVar[bool] = False
 
     def __init__(self, threads: int) -> None:
@@ -36,7 +36,7 @@ class CpuExecutors:
     @staticmethod
     def serves(device: Device, precisions: Collection[Precision]) -> bool:
         """Returns True for workers of the class cpu: every precision is served."""
-        return device == "cpu"
+        return device == CPU
 
     def numerics_id(self, manifest: Manifest) -> str:
         return numerics_id(manifest)

@@ -11,6 +11,7 @@ from blockrelay.errors import UsageError
 from blockrelay.extras import how_to_install
 from blockrelay.host.cpu import cpu_name
 from blockrelay.host.memory import allowed_bytes
+from blockrelay.protocol.plan import CPU, GPU, Device
 from blockrelay_worker.execution.onnx.probe import failure, failure_there
 from blockrelay_worker.execution.onnx.providers.cuda import CudaProvider
 from blockrelay_worker.execution.onnx.providers.directml import DirectMlProvider
@@ -19,7 +20,7 @@ from blockrelay_worker.execution.onnx.providers.openvino import OpenVinoProvider
 from blockrelay_worker.execution.onnx.providers.provider import Provider
 from blockrelay_worker.execution.onnx.providers.webgpu import WebGpuProvider
 
-DeviceKind = Literal["cpu", "gpu", "npu"]
+DeviceKind = Device | Literal["npu"]
 #: PCI vendor ids of GPUs, as in Linux's sysfs and ONNX Runtime.
 _VENDORS = {0x1002: "AMD", 0x10DE: "NVIDIA", 0x8086: "Intel", 0x106B: "Apple", 0x5143: "Qualcomm", 0x13B5: "Arm"}
 #: Adapters that are tried: DirectML does not say how many there are.
@@ -32,7 +33,7 @@ class FoundDevice:
 
     id: str
     name: str
-    kind: DeviceKind = "gpu"
+    kind: DeviceKind = GPU
     vendor: str = ""
     uuid: str | None = None
     """NVIDIA's id of the GPU, the same after every start; `--gpu` takes it too."""
@@ -49,7 +50,7 @@ class FoundDevice:
 def devices_here(environment: Mapping[str, str]) -> list[FoundDevice]:
     """Returns the CPU, then the devices of each provider, or the reason why a provider has none. Each device was tried
     with a small computation."""
-    cpu = FoundDevice(id="cpu", name=cpu_name(), kind="cpu", memory_bytes=allowed_bytes(), features=("f32",))
+    cpu = FoundDevice(id="cpu", name=cpu_name(), kind=CPU, memory_bytes=allowed_bytes(), features=("f32",))
     return [cpu, *cuda_devices(environment), *_webgpu(environment), *_openvino(), *_directml()]
 
 
@@ -127,7 +128,7 @@ def _openvino() -> list[FoundDevice]:
     devices: list[FoundDevice] = []
     for name in names:
         tried = _tried(lambda name=name: OpenVinoProvider(name))
-        kind: DeviceKind = "npu" if name.startswith("NPU") else "gpu"
+        kind: DeviceKind = "npu" if name.startswith("NPU") else GPU
         devices.append(
             FoundDevice(
                 id=f"openvino:{name}",

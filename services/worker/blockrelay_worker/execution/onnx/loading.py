@@ -16,7 +16,7 @@ from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.block_folder.manifest import Manifest
 from blockrelay.block_folder.model import ModelConfig, Precision
 from blockrelay.block_folder.precisions import kv_item_bytes
-from blockrelay.protocol.plan import Device
+from blockrelay.protocol.plan import GPU, Device
 from blockrelay_worker.execution.device_memory import DeviceMemory
 from blockrelay_worker.execution.numerics_id import PAGE_LAYOUT, SAMPLER_VERSION
 from blockrelay_worker.execution.onnx.graphs.flavours import PLAIN, Flavour, FloatType, flavour_for
@@ -50,7 +50,7 @@ class _OfModel:
 class OnnxExecutors:
     """Makes executors that compute on one device. One thread uses it."""
 
-    device: ClassVar[Device] = "gpu"
+    device: ClassVar[Device] = GPU
     varies: ClassVar[bool] = True
 
     def __init__(self, provider: Provider, *, per_block: bool = False, capture: bool | None = None) -> None:
@@ -66,7 +66,7 @@ class OnnxExecutors:
     def serves(device: Device, precisions: Collection[Precision]) -> bool:
         """Returns whether `device` is a GPU. All precisions are served: weights that a device does not know are
         widened."""
-        return device == "gpu"
+        return device == GPU
 
     def numerics_id(self, manifest: Manifest) -> str:
         """Returns `<precision>-<provider>-<16 hex digits>`, with `mixed` for several precisions. A CPU executor's id

@@ -13,7 +13,7 @@ from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.block_folder.manifest import Manifest
 from blockrelay.block_folder.model import Precision
 from blockrelay.errors import DeviceFailed, DeviceLost, KnownAnswerMismatch, UsageError
-from blockrelay.protocol.plan import Device
+from blockrelay.protocol.plan import GPU, Device
 from blockrelay_worker.execution.device_memory import DeviceMemory
 from blockrelay_worker.execution.onnx.tries import TRIES, what_next
 from blockrelay_worker.execution.process.device_process import CHILD, CLOSED, DeviceProcess
@@ -30,7 +30,7 @@ class DeviceExecutors:
     """Makes stages on one device. Any thread may use it. If the process was lost, one of them starts a new one; a loss
     counts once, however many stages it took."""
 
-    device: ClassVar[Device] = "gpu"
+    device: ClassVar[Device] = GPU
     varies: ClassVar[bool] = True
 
     def __init__(
@@ -106,7 +106,7 @@ class DeviceExecutors:
     def serves(device: Device, precisions: Collection[Precision]) -> bool:
         """Returns whether `device` is a GPU. All precisions are served: weights that a device does not know are
         widened."""
-        return device == "gpu"
+        return device == GPU
 
     def numerics_id(self, manifest: Manifest) -> str:
         """Returns the numerics id that the process computed for the folder. `manifest` must be that folder's."""

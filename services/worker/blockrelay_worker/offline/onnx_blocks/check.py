@@ -1,7 +1,7 @@
 """`python -m blockrelay_worker.offline.onnx_blocks.check FOLDER`: runs each ONNX block of a folder alone on one device.
 
-`blockrelay check` runs it and shows the results: the first line of stdout names the blocks (`encode_begin`), each
-further one is a block that was run (`encode_checked`). Exit code 0 when all passed, 1 when one did not, 2 when the
+`blockrelay check` runs it and shows the results: the first line of stdout names the blocks (CheckBegins), each further
+one is a block that was run (CheckedBlock). Exit code 0 when all passed, 1 when one did not, 2 when the
 folder cannot be checked: then stderr has one line, and nothing is written.
 """
 
@@ -21,7 +21,8 @@ from blockrelay.exit_codes import FAILED
 from blockrelay.extras import need
 from blockrelay.onnx_blocks.blocks_file import BlockFiles, encode_blocks_file, read_blocks_file
 from blockrelay.onnx_blocks.dimensions import StepSizes
-from blockrelay.onnx_blocks.report import CheckBegins, encode_begin, encode_checked
+from blockrelay.onnx_blocks.reports.checking import CheckBegins
+from blockrelay.onnx_blocks.reports.codec import send
 from blockrelay.onnx_blocks.served_shape import logits_of
 from blockrelay_worker.execution.onnx.installation import check_one_onnxruntime
 
@@ -52,10 +53,10 @@ def check(
         provider = open_provider(device)
     opened = open_onnx_folder(folder, against=against)
     logits_of(opened.wiring)
-    _tell(encode_begin(CheckBegins(tuple((one.block, one.file) for one in opened.wiring.blocks))))
+    send(CheckBegins(tuple((one.block, one.file) for one in opened.wiring.blocks)))
     passed = True
     for checked in check_blocks(opened, provider, StepSizes(batch=batch, new=sequence, past=past)):
-        _tell(encode_checked(checked))
+        send(checked)
         passed = passed and checked.passed
     if not passed:
         raise typer.Exit(FAILED)
@@ -85,12 +86,6 @@ def _check_writable(path: Path) -> None:
             read_blocks_file(path)
         except OnnxBlocksError as error:
             raise UsageError(f"--write would overwrite what is no blocks.json: {error}") from None
-
-
-def _tell(line: str) -> None:
-    """Writes a line to stdout at once: `blockrelay check` shows it while the next block runs."""
-    typer.echo(line)
-    sys.stdout.flush()
 
 
 def run(arguments: list[str] | None = None) -> int:

@@ -2,7 +2,7 @@
 
 For `blockrelay up --blocks`. It reads and hashes the files of the folder, wires the blocks, and writes a manifest,
 `blocks.json` and copies of tokenizer and chat template into a folder of the cache, which points to the blocks. Nothing
-is written into FOLDER. One JSON line on stdout has the new folder and the names of missing files (`encode_described`).
+is written into FOLDER. One JSON line on stdout has the new folder and the names of missing files (Described).
 Exit code 2 when the folder cannot be served: then stderr has one line, and nothing is written.
 """
 
@@ -28,7 +28,8 @@ from blockrelay.errors import UsageError
 from blockrelay.extras import need
 from blockrelay.onnx_blocks.beside import read_beside
 from blockrelay.onnx_blocks.blocks_file import encode_blocks_file
-from blockrelay.onnx_blocks.report import Described, encode_described
+from blockrelay.onnx_blocks.reports.codec import send
+from blockrelay.onnx_blocks.reports.describing import Described
 from blockrelay.onnx_blocks.served_manifest import served_manifest
 from blockrelay.onnx_blocks.served_shape import served_shape
 from blockrelay.settings import WorkerSettings
@@ -70,7 +71,7 @@ def describe(
             _write(out / path, content)
     except OSError as error:
         raise UsageError(f"{out}: {error.strerror}; BLOCKRELAY_CACHE_DIR names another folder to write in") from None
-    typer.echo(encode_described(Described(str(out), beside.lacking)))
+    send(Described(str(out), beside.lacking))
 
 
 def _place(folder: Path, model_hash: str) -> Path:

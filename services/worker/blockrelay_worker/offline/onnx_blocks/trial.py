@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from blockrelay.errors import OnnxBlocksError, UsageError
 from blockrelay.onnx_blocks.dimensions import BlockDimensions, StepSizes
 from blockrelay.onnx_blocks.model_file import model_without_weights, name_real_files
-from blockrelay.onnx_blocks.report import CheckedBlock, CheckedTensor
+from blockrelay.onnx_blocks.reports.checking import CheckedBlock, CheckedTensor
 from blockrelay.onnx_blocks.signature import Tensor
 from blockrelay.onnx_blocks.wiring import FromBlock, Source
 from blockrelay_worker.execution.onnx.as_is.finite import not_finite
@@ -102,8 +102,8 @@ def _checked(
         seconds=seconds,
         nodes=nodes,
         nodes_on_cpu=on_cpu,
-        inputs=inputs,
-        outputs=outputs,
+        inputs=tuple(inputs),
+        outputs=tuple(outputs),
     )
 
 

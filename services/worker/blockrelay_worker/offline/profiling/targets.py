@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.errors import UsageError
 from blockrelay.host.memory import available_bytes
-from blockrelay.protocol.plan import Stage
+from blockrelay.protocol.plan import GPU, Stage
 from blockrelay.settings import WorkerSettings
-from blockrelay_worker.execution.loader import CPU, Executors, Gpu, executors_for
+from blockrelay_worker.execution.loader import CPU_PROVIDER, Executors, Gpu, executors_for
 from blockrelay_worker.execution.onnx.compiled.cache_folder import default_root
 from blockrelay_worker.execution.page_layout import layout_of
 from blockrelay_worker.execution.process.executors import DeviceExecutors
@@ -65,7 +65,7 @@ def targets(folder: BlockFolder, *, threads: int, gpus: Sequence[str]) -> list[T
     if folder.model.onnx_blocks is None:
         cpu = Target("CPU", lambda _: nullcontext(executors_for("cpu", folder, threads=threads)), CPU_LOADS)
     else:  # ONNX Runtime runs these on CPUs too, in a process of its own
-        cpu = Target("CPU", lambda warm: _on_device(folder, CPU, threads, warm), DEVICE_LOADS)
+        cpu = Target("CPU", lambda warm: _on_device(folder, CPU_PROVIDER, threads, warm), DEVICE_LOADS)
     chosen = [cpu]
     for gpu in gpus:
         name = ONE_GPU if len(gpus) == 1 else gpu
@@ -109,7 +109,7 @@ def _on_device(folder: BlockFolder, gpu: str, threads: int, warm_bytes: int | No
         quarantine=False,
         warm=(None, warm_bytes, False),
     )
-    executors = executors_for("gpu", folder, threads=threads, gpu=how)
+    executors = executors_for(GPU, folder, threads=threads, gpu=how)
     assert isinstance(executors, DeviceExecutors), "a device that is named has a process of its own"
     try:
         yield executors

@@ -1,13 +1,20 @@
 -- COMMIT: appends tokens to the logs of many requests, with one answer each; a bad commit does not affect the others.
 -- Keeps I1 (run and positions are compared), I5, I12 (no token after the deadline).
 -- needs: requests/record, requests/timeline
--- needs rarely: queue/rerun for finish, rerun
 -- Arguments: commits: for each request {request, run, position (length of the log before these tokens), tokens,
 --   logprobs (or nothing), end (reason, or nothing), meta, rows (with the first tokens of a re-run: how many known tokens it
 --   computed again, without the last one; else nothing)}
 -- Answers: {verdict, log length}: OK | LOST (other run, gone or finished) | DIVERGED (the log has another token there)
 --   | GAP (the log is shorter than position) | EXPIRED (deadline passed: finished)
 local answers, spent, moved = {}, {}, {}
+-- Makes `finish` and `rerun` on the first call: most calls of this script need neither (see source.py for the figures).
+local made
+local function endings()
+  if made then return made end
+  -- needs: queue/rerun
+  made = {finish = finish, rerun = rerun}
+  return made
+end
 -- The fields that a request which continues needs. This script runs for every token, and reading a whole record would be
 -- most of its time.
 local GOING_ON = {'state', 'run', 'committed', 'route', 'model', 'deadline_ms', 'max_tokens', 'rows_to_compute', 'private', 'steps'}
@@ -49,7 +56,7 @@ for _, item in ipairs(ARGS.commits) do
       end
     end
     if not verdict and r.deadline_ms > 0 and NOW > r.deadline_ms then
-      finish(read_record(id), 'expired', '')
+      endings().finish(read_record(id), 'expired', '')
       verdict = 'EXPIRED'
     end
     if not verdict then
@@ -89,12 +96,12 @@ for _, item in ipairs(ARGS.commits) do
       if item['end'] then
         local whole = read_record(id)
         if item['end'] == 'tensor' then whole.steps = whole.steps + 1 end  -- it commits no token
-        finish(whole, item['end'], item.meta)
+        endings().finish(whole, item['end'], item.meta)
       elseif fresh > 0 and string.find(r.route, ',', 1, true) then
         -- The next job goes to the worker of the first stage; without its inbox that worker is dead.
         local next_job = cmsgpack.pack({id, run, position, tokens})
         local inbox = P .. 'inbox:' .. string.match(r.route, '^[^,]+')
-        if not redis.call('XADD', inbox, 'NOMKSTREAM', '*', 'next_job', next_job) then rerun(read_record(id), 'no_inbox') end
+        if not redis.call('XADD', inbox, 'NOMKSTREAM', '*', 'next_job', next_job) then endings().rerun(read_record(id), 'no_inbox') end
       end
     end
   end

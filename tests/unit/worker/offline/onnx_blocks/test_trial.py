@@ -12,7 +12,8 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from blockrelay.onnx_blocks.blocks_file import read_blocks_file
 from blockrelay.onnx_blocks.dimensions import StepSizes
-from blockrelay.onnx_blocks.report import CheckedBlock, decode_begin, decode_checked
+from blockrelay.onnx_blocks.reports.checking import CheckBegins, CheckedBlock
+from blockrelay.onnx_blocks.reports.codec import decode
 from blockrelay.onnx_blocks.signature import Tensor
 from blockrelay.onnx_blocks.wiring import FromRequest
 from blockrelay_worker.execution.onnx.as_is.made_up import made_up
@@ -140,7 +141,7 @@ def test_a_block_that_gives_what_is_no_number_does_not_pass(
     assert "numbers are NaN or infinite" in problem
     sizes = ["--batch", "5", "--sequence", "10", "--past", "0"]
     assert run(["--device", "cpu", *sizes, str(folder)]) == 1
-    assert decode_checked(capsys.readouterr().out.splitlines()[3].encode()).problem == problem
+    assert decode(CheckedBlock, capsys.readouterr().out.splitlines()[3].encode()).problem == problem
 
 
 @pytest.mark.parametrize("sizes", [SIZES, StepSizes(batch=2, new=3, past=4), StepSizes(batch=1, new=1, past=0)])
@@ -214,8 +215,8 @@ def test_the_lines_that_it_prints_and_the_file_that_it_writes(
     listing = tmp_path / "blocks.json"
     assert run(arguments(blocks, "--write", str(listing))) == 0
     begin, *lines = capsys.readouterr().out.encode().splitlines()
-    assert [block for block, _ in decode_begin(begin).blocks] == ["block_1", "block_2", "block_3", "block_4"]
-    assert all(decode_checked(line).passed for line in lines) and len(lines) == 4
+    assert [block for block, _ in decode(CheckBegins, begin).blocks] == ["block_1", "block_2", "block_3", "block_4"]
+    assert all(decode(CheckedBlock, line).passed for line in lines) and len(lines) == 4
     assert read_blocks_file(listing) == open_onnx_folder(blocks).facts()
     assert sorted(path.name for path in blocks.iterdir()) == before
     assert run(arguments(blocks, "--against", str(listing), "--write", str(listing))) == 0, "it may be written again"
@@ -227,5 +228,5 @@ def test_a_block_that_failed_is_exit_code_1_and_nothing_is_written(
     folder = copied(blocks, tmp_path / "copy", altered("block_4.onnx", wrong_width))
     assert run(arguments(folder, "--write", str(tmp_path / "blocks.json"))) == 1
     out, err = capsys.readouterr()
-    assert [decode_checked(line).passed for line in out.encode().splitlines()[1:]] == [True, True, True, False]
+    assert [decode(CheckedBlock, line).passed for line in out.encode().splitlines()[1:]] == [True, True, True, False]
     assert not err and not (tmp_path / "blocks.json").exists()

@@ -1,7 +1,7 @@
 """`python -m blockrelay_worker.offline.onnx_blocks.comparison.compare FOLDER IMPORTED < PLACES`: compares two folders.
 
-For `blockrelay import`: stdin says where in the original graphs rows, keys, values and logits are (`encode_places`),
-stdout has one line for each imported block (`encode_compared`), up to the first that differs too much from its
+For `blockrelay import`: stdin says where in the original graphs rows, keys, values and logits are (ComparedPlaces),
+stdout has one line for each imported block (ComparedBlock), up to the first that differs too much from its
 original. Exit code 0 if none does, 1 if one does, 2 if the originals cannot run: then stderr has one line.
 """
 
@@ -14,7 +14,8 @@ import typer
 from blockrelay.block_folder.folder import open_block_folder
 from blockrelay.command_app import run_app
 from blockrelay.exit_codes import FAILED
-from blockrelay.onnx_blocks.llama.import_report import decode_places, encode_compared
+from blockrelay.onnx_blocks.reports.codec import decode, send
+from blockrelay.onnx_blocks.reports.importing import ComparedPlaces
 from blockrelay_worker.offline.onnx_blocks.comparison.imported import compare_blocks
 from blockrelay_worker.offline.onnx_blocks.comparison.originals import record
 from blockrelay_worker.offline.onnx_blocks.comparison.prompts import prompts
@@ -29,7 +30,7 @@ def compare(
     imported: Annotated[Path, typer.Argument(metavar="IMPORTED")],
 ) -> None:
     """Compare imported blocks with their originals; one JSON line for each."""
-    places = decode_places(sys.stdin.buffer.read())
+    places = decode(ComparedPlaces, sys.stdin.buffer.read())
     originals = open_onnx_folder(folder)
     opened = open_block_folder(imported)
     model = opened.model
@@ -39,8 +40,7 @@ def compare(
     files = [file.signature.file for file in originals.files]
     same = True
     for block in compare_blocks(opened, places, recorded, files):
-        typer.echo(encode_compared(block))
-        sys.stdout.flush()
+        send(block)
         same = not block.problem
     if not same:
         raise typer.Exit(FAILED)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.block_folder.model import FLOATS
 from blockrelay.host.cpu import cores
-from blockrelay.onnx_blocks.llama.import_report import ComparedBlock, ComparedPlaces
+from blockrelay.onnx_blocks.reports.importing import ComparedBlock, ComparedPlaces
 from blockrelay_worker.execution.batch import Batch, Segment
 from blockrelay_worker.execution.executor import Executor
 from blockrelay_worker.execution.loader import executors_for

@@ -12,8 +12,8 @@ from onnx import ModelProto, ValueInfoProto
 from blockrelay.errors import OnnxBlocksError
 from blockrelay.onnx_blocks.cache_names import CacheSlot
 from blockrelay.onnx_blocks.llama.graph import Place
-from blockrelay.onnx_blocks.llama.import_report import ComparedPlaces
 from blockrelay.onnx_blocks.model_file import model_without_weights, name_real_files
+from blockrelay.onnx_blocks.reports.importing import ComparedPlaces
 from blockrelay.onnx_blocks.wiring import FromBlock, FromPast, FromRequest, Source
 from blockrelay_worker.execution.onnx.providers.provider import WEIGHTS_FOLDER
 from blockrelay_worker.offline.onnx_blocks.comparison.prompts import Array, Prompt

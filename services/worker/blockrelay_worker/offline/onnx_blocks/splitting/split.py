@@ -1,7 +1,7 @@
 """`python -m blockrelay_worker.offline.onnx_blocks.splitting.split MODEL.onnx OUT`: splits a decoder into blocks.
 
-`blockrelay split` runs it and shows its progress: the first line of stdout is what will be written (`encode_begin`),
-each further one is a piece that was written (`encode_written`). Exit code 0 when OUT is complete, 2 when the model
+`blockrelay split` runs it and shows its progress: the first line of stdout is what will be written (SplitBegins), each
+further one is a piece that was written (SplitWrites). Exit code 0 when OUT is complete, 2 when the model
 cannot be split or OUT cannot be written: then stderr has one line and nothing is left. A run that was killed leaves a
 folder `.OUT.unfinished`; the same command continues from it.
 """
@@ -14,6 +14,7 @@ import typer
 
 from blockrelay.command_app import run_app
 from blockrelay.extras import need
+from blockrelay.onnx_blocks.reports.codec import send
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
@@ -28,13 +29,7 @@ def split(
     need("converter", "onnx")
     from blockrelay_worker.offline.onnx_blocks.splitting.writing import split_model  # onnx is an extra
 
-    split_model(model, out, copy_weights=copy_weights, tell=_tell)
-
-
-def _tell(line: str) -> None:
-    """Writes a line to stdout at once: `blockrelay split` shows it as progress."""
-    typer.echo(line)
-    sys.stdout.flush()
+    split_model(model, out, copy_weights=copy_weights, tell=send)
 
 
 def run(arguments: list[str] | None = None) -> int:

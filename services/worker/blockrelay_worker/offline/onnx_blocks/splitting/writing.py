@@ -10,14 +10,7 @@ from onnx import ModelProto
 from blockrelay import __version__
 from blockrelay.errors import OnnxBlocksError, UsageError
 from blockrelay.host.unfinished_folder import check_free, is_finished, unfinished_folder
-from blockrelay.onnx_blocks.reports.splitting import (
-    SplitBegins,
-    SplitBlock,
-    SplitWrites,
-    Weights,
-    encode_begin,
-    encode_written,
-)
+from blockrelay.onnx_blocks.reports.splitting import SplitBegins, SplitBlock, SplitWrites, Weights
 from blockrelay.quantities import format_quantity
 from blockrelay_worker.offline.onnx_blocks.splitting.block_graphs import block_model, block_name
 from blockrelay_worker.offline.onnx_blocks.splitting.planning.plan import SplitPlan, plan_split
@@ -34,14 +27,14 @@ from blockrelay_worker.offline.onnx_blocks.splitting.weights import (
 
 #: Estimated bytes of a graph's file beyond its nodes and constants: names and types of inputs and outputs.
 _FRAME_BYTES = 64 << 10
+_Tell = Callable[[SplitBegins | SplitWrites], None]
 
 
-def split_model(path: Path, out: Path, *, copy_weights: bool, tell: Callable[[str], None]) -> None:
+def split_model(path: Path, out: Path, *, copy_weights: bool, tell: _Tell) -> None:
     """Writes the blocks of the model at `path` to the folder `out`, which appears only when it is complete.
 
-    Continues an interrupted run with the same arguments. `tell` gets the lines of
-    `blockrelay.onnx_blocks.reports.splitting`. Raises OnnxBlocksError for a model that cannot be split, UsageError if
-    `out` exists or its disk is too small; both leave nothing behind.
+    Continues an interrupted run with the same arguments. `tell` gets the reports. Raises OnnxBlocksError for a model
+    that cannot be split, UsageError if `out` exists or its disk is too small; both leave nothing behind.
     """
     out = out.absolute()
     source = read_source(path)
@@ -76,7 +69,7 @@ def _identity(source: Source, path: Path, *, copy_weights: bool) -> str:
 class _Split:
     """One run of a split: writes the files and reports them through `tell`."""
 
-    def __init__(self, source: Source, plan: SplitPlan, tell: Callable[[str], None]) -> None:
+    def __init__(self, source: Source, plan: SplitPlan, tell: _Tell) -> None:
         self._source, self._plan, self._tell = source, plan, tell
         for name in source.weights:
             if name in self._names:
@@ -101,7 +94,7 @@ class _Split:
             )
             for name, block in zip(self._names, self._plan.blocks, strict=True)
         ]
-        self._tell(encode_begin(SplitBegins(tuple(blocks), weights, size)))
+        self._tell(SplitBegins(tuple(blocks), weights, size))
 
     def share(self, folder: Path) -> None:
         """Writes blocks that refer to the model's weight files, which are linked into `folder`, or copied."""
@@ -160,4 +153,4 @@ class _Split:
             )
 
     def _wrote(self, file: str, size: int) -> None:
-        self._tell(encode_written(SplitWrites(file, size)))
+        self._tell(SplitWrites(file, size))

@@ -1,0 +1,95 @@
+"""Runs commands in child processes, and turns the last line of their stderr into an error.
+
+Services run each other's commands, because they do not import each other.
+"""
+
+import signal
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from blockrelay.errors import BlockrelayError, ExecutionError, UsageError
+from blockrelay.exit_codes import PREFIX, UNUSABLE
+
+
+def how_it_ended(code: int) -> str:
+    """Returns the end of a process as text for people: `by SIGKILL`, `with status 1`."""
+    if code < 0:
+        name = signal.Signals(-code).name
+        return f"by {name}, as it does when memory is used up" if name == "SIGKILL" else f"by {name}"
+    return f"with status {code}"
+
+
+def last_line(stderr: str | bytes, code: int) -> str:
+    """Returns the last line on stderr, without the prefix of our commands; if there is none, how the process ended."""
+    text = stderr.decode(errors="replace") if isinstance(stderr, bytes) else stderr
+    return text.strip().rpartition("\n")[2].removeprefix(PREFIX) or f"its process has ended {how_it_ended(code)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A command that has ended."""
+
+    code: int
+    """Its exit code; below 0: the number of the signal that ended it."""
+    stdout: str
+    stderr: str
+
+    @property
+    def last_line(self) -> str:
+        """The last line on stderr, as `last_line` returns it."""
+        return last_line(self.stderr, self.code)
+
+    def check(
+        self,
+        what: str,
+        *,
+        unusable: type[BlockrelayError] = UsageError,
+        failed: type[BlockrelayError] = ExecutionError,
+    ) -> str:
+        """Returns stdout if the exit code is 0.
+
+        Raises `unusable` if the command has refused its input (exit code 2), else `failed`. The message is `what` and
+        the last line on stderr.
+        """
+        if self.code:
+            raise (unusable if self.code == UNUSABLE else failed)(f"{what}: {self.last_line}")
+        return self.stdout
+
+
+def run_command(argv: Sequence[str | Path], *, stdin: str | None = None, timeout_s: float | None = None) -> Ended:
+    """Runs a command to its end. Raises OSError if it cannot start, subprocess.TimeoutExpired after `timeout_s`."""
+    done = subprocess.run(argv, input=stdin, capture_output=True, text=True, timeout=timeout_s, check=False)
+    return Ended(done.returncode, done.stdout, done.stderr)
+
+
+@contextmanager
+def command_lines(
+    argv: Sequence[str],
+    what: str,
+    *,
+    stdin: bytes = b"",
+    env: Mapping[str, str] | None = None,
+    unusable: type[BlockrelayError] = UsageError,
+) -> Iterator[IO[bytes]]:
+    """Yields stdout of a running command, and then raises what `Ended.check` raises. Kills it if the caller raises."""
+    with (
+        tempfile.TemporaryFile() as errors,
+        subprocess.Popen(argv, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors) as process,
+    ):
+        assert process.stdin is not None and process.stdout is not None
+        try:
+            with suppress(BrokenPipeError):  # a command that has ended early says why on stderr
+                process.stdin.write(stdin)
+                process.stdin.close()
+            yield process.stdout
+        except BaseException:
+            process.kill()
+            raise
+        code = process.wait()
+        errors.seek(0)
+        Ended(code, "", errors.read().decode(errors="replace")).check(what, unusable=unusable)
