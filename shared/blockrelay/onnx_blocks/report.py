@@ -1,4 +1,4 @@
-"""What a check tells of each block, from the worker that runs it to the launcher that shows it: one JSON line each."""
+"""The results of a check of ONNX blocks, one JSON line each: a worker runs the check, and the launcher shows it."""
 
 import json
 from collections.abc import Sequence
@@ -12,29 +12,35 @@ from blockrelay.onnx_blocks.signature import Dimension
 
 @dataclass(frozen=True, slots=True)
 class CheckedTensor:
-    """An input or an output as its file declares it, and as it was. Empty and None: there was none."""
+    """An input or an output of a block: as its file declares it, and as it was when the block ran."""
 
     name: str
     declared_dtype: str
     declared: Sequence[Dimension] | None
+    """The declared dimensions; None if the file does not even declare their number."""
     dtype: str = ""
+    """The actual dtype; empty if the block did not get that far."""
     shape: Sequence[int] | None = None
+    """The actual shape; None if the block did not get that far."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedBlock:
-    """A block that was run alone. `problem` is why it did not pass; empty if it did."""
+    """The result of running one block alone."""
 
     block: str
+    """The block's name: block_1."""
     file: str
     problem: str = ""
+    """Why the block did not pass; empty if it did."""
     load_seconds: float | None = None
+    """Seconds of making the session; None if that failed."""
     seconds: float | None = None
-    """Of the run."""
+    """Seconds of the run; None if the block did not run."""
     nodes: int | None = None
-    """Of the graph as the provider runs it; None where ONNX Runtime does not tell, and on the CPU."""
+    """Nodes of the graph as the execution provider runs it; None on the CPU, or if ONNX Runtime does not say."""
     nodes_on_cpu: int | None = None
-    """Of these, those that the device has no kernel for."""
+    """Nodes that the device has no kernel for, so that they run on the CPU."""
     inputs: Sequence[CheckedTensor] = field(default_factory=tuple[CheckedTensor, ...])
     outputs: Sequence[CheckedTensor] = field(default_factory=tuple[CheckedTensor, ...])
 
@@ -43,20 +49,22 @@ class CheckedBlock:
         return not self.problem
 
     def as_json(self) -> dict[str, Any]:
-        """As people read it too, with `passed`."""
+        """Returns the fields, with `passed`, as `--json` prints them."""
         return {"block": self.block, "file": self.file, "passed": self.passed, **asdict(self)}
 
 
 @dataclass(frozen=True, slots=True)
 class StepSeconds:
-    """What a step of all blocks takes, of as many rows as they were checked with: all `warm`, or each made anew."""
+    """Seconds of one step of all blocks, with the rows that they were checked with."""
 
     warm: float
+    """With a session of every block kept."""
     one_by_one: float
+    """With each session made for the step."""
 
 
 def step_seconds(blocks: Sequence[CheckedBlock]) -> StepSeconds | None:
-    """None where a block has not run."""
+    """Returns the seconds of one step, summed over the checked blocks; None if a block has not run."""
     runs = [block.seconds for block in blocks if block.seconds is not None]
     loads = [block.load_seconds for block in blocks if block.load_seconds is not None]
     if not len(runs) == len(loads) == len(blocks):
@@ -66,7 +74,7 @@ def step_seconds(blocks: Sequence[CheckedBlock]) -> StepSeconds | None:
 
 @dataclass(frozen=True, slots=True)
 class CheckBegins:
-    """The first line: which blocks there are, as (block, file), in order."""
+    """The first line of a check: the name and file of each block, in order."""
 
     blocks: tuple[tuple[str, str], ...]
 
@@ -76,7 +84,7 @@ def encode_begin(begin: CheckBegins) -> str:
 
 
 def decode_begin(line: bytes) -> CheckBegins:
-    """Raises WireError."""
+    """Decodes the first line of a check. Raises WireError."""
     fields = Fields.parse(line, "the check's first line", WireError)
     blocks = fields.take("blocks")
     if not isinstance(blocks, list) or not all(isinstance(one, list) and len(one) == 2 for one in blocks):
@@ -89,7 +97,7 @@ def encode_checked(checked: CheckedBlock) -> str:
 
 
 def decode_checked(line: bytes) -> CheckedBlock:
-    """Raises WireError."""
+    """Decodes the line about one block. Raises WireError."""
     fields = Fields.parse(line, "a line of the check", WireError)
     fields.flag("passed")
     checked = CheckedBlock(
@@ -116,10 +124,11 @@ def _decoded(fields: Fields) -> CheckedTensor:
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """A folder that services can serve ONNX blocks from, and what no file beside them says, one line each."""
+    """A folder with a manifest of ONNX blocks, from which services can serve them."""
 
     folder: str
     lacking: tuple[str, ...]
+    """One line for people about each thing that no file beside the blocks says."""
 
 
 def encode_described(described: Described) -> str:
@@ -127,8 +136,8 @@ def encode_described(described: Described) -> str:
 
 
 def decode_described(line: bytes) -> Described:
-    """Raises WireError for anything else."""
+    """Decodes the line that `describe` prints. Raises WireError."""
     fields = Fields.parse(line, "what describe says", WireError)
-    found = Described(fields.text("folder"), fields.texts("lacking"))
+    described = Described(fields.text("folder"), fields.texts("lacking"))
     fields.done()
-    return found
+    return described

@@ -1,5 +1,8 @@
-"""What an import tells while it runs, one JSON line each: the converter to the launcher that shows it, and the worker
-that compares blocks to the converter that has it done."""
+"""The messages of a running import, one JSON line each.
+
+The converter sends steps and the result to the launcher, which shows them. The worker that compares imported blocks
+with the originals gets the places from the converter and sends it the results.
+"""
 
 import json
 from collections.abc import Sequence
@@ -14,7 +17,7 @@ from blockrelay.onnx_blocks.llama.model import RowPlaces
 
 @dataclass(frozen=True, slots=True)
 class ComparedPlaces:
-    """What of the original graphs is compared: of each layer, and the logits."""
+    """The tensors of the original graphs that are compared with the import: of each layer, and the logits."""
 
     layers: tuple[RowPlaces, ...]
     logits: Place
@@ -22,39 +25,43 @@ class ComparedPlaces:
 
 @dataclass(frozen=True, slots=True)
 class ComparedBlock:
-    """How far the worst row of an imported block is from the original's, as a part of what is allowed, by what was
-    compared: `hidden rows`, `keys`, `values`, `logits`. `problem` is empty for a block that is near enough."""
+    """The result of comparing one imported block with the original."""
 
     block: str
     errors: dict[str, float]
+    """Difference of the worst row, as a share of the allowed one, of `hidden rows`, `keys`, `values` and `logits`."""
     problem: str = ""
+    """Why the block is not near enough; empty if it is."""
 
 
 @dataclass(frozen=True, slots=True)
 class ImportStep:
-    """`what` is being done; `bytes` more are, of `total`."""
+    """Progress of an import."""
 
     what: str
+    """What is being done, for people."""
     bytes: int
+    """Bytes done since the message before."""
     total: int
+    """Bytes of the whole import."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportResult:
-    """The folder that was written."""
+    """The end of an import: the block folder that was written."""
 
     name: str
     family: str
     precision: str
     stored: str
-    """The precision that needs no rounding."""
+    """The precision in which the ONNX blocks have the weights, so that it needs no rounding."""
     blocks: int
     bytes: int
     compared: tuple[ComparedBlock, ...]
     cost: float | None
-    """The share by which perplexity is above that of the stored precision; None: not measured."""
+    """The share by which perplexity is above that of the stored precision; None if not measured."""
     notes: tuple[str, ...]
-    """What was missing, assumed or widened, each a sentence."""
+    """Sentences for people about what was missing, assumed or widened."""
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -65,13 +72,15 @@ def encode_places(places: ComparedPlaces) -> str:
 
 
 def decode_places(content: bytes) -> ComparedPlaces:
-    """Raises WireError."""
+    """Decodes the places to compare. Raises WireError."""
     fields = Fields.parse(content, "the places to compare", WireError)
     layers = tuple(
         RowPlaces(
-            tuple(map(_place, one.nested_list("hidden"))), _place(one.nested("keys")), _place(one.nested("values"))
+            tuple(map(_place, layer.nested_list("hidden"))),
+            _place(layer.nested("keys")),
+            _place(layer.nested("values")),
         )
-        for one in fields.nested_list("layers")
+        for layer in fields.nested_list("layers")
     )
     places = ComparedPlaces(layers, _place(fields.nested("logits")))
     fields.done()
@@ -87,17 +96,17 @@ def encode_compared(block: ComparedBlock) -> str:
 
 
 def decode_compared(line: bytes) -> ComparedBlock:
-    """Raises WireError."""
+    """Decodes the result of comparing one block. Raises WireError."""
     return _compared(Fields.parse(line, "a line of the comparison", WireError))
 
 
 def _compared(fields: Fields) -> ComparedBlock:
     errors = fields.nested("errors")
-    found = ComparedBlock(
+    compared = ComparedBlock(
         fields.text("block"), {name: errors.number(name) for name in errors.names()}, fields.text("problem")
     )
     fields.done()
-    return found
+    return compared
 
 
 def encode_step(step: ImportStep) -> str:
@@ -109,7 +118,7 @@ def encode_result(result: ImportResult) -> str:
 
 
 def decode_told(line: bytes) -> ImportStep | ImportResult:
-    """Either of them. Raises WireError."""
+    """Decodes a line from the converter, a step or the result. Raises WireError."""
     fields = Fields.parse(line, "a line of the import", WireError)
     if fields.has("step"):
         inner = fields.nested("step")

@@ -1,4 +1,4 @@
-"""What the worker tells of a check arrives at the launcher as it was."""
+"""The lines in which a worker reports a check are decoded to what was encoded."""
 
 import pytest
 
