@@ -170,6 +170,7 @@ def block_tensors(
     tensors: dict[str, tuple[TensorType, tuple[int, ...]]] = {}
 
     def linear(kind: str) -> None:
+        """Adds the tensors of a kind of linear layer."""
         rows, columns = model.linear_shape(kind)
         if precision in FLOATS:
             tensors[f"{kind}.w"] = (FLOATS[precision], (rows, columns))

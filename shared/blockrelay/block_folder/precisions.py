@@ -1,7 +1,7 @@
 """The precisions of a model's blocks, and the text in which people write them:
 
-    w8a8                                  every block
-    w8a8,block_33=fp32,block_1-4=w4a8     every block but these
+    w8a8                                  w8a8 for every block
+    w8a8,block_33=fp32,block_1-4=w4a8     w8a8 for every block but the named ones
 
 The precisions of a model are a tuple, that of block i at index i-1.
 """

@@ -40,6 +40,7 @@ class Together(CollectorRegistry):
     """Combines registries, so that each metric name comes once. A gateway has one registry for each of its cells."""
 
     def __init__(self, of: Iterable[CollectorRegistry]) -> None:
+        """`of`: the registries to combine."""
         super().__init__()
         self._of = list(of)
 

@@ -66,6 +66,7 @@ class _Server(socketserver.ThreadingTCPServer):
         super().__init__((host, port), _Connection)
 
     def process_request(self, request: Any, client_address: Any) -> None:
+        """Starts a thread for a new connection, and ends the oldest if there are too many. Called by `socketserver`."""
         with self._lock:
             if len(self._open) >= 2 * MAX_CONNECTIONS:  # connections that were ended are still being answered
                 refused = True
@@ -103,6 +104,7 @@ class _Connection(socketserver.BaseRequestHandler):
     request: socket.socket
 
     def handle(self) -> None:
+        """Reads the head of the request and answers it; closes without an answer if the head is cut off or too long."""
         self.request.settimeout(DEADLINE_S)
         head = b""
         while b"\n\r\n" not in head and b"\n\n" not in head:

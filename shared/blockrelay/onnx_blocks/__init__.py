@@ -1,1 +1,4 @@
-"""ONNX blocks that others made: what their files declare, and how the blocks fit together. Pure, without ONNX."""
+"""ONNX blocks made by others: what their files declare, and how the blocks fit together.
+
+Only `model_file` needs the package `onnx`.
+"""

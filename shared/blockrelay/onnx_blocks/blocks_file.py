@@ -1,7 +1,7 @@
-"""`blocks.json`: which files a folder of ONNX blocks has, with the SHA-256 of each and what the blocks declare.
+"""`blocks.json`: the files of a folder of ONNX blocks, with the SHA-256 of each and what the blocks declare.
 
-It is generated, written where people ask for it, and read again to see whether a file has been altered since. What was
-imported of the blocks is told by their files, too.
+It is generated when a user asks for it, and read again to see whether a file has been altered since. The same files
+identify the blocks that a block folder was imported from (`fingerprint`).
 """
 
 import hashlib
@@ -20,30 +20,33 @@ from blockrelay.onnx_blocks.signature import Signature, Tensor, check_names, in_
 
 _FORMAT = "blockrelay onnx blocks 1"
 _MAX_BYTES = 64 << 20
-#: More files than any model has layers.
+#: Most files of a folder: more than any model has layers.
 _MAX_BLOCKS = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class FileFacts:
-    """What a file is, by its name in the folder."""
+    """Name, size and SHA-256 of a file in the folder."""
 
     name: str
     bytes: int
     sha256: str
+    """In hex."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockFiles:
-    """A block and all files it consists of: its graph first, then the weights beside it."""
+    """A block, and the files that it consists of: its graph first, then the weights beside it."""
 
     signature: Signature
     files: tuple[FileFacts, ...]
 
 
 def block_names(root: Path) -> list[str]:
-    """The files of a folder's blocks, in order. Raises OnnxBlocksError that names the folder, or the file that is
-    missing or not like the others."""
+    """Returns the names of the blocks' files in the folder `root`, in order.
+
+    Raises OnnxBlocksError that names the folder, or the file that is missing or not like the others.
+    """
     try:
         names = [path.name for path in root.iterdir() if path.suffix == ".onnx" and not path.name.startswith(".")]
     except FileNotFoundError:
@@ -65,16 +68,18 @@ def block_names(root: Path) -> list[str]:
 
 
 def fingerprint(sha256: Mapping[str, str]) -> str:
-    """SHA-256 (hex) over all files of a folder of blocks, graphs and weights, by name with the SHA-256 of each: which
-    blocks they are, wherever they lie."""
+    """Returns a SHA-256 (hex) that identifies a folder of blocks, wherever it lies.
+
+    `sha256` has the SHA-256 of each file of the blocks, graphs and weights, by name.
+    """
     lines = (f"{sha256[name]} {name}\n" for name in sorted(sha256))
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 def why_no_stand_in(served: Manifest, imported: Manifest) -> str:
-    """Why what `imported` describes cannot compute in place of the blocks of `served`, on their KV pages; "": it can.
+    """Returns why the model `imported` cannot compute in place of the ONNX blocks `served`, on their KV pages.
 
-    It has to be an import of just these files, and as `why_other_pages` wants it.
+    "" means that it can: it is an import of exactly these files, and has the same KV pages (`why_other_pages`).
     """
     if imported.imported_from != fingerprint({path: spec.sha256 for path, spec in served.onnx_files().items()}):
         return "it is no import of these blocks in their own precision"
@@ -82,12 +87,14 @@ def why_no_stand_in(served: Manifest, imported: Manifest) -> str:
 
 
 def why_other_pages(served: Manifest, model: ModelConfig, precisions: Sequence[Precision]) -> str:
-    """Why an import of the blocks of `served` as such a model would have other KV pages, other blocks or a shorter
-    context than they have; "": it has not."""
-    one = served.model
-    if (one.blocks, one.layers) != (model.blocks, model.layers):
-        return f"their import has {model.blocks} blocks, and there are {one.blocks}"
-    if (one.kv_heads, one.head_dim, kv_item_bytes(served.precisions)) != (
+    """Returns why an import of the ONNX blocks `served` as `model` in these precisions cannot use their KV pages.
+
+    "" means that it can: it has the same KV pages and blocks, and no shorter context.
+    """
+    original = served.model
+    if (original.blocks, original.layers) != (model.blocks, model.layers):
+        return f"their import has {model.blocks} blocks, and there are {original.blocks}"
+    if (original.kv_heads, original.head_dim, kv_item_bytes(served.precisions)) != (
         model.kv_heads,
         model.head_dim,
         kv_item_bytes(precisions),
@@ -96,16 +103,16 @@ def why_other_pages(served: Manifest, model: ModelConfig, precisions: Sequence[P
             f"their import keeps keys and values differently: it is {format_precisions(precisions)}, and they are "
             f"{served.precision} in the blocks"
         )
-    if one.max_position > model.max_position:
+    if original.max_position > model.max_position:
         return (
             f"the context of their import has {model.max_position} positions, as their tables have, and theirs "
-            f"{one.max_position} (--max-position {model.max_position})"
+            f"{original.max_position} (--max-position {model.max_position})"
         )
     return ""
 
 
 def encode_blocks_file(blocks: Sequence[BlockFiles]) -> str:
-    """The same text for the same blocks."""
+    """Returns the content of `blocks.json`, which is the same for the same blocks."""
     listed = [
         {
             "name": block.signature.block,
@@ -120,7 +127,10 @@ def encode_blocks_file(blocks: Sequence[BlockFiles]) -> str:
 
 
 def decode_blocks_file(content: bytes, where: str) -> tuple[BlockFiles, ...]:
-    """Raises OnnxBlocksError for anything that `encode_blocks_file` does not write. `where` names the file."""
+    """Decodes `blocks.json`. Raises OnnxBlocksError for anything that `encode_blocks_file` does not write.
+
+    `where` names the file in messages.
+    """
     fields = Fields.parse(content, where, OnnxBlocksError)
     fields.text("format", one_of=(_FORMAT,))
     blocks = tuple(_decoded(one, index) for index, one in enumerate(fields.nested_list("blocks"), 1))
@@ -129,7 +139,7 @@ def decode_blocks_file(content: bytes, where: str) -> tuple[BlockFiles, ...]:
 
 
 def read_blocks_file(path: Path) -> tuple[BlockFiles, ...]:
-    """Raises OnnxBlocksError for a file that cannot be read or is none."""
+    """Reads `blocks.json` at `path`. Raises OnnxBlocksError if it cannot be read or is not a file of this format."""
     try:
         with path.open("rb") as file:
             content = file.read(_MAX_BYTES + 1)
@@ -140,24 +150,27 @@ def read_blocks_file(path: Path) -> tuple[BlockFiles, ...]:
     return decode_blocks_file(content, str(path))
 
 
-def check_unaltered(known: Sequence[BlockFiles], found: Sequence[BlockFiles], where: str) -> None:
-    """Raises OnnxBlocksError naming the first file that is not as `known`, which is from the file `where`, says."""
-    files: dict[str, FileFacts] = {file.name: file for block in found for file in block.files}
+def check_unaltered(known: Sequence[BlockFiles], actual: Sequence[BlockFiles], where: str) -> None:
+    """Raises OnnxBlocksError that names the first file in `actual` that differs from `known`.
+
+    `known` comes from a `blocks.json`, which messages call `where`.
+    """
+    files: dict[str, FileFacts] = {file.name: file for block in actual for file in block.files}
     expected: Mapping[str, FileFacts] = {file.name: file for block in known for file in block.files}
     for name, file in expected.items():
-        there = files.get(name)
-        if there is None:
+        present = files.get(name)
+        if present is None:
             raise OnnxBlocksError(f"missing; {where} lists it", file=name)
-        if there.bytes != file.bytes:
-            raise OnnxBlocksError(f"altered: {there.bytes} bytes instead of {file.bytes}", file=name)
-        if there.sha256 != file.sha256:
+        if present.bytes != file.bytes:
+            raise OnnxBlocksError(f"altered: {present.bytes} bytes instead of {file.bytes}", file=name)
+        if present.sha256 != file.sha256:
             raise OnnxBlocksError(f"altered: its SHA-256 is not the one in {where}", file=name)
     for name in files:
         if name not in expected:
             raise OnnxBlocksError(f"not listed in {where}", file=name)
-    for one, other in zip(known, found, strict=True):
-        if one.signature != other.signature:
-            raise OnnxBlocksError(f"{where} says other inputs or outputs", file=other.signature.file)
+    for expected_block, block in zip(known, actual, strict=True):
+        if expected_block.signature != block.signature:
+            raise OnnxBlocksError(f"{where} says other inputs or outputs", file=block.signature.file)
 
 
 def _encoded(tensor: Tensor) -> dict[str, Any]:

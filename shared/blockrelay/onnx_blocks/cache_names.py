@@ -1,5 +1,6 @@
-"""Which tensors are a session's KV: the names that exporters give pasts and presents.
+"""Recognises tensors that are a session's KV by the names that exporters give them.
 
+A past is the KV of the steps before, an input; a present is that with the new tokens, an output. Names:
 `past_key_values.0.key` (optimum, onnxruntime-genai), `past_key_values_key_0`, `past_key_values_0_key`,
 `past_key_values.key_cache_0` (torch), and `present...` alike. A cache has four dimensions, one of them positions.
 """
@@ -23,7 +24,7 @@ _NAME = re.compile(
 
 @dataclass(frozen=True, slots=True, order=True)
 class CacheSlot:
-    """The keys or the values of one layer, as exporters count layers: from 0."""
+    """The keys or the values of one layer. Layers are counted from 0, as exporters do."""
 
     layer: int
     half: Half
@@ -33,22 +34,22 @@ class CacheSlot:
 
 
 def slot_named(name: str, role: Role) -> CacheSlot | None:
-    """What a tensor of this name is the past (or present) of; None for a name that no cache has."""
-    found = _NAME.fullmatch(name)
-    if found is None or found["role"] != role:
+    """Returns the slot whose past (or present, by `role`) is called `name`; None if no cache is called so."""
+    match = _NAME.fullmatch(name)
+    if match is None or match["role"] != role:
         return None
-    half: Half = "key" if (found["half"] or found["half_first"]) == "key" else "value"
-    return CacheSlot(int(found["layer"] or found["layer_last"]), half)
+    half: Half = "key" if (match["half"] or match["half_first"]) == "key" else "value"
+    return CacheSlot(int(match["layer"] or match["layer_last"]), half)
 
 
 def cache_slot(tensor: Tensor, role: Role, *, file: str) -> CacheSlot | None:
-    """What the tensor is the past (or present) of; None for one that is no cache.
+    """Returns the slot whose past (or present, by `role`) is `tensor`; None if the tensor is no cache.
 
-    Raises OnnxBlocksError for one that is called like a cache and does not have its four dimensions.
+    Raises OnnxBlocksError, with `file`, for one that is called like a cache and does not have four dimensions.
     """
-    found = slot_named(tensor.name, role)
-    if found is not None and tensor.rank not in (_RANK, None):
+    slot = slot_named(tensor.name, role)
+    if slot is not None and tensor.rank not in (_RANK, None):
         raise OnnxBlocksError(
             f"is called like a cache and has {tensor.rank} dimensions instead of {_RANK}", file=file, tensor=tensor.name
         )
-    return found
+    return slot

@@ -1,9 +1,9 @@
-"""How long each side of a block's tensors is in one step: what graphs leave open has a name that people know, or else
-follows from what the tensor is.
+"""Computes the shapes of a block's tensors in one step, where its graph leaves dimensions open.
 
-For an input the first of these counts that says something: what a request or a past is, a number, a name that is known
-(`batch_size`, `past_sequence_length + sequence_length`), the same name elsewhere in the block, what the earlier block
-gave, and last the place in the tensor: [batch, new], [batch, new, ...], [batch, 1, new, past and new].
+For each dimension of an input the first of these that gives a size counts: the known shape of a request's input or a
+past; a number in the file; a well-known name (`batch_size`, `past_sequence_length + sequence_length`); the same name
+elsewhere in the block; the shape that the earlier block gave; and last the place in the tensor, [batch, new],
+[batch, new, ...] or [batch, 1, new, past and new].
 """
 
 from collections.abc import Sequence
@@ -13,33 +13,37 @@ from blockrelay.errors import OnnxBlocksError
 from blockrelay.onnx_blocks.signature import Dimension, Tensor, shown
 from blockrelay.onnx_blocks.wiring import FromPast, FromRequest, Source
 
+#: Names that exporters give dimensions, in lower case.
 _BATCH = {"batch", "batch_size", "b"}
 _NEW = {"sequence_length", "seq_length", "seq_len", "sequence", "seq", "s"}
 _PAST = {"past_sequence_length", "past_seq_length", "past_seq_len", "past_length", "past_len", "past", "p"}
 _TOTAL = {"total_sequence_length", "total_seq_length", "total_seq_len", "total_length", "total_len", "total", "t"}
-#: A shape as far as it is known.
+#: A shape with None for each dimension that is not known.
 Partial = tuple[int | None, ...]
-#: The dimension of positions in a cache [batch, heads, positions, head_dim], where nothing else tells.
+#: The dimension of positions in a cache [batch, heads, positions, head_dim], if its names do not show it.
 _POSITIONS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSizes:
-    """Of one step: rows of the batch, new tokens of each, tokens before them."""
+    """The sizes of one step of a batch of sequences."""
 
     batch: int
+    """Number of sequences."""
     new: int
+    """New tokens of each sequence."""
     past: int
+    """Tokens of each sequence before the new ones."""
 
     @property
     def total(self) -> int:
         return self.past + self.new
 
     def named(self, name: str) -> int | None:
-        """What a dimension of that name is; None for a name that nobody knows. Sums are understood."""
+        """Returns the size of a dimension called `name`, which may be a sum of names; None for an unknown name."""
         words = [word.strip().lower() for word in name.split("+")]
         if len(words) == 2 and words[0] in _PAST and words[1] == "1":
-            return self.total  # so exporters call it that had one new token in mind
+            return self.total  # exporters that assume one new token call the total "past + 1"
         parts = [self._word(word) for word in words]
         return sum(part for part in parts if part is not None) if None not in parts else None
 
@@ -52,35 +56,39 @@ class StepSizes:
 
 @dataclass(slots=True)
 class BlockDimensions:
-    """What the names of dimensions in one block's file are in one step, as far as tensors have told."""
+    """The shapes of one block's tensors in one step.
+
+    Remembers the size of each named dimension: all tensors of the block's file have to agree on it.
+    """
 
     file: str
+    """Names the block in messages."""
     sizes: StepSizes
-    _found: dict[str, int] = field(default_factory=dict[str, int])
+    _bound: dict[str, int] = field(default_factory=dict[str, int])
 
     def of_input(self, tensor: Tensor, source: Source, given: Sequence[int] | None = None) -> tuple[int, ...]:
-        """The shape to feed. `given` is what the block gave that makes the tensor, if it is known.
+        """Returns the shape of an input. `given` is the shape that the block which makes the tensor gave, if known.
 
-        Raises OnnxBlocksError for one that contradicts that, or the sizes of the step, and for one that nothing tells.
+        Raises OnnxBlocksError for a shape that contradicts `given` or the sizes of the step, or that cannot be found.
         """
         dims = tensor.dims if tensor.dims is not None else tuple("" for _ in given or ())
         if tensor.dims is None and given is None:
             raise self._error(tensor, "declares no dimensions")
         if given is not None and len(given) != len(dims):
             raise self._error(tensor, f"is {shown(dims)}, and the block that makes it gave {shown(given)}")
-        meant = self._meant(tensor, source, dims)
+        known = self._known(tensor, source, dims)
         places = by_place(len(dims), self.sizes)
         shape: list[int] = []
         for axis, dim in enumerate(dims):
-            size = meant[axis]
+            size = known[axis]
             if size is None:
-                size = self._told(dim)
+                size = self._declared(dim)
                 if size is None:
                     size = given[axis] if given is not None else places[axis]
                 if size is None:
                     raise self._error(tensor, f"is {shown(dims)}: nothing tells how long dimension {axis} is")
             elif isinstance(dim, int) and dim != size:
-                raise self._error(tensor, f"is {shown(dims)}, which is none of {self._asked()}")
+                raise self._error(tensor, f"is {shown(dims)}, which is none of {self._step()}")
             self._bind(dim, size)
             shape.append(size)
         if given is not None and tuple(given) != tuple(shape):
@@ -88,11 +96,17 @@ class BlockDimensions:
         return tuple(shape)
 
     def of_output(self, tensor: Tensor) -> Partial | None:
-        """What the file tells of an output before it is made, once its inputs are known; None: not even its rank."""
-        return None if tensor.dims is None else tuple(self._told(dim) for dim in tensor.dims)
+        """Returns the shape of an output as far as its file declares it; None if not even the number of dimensions.
+
+        Called after `of_input` for the block's inputs, which binds the names of dimensions.
+        """
+        return None if tensor.dims is None else tuple(self._declared(dim) for dim in tensor.dims)
 
     def contradiction(self, tensor: Tensor, actual: Sequence[int], *, is_present: bool) -> str:
-        """What is wrong with the shape of an output; empty if it is as declared."""
+        """Returns how the shape `actual` of an output contradicts what its file declares; "" if it does not.
+
+        `is_present`: the output is a present, whose positions are the past and the new ones.
+        """
         if tensor.dims is None:
             return ""
         if len(actual) != len(tensor.dims):
@@ -100,7 +114,7 @@ class BlockDimensions:
         positions = _positions(tensor.dims) if is_present else None
         for axis, (dim, size) in enumerate(zip(tensor.dims, actual, strict=True)):
             open_positions = axis == positions and not isinstance(dim, int)
-            expected = self.sizes.total if open_positions else self._told(dim)
+            expected = self.sizes.total if open_positions else self._declared(dim)
             if expected is None:
                 self._bind(dim, size)
             elif expected != size:
@@ -108,30 +122,31 @@ class BlockDimensions:
                 return f"{tensor.name}: is {shown(actual)}, and the file declares {shown(tensor.dims)}{why}"
         return ""
 
-    def _meant(self, tensor: Tensor, source: Source, dims: Sequence[Dimension]) -> list[int | None]:
-        """What a request or a past has there; None: whatever else tells."""
+    def _known(self, tensor: Tensor, source: Source, dims: Sequence[Dimension]) -> list[int | None]:
+        """Returns the sizes that a request's input or a past must have; None for dimensions that it leaves open."""
         sizes = self.sizes
         match source:
             case FromRequest():
                 return [sizes.batch, sizes.total if tensor.name == "attention_mask" else sizes.new]
             case FromPast():
-                meant: list[int | None] = [sizes.batch, *(None for _ in dims[1:])]
-                meant[_positions(dims)] = sizes.past
-                return meant
+                known: list[int | None] = [sizes.batch, *(None for _ in dims[1:])]
+                known[_positions(dims)] = sizes.past
+                return known
             case _:
                 return [None for _ in dims]
 
-    def _told(self, dim: Dimension) -> int | None:
+    def _declared(self, dim: Dimension) -> int | None:
+        """Returns the size of a declared dimension: a number, a well-known name, or a name that is bound; else None."""
         if isinstance(dim, int):
             return dim
         named = self.sizes.named(dim)
-        return self._found.get(dim) if named is None else named
+        return self._bound.get(dim) if named is None else named
 
     def _bind(self, dim: Dimension, size: int) -> None:
         if isinstance(dim, str) and dim:
-            self._found.setdefault(dim, size)
+            self._bound.setdefault(dim, size)
 
-    def _asked(self) -> str:
+    def _step(self) -> str:
         return f"batch {self.sizes.batch}, sequence {self.sizes.new} and past {self.sizes.past}"
 
     def _error(self, tensor: Tensor, message: str) -> OnnxBlocksError:
@@ -139,19 +154,19 @@ class BlockDimensions:
 
 
 def _positions(dims: Sequence[Dimension]) -> int:
-    """Which dimension of a cache is that of positions: the one that is called so, else the only one that is open."""
+    """Returns the dimension of positions in a cache: the one that is called so, else the only open one, else 2."""
     inner = range(1, len(dims))
     probe = StepSizes(batch=0, new=1, past=2)
-    called = [axis for axis in inner if isinstance(dim := dims[axis], str) and probe.named(dim)]
-    opened = [axis for axis in inner if isinstance(dims[axis], str)]
-    for found in (called, opened):
-        if len(found) == 1:
-            return found[0]
+    by_name = [axis for axis in inner if isinstance(dim := dims[axis], str) and probe.named(dim)]
+    open_axes = [axis for axis in inner if isinstance(dims[axis], str)]
+    for axes in (by_name, open_axes):
+        if len(axes) == 1:
+            return axes[0]
     return _POSITIONS
 
 
 def by_place(rank: int, sizes: StepSizes) -> list[int | None]:
-    """How long the sides of a tensor of that rank are where nothing else tells."""
+    """Returns the sizes that a tensor of this rank usually has, for open dimensions; None for those not known."""
     new, total = sizes.new, sizes.total
     places: dict[int, list[int | None]] = {
         1: [new],

@@ -1,8 +1,7 @@
-"""What a stage of ONNX blocks that others made hands on to later ones: which tensors, how large they are, and how much
-is too much. Pure.
+"""The named tensors that a stage of ONNX blocks made by others hands on to the next: which, how large, and the limits.
 
-Behind a stage travels, by name, every output of its blocks and of those before it that a later block takes. How long
-their sides are follows from what the files declare (`dimensions`).
+A stage hands on every output of its blocks and of the blocks before it that a later block takes. Their shapes follow
+from what the files declare (`dimensions`). All functions are pure.
 """
 
 import math
@@ -21,19 +20,22 @@ from blockrelay.protocol.encoding.codec import ALLOWED_DTYPES
 from blockrelay.protocol.encoding.named_tensors import MAX_TENSORS
 from blockrelay.protocol.plan import Stage
 
-#: Of what a stage hands on in one step, and so of one row at the longest context.
+#: Most bytes that a stage hands on in one step; so one row at the longest context has no more either.
 MAX_BYTES = 64 << 20
+#: Two numbers of sequences: a side that differs between them has the batch. Models of one sequence have no such side.
 _ONE_BY_ONE, _TWO_BATCHES = (1, 1), (2, 5)
 
 
 @dataclass(frozen=True, slots=True)
 class HandedOn:
-    """A tensor that travels between stages, as its `maker` declares it. `batch_axis`: the side that is as long as there
-    are sequences; None: no side depends on that."""
+    """A named tensor that travels between stages."""
 
     tensor: Tensor
+    """The tensor as the block that makes it declares it."""
     maker: Signature
+    """The block that makes it."""
     batch_axis: int | None
+    """The dimension that is the number of sequences; None if no dimension depends on that."""
 
     @property
     def name(self) -> str:
@@ -41,14 +43,16 @@ class HandedOn:
 
     @property
     def may_count(self) -> bool:
-        """It is an integer that may have the number of sequences in it, such as a length or a shape."""
+        """True if the tensor has integers and no batch dimension: its values may depend on the number of sequences, as
+        those of a length or a shape do."""
         return self.batch_axis is None and np.dtype(self.tensor.dtype).kind in "iu"
 
 
 def handed_on(wiring: Wiring, last: int) -> tuple[HandedOn, ...]:
-    """What a stage that ends with block `last` hands on, in the order in which it is made; nothing behind the last one.
+    """Returns the tensors that a stage that ends with block `last` hands on, in the order in which they are made.
 
-    Raises OnnxBlocksError, with file and tensor, for what cannot travel.
+    Empty for the last block. Raises OnnxBlocksError, with file and tensor, for a tensor that cannot travel, and for too
+    many tensors.
     """
     tensors = _tensors(wiring, last)
     if not tensors:
@@ -63,41 +67,46 @@ def handed_on(wiring: Wiring, last: int) -> tuple[HandedOn, ...]:
         _check(tensor, maker, last)
     batches = _ONE_BY_ONE if takes_one_sequence(wiring) else _TWO_BATCHES
     few, many = (shapes_handed_on(wiring, last, StepSizes(batch=batch, new=3, past=7)) for batch in batches)
-    found: list[HandedOn] = []
+    result: list[HandedOn] = []
     for tensor, maker in tensors:
-        axes = [at for at, (one, two) in enumerate(zip(few[tensor.name], many[tensor.name], strict=True)) if one != two]
+        sizes = zip(few[tensor.name], many[tensor.name], strict=True)
+        axes = [axis for axis, (one, other) in enumerate(sizes) if one != other]
         if len(axes) > 1:
             raise _refused(tensor, maker, f"is {shown(tensor.dims)}, and has the batch in several dimensions")
-        found.append(HandedOn(tensor, maker, axes[0] if axes else None))
-    return tuple(found)
+        result.append(HandedOn(tensor, maker, axes[0] if axes else None))
+    return tuple(result)
 
 
 def shapes_handed_on(wiring: Wiring, last: int, sizes: StepSizes) -> dict[str, tuple[int, ...]]:
-    """The shape in such a step of each tensor that a stage hands on that ends with block `last`. Raises OnnxBlocksError
-    for one that nothing tells."""
-    told, found = _told(wiring, sizes), dict[str, tuple[int, ...]]()
+    """Returns the shapes, in a step of these sizes, of the tensors that a stage that ends with block `last` hands on.
+
+    Raises OnnxBlocksError for a tensor whose shape does not follow from what the files declare.
+    """
+    partial, shapes = _partial_shapes(wiring, sizes), dict[str, tuple[int, ...]]()
     for tensor, maker in _tensors(wiring, last):
-        known = told[tensor.name]
+        known = partial[tensor.name]
         if known is None:
             raise _unknown_rank(tensor, maker, last)
         places = by_place(len(known), sizes)
         shape = [place if size is None else size for size, place in zip(known, places, strict=True)]
         if None in shape:
-            at = shape.index(None)
-            raise _refused(tensor, maker, f"is {shown(tensor.dims)}: nothing tells how long dimension {at} is")
-        found[tensor.name] = tuple(size for size in shape if size is not None)
-    return found
+            axis = shape.index(None)
+            raise _refused(tensor, maker, f"is {shown(tensor.dims)}: nothing tells how long dimension {axis} is")
+        shapes[tensor.name] = tuple(size for size in shape if size is not None)
+    return shapes
 
 
 def bytes_handed_on(wiring: Wiring, last: int, *, new: int, past: int) -> int:
-    """Of one sequence with `new` rows behind `past` others, behind block `last`."""
+    """Returns the bytes that a stage that ends with block `last` hands on for one sequence with `new` tokens behind
+    `past` others. Raises OnnxBlocksError as `shapes_handed_on` does."""
     return sum(_sizes(wiring, last, new=new, past=past).values())
 
 
 def row_bytes(wiring: Wiring, last: int, max_position: int) -> int:
-    """What one row adds, at most, to what travels behind block `last`, in a context of `max_position` positions.
+    """Returns the most bytes that one row (token) adds to what travels behind block `last`.
 
-    Raises OnnxBlocksError, with file and tensor, for more than may travel in a step.
+    `max_position` is the length of the context. Raises OnnxBlocksError, with file and tensor, if one row alone has more
+    bytes than may travel in a step (MAX_BYTES).
     """
     alone = _sizes(wiring, last, new=1, past=max_position - 1)
     prompt = _sizes(wiring, last, new=max_position, past=0)
@@ -117,19 +126,21 @@ def row_bytes(wiring: Wiring, last: int, max_position: int) -> int:
 
 
 def most_rows(wiring: Wiring, stage: Stage, max_position: int, most: int) -> int:
-    """How many rows a step of the stage may have, up to `most`, so that neither what it takes nor what it hands on is
-    too much, whatever stands before the rows. Raises as `row_bytes` does."""
+    """Returns the number of rows (tokens) that a step of the stage may have, `most` at most.
+
+    With that many rows, neither what the stage takes nor what it hands on exceeds MAX_BYTES, at any context. Raises as
+    `row_bytes` does.
+    """
     borders = [border for border in (stage.first - 1, stage.last) if 0 < border < len(wiring.blocks)]
-    found = most
+    limit = most
     for border in borders:
         if each := row_bytes(wiring, border, max_position):
-            found = min(found, MAX_BYTES // each)
-    return found
+            limit = min(limit, MAX_BYTES // each)
+    return limit
 
 
 def check_borders(wiring: Wiring, stages: Sequence[Stage], max_position: int) -> None:
-    """Raises OnnxBlocksError, with file and tensor, where these blocks cannot be cut into these stages, which are all
-    that there are, or some of them."""
+    """Raises OnnxBlocksError, with file and tensor, if the blocks cannot be cut into `stages`."""
     for stage in stages:
         for border in (stage.first - 1, stage.last):
             if 0 < border < len(wiring.blocks):
@@ -144,7 +155,7 @@ def check_borders(wiring: Wiring, stages: Sequence[Stage], max_position: int) ->
 
 
 def _check_pasts(wiring: Wiring, stage: Stage) -> None:
-    """The KV of a layer is in the stage of the block that makes it."""
+    """Raises OnnxBlocksError if a block of `stage` takes the past of a layer whose present another stage makes."""
     for index in range(stage.first, stage.last + 1):
         for name, source in wiring.sources[index - 1].items():
             if isinstance(source, FromPast):
@@ -158,7 +169,7 @@ def _check_pasts(wiring: Wiring, stage: Stage) -> None:
 
 
 def _tensors(wiring: Wiring, last: int) -> list[tuple[Tensor, Signature]]:
-    """Outputs of the blocks up to `last` that a later block takes, each with its maker."""
+    """Returns the outputs of the blocks up to `last` that a later block takes, each with the block that makes it."""
     taken = {
         name
         for sources in wiring.sources[last:]
@@ -169,6 +180,7 @@ def _tensors(wiring: Wiring, last: int) -> list[tuple[Tensor, Signature]]:
 
 
 def _check(tensor: Tensor, maker: Signature, last: int) -> None:
+    """Raises OnnxBlocksError for a tensor of unknown rank, or of a dtype that does not travel."""
     if tensor.dims is None:
         raise _unknown_rank(tensor, maker, last)
     try:
@@ -180,26 +192,28 @@ def _check(tensor: Tensor, maker: Signature, last: int) -> None:
         raise _refused(tensor, maker, f"is {tensor.dtype}, and what travels between stages is one of {names}")
 
 
-def _told(wiring: Wiring, sizes: StepSizes) -> dict[str, Partial | None]:
-    """What is told of the shape of every output: by the block that makes it, or else by those that take it."""
-    found: dict[str, Partial | None] = {}
+def _partial_shapes(wiring: Wiring, sizes: StepSizes) -> dict[str, Partial | None]:
+    """Returns the known sides of every output's shape, from the block that makes it or else from those that take it."""
+    shapes: dict[str, Partial | None] = {}
     for block, sources in zip(wiring.blocks, wiring.sources, strict=True):
         dimensions = BlockDimensions(block.file, sizes)
         for tensor in block.inputs:
             source = sources[tensor.name]
-            told = found.get(tensor.name) if isinstance(source, FromBlock) else None
-            whole = None if told is None or None in told else tuple(size for size in told if size is not None)
-            with suppress(OnnxBlocksError):  # what does not travel needs no size, and what does is asked for then
+            made = shapes.get(tensor.name) if isinstance(source, FromBlock) else None
+            whole = None if made is None or None in made else tuple(size for size in made if size is not None)
+            # A tensor that does not travel may stay unknown; for one that does, `shapes_handed_on` raises the error.
+            with suppress(OnnxBlocksError):
                 shape = dimensions.of_input(tensor, source, whole)
-                if isinstance(source, FromBlock) and told is not None and len(told) == len(shape):
-                    found[tensor.name] = tuple(
-                        one if known is None else known for one, known in zip(shape, told, strict=True)
+                if isinstance(source, FromBlock) and made is not None and len(made) == len(shape):
+                    shapes[tensor.name] = tuple(
+                        size if known is None else known for size, known in zip(shape, made, strict=True)
                     )
-        found |= {tensor.name: dimensions.of_output(tensor) for tensor in block.outputs}
-    return found
+        shapes |= {tensor.name: dimensions.of_output(tensor) for tensor in block.outputs}
+    return shapes
 
 
 def _sizes(wiring: Wiring, last: int, *, new: int, past: int) -> Mapping[str, int]:
+    """Returns the bytes of each tensor that travels behind block `last`, for one sequence."""
     shapes = shapes_handed_on(wiring, last, StepSizes(batch=1, new=new, past=past))
     return {
         tensor.name: math.prod(shapes[tensor.name]) * np.dtype(tensor.dtype).itemsize

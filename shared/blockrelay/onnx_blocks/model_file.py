@@ -1,7 +1,7 @@
-"""An ONNX file as a message: with the weights in it, or without. Needs `onnx`, which comes with the extras that read
-such files.
+"""Reads an ONNX file as a protobuf message, with the weights in it or without them.
 
-Others made it, so nothing in it is trusted.
+Needs the package `onnx`, which comes with the extras that read such files. Others made the file, so nothing in it is
+trusted.
 """
 
 import mmap
@@ -25,9 +25,9 @@ from blockrelay.errors import OnnxBlocksError
 from blockrelay.onnx_blocks.signature import Dimension, Tensor
 from blockrelay.onnx_blocks.weight_places import check_inside
 
-#: Protobuf, in which the format is written, has no larger messages.
+#: Most bytes of an ONNX file, because protobuf has no larger messages.
 _MAX_BYTES = 2 << 30
-#: Types of elements that inputs can be made of.
+#: The dtypes, in numpy's names, that inputs and outputs of blocks may have.
 DTYPES: Mapping[int, str] = {
     TensorProto.FLOAT16: "float16",
     TensorProto.FLOAT: "float32",
@@ -44,22 +44,27 @@ DTYPES: Mapping[int, str] = {
 }
 
 
-#: Bytes. A constant that has fewer stays in the graph: shapes and axes are among them, which ONNX Runtime looks at.
+#: Constants of fewer bytes stay in the graph: among them are shapes and axes, which ONNX Runtime reads.
 _SMALL = 64 << 10
-#: Of the format, by their numbers in protobuf.
+#: Numbers of fields in ONNX's protobuf messages, and of wire types.
 _MODEL_GRAPH, _GRAPH_INITIALIZER, _TENSOR_RAW_DATA, _TENSOR_DATA_LOCATION = 7, 5, 9, 14
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 
 
 def whole_model(path: Path, name: str) -> ModelProto:
-    """The file, which errors call `name`, with the weights in it. Those beside it are not read. Raises
-    OnnxBlocksError."""
+    """Reads an ONNX file with the weights in it; weights beside it are not read.
+
+    Raises OnnxBlocksError, which calls the file `name`, if it cannot be read or has no graph.
+    """
     return _parsed(path, name, Path.read_bytes)
 
 
 def model_without_weights(path: Path, name: str) -> ModelProto:
-    """The same, but large constants that are in the file are said to lie beside the graph: at their place in this very
-    file, whose name is that of the last part of `path`. Whoever needs them maps them from there."""
+    """Reads an ONNX file without the weights in it: large constants become external data.
+
+    Their location is the name of this very file (the last part of `path`), at the offset where they are, so that they
+    can be mapped from there. Raises OnnxBlocksError as `whole_model` does.
+    """
     return _parsed(path, name, _graph_alone)
 
 
@@ -81,7 +86,7 @@ def _parsed(path: Path, name: str, read: Callable[[Path], bytes]) -> ModelProto:
 
 
 def _graph_alone(path: Path) -> bytes:
-    """The message without large constants. Raises DecodeError for what is none."""
+    """Returns the bytes of the message without large constants. Raises DecodeError if the file has no such message."""
     if not path.stat().st_size:
         return b""
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
@@ -99,6 +104,8 @@ def _graph(data: mmap.mmap, start: int, end: int, name: str) -> bytes:
 
 
 def _tensor(data: mmap.mmap, start: int, end: int, name: str) -> bytes:
+    """Returns the bytes of a tensor's message, with its values, if they are large, replaced by their place in the file
+    `name`."""
     fields = list(_fields(data, start, end))
     raw = [field for field in fields if field[0] == _TENSOR_RAW_DATA]
     if not raw or any(number == _TENSOR_DATA_LOCATION for number, *_ in fields):
@@ -107,15 +114,18 @@ def _tensor(data: mmap.mmap, start: int, end: int, name: str) -> bytes:
     if stop - value < _SMALL:
         return data[start:end]
     place = TensorProto(data_location=TensorProto.EXTERNAL)
-    for key, said in (("location", name), ("offset", value), ("length", stop - value)):
-        place.external_data.add(key=key, value=str(said))
+    for key, entry in (("location", name), ("offset", value), ("length", stop - value)):
+        place.external_data.add(key=key, value=str(entry))
     rest = b"".join(data[first:last] for number, first, _, last in fields if number != _TENSOR_RAW_DATA)
     return rest + place.SerializeToString()
 
 
 def _fields(data: mmap.mmap, start: int, end: int) -> Iterator[tuple[int, int, int, int]]:
-    """Of a message in `data[start:end]` each field: its number, where it starts, where its value starts, and where it
-    ends. See https://protobuf.dev/programming-guides/encoding/. Raises DecodeError."""
+    """Yields each field of the protobuf message `data[start:end]`: its number, and where the field starts, its value
+    starts, and both end. Raises DecodeError.
+
+    Format: https://protobuf.dev/programming-guides/encoding/
+    """
     place = start
     while place < end:
         first = place
@@ -136,7 +146,7 @@ def _fields(data: mmap.mmap, start: int, end: int) -> Iterator[tuple[int, int, i
 
 
 def _number(data: mmap.mmap, place: int, end: int) -> tuple[int, int]:
-    """A number of variable length, and where it ends."""
+    """Decodes a varint at `place`. Returns it and where it ends. Raises DecodeError if it does not end before `end`."""
     value = 0
     for shift in range(0, 70, 7):
         if place >= end:
@@ -149,19 +159,21 @@ def _number(data: mmap.mmap, place: int, end: int) -> tuple[int, int]:
 
 
 def _message(number: int, content: bytes) -> bytes:
-    """A field that is a message."""
+    """Encodes a field that is a message."""
     return _varint(number << 3 | _LENGTH) + _varint(len(content)) + content
 
 
 def _varint(value: int) -> bytes:
-    found = bytearray()
+    encoded = bytearray()
     while value > 0x7F:
-        found.append(value & 0x7F | 0x80)
+        encoded.append(value & 0x7F | 0x80)
         value >>= 7
-    return bytes([*found, value])
+    return bytes([*encoded, value])
 
 
 def declared_tensor(file: str, value: ValueInfoProto) -> Tensor:
+    """Returns an input or output as the graph declares it. Raises OnnxBlocksError, with `file` and the tensor's name,
+    for one that is no tensor, or of a type or dimension that blocks cannot have."""
     name = str(value.name)  # protobuf gives bytes where a file has no UTF-8
     kind = value.type.WhichOneof("value")
     if kind != "tensor_type":
@@ -187,7 +199,7 @@ def _dimension(file: str, tensor: str, dim: TensorShapeProto.Dimension) -> Dimen
 
 
 def tensors_of(model: ModelProto) -> Iterator[TensorProto]:
-    """Every tensor of which a file may say that it lies elsewhere."""
+    """Yields every constant tensor of a model, those of inner graphs and functions too: each may be external data."""
 
     def of_graph(graph: GraphProto) -> Iterator[TensorProto]:
         yield from graph.initializer
@@ -212,15 +224,16 @@ def tensors_of(model: ModelProto) -> Iterator[TensorProto]:
 
 
 def has_graph(attribute: AttributeProto) -> bool:
-    """True for an attribute of a node that holds one graph or several."""
+    """Returns whether an attribute of a node has one graph or several."""
     return attribute.type in (AttributeProto.GRAPH, AttributeProto.GRAPHS)
 
 
 def name_real_files(model: ModelProto, folder: Path) -> Path:
-    """Make a session of a model in `folder` possible: the folder to name to ONNX Runtime as that of the weights.
+    """Returns the folder that ONNX Runtime must get as that of the weights of `model`, a model in `folder`.
 
-    ONNX Runtime follows no link out of it. In a snapshot of Hugging Face's cache each file is one, so there the model's
-    tensors are made to name the files that the links lead to, from the repository's folder on.
+    ONNX Runtime follows no link out of that folder. In a snapshot of Hugging Face's cache each file is such a link: the
+    locations in `model` are then changed to the files that the links lead to, relative to the repository's folder,
+    which is returned. Raises OnnxBlocksError for a location that is not in `folder`.
     """
     root, repository = folder.resolve(), cached_repository(folder)
     if repository is None:

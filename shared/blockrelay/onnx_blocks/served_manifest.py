@@ -1,4 +1,4 @@
-"""The manifest of ONNX blocks that are served as they are. Pure."""
+"""Builds the manifest of ONNX blocks that are served as they are. Pure: reads no file."""
 
 from collections.abc import Mapping, Sequence
 
@@ -12,9 +12,10 @@ from blockrelay.onnx_blocks.served_shape import ServedShape
 def served_manifest(
     blocks: Sequence[BlockFiles], shape: ServedShape, beside: Beside, *, name: str, own: Mapping[str, FileSpec]
 ) -> Manifest:
-    """`own`: the files that are generated (`blocks.json`, and those about text). Its precision is the type of the KV.
+    """Returns the manifest of the model `name`, which consists of `blocks`. Its precision is the type of their KV.
 
-    Raises BlockFolderError for parts that do not fit together.
+    `own` has the files that we generate: `blocks.json`, and those about text. Raises BlockFolderError for parts that do
+    not fit together.
     """
     texts = beside.texts
     precision: Precision = "fp16" if shape.dtype == "float16" else "fp32"

@@ -1,4 +1,4 @@
-"""What serving ONNX blocks as they are needs to know of them: the shape of their KV, and their vocabulary. Pure."""
+"""The shape of KV and logits of ONNX blocks that are served as they are, from what their files declare."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,31 +18,38 @@ _FLOATS = ("float16", "float32")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedShape:
-    """`layers` are the exporter's numbers of the layers, in the order of their blocks, of which each has so many as
-    `block_layers` says. Keys and values are [batch, kv_heads, positions, head_dim] of `dtype`; `single`: a run takes
-    one sequence."""
+    """The shape of a model of ONNX blocks. Keys and values are [batch, kv_heads, positions, head_dim] of `dtype`."""
 
     layers: tuple[int, ...]
+    """The exporter's numbers of the layers, in the order of their blocks."""
     block_layers: tuple[int, ...]
+    """The number of layers in each block."""
     kv_heads: int
     head_dim: int
     dtype: Literal["float16", "float32"]
     vocabulary: int
     single: bool
+    """True if the graphs take one sequence at a time."""
 
     def pool_of(self, slot: CacheSlot) -> str:
-        """The name of the pool that has the pages of a slot: layers are counted from 1 there."""
+        """Returns the name of the pool with the KV pages of `slot`. Pools count layers from 1."""
         return f"block_{self.layers.index(slot.layer) + 1}/{slot.half}s"
 
 
 def served_wiring(root: Path) -> Wiring:
-    """Of the blocks that the described folder `root` serves, as its `blocks.json` has them, which the manifest's
-    SHA-256 covers."""
+    """Returns the wiring of the ONNX blocks of the block folder `root`, from its `blocks.json`.
+
+    The manifest has the SHA-256 of that file. Raises OnnxBlocksError.
+    """
     return wire([block.signature for block in read_blocks_file(root / ONNX_BLOCKS_NAME)])
 
 
 def served_shape(wiring: Wiring) -> ServedShape:
-    """Raises OnnxBlocksError, with file and tensor, for blocks that answer no tokens or keep their KV differently."""
+    """Returns the shape of the model of these blocks.
+
+    Raises OnnxBlocksError, with file and tensor, if they take no token ids or give no logits, or if their KV is of a
+    kind that cannot be served.
+    """
     source, logits = logits_of(wiring)
     if not _token_inputs(wiring):
         raise OnnxBlocksError("no block takes input_ids: requests bring token ids", file=wiring.blocks[0].file)
@@ -73,7 +80,7 @@ def served_shape(wiring: Wiring) -> ServedShape:
 
 
 def takes_one_sequence(wiring: Wiring) -> bool:
-    """Whether a run takes one sequence alone, as the file says."""
+    """Returns whether the graphs declare a batch of 1, so that a run takes one sequence."""
     return any(tensor.dims is not None and tensor.dims[0] == 1 for tensor in _token_inputs(wiring))
 
 
@@ -82,9 +89,12 @@ def _token_inputs(wiring: Wiring) -> list[Tensor]:
 
 
 def _layers(wiring: Wiring) -> list[list[int]]:
-    """By block its layers, ascending. Raises OnnxBlocksError for keys without values, and for those that another block
-    makes: the KV of a layer is where its block is."""
-    found: list[list[int]] = [[] for _ in wiring.blocks]
+    """Returns the layers of each block, ascending.
+
+    Raises OnnxBlocksError for keys without values, and for keys and values that two blocks make: the KV of a layer is
+    where its block is.
+    """
+    layers: list[list[int]] = [[] for _ in wiring.blocks]
     for slot, present in sorted(wiring.presents.items()):
         other = wiring.presents.get(CacheSlot(slot.layer, "value" if slot.half == "key" else "key"))
         file = wiring.blocks[present.index - 1].file
@@ -99,12 +109,12 @@ def _layers(wiring: Wiring) -> list[list[int]]:
                 tensor=present.name,
             )
         if slot.half == "key":
-            found[present.index - 1].append(slot.layer)
-    return found
+            layers[present.index - 1].append(slot.layer)
+    return layers
 
 
 def logits_of(wiring: Wiring) -> tuple[Signature, Tensor]:
-    """The block that gives logits, and these. Raises OnnxBlocksError where none does."""
+    """Returns the block that gives logits, and that output. Raises OnnxBlocksError if no block has it."""
     for block in wiring.blocks:
         for tensor in block.outputs:
             if tensor.name == LOGITS:
@@ -116,8 +126,8 @@ def logits_of(wiring: Wiring) -> tuple[Signature, Tensor]:
 
 
 def _cache(wiring: Wiring) -> tuple[int, int, Literal["float16", "float32"]]:
-    """Heads, head size and type, which all layers have in common."""
-    found: tuple[int, int, str] | None = None
+    """Returns number, size and dtype of the KV heads. Raises OnnxBlocksError unless all layers have the same."""
+    common: tuple[int, int, str] | None = None
     known: dict[tuple[CacheSlot, int], int] = {}
     tensors = list(_caches(wiring))
     for _, slot, tensor in tensors:
@@ -132,23 +142,23 @@ def _cache(wiring: Wiring) -> tuple[int, int, Literal["float16", "float32"]]:
                 file=file,
                 tensor=tensor.name,
             )
-        this = heads, size, tensor.dtype
-        if found is not None and this != found:
+        own = heads, size, tensor.dtype
+        if common is not None and own != common:
             raise OnnxBlocksError(
-                f"has {heads} heads of {size} in {tensor.dtype}, and other layers {found[0]} of {found[1]} in "
-                f"{found[2]}: layers that differ cannot be served",
+                f"has {heads} heads of {size} in {tensor.dtype}, and other layers {common[0]} of {common[1]} in "
+                f"{common[2]}: layers that differ cannot be served",
                 file=file,
                 tensor=tensor.name,
             )
         if tensor.dtype not in _FLOATS:
             raise OnnxBlocksError(f"is {tensor.dtype}; KV must be float16 or float32", file=file, tensor=tensor.name)
-        found = this
-    assert found is not None, "there are presents"
-    return found[0], found[1], "float16" if found[2] == "float16" else "float32"
+        common = own
+    assert common is not None, "there are presents"
+    return common[0], common[1], "float16" if common[2] == "float16" else "float32"
 
 
 def _caches(wiring: Wiring) -> Iterator[tuple[str, CacheSlot, Tensor]]:
-    """Every past and present, with its file."""
+    """Yields every past and present: its file, its slot, and the tensor."""
     made = {(present.index, present.name): slot for slot, present in wiring.presents.items()}
     for block, sources in zip(wiring.blocks, wiring.sources, strict=True):
         for tensor in block.inputs:
@@ -161,7 +171,7 @@ def _caches(wiring: Wiring) -> Iterator[tuple[str, CacheSlot, Tensor]]:
 
 
 def request_inputs(wiring: Wiring) -> dict[str, str]:
-    """The inputs that requests bring, by name, and the dtype that the blocks want each in."""
+    """Returns the dtype of each input that comes from the request, by name."""
     return {
         tensor.name: tensor.dtype
         for block, sources in zip(wiring.blocks, wiring.sources, strict=True)

@@ -1,4 +1,4 @@
-"""What a file of a block declares: its inputs and outputs, each with a name, a dtype and dimensions."""
+"""The inputs and outputs that a block's ONNX file declares: names, dtypes and dimensions."""
 
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -6,48 +6,55 @@ from dataclasses import dataclass
 
 from blockrelay.errors import OnnxBlocksError
 
-#: Of one block. A layer has fewer than ten; a graph with all layers of a large model has some hundreds.
+#: Most inputs, or outputs, of a block. One layer has fewer than ten; a graph with all layers of a large model hundreds.
 MAX_TENSORS = 1024
-#: Each side of 0 is as long as the graph declares it; a name, or "" where the graph says nothing.
+#: One dimension as the graph declares it: a number (0 or more), a name, or "" if the graph does not declare it.
 Dimension = int | str
 _NUMBERED = re.compile(r"(.*?)(\d+)\.onnx", re.ASCII)
-#: A name is shown to people in one line.
+#: Most characters of a tensor's name, since messages show it in one line.
 _MAX_NAME = 500
 
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """An input or an output. `dtype` as numpy spells it (float16); `dims` is None where the graph does not even say how
-    many there are."""
+    """An input or an output of a block, as its file declares it."""
 
     name: str
     dtype: str
+    """In numpy's spelling: float16."""
     dims: tuple[Dimension, ...] | None
+    """None if the graph does not even declare the number of dimensions."""
 
     @property
     def rank(self) -> int | None:
+        """Number of dimensions; None if the graph does not declare it."""
         return None if self.dims is None else len(self.dims)
 
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """Of the file of block `index` (1 is the first), by the graph's own order. Names of inputs are unique, and so are
-    those of outputs (`check_names`)."""
+    """The inputs and outputs of one block's file, in the graph's order.
+
+    Names of inputs are unique, and so are those of outputs (`check_names`).
+    """
 
     index: int
+    """The block's number; the first is 1."""
     file: str
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
 
     @property
     def block(self) -> str:
-        """As people and plans name it: block_1."""
+        """The block's name in plans and messages: block_1."""
         return f"block_{self.index}"
 
 
 def check_names(file: str, kind: str, names: Collection[str]) -> None:
-    """Raises OnnxBlocksError for more names than a block has, for one that comes twice, and for one that cannot be
-    shown. `kind` is inputs or outputs."""
+    """Checks the names of all inputs, or all outputs (`kind`), of a block.
+
+    Raises OnnxBlocksError if there are more than MAX_TENSORS, if one comes twice, or if one cannot be shown in a line.
+    """
     if len(names) > MAX_TENSORS:
         raise OnnxBlocksError(f"{len(names):,} {kind}; a block has at most {MAX_TENSORS:,}", file=file)
     seen: set[str] = set()
@@ -60,29 +67,29 @@ def check_names(file: str, kind: str, names: Collection[str]) -> None:
 
 
 def shown(dims: Sequence[Dimension] | None) -> str:
-    """Dimensions as people read them: (batch_size, 1, 10, ?)."""
+    """Returns dimensions as messages show them: (batch_size, 1, 10, ?)."""
     if dims is None:
         return "of unknown dimensions"
     return f"({', '.join(str(one) if one != '' else '?' for one in dims)}{',' if len(dims) == 1 else ''})"
 
 
 def in_order(names: Collection[str]) -> list[str]:
-    """Names of files as block_1.onnx, block_2.onnx and so on, by number.
+    """Sorts the names of blocks' files by number: block_1.onnx, block_2.onnx and so on.
 
-    They may be called anything that ends in a number, all alike, and the numbers are 1 to the last without a gap.
-    Raises OnnxBlocksError that names the file that is missing or not like the others.
+    Any name that ends in a number will do, if all are alike and the numbers are 1 to the last without a gap. Raises
+    OnnxBlocksError that names the file that is missing or not like the others.
     """
     numbered: dict[int, str] = {}
     prefixes: dict[str, str] = {}
     for name in sorted(names):
-        found = _NUMBERED.fullmatch(name)
-        if found is None:
+        match = _NUMBERED.fullmatch(name)
+        if match is None:
             raise OnnxBlocksError("has no number; blocks are files such as block_1.onnx, block_2.onnx", file=name)
-        number = int(found[2]) if len(found[2]) < 10 else 0
+        number = int(match[2]) if len(match[2]) < 10 else 0
         if number in numbered:
             raise OnnxBlocksError(f"has the number of {numbered[number]}", file=name)
         numbered[number] = name
-        prefixes.setdefault(found[1], name)
+        prefixes.setdefault(match[1], name)
     if len(prefixes) > 1:
         one, other = sorted(prefixes.values())[:2]
         raise OnnxBlocksError(f"is not called like {one}; blocks of two models need two folders", file=other)
@@ -96,7 +103,7 @@ def in_order(names: Collection[str]) -> list[str]:
 
 
 def _expected(prefix: str, index: int, numbered: Mapping[int, str]) -> str:
-    """How the missing file would be called, with as many digits as its neighbours."""
-    digits = [found[2] for name in numbered.values() if (found := _NUMBERED.fullmatch(name)) is not None]
-    width = max((len(one) for one in digits if one.startswith("0")), default=1)
+    """Returns the name of a missing file, padded with zeros like its neighbours."""
+    digits = [match[2] for name in numbered.values() if (match := _NUMBERED.fullmatch(name)) is not None]
+    width = max((len(number) for number in digits if number.startswith("0")), default=1)
     return f"{prefix}{index:0{width}}.onnx"

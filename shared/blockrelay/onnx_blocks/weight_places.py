@@ -1,4 +1,7 @@
-"""Where weights beside a graph lie ("external data"). Others wrote that down, so nothing of it is trusted."""
+"""Finds and checks the weights that lie beside a graph ("external data" of ONNX).
+
+Others wrote the paths and offsets, so nothing of them is trusted.
+"""
 
 import ntpath
 import stat
@@ -12,10 +15,10 @@ from blockrelay.errors import OnnxBlocksError
 
 
 def check_inside(folder: Path, name: str, *, file: str, tensor: str | None = None) -> Path:
-    """The path of the file `name` in the folder, which is a plain file and lies there with all links followed; of a
-    snapshot in Hugging Face's cache, where each file is a link, within the snapshot's repository.
+    """Returns the path of the file `name` in `folder`, after checking that it is a plain file and lies in there.
 
-    Raises OnnxBlocksError; `file` and `tensor` are who names it.
+    Links are followed: their target must be in the folder too, or, for a snapshot in Hugging Face's cache, in the
+    snapshot's repository. Raises OnnxBlocksError with `file` and `tensor`, which name the weights.
     """
     location = PurePosixPath(name)
     if not name or "\0" in name or location.is_absolute() or ntpath.splitdrive(name)[0] or "\\" in name:
@@ -37,19 +40,24 @@ def check_inside(folder: Path, name: str, *, file: str, tensor: str | None = Non
 
 @dataclass(frozen=True, slots=True)
 class WeightPlace:
-    """Where the numbers of a tensor lie: in the file `path`, which is called `name` in the folder."""
+    """The place of a tensor's numbers in a file beside the graph."""
 
     name: str
+    """The file's name in the folder."""
     path: Path
     offset: int
+    """In bytes."""
 
 
-def weight_place(folder: Path, said: Mapping[str, str], *, needed: int, file: str, owner: str) -> WeightPlace:
-    """Of the tensor `owner`, of `needed` bytes (0: not known), of which `file` has said where it lies. Raises
-    OnnxBlocksError for a file that is not in the folder, or ends before the tensor does."""
-    name = said.get("location", "")
+def weight_place(folder: Path, entries: Mapping[str, str], *, needed: int, file: str, owner: str) -> WeightPlace:
+    """Returns the place of the tensor `owner` of the graph `file`, which has `needed` bytes (0: not known).
+
+    `entries` are the tensor's external data in the graph: `location`, `offset`, `length`. Raises OnnxBlocksError for a
+    file that is not in `folder`, or that ends before the tensor does.
+    """
+    name = entries.get("location", "")
     path = check_inside(folder, name, file=file, tensor=owner)
-    offset, length = _number(said, "offset", file, owner), _number(said, "length", file, owner)
+    offset, length = _number(entries, "offset", file, owner), _number(entries, "length", file, owner)
     if length and needed and length != needed:
         raise OnnxBlocksError(f"has {length} bytes in {name}, and needs {needed}", file=file, tensor=owner)
     if is_lfs_pointer(path):
@@ -61,9 +69,9 @@ def weight_place(folder: Path, said: Mapping[str, str], *, needed: int, file: st
     return WeightPlace(name, path, offset)
 
 
-def _number(said: Mapping[str, str], key: str, file: str, owner: str) -> int:
-    """The offset or the length that a file says of the weights `owner`. Raises OnnxBlocksError for what is none."""
-    text = said.get(key, "0")
+def _number(entries: Mapping[str, str], key: str, file: str, owner: str) -> int:
+    """Returns the number `key` of the external data of tensor `owner`. Raises OnnxBlocksError if it is no number."""
+    text = entries.get(key, "0")
     if not (text.isascii() and text.isdigit() and len(text) < 20):
         raise OnnxBlocksError(f"has {text[:40]!r} as the {key} of its weights", file=file, tensor=owner)
     return int(text)

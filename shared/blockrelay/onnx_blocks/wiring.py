@@ -1,7 +1,7 @@
-"""Where every input of every block comes from, by names alone: nothing about Llama is assumed.
+"""Connects ONNX blocks by the names of their inputs and outputs. Nothing about Llama is assumed.
 
-An input is fed by the request, by the output of that name of an earlier block, or by the session's KV: the present of
-one step is the past of the next one.
+Each input has one source: the request, the output of the same name of an earlier block, or the session's KV. The
+present of one step is the past of the next one.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,26 +12,27 @@ from blockrelay.errors import OnnxBlocksError
 from blockrelay.onnx_blocks.cache_names import CacheSlot, cache_slot
 from blockrelay.onnx_blocks.signature import Signature, Tensor, shown
 
-#: What a request brings, each [batch, positions].
+#: Inputs that a request brings, each [batch, positions].
 REQUEST_INPUTS = ("input_ids", "attention_mask", "position_ids")
 _REQUEST_DTYPES, _REQUEST_RANK = ("int64", "int32"), 2
 
 
 @dataclass(frozen=True, slots=True)
 class FromRequest:
-    """The input of that name of the request."""
+    """A source: the request's input of the same name."""
 
 
 @dataclass(frozen=True, slots=True)
 class FromBlock:
-    """The output of the same name of an earlier block."""
+    """A source: the output of the same name of an earlier block."""
 
     index: int
+    """The number of that block; the first is 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class FromPast:
-    """What the session keeps of the steps before; empty in the first one."""
+    """A source: the KV that a session keeps of the steps before, which is empty in the first step."""
 
     slot: CacheSlot
 
@@ -41,38 +42,43 @@ Source = FromRequest | FromBlock | FromPast
 
 @dataclass(frozen=True, slots=True)
 class Present:
-    """The output that becomes a session's past."""
+    """The output of a block that becomes the past of the next step."""
 
     index: int
+    """The number of the block; the first is 1."""
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Wiring:
-    """Of all blocks, in the order in which they run."""
+    """The blocks of a model in the order in which they run, and the source of each input."""
 
     blocks: tuple[Signature, ...]
     sources: tuple[Mapping[str, Source], ...]
-    """For each block the source of each of its inputs."""
+    """For each block, the source of each of its inputs by name."""
     presents: Mapping[CacheSlot, Present]
 
     def consumed(self) -> frozenset[str]:
-        """The outputs that a later block takes."""
-        return frozenset(name for of in self.sources for name, source in of.items() if isinstance(source, FromBlock))
+        """Returns the names of the outputs that a later block takes."""
+        return frozenset(
+            name for inputs in self.sources for name, source in inputs.items() if isinstance(source, FromBlock)
+        )
 
 
 @dataclass(slots=True)
 class _Made:
-    """What earlier blocks have made so far."""
+    """The outputs of the blocks that were wired so far."""
 
     by: dict[str, tuple[Signature, Tensor]] = field(default_factory=dict[str, tuple[Signature, Tensor]])
+    """The block and the declaration of each output, by its name."""
     presents: dict[CacheSlot, Present] = field(default_factory=dict[CacheSlot, Present])
 
 
 def wire(blocks: Sequence[Signature]) -> Wiring:
-    """Every input has one source, every present its past and every past its present, and neighbours declare the same.
+    """Finds the source of every input of `blocks`, which are in the order in which they run.
 
-    `blocks` in the order in which they run. Raises OnnxBlocksError that names file and tensor.
+    Raises OnnxBlocksError, with file and tensor, unless every input has one source, every past its present and every
+    present its past, and all blocks declare a tensor alike.
     """
     made = _Made()
     made_later = {tensor.name: block for block in reversed(blocks) for tensor in block.outputs}
@@ -104,6 +110,7 @@ def _source(
     made_later: Mapping[str, Signature],
     pasts: dict[CacheSlot, tuple[Signature, Tensor]],
 ) -> Source:
+    """Returns the source of one input of `block`; adds it to `pasts` if it is a past. Raises OnnxBlocksError."""
     if tensor.name in REQUEST_INPUTS:
         _check_request(block, tensor)
         return FromRequest()
@@ -126,6 +133,7 @@ def _source(
 
 
 def _add(block: Signature, tensor: Tensor, made: _Made) -> None:
+    """Adds one output of `block` to `made`. Raises OnnxBlocksError if its name has another source."""
     if tensor.name in REQUEST_INPUTS:
         raise OnnxBlocksError("has two sources: the request brings it too", file=block.file, tensor=tensor.name)
     if tensor.name in made.by:
@@ -156,7 +164,7 @@ def _check_request(block: Signature, tensor: Tensor) -> None:
 
 
 def _check_same(maker: Signature, output: Tensor, block: Signature, tensor: Tensor) -> None:
-    """That two files declare one tensor alike, as far as both say something."""
+    """Raises OnnxBlocksError if two files declare one tensor differently. What only one declares is not compared."""
     if tensor.dtype != output.dtype:
         raise OnnxBlocksError(
             f"is {tensor.dtype}, and {maker.file} has it as {output.dtype}", file=block.file, tensor=tensor.name
@@ -173,7 +181,7 @@ def _check_same(maker: Signature, output: Tensor, block: Signature, tensor: Tens
 
 
 def _check_cache(block: Signature, past: Tensor, maker: Signature, present: Tensor) -> None:
-    """That a present can be a past: alike but for one dimension, that of positions."""
+    """Raises OnnxBlocksError unless a present can be the next step's past: alike but for the dimension of positions."""
     if past.dtype != present.dtype:
         raise OnnxBlocksError(
             f"is {past.dtype}, and its present {present.name} in {maker.file} is {present.dtype}",
@@ -183,7 +191,9 @@ def _check_cache(block: Signature, past: Tensor, maker: Signature, present: Tens
     if past.dims is not None and present.dims is not None:
         pairs = list(zip(past.dims, present.dims, strict=True))
         differing = [pair for pair in pairs if _differ(*pair)]
-        open_ = any(isinstance(one, str) for pair in pairs[1:] for one in pair)  # then positions are what is open
+        open_ = any(
+            isinstance(one, str) for pair in pairs[1:] for one in pair
+        )  # then the open dimension is that of positions
         if len(differing) > (0 if open_ else 1):
             raise OnnxBlocksError(
                 f"is {shown(past.dims)}, and its present {present.name} in {maker.file} is {shown(present.dims)}",
@@ -193,5 +203,8 @@ def _check_cache(block: Signature, past: Tensor, maker: Signature, present: Tens
 
 
 def _differ(one: int | str | None, other: int | str | None) -> bool:
-    """Whether two declared dimensions contradict each other; None: there is none. Names are each file's own."""
+    """Returns whether two declared dimensions contradict each other. None stands for a missing dimension.
+
+    Names never contradict each other, because each file has its own.
+    """
     return one is None or other is None or (isinstance(one, int) and isinstance(other, int) and one != other)

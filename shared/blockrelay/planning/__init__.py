@@ -1,2 +1,2 @@
-"""What planners work from: what was measured (`profile`), what blocks cost (`costs`) and which devices there are
-(`devices`), and whether a model can be cut as they plan (`cuts`)."""
+"""The inputs of planners: measured times (`profile`), costs of blocks (`costs`), devices (`devices`); and the check
+that a model can be cut into the stages of a plan (`cuts`)."""

@@ -1,5 +1,7 @@
-"""What every block of a model costs a planner, whatever the model is: from its shape, or from what `blocks.json` says
-of ONNX blocks that others made. No weight is read."""
+"""The costs of a model's blocks for planners: from its shape, or from the `blocks.json` of ONNX blocks made by others.
+
+No weight is read.
+"""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -14,16 +16,22 @@ from blockrelay.onnx_blocks.wiring import Wiring, wire
 
 
 def costs_of(folder: BlockFolder) -> ModelAnalysis:
-    """Raises OnnxBlocksError for a `blocks.json` that cannot be read."""
+    """Returns the costs of every block of the model in `folder`.
+
+    Raises OnnxBlocksError for a `blocks.json` that cannot be read.
+    """
     if folder.model.onnx_blocks is None:
         return analyse(folder.model)
     return onnx_costs(folder, read_blocks_file(folder.root / ONNX_BLOCKS_NAME))
 
 
 def onnx_costs(folder: BlockFolder, blocks: Sequence[BlockFiles]) -> ModelAnalysis:
-    """Bytes are those of a block's files; one that several blocks share, as `split` leaves them, counts for each with
-    an equal part. Operations are those of products with all of their numbers, and attention has as many heads as there
-    are of keys: the graphs do not tell more without being read."""
+    """Estimates the costs of ONNX blocks made by others, without reading their graphs.
+
+    Bytes are those of a block's files; a file that several blocks share, as `split` leaves them, counts for each with
+    an equal part. Every number in the files counts as a weight of a linear layer, and attention as having as many heads
+    as the keys have. Raises OnnxBlocksError where an input of a block has no source.
+    """
     model, precision = folder.model, folder.manifest.precision_of(1)
     wiring = wire([block.signature for block in blocks])
     sharing = Counter(file.name for block in blocks for file in block.files)
@@ -46,17 +54,18 @@ def onnx_costs(folder: BlockFolder, blocks: Sequence[BlockFiles]) -> ModelAnalys
                 kv_values_per_token=2 * values,
                 hop_bytes_per_row=row,
                 hop_bytes_per_row_and_token=token,
-                cpu_bytes=2 * size if precision == "fp16" else None,  # ONNX Runtime has float16 in float32 there
+                cpu_bytes=2 * size if precision == "fp16" else None,  # ONNX Runtime keeps float16 as float32 there
             )
         )
     return ModelAnalysis(model=model.name, context=model.max_position, blocks=tuple(costs))
 
 
 def border_bytes(wiring: Wiring, last: int) -> tuple[int, int]:
-    """What a stage that ends with block `last` hands on for each row: bytes, and bytes more for each token that the row
-    attends to, as masks have. Nothing where no stage can end (`cuts`)."""
+    """Returns what a stage that ends with block `last` sends to the next one for each row: bytes, and further bytes for
+    each token that the row attends to, as masks have. Both are 0 where no stage can end (`cuts`)."""
     try:
-        one, two = (bytes_handed_on(wiring, last, new=1, past=past) for past in (0, 1))
+        without_past, with_past = (bytes_handed_on(wiring, last, new=1, past=past) for past in (0, 1))
     except OnnxBlocksError:
         return 0, 0
-    return one - (two - one), two - one
+    for_each_token = with_past - without_past
+    return without_past - for_each_token, for_each_token

@@ -1,4 +1,4 @@
-"""Whether a model can be cut into the stages of a plan: ONNX blocks that others made cannot be cut everywhere."""
+"""Checks that a model can be cut into the stages of a plan: ONNX blocks made by others cannot be cut everywhere."""
 
 from collections.abc import Sequence
 
@@ -9,6 +9,7 @@ from blockrelay.protocol.plan import Stage
 
 
 def check_stages(folder: BlockFolder, stages: Sequence[Stage]) -> None:
-    """Raises OnnxBlocksError, with file and tensor, where something cannot be handed on from one of the stages."""
+    """Raises OnnxBlocksError, with file and tensor, if one of `stages` would have to hand on something that cannot
+    travel to another stage."""
     if folder.model.onnx_blocks is not None and len(stages) > 1:
         check_borders(served_wiring(folder.root), stages, folder.model.max_position)

@@ -1,4 +1,4 @@
-"""Which devices there are and what connects their hosts: the file of `plan --devices`, and `plan what-if --add`."""
+"""Devices and the network between their hosts, as `plan --devices FILE` and `plan what-if --add` describe them."""
 
 import re
 from collections import Counter
@@ -10,7 +10,7 @@ from blockrelay.errors import UsageError
 from blockrelay.protocol.plan import DEVICES
 from blockrelay.quantities import parse_quantity
 
-#: More are a mistake: a cell has fewer workers.
+#: Most devices in a file. More are a mistake: a cell has fewer workers.
 MAX_DEVICES = 1024
 _MAX_BYTES = 16 << 20
 _NAME = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
@@ -18,61 +18,67 @@ _NAME = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """Something that computes stages, one step at a time.
+    """A CPU or GPU that computes stages, one step at a time.
 
-    Its speed is that of its class in a profile times `speed`; where the profile lacks the class, it follows from the
-    bytes and operations per second, and is an estimate.
+    Its speed is that of its class in a profile times `speed`. If the profile lacks the class, the speed is estimated
+    from the bytes and operations per second.
     """
 
     id: str
     device_class: str
-    """`CPU`, `GPU` or a name of its own: a class of the profile."""
+    """A class of the profile: `CPU`, `GPU` or a name that a user chose."""
     host: str
     memory_bytes: int | None = None
-    """For weights and KV pages; None: as much as is needed."""
+    """Memory for weights and KV pages; None: as much as is needed."""
     speed: float = 1.0
+    """Factor on the speed of the class; 2 is twice as fast."""
     bytes_per_second: float | None = None
+    """Rate of reading weights from memory; None if unknown."""
     operations_per_second: float | None = None
+    """Rate of arithmetic; None if unknown, and then reading the weights is all that a step takes."""
 
     @property
     def is_described(self) -> bool:
-        """It brings figures of its own."""
+        """True if the device has figures of its own, from which its speed can be estimated."""
         return self.bytes_per_second is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """What the network between two hosts adds to a hop, either way: seconds of each message and of each byte in it."""
+    """The time that the network between two hosts adds to a hop between stages, in either direction."""
 
     between: tuple[str, str]
+    """The two hosts."""
     seconds: float
+    """Seconds of each message."""
     seconds_per_byte: float
+    """Seconds of each byte of a message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fleet:
-    """Devices in their order, ids distinct, at least one; links between their hosts."""
+    """At least one device, with distinct ids, and the links between their hosts (`checked`)."""
 
     devices: tuple[Device, ...]
     links: tuple[Link, ...] = ()
 
     def device(self, device_id: str) -> Device:
-        """By its id. UsageError where there is none."""
+        """Returns the device with this id. Raises UsageError if there is none."""
         for device in self.devices:
             if device.id == device_id:
                 return device
         raise UsageError(f"there is no device {device_id}: there are {', '.join(d.id for d in self.devices)}")
 
     def link(self, a: str, b: str) -> Link | None:
-        """Between two hosts, if the file tells it."""
+        """Returns the link between the hosts `a` and `b`; None if the file has none."""
         return next((link for link in self.links if set(link.between) == {a, b}), None)
 
     def with_device(self, device: Device) -> "Fleet":
-        """One more. UsageError where its id is taken."""
+        """Returns the fleet with one more device. Raises UsageError if its id is taken."""
         return checked(Fleet(devices=(*self.devices, device), links=self.links), "devices")
 
     def without_host(self, host: str) -> "Fleet":
-        """All but the devices of a host. UsageError where it has none, or no device is left."""
+        """Returns the fleet without the devices of `host`. Raises UsageError if it has none, or has all of them."""
         left = tuple(device for device in self.devices if device.host != host)
         if len(left) == len(self.devices):
             hosts = ", ".join(dict.fromkeys(device.host for device in self.devices))
@@ -83,35 +89,36 @@ class Fleet:
 
 
 def decode_fleet(content: bytes, where: str) -> Fleet:
-    """Read the file. UsageError names the file and the field."""
+    """Decodes the file of `plan --devices`. Raises UsageError that names the file, `where`, and the field."""
     if len(content) > _MAX_BYTES:
         raise UsageError(f"{where}: larger than {_MAX_BYTES >> 20} MiB")
     fields = Fields.parse(content, where, UsageError)
-    devices = tuple(_device(one) for one in fields.nested_list("devices"))
-    links = tuple(_link(one) for one in fields.nested_list("links")) if fields.has("links") else ()
+    devices = tuple(map(_device, fields.nested_list("devices")))
+    links = tuple(map(_link, fields.nested_list("links"))) if fields.has("links") else ()
     fields.done()
     return checked(Fleet(devices=devices, links=links), where)
 
 
 def checked(fleet: Fleet, where: str) -> Fleet:
-    """The fleet itself. UsageError unless its ids are distinct and its links are between its hosts."""
+    """Returns `fleet`. Raises UsageError, which begins with `where`, unless it has 1 to MAX_DEVICES devices with
+    distinct ids and its links are between hosts of these."""
     if not 1 <= len(fleet.devices) <= MAX_DEVICES:
         raise UsageError(f"{where}: {len(fleet.devices)} devices; there must be 1 to {MAX_DEVICES}")
-    twice = [name for name, count in Counter(device.id for device in fleet.devices).items() if count > 1]
-    if twice:
-        raise UsageError(f"{where}: device {twice[0]} is there twice")
+    repeated = [name for name, count in Counter(device.id for device in fleet.devices).items() if count > 1]
+    if repeated:
+        raise UsageError(f"{where}: device {repeated[0]} is there twice")
     hosts = {device.host for device in fleet.devices}
-    for at, link in enumerate(fleet.links):
+    for index, link in enumerate(fleet.links):
         if unknown := [host for host in link.between if host not in hosts]:
-            raise UsageError(f"{where}: links[{at}]: no device is on host {unknown[0]}")
+            raise UsageError(f"{where}: links[{index}]: no device is on host {unknown[0]}")
     return fleet
 
 
 def parse_described(text: str, known: Sequence[Device]) -> Device:
-    """The device of `gpu:24GB:900GB/s[:80T/s]`: class, memory, bytes per second, operations per second.
+    """Returns the device that `gpu:24GB:900GB/s[:80T/s]` describes: class, memory, bytes and operations per second.
 
-    It gets the first free id (`gpu0`) and a host of its own. Without operations per second, reading its weights is all
-    that a step takes. UsageError says what is wrong.
+    It gets the first id that `known` devices leave free (`gpu0`) and a host of its own. Without operations per second,
+    reading its weights is all that a step takes. Raises UsageError that says what is wrong.
     """
     parts = text.split(":")
     if len(parts) not in (3, 4) or not parts[0]:

@@ -1,5 +1,7 @@
-"""A plan in a file: what `blockrelay plan --json` wrote, or the class of each block; for schedulers, `up` and
-`plan apply`."""
+"""Reads a plan from a file, for schedulers, `up` and `plan apply`.
+
+The file is the output of `blockrelay plan --json`, or has the class of device of each block.
+"""
 
 from pathlib import Path
 
@@ -11,9 +13,10 @@ _MAX_BYTES = 16 << 20
 
 
 def read_plan_file(path: Path, blocks: int | None) -> PlannedSplit:
-    """The stages in a file, for a model of `blocks` blocks (None: nobody knows yet of how many).
+    """Reads the stages of a plan for a model of `blocks` blocks (None if their number is not known yet).
 
-    UsageError, one line that names the file: it cannot be read, is no plan, or its stages do not cover these blocks.
+    Raises UsageError, one line that names the file, if it cannot be read, is no plan, or its stages do not cover these
+    blocks.
     """
     planned = parse_planned(read_bounded(path, _MAX_BYTES), str(path))
     if blocks is not None and (count := planned.blocks) != blocks:

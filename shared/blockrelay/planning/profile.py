@@ -1,7 +1,7 @@
-"""`profiling_results.json`: how long each block takes on each class of device, as `blockrelay profile` measured it.
+"""`profiling_results.json`: the times of each block on each class of device, measured by `blockrelay profile`.
 
-Two forms are read and written. The full one is what `encode` writes. The source's, that of the ONNX block server, has
-seconds of one row alone: `{"block_1": {"CPU": 0.245, "GPU": 0.11}}`.
+Two forms are read and written. `encode` writes the full one. The short one is that of the ONNX block server and has
+only the seconds of a step of one row: `{"block_1": {"CPU": 0.245, "GPU": 0.11}}`.
 """
 
 import json
@@ -19,31 +19,35 @@ from blockrelay.typed_command import typed
 
 #: Tokens that each row attends to in `BlockProfile.seconds`.
 BASE_CONTEXT = 128
-#: Larger files are no profile of ours.
+#: Most bytes of a file. Larger ones are no profile of ours.
 _MAX_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockProfile:
-    """One block on one class of device."""
+    """The measured times of one block on one class of device. A spread is half the distance between the quartiles, as a
+    share of the median."""
 
     seconds: Mapping[int, float]
-    """Of a step by its rows, each of a request of its own with BASE_CONTEXT tokens. Never empty."""
+    """Seconds of a step by its number of rows, each of a request of its own with BASE_CONTEXT tokens. Never empty."""
     spread: Mapping[int, float] = field(default_factory=dict[int, float])
-    """Of the same: half the distance between the quartiles, as a share of the median."""
+    """The spread of `seconds`, by the number of rows."""
     seconds_at_context: Mapping[int, Mapping[int, float]] = field(default_factory=dict[int, Mapping[int, float]])
-    """The same at longer contexts; what is missing was not measured."""
+    """Seconds of a step by context in tokens, then by rows, for longer contexts. What is missing was not measured."""
     spread_at_context: Mapping[int, Mapping[int, float]] = field(default_factory=dict[int, Mapping[int, float]])
+    """The spread of `seconds_at_context`."""
     load_seconds: float | None = None
+    """Seconds of loading the block; None if not measured."""
     load_spread: float | None = None
     bytes: int | None = None
+    """Bytes of the block's weights; None if unknown."""
     kv_bytes_per_token: int | None = None
 
     def at(self, rows: float, context: float) -> float:
-        """Seconds of a step of `rows` >= 1 rows that attend to `context` tokens each.
+        """Returns the seconds of a step of `rows` >= 1 rows that attend to `context` tokens each.
 
-        Straight lines between what was measured; behind the last the line of the last two goes on. Where no longer
-        context was measured, context costs nothing.
+        Interpolates linearly between measurements, and extrapolates the line of the last two. Context costs nothing if
+        only BASE_CONTEXT was measured.
         """
         base = _line(self.seconds, rows)
         longer = {c: by_rows for c, by_rows in self.seconds_at_context.items() if by_rows}
@@ -58,60 +62,71 @@ class BlockProfile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProductTimes:
-    """The matrix products of a layer, and those of the head, in one precision: seconds by rows. Never empty."""
+    """The measured times of the linear layers in one precision, in seconds by the number of rows."""
 
     layer: Mapping[int, float]
+    """Seconds of all linear layers of one layer of the model. Never empty."""
     head: Mapping[int, float]
+    """Seconds of the head's linear layer. Never empty."""
     spread: Mapping[int, float] = field(default_factory=dict[int, float])
-    """Of the layer's, as in `BlockProfile`."""
+    """The spread of `layer`, as in `BlockProfile`."""
 
     def at(self, rows: float, *, is_head: bool) -> float:
-        """Seconds with `rows` >= 1 rows, on straight lines as in `BlockProfile.at`."""
+        """Returns the seconds for `rows` >= 1 rows, interpolated as in `BlockProfile.at`."""
         return max(_line(self.head if is_head else self.layer, rows), 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hop:
-    """What carries rows from a stage to the next: seconds of each message and of each byte in it; the spread is that of
-    a message with one row, or of the steps of the system that the hop was taken from."""
+    """The time that hidden states take from one stage to the next."""
 
     seconds: float
+    """Seconds of each message."""
     seconds_per_byte: float
+    """Seconds of each byte of a message."""
     spread: float | None = None
+    """The spread of a message with one row, or of the steps of the system whose steps gave the hop; None if unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOverhead:
-    """What a step takes beside its blocks (sampling, commits, streams): seconds, and seconds of each of its rows; the
-    spread is that of the whole step, where it was largest."""
+    """The time of a step that is not spent in blocks: sampling, commits, streams."""
 
     seconds: float = 0.0
+    """Seconds of each step."""
     seconds_per_row: float = 0.0
+    """Further seconds of each row of the step."""
     spread: float | None = None
+    """The largest spread of whole steps; None if unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """All that was measured of one model on one machine. `blocks` block -> class -> times; class as plans name it."""
+    """All measurements of one model on one machine. The texts are empty in a file of the short form."""
 
     model: str = ""
+    """The model's name."""
     model_hash: str = ""
     machine: str = ""
     measured: str = ""
+    """Date of the measurement."""
     blocks: Mapping[str, Mapping[str, BlockProfile]]
+    """Times by block (`block_1`), then by class of device as plans name it (`CPU`)."""
     products: Mapping[str, Mapping[str, ProductTimes]] = field(default_factory=dict[str, Mapping[str, ProductTimes]])
-    """By class and precision: of made-up weights, for blocks in precisions that they were not measured in."""
+    """Times of linear layers with made-up weights, by class and precision: for precisions in which no block was
+    measured."""
     hop: Mapping[str, Hop] = field(default_factory=dict[str, Hop])
+    """Times of hops, by the way that they take: `shared_memory` or `redis`."""
     step: StepOverhead = StepOverhead()
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Those of which every block was measured."""
+        """The classes of devices on which every block was measured, sorted."""
         every = [set(classes) for classes in self.blocks.values()]
         return tuple(sorted(set.intersection(*every))) if every else ()
 
     def encode(self) -> str:
-        """The file."""
+        """Returns the content of the file in the full form."""
         content: dict[str, Any] = {
             "model": self.model,
             "model_hash": self.model_hash,
@@ -145,7 +160,7 @@ class Profile:
         return json.dumps(content, indent=1, allow_nan=False) + "\n"
 
     def encode_source(self) -> str:
-        """The file in the source's form: seconds of one row. Every block has them of each class."""
+        """Returns the content of the file in the short form. Raises KeyError where one row was not measured."""
         content = {
             block: {name: times.seconds[1] for name, times in classes.items()} for block, classes in self.blocks.items()
         }
@@ -153,14 +168,14 @@ class Profile:
 
 
 def read_profile_file(path: Path) -> Profile:
-    """The profile in a file, of either form. UsageError names the file and the field."""
+    """Reads a profile of either form from a file. Raises UsageError that names the file and the field."""
     if not path.exists():
         raise UsageError(f"{path}: No such file or directory; `{typed('profile')}` writes one")
     return decode_profile(read_bounded(path, _MAX_BYTES), str(path))
 
 
 def decode_profile(content: bytes, where: str) -> Profile:
-    """Read the file, of either form. UsageError names the file and the field."""
+    """Decodes a profile of either form. Raises UsageError that names the file, `where`, and the field."""
     if len(content) > _MAX_BYTES:
         raise UsageError(f"{where}: larger than {_MAX_BYTES >> 20} MiB")
     fields = Fields.parse(content, where, UsageError)
@@ -192,15 +207,15 @@ def decode_profile(content: bytes, where: str) -> Profile:
 
 
 def _blocks(fields: Fields) -> dict[str, dict[str, BlockProfile]]:
-    found: dict[str, dict[str, BlockProfile]] = {}
+    blocks: dict[str, dict[str, BlockProfile]] = {}
     for block in fields.names():
         classes = fields.nested(block)
-        found[block] = {name: _times(classes, name) for name in classes.names()}
-        if not found[block]:
+        blocks[block] = {name: _times(classes, name) for name in classes.names()}
+        if not blocks[block]:
             classes.fail("no device was measured")
-    if not found:
+    if not blocks:
         fields.fail("no block was measured")
-    return found
+    return blocks
 
 
 def _times(classes: Fields, name: str) -> BlockProfile:
@@ -209,20 +224,20 @@ def _times(classes: Fields, name: str) -> BlockProfile:
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
             classes.fail(f"{name} must be seconds, above 0, or an object with them")
         return BlockProfile(seconds={1: float(value)})
-    one = classes.inner(name, cast(object, value))
+    fields = classes.inner(name, cast(object, value))
     times = BlockProfile(
-        seconds=_by_number(one.nested("seconds")),
-        spread=_by_number(one.nested("spread"), zero=True) if one.has("spread") else {},
-        seconds_at_context=_by_context(one, "seconds_at_context"),
-        spread_at_context=_by_context(one, "spread_at_context", zero=True),
-        load_seconds=one.positive("load_seconds", zero=True) if one.has("load_seconds") else None,
-        load_spread=_spread(one, "load_spread"),
-        bytes=one.integer("bytes") if one.has("bytes") else None,
-        kv_bytes_per_token=one.integer("kv_bytes_per_token") if one.has("kv_bytes_per_token") else None,
+        seconds=_by_number(fields.nested("seconds")),
+        spread=_by_number(fields.nested("spread"), zero=True) if fields.has("spread") else {},
+        seconds_at_context=_by_context(fields, "seconds_at_context"),
+        spread_at_context=_by_context(fields, "spread_at_context", zero=True),
+        load_seconds=fields.positive("load_seconds", zero=True) if fields.has("load_seconds") else None,
+        load_spread=_spread(fields, "load_spread"),
+        bytes=fields.integer("bytes") if fields.has("bytes") else None,
+        kv_bytes_per_token=fields.integer("kv_bytes_per_token") if fields.has("kv_bytes_per_token") else None,
     )
-    one.done()
+    fields.done()
     if not times.seconds:
-        one.fail("seconds: nothing was measured")
+        fields.fail("seconds: nothing was measured")
     return times
 
 
@@ -248,18 +263,18 @@ def _number(fields: Fields, name: str) -> int:
 
 
 def _products(fields: Fields) -> dict[str, ProductTimes]:
-    found: dict[str, ProductTimes] = {}
+    by_precision: dict[str, ProductTimes] = {}
     for precision in fields.names():
-        one = fields.nested(precision)
-        found[precision] = ProductTimes(
-            layer=_by_number(one.nested("layer")),
-            head=_by_number(one.nested("head")),
-            spread=_by_number(one.nested("spread"), zero=True) if one.has("spread") else {},
+        inner = fields.nested(precision)
+        times = by_precision[precision] = ProductTimes(
+            layer=_by_number(inner.nested("layer")),
+            head=_by_number(inner.nested("head")),
+            spread=_by_number(inner.nested("spread"), zero=True) if inner.has("spread") else {},
         )
-        one.done()
-        if not found[precision].layer or not found[precision].head:
-            one.fail("nothing was measured")
-    return found
+        inner.done()
+        if not times.layer or not times.head:
+            inner.fail("nothing was measured")
+    return by_precision
 
 
 def _hop(fields: Fields) -> Hop:
@@ -295,7 +310,8 @@ def _numbered(values: Mapping[int, float]) -> dict[str, float]:
 
 
 def _line(known: Mapping[int, float] | Mapping[float, float], at: float) -> float:
-    """Straight lines through `known`, in ascending order; before the first the first, behind the last the last line."""
+    """Interpolates linearly between the points `known`. Returns the first value below the first point; behind the last
+    point, extrapolates the line through the last two."""
     points: Sequence[tuple[float, float]] = sorted(known.items())
     if at <= points[0][0] or len(points) == 1:
         return points[0][1]

@@ -1,1 +1,1 @@
-"""Text to tokens and back."""
+"""Turns text into tokens and back, and reads the files about text beside a model's weights."""

@@ -1,5 +1,4 @@
-"""What a model's author generates with (generation_config.json): what becomes the defaults of requests, and what we
-cannot apply."""
+"""Reads a model's generation_config.json: the defaults of requests, and the fields that we cannot apply."""
 
 import json
 from collections.abc import Mapping
@@ -11,7 +10,7 @@ from blockrelay.block_folder.strict_json import Fields
 from blockrelay.errors import BadRequest
 from blockrelay.protocol.sampling_params import SamplingParams
 
-#: Say nothing about which tokens are generated: ids that others read, and how transformers goes about its work.
+#: Fields that do not change which tokens are generated: ids that other code reads, and settings of transformers.
 _HARMLESS = frozenset(
     (
         *("_from_model_config", "transformers_version", "_commit_hash", "do_sample", "pad_token_id", "bos_token_id"),
@@ -21,24 +20,27 @@ _HARMLESS = frozenset(
         *("output_logits", "is_assistant", "num_assistant_tokens", "num_assistant_tokens_schedule"),
         *("assistant_confidence_threshold", "prompt_lookup_num_tokens", "max_matching_ngram_size"),
         *("assistant_early_exit", "assistant_lookbehind", "target_lookbehind", "assistant_ensemble_weight"),
-        *("speculation_type", "early_stopping", "length_penalty"),  # the last two are about beams, which are named
+        *("speculation_type", "early_stopping", "length_penalty"),  # the last two are for beams; num_beams is reported
     )
 )
-#: With these values a field changes nothing. So do null, false and what is empty.
+#: Values with which a field changes nothing. null, false, and empty lists, objects and strings change nothing either.
 _NEUTRAL: Mapping[str, float] = {
     **dict.fromkeys(("min_length", "min_new_tokens", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size"), 0),
     **dict.fromkeys(("epsilon_cutoff", "eta_cutoff", "diversity_penalty", "presence_penalty", "frequency_penalty"), 0),
     **dict.fromkeys(("num_beams", "num_beam_groups", "num_return_sequences", "typical_p"), 1),
     **dict.fromkeys(("repetition_penalty", "encoder_repetition_penalty", "guidance_scale"), 1),
-    "max_length": 20,  # what transformers writes where nobody has said anything
+    "max_length": 20,  # what transformers writes by default
 }
 _APPLIED = ("temperature", "top_k", "top_p", "min_p", "max_new_tokens")
 _LONGEST = 200
-"""Characters of a value that is shown."""
+"""Most characters of a value that is reported."""
 
 
 def generation_defaults(config: Fields) -> GenerationDefaults:
-    """The defaults of requests. UsageError names a value that every request without its own would be refused for."""
+    """Returns the defaults of requests from generation_config.json, `config`.
+
+    Raises UsageError that names a value for which every request without its own would be refused.
+    """
 
     def number(name: str) -> float | None:
         return config.number(name) if config.has(name) else None
@@ -57,13 +59,13 @@ def generation_defaults(config: Fields) -> GenerationDefaults:
     try:
         SamplingParams(**given)
     except BadRequest as error:
-        said = str(error).replace("max_tokens", "max_new_tokens")
-        config.fail(f"{said}: requests that name none of their own would be refused; correct it, or take it out")
+        problem = str(error).replace("max_tokens", "max_new_tokens")
+        config.fail(f"{problem}: requests that name none of their own would be refused; correct it, or take it out")
     return defaults
 
 
 def _top_k(config: Fields) -> int | None:
-    """-1 is how others spell "all of them"."""
+    """Returns top_k, and 0 (all tokens) for -1, which other engines use for that; None without the field."""
     if not config.has("top_k"):
         return None
     value: object = config.take("top_k")
@@ -75,21 +77,24 @@ def _top_k(config: Fields) -> int | None:
 
 
 def ignored_defaults(config: Fields) -> dict[str, Any]:
-    """The fields that would change answers and are not applied, with their values; long ones are cut, as text."""
-    found: dict[str, Any] = {}
+    """Returns the fields of `config` that would change answers and are not applied, with their values.
+
+    Values longer than _LONGEST characters of JSON are cut, as text.
+    """
+    ignored: dict[str, Any] = {}
     for name in sorted(config.names()):
         if name in _HARMLESS or name in _APPLIED or not config.has(name):
             continue
         value = config.take(name)
-        # Of what is empty or off, 0 alone may mean something, where 1 is what changes nothing.
+        # 0 is not in the list of empty values: for fields such as repetition_penalty it is not neutral.
         if value == _NEUTRAL.get(name) or value is False or value in ("", [], {}):
             continue
-        found[name] = _shown(config, name, value)
-    return found
+        ignored[name] = _shown(config, name, value)
+    return ignored
 
 
 def ignored_line(ignored: Mapping[str, Any]) -> str:
-    """The line that names them."""
+    """Returns a line for people that names the fields of `ignored_defaults` and their values."""
     fields = ", ".join(
         f"{name} {value if isinstance(value, str) else json.dumps(value)}" for name, value in ignored.items()
     )
@@ -97,7 +102,7 @@ def ignored_line(ignored: Mapping[str, Any]) -> str:
 
 
 def _shown(config: Fields, name: str, value: object) -> object:
-    """The value, or the beginning of its JSON."""
+    """Returns `value`, or the first _LONGEST characters of its JSON if that is longer."""
     try:
         text = json.dumps(value, allow_nan=False)
     except ValueError:

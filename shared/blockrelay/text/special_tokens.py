@@ -1,7 +1,7 @@
-"""The named special tokens of a checkpoint (bos_token, eos_token, pad_token, ...), as transformers reads them.
+"""Reads the named special tokens of a checkpoint (bos_token, eos_token, pad_token, ...), as transformers does.
 
-tokenizer_config.json names them. Older folders have them in special_tokens_map.json, which wins over it, unless
-tokenizer_config.json lists all added tokens (`added_tokens_decoder`): then the map is not read any more.
+tokenizer_config.json names them. In older folders special_tokens_map.json has them too, and wins. It is not read if
+tokenizer_config.json lists all added tokens (`added_tokens_decoder`).
 """
 
 import json
@@ -16,47 +16,48 @@ _ENDS = ("bos_token", "eos_token")
 
 
 def special_tokens(settings: Fields, older: Fields) -> dict[str, str]:
-    """Name -> text of each special token; `settings` is tokenizer_config.json, `older` special_tokens_map.json.
+    """Returns the text of each special token by its name.
 
-    UsageError for a bos_token or eos_token that is no text.
+    `settings` is tokenizer_config.json, `older` special_tokens_map.json. Raises UsageError for a bos_token or eos_token
+    that is no text.
     """
     sources = [("tokenizer_config.json", settings)]
     if "added_tokens_decoder" not in set(settings.names()):
         sources.append(("special_tokens_map.json", older))
-    found: dict[str, str] = {}
+    tokens: dict[str, str] = {}
     for file, fields in sources:
         for name in fields.names():
             if not name.endswith("_token"):
                 continue
-            given: Any = fields.take(name)
-            text = _text(given)
+            value: Any = fields.take(name)
+            text = _text(value)
             if text is not None:
-                found[name] = text
-            elif given is None:
-                found.pop(name, None)
+                tokens[name] = text
+            elif value is None:
+                tokens.pop(name, None)
             elif name in _ENDS:
-                raise UsageError(f"{file}: {name} must be a string: {json.dumps(given)}")
+                raise UsageError(f"{file}: {name} must be a string: {json.dumps(value)}")
         extra: Any = fields.take("extra_special_tokens") if fields.has("extra_special_tokens") else None
         for name, value in cast(dict[str, object], extra).items() if isinstance(extra, dict) else ():
             if (text := _text(value)) is not None:
-                found[name] = text
-    return found
+                tokens[name] = text
+    return tokens
 
 
-def named_tokens(found: Mapping[str, str], template: str) -> tuple[tuple[str, str], ...]:
-    """Name and text of each of the special tokens `found` that the chat template names, bos_token and eos_token aside.
+def named_tokens(tokens: Mapping[str, str], template: str) -> tuple[tuple[str, str], ...]:
+    """Returns name and text of the special `tokens` that a chat template names, without bos_token and eos_token.
 
-    What the template does not name is left out: a model's hash covers what its answers depend on.
+    Others are left out: a model's hash covers only what its answers depend on.
     """
     return tuple(
-        (name, found[name])
-        for name in sorted(found)
+        (name, tokens[name])
+        for name in sorted(tokens)
         if name not in _ENDS and re.search(rf"\b{re.escape(name)}\b", template)
     )
 
 
-def _text(given: object) -> str | None:
-    """The token itself, or the one that an object describes ("content")."""
-    if isinstance(given, dict):
-        given = cast(dict[str, object], given).get("content")
-    return given if isinstance(given, str) else None
+def _text(value: object) -> str | None:
+    """Returns the text of a token that is a string or an object with a "content"; None for anything else."""
+    if isinstance(value, dict):
+        value = cast(dict[str, object], value).get("content")
+    return value if isinstance(value, str) else None

@@ -1,4 +1,4 @@
-"""The Jinja in which models' chat templates are written, as transformers sets it up. Needs `jinja2`.
+"""The Jinja environment for models' chat templates, set up as in transformers. Needs `jinja2`.
 
 A template comes with a model and is not trusted: it runs in Jinja's immutable sandbox.
 """
@@ -21,7 +21,7 @@ from blockrelay.errors import BlockFolderError
 
 
 def template_environment() -> ImmutableSandboxedEnvironment:
-    """The environment with every tag, filter and function that transformers gives a chat template."""
+    """Returns a sandboxed environment with all tags, filters and functions that transformers gives a chat template."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
     )
@@ -37,31 +37,34 @@ def template_environment() -> ImmutableSandboxedEnvironment:
 
 
 def compiled(environment: ImmutableSandboxedEnvironment, source: str, *, name: str = "the chat template") -> Template:
-    """The template of `source`. Raises BlockFolderError, which calls the template `name`, for what is not Jinja."""
+    """Compiles the template `source`. Raises BlockFolderError, which calls the template `name`, if it is not Jinja."""
     try:
         return environment.from_string(source)
     except TemplateSyntaxError as error:
         raise BlockFolderError(f"{name} is not Jinja: line {error.lineno}: {error.message}") from error
-    except (RecursionError, SyntaxError) as error:  # Python's compiler has bounds of its own
+    except (RecursionError, SyntaxError) as error:  # Jinja compiles to Python, whose compiler limits nesting
         raise BlockFolderError(f"{name} is nested too deeply for Jinja") from error
 
 
 def constants(source: str) -> frozenset[str]:
-    """Every string that the expressions of a template spell out, such as the roles that it knows."""
+    """Returns all string literals in the expressions of a template, such as the roles that it knows.
+
+    Raises jinja2's TemplateSyntaxError if it is not Jinja.
+    """
     parsed = template_environment().parse(source)
     values = [constant.value for constant in parsed.find_all(Const)]
     return frozenset(value for value in values if isinstance(value, str))
 
 
 class _Generation(Extension):
-    """`{% generation %}...{% endgeneration %}` marks what the assistant wrote; as text it is what it encloses."""
+    """The tag `{% generation %}...{% endgeneration %}` around the assistant's text; it renders what it encloses."""
 
     tags: set[str] = {"generation"}  # noqa: RUF012 - as Jinja declares it
 
     def parse(self, parser: Parser) -> Node:
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        # A call block and not the bare body: what is `set` within it stays within it, as in transformers.
+        # A call block, not the bare body: a variable that is `set` within it stays within it, as in transformers.
         return CallBlock(self.call_method("_enclosed"), [], [], body).set_lineno(line)
 
     def _enclosed(self, caller: Macro) -> str:
@@ -69,7 +72,7 @@ class _Generation(Extension):
 
 
 class _Dict:
-    """The `dict` of templates: a function, without the methods of Python's type."""
+    """The function `dict` of templates, without the methods of Python's type."""
 
     def __call__(self, *args: Any, **values: Any) -> dict[Any, Any]:
         return dict(*args, **values)
@@ -80,11 +83,11 @@ class _Dict:
 
 
 class _Namespace(Namespace):
-    """The `namespace` of templates: it takes no names that begin with an underscore."""
+    """The `namespace` of templates. Raises SecurityError for names that begin with an underscore."""
 
     def __init__(*args: Any, **values: Any) -> None:
-        self, *given = args  # so that a template may call a field `self`
-        fields: Mapping[str, Any] = dict(*given, **values)
+        self, *others = args  # `self` is not named, so that a template may have a field of that name
+        fields: Mapping[str, Any] = dict(*others, **values)
         for name in fields:
             _check_name(name)
         Namespace.__init__(self, fields)
@@ -106,7 +109,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON as transformers writes it: Jinja's own filter would escape for HTML."""
+    """Encodes JSON as transformers does. Jinja's own filter would escape for HTML."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

@@ -1,4 +1,4 @@
-"""Everything that the files beside a model's weights say about text: tokenizer, special tokens, chat template,
+"""Reads the files about text beside a model's weights: tokenizer, special tokens, chat templates and
 generation_config.json."""
 
 import importlib.util
@@ -17,42 +17,49 @@ from blockrelay.text.generation_config import generation_defaults, ignored_defau
 from blockrelay.text.special_tokens import named_tokens, special_tokens
 from blockrelay.text.tokenizer import Tokenizer
 
-#: Beside chat_template.jinja, those with other names.
+#: The folder beside chat_template.jinja for templates with other names.
 _MORE_TEMPLATES = "additional_chat_templates"
 SPECIAL_TOKENS_NAME = "special_tokens_map.json"
-#: What tokenizers are stored in that we do not read, alone or with others: sentencepiece, GPT-2's, BERT's, tiktoken's.
+#: Files of tokenizers that we do not read: sentencepiece, GPT-2's, BERT's, tiktoken's.
 _OTHER_TOKENIZERS = ("tokenizer.model*", "*.model", "vocab.json", "vocab.txt", "tekken.json", "*.tiktoken")
+#: The end of a message about such a file: how to make a tokenizer.json.
 TO_TOKENIZER_JSON = "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER) of transformers makes tokenizer.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Texts:
-    """What a checkpoint says about text. None where it says nothing."""
+    """The files and settings about text of a checkpoint. None for those that it does not have."""
 
     tokenizer: bytes | None
+    """The content of tokenizer.json."""
     chat_template: str | None
+    """The Jinja text of the template for chats."""
     bos_token: str | None
     eos_token: str | None
     bos_id: int | None
     eos_ids: tuple[int, ...]
     generation: GenerationDefaults
     ignored_defaults: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """As of Manifest."""
+    """Fields of generation_config.json that are not applied, as in `Manifest.ignored_defaults`."""
     notes: tuple[str, ...] = ()
-    """A line for each thing that no file says, or that is not as a user might expect."""
+    """One line for people about each thing that is missing, or not as a user might expect."""
     special_tokens: tuple[tuple[str, str], ...] = ()
+    """Further special tokens that the chat template names, as in `ModelConfig.special_tokens`."""
 
 
 def read_texts(folder: Path, *, vocab_size: int, eos_ids: tuple[int, ...] | None, bos_id: int | None) -> Texts:
-    """Open the text side of a model of `vocab_size` tokens. `eos_ids` and `bos_id` are what its config.json says,
-    where it says something. UsageError names the file and field that is wrong, or that a service would refuse."""
+    """Reads the files about text in `folder`, of a model of `vocab_size` tokens.
+
+    `eos_ids` and `bos_id` are those of its config.json; None if it has none. Raises UsageError that names the file and
+    field that is wrong, or that a service would refuse.
+    """
     settings = optional_json(folder / "tokenizer_config.json")
     generation = optional_json(folder / "generation_config.json")
     definition = _tokenizer(folder / TOKENIZER_NAME, vocab_size)
     tokenizer = None if definition is None else _opened(definition)
     named = special_tokens(settings, optional_json(folder / SPECIAL_TOKENS_NAME))
     eos_token = named.get("eos_token")
-    # generation_config.json is what its author generates with; config.json speaks only where it is silent.
+    # generation_config.json has what the model's author generates with; config.json counts only without it.
     eos_ids = token_ids(generation, "eos_token_id") or eos_ids or ()
     generated = first_id(generation, "bos_token_id")
     bos_id = bos_id if generated is None else generated
@@ -62,7 +69,7 @@ def read_texts(folder: Path, *, vocab_size: int, eos_ids: tuple[int, ...] | None
                 raise UsageError(f"{name} {token} is outside the vocabulary of {vocab_size}")
     ignored = ignored_defaults(generation)
     notes = [ignored_line(ignored)] if ignored else []
-    # Chats end with the token that the tokenizer is said to end them with, whatever the other files say.
+    # The tokenizer's eos_token ends chats, whatever the other files say.
     ends = None if tokenizer is None or eos_token is None else tokenizer.token_id(eos_token)
     if ends is not None and ends < vocab_size:
         if not eos_ids:
@@ -87,31 +94,31 @@ def read_texts(folder: Path, *, vocab_size: int, eos_ids: tuple[int, ...] | None
 
 
 def other_tokenizer(folder: Path) -> str | None:
-    """The tokenizer's file in a folder without a tokenizer.json; None if there is none at all."""
+    """Returns the name of a tokenizer's file that we do not read; None if there is none, or a tokenizer.json too."""
     if (folder / TOKENIZER_NAME).is_file():
         return None
-    found = (path.name for pattern in _OTHER_TOKENIZERS for path in sorted(folder.glob(pattern)))
-    return next(found, None)
+    names = (path.name for pattern in _OTHER_TOKENIZERS for path in sorted(folder.glob(pattern)))
+    return next(names, None)
 
 
 def _lacking(folder: Path, tokenizer: bytes | None, chat_template: str | None, eos_ids: Sequence[int]) -> list[str]:
-    found: list[str] = []
+    notes: list[str] = []
     if tokenizer is None:
         other = other_tokenizer(folder)
         unread = f" ({other} is not read: {TO_TOKENIZER_JSON})" if other else ""
-        found.append(f"no tokenizer.json{unread}: prompts are token ids, and answers too")
+        notes.append(f"no tokenizer.json{unread}: prompts are token ids, and answers too")
     elif chat_template is None:
-        found.append("no chat template (chat_template.jinja, or tokenizer_config.json): chats are refused")
+        notes.append("no chat template (chat_template.jinja, or tokenizer_config.json): chats are refused")
     if not eos_ids:
-        found.append(
+        notes.append(
             "no end tokens (eos_token_id in generation_config.json, config.json or genai_config.json): every answer "
             "has max_tokens tokens"
         )
-    return found
+    return notes
 
 
 def token_ids(raw: Fields, name: str) -> tuple[int, ...] | None:
-    """A token id field: one id, a list of them, or None where it is absent or null."""
+    """Reads a field that is a token id or a list of them, without repetitions; None if it is absent or null."""
     if not raw.has(name):
         return None
     value = raw.take(name)
@@ -125,13 +132,16 @@ def token_ids(raw: Fields, name: str) -> tuple[int, ...] | None:
 
 
 def first_id(raw: Fields, name: str) -> int | None:
-    """The first of a token id field, or None."""
+    """Reads the first token id of a field (`token_ids`); None if it is absent, null or empty."""
     ids = token_ids(raw, name)
     return ids[0] if ids else None
 
 
 def optional_json(path: Path) -> Fields:
-    """The object in a file, an empty one where there is no such file. Raises UsageError."""
+    """Reads the JSON object in a file; an empty one if there is no such file.
+
+    Raises UsageError if the content is not a JSON object, or is a Git LFS pointer.
+    """
     if not path.is_file():
         return Fields({}, path.name, UsageError)
     refuse_lfs_pointer(path)
@@ -147,7 +157,8 @@ def _tokenizer(path: Path, vocab_size: int) -> bytes | None:
         tokenizer = LibraryTokenizer.from_buffer(content)
     except Exception as problem:  # noqa: BLE001 - all that tokenizers raises for a bad file is Exception
         raise UsageError(f"{path.name} cannot be read: {' '.join(str(problem).split())}") from None
-    # Fine-tunes may have added a [PAD] without a row for it. More than added tokens: the tokenizer of another model.
+    # Fine-tunes may add a token such as [PAD] for which the model has no row, so added tokens may be beyond the
+    # vocabulary. Other tokens beyond it mean that this is the tokenizer of another model.
     highest = max(tokenizer.get_vocab(with_added_tokens=False).values(), default=-1)
     if highest >= vocab_size:
         raise UsageError(f"{path.name} has token {highest}, outside the model's vocabulary of {vocab_size}")
@@ -155,7 +166,7 @@ def _tokenizer(path: Path, vocab_size: int) -> bytes | None:
 
 
 def _beyond(tokenizer: Tokenizer, vocab_size: int) -> list[str]:
-    """A line that names the added tokens for which the model of `vocab_size` tokens has no row."""
+    """Returns a list with a line that names the added tokens beyond the model's vocabulary; empty if there are none."""
     beyond = {token: text for token, text in tokenizer.added_tokens().items() if token >= vocab_size}
     if not beyond:
         return []
@@ -166,7 +177,7 @@ def _beyond(tokenizer: Tokenizer, vocab_size: int) -> list[str]:
 
 
 def _opened(definition: bytes) -> Tokenizer:
-    """As gateways open it. UsageError for what they would refuse."""
+    """Opens a tokenizer as gateways do. Raises UsageError for one that they would refuse."""
     try:
         return Tokenizer(definition.decode())
     except BlockFolderError as error:
@@ -174,7 +185,7 @@ def _opened(definition: bytes) -> Tokenizer:
 
 
 def _checked_template(folder: Path, source: str | None) -> str | None:
-    """As it is. Raises UsageError for what is not Jinja, where Jinja is installed: else gateways find out."""
+    """Returns `source`. Raises UsageError if it is not Jinja; without `jinja2` only gateways find that out."""
     if source is not None and importlib.util.find_spec("jinja2") is not None:
         from blockrelay.text.template_environment import compiled, template_environment
 
@@ -186,16 +197,16 @@ def _checked_template(folder: Path, source: str | None) -> str | None:
 
 
 def _chat_templates(folder: Path, settings: Fields) -> dict[str, str]:
-    """Each by its name; chats take the one named "default"."""
+    """Reads the chat templates by their names; chats use the one named "default"."""
     named: dict[str, str] = {}
-    given: Any = settings.take("chat_template") if settings.has("chat_template") else {}
-    if isinstance(given, str):
-        named["default"] = given
-    elif isinstance(given, list):
-        for item in cast(list[object], given):
+    value: Any = settings.take("chat_template") if settings.has("chat_template") else {}
+    if isinstance(value, str):
+        named["default"] = value
+    elif isinstance(value, list):
+        for item in cast(list[object], value):
             entry = Fields(item, "tokenizer_config.json: chat_template", UsageError)
             named[entry.text("name")] = entry.text("template")
-    elif given != {}:
+    elif value != {}:
         settings.fail("chat_template must be a string or a list of named templates")
     if (own := folder / CHAT_TEMPLATE_NAME).is_file():
         named = {path.stem: _text_of(path) for path in sorted((folder / _MORE_TEMPLATES).glob("*.jinja"))}
@@ -204,7 +215,7 @@ def _chat_templates(folder: Path, settings: Fields) -> dict[str, str]:
 
 
 def _text_of(path: Path) -> str:
-    """The text of a file. UsageError for what is none."""
+    """Reads the text of a file. Raises UsageError if it is not UTF-8."""
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:

@@ -1,4 +1,4 @@
-"""A text that a user names on the command line."""
+"""Reads a text file that a user names on the command line."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ from blockrelay.errors import UsageError
 
 
 def read_text_file(path: Path) -> str:
-    """The content of a UTF-8 file. UsageError for one that is missing, empty, or no text."""
+    """Returns the content of a UTF-8 file. Raises UsageError if it is missing, empty, or no text."""
     try:
         raw = path.read_bytes()
     except OSError as error:

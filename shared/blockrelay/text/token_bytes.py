@@ -1,8 +1,8 @@
-"""Which bytes each token of a `tokenizer.json` stands for.
+"""The bytes that each token of a `tokenizer.json` stands for.
 
-Covers the decoders of the model families we convert: `ByteLevel` (Llama 3, Qwen, Mistral Nemo and our own) and the
-sentencepiece kind (Llama 2, Mistral: `Replace`, `ByteFallback`, `Fuse`, `Strip` or `Metaspace`). In both, the text of a
-token list is the concatenation of the bytes of its tokens, which is what makes text by position possible.
+Covers the decoders of the model families that we convert: `ByteLevel` (Llama 3, Qwen, Mistral Nemo and our own) and the
+sentencepiece kind (Llama 2, Mistral: `Replace`, `ByteFallback`, `Fuse`, `Strip` or `Metaspace`). With both, the text of
+a list of tokens is the concatenation of their bytes, which makes text by position possible.
 """
 
 import json
@@ -15,15 +15,13 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class TokenBytes:
-    """The bytes of every token; ids that the tokenizer does not know (padded vocabularies) have none.
-
-    strip_start: how many spaces at the very beginning of a text are not part of it.
-    """
+    """The bytes of every token. Ids that the tokenizer does not know (padded vocabularies) have none."""
 
     def __init__(self, definition: str) -> None:
-        """`definition` is the text of tokenizer.json. Raises BlockFolderError for decoders we do not know."""
+        """`definition` is the text of tokenizer.json. Raises BlockFolderError for a decoder that is not supported."""
         parsed = cast(dict[str, Any], json.loads(definition))
         steps = _steps(parsed.get("decoder"))
+        #: Spaces at the very beginning of a text that are not part of it.
         self.strip_start = _strip_start(steps)
         self._bytes: dict[int, bytes] = {}
         vocabulary = cast(object, parsed["model"]["vocab"])
@@ -39,23 +37,24 @@ class TokenBytes:
             if added.get("special"):
                 self._special[token] = content.encode()
                 self._bytes[token] = b""
-            else:  # spelled as it is in texts, never in the alphabet of bytes
+            else:  # an added token is spelled as in texts, never in ByteLevel's alphabet
                 self._bytes[token] = _decode(content, [step for step in steps if step["type"] != "ByteLevel"])
 
     def of(self, token: int) -> bytes:
-        """What `token` adds to a text: nothing for special and unknown tokens."""
+        """Returns the bytes that `token` adds to a text; none for special and unknown tokens."""
         return self._bytes.get(token, b"")
 
     def specials(self, text: str) -> list[int]:
-        """The special tokens that are spelled `text`."""
+        """Returns the special tokens that are spelled `text`."""
         return [token for token, content in self._special.items() if content.decode() == text]
 
     def shown(self, token: int) -> bytes:
-        """The same, but the name of a special token: for lists of single tokens."""
+        """Returns the bytes of `token` for lists of single tokens: those of its name if it is special, else as `of`."""
         return self._special.get(token) or self.of(token)
 
 
 def _steps(decoder: dict[str, Any] | None) -> list[dict[str, Any]]:
+    """Returns the steps of the decoder in tokenizer.json. Raises BlockFolderError for one that is not supported."""
     if decoder is None:
         raise BlockFolderError("tokenizer.json has no decoder: we cannot turn its tokens into text")
     steps = cast(list[dict[str, Any]], decoder["decoders"]) if decoder["type"] == "Sequence" else [decoder]
@@ -71,11 +70,12 @@ def _steps(decoder: dict[str, Any] | None) -> list[dict[str, Any]]:
 
 
 def _strip_start(steps: list[dict[str, Any]]) -> int:
+    """Returns the number of spaces that the decoder's `steps` take off the beginning of a text."""
     for step in steps:
         if step["type"] == "Strip":
             return int(step["start"])
         if step["type"] == "Metaspace":
-            # Older files say add_prefix_space, newer ones prepend_scheme.
+            # Older files have add_prefix_space, newer ones prepend_scheme.
             prefixed = (
                 step.get("prepend_scheme", "always" if step.get("add_prefix_space", True) else "never") != "never"
             )
@@ -84,7 +84,7 @@ def _strip_start(steps: list[dict[str, Any]]) -> int:
 
 
 def _decode(name: str, steps: list[dict[str, Any]]) -> bytes:
-    """The bytes of one token by the decoder's steps; `Fuse` and `Strip` work on the whole text, not here."""
+    """Returns the bytes of one token by the decoder's steps. `Fuse` and `Strip` concern the whole text, not this."""
     for step in steps:
         match step["type"]:
             case "ByteLevel":
@@ -105,7 +105,7 @@ def _decode(name: str, steps: list[dict[str, Any]]) -> bytes:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's printable stand-in for every byte (`bytes_to_unicode` of its published encoder), inverted."""
+    """Returns the byte for each printable character of GPT-2's encoder (the inverse of its `bytes_to_unicode`)."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     alphabet = {chr(byte): byte for byte in printable}
     others = [byte for byte in range(256) if byte not in set(printable)]

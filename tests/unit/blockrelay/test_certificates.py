@@ -1,4 +1,4 @@
-"""When certificate authorities end: the earliest of a file, and nothing where there is none to be read."""
+"""The expiry of certificate authorities: the earliest of a file counts, and an unreadable file has no series."""
 
 from pathlib import Path
 

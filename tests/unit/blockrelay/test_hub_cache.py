@@ -1,4 +1,4 @@
-"""What folders of Hugging Face's cache say by their names."""
+"""Models and repositories are recognised by the names of folders in Hugging Face's cache."""
 
 from pathlib import Path
 

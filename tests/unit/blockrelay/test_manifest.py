@@ -1,4 +1,4 @@
-"""The manifest: what it says survives the disk, and what makes no sense is refused by name."""
+"""The manifest: decoding returns what was encoded, and a field that makes no sense is refused by its name."""
 
 import copy
 import json

@@ -1,4 +1,4 @@
-"""What every series has in common: whose it is, its labels, and that it is there from the start."""
+"""Metrics of all services: names that say whose a series is, the common labels, series that exist from the start."""
 
 from collections.abc import Callable
 from typing import Any, cast
@@ -23,7 +23,7 @@ GROUPS: dict[str, Callable[[CollectorRegistry], object]] = {
 
 
 def instruments(service: str) -> dict[str, Any]:
-    """Those of a group, by the names of their families."""
+    """Returns the instruments of a service, by the names of their families."""
     registry = CollectorRegistry()
     GROUPS[service](registry)
     collectors: Any = cast(Any, registry)._collector_to_names

@@ -1,4 +1,4 @@
-"""Which precision each block has: what people write, and the one text that stands for it."""
+"""The precisions of blocks: the texts that people write are parsed, and each tuple has one text."""
 
 import pytest
 from hypothesis import given

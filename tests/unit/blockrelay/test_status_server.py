@@ -1,4 +1,4 @@
-"""The status server of workers and schedulers: what it answers, and that nobody can occupy it."""
+"""The status server of workers and schedulers: its answers, and that no client can occupy it."""
 
 import socket
 import threading

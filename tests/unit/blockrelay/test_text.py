@@ -1,4 +1,4 @@
-"""Text by position, told by example; tests/properties has the laws."""
+"""Text by position, in examples; tests/properties/test_text_by_position.py has the general rules."""
 
 import json
 from typing import Any

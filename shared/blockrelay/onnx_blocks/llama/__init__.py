@@ -1,1 +1,1 @@
-"""Recognises the Llama pattern in ONNX blocks: which tensor is which weight of the model. Pure, without ONNX."""
+"""Recognises the Llama pattern in ONNX blocks: which tensor is which weight. Pure, and without the package `onnx`."""

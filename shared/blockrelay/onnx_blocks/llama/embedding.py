@@ -1,4 +1,7 @@
-"""The table that tokens are looked up in: as it is, turned, or packed, where it is the weights of the head too."""
+"""Finds the embedding: the table in which a graph looks up tokens.
+
+The table may be plain, transposed, or packed (a model that uses the head's packed weights as the embedding too).
+"""
 
 from blockrelay.errors import OnnxBlocksError
 from blockrelay.onnx_blocks.llama.graph import Constant, Graph, Node, own_name
@@ -9,31 +12,36 @@ _PLAIN, _PACKED = "Gather", "GatherBlockQuantized"
 
 
 def embedding(graph: Graph, sources: Sources, *, file: str, hidden: int) -> Constant | Weight:
-    """[tokens, hidden]. Raises OnnxBlocksError, naming `file` where no tokens are looked up, for one that cannot be
-    read."""
+    """Returns the embedding, [tokens, hidden].
+
+    `sources` traces tensors back, `hidden` is the width of a row. Raises OnnxBlocksError if the table cannot be read,
+    and with `file` if the graph looks up no tokens.
+    """
     for node in graph.nodes:
         if node.kind.startswith(_PLAIN) and sources.same(node.input(1)) == "request:input_ids":
-            found = _packed(graph, sources, node, hidden) if node.kind == _PACKED else _plain(graph, node)
-            if found is None:
+            table = _packed(graph, sources, node, hidden) if node.kind == _PACKED else _plain(graph, node)
+            if table is None:
                 raise OnnxBlocksError(
                     "is looked up in a table that is not one of floats, nor of 4 or 8 bits in groups",
                     file=node.file,
                     tensor=own_name(node.outputs[0]),
                 )
-            return found
+            return table
     raise OnnxBlocksError("looks no input_ids up in a table", file=file)
 
 
 def _plain(graph: Graph, node: Node) -> Constant | Weight | None:
-    found = constant_of(graph, node.input(0)) if node.number("axis", 0) == 0 else None
-    if node.kind != _PLAIN or found is None or len(found[0].shape) != 2 or not found[0].is_float:
+    """Returns the table of floats that a Gather looks tokens up in; None if it is something else."""
+    table = constant_of(graph, node.input(0)) if node.number("axis", 0) == 0 else None
+    if node.kind != _PLAIN or table is None or len(table[0].shape) != 2 or not table[0].is_float:
         return None
-    constant, turned = found
+    constant, transposed = table
     first, second = constant.shape
-    return Weight(constant, False, first, second) if turned else constant
+    return Weight(constant, False, first, second) if transposed else constant
 
 
 def _packed(graph: Graph, sources: Sources, node: Node, hidden: int) -> Weight | None:
+    """Returns the packed table that a GatherBlockQuantized looks tokens up in; None if it is packed in another way."""
     table = graph.constants.get(sources.same(node.input(0)))
     scales = graph.constants.get(sources.same(node.input(2)))
     zero_points = graph.constants.get(sources.same(node.input(3))) if node.input(3) else None

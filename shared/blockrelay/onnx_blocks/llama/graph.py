@@ -1,4 +1,4 @@
-"""All blocks as one graph: a tensor that one block hands to another has one name, whatever file it is read in."""
+"""Joins the graphs of all blocks into one, in which a tensor that several files have keeps one name."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -6,20 +6,22 @@ from dataclasses import dataclass
 from blockrelay.onnx_blocks.signature import Signature
 from blockrelay.onnx_blocks.wiring import FromBlock, FromPast, FromRequest, Source, Wiring
 
-#: An attribute of a node: a number, or several.
+#: The value of a node's attribute: a number, or several.
 Attribute = float | tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """A tensor that the file of a block brings: weights, or numbers. `dtype` as numpy spells it."""
+    """A constant tensor in a block's file: weights, or a few numbers."""
 
     file: str
     name: str
+    """The name that it has in the file."""
     dtype: str
+    """In numpy's spelling: float16."""
     shape: tuple[int, ...]
     values: tuple[float, ...] = ()
-    """Of a small one, what it holds."""
+    """The numbers of a small constant; empty for a large one."""
 
     @property
     def is_float(self) -> bool:
@@ -27,6 +29,7 @@ class Constant:
 
     @property
     def size(self) -> int:
+        """Number of elements."""
         size = 1
         for side in self.shape:
             size *= side
@@ -35,27 +38,31 @@ class Constant:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Node:
-    """An operator. Optional inputs and outputs that are not there are empty names."""
+    """A node of a graph: one operator, with the names of its inputs and outputs.
+
+    The name of an optional input or output that is not there is empty.
+    """
 
     file: str
     kind: str
+    """The operator, such as MatMul."""
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     attributes: Mapping[str, Attribute]
 
     def number(self, name: str, default: float) -> float:
-        """An attribute that is one number."""
+        """Returns the attribute `name`; `default` if it is missing or has several numbers."""
         value = self.attributes.get(name, default)
         return default if isinstance(value, tuple) else value
 
     def input(self, index: int) -> str:
-        """Its name; empty where the node has no such input."""
+        """Returns the name of an input; empty if the node does not have it."""
         return self.inputs[index] if index < len(self.inputs) else ""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockGraph:
-    """The graph of one file, by its own names."""
+    """The graph of one block's file, with the names of that file."""
 
     signature: Signature
     nodes: Sequence[Node]
@@ -64,39 +71,47 @@ class BlockGraph:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A tensor in the graph of block `block`, by the name that it has there."""
+    """A tensor in the graph of one block."""
 
     block: int
+    """The block's number; the first is 1."""
     tensor: str
+    """The name in the block's file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """Of all blocks. Nodes are in the order in which they run."""
+    """The graph of all blocks. Tensors have the names that `join` gives them."""
 
     nodes: Sequence[Node]
+    """In the order in which they run."""
     constants: Mapping[str, Constant]
     makers: Mapping[str, Node]
+    """The node that makes a tensor."""
     users: Mapping[str, Sequence[Node]]
+    """The nodes that take a tensor."""
     presents: Mapping[tuple[int, str], str]
-    """The tensor that is the new `key` or `value` of a layer."""
+    """The tensor that is the present of a layer's "key" or "value"."""
     cache_dims: tuple[int | str, ...]
-    """What the first past declares of itself; empty where it declares nothing."""
+    """The dimensions that the first past declares; empty if it declares none."""
 
     def place(self, tensor: str) -> Place:
-        """Where a tensor that a node makes is."""
+        """Returns the block, and the name in its file, of a tensor that a node makes."""
         block, _, name = tensor.partition(":")
         return Place(int(block), name)
 
 
 def own_name(tensor: str) -> str:
-    """The name that people know, of a tensor of a joined graph."""
+    """Returns the name in its file of a tensor of a joined graph."""
     return tensor.partition(":")[2]
 
 
 def join(blocks: Sequence[BlockGraph], wiring: Wiring) -> Graph:
-    """`blocks` in the order of the wiring. A tensor is called `block:name` after the block that makes it, and
-    `request:name` or `past:layer.half` where none does."""
+    """Joins the graphs of `blocks`, which are in the order of the wiring.
+
+    A tensor of the result is called `block:name` after the block that makes it, or `request:name` or `past:layer.half`
+    if no block does.
+    """
     nodes: list[Node] = []
     constants: dict[str, Constant] = {}
     for block, sources in zip(blocks, wiring.sources, strict=True):
@@ -128,6 +143,7 @@ def join(blocks: Sequence[BlockGraph], wiring: Wiring) -> Graph:
 
 
 def _fed(name: str, source: Source) -> str:
+    """Returns the name in the joined graph of a block's input `name`."""
     match source:
         case FromRequest():
             return f"request:{name}"

@@ -1,4 +1,4 @@
-"""A Llama as it was recognised: which weights it has, and where its rows are in the graphs of the blocks."""
+"""A Llama that was recognised in ONNX blocks: its weights, and where its hidden states are in the blocks' graphs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,7 +9,10 @@ from blockrelay.onnx_blocks.llama.operators import Weight
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A tensor of the model: all of a constant, or of a matrix or vector the outputs `first` to `stop` - 1."""
+    """A tensor of the model: the outputs `first` to `stop` - 1 of a constant or a weight, often all of them.
+
+    One weight may have several tensors, such as queries, keys and values.
+    """
 
     source: Constant | Weight
     first: int
@@ -21,7 +24,7 @@ class Part:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """As checkpoints have it: a matrix is [outputs, inputs], a norm or a bias a vector."""
+        """The shape in a checkpoint: [outputs, inputs] for a matrix, one dimension for a norm or a bias."""
         if isinstance(self.source, Weight):
             return (self.stop - self.first, self.source.inputs)
         if self.source.size == max(self.source.shape, default=1):
@@ -31,16 +34,17 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Frequencies:
-    """The angle of a position is it times these, one for each pair of columns of a head; cos and sin are multiplied by
-    `factor`."""
+    """A rotation by frequencies: the angle of a position is the position times the frequency."""
 
     constant: Constant
+    """One frequency for each pair of columns of a head."""
     factor: float
+    """A number by which cos and sin are multiplied."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """Cos and sin of every position: [positions, head_dim / 2], or [positions, head_dim] with both halves alike."""
+    """A rotation by tables of cos and sin: [positions, head_dim / 2], or [positions, head_dim] with equal halves."""
 
     cos: Constant
     sin: Constant
@@ -48,22 +52,25 @@ class Tables:
 
 @dataclass(frozen=True, slots=True)
 class RowPlaces:
-    """Where a layer's rows are: `hidden` are tensors that add up to the rows behind the layer."""
+    """The places of one layer's results in the graphs."""
 
     hidden: tuple[Place, ...]
+    """Tensors whose sum is the hidden states behind the layer."""
     keys: Place
     values: Place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Llama:
-    """All that the graphs say. `parts` are by the names that checkpoints give tensors."""
+    """The shape, weights and places of a Llama, as far as the graphs show them."""
 
     parts: Mapping[str, Part]
+    """The tensors by their names in checkpoints of Hugging Face, such as `model.norm.weight`."""
     heads: int
     kv_heads: int
     head_dim: int
     epsilon: float
+    """The epsilon of all RMS norms."""
     qkv_bias: bool
     qk_norm: bool
     rotary: Frequencies | Tables

@@ -1,4 +1,4 @@
-"""How positions turn queries and keys: frequencies or tables that a graph brings."""
+"""Finds the rotary embedding of queries and keys: the frequencies, or tables of cos and sin, in a graph."""
 
 from collections.abc import Iterator
 
@@ -8,39 +8,44 @@ from blockrelay.onnx_blocks.llama.model import Frequencies, Tables
 from blockrelay.onnx_blocks.llama.operators import constant_of
 
 _ATTENTION, _ROTARY = "GroupQueryAttention", "RotaryEmbedding"
-#: Where operators have the tables of cos and sin: of ONNX Runtime's set, and of the standard's (X, cos, sin, ids).
+#: Inputs of operators that are the tables of cos and sin: of ONNX Runtime's own, and of the standard's (X, cos, sin,
+#: ids).
 _TABLES = {_ATTENTION: ((7, 8),), _ROTARY: ((2, 3), (1, 2))}
 
 
 def rotation(graph: Graph, *, file: str, head_dim: int) -> Frequencies | Tables:
-    """Raises OnnxBlocksError, naming `file` where there is none, for a rotation that is not Llama's."""
+    """Returns the frequencies or tables by which the graph rotates heads of width `head_dim`.
+
+    Raises OnnxBlocksError for a rotation that is not Llama's, and with `file` if there is none.
+    """
     for node in graph.nodes:
-        found = _of_operator(graph, node, head_dim)
-        if found is not None:
-            return found
+        tables = _of_operator(graph, node, head_dim)
+        if tables is not None:
+            return tables
     for node in graph.nodes:
         if node.kind == "Cos":
             return _of_cosine(graph, node, head_dim)
-    tables = list(_gathered(graph, head_dim))
-    if len(tables) == 2:
-        return Tables(*tables)  # which is which, what is in them tells
+    gathered = list(_gathered(graph, head_dim))
+    if len(gathered) == 2:
+        return Tables(*gathered)  # in either order: only their numbers show which one is cos
     raise OnnxBlocksError("has no frequencies and no tables of a rotation, as Llama has them", file=file)
 
 
-def in_the_making_of_cosines(graph: Graph) -> frozenset[str]:
-    """Tensors that cos and sin are made of: products among them are no layers'."""
-    left = [node.input(0) for node in graph.nodes if node.kind in ("Cos", "Sin")]
-    seen = set(left)
-    while left:
-        node = graph.makers.get(left.pop())
+def tensors_behind_cosines(graph: Graph) -> frozenset[str]:
+    """Returns all tensors that cosines and sines are computed from. A matmul among them is no linear layer."""
+    stack = [node.input(0) for node in graph.nodes if node.kind in ("Cos", "Sin")]
+    seen = set(stack)
+    while stack:
+        node = graph.makers.get(stack.pop())
         for name in node.inputs if node is not None else ():
             if name and name not in seen:
                 seen.add(name)
-                left.append(name)
+                stack.append(name)
     return frozenset(seen)
 
 
 def _of_operator(graph: Graph, node: Node, head_dim: int) -> Tables | None:
+    """Returns the tables of an operator that rotates; None for other operators."""
     name = own_name(node.outputs[0])
     if node.kind == _ATTENTION:
         if node.number("local_window_size", -1) > 0:
@@ -65,10 +70,11 @@ def _of_operator(graph: Graph, node: Node, head_dim: int) -> Tables | None:
 
 
 def _of_cosine(graph: Graph, node: Node, head_dim: int) -> Frequencies:
-    left, seen = [node.input(0)], set[str]()
+    """Returns the frequencies that the cosine `node` is computed from."""
+    queue, seen = [node.input(0)], set[str]()
     candidates: dict[str, Constant] = {}
-    while left:
-        name = left.pop(0)
+    while queue:
+        name = queue.pop(0)
         if name in seen or not name:
             continue
         seen.add(name)
@@ -76,7 +82,7 @@ def _of_cosine(graph: Graph, node: Node, head_dim: int) -> Frequencies:
         if constant is not None and constant.is_float and constant.size == head_dim // 2:
             candidates[name] = constant
         elif (maker := graph.makers.get(name)) is not None:
-            left += maker.inputs
+            queue += maker.inputs
     name = own_name(node.outputs[0])
     if len(candidates) != 1:
         raise OnnxBlocksError(
@@ -88,27 +94,27 @@ def _of_cosine(graph: Graph, node: Node, head_dim: int) -> Frequencies:
 
 
 def _factor(graph: Graph, node: Node) -> float:
-    """That a cosine is multiplied by: the scaling of attention."""
+    """Returns the number by which the cosine `node` is multiplied (the scaling of attention); 1 if there is none."""
     output = node.outputs[0]
     for user in graph.users.get(output, ()):
         if user.kind == "Cast":
             return _factor(graph, user)
         if user.kind == "Mul":
             for name in user.inputs:
-                found = constant_of(graph, name)
-                if found is not None and found[0].size == 1 and found[0].values:
-                    return found[0].values[0]
+                source = constant_of(graph, name)
+                if source is not None and source[0].size == 1 and source[0].values:
+                    return source[0].values[0]
     return 1.0
 
 
 def _gathered(graph: Graph, head_dim: int) -> Iterator[Constant]:
-    """Tables that are looked up by position."""
+    """Yields the tables that a graph looks up by position, each once."""
     seen: set[str] = set()
     for node in graph.nodes:
-        found = constant_of(graph, node.input(0)) if node.kind == "Gather" else None
-        if found is None or node.input(1) == "request:input_ids":
+        source = constant_of(graph, node.input(0)) if node.kind == "Gather" else None
+        if source is None or node.input(1) == "request:input_ids":
             continue
-        constant = found[0]
+        constant = source[0]
         wide = constant.is_float and len(constant.shape) == 2 and constant.shape[1] in (head_dim, head_dim // 2)
         if wide and constant.name not in seen:
             seen.add(constant.name)

@@ -1,74 +1,76 @@
-"""From a tensor back to the product that it comes from."""
+"""Traces a tensor back to the linear layers and norms that it comes from."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from blockrelay.onnx_blocks.llama.graph import Graph, Node
-from blockrelay.onnx_blocks.llama.operators import RESHAPING, Norm, Product
+from blockrelay.onnx_blocks.llama.operators import RESHAPING, LinearLayer, RmsNorm
 
 _CUTTING = ("Split", "Slice")
-#: What is behind it tells how long tensors are, not what is in them.
+#: Operators that return the lengths of a tensor, not its numbers: tracing ends there.
 _LENGTHS = ("Shape", "Size")
 
 
 @dataclass(frozen=True, slots=True)
 class Trail:
-    """`is_first`: through a cut, of which this is the first part; None: through none."""
+    """The linear layer that a tensor comes from."""
 
-    product: Product
+    linear: LinearLayer
     is_first: bool | None = None
+    """True if the tensor is the first part of the layer's output, False if a later part; None if it is all of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """All products and norms of a graph, by what they make."""
+    """Traces tensors of a graph. Linear layers and norms are by the names of their outputs."""
 
     graph: Graph
-    products: Mapping[str, Product]
-    norms: Mapping[str, Norm]
+    linears: Mapping[str, LinearLayer]
+    norms: Mapping[str, RmsNorm]
 
     def same(self, tensor: str) -> str:
-        """The tensor whose numbers these are, in another shape or type perhaps."""
+        """Returns the tensor with the numbers of `tensor` before operators that only change shape or type."""
         while (node := self._maker(tensor)) is not None and node.kind in RESHAPING:
             tensor = node.input(0)
         return tensor
 
     def trail(self, tensor: str) -> Trail | None:
-        """Back to a product, through what only reshapes and cuts; None where something else is in between."""
+        """Traces back to a linear layer, through operators that only reshape and cut; None if there are others."""
         is_first: bool | None = None
-        while (product := self.products.get(tensor)) is None:
+        while (linear := self.linears.get(tensor)) is None:
             node = self._maker(tensor)
             if node is None or node.kind not in (*RESHAPING, *_CUTTING):
                 return None
             if node.kind in _CUTTING:
                 is_first = self._is_first_part(node, tensor)
             tensor = node.input(0)
-        return Trail(product, is_first)
+        return Trail(linear, is_first)
 
-    def behind(self, tensor: str) -> tuple[list[Product], list[Norm]]:
-        """The nearest products that a tensor is made of, and the norms between them and it."""
-        found: dict[str, Product] = {}
-        passed: dict[str, Norm] = {}
+    def behind(self, tensor: str) -> tuple[list[LinearLayer], list[RmsNorm]]:
+        """Returns the nearest linear layers that a tensor is computed from, and the norms between them and it."""
+        layers: dict[str, LinearLayer] = {}
+        passed: dict[str, RmsNorm] = {}
         for name in self._back(tensor):
-            if name in self.products:
-                found[name] = self.products[name]
+            if name in self.linears:
+                layers[name] = self.linears[name]
             elif name in self.norms:
                 passed[name] = self.norms[name]
-        return list(found.values()), list(passed.values())
+        return list(layers.values()), list(passed.values())
 
     def _back(self, tensor: str) -> Iterable[str]:
-        """Tensors that it is made of, not beyond products."""
-        left, seen = [tensor], {tensor}
-        while left:
-            name = left.pop()
+        """Yields `tensor` and all tensors that it is computed from, up to the nearest linear layers."""
+        stack, seen = [tensor], {tensor}
+        while stack:
+            name = stack.pop()
             yield name
             node = self._maker(name)
-            if node is None or name in self.products or node.kind in _LENGTHS:
+            if node is None or name in self.linears or node.kind in _LENGTHS:
                 continue
-            left += [each for each in node.inputs if each and each not in seen]
+            stack += [each for each in node.inputs if each and each not in seen]
             seen.update(node.inputs)
 
     def _is_first_part(self, node: Node, tensor: str) -> bool:
+        """Returns whether `tensor`, an output of the Split or Slice `node`, begins where the input does."""
         if node.kind == "Split":
             return node.outputs[0] == tensor
         start = self.graph.constants.get(node.input(1))

@@ -1,4 +1,4 @@
-"""What a graph leaves open about its tensors' sides is known by name, or else by what the tensor is."""
+"""Sizes of dimensions that a graph leaves open follow from their names, or else from the kind of tensor."""
 
 import pytest
 

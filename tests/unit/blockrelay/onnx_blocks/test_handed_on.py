@@ -1,4 +1,4 @@
-"""What stages of ONNX blocks hand on: which tensors, how large, along which axis sequences lie, and what is refused."""
+"""Tensors that stages of ONNX blocks hand on: which ones, their sizes, their batch axis, and what is refused."""
 
 from collections.abc import Sequence
 

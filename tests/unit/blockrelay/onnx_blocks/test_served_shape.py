@@ -1,4 +1,4 @@
-"""Where the KV of blocks that are served as they are is: by block, the keys and values of a layer together."""
+"""The shape of ONNX blocks served as they are: layers by block, keys and values of a layer in the same block."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""What ONNX blocks that others made cost a planner, against their files and sums by hand."""
+"""The costs of ONNX blocks made by others, compared with their files and with sums by hand."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""The file of a profile: what it says survives the disk, both forms are read, and what makes no sense is refused."""
+"""The file of a profile: decoding returns what was encoded, both forms are read, and nonsense is refused."""
 
 import json
 from typing import Any

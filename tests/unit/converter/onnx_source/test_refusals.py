@@ -114,7 +114,7 @@ CASES: dict[str, tuple[Change, str]] = {
     ),
     "logits that are capped": (
         altered("block_3.onnx", lambda model: node_before(model, "/lm_head/MatMul", "Tanh")),
-        "block_3.onnx: /model/norm/Mul_1_output_0: is the last norm, and 1 products follow it instead of the head",
+        "block_3.onnx: /model/norm/Mul_1_output_0: is the last norm, and 1 linear layers follow it instead of the head",
     ),
     "a bias": (altered("block_2.onnx", biased), "block_2.onnx: o.bias: is a bias, which Llama has for queries"),
     "a layer twice": (
