@@ -1,1 +1,1 @@
-"""API keys."""
+"""API keys of clients, access of web pages, and the passwords of Redis."""

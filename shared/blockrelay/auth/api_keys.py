@@ -1,11 +1,12 @@
-"""The file of API keys: who may ask, and how much. Keys themselves are never stored, only their SHA-256.
+"""Reads and writes the file of API keys: the tenants and their limits. It has only the SHA-256 of each key.
 
-A key is 32 random bytes, so a plain hash of it cannot be guessed back; a slow hash is for passwords. The file is JSON:
+A key is 32 random bytes, so its plain hash cannot be reversed; a slow hash is only needed for passwords. The file is
+JSON:
 
     {"keys": [{"name": "ada", "sha256": "...", "tokens_per_minute": 60000, "weight": 2, "priority": 0},
               {"name": "bob", "sha256": "..."}]}
 
-`name` is the tenant: what it asked for, its sessions and its KV pages are seen under no other name.
+`name` is the tenant. No other tenant can see its requests, its sessions or its KV pages.
 """
 
 import contextlib
@@ -29,28 +30,22 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _FIELDS = {"name", "sha256", "tokens_per_minute", "concurrency", "weight", "priority", "operator"}
 PREFIX = "br-"
-#: Priorities a request may have; lower is earlier.
+#: Priorities that a request may have; lower is earlier.
 PRIORITIES = range(-100, 101)
-#: The earliest one that a key may ask for unless it was given more, and that of requests which name none.
+#: The priority of requests that name none, and the earliest that a key allows by default.
 USUAL_PRIORITY = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tenant:
-    """The client's identity and its limits. The tenant without a name is everybody, where keys are off.
+    """A client's identity and its limits. Raises UsageError for a name or limit out of range."""
 
-    `tokens_per_minute` bounds prompt and max_tokens of accepted requests (up to a minute's worth at once),
-    `concurrency` its accepted and unfinished requests; None: no bound of its own. `weight` is its share of the workers
-    while others wait too. `priority` is the earliest (lowest) one its requests may have: a key that was given none
-    overtakes nobody. An `operator` sees the ids of all requests in status events.
-    """
-
-    name: str
-    tokens_per_minute: int | None = None
-    concurrency: int | None = None
-    weight: float = 1.0
-    priority: int = USUAL_PRIORITY
-    operator: bool = False
+    name: str  # "": every client, where keys are off
+    tokens_per_minute: int | None = None  # prompt tokens and max_tokens of accepted requests; None: no limit
+    concurrency: int | None = None  # accepted and unfinished requests; None: no limit
+    weight: float = 1.0  # its share of the workers while other tenants wait too
+    priority: int = USUAL_PRIORITY  # the earliest (lowest) priority that its requests may have
+    operator: bool = False  # sees the ids of all requests in status events
 
     def __post_init__(self) -> None:
         if self.name and not _NAME.fullmatch(self.name):
@@ -68,39 +63,39 @@ class Tenant:
             raise UsageError(f"operator of key {self.name!r} must be true or false, not {self.operator!r}")
 
 
-#: Every client where keys are off. There is no other tenant to overtake, so that any priority is theirs.
+#: The tenant of every client where keys are off. It may use any priority, since there are no other tenants.
 ANYBODY = Tenant(name="", priority=PRIORITIES[0])
 
 
 @dataclass(frozen=True, slots=True)
 class StoredKey:
-    """One line of the file."""
+    """One key of the file: its tenant and its SHA-256, 64 hex digits."""
 
     tenant: Tenant
     sha256: str
 
 
 def new_key() -> str:
-    """A key of 256 random bits; shown once, to the one who made it."""
+    """Returns a new key of 256 random bits. It is not stored, so it must be shown at once."""
     return PREFIX + token_urlsafe(32)
 
 
 def hash_of(key: str) -> str:
-    """What is stored of a key."""
+    """Returns the SHA-256 of a key as 64 hex digits, the form in which the file has it."""
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def find(keys: tuple[StoredKey, ...], presented: str) -> Tenant | None:
-    """The tenant of a presented key. Takes as long for a wrong key as for a right one."""
-    digest, found = hash_of(presented), None
+    """Returns the tenant of the key `presented`, or None. Takes as long for a wrong key as for a right one."""
+    digest, tenant = hash_of(presented), None
     for stored in keys:
         if compare_digest(stored.sha256, digest):
-            found = stored.tenant
-    return found
+            tenant = stored.tenant
+    return tenant
 
 
 def read_keys(path: Path) -> tuple[StoredKey, ...]:
-    """All keys of the file. Raises UsageError, one line naming the file and what is wrong in it."""
+    """Returns all keys of the file. Raises UsageError, one line with the file and what is wrong in it."""
     try:
         content: Any = json.loads(path.read_text())
     except OSError as error:
@@ -122,10 +117,13 @@ def read_keys(path: Path) -> tuple[StoredKey, ...]:
 
 
 def write_keys(path: Path, keys: tuple[StoredKey, ...]) -> None:
-    """Replace the file as a whole: who reads it meanwhile sees the old or the new one. A new file is its owner's alone
-    to read; one that was there keeps its mode and its group, by which a gateway of another user may read it."""
+    """Replaces the file of keys atomically, so that readers see the old or the new file. Raises UsageError.
+
+    A new file can be read only by its owner. An existing one keeps its mode and group, so that a gateway of another
+    user can still read it.
+    """
     content = {"keys": [_plain(key) for key in keys]}
-    place = Path(os.path.realpath(path))  # a link stays one
+    place = Path(os.path.realpath(path))  # a symbolic link stays one
     try:
         handle, name = tempfile.mkstemp(dir=place.parent, prefix=f".{place.name}-")
         try:
@@ -144,18 +142,21 @@ def write_keys(path: Path, keys: tuple[StoredKey, ...]) -> None:
 
 
 def _let_read_as_before(handle: int, place: Path) -> None:
-    """Give the new file the mode and the group of the old one. Windows has neither."""
+    """Gives the new file the mode and the group of the old one. Windows has neither."""
     if sys.platform == "win32":
         return
     with contextlib.suppress(FileNotFoundError):
         before = place.stat()
-        with contextlib.suppress(PermissionError):  # not a group of ours
+        with contextlib.suppress(PermissionError):  # this user is not in that group
             os.fchown(handle, -1, before.st_gid)
         os.fchmod(handle, before.st_mode & 0o777)
 
 
 def add_key(path: Path, tenant: Tenant) -> str:
-    """Make a key for a new tenant and store its hash; the key. The file is made where there is none."""
+    """Creates a key for a new tenant, stores its hash and returns the key. Creates the file if there is none.
+
+    Raises UsageError if the tenant has no name or there is a key of that name.
+    """
     keys = read_keys(path) if path.exists() else ()
     if not tenant.name:
         raise UsageError("a key needs a name")
@@ -167,7 +168,7 @@ def add_key(path: Path, tenant: Tenant) -> str:
 
 
 def remove_key(path: Path, name: str) -> None:
-    """Raises UsageError when there is none of this name."""
+    """Removes the key of the tenant `name`. Raises UsageError when there is none."""
     keys = read_keys(path)
     kept = tuple(key for key in keys if key.tenant.name != name)
     if len(kept) == len(keys):
@@ -176,7 +177,10 @@ def remove_key(path: Path, name: str) -> None:
 
 
 def is_open_to_others(host: str) -> bool:
-    """Whether an address to listen on can be reached from other machines. A name counts unless it is localhost."""
+    """Returns whether `host`, an address to listen on, may be reached from other machines.
+
+    A name may be, unless it is localhost.
+    """
     with contextlib.suppress(ValueError):
         return not ipaddress.ip_address(host).is_loopback
     return host != "localhost"

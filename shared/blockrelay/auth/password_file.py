@@ -1,8 +1,8 @@
-"""A password that stands in a file, so that it is changed without a restart, and how the URL of a Redis names the file.
+"""Reads a Redis password from a file that the Redis URL names, so that it can be changed without a restart.
 
     redis://gateway@redis:6379/0?password_file=/etc/blockrelay/password/password
 
-The first line is the password, as in the files of `make-secrets`: lines behind it are passwords that Redis knows too.
+The first line is the password. Further lines, as `make-secrets` writes them, are passwords that Redis accepts too.
 """
 
 from pathlib import Path
@@ -17,7 +17,7 @@ MAX_BYTES = 1 << 20
 
 
 def read_password(path: Path) -> str:
-    """The password in the file as it is now. Raises UsageError, one line that names the file."""
+    """Returns the password that the file has now. Raises UsageError, one line that names the file."""
     lines = read_bounded(path, MAX_BYTES).splitlines()
     try:
         password = lines[0].decode().strip() if lines else ""
@@ -29,16 +29,16 @@ def read_password(path: Path) -> str:
 
 
 def has_password(url: str) -> bool:
-    """Whether the URL says by itself what the password is, or where."""
+    """Returns whether the URL has a password or names a password file. False for a URL that cannot be parsed."""
     try:
         parts = urlsplit(url)
-    except ValueError:  # whoever connects says what is wrong with it
+    except ValueError:  # connecting will report what is wrong with it
         return False
     return bool(parts.password) or not {"password", PARAMETER}.isdisjoint(parse_qs(parts.query))
 
 
 def with_password_file(url: str, file: str | None) -> str:
-    """`url`, which names the file of its password from now on; as it is without a file, or with a password."""
+    """Adds the parameter `password_file` to `url`, unless `file` is empty or `url` has a password or such a file."""
     if not file or has_password(url):
         return url
     return f"{url}{'&' if '?' in url else '?'}{urlencode({PARAMETER: file})}"

@@ -1,6 +1,6 @@
-"""Who we are to a Redis whose password stands in a file: the file is read for every new connection.
+"""Redis credentials from a password file, which is read for each new connection.
 
-So a password is rotated under running services. Connections that are there go on: Redis asks for no password again.
+So a password can be rotated while services run. Existing connections continue, since Redis does not check them again.
 """
 
 from pathlib import Path
@@ -14,13 +14,13 @@ from blockrelay.redis.errors import NO_PASSWORD, NoPassword
 
 
 class PasswordInFile(CredentialProvider):
-    """The user of an address, and the password that `file` has at the moment."""
+    """The user of a Redis address, and the password that `file` has at the moment of connecting."""
 
     def __init__(self, user: str, file: Path) -> None:
         self.user, self.file = user, file
 
     def get_credentials(self) -> tuple[str] | tuple[str, str]:
-        """What AUTH is given. A file that cannot be used is trouble like a password that Redis does not know."""
+        """Returns the arguments of AUTH. Raises NoPassword if the file cannot be used."""
         try:
             password = read_password(self.file)
         except UsageError as error:
@@ -28,14 +28,14 @@ class PasswordInFile(CredentialProvider):
         return (self.user, password) if self.user else (password,)
 
     async def get_credentials_async(self) -> tuple[str] | tuple[str, str]:
-        """The same without a thread: the file is small, and on this host."""
+        """Returns the arguments of AUTH. It reads the file without a thread, since the file is small and local."""
         return self.get_credentials()
 
 
 def take_password_file(options: dict[str, Any]) -> None:
-    """Turn the parameter of a URL among `options`, those of a pool's connections, into what redis-py asks for.
+    """Replaces `password_file` in `options`, a connection pool's, by the credential provider that redis-py takes.
 
-    Raises ValueError where there is a password, too.
+    Raises ValueError if there is a password too.
     """
     file = options.pop(PARAMETER, None)
     if file is None:

@@ -1,4 +1,4 @@
-"""Where the Redis servers of a cell are and by which passwords we come in: those settings of every service."""
+"""The settings of all services for the Redis servers of a cell and their passwords."""
 
 from pydantic import Field, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -7,7 +7,7 @@ from blockrelay.auth.password_file import has_password, with_password_file
 
 
 class RedisSettings(BaseSettings):
-    """What the settings of all services begin with (`blockrelay.settings.Settings`)."""
+    """Addresses and passwords of the Redis servers; the base of all services' settings (`blockrelay.settings`)."""
 
     model_config = SettingsConfigDict(
         env_prefix="BLOCKRELAY_", frozen=True, extra="ignore", protected_namespaces=(), allow_inf_nan=False
@@ -15,26 +15,30 @@ class RedisSettings(BaseSettings):
 
     redis_url: str = Field(
         default="redis://127.0.0.1:6379/0",
-        description="control Redis (AOF, fsync always); its Sentinels or cluster too (docs/operations.md)",
+        description="URL of the control Redis (AOF, fsync always), its Sentinels or cluster (docs/operations.md)",
     )
-    payload_redis_url: str | None = Field(default=None, description="Redis for rows; default: the control Redis")
+    payload_redis_url: str | None = Field(
+        default=None,
+        description="URL of the payload Redis (hidden states, tensor results, shared KV pages); default: the control "
+        "Redis",
+    )
     redis_password_file: str | None = Field(
         default=None,
         description="file whose first line is the password for redis_url, read for each new connection; default: the "
         "URL has it",
     )
     payload_redis_password_file: str | None = Field(
-        default=None, description="the same for payload_redis_url; default: the same file; empty: none"
+        default=None, description="password file for payload_redis_url; default: redis_password_file; empty: none"
     )
 
     @property
     def control_redis(self) -> str:
-        """The URL of the control Redis, which names the file of its password if there is one."""
+        """The URL of the control Redis, with the parameter `password_file` if that is set."""
         return with_password_file(self.redis_url, self.redis_password_file)
 
     @property
     def payload_redis(self) -> str | None:
-        """The same of the Redis for rows."""
+        """The URL of the payload Redis, with `password_file` if that is set; None: the control Redis serves as it."""
         if self.payload_redis_url is None:
             return None
         file = self.payload_redis_password_file

@@ -1,4 +1,4 @@
-"""Which web pages may use a gateway (`Origin`) and which names it answers to (`Host`), from its settings. Pure."""
+"""Checks which web pages may use a gateway (`Origin`) and which host names it answers to (`Host`). Pure."""
 
 import ipaddress
 import re
@@ -17,16 +17,15 @@ _HOST = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^:\[\]]*)(?::([0-9]*))?")
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """`origins` are those of other sites whose pages may use the gateway, `any_origin` lets all in; `names` are those
-    that `Host` may say, None: any. Addresses and localhost always pass."""
+    """The origins and host names that a gateway accepts."""
 
-    origins: frozenset[str] = frozenset()
-    any_origin: bool = False
-    names: frozenset[str] | None = None
+    origins: frozenset[str] = frozenset()  # of other sites whose pages may use the gateway
+    any_origin: bool = False  # pages of all sites may
+    names: frozenset[str] | None = None  # that `Host` may have, beside IP addresses and localhost; None: any
 
     @classmethod
     def of(cls, settings: GatewaySettings) -> "Rules":
-        """Raises UsageError, naming the setting, for what is neither an origin nor a name."""
+        """Returns the rules of the settings. Raises UsageError, which names the setting, for a wrong origin or name."""
         origins = {origin.strip().lower().rstrip("/") for origin in settings.cors_origins.split(",")} - {""}
         if "*" in origins and settings.api_keys is None:
             raise UsageError("BLOCKRELAY_CORS_ORIGINS: * lets every web page in; it needs BLOCKRELAY_API_KEYS")
@@ -45,31 +44,31 @@ class Rules:
         )
 
     def check_host(self, hosts: list[str]) -> None:
-        """Raise UnknownHost unless the `Host` headers, none or one, say an address or a name of ours."""
+        """Raises UnknownHost unless there is no `Host` header, or one with an IP address or an accepted name."""
         if self.names is None or not hosts:
             return
-        found = _HOST.fullmatch(hosts[0].strip()) if len(hosts) == 1 else None
-        if found is None or not (_is_address(found[1]) or _plain(found[1]) in self.names | {"localhost", ""}):
+        match = _HOST.fullmatch(hosts[0].strip()) if len(hosts) == 1 else None
+        if match is None or not (_is_address(match[1]) or _plain(match[1]) in self.names | {"localhost", ""}):
             raise UnknownHost(
                 f"this gateway does not answer to {hosts[0][:100]!r}; --allowed-hosts (BLOCKRELAY_ALLOWED_HOSTS) "
                 "lists the names that it answers to"
             )
 
     def check_origin(self, origins: list[str], hosts: list[str], forwarded: Sequence[str] = ()) -> str | None:
-        """The origin of another site that may use us, None for our own and for clients that are no browsers.
+        """Returns the `Origin` of another site that may use the gateway; None for its own pages and without `Origin`.
 
-        Ours are the `Host` that was asked, and what a proxy says that it was asked (`X-Forwarded-Host`): a page of
-        another site cannot send that header before it was let in. Raises ForeignOrigin.
+        The gateway's own origins are the request's `Host` (`hosts`), and the host that a proxy got (`forwarded`, of
+        `X-Forwarded-Host`): a page of another site cannot send that header before it is accepted. Raises ForeignOrigin.
         """
         if not origins:
             return None
-        if len(origins) == 1 and (found := _ORIGIN.fullmatch(origins[0].lower())):
+        if len(origins) == 1 and (origin := _ORIGIN.fullmatch(origins[0].lower())):
             if origins[0].lower() in self.origins or self.any_origin:
                 return origins[0]
-            default = _PORTS.get(found[1])
+            default = _PORTS.get(origin[1])
             for names in (hosts, forwarded):
                 ours = _HOST.fullmatch(names[0].strip().lower()) if default and len(names) == 1 else None
-                if ours and (found[2], found[3] or default) == (ours[1], ours[2] or default):
+                if ours and (origin[2], origin[3] or default) == (ours[1], ours[2] or default):
                     return None
         raise ForeignOrigin(
             f"pages of {', '.join(origins)[:100]!r} may not use this gateway; --cors-origins (BLOCKRELAY_CORS_ORIGINS) "
@@ -78,18 +77,18 @@ class Rules:
 
 
 def _plain(name: str) -> str:
-    """A name as it is compared: `localhost.` is localhost."""
+    """Returns a host name in the form for comparing: lower case, without a final dot."""
     return name.lower().removesuffix(".")
 
 
 def _without_default_port(origin: str) -> str:
-    """As browsers write it."""
+    """Returns an origin as browsers write it."""
     scheme = origin.partition(":")[0]
     return origin.removesuffix(f":{_PORTS[scheme]}") if scheme in _PORTS else origin
 
 
 def _is_address(host: str) -> bool:
-    """An IP address, also one in the short forms that browsers and curl take (127.1); no DNS name is one."""
+    """Returns whether `host` is an IP address, also in the short forms that browsers and curl take (127.1)."""
     if host.startswith("["):
         try:
             return ipaddress.ip_address(host[1:-1]).version == 6

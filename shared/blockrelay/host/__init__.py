@@ -1,1 +1,1 @@
-"""The machine that we run on."""
+"""The host: its processors, memory, GPU sensors, limits and identity, and folders that are written atomically."""

@@ -1,4 +1,4 @@
-"""The processor of this machine."""
+"""Cores and model of this machine's processor, and the number of threads that make sense on it."""
 
 import math
 import os
@@ -9,12 +9,15 @@ from pathlib import Path
 from blockrelay.errors import UsageError
 from blockrelay.host.control_groups import ROOT, cpu_quota
 
-#: More threads than so many for each core only wait for each other.
+#: Most threads per core that are accepted: more would only wait for each other.
 THREADS_PER_CORE = 4
 
 
 def check_threads(threads: int | None) -> int | None:
-    """`threads`, if this machine has a use for so many; any quota may change. Raises UsageError."""
+    """Returns `threads` unless they are too many for the cores of this machine; then raises UsageError.
+
+    It ignores quotas of processor time, which may change while the process runs.
+    """
     most = THREADS_PER_CORE * _affinity()
     if threads is not None and threads > most:
         raise UsageError(
@@ -24,8 +27,10 @@ def check_threads(threads: int | None) -> int | None:
 
 
 def cores(*, root: Path = ROOT) -> int:
-    """Cores this process may use: those of its affinity, fewer where a quota of processor time is less, and at least
-    one. A part of a core counts as one: a thread that waits now and then does more than none. `root` is for tests."""
+    """Returns how many cores this process may use, by its affinity and its quota of processor time; at least 1.
+
+    A part of a core counts as a whole one: a thread that sometimes waits is better than none. `root` is for tests.
+    """
     quota = cpu_quota(root)
     return _affinity() if quota is None else max(1, min(_affinity(), math.ceil(quota)))
 
@@ -35,7 +40,7 @@ def _affinity() -> int:
 
 
 def cpu_facts() -> dict[str, str]:
-    """What the system says of its first processor, by name; empty where it does not say."""
+    """Returns the fields of the first processor in /proc/cpuinfo, by name; empty on other systems than Linux."""
     try:
         first = Path("/proc/cpuinfo").read_text().partition("\n\n")[0]
     except OSError:
@@ -44,15 +49,15 @@ def cpu_facts() -> dict[str, str]:
 
 
 def machine_name(threads: int) -> str:
-    """What a profile with so many threads says of the machine that it was measured on."""
+    """Returns the name of this machine for a profile that was measured with `threads` threads."""
     return f"{cpu_name()}, {threads} threads"
 
 
 def is_here(machine: str) -> bool:
-    """Whether a `machine_name` is of a CPU like this one, with any number of threads."""
+    """Returns whether `machine`, a `machine_name`, has a CPU of this machine's model, with any number of threads."""
     return machine.rpartition(", ")[0] == cpu_name()
 
 
 def cpu_name() -> str:
-    """For people."""
+    """Returns the CPU's model name."""
     return cpu_facts().get("model name") or platform.processor() or platform.machine()

@@ -1,4 +1,4 @@
-"""What tells this machine from another one of the same name, and its processes from others of the same number."""
+"""Ids for this machine and its processes that differ from those of other machines with the same host name."""
 
 import hashlib
 import os
@@ -12,21 +12,23 @@ _DIGITS = 6
 
 
 def host_tag(*, root: Path = ROOT) -> str:
-    """Hexadecimal digits that are equal for processes whose ids are of one table alone: one machine since it has
-    started, and one container of it. `root` is for tests."""
+    """Returns 6 hex digits that identify this machine since its last start, and this container of it.
+
+    They are the same for all processes that share one table of process ids. `root` is for tests.
+    """
     try:
-        told = (root / "proc/sys/kernel/random/boot_id").read_text().strip()
-        told += f" {os.stat(root / 'proc/self/ns/pid').st_ino}"
+        identity = (root / "proc/sys/kernel/random/boot_id").read_text().strip()
+        identity += f" {os.stat(root / 'proc/self/ns/pid').st_ino}"
     except OSError:
-        told = f"{uuid.getnode():x}"  # no Linux
-    return hashlib.sha256(told.encode()).hexdigest()[:_DIGITS]
+        identity = f"{uuid.getnode():x}"  # not Linux
+    return hashlib.sha256(identity.encode()).hexdigest()[:_DIGITS]
 
 
 def process_prefix(pid: int) -> str:
-    """How the ids of all workers of a process of this machine begin."""
+    """Returns the beginning of the ids of all workers in process `pid` of this machine."""
     return f"{socket.gethostname()}:{pid}:{host_tag()}"
 
 
 def host_name() -> str:
-    """The name of this machine that no other one has."""
+    """Returns a name of this machine that no other machine has."""
     return f"{socket.gethostname()}:{host_tag()}"

@@ -1,4 +1,4 @@
-"""How much memory the machine has, and how much this process may still take (its container may be allowed less)."""
+"""Memory of the machine, and of this process, whose container may allow it less than the machine has."""
 
 import ctypes
 import os
@@ -9,9 +9,9 @@ from blockrelay.host.control_groups import ROOT, memory_left, memory_limit
 
 
 def available_bytes(*, root: Path = ROOT) -> int:
-    """Bytes that can be taken without swapping and without passing a limit of the control groups.
+    """Returns the bytes that can be allocated without swapping and within the limits of the control groups.
 
-    Half of all memory where the system does not say. `root` is for tests.
+    Other systems than Linux do not say; then it is half of all memory. `root` is for tests.
     """
     left = memory_left(root)
     free = _meminfo(root / "proc/meminfo")
@@ -19,21 +19,26 @@ def available_bytes(*, root: Path = ROOT) -> int:
 
 
 def allowed_bytes(*, root: Path = ROOT) -> int:
-    """Bytes that this process may hold at most: the machine's memory, or the limit of the control groups if that is
-    less. `root` is for tests."""
+    """Returns the bytes that this process may hold at most: all memory, or the control groups' limit if that is less.
+
+    `root` is for tests.
+    """
     limit = memory_limit(root)
     return total_bytes() if limit is None else min(total_bytes(), limit)
 
 
 def resident_bytes() -> int:
-    """Of this process; 0 where the system does not say."""
+    """Returns the bytes of memory that this process holds; 0 on other systems than Linux."""
     if sys.platform != "linux":
         return 0
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def anonymous_bytes() -> int:
-    """Of this process, files that are mapped aside: those go where others need the room. 0 as of `resident_bytes`."""
+    """Returns the bytes of memory that this process holds, without mapped files; 0 on other systems than Linux.
+
+    The kernel drops pages of mapped files when memory is short.
+    """
     if sys.platform != "linux":
         return 0
     _, resident, shared, *_ = map(int, Path("/proc/self/statm").read_text().split())
@@ -41,7 +46,7 @@ def anonymous_bytes() -> int:
 
 
 def total_bytes() -> int:
-    """Of the machine."""
+    """Returns the bytes of memory of the machine."""
     if sys.platform == "win32":
         status = _MemoryStatus(size=ctypes.sizeof(_MemoryStatus))
         ctypes.windll.kernel32.GlobalMemoryStatusEx(ctypes.byref(status))

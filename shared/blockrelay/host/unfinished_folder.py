@@ -1,4 +1,4 @@
-"""A folder that is there whole or not at all, whose writing goes on where it was broken off."""
+"""Writes a folder atomically: it exists whole or not at all, and an interrupted run can be continued."""
 
 import contextlib
 import os
@@ -9,13 +9,15 @@ from pathlib import Path
 
 from blockrelay.errors import OnnxBlocksError, UsageError
 
-#: In a folder that is not finished: what is being written into it.
+#: A file in an unfinished folder that says what is being written.
 _MARK = "unfinished.json"
 
 
 def is_finished(out: Path, of: str) -> bool:
-    """Whether `out` has all of what `of` names: a run was ended when only the mark was left to remove, which is done
-    here."""
+    """Returns whether `out` is the whole result of `of` with only the mark left, and removes the mark if so.
+
+    A run that was ended just before its last step leaves such a folder.
+    """
     if out.is_symlink() or not _is_of(out, of):
         return False
     (out / _MARK).unlink()
@@ -23,7 +25,7 @@ def is_finished(out: Path, of: str) -> bool:
 
 
 def check_free(out: Path) -> None:
-    """Raises UsageError where something is that is not an empty folder."""
+    """Raises UsageError if `out` is anything but an empty folder or nothing."""
     if out.is_symlink() or (out.exists() and not out.is_dir()):
         raise UsageError(f"{out} exists and is not a folder")
     if out.exists() and any(out.iterdir()):
@@ -32,12 +34,14 @@ def check_free(out: Path) -> None:
 
 @contextlib.contextmanager
 def unfinished_folder(out: Path, of: str, *, afresh: bool = False) -> Iterator[Path]:
-    """A folder beside `out`, empty or as the last run that wrote the same (`of`) left it, which is renamed to `out`
-    when the body ends well.
+    """Yields a folder beside `out` to write into, which is renamed to `out` when the body ends well.
 
-    It stays for the next run when the body fails; but it goes when an OnnxBlocksError refuses what it is made of, and a
-    new one when a UsageError says that it cannot be written. Raises UsageError where `out` is taken, another process
-    writes there, or something else was left unfinished; `afresh` removes that.
+    It is empty, or as the last run that wrote the same (`of` is equal) left it. When the body fails it stays for the
+    next run. It is deleted when the body raises OnnxBlocksError (the input is refused), and if it is new when the body
+    raises UsageError (it cannot be written).
+
+    Raises UsageError on Windows, if `out` is taken, if another process writes there, or if the folder has something
+    else that is unfinished; `afresh` deletes that instead.
     """
     if sys.platform == "win32":
         raise UsageError("blocks are written on Linux and macOS only: folders cannot be locked here")
@@ -81,7 +85,7 @@ def _is_of(folder: Path, of: str) -> bool:
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     assert sys.platform != "win32"
-    import fcntl  # which Windows has not
+    import fcntl  # Windows does not have it
 
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
@@ -95,7 +99,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def sync(path: Path) -> None:
-    """A file or a folder is on the disk behind this."""
+    """Waits until a file or folder is on the disk (fsync)."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -1,1 +1,1 @@
-"""Clients of Redis, its errors, its users, and what is read there directly."""
+"""Redis clients, connections and errors, the Redis users, and direct reads of a cell's data."""

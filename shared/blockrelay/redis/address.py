@@ -1,12 +1,13 @@
-"""Addresses of a Redis: those of one server, and those under which others are asked where it is.
+"""Parses Redis URLs: of one server, of a master that Sentinels name, and of a cluster.
 
     redis:// rediss:// unix://                                     one server, as redis-py reads them
     redis+sentinel://[USER:PASSWORD@]HOST[:26379],.../NAME[/DB]    the master that Sentinels name
-    redis+cluster://[USER:PASSWORD@]HOST[:6379],.../0              the node of a cluster that has the keys of our cell
+    redis+cluster://[USER:PASSWORD@]HOST[:6379],.../0              the node of a cluster that has the keys of the cell
 
-`rediss+sentinel` and `rediss+cluster` are the same over TLS. In place of a password each may have the parameter
-`password_file`, and for its Sentinels `sentinel_password_file` (`blockrelay.auth.password_file`). Nothing here connects
-to anything, and no message has a user, a password or a parameter in it.
+The last two are looked-up addresses: the server is found by asking Sentinels or nodes. `rediss+sentinel` and
+`rediss+cluster` are the same over TLS. Instead of a password a URL may have the parameter `password_file`, and for its
+Sentinels `sentinel_password_file` (`blockrelay.auth.password_file`). This module connects to nothing, and its errors
+never contain a user, a password or the value of a parameter.
 """
 
 import re
@@ -19,16 +20,17 @@ from blockrelay.errors import UsageError
 
 _LOOKED_UP = re.compile(r"(rediss?)\+(sentinel|cluster)://")
 _PORTS = {"sentinel": 26379, "cluster": 6379}
-#: What Sentinel's own configuration allows.
+#: Names of masters that Sentinel's configuration allows.
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
-#: Meant for the servers. Sentinels have users and passwords of their own, and no databases.
+#: Parameters for the servers only: Sentinels have users and passwords of their own, and no databases.
 _NOT_FOR_SENTINELS = {"username", "password", PARAMETER}
+#: Parameters for the Sentinels only.
 _OF_SENTINELS = {"sentinel_username", "sentinel_password", f"sentinel_{PARAMETER}"}
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """Where one process listens."""
+    """Host and port of one Redis server or Sentinel."""
 
     host: str
     port: int
@@ -39,41 +41,41 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class LookedUpAddress:
-    """Who is asked where the Redis is (`seeds`), for which master (`name`, of Sentinels only), and how."""
+    """A URL whose server must be looked up, by asking Sentinels or the nodes of a cluster."""
 
     kind: Literal["sentinel", "cluster"]
-    seeds: tuple[Node, ...]
-    name: str
+    seeds: tuple[Node, ...]  # Sentinels or cluster nodes to ask first
+    name: str  # of the master; "" for a cluster
     _scheme: str
     _database: str
-    _user: str = field(repr=False)
+    _user: str = field(repr=False)  # USER:PASSWORD, or ""
     _parameters: tuple[tuple[str, str], ...] = field(repr=False)
 
     def server_url(self, node: Node) -> str:
-        """`node` as one server, as redis-py reads it."""
+        """Returns the URL of the Redis server `node`, as redis-py reads it."""
         user = f"{self._user}@" if self._user else ""
         own = [(name, value) for name, value in self._parameters if not name.startswith("sentinel_")]
         return f"{self._scheme}://{user}{node}/{self._database}?{urlencode(own)}"
 
     def seed_url(self, node: Node) -> str:
-        """The same for one that is asked."""
+        """Returns the URL of `node`, a Sentinel or cluster node that is asked for the server."""
         if self.kind == "cluster":
             return self.server_url(node)
-        given = dict(self._parameters)
-        user, password = given.get("sentinel_username", ""), given.get("sentinel_password", "")
+        parameters = dict(self._parameters)
+        user, password = parameters.get("sentinel_username", ""), parameters.get("sentinel_password", "")
         who = f"{quote(user, safe='')}:{quote(password, safe='')}@" if user or password else ""
-        shared = {n: v for n, v in given.items() if not n.startswith("sentinel_") and n not in _NOT_FOR_SENTINELS}
-        if file := given.get(f"sentinel_{PARAMETER}"):
+        shared = {n: v for n, v in parameters.items() if not n.startswith("sentinel_") and n not in _NOT_FOR_SENTINELS}
+        if file := parameters.get(f"sentinel_{PARAMETER}"):
             shared[PARAMETER] = file
         return f"{self._scheme}://{who}{node}/?{urlencode(shared)}"
 
 
 class _Unusable(ValueError):
-    """Says what is wrong without a word of what was given."""
+    """A part of a URL is wrong; the message does not quote the URL."""
 
 
 def shown(url: str) -> str:
-    """`url` as it may stand in a message: without user, password and parameters."""
+    """Returns `url` for use in a message: without user, password and parameters."""
     scheme, separator, rest = url.partition("://")
     if not separator:
         scheme, rest = "", url
@@ -83,27 +85,27 @@ def shown(url: str) -> str:
 
 
 def unusable(url: str, why: str) -> UsageError:
-    """The error for `url`, one line. `why` may quote names of parameters, nothing else of it."""
+    """Returns the one-line error for `url`. `why` may quote names of parameters, but nothing else of the URL."""
     if _ambiguous(url):
         why = "write @, : / ? and # in a password or a parameter as %40, %3A, %2F, %3F and %23"
     return UsageError(f"{shown(url)!r} is not the URL of a Redis: {why}")
 
 
 def _ambiguous(url: str) -> bool:
-    """Whether an @ belongs to a parameter, or a ? to a password: nobody knows."""
+    """Returns whether an @ follows a ?, so that nobody can tell a password from a parameter."""
     return -1 < url.find("?") < url.rfind("@")
 
 
 def parse_address(url: str) -> LookedUpAddress | None:
-    """How the Redis of `url` is found; None for the URL of one server, which redis-py reads. Raises UsageError."""
-    found = _LOOKED_UP.match(url)
-    if found is None:
+    """Parses a looked-up address; None for the URL of one server, which redis-py reads. Raises UsageError."""
+    match = _LOOKED_UP.match(url)
+    if match is None:
         return None
     try:
-        return _parse(url, found[1], "sentinel" if found[2] == "sentinel" else "cluster")
+        return _parse(url, match[1], "sentinel" if match[2] == "sentinel" else "cluster")
     except _Unusable as error:
         raise unusable(url, str(error)) from None
-    except ValueError:  # its text quotes
+    except ValueError:  # its text quotes the URL
         raise unusable(url, "its hosts cannot be read") from None
 
 

@@ -1,4 +1,4 @@
-"""Where a cell lives, for commands that look at it or change it."""
+"""Finds the Redis of a cell for commands that read or change the cell."""
 
 import contextlib
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ from blockrelay.up_file import read_running
 
 @dataclass(frozen=True, slots=True)
 class CellAddress:
-    """Where a cell lives."""
+    """The control Redis of a cell, and the settings that name the cell."""
 
     redis_url: str
     settings: Settings
@@ -29,7 +29,10 @@ class CellAddress:
 
 
 def find_cell(url: str | None, data: Path | None) -> CellAddress:
-    """The cell at `url`, of the `up` on `data`, or that of the settings. UsageError for both, or nothing running."""
+    """Returns the cell at `url`, or that of the `blockrelay up` running on folder `data`, or that of the settings.
+
+    Raises UsageError if both are given, or if nothing runs on `data`.
+    """
     if url and data:
         raise UsageError("give --redis or --data, not both")
     if data:
@@ -41,8 +44,10 @@ def find_cell(url: str | None, data: Path | None) -> CellAddress:
 
 @contextlib.contextmanager
 def connected(cell: CellAddress) -> Iterator[redis.Redis]:
-    """A client of the cell's Redis; ServiceUnavailable when it does not do what we ask, UsageError when the cell speaks
-    another protocol."""
+    """Yields a client of the cell's Redis.
+
+    Raises UsageError when the cell speaks another protocol, and ServiceUnavailable for RedisTrouble, also in the body.
+    """
     client = redis_link.connect(cell.redis_url, cell=cell.settings.cell)
     try:
         check_protocol(client, cell.keys, join=False)

@@ -1,6 +1,6 @@
-"""What all services of a cell must agree on, `{cell}:settings`: a scheduler puts its values there, others take them.
+"""Settings that all services of a cell share, in `{cell}:settings`: a scheduler writes them, other services read them.
 
-The scheduler that began last decides. Where none has begun yet, the defaults hold.
+The scheduler that started last decides. Before any has started, the defaults hold.
 """
 
 from collections.abc import Mapping
@@ -18,47 +18,48 @@ from blockrelay.settings import SchedulerSettings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellSettings:
-    """How long a finished request can still be read, and the silence that makes a worker dead."""
+    """The settings that all services of a cell share."""
 
-    retention_s: int = RETENTION_S
-    dead_after_ms: int = DEAD_AFTER_MS
+    retention_s: int = RETENTION_S  # how long a finished request can be read
+    dead_after_ms: int = DEAD_AFTER_MS  # time without a heartbeat after which a worker is dead
 
     @classmethod
     def of(cls, settings: SchedulerSettings) -> "CellSettings":
-        """Those that a scheduler was started with."""
+        """Returns the shared settings that a scheduler was started with."""
         return cls(retention_s=settings.retention_s, dead_after_ms=int(1000 * settings.dead_after_s))
 
     @classmethod
     def from_redis(cls, found: Mapping[bytes, bytes]) -> "CellSettings | None":
-        """From `HGETALL {cell}:settings`; None while no scheduler has published any."""
+        """Reads the fields of `{cell}:settings`; None while no scheduler has published any."""
         names = [field.name for field in fields(cls)]
         if not all(name.encode() in found for name in names):
             return None
         return cls(**{name: int(found[name.encode()]) for name in names})
 
     def differences(self, own: "CellSettings") -> str:
-        """Where the cell differs from what a scheduler was started with, as one line; empty where it does not."""
+        """Returns in one line how the cell's settings differ from `own`, one service's; empty if they do not."""
         pairs = zip(asdict(self).items(), asdict(own).values(), strict=True)
         return ", ".join(
             f"{name} is {value} in this cell, not {ours}" for (name, value), ours in pairs if value != ours
         )
 
     def tell(self, own: "CellSettings") -> None:
-        """Log where they differ, if anywhere: the cell's count."""
-        if found := self.differences(own):
-            logs.get().warning("CELL_SETTINGS_DIFFER", reason=f"{found}: those of the scheduler that began last count")
+        """Logs how the cell's settings, which count, differ from `own`, if they do."""
+        if differences := self.differences(own):
+            reason = f"{differences}: the settings of the scheduler that started last count"
+            logs.get().warning("CELL_SETTINGS_DIFFER", reason=reason)
 
 
 def read_cell_settings(client: redis.Redis, keys: Keys) -> CellSettings | None:
-    """Those in force."""
+    """Returns the cell's settings in force; None while no scheduler has published any."""
     return CellSettings.from_redis(cast(Any, client.hgetall(keys.settings)))
 
 
 async def read_cell_settings_async(client: redis.asyncio.Redis, keys: Keys) -> CellSettings | None:
-    """As `read_cell_settings`."""
+    """Does what `read_cell_settings` does, on an asyncio client."""
     return CellSettings.from_redis(await cast(Any, client.hgetall(keys.settings)))
 
 
 def publish_cell_settings(client: redis.Redis, keys: Keys, settings: CellSettings) -> None:
-    """From now on these."""
+    """Makes `settings` those of the cell."""
     client.hset(keys.settings, mapping=cast(Any, asdict(settings)))

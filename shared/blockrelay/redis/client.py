@@ -1,9 +1,9 @@
-"""Connections to Redis and the running of script calls.
+"""Redis clients, and the running of script calls on them.
 
-No automatic retry anywhere: redis-py may send a command twice. Scripts are idempotent, so `run` may be called again by
-the caller that gets RedisTrouble; blocking reads and every other write are never repeated here.
+No command is retried automatically, since redis-py could then send one twice. Scripts are idempotent, so a caller that
+gets RedisTrouble may call `run` again.
 
-Every client made here, its pipelines and the connections below raise RedisTrouble for what is not a bug of ours
+The clients, pipelines and connections of this module raise RedisTrouble for every error that is not a bug of the caller
 (`blockrelay.redis.errors`).
 """
 
@@ -28,9 +28,9 @@ from blockrelay.redis.errors import NO_PASSWORD, CommandError, ours, translated
 from blockrelay.redis.protocol_check import check_protocol
 
 T = TypeVar("T")
-#: Commands that only read -> their answers, when replicas have what the server had (`read_what_replicas_have`).
+#: Function from commands that only read to their answers, once replicated (`AsyncScripts.read_what_replicas_have`).
 ReadReplicated = Callable[[Sequence[Sequence[Any]]], Awaitable[list[Any]]]
-#: Blocking reads end after this, so that a lost wake-up costs at most one second.
+#: Milliseconds after which blocking reads end, so that a lost wake-up costs at most one second.
 BLOCK_MS = 1000
 
 _OPTIONS: dict[str, Any] = {
@@ -72,45 +72,48 @@ class _AsyncClient(redis.asyncio.Redis):
 
 
 def connect(url: str, *, cell: str | None = None, answer_s: float | None = None) -> redis.Redis:
-    """A synchronous client without retries. Connects lazily. `cell`: which one it is for; a cluster has its keys on one
-    node. `answer_s`: how long an answer may take; None: somewhat longer than a blocking read. Raises UsageError."""
+    """Returns a synchronous client without retries, which connects when it is first used. Raises UsageError.
+
+    `cell`: the cell that it is for, needed for a cluster, where one node has all keys of a cell. `answer_s`: seconds
+    that an answer may take; None: 4 s longer than a blocking read.
+    """
     limits = {} if answer_s is None else {"socket_timeout": answer_s, "socket_connect_timeout": answer_s}
     return _Client.from_pool(make_pool(url, cell, {**_OPTIONS, **limits}))
 
 
 def connect_async(url: str, *, cell: str | None = None, connections: int = 32) -> redis.asyncio.Redis:
-    """As `connect`, for asyncio; a task that finds all `connections` in use waits for one."""
+    """Does what `connect` does, for asyncio. A task that finds all `connections` in use waits for one."""
     return _AsyncClient.from_pool(make_async_pool(url, cell, _OPTIONS, connections=connections))
 
 
-#: How long replicas may take to have what was written. Seconds.
+#: Seconds that replicas may take to confirm a write.
 REPLICAS_S = 1.0
-#: A connection that has answered so lately is not looked at before it is used.
+#: Seconds without an answer after which a kept connection is checked before it is used: the server may have closed it.
 LOOK_AFTER_S = 0.01
 
 
 class OneConnection:
-    """A connection of `client`'s pool that is kept, for one thread that sends many commands, one at a time.
+    """A connection that one thread keeps, to send many commands one at a time.
 
-    A client takes a connection from its pool for every command and gives it back: that is most of a command's work.
+    It saves taking a connection from the client's pool for each command, which is most of a command's cost.
     """
 
     def __init__(self, client: redis.Redis) -> None:
-        """Connects lazily."""
+        """Uses the pool of `client`, and connects at the first command."""
         self._pool = client.connection_pool
         self._connection: redis.Connection | None = None
         self._answered = float("-inf")
 
     def ask(self, *words: str | bytes | int) -> Any:
-        """The answer to one command, as the server gives it. Raises what a client raises; connects again after that."""
+        """Sends one command and returns the server's raw answer. Raises what a client raises, and then reconnects."""
         with translated(self._pool):
             if self._connection is None:
                 self._connection = self._pool.get_connection()
             connection = self._connection
             must_hold(connection)
             if time.monotonic() - self._answered > LOOK_AFTER_S and _has_news(connection):
-                connection.disconnect()  # nothing was asked, so the server has closed it
-            # A script is given two dozen keys: redis-py packs them one by one, in a fifth of the time of the command.
+                connection.disconnect()  # no answer is due, so the server has closed it
+            # A script gets two dozen keys. redis-py packs them one by one, which takes a fifth of the command's time.
             connection.send_packed_command([hiredis.pack_command(cast(Any, words))])
             answer = connection.read_response()
             self._answered = time.monotonic()
@@ -126,13 +129,13 @@ def _has_news(connection: redis.Connection) -> bool:
 
 
 def _named_keys(keys: Keys, script: str) -> list[str | int]:
-    """How many keys EVALSHA is given, and they: one of each family that the script touches."""
+    """Returns the arguments of EVALSHA for keys: their number, and one key of each family that the script touches."""
     samples = [keys.sample(family) for family in declared(script.upper())]
     return [len(samples), *samples]
 
 
 class Scripts:
-    """Runs calls of one cell on a synchronous client."""
+    """Runs script calls of one cell on a synchronous client."""
 
     def __init__(self, client: redis.Redis, keys: Keys) -> None:
         self._client, self._keys = client, keys
@@ -140,7 +143,10 @@ class Scripts:
         self._send: Callable[..., Any] = client.execute_command
 
     def run(self, call: Call[T]) -> T:
-        """EVALSHA, and EVAL once when the script cache is empty (restart, SCRIPT FLUSH)."""
+        """Runs one call and returns its result. Raises RedisTrouble; the script may then have run.
+
+        Sends EVALSHA, and EVAL if the server does not have the script (after a restart or SCRIPT FLUSH).
+        """
         code = source(call.script)
         tail: list[Any] = [*self._heads[call.script], call.packed()]
         reach_script("before", call.script)
@@ -154,22 +160,22 @@ class Scripts:
         return call.parse(answer)
 
     def for_one_thread(self) -> "Scripts":
-        """The same on a connection of its own, for a thread that calls all the time."""
+        """Returns Scripts on a connection of their own, for one thread that makes many calls."""
         scripts = Scripts(self._client, self._keys)
         scripts._send = OneConnection(self._client).ask
         return scripts
 
 
 class AsyncOneConnection:
-    """As `OneConnection`, for one task on an asyncio client."""
+    """A connection that one asyncio task keeps, to send many commands one at a time."""
 
     def __init__(self, client: redis.asyncio.Redis) -> None:
-        """Connects lazily."""
+        """Uses the pool of `client`, and connects at the first command."""
         self._pool = client.connection_pool
         self._connection: redis.asyncio.Connection | None = None
 
     async def ask(self, *words: Any) -> Any:
-        """As `OneConnection.ask`."""
+        """Sends one command and returns the server's raw answer. Raises what a client raises, and then reconnects."""
         with translated(self._pool):
             if self._connection is None:
                 self._connection = cast(redis.asyncio.Connection, await self._pool.get_connection())
@@ -179,18 +185,17 @@ class AsyncOneConnection:
 
 
 class AsyncScripts:
-    """Runs calls of one cell on an asyncio client."""
+    """Runs script calls of one cell on an asyncio client."""
 
     def __init__(self, client: redis.asyncio.Redis, keys: Keys) -> None:
         self._client = client
         self._heads = {script: _named_keys(keys, script) for script in NAMES}
 
     async def run(self, call: Call[T], *, replicas: int = 0) -> T:
-        """As `Scripts.run`. With `replicas`, it returns when so many replicas have what the script wrote.
+        """Runs one call and returns its result, as `Scripts.run` does; with `replicas`, once that many have its writes.
 
-        When they have not within REPLICAS_S, RedisUnavailable is raised, and the script has run, as it may have after a
-        lost connection. Redis counts what its own connection wrote: the script must write something whenever its answer
-        is a promise.
+        Raises RedisUnavailable when they do not confirm within REPLICAS_S; the script has then run. WAIT covers only
+        writes of its own connection, so a script whose answer must survive a failover always writes something.
         """
         code = source(call.script)
         tail: list[Any] = [*self._heads[call.script], call.packed()]
@@ -205,9 +210,10 @@ class AsyncScripts:
         return call.parse(answer)
 
     async def read_what_replicas_have(self, replicas: int, stream: str, reads: Sequence[Sequence[Any]]) -> list[Any]:
-        """The answers to `reads`, when so many replicas have all that the server had which gave them.
+        """Returns the answers to `reads` once `replicas` replicas have all data that the answers are from.
 
-        Writes one entry to `stream`, which keeps no other. Raises RedisUnavailable when they have not in REPLICAS_S.
+        It writes one entry to `stream`, which keeps no other, and waits until they confirm that. Raises
+        RedisUnavailable when they do not within REPLICAS_S.
         """
         return (await self._wait(replicas, *reads, ("XADD", stream, "MAXLEN", "1", "*", "w", "")))[:-1]
 
@@ -217,10 +223,10 @@ class AsyncScripts:
         return (await self._wait(replicas, words))[0]
 
     async def _wait(self, replicas: int, *commands: Sequence[Any]) -> list[Any]:
-        together = self._client.pipeline(transaction=False)  # over one connection, and so to one server
+        pipeline = self._client.pipeline(transaction=False)  # one connection, and so one server
         for words in (*commands, ("WAIT", replicas, int(1000 * REPLICAS_S))):
-            together.execute_command(*words)
-        *answers, copies = await together.execute(raise_on_error=False)
+            pipeline.execute_command(*words)
+        *answers, copies = await pipeline.execute(raise_on_error=False)
         for failed in (*answers, copies):
             if isinstance(failed, Exception):
                 raise failed
@@ -230,24 +236,24 @@ class AsyncScripts:
 
 
 def backoff_s(attempt: int) -> float:
-    """Seconds before attempt `attempt` (0-based) of reaching Redis again: 20 ms, each a tenth longer, up to 1 s.
+    """Returns the seconds to wait before attempt `attempt` (from 0) to reach Redis: 20 ms, each 1.1 times the last.
 
-    So it is seen to be back after a tenth more of the time that it was away, at most 1 s.
+    A Redis that is back is thus noticed after a tenth of the time that it was away, and after 1 s at most.
     """
     return min(1.0, 0.02 * 1.1 ** min(attempt, 50))
 
 
-#: Answers by which Redis says, at the start, that it will never serve this user, or that it is not a Redis.
+#: Codes of errors at the start that waiting will not mend: Redis refuses this user, or the server is not a Redis.
 _NEVER = ("NOAUTH", "WRONGPASS", NO_PASSWORD, "NOPERM", "DENIED", "INVALID", "DB", NOT_FOUND)
 
 
-#: Seconds in which, at the start of a service, Redis may learn a password that stands in a file: Secrets reach pods one
+#: Seconds that a starting service waits for Redis to accept a password from a file, since a new Secret reaches pods one
 #: after the other.
 LET_IN_S = 90.0
 
 
 class NotLetInYet(UsageError):
-    """Redis does not know the password that a file has now; both may change. `trouble` is what it said."""
+    """Redis refuses the password that a file has now; either may still change. `trouble` is Redis' answer."""
 
     def __init__(self, message: str, trouble: RedisTrouble) -> None:
         super().__init__(message)
@@ -255,11 +261,11 @@ class NotLetInYet(UsageError):
 
 
 def check_redis(client: redis.Redis, name: str, *, cell: Keys | None = None) -> None:
-    """One look at a Redis, as services take it when they start.
+    """Checks once that a service can use a Redis. `name` tells people which one it is.
 
-    With `cell` we join it: we must have the right to run scripts there, and speak its protocol.
-    Raises UsageError when it will never serve us like this (wrong password, a user without rights, not a Redis, one
-    without EVAL, another protocol), else RedisTrouble when it does not answer now. `name` tells people which it is.
+    With `cell` the service joins that cell: it must have the right to run scripts there, and speak its protocol.
+    Raises UsageError when waiting would not help (wrong password, a user without rights, not a Redis, one without EVAL,
+    another protocol), else RedisTrouble when Redis does not answer now.
     """
     try:
         client.ping()
@@ -287,10 +293,10 @@ def wait_for_redis(
     pause: Callable[[float], object] = time.sleep,
     let_in_s: float = LET_IN_S,
 ) -> bool:
-    """Block until `look` (`check_redis`) does not raise RedisTrouble, or return False when `give_up` says so.
+    """Calls `look` (`check_redis`) until it does not raise RedisTrouble; returns False when `give_up()` is true.
 
-    `say` hears of every failure; `pause` waits for so many seconds, or until there is reason to give up. Raises
-    NotLetInYet when a password in a file has been refused for `let_in_s`.
+    It calls `say` for each failure, and `pause(seconds)` between attempts, which may return early when there is reason
+    to give up. Raises NotLetInYet when Redis has refused a password in a file for `let_in_s` seconds.
     """
     attempt, refused_at = 0, None
     while not give_up():
@@ -311,5 +317,5 @@ def wait_for_redis(
 
 
 def server_run_id(client: redis.Redis) -> str:
-    """Identity of the server process: another value after a reconnect means a restart."""
+    """Returns the id of the server process; another value after a reconnect means that it restarted."""
     return str(client.info("server")["run_id"])

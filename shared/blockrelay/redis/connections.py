@@ -1,8 +1,8 @@
-"""Connections to a Redis and their pools: to one server, or to wherever a looked-up address leads right now.
+"""Connections to Redis and their pools: to one server, or to the server that a looked-up address has right now.
 
-A looked-up connection knows the generation of the place that it is connected to (`discovery`). An error that casts
-doubt on the place makes the next connection look again; one that says that the server has another role now makes the
-others outdated, and an outdated connection is closed before another command goes over it. No command is repeated here.
+A looked-up connection knows the generation of the place that it is connected to (`discovery`). After an error that
+casts doubt on the place, the next connection looks it up again. After an error that shows that the server has another
+role, all connections of that generation are outdated, and are closed before the next command. No command is repeated.
 """
 
 import asyncio
@@ -29,20 +29,20 @@ from blockrelay.redis.discovery import AsyncLookup, Lookup
 from blockrelay.redis.errors import RedisError, TimedOut, Unreachable, casts_doubt
 
 _UNEXPECTED = re.compile(r"unexpected keyword argument '(\w{1,40})'")
-#: Messages of redis-py that quote nothing but names of parameters.
+#: Beginnings of redis-py's error messages that quote nothing but names of parameters.
 _QUOTES_NOTHING = ("Invalid value for ", "it has a password and ")
 _SCHEMES = tuple(f"{one}://" for one in ("redis", "rediss", "unix")) + tuple(
     f"{one}+{kind}://" for kind in ("sentinel", "cluster") for one in ("redis", "rediss")
 )
 
 
-#: What connections say of themselves to the server (CLIENT SETINFO). redis-py would make one for each connection, and
-#: read its package's metadata for the version.
+#: The client's name and version for the server (CLIENT SETINFO). Without it redis-py would create one for each
+#: connection, and read its package's metadata for the version.
 _DRIVER = DriverInfo()
 
 
 class Interruptible:
-    """A connection on which a task that sends can be cancelled at any moment.
+    """An asyncio connection on which a task that sends can be cancelled at any moment.
 
     redis-py bounds a write with `asyncio.wait_for`, which on Python 3.11 swallows a cancellation that arrives while the
     write completes. A cancelled task would never end.
@@ -51,7 +51,7 @@ class Interruptible:
     socket_timeout: float | None
 
     async def send_packed_command(self, command: Any, check_health: bool = True) -> None:
-        patience, self.socket_timeout = self.socket_timeout, None  # the parent then waits without a limit of its own
+        patience, self.socket_timeout = self.socket_timeout, None  # so that the parent sets no limit of its own
         try:
             async with asyncio.timeout(patience):
                 await cast(Any, super()).send_packed_command(command, check_health)
@@ -62,9 +62,9 @@ class Interruptible:
 
 
 class FreshCertificates(AsyncSSLConnection):
-    """A TLS connection that reads its files of certificates again when it connects and they have changed.
+    """An asyncio TLS connection that reads its certificate files again when it connects and they have changed.
 
-    redis-py's for threads reads them each time; its for tasks keeps what it has read once, for as long as its pool.
+    redis-py's connection for threads reads them each time. Its asyncio connection reads them only once per pool.
     """
 
     _read: tuple[object, ...] | None = None
@@ -79,21 +79,20 @@ class FreshCertificates(AsyncSSLConnection):
 
 
 def interruptible(kind: Any) -> Any:
-    """The same kind of asyncio connection (TCP, TLS or unix socket: the URL says), interruptible."""
+    """Returns an `Interruptible` subclass of `kind`, a class of asyncio connections (TCP, TLS or unix socket)."""
     kind = FreshCertificates if kind is AsyncSSLConnection else kind
     return type(kind.__name__, (Interruptible, kind), {})
 
 
 class LookedUpConnection(redis.Connection):
-    """To where `lookup` leads at the moment that it connects."""
+    """A connection to the server that `lookup` returns at the moment of connecting."""
 
     def __init__(self, *, lookup: Lookup, **options: Any) -> None:
         self.lookup, self.generation = lookup, -1
         super().__init__(**options)
 
     def renew(self) -> None:
-        """Before the next command: close it, unless it is known to be connected to the right server. It connects when
-        something is sent."""
+        """Closes the connection if it may be to a wrong server; call it before each command. Sending connects again."""
         if self.is_connected and not self.lookup.confirms(self.generation):
             self.disconnect()
 
@@ -138,7 +137,7 @@ class _LookedUpTlsConnection(LookedUpConnection, SSLConnection):
 
 
 class AsyncLookedUpConnection(Interruptible, redis.asyncio.Connection):
-    """As `LookedUpConnection`."""
+    """An asyncio connection to the server that `lookup` returns at the moment of connecting."""
 
     def __init__(self, *, lookup: AsyncLookup, **options: Any) -> None:
         self.lookup, self.generation = lookup, -1
@@ -197,7 +196,7 @@ def _judge(connection: _LookedUp, error: Exception) -> None:
 
 
 def _must_be_master(connection: _LookedUp, answer: Any) -> None:
-    """`answer` to ROLE. What is written into a server that is a replica soon, or was the master before, is lost."""
+    """Raises Unreachable unless `answer`, to ROLE, is that of a master: writes to any other server would be lost."""
     role = answer[0].decode() if isinstance(answer[0], bytes) else answer[0]
     if role != "master":
         connection.lookup.doubt(connection.generation, demoted=True)
@@ -205,16 +204,18 @@ def _must_be_master(connection: _LookedUp, answer: Any) -> None:
 
 
 def must_hold(connection: redis.Connection) -> None:
-    """Before the next use of a connection that is kept. If its server may not be the Redis of its address any more, it
-    is closed, to connect anew when something is sent, and RedisUnavailable is raised: who keeps one has to hear of that
-    (a log may be shorter there, messages were missed)."""
+    """Checks a kept connection before its next use. Raises RedisUnavailable if it may be to a wrong server.
+
+    It then closes the connection; sending connects to the right server. The caller must know of the change, since a log
+    may be shorter there, or messages were missed.
+    """
     if isinstance(connection, LookedUpConnection) and connection.is_connected:
         connection.renew()
         _must_be_connected(connection)
 
 
 async def must_hold_async(connection: redis.asyncio.Connection) -> None:
-    """As `must_hold`."""
+    """Does what `must_hold` does, for an asyncio connection."""
     if isinstance(connection, AsyncLookedUpConnection) and connection.is_connected:
         await connection.renew()
         _must_be_connected(connection)
@@ -226,7 +227,10 @@ def _must_be_connected(connection: _LookedUp) -> None:
 
 
 def make_pool(url: str, cell: str | None, options: Mapping[str, Any]) -> redis.ConnectionPool:
-    """Connections for threads. `options` as redis-py's `from_url` has them. Raises UsageError for an unusable URL."""
+    """Returns a pool of connections for threads. `options`: those of redis-py's `from_url`. Raises UsageError.
+
+    `cell`: as for `blockrelay.redis.client.connect`.
+    """
     address = parse_address(url)
     options = {**options, "driver_info": _DRIVER, "retry": Retry(NoBackoff(), 0)}
     server = url if address is None else address.server_url(address.seeds[0])
@@ -245,13 +249,13 @@ def make_pool(url: str, cell: str | None, options: Mapping[str, Any]) -> redis.C
 
 
 class AsyncPool(redis.asyncio.BlockingConnectionPool):
-    """`cell`: which one it is for."""
+    """A pool of asyncio connections; a task waits for one when all are in use."""
 
-    cell: str | None = None
+    cell: str | None = None  # the cell that it is for, named in errors
 
 
 def make_async_pool(url: str, cell: str | None, options: Mapping[str, Any], *, connections: int) -> AsyncPool:
-    """As `make_pool`, for tasks; who finds all `connections` in use waits for one."""
+    """Returns a pool of at most `connections` asyncio connections. Other parameters and errors as for `make_pool`."""
     address = parse_address(url)
     options = {**options, "driver_info": _DRIVER, "retry": AsyncRetry(NoBackoff(), 0)}
     server = url if address is None else address.server_url(address.seeds[0])
@@ -273,7 +277,7 @@ def make_async_pool(url: str, cell: str | None, options: Mapping[str, Any], *, c
 
 
 def checked_url(url: str) -> str:
-    """`url`, or UsageError when it names no Redis."""
+    """Returns `url`. Raises UsageError if it is not the URL of a Redis."""
     make_pool(url, "any", {})
     return url
 

@@ -1,11 +1,11 @@
-"""Finding the Redis of an address that is looked up, and what all connections of a pool know about where it is.
+"""Finds the server of a looked-up Redis address by asking Sentinels or cluster nodes, for all connections of a pool.
 
-What was found holds until a connection meets an error that casts doubt on it. That is enough in a cluster, whose nodes
-refuse what is not theirs. A master that its Sentinels have replaced while it was well does not know it for ten seconds,
-and what is written there is thrown away: so a Sentinel is asked again every second in which a connection is used.
+The result holds until a connection has an error that casts doubt on it. That is enough in a cluster, whose nodes refuse
+keys that are not theirs. But a healthy master that its Sentinels replaced does not notice it for ten seconds, and loses
+what is written there meanwhile. So a Sentinel is asked again in every second in which a connection is used.
 
-What to ask whom, and what follows from the answers, is decided by what touches no network (`Sentinels`, `Slots`); a
-lookup for threads and one for tasks ask.
+`Sentinels` and `Slots` decide what to ask and what follows from the answers, without a network. `Lookup` (for threads)
+and `AsyncLookup` (for tasks) send the questions.
 """
 
 import asyncio
@@ -23,35 +23,40 @@ from blockrelay.errors import RedisRefused, RedisTrouble, RedisUnavailable
 from blockrelay.redis.address import LookedUpAddress, Node
 from blockrelay.redis.errors import CommandError, translated
 
-#: Seconds that one of those who are asked has to answer: a host that is gone must not hold up a failover.
+#: Seconds that a Sentinel or node has to answer: a host that is gone must not hold up a failover.
 ANSWER_S = 1.0
-#: Seconds between two questions whether the master is still the same, and after one that nobody answered.
+#: Seconds between two checks that the master is still the same, and after a check without an answer.
 CHECK_S, CHECK_LATER_S = 1.0, 5.0
-#: `RedisTrouble.code` of an address under which nothing will ever be found, as far as those who are asked know.
+#: `RedisTrouble.code` of an address whose server will never be found, by the answers of those that were asked.
 NOT_FOUND = "ADDRESS"
-#: Yields whom to ask, is sent what they answer (or RedisTrouble), returns where the Redis is. Raises RedisTrouble.
+#: Yields each node to ask, is sent its answer or RedisTrouble, and returns the server's place. Raises RedisTrouble.
 Search = Generator[Node, Any, Node]
 
 
 class Places(Protocol):
-    """Knows whom to ask. One search at a time."""
+    """The way to find a server: which nodes to ask, and what follows from their answers."""
 
-    question: str
+    question: str  # the command to send
 
-    def search(self) -> Search: ...
+    def search(self) -> Search:
+        """Starts a search. Only one may run at a time."""
+        ...
 
     def witness(self) -> Node | None:
-        """Whom to ask now and then whether the Redis is where it was; None: it says so itself."""
+        """Returns the node to ask whether the server is still the same; None if the server itself reports a change."""
         ...
 
     def contradicts(self, answer: Any, place: Node) -> bool:
-        """Whether it may not be at `place` any more, by what the witness has answered."""
+        """Returns whether the witness's answer means that the server may not be at `place` any more."""
         ...
 
 
 class Sentinels:
-    """The master of one name. More than half of the Sentinels are asked, and the newest configuration counts: one that
-    was cut off, or has just started, may still name the master of before."""
+    """Finds the master of one name.
+
+    It asks more than half of the Sentinels, and the newest configuration counts: a Sentinel that was cut off, or has
+    just started, may still name the former master.
+    """
 
     question = "SENTINEL MASTERS"
 
@@ -59,34 +64,34 @@ class Sentinels:
         self._seeds, self._name, self._epoch = list(seeds), name, 0
 
     def search(self) -> Search:
-        told: list[Mapping[str, Mapping[str, Any]]] = []
+        answers: list[Mapping[str, Mapping[str, Any]]] = []
         failed: dict[Node, RedisTrouble] = {}
         for seed in list(self._seeds):
             answer = yield seed
             if isinstance(answer, RedisTrouble):
                 failed[seed] = answer
-                self._seeds.append(self._seeds.pop(self._seeds.index(seed)))  # the last to be asked from now on
+                self._seeds.append(self._seeds.pop(self._seeds.index(seed)))  # to be asked last from now on
                 continue
-            told.append(answer)
-            if 2 * len(told) > len(self._seeds):
+            answers.append(answer)
+            if 2 * len(answers) > len(self._seeds):
                 break
-        if not told:
-            raise nobody_told("no Sentinel answers", failed)
-        place = named_master(self._name, told)
-        self._epoch = max(masters[self._name]["config-epoch"] for masters in told if self._name in masters)
+        if not answers:
+            raise unanswered("no Sentinel answers", failed)
+        place = named_master(self._name, answers)
+        self._epoch = max(masters[self._name]["config-epoch"] for masters in answers if self._name in masters)
         return place
 
     def witness(self) -> Node | None:
-        self._seeds.append(self._seeds.pop(0))  # each in its turn: one may be cut off
+        self._seeds.append(self._seeds.pop(0))  # each in turn: one may be cut off
         return self._seeds[-1]
 
     def contradicts(self, answer: Any, place: Node) -> bool:
         state = answer.get(self._name)
         if state is None or state["config-epoch"] < self._epoch:
-            return False  # it knows less than we do
+            return False  # its configuration is older than the one that was found
         if _place(state) == place:
             return not _is_well(state) or _is_replaced(state)
-        return not _is_replaced(state)  # it may be ours that replaces that one
+        return not _is_replaced(state)  # else `place` may be the new master that replaces the one it names
 
 
 def _place(state: Mapping[str, Any]) -> Node:
@@ -98,19 +103,21 @@ def _is_well(state: Mapping[str, Any]) -> bool:
 
 
 def _is_replaced(state: Mapping[str, Any]) -> bool:
-    """Whether this Sentinel leads a failover from the master that it names. It goes on naming it when the others know
-    the new one already."""
+    """Returns whether this Sentinel leads a failover away from the master that it names.
+
+    It still names that master when the other Sentinels already know the new one.
+    """
     return "failover_in_progress" in state["flags"]
 
 
-def named_master(name: str, told: Sequence[Mapping[str, Mapping[str, Any]]]) -> Node:
-    """What follows from the answers of Sentinels to SENTINEL MASTERS, as redis-py reads them.
+def named_master(name: str, answers: Sequence[Mapping[str, Mapping[str, Any]]]) -> Node:
+    """Returns the master called `name` by Sentinels' answers to SENTINEL MASTERS, as redis-py reads them.
 
     Raises:
         RedisRefused: they do not know the name.
         RedisUnavailable: the master is down, or about to be replaced.
     """
-    states = [masters[name] for masters in told if name in masters]
+    states = [masters[name] for masters in answers if name in masters]
     if not states:
         raise RedisRefused(f"Redis refuses: the Sentinels know no master {name!r}", code=NOT_FOUND)
     newest = max(state["config-epoch"] for state in states)
@@ -124,8 +131,10 @@ def named_master(name: str, told: Sequence[Mapping[str, Mapping[str, Any]]]) -> 
 
 
 class Slots:
-    """The node of a cluster that owns one slot. Any node that is known may be asked, each time another one: one that
-    was cut off tells what was."""
+    """Finds the cluster node that owns one slot.
+
+    Any known node may be asked, each time another one, since a node that was cut off answers with the former owner.
+    """
 
     question = "CLUSTER SLOTS"
 
@@ -138,7 +147,7 @@ class Slots:
         answered = False
         for node in list(self._nodes):
             answer = yield node
-            self._nodes = [*(n for n in self._nodes if n != node), node]  # the last to be asked from now on
+            self._nodes = [*(n for n in self._nodes if n != node), node]  # to be asked last from now on
             if isinstance(answer, RedisTrouble):
                 failed[node] = answer
                 continue
@@ -150,7 +159,7 @@ class Slots:
                     return master
         if answered:
             raise RedisUnavailable(f"Redis does not answer: no node of the cluster owns slot {self._slot}")
-        raise nobody_told("no node of the cluster answers", failed)
+        raise unanswered("no node of the cluster answers", failed)
 
     def witness(self) -> Node | None:
         return None
@@ -159,25 +168,25 @@ class Slots:
         return False
 
     def _learn(self, masters: set[Node]) -> None:
-        """Masters are asked too, for as long as they are some: the seeds may all be gone one day."""
+        """Adds the current masters to the nodes to ask, since all seeds may be gone one day; drops former masters."""
         kept = [node for node in self._nodes if node in masters or node in self._seeds]
         self._nodes = [*sorted(masters.difference(kept), key=str), *kept]
 
 
 def masters_of_slots(answer: Sequence[Sequence[Any]], *, asked: Node) -> dict[tuple[int, int], Node]:
-    """What CLUSTER SLOTS answers, as the server sends it: first and last slot -> their master.
+    """Returns the master of each range of slots (first, last) from the raw answer of CLUSTER SLOTS.
 
-    A node that knows no host for a master (or says `?`) means the one that it was asked by.
+    A node without a host, or with the host `?`, has the host of `asked`, the node that answered.
     """
-    found: dict[tuple[int, int], Node] = {}
+    masters: dict[tuple[int, int], Node] = {}
     for first, last, master, *_ in answer:
         host = master[0].decode() if isinstance(master[0], bytes) else master[0]
-        found[int(first), int(last)] = Node(host if host and host != "?" else asked.host, int(master[1]))
-    return found
+        masters[int(first), int(last)] = Node(host if host and host != "?" else asked.host, int(master[1]))
+    return masters
 
 
-def nobody_told(what: str, failed: Mapping[Node, RedisTrouble]) -> RedisTrouble:
-    """Why a search ends without an answer: refused, if anybody refuses."""
+def unanswered(what: str, failed: Mapping[Node, RedisTrouble]) -> RedisTrouble:
+    """Returns the error for a search without an answer: RedisRefused if any node refused, else RedisUnavailable."""
     node, worst = min(failed.items(), key=lambda item: not isinstance(item[1], RedisRefused))
     if isinstance(worst, RedisRefused):
         return RedisRefused(f"{worst} (said by {node}, which was asked for the address)", code=worst.code)
@@ -186,7 +195,7 @@ def nobody_told(what: str, failed: Mapping[Node, RedisTrouble]) -> RedisTrouble:
 
 
 def places_of(address: LookedUpAddress, cell: str | None) -> Places:
-    """Whom to ask for the Redis of a cell. `cell` None is a bug of the caller where it is a cluster's."""
+    """Returns the way to find the server of a cell. Raises ValueError if `cell` is None and the address a cluster's."""
     if address.kind == "sentinel":
         return Sentinels(address.seeds, address.name)
     if cell is None:
@@ -194,11 +203,14 @@ def places_of(address: LookedUpAddress, cell: str | None) -> Places:
     return Slots(address.seeds, key_slot(f"{{{cell}}}".encode()))
 
 
-class _Known:
-    """Where the Redis is. `generation` grows whenever connections that were made before must not be used any more."""
+class _Location:
+    """The place of the server, as far as known. The part of a lookup that needs no network.
+
+    `generation` grows whenever connections that were made before must not be used any more.
+    """
 
     def __init__(self, address: LookedUpAddress, cell: str | None, options: Mapping[str, Any]) -> None:
-        """`options` are those of redis-py's `from_url`, for connections to those who are asked."""
+        """`options` are those of redis-py's `from_url`, for connections to Sentinels and cluster nodes."""
         self._address, self._places = address, places_of(address, cell)
         patience = min(ANSWER_S, options.get("socket_timeout", ANSWER_S))
         self._options = {**options, "socket_timeout": patience, "socket_connect_timeout": patience}
@@ -210,26 +222,31 @@ class _Known:
         self._check_at = float("-inf")
 
     def holds(self, generation: int) -> bool:
-        """Whether a connection of this generation may be used for another command."""
+        """Returns whether a connection of this generation may be used for another command."""
         return self._place is not None and generation == self.generation
 
     def doubt(self, generation: int, *, demoted: bool) -> None:
-        """A connection of `generation` met an error: look again before the next one is made. `demoted`: what it was
-        connected to is not the master, or not the owner, so that every other connection to it is as bad."""
+        """Has the next connection look up the server again, after a connection of `generation` had an error.
+
+        `demoted`: its server is not the master or owner any more, so that other connections to it are outdated too.
+        """
         if generation == self.generation:
             self._place = None
             self.generation += demoted
 
     def _settled(self, searches: int) -> tuple[Node, int] | None:
-        """The answer, if none has to be searched for. `searches`: how many there had been when it was wanted; who
-        waited for one in vain does not search for the same again."""
+        """Returns place and generation if they are known; None if a search is needed.
+
+        `searches` is the number of searches when the caller began to wait. If one has failed since, its error is raised
+        instead of searching again.
+        """
         if self._place is not None:
             return self._place, self.generation
         if self._searches != searches and str(self._failure):
             raise type(self._failure)(str(self._failure), code=self._failure.code)
         return None
 
-    def _found(self, place: Node) -> tuple[Node, int]:
+    def _set_place(self, place: Node) -> tuple[Node, int]:
         self._searches += 1
         self._failure = RedisUnavailable("")
         self.generation += self._former not in (place, None)
@@ -237,43 +254,43 @@ class _Known:
         self._check_at = time.monotonic() + CHECK_S
         return place, self.generation
 
-    def _failed(self, error: RedisTrouble) -> None:
+    def _set_failure(self, error: RedisTrouble) -> None:
         self._searches += 1
         self._failure = error
 
-    def _due(self) -> Node | None:
-        """The witness, when the last word is too old."""
+    def _due_witness(self) -> Node | None:
+        """Returns the node to ask now whether the server is still the same; None while no check is due."""
         now = time.monotonic()
         if self._place is None or now < self._check_at:
             return None
         self._check_at = now + CHECK_S
         return self._places.witness()
 
-    def _heard(self, generation: int, answer: Any) -> None:
-        """Of the witness."""
+    def _take_answer(self, generation: int, answer: Any) -> None:
+        """Takes the witness's answer, or RedisTrouble: casts doubt on the place if the answer contradicts it."""
         if isinstance(answer, RedisTrouble):
             self._check_at = time.monotonic() + CHECK_LATER_S
         elif self._place is not None and self._places.contradicts(answer, self._place):
             self.doubt(generation, demoted=False)
 
 
-class Lookup(_Known):
-    """For connections of threads."""
+class Lookup(_Location):
+    """Finds the server of a looked-up address for connections of threads. Thread-safe."""
 
     def __init__(self, address: LookedUpAddress, cell: str | None, options: Mapping[str, Any]) -> None:
         super().__init__(address, cell, options)
         self._lock = threading.Lock()
 
     def find(self) -> tuple[Node, int]:
-        """Where the Redis is, and the generation of connections to it. Raises RedisTrouble."""
+        """Returns the server and the generation of connections to it; searches if needed. Raises RedisTrouble."""
         searches = self._searches
         with self._lock:
             return self._settled(searches) or self._search()
 
     def confirms(self, generation: int) -> bool:
-        """As `holds`, and asks a witness when it is time to."""
-        if (witness := self._due()) is not None:
-            self._heard(generation, self._ask(witness))
+        """Returns whether a connection of this generation may be used; asks a witness first when that is due."""
+        if (witness := self._due_witness()) is not None:
+            self._take_answer(generation, self._ask(witness))
         return self.holds(generation)
 
     def _search(self) -> tuple[Node, int]:
@@ -283,9 +300,9 @@ class Lookup(_Known):
             while True:
                 node = search.send(self._ask(node))
         except StopIteration as end:
-            return self._found(end.value)
+            return self._set_place(end.value)
         except RedisTrouble as error:
-            self._failed(error)
+            self._set_failure(error)
             raise
 
     def _ask(self, node: Node) -> Any:
@@ -298,8 +315,8 @@ class Lookup(_Known):
             return _as_trouble(error)
 
 
-class AsyncLookup(_Known):
-    """For connections of tasks."""
+class AsyncLookup(_Location):
+    """Finds the server of a looked-up address for connections of asyncio tasks."""
 
     def __init__(
         self,
@@ -308,20 +325,20 @@ class AsyncLookup(_Known):
         options: Mapping[str, Any],
         interruptible: Callable[[Any], Any],
     ) -> None:
-        """`interruptible` makes a kind of connection one on which a task that sends can be cancelled."""
+        """`interruptible` returns a subclass of a connection class on which a sending task can be cancelled."""
         super().__init__(address, cell, options)
         self._interruptible, self._lock = interruptible, asyncio.Lock()
 
     async def find(self) -> tuple[Node, int]:
-        """As `Lookup.find`."""
+        """Returns the server and the generation of connections to it; searches if needed. Raises RedisTrouble."""
         searches = self._searches
         async with self._lock:
             return self._settled(searches) or await self._search()
 
     async def confirms(self, generation: int) -> bool:
-        """As `Lookup.confirms`."""
-        if (witness := self._due()) is not None:
-            self._heard(generation, await self._ask(witness))
+        """Returns whether a connection of this generation may be used; asks a witness first when that is due."""
+        if (witness := self._due_witness()) is not None:
+            self._take_answer(generation, await self._ask(witness))
         return self.holds(generation)
 
     async def _search(self) -> tuple[Node, int]:
@@ -331,9 +348,9 @@ class AsyncLookup(_Known):
             while True:
                 node = search.send(await self._ask(node))
         except StopIteration as end:
-            return self._found(end.value)
+            return self._set_place(end.value)
         except RedisTrouble as error:
-            self._failed(error)
+            self._set_failure(error)
             raise
 
     async def _ask(self, node: Node) -> Any:
@@ -349,7 +366,7 @@ class AsyncLookup(_Known):
 
 
 def _as_trouble(error: Exception) -> RedisTrouble:
-    """One who is asked and does not understand the question is no Sentinel, or no node of a cluster."""
+    """Returns `error` as RedisTrouble; a server that does not know the command is no Sentinel or cluster node."""
     if isinstance(error, RedisTrouble):
         return error
     return RedisRefused(f"Redis refuses: {error}", code=NOT_FOUND)

@@ -1,8 +1,8 @@
-"""Answers of Redis that are not bugs of ours, as errors of ours: the one place that tells them apart.
+"""Turns errors of redis-py into RedisTrouble, unless they are bugs; the only module that decides which is which.
 
-A server that is away, loads, is busy, fails over, is full, cannot save or does not let us is trouble: callers wait or
-shed (`blockrelay.errors.RedisTrouble`). Everything else (a wrong type, an unknown command, an error in a script) is a
-bug of the caller, and stays what redis-py raises: `CommandError`. No other package imports `redis.exceptions`.
+Trouble is a server that is away, loads, is busy, fails over, is full, cannot save or refuses the user: callers wait or
+reject work (`blockrelay.errors.RedisTrouble`). Any other error (a wrong type, an unknown command, an error in a script)
+is a bug of the caller, and stays what redis-py raises: `CommandError`. No other package imports `redis.exceptions`.
 """
 
 import re
@@ -30,7 +30,7 @@ from redis.exceptions import (  # noqa: TID251
 from blockrelay.errors import RedisFull, RedisRefused, RedisTrouble, RedisUnavailable
 from blockrelay.observability import logs
 
-#: The first word of an error that says something about the server and nothing about our command.
+#: First words of errors about the server's state, not about the command.
 _BY_CODE: dict[str, type[RedisTrouble]] = {
     "OOM": RedisFull,
     **dict.fromkeys(
@@ -41,43 +41,44 @@ _BY_CODE: dict[str, type[RedisTrouble]] = {
         ("MISCONF", "NOPERM", "NOAUTH", "WRONGPASS", "DENIED", "MOVED", "ASK", "DB", "PROTOCOL"), RedisRefused
     ),
 }
-#: The keys are elsewhere. Under a looked-up address that passes, under one server's it stays.
+#: Codes of "another server has the keys". With a looked-up address this passes; with one server's address it does not.
 _ELSEWHERE = ("MOVED", "ASK")
-#: The server is a replica now, or not the owner of our keys.
+#: Codes of a server that is a replica now, or does not own the keys any more.
 _DEMOTED = ("READONLY", "MOVED", "MASTERDOWN", "UNBLOCKED")
-#: No answer (""), or one that a server gives in the course of a failover.
+#: No answer (""), and codes that a server gives during a failover.
 _DOUBTFUL = ("", "ASK", "CLUSTERDOWN", "TRYAGAIN", "NOREPLICAS", "LOADING")
-#: What redis-py puts before the error of a command in a pipeline, tasks' pipelines as a tuple; what the command was may
-#: be anything.
+#: The text that redis-py puts before the error of a command in a pipeline (asyncio: before a tuple). It quotes the
+#: command, so it may be anything.
 _PIPELINE = re.compile(r".* of pipeline caused error: (?:\([\"'])?", re.DOTALL)
-#: Redis 6.2 hides the error of a command in a script behind where it happened.
+#: Redis 6.2 puts the error of a command in a script after the place in the script.
 _IN_SCRIPT = re.compile(r"@user_script: ?\d+: -?([A-Z]+) ")
 _ABORTED = re.compile(r"Transaction discarded because of: ([A-Z]+) ")
-#: Redis gives these no code. The first is that of 7.0, the second of Valkey and of Redis from 7.2 on; the third: a
-#: command of more than ten words before AUTH.
+#: Errors that Redis gives no code. The first is from Redis 7.0, the second from Valkey and from Redis 7.2 on; the third
+#: is for a command of more than ten words before AUTH.
 _NO_CODE = {
     "The user executing the script can't ": "NOPERM",
     "ACL failure in script: ": "NOPERM",
     "Protocol error: unauthenticated ": "NOAUTH",
     "DB index is out of range": "DB",
 }
+#: Seconds between two log lines about Redis trouble.
 SAY_EVERY_S = 10.0
-#: The server does not take this command as it is; waiting does not help.
+#: The server refuses the command itself, so waiting does not help.
 CommandError = ResponseError
-#: For what redis-py cannot see and yet is to be treated as its own errors.
+#: Raised by our connections for failures that redis-py does not see but must handle as its own.
 Unreachable, TimedOut = ConnectionError, TimeoutError
-#: For a connection that has no password to show.
+#: Raised for a connection whose password file cannot be used.
 NoPassword = AuthenticationError
-#: `RedisTrouble.code` of a file of a password that cannot be used.
+#: `RedisTrouble.code` when a password file cannot be used.
 NO_PASSWORD = "PASSWORD"
-#: Answers about who we are. With a password in a file they pass: the file is read again for the next connection.
+#: Codes of refused users. With a password file they pass: each new connection reads the file again.
 _NOT_LET_IN = ("WRONGPASS", "NOAUTH", NO_PASSWORD)
-#: Of a transaction: somebody else has changed a key that it watches; nothing was done.
+#: A transaction did nothing, because another client changed a key that it watches.
 Overtaken = WatchError
 
 
 def trouble(error: Exception, *, looked_up: bool = False) -> RedisTrouble | None:
-    """`error`, raised by redis-py, as trouble of ours; None for a bug. `looked_up`: so is the server's address."""
+    """Returns the RedisTrouble for `error` of redis-py; None for a bug. `looked_up`: the server's address is."""
     text = _PIPELINE.sub("", str(error), count=1)
     if isinstance(error, AuthenticationError | AuthorizationError):
         kind, code = RedisRefused, getattr(error, "status_code", None) or "WRONGPASS"
@@ -89,38 +90,39 @@ def trouble(error: Exception, *, looked_up: bool = False) -> RedisTrouble | None
         kind, code = RedisUnavailable, "INVALID"
     else:
         return None
-    said = text if code in ("", NO_PASSWORD) or text.startswith(code) else f"{code} {text}"
+    message = text if code in ("", NO_PASSWORD) or text.startswith(code) else f"{code} {text}"
     if code in _ELSEWHERE:
         if looked_up:
             kind = RedisUnavailable
         else:
-            said += " (a node of a Redis Cluster is addressed as redis+cluster://HOST:PORT/0)"
-    return kind(f"{kind.says}: {said}", code=code)
+            message += " (a node of a Redis Cluster is addressed as redis+cluster://HOST:PORT/0)"
+    return kind(f"{kind.says}: {message}", code=code)
 
 
 def _code(error: Exception, text: str) -> str:
-    found = _IN_SCRIPT.search(text) or _ABORTED.search(text)
-    if found:
-        return found[1]
+    match = _IN_SCRIPT.search(text) or _ABORTED.search(text)
+    if match:
+        return match[1]
     for words, code in _NO_CODE.items():
         if words in text:
             return code
-    told = error.status_code if isinstance(error, RedisError) else None
-    return told if told and told != "ERR" else text.partition(" ")[0]
+    status = error.status_code if isinstance(error, RedisError) else None
+    return status if status and status != "ERR" else text.partition(" ")[0]
 
 
 def casts_doubt(error: Exception) -> Literal["demoted", "doubtful", ""]:
-    """What an error of redis-py says about the place of a looked-up server: that it is not there any more, perhaps not,
-    or nothing."""
-    found = trouble(error)
-    if found is None:
+    """Returns what an error of redis-py means for a looked-up server.
+
+    "demoted": it is not the master or owner any more. "doubtful": perhaps not. "": the error says nothing about that.
+    """
+    problem = trouble(error)
+    if problem is None:
         return ""
-    return "demoted" if found.code in _DEMOTED else "doubtful" if found.code in _DOUBTFUL else ""
+    return "demoted" if problem.code in _DEMOTED else "doubtful" if problem.code in _DOUBTFUL else ""
 
 
 def ours(answer: Any, pool: Any = None) -> Any:
-    """One answer of a pipeline that raises nothing: an error that is trouble as RedisTrouble, all else as it is. `pool`
-    as in `translated`."""
+    """Returns an answer of a pipeline, or the RedisTrouble for it if it is such an error. `pool`: as `translated`."""
     if not isinstance(answer, RedisError):
         return answer
     return trouble(answer, looked_up=_is_looked_up(pool)) or answer
@@ -128,34 +130,36 @@ def ours(answer: Any, pool: Any = None) -> Any:
 
 @contextmanager
 def translated(pool: Any = None) -> Generator[None]:
-    """Raises RedisTrouble for what redis-py raises inside, bugs aside. `pool`: of the connections that are used."""
+    """Raises RedisTrouble for errors of redis-py in its body, except bugs. `pool`: the pool of the connections used."""
     try:
         yield
     except (RedisError, OSError) as error:
-        if (told := trouble(error, looked_up=_is_looked_up(pool))) is None:
+        if (problem := trouble(error, looked_up=_is_looked_up(pool))) is None:
             raise
-        if told.code in _NOT_LET_IN and pool is not None:
-            told = _with_remedy(told, pool)
-        if not told.code and pool is not None and _is_tls(pool) and not _not_reached(error):
-            told = type(told)(f"{told} (over TLS, rediss://: a Redis without TLS does not answer that)")
-        told.cell = getattr(pool, "cell", None)
-        raise told from error
+        if problem.code in _NOT_LET_IN and pool is not None:
+            problem = _with_remedy(problem, pool)
+        if not problem.code and pool is not None and _is_tls(pool) and not _not_reached(error):
+            problem = type(problem)(f"{problem} (over TLS, rediss://: a Redis without TLS does not answer that)")
+        problem.cell = getattr(pool, "cell", None)
+        raise problem from error
 
 
 def _is_looked_up(pool: Any) -> bool:
     return pool is not None and "lookup" in pool.connection_kwargs
 
 
-def _with_remedy(told: RedisTrouble, pool: Any) -> RedisTrouble:
-    """The trouble of a client that is not let in, with the remedy if its password is in a file. That client waits as
-    for a Redis that is away: a rotation is under way, or went wrong."""
+def _with_remedy(problem: RedisTrouble, pool: Any) -> RedisTrouble:
+    """Adds the remedy to the error of a refused user whose password is in a file.
+
+    The error becomes RedisUnavailable, so that the client waits: a rotation of the password is under way, or failed.
+    """
     file = getattr(pool.connection_kwargs.get("credential_provider"), "file", None)
     if file is None:
-        return told
+        return problem
     remedy = f"the password is the first line of {file}, read for each new connection: put one there that Redis knows"
-    said = str(told).removeprefix(f"{told.says}: ")
+    cause = str(problem).removeprefix(f"{problem.says}: ")
     remedy += ", or let Redis read its users again (ACL LOAD)"
-    return RedisUnavailable(f"Redis does not let us in: {said}; {remedy}", code=told.code)
+    return RedisUnavailable(f"Redis does not let us in: {cause}; {remedy}", code=problem.code)
 
 
 def _is_tls(pool: Any) -> bool:
@@ -163,7 +167,7 @@ def _is_tls(pool: Any) -> bool:
 
 
 def _not_reached(error: BaseException | None) -> bool:
-    """Whether nobody was there to speak TLS with."""
+    """Returns whether no server was reached, so that the error says nothing about TLS."""
     while error is not None:
         if isinstance(error, ConnectionRefusedError | socket.gaierror):
             return True
@@ -172,18 +176,17 @@ def _not_reached(error: BaseException | None) -> bool:
 
 
 class RedisWatch:
-    """Logs which work of this process waits for Redis: one line when the first begins to wait, one every 10 s, and one
-    when no work waits any more. Thread-safe.
+    """Logs which work of this process waits for Redis. Thread-safe.
 
-    `errors` counts every error that is reported to it, None before the process has metrics. Lines name the `cell`, if
-    one is given: a gateway may have several.
+    It logs one line when the first work begins to wait, one every 10 s, and one when no work waits any more.
     """
 
     def __init__(self, errors: Counter | None = None, *, cell: str = "") -> None:
+        """`errors` counts all reported errors; None: the process has no metrics yet. Log lines name `cell` if given."""
         self._errors, self._lock = errors, threading.Lock()
         self._named = {"cell": cell} if cell else {}
         self._waiting: dict[str, RedisTrouble] = {}
-        self._since = self._said_at = float("-inf")
+        self._since = self._logged_at = float("-inf")
 
     def count(self, errors: int) -> None:
         """Counts errors that need no log line."""
@@ -191,15 +194,15 @@ class RedisWatch:
             self._errors.inc(errors)
 
     def failed(self, work: str, error: RedisTrouble) -> None:
-        """`work` has met trouble and will try again."""
+        """Reports that `work` got an error and will try again, until `worked` is called for it."""
         self.count(1)
         with self._lock:
             now = time.monotonic()
             if not self._waiting:
-                self._since, self._said_at = now, float("-inf")
+                self._since, self._logged_at = now, float("-inf")
             self._waiting[work] = error
-            if now - self._said_at >= SAY_EVERY_S:
-                self._said_at = now
+            if now - self._logged_at >= SAY_EVERY_S:
+                self._logged_at = now
                 logs.get().warning(
                     "REDIS_TROUBLE",
                     error=str(error),
@@ -209,17 +212,17 @@ class RedisWatch:
                 )
 
     def met(self, error: RedisTrouble) -> None:
-        """Something met trouble that is not tried again in the same place: it is told unless a line has just been."""
+        """Reports an error of work that is not tried again; logged unless a line was logged in the last 10 s."""
         self.count(1)
         with self._lock:
             now = time.monotonic()
-            if now - self._said_at >= SAY_EVERY_S:
-                self._said_at = now
+            if now - self._logged_at >= SAY_EVERY_S:
+                self._logged_at = now
                 work = sorted(self._waiting)
                 logs.get().warning("REDIS_TROUBLE", error=str(error), work=work, seconds=0.0, **self._named)
 
     def worked(self, work: str) -> None:
-        """`work` does not wait, or no longer."""
+        """Reports that `work` succeeded, so that it does not wait for Redis any more."""
         if work not in self._waiting:
             return
         with self._lock:
@@ -228,6 +231,6 @@ class RedisWatch:
 
     @property
     def trouble(self) -> str:
-        """What is wrong right now, as all who ask may hear it; empty when nobody waits."""
+        """The current problem, in words without internal details; empty when no work waits."""
         with self._lock:
             return next((error.plainly for error in self._waiting.values()), "")

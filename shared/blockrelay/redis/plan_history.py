@@ -1,8 +1,8 @@
-"""The plans that a model was given, `plan-history:<model>`: the newest is the one that schedulers bring into force.
+"""The history of a model's plans, in `plan-history:<model>`. Schedulers put the newest entry into force.
 
-An entry comes from the settings of a scheduler, when they differ from those of the entry before that came from
-settings, or from `blockrelay plan apply` and `plan rollback`. So a scheduler that is only started again leaves an
-applied plan in force, and one that was given another plan changes it.
+`blockrelay plan apply` and `plan rollback` add entries. A scheduler adds one when its settings differ from the last
+entry that came from settings. So a scheduler that only restarts keeps an applied plan, and one that starts with another
+plan replaces it.
 """
 
 import getpass
@@ -19,68 +19,69 @@ from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.planned_split import PlannedSplit, parse_planned
 from blockrelay.redis.errors import Overtaken
 
-#: Entries that are kept of a model.
+#: Entries kept for each model.
 KEPT = 100
 Origin = Literal["settings", "apply", "rollback"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanEntry:
-    """One plan. `who` gave it: a scheduler's name, or USER@HOST. `id` is its place in the history."""
+    """One plan of the history."""
 
-    id: str
+    id: str  # of the stream entry
     planned: PlannedSplit
     origin: Origin
-    who: str
+    who: str  # its author: a scheduler's name, or USER@HOST
 
     @property
     def at_ms(self) -> int:
-        """Unix time, of Redis' clock."""
+        """When it was added: Unix time of Redis' clock, in milliseconds."""
         return int(self.id.partition("-")[0])
 
     @property
     def source(self) -> str:
-        """For people: where the plan comes from."""
+        """The origin and author of the plan, in words."""
         return {"settings": "settings of", "apply": "applied by", "rollback": "rolled back by"}[self.origin] + (
             f" {self.who}"
         )
 
 
 def read_history(client: redis.Redis, keys: Keys, model: str, count: int = KEPT) -> list[PlanEntry]:
-    """The newest `count` entries, newest first. Raises RedisRefused for an entry that is none."""
-    return [
-        _entry(found, fields) for found, fields in cast(Any, client.xrevrange(keys.plan_history(model), count=count))
-    ]
+    """Returns the newest `count` entries, newest first. Raises RedisRefused for an entry that cannot be read."""
+    entries = cast(Any, client.xrevrange(keys.plan_history(model), count=count))
+    return [_entry(entry_id, fields) for entry_id, fields in entries]
 
 
-def newest(found: list[tuple[bytes, Mapping[bytes, bytes]]]) -> PlanEntry | None:
-    """Of what `XREVRANGE plan-history:<model> + - COUNT 1` answered. Raises RedisRefused for an entry that is none."""
-    return _entry(*found[0]) if found else None
+def newest(answer: list[tuple[bytes, Mapping[bytes, bytes]]]) -> PlanEntry | None:
+    """Returns the entry in the answer of `XREVRANGE plan-history:<model> + - COUNT 1`; None if there is none.
+
+    Raises RedisRefused for an entry that cannot be read.
+    """
+    return _entry(*answer[0]) if answer else None
 
 
 def append(
     client: redis.Redis, keys: Keys, model: str, planned: PlannedSplit, *, origin: Origin, who: str, behind: str
 ) -> PlanEntry | None:
-    """A new entry behind that of the id `behind`, which was the newest ("": there was none). None when another has
-    come meanwhile."""
+    """Adds an entry if the newest one still has the id `behind` ("": there is none) and returns it; else None."""
     key = keys.plan_history(model)
-    with client.pipeline(transaction=True) as together:
-        together.watch(key)
-        found = cast(Any, together.xrevrange(key, count=1))
-        if (found[0][0].decode() if found else "") != behind:
+    with client.pipeline(transaction=True) as pipeline:
+        pipeline.watch(key)
+        last = cast(Any, pipeline.xrevrange(key, count=1))
+        if (last[0][0].decode() if last else "") != behind:
             return None
-        together.multi()
+        pipeline.multi()
         fields: Any = {"plan": planned.to_json(), "origin": origin, "who": who}
-        together.xadd(key, fields, maxlen=KEPT, approximate=False)
+        pipeline.xadd(key, fields, maxlen=KEPT, approximate=False)
         try:
-            (added,) = together.execute()
+            (added,) = pipeline.execute()
         except Overtaken:
             return None
     return PlanEntry(id=added.decode(), planned=planned, origin=origin, who=who)
 
 
 def this_person() -> str:
-    """USER@HOST of who runs this process; the number of a user whom the system does not know, as in containers."""
+    """Returns USER@HOST of this process. USER is a number if the system has no name for it, as in some containers."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):
@@ -88,13 +89,14 @@ def this_person() -> str:
     return f"{user}@{socket.gethostname()}"
 
 
-def _entry(found: bytes, fields: Mapping[bytes, bytes]) -> PlanEntry:
-    where, origin = f"entry {found.decode()} of the plan history", fields.get(b"origin", b"").decode(errors="replace")
+def _entry(entry_id: bytes, fields: Mapping[bytes, bytes]) -> PlanEntry:
+    where = f"entry {entry_id.decode()} of the plan history"
+    origin = fields.get(b"origin", b"").decode(errors="replace")
     try:
         if origin not in get_args(Origin):
-            raise UsageError(f"{where} has no origin that is known")
+            raise UsageError(f"{where} has no known origin")
         planned = parse_planned(fields.get(b"plan", b""), where)
     except UsageError as error:
         raise RedisRefused(f"{error}; remove it with XDEL", code="PLAN") from None
     who = fields.get(b"who", b"").decode(errors="replace")
-    return PlanEntry(id=found.decode(), planned=planned, origin=cast(Origin, origin), who=who)
+    return PlanEntry(id=entry_id.decode(), planned=planned, origin=cast(Origin, origin), who=who)

@@ -1,4 +1,4 @@
-"""Reading what a cell tells of itself: one definition of "who is there", sync and async, the plan, and the books."""
+"""Reads a cell's state: workers, the plan, the accounting of requests, and lost devices."""
 
 import json
 import time
@@ -40,7 +40,7 @@ def _infos(head: tuple[Any, Any, Any], answers: list[Any], model: str) -> list[W
                     fields,
                     ready=bool(inbox),
                     running=int(running),
-                    silent_ms=abs(now_ms - int(beat_ms)),  # one from the future is older than the clock
+                    silent_ms=abs(now_ms - int(beat_ms)),  # one in the future is from before the clock was set back
                     dead_after_ms=cell.dead_after_ms,
                 )
             )
@@ -48,54 +48,52 @@ def _infos(head: tuple[Any, Any, Any], answers: list[Any], model: str) -> list[W
 
 
 def read_workers(client: redis.Redis, keys: Keys, model: str) -> list[WorkerInfo]:
-    """Registered workers of `model`, oldest first (ready or not, alive or not). Times are the
-    server's clock."""
-    ask = client.pipeline(transaction=False)
-    _head(ask, keys)
-    head = cast(Any, ask.execute())
+    """Returns all registered workers of `model`, oldest first, ready or not, alive or not. Times are Redis' clock."""
+    pipeline = client.pipeline(transaction=False)
+    _head(pipeline, keys)
+    head = cast(Any, pipeline.execute())
     for worker, _ in head[0]:
-        _ask(ask, keys, worker.decode())
-    return _infos(head, ask.execute(), model)
+        _ask(pipeline, keys, worker.decode())
+    return _infos(head, pipeline.execute(), model)
 
 
 async def read_workers_async(client: redis.asyncio.Redis, keys: Keys, model: str) -> list[WorkerInfo]:
-    """As `read_workers`."""
-    ask = client.pipeline(transaction=False)
-    _head(ask, keys)
-    head = cast(Any, await ask.execute())
+    """Does what `read_workers` does, on an asyncio client."""
+    pipeline = client.pipeline(transaction=False)
+    _head(pipeline, keys)
+    head = cast(Any, await pipeline.execute())
     for worker, _ in head[0]:
-        _ask(ask, keys, worker.decode())
-    return _infos(head, await ask.execute(), model)
+        _ask(pipeline, keys, worker.decode())
+    return _infos(head, await pipeline.execute(), model)
 
 
 def read_plan(client: redis.Redis, keys: Keys, model: str) -> Plan | None:
-    """The plan in force, or None."""
+    """Returns the plan in force, or None."""
     return Plan.from_redis(cast(Any, client.hgetall(keys.plan(model))))
 
 
 async def read_plan_async(client: redis.asyncio.Redis, keys: Keys, model: str) -> Plan | None:
-    """As `read_plan`."""
+    """Does what `read_plan` does, on an asyncio client."""
     return Plan.from_redis(await cast(Any, client.hgetall(keys.plan(model))))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Books:
-    """How many requests the cell has accepted and ended (by reason) since it began, and has in flight; how many workers
-    died, and how many runs were ended and queued again (by reason)."""
+    """The accounting of a cell: its requests, re-runs and worker deaths since it began."""
 
-    accepted: int
-    ended: Mapping[str, int]
-    in_flight: int
-    deaths: int
-    reruns: Mapping[str, int]
+    accepted: int  # requests
+    ended: Mapping[str, int]  # requests, by the reason of the end
+    in_flight: int  # unfinished requests now
+    deaths: int  # of workers
+    reruns: Mapping[str, int]  # runs that were ended and queued again, by reason
 
 
 def read_books(client: redis.Redis, keys: Keys, model: str) -> Books:
-    """All of one moment: an ACCEPT between them would look like a loss."""
-    ask = client.pipeline(transaction=True)
-    ask.hgetall(keys.totals(model))
-    ask.zcard(keys.running)
-    totals, in_flight = cast(Any, ask.execute())
+    """Returns the accounting of a cell at one moment: an ACCEPT between two reads would look like a lost request."""
+    pipeline = client.pipeline(transaction=True)
+    pipeline.hgetall(keys.totals(model))
+    pipeline.zcard(keys.running)
+    totals, in_flight = cast(Any, pipeline.execute())
     counts = {name.decode(): int(count) for name, count in totals.items()}
 
     def by_reason(kind: str) -> dict[str, int]:
@@ -111,76 +109,74 @@ def read_books(client: redis.Redis, keys: Keys, model: str) -> Books:
 
 
 def read_oldest(client: redis.Redis, keys: Keys) -> tuple[str, float] | None:
-    """The unfinished request that has stood still longest, and for how many seconds; None when there is none."""
-    ask = client.pipeline(transaction=False)
-    ask.zrange(keys.running, 0, 0, withscores=True)
-    ask.time()
-    found, (seconds, micros) = cast(Any, ask.execute())
-    if not found:
+    """Returns the id of the unfinished request without progress for the longest time, and the seconds; None if none."""
+    pipeline = client.pipeline(transaction=False)
+    pipeline.zrange(keys.running, 0, 0, withscores=True)
+    pipeline.time()
+    oldest, (seconds, micros) = cast(Any, pipeline.execute())
+    if not oldest:
         return None
-    request, moved_ms = found[0]
-    return request.decode(), max(0.0, seconds + micros / 1e6 - moved_ms / 1000)
+    request_id, moved_ms = oldest[0]
+    return request_id.decode(), max(0.0, seconds + micros / 1e6 - moved_ms / 1000)
 
 
-#: A lost device of which its worker has told nothing for so long has a worker no more. Milliseconds.
+#: Milliseconds after which a lost device counts as gone, because its worker has not reported it again.
 _FORGOTTEN_MS = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LostDevice:
-    """A GPU, as `--gpu` names it, that its `worker` (the node_id of its log) has lost so many times, last for this
-    `reason`, and tries again in `wait_s` seconds; in `quarantine` after too many of late."""
+    """A GPU that its worker has lost and will try again."""
 
-    device: str
-    worker: str
-    reason: str
-    losses: int
-    quarantine: bool
-    wait_s: float
+    device: str  # as `--gpu` names it
+    worker: str  # the node_id in the worker's log
+    reason: str  # of the last loss
+    losses: int  # how often the worker has lost it
+    quarantine: bool  # it was lost too often of late
+    wait_s: float  # seconds until the worker tries it again
 
     @property
     def name(self) -> str:
-        """Of the device on its worker; nobody else's."""
+        """A name for the device on its worker, unique in the cell."""
         return f"{self.device} {self.worker}"
 
 
 def tell_lost_device(client: redis.Redis, keys: Keys, lost: LostDevice) -> bool:
-    """To whoever asks for it with `read_lost_devices`, for some seconds. Answer: whether somebody wants it tried now;
-    that is asked once."""
-    ask = client.pipeline(transaction=True)
-    ask.time()
-    ask.getdel(keys.device_retry(lost.name))
-    (seconds, micros), wanted = cast(Any, ask.execute())
-    told = asdict(lost) | {"told_ms": seconds * 1000 + micros // 1000}
-    client.hset(keys.lost_devices, lost.name, json.dumps(told))
-    return wanted is not None
+    """Publishes a lost device for some seconds. Returns whether `retry_lost_device` was called, once for each call."""
+    pipeline = client.pipeline(transaction=True)
+    pipeline.time()
+    pipeline.getdel(keys.device_retry(lost.name))
+    (seconds, micros), retry = cast(Any, pipeline.execute())
+    fields = asdict(lost) | {"told_ms": seconds * 1000 + micros // 1000}
+    client.hset(keys.lost_devices, lost.name, json.dumps(fields))
+    return retry is not None
 
 
 def forget_lost_device(client: redis.Redis, keys: Keys, lost: LostDevice) -> None:
-    """It is tried again, or its worker ends."""
+    """Removes a lost device from the cell, when its worker tries it again or ends."""
     client.hdel(keys.lost_devices, lost.name)
 
 
 def read_lost_devices(client: redis.Redis, keys: Keys) -> list[LostDevice]:
-    """Those whose workers wait for them, by name."""
-    ask = client.pipeline(transaction=False)
-    ask.hgetall(keys.lost_devices)
-    ask.time()
-    told, (seconds, micros) = cast(Any, ask.execute())
+    """Returns the lost devices that workers have reported within the last 10 s, sorted by name."""
+    pipeline = client.pipeline(transaction=False)
+    pipeline.hgetall(keys.lost_devices)
+    pipeline.time()
+    reports, (seconds, micros) = cast(Any, pipeline.execute())
     now_ms = seconds * 1000 + micros // 1000
-    found: list[LostDevice] = []
-    for _, value in sorted(told.items()):
+    devices: list[LostDevice] = []
+    for _, value in sorted(reports.items()):
         fields = json.loads(value)
         if abs(now_ms - fields.pop("told_ms")) < _FORGOTTEN_MS:
-            found.append(LostDevice(**fields))
-    return found
+            devices.append(LostDevice(**fields))
+    return devices
 
 
 def retry_lost_device(client: redis.Redis, keys: Keys, lost: LostDevice) -> None:
-    """Have its worker try it within a second or two, quarantine or not."""
+    """Makes the worker try its lost device within a second or two, in quarantine or not."""
     client.set(keys.device_retry(lost.name), 1, px=_FORGOTTEN_MS)
 
 
 def server_ms() -> int:
-    """This host's Unix time in milliseconds. Only for fields that people read; scripts use the server's clock."""
+    """Returns this host's Unix time in milliseconds, for fields that people read. Scripts use Redis' clock instead."""
     return int(time.time() * 1000)

@@ -1,4 +1,4 @@
-"""Messages that are published while we listen. None is kept for who comes later."""
+"""Subscriptions to a pub/sub channel. Messages published before the subscription are not seen."""
 
 from collections.abc import AsyncIterator, Iterator
 from typing import Any, cast
@@ -9,13 +9,15 @@ import redis.asyncio
 from blockrelay.redis.connections import must_hold, must_hold_async
 from blockrelay.redis.errors import translated
 
-#: How often a subscriber hears that nothing came, so that it may look at something else. Seconds.
+#: Seconds without a message after which a subscription yields None, so that its user can do something else.
 SILENCE_S = 0.5
 
 
 async def subscribed_async(client: redis.asyncio.Redis, channel: str) -> AsyncIterator[bytes | None]:
-    """The messages of a channel from now on; None at once when the subscription holds, and after every SILENCE_S
-    without one. Raises RedisTrouble."""
+    """Yields the messages of a channel from now on. Raises RedisTrouble.
+
+    Yields None once when the subscription is active, and after every SILENCE_S without a message.
+    """
     subscription = cast(Any, client).pubsub(ignore_subscribe_messages=True)
     try:
         with translated(client.connection_pool):
@@ -23,15 +25,15 @@ async def subscribed_async(client: redis.asyncio.Redis, channel: str) -> AsyncIt
         yield None
         while True:
             with translated(client.connection_pool):
-                found = await subscription.get_message(timeout=SILENCE_S)
+                message = await subscription.get_message(timeout=SILENCE_S)
             await must_hold_async(subscription.connection)
-            yield None if found is None else found["data"]
+            yield None if message is None else message["data"]
     finally:
         await subscription.aclose()
 
 
 def subscribed(client: redis.Redis, channel: str) -> Iterator[bytes | None]:
-    """As `subscribed_async`."""
+    """Yields messages and None as `subscribed_async` does, on a synchronous client."""
     subscription = cast(Any, client).pubsub(ignore_subscribe_messages=True)
     try:
         with translated(client.connection_pool):
@@ -39,8 +41,8 @@ def subscribed(client: redis.Redis, channel: str) -> Iterator[bytes | None]:
         yield None
         while True:
             with translated(client.connection_pool):
-                found = subscription.get_message(timeout=SILENCE_S)
+                message = subscription.get_message(timeout=SILENCE_S)
             must_hold(subscription.connection)
-            yield None if found is None else found["data"]
+            yield None if message is None else message["data"]
     finally:
         subscription.close()

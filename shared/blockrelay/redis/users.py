@@ -1,10 +1,12 @@
-"""The Redis users of deploy/redis, made from the table of keys: `python -m blockrelay.redis.users FILE`, where FILE is
-control or payload, or replication (lines that control servers with replicas have too) or sentinel.
+"""Makes the Redis users of deploy/redis (ACL files) from the table of keys.
 
-A script runs with the rights of its caller, so a role may use what it uses itself and what its scripts use. Beside the
-services there are `keda`, an autoscaler that may count the unfinished requests, `exporter`, which tells a monitoring
-system how the server is, `reloader`, who has the server read its file of users again, and `probe`, who needs no
-password and may ask whether the server answers.
+`python -m blockrelay.redis.users FILE` prints a file: control, payload, sentinel, or replication (further lines for
+control servers with replicas).
+
+A script runs with the rights of its caller, so a service has rights to the keys that it uses and those of its scripts.
+Other users: `keda`, an autoscaler that may count the unfinished requests; `exporter`, which reads the server's state
+for monitoring; `reloader`, which makes the server read its file of users again; `probe`, which needs no password and
+may only ping.
 """
 
 import sys
@@ -12,40 +14,41 @@ from collections.abc import Mapping
 
 from blockrelay.protocol.keys import FAMILIES, SCRIPTS_OF, Family, Keys, Server
 
-#: The cell of the files; people replace it by theirs.
+#: The cell in the files; operators replace it by theirs.
 CELL = "c0"
-#: What tells a client that it has found the master of Sentinels, or the node of a cluster.
+#: Commands by which a client checks that it has found a master, or the right node of a cluster.
 _PLACE = "+role +cluster|slots"
 _ALL = f"-@all +@read +@write +@connection +@transaction +eval +evalsha +time -@dangerous +info -@admin {_PLACE}"
-#: A gateway reads results on the payload Redis and lets them go, and writes the KV that clients give; everybody else
-#: writes.
+#: Commands with which a gateway stores KV from clients on the payload Redis, and deletes it.
 _GIVES = "+hset +expire +unlink +multi +exec"
+#: Commands of a service on a server, where they are fewer than _ALL: a gateway mostly reads on the payload Redis.
 _COMMANDS = {("payload", "gateway"): f"-@all +@read +@connection +getex {_GIVES} -@dangerous +info {_PLACE}"}
-#: Status events, on the control Redis.
+#: The channel of status events, on the control Redis.
 _CHANNEL = f"&{Keys(CELL).status_channel}"
 _CHANNELS = {
     ("control", "gateway"): f" {_CHANNEL} +subscribe +unsubscribe",
     ("control", "worker"): f" {_CHANNEL} +publish",
 }
-#: What KEDA's `redis` trigger sends: a script with TYPE and the length of that type. EVAL asks for the right to write.
+#: Rights for KEDA's `redis` trigger, which runs a script with TYPE and ZCARD or LLEN. EVAL needs the right to write.
 _KEDA = f"-@all +ping +hello +eval +type +zcard +llen ~{Keys(CELL).running}"
-#: INFO says all that dashboards and alerts ask for. CONFIG has passwords, SLOWLOG has prompts.
+#: INFO has all that dashboards and alerts need. CONFIG would show passwords, and SLOWLOG prompts.
 _EXPORTER = "-@all +ping +info"
-#: Nobody can come as the user `default`: it has no password and is off. It has every right nevertheless, because a
-#: server that reads its append-only file again (Redis 7.0 and Valkey 8.0 were seen to, 6.2 was not) runs what is
-#: between MULTI and EXEC as this user, and leaves out what it may not do: all that scripts have written would be gone.
+#: The user `default` cannot log in: it has no password and is off. It has all rights, because a server that reads its
+#: append-only file (seen with Redis 7.0 and Valkey 8.0, not with 6.2) runs the commands between MULTI and EXEC as this
+#: user, and skips those that it may not run: all writes of scripts would be lost.
 DEFAULT_USER = "user default off resetpass ~* &* +@all"
-#: Passwords are changed in the file; who may say so learns nothing of it.
+#: Passwords are changed in the file; this user can make the server read it, but not see it.
 _RELOADER = "-@all +ping +acl|load"
 _PROBE = "user probe on nopass resetchannels -@all +ping"
-#: Who does what where a control Redis fails over: on its servers a replica copies the master, and Sentinels watch and
-#: replace it; on Sentinels services and KEDA ask for the master, and Sentinels ask each other.
+#: The channel on which Sentinels find each other.
 _HELLO = "&__sentinel__:hello"
+#: Users of a control Redis that fails over: a replica copies the master; Sentinels watch it and replace it.
 REPLICATION = {
     "replica": "resetchannels -@all +ping +psync +replconf",
     "sentinel": f"resetchannels {_HELLO} -@all +ping +info +role +subscribe +publish +multi +exec +slaveof "
     "+config|rewrite +client|setname +client|kill +script|kill",
 }
+#: Users of the Sentinels: services and KEDA ask for the master; Sentinels ask each other.
 SENTINEL = {
     "reader": "resetchannels -@all +ping +sentinel|masters +sentinel|get-master-addr-by-name",
     "keda": "resetchannels &* -@all +ping +hello +subscribe +sentinel|get-master-addr-by-name +sentinel|sentinels "
@@ -62,13 +65,13 @@ def _pattern(family: Family) -> str:
 
 
 def families_of(role: str, server: Server) -> list[Family]:
-    """What `role` has a right to on that server. Scripts run on the control Redis only."""
+    """Returns the key families that `role` may use on that server. Scripts run on the control Redis only."""
     needs = {role, *(SCRIPTS_OF[role] if server == "control" else ())}
     return [family for family in FAMILIES if server == family.server and needs & family.users]
 
 
 def rules(server: Server) -> list[str]:
-    """The lines of the ACL file; ROLE_SHA256 stands for the digest of the role's password."""
+    """Returns the lines of a server's ACL file; ROLE_SHA256 stands for the digest of the role's password."""
     lines = [DEFAULT_USER, _PROBE]
     for role in SCRIPTS_OF:
         commands = _COMMANDS.get((server, role), _ALL)
@@ -87,7 +90,7 @@ def _with_passwords(users: Mapping[str, str]) -> list[str]:
 
 
 def files() -> dict[str, list[str]]:
-    """Name of each file -> its lines."""
+    """Returns the lines of each file, by its name."""
     sentinel = ["user default off", _PROBE, *_with_passwords(SENTINEL)]
     return {
         "control": rules("control"),
