@@ -1,4 +1,4 @@
-"""From records to `docs/benchmarks.md` and its plot. Pure: the same records give the same bytes."""
+"""Writes `docs/benchmarks.md` and its plot from records. Pure: the same records give the same bytes."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,12 +10,12 @@ from bench.targets import TARGETS
 from bench.units import LONG, ON_DEMAND, OUR_PRECISIONS, OUR_RUNS, PARTS, SCENARIOS, SIZES
 
 PLOT_NAME = "benchmarks.svg"
-#: From here on other work is told: it moves figures.
+#: The share of the cores from which the page mentions other work: it changes figures.
 BUSY = 0.1
 
 
 def markdown(records: Sequence[Record]) -> str:
-    """The whole page."""
+    """Returns the whole page."""
     parts = [
         "# Benchmarks",
         "Written by `make bench ARGS=--publish` from [benchmarks.json](benchmarks.json), which holds every figure of "
@@ -41,7 +41,7 @@ def markdown(records: Sequence[Record]) -> str:
 
 
 def plot(records: Sequence[Record]) -> str:
-    """The SVG: decode rates, and prompt tokens per second."""
+    """Returns the plot as SVG: decode rates, and prompt tokens per second."""
     groups: dict[str, dict[str, float]] = {}
     for requests in (1, 4, 16):
         groups[f"new tokens per second, {requests} at once"] = {
@@ -59,7 +59,7 @@ def plot(records: Sequence[Record]) -> str:
 
 
 def _machines(records: Sequence[Record]) -> str:
-    """A line for each machine: which parts it has measured, when, of which commits, and beside what other work."""
+    """Returns a line for each machine: its parts, days and commits, and the other work on it."""
     machines: list[Mapping[str, Any]] = []
     for record in records:
         if record.machine not in machines:
@@ -94,7 +94,7 @@ def _how(records: Sequence[Record]) -> str:
 
 
 def _distributor(records: Sequence[Record]) -> str:
-    """What the table is about, and which of its columns are measured on demand, or not yet."""
+    """Returns the text above the distributor's table, with the columns that are measured on demand or not yet."""
     more = "".join(
         f" {name}: {'on demand' if part in ON_DEMAND else 'not measured yet'}, by {_command(part)}."
         for part, name in published.COLUMNS.items()
@@ -109,7 +109,7 @@ def _distributor(records: Sequence[Record]) -> str:
 
 
 def _turns(records: Sequence[Record]) -> str:
-    """How many rounds each part that has several sides was given."""
+    """Returns the number of rounds of each part with several sides."""
     rounds = {part: len({r.round for r in records if r.part == part}) for part in ("peers", "stages")}
     return ", ".join(f"{part}: {count} round{'s' if count != 1 else ''}" for part, count in rounds.items())
 
@@ -137,7 +137,7 @@ def _peers(records: Sequence[Record]) -> str:
 
 
 def _faults(records: Sequence[Record], part: str) -> list[tuple[str, str]]:
-    """(side, what of it cannot be)."""
+    """Returns a side and a line for each impossible figure of a part."""
     return [(r.side, f"round {r.round + 1}, {line}") for r in records if r.part == part for line in faults(r)]
 
 
@@ -145,16 +145,16 @@ def _targets(records: Sequence[Record]) -> str:
     rows = ["| | measured | floor | aim | | |", "|---|---|---|---|---|---|"]
     for target in TARGETS:
         sign = "<= " if target.at_most else ""
-        found = target.find(records)
+        measured = target.find(records)
         goals = f"{sign}{target.floor:g} | {sign}{target.aim:g}"
-        if found is None:
+        if measured is None:
             why = f"on demand: {_command(target.on_demand)}" if target.on_demand else "not measured"
             rows.append(f"| {target.name} | {why} | {goals} | | |")
         else:
             verdict = {"aim": "aim reached", "floor": "floor reached", "below": "**missed**"}[
-                target.verdict(found.ratio)
+                target.verdict(measured.ratio)
             ]
-            rows.append(f"| {target.name} | {found.ratio:.2f} | {goals} | {verdict} | {found.note} |")
+            rows.append(f"| {target.name} | {measured.ratio:.2f} | {goals} | {verdict} | {measured.note} |")
     return "\n".join(rows)
 
 

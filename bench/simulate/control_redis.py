@@ -1,4 +1,4 @@
-"""The control Redis of a cell, and the gateway that reads its logs."""
+"""A simulated control Redis, and the gateway's reads of its token logs."""
 
 from collections.abc import Callable, Sequence
 
@@ -6,13 +6,16 @@ from bench.simulate.clock import Clock, Host, Process, Then
 from bench.simulate.costs import Costs
 from bench.simulate.load import Asked
 
-#: A command does its work when its turn comes: seconds beside `Costs.call`, and whether it has written.
+#: A command, called when Redis executes it: returns its seconds besides `Costs.call`, and whether it has written.
 Command = Callable[[], tuple[float, bool]]
 
 
 class ControlRedis:
-    """One thread: the commands that are there when it looks are done together, then the disk syncs once for those that
-    write, then all are answered. Nothing is read meanwhile."""
+    """The control Redis: one thread that executes commands in rounds.
+
+    A round takes all commands that have arrived, syncs the disk once if any of them writes, and then answers all. It
+    reads nothing meanwhile. `busy_s` are the seconds of all rounds, with their waits for the disk.
+    """
 
     def __init__(self, clock: Clock, host: Host, costs: Costs) -> None:
         self._clock, self._host, self._costs = clock, host, costs
@@ -21,7 +24,7 @@ class ControlRedis:
         self.busy_s = 0.0
 
     def call(self, command: Command, then: Then) -> None:
-        """A command is sent; `then` when the caller has its answer, which for one that writes is on disk."""
+        """Sends a command, and calls `then` when its answer arrives; what it wrote is on disk by then."""
 
         def comes() -> None:
             self._waiting.append((command, then))
@@ -55,12 +58,15 @@ class ControlRedis:
 
 
 class LogReader:
-    """A gateway's read of the logs of one cell: one blocking command about all that it follows, again and again."""
+    """A gateway's reads of the token logs of one cell: one blocking command on all logs that it follows, repeatedly.
+
+    `followed` is the number of these logs; the caller counts it down at the end of a request.
+    """
 
     def __init__(
         self, redis: ControlRedis, gateway: Process, costs: Costs, tell: Callable[[Sequence[Asked]], None]
     ) -> None:
-        """`tell` the clients these tokens, one entry for each."""
+        """`tell` is called with new tokens, one entry of a request for each, after the gateway has read them."""
         self._redis, self._gateway, self._costs, self._tell = redis, gateway, costs, tell
         self._news: list[Asked] = []
         self._blocked = self._woken = False
@@ -68,7 +74,7 @@ class LogReader:
         self._read()
 
     def follow(self) -> None:
-        """One request more: a read that is blocked does not ask about it, and is woken."""
+        """Follows one more request. A blocked read does not include its log, and is woken."""
         self.followed += 1
         if self._blocked:
             self._redis.call(self._wakes, self.look)
@@ -78,11 +84,11 @@ class LogReader:
         return self._costs.wake, True
 
     def written(self, tokens: Sequence[Asked]) -> None:
-        """Redis has written these into the logs."""
+        """Notes that Redis has written tokens into the logs, one entry of a request for each."""
         self._news += tokens
 
     def look(self) -> None:
-        """Redis answers what it has done: also a blocked read, if there is something in it."""
+        """Ends a blocked read if there are new tokens for it, or if it was woken."""
         if self._blocked and (self._news or self._woken):
             self._blocked = False
             self._answered()

@@ -1,4 +1,4 @@
-"""A whole system under a load, and what its clients see of it."""
+"""Simulates a whole system under a load, and returns the figures that its clients see."""
 
 import random
 from dataclasses import dataclass
@@ -12,30 +12,36 @@ from blockrelay_gateway.cells.placement import offers
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """`workers` of a cell serve all blocks each, or `stages` of them together. On one host all processes share its
-    cores; else each has what it needs, and a gateway for each cell."""
+    """The size of a system."""
 
     cells: int = 1
     workers: int = 1
+    """Workers of each cell, a multiple of `stages`."""
     stages: int = 1
     groups: int = 1
+    """Batches that each route has in flight."""
     one_host: bool = True
+    """True: all processes share the cores of one host, with one gateway. False: each process has cores of its own, and
+    each cell a gateway."""
 
     def __post_init__(self) -> None:
         assert self.workers % self.stages == 0, "each route has a worker for every stage"
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """What clients saw behind the warm-up. `busy`: share of the time in which a process computed (Redis: or waited for
-    its disk), the busiest of each kind."""
+class Simulated:
+    """The result of a simulation."""
 
     figures: Figures
+    """What clients saw after the warm-up."""
     busy: dict[str, float]
+    """Share of the time in which the busiest process of each kind computed, or a Redis waited for its disk."""
 
 
-def simulate(setup: Setup, load: Load, costs: Costs, *, seconds: float, warm_up: float = 0.0, seed: int = 0) -> Seen:
-    """`seconds` of it behind a warm-up."""
+def simulate(
+    setup: Setup, load: Load, costs: Costs, *, seconds: float, warm_up: float = 0.0, seed: int = 0
+) -> Simulated:
+    """Simulates `seconds` of a load on a system, after `warm_up` seconds that do not count in the figures."""
     clock, chance = Clock(), random.Random(seed)
     shared = Host(clock, costs.speeds, costs.turn)
     until = warm_up + seconds
@@ -81,7 +87,7 @@ def simulate(setup: Setup, load: Load, costs: Costs, *, seconds: float, warm_up:
         clock.at(moment, send)
     clock.run(until)
 
-    return Seen(
+    return Simulated(
         figures(every, warm_up, until),
         {
             "worker": max(one.kernels.work_s for one in workers) / until,
