@@ -70,9 +70,9 @@ def measure_growth(system: System, load: Load | None, seconds: float, vocabulary
     if load is None:
         time.sleep(seconds)
     else:
-        driver = Driver(url=system.url, load=load, vocabulary=vocabulary, chance=random.Random(1), asked=[])
+        driver = Driver(url=system.url, load=load, vocabulary=vocabulary, chance=random.Random(1), requests=[])
         asyncio.run(driver.run(began + seconds))
-        requests = driver.asked
+        requests = driver.requests
     now, took = _look(system), time.monotonic() - began
     grew = {name: now[name] - before[name] for name in now}
     causes = {
@@ -135,7 +135,7 @@ def memory(system: System, vocabulary: int, prompt: int, new: int) -> dict[str, 
 
     async def most() -> tuple[int, int]:
         """Runs all streams once; returns the highest memory of Redis and of the gateway."""
-        driver = Driver(url=system.url, load=load, vocabulary=vocabulary, chance=random.Random(1), asked=[])
+        driver = Driver(url=system.url, load=load, vocabulary=vocabulary, chance=random.Random(1), requests=[])
         driving = asyncio.ensure_future(driver.run(time.monotonic()))
         full, heavy = 0, 0
         while not driving.done():

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from bench.simulate.clock import Clock, Host, Process
 from bench.simulate.control_redis import ControlRedis, LogReader
 from bench.simulate.costs import Costs, Work
-from bench.simulate.load import Asked
+from bench.simulate.load import ClientRequest
 from blockrelay.settings import WorkerSettings
 from blockrelay_worker.scheduling.batch_policy import Candidate, choose_rows
 from blockrelay_worker.scheduling.micro_batches import decode_share
@@ -29,7 +29,7 @@ SOME_ROWS = 64
 class Run:
     """A request on a route."""
 
-    asked: Asked
+    request: ClientRequest
     computed: int = 0
     """Tokens of the prompt that all stages have computed."""
     given: int = 0
@@ -42,16 +42,16 @@ class Run:
     @property
     def missing(self) -> int:
         """The number of known tokens that are not computed yet; 0 when the request has all its tokens."""
-        return 0 if self.given == self.asked.new else max(1, self.asked.prompt - self.computed)
+        return 0 if self.given == self.request.new else max(1, self.request.prompt - self.computed)
 
     @property
     def decodes(self) -> bool:
         """True if the whole prompt is computed."""
-        return self.computed == self.asked.prompt
+        return self.computed == self.request.prompt
 
     def gives(self, rows: int) -> bool:
         """Returns whether it generates a token after `rows` more rows."""
-        return self.computed + rows >= self.asked.prompt
+        return self.computed + rows >= self.request.prompt
 
     def advance(self, rows: int) -> None:
         """Notes that all stages have computed `rows` more rows."""
@@ -158,7 +158,7 @@ class Route:
     def _claim(self, most: int) -> None:
         """Claims up to `most` jobs; the engine waits for the answer."""
         self._claim_due, self._stages[0].busy = False, True
-        cell, jobs = self._cell, list[Asked]()
+        cell, jobs = self._cell, list[ClientRequest]()
 
         def claims() -> tuple[float, bool]:
             jobs.extend(cell.queue.popleft() for _ in range(min(most, len(cell.queue))))
@@ -166,7 +166,7 @@ class Route:
 
         def taken() -> None:
             self._stages[0].busy = False
-            self._runs += [Run(asked) for asked in jobs]
+            self._runs += [Run(request) for request in jobs]
             self._claim_due |= len(jobs) == most
             self._step()
 
@@ -284,7 +284,7 @@ class Route:
         runs, self._given, self._committing = self._given, [], True
         cell, costs, last = self._cell, self._cell.costs, self._stages[-1]
         ended = self._ending(runs)
-        tokens = [run.asked for run in runs]
+        tokens = [run.request for run in runs]
 
         def commits() -> tuple[float, bool]:
             cell.logs.written(tokens)
@@ -308,8 +308,8 @@ class Route:
     def _ending(self, runs: Sequence[Run]) -> list[Run]:
         """Counts the tokens of `runs`, one entry for each, as committed; returns the runs that have ended with them."""
         for run in runs:
-            run.asked.committed += 1
-        return [run for run in dict.fromkeys(runs) if run.asked.committed == run.asked.new]
+            run.request.committed += 1
+        return [run for run in dict.fromkeys(runs) if run.request.committed == run.request.new]
 
 
 class Cell:
@@ -323,25 +323,25 @@ class Cell:
         redis: Host,
         gateway: Process,
         clients: Process,
-        heard: Callable[[Asked], None],
+        heard: Callable[[ClientRequest], None],
     ) -> None:
         """`redis` is the host of the Redis servers; `heard` is called with a request for each token at its client."""
         self.clock, self.costs, self.gateway = clock, costs, gateway
         self.redis = ControlRedis(clock, redis, costs)
         self.payload = Process(redis)
         self.logs = LogReader(self.redis, gateway, costs, self._sent)
-        self.queue: deque[Asked] = deque()
+        self.queue: deque[ClientRequest] = deque()
         self.routes: list[Route] = []
         self.unfinished = 0
         self._clients, self._heard = clients, heard
 
-    def send(self, asked: Asked) -> None:
+    def send(self, request: ClientRequest) -> None:
         """Sends a request from a client to the gateway."""
         self.unfinished += 1
         costs = self.costs
 
         def accepts() -> tuple[float, bool]:
-            self.queue.append(asked)
+            self.queue.append(request)
             return costs.accept, True
 
         def accepted() -> None:
@@ -359,17 +359,17 @@ class Cell:
 
         self._clients.do(costs.client_request, sent)
 
-    def _sent(self, tokens: Sequence[Asked]) -> None:
+    def _sent(self, tokens: Sequence[ClientRequest]) -> None:
         """Delivers tokens to clients after the gateway has written them; one entry of a request for each token."""
 
         def came() -> None:
-            for asked in tokens:
-                asked.tokens.append(self.clock.now)
-                if len(asked.tokens) == asked.new:
+            for request in tokens:
+                request.tokens.append(self.clock.now)
+                if len(request.tokens) == request.new:
                     self.unfinished -= 1
                     self.logs.followed -= 1
                     self.gateway.do(self.costs.gateway_request * BEHIND_END, lambda: None)
-                self._heard(asked)
+                self._heard(request)
 
         seconds = len(tokens) * self.costs.client_token
         self.clock.after(self.costs.wire, lambda: self._clients.do(seconds, came))

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from bench.simulate.clock import Clock, Host, Process, Then
 from bench.simulate.costs import Costs
-from bench.simulate.load import Asked
+from bench.simulate.load import ClientRequest
 
 #: A command, called when Redis executes it: returns its seconds besides `Costs.call`, and whether it has written.
 Command = Callable[[], tuple[float, bool]]
@@ -64,11 +64,11 @@ class LogReader:
     """
 
     def __init__(
-        self, redis: ControlRedis, gateway: Process, costs: Costs, tell: Callable[[Sequence[Asked]], None]
+        self, redis: ControlRedis, gateway: Process, costs: Costs, tell: Callable[[Sequence[ClientRequest]], None]
     ) -> None:
         """`tell` is called with new tokens, one entry of a request for each, after the gateway has read them."""
         self._redis, self._gateway, self._costs, self._tell = redis, gateway, costs, tell
-        self._news: list[Asked] = []
+        self._news: list[ClientRequest] = []
         self._blocked = self._woken = False
         self.followed = 0
         self._read()
@@ -83,7 +83,7 @@ class LogReader:
         self._woken = True
         return self._costs.wake, True
 
-    def written(self, tokens: Sequence[Asked]) -> None:
+    def written(self, tokens: Sequence[ClientRequest]) -> None:
         """Notes that Redis has written tokens into the logs, one entry of a request for each."""
         self._news += tokens
 
@@ -94,12 +94,12 @@ class LogReader:
             self._answered()
 
     def _read(self) -> None:
-        self._redis.call(self._asks, self._asked)
+        self._redis.call(self._reads, self._blocks)
 
-    def _asks(self) -> tuple[float, bool]:
+    def _reads(self) -> tuple[float, bool]:
         return self._costs.read + self._costs.read_stream * self.followed, False
 
-    def _asked(self) -> None:
+    def _blocks(self) -> None:
         self._blocked = True
         self.look()
 

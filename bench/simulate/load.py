@@ -54,7 +54,7 @@ class Load:
 
 
 @dataclass(slots=True, eq=False)
-class Asked:
+class ClientRequest:
     """One request and its progress. All times are seconds of one clock."""
 
     prompt: int
@@ -94,7 +94,7 @@ def mean(several: Sequence[Figures]) -> Figures:
     return Figures(*(fmean(getattr(one, name) for one in several) for name in names))
 
 
-def figures(every: Sequence[Asked], begin: float, end: float) -> Figures:
+def figures(every: Sequence[ClientRequest], begin: float, end: float) -> Figures:
     """Returns the figures of the period from `begin` to `end`."""
     ended = [one for one in every if one.sent >= begin and len(one.tokens) == one.new and one.tokens[-1] < end]
     tokens = sum(begin <= moment < end for one in every for moment in one.tokens)

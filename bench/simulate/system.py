@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from bench.simulate.cell import Cell, Route, Worker
 from bench.simulate.clock import Clock, Host, Process
 from bench.simulate.costs import Costs
-from bench.simulate.load import Asked, Figures, Load, figures
+from bench.simulate.load import ClientRequest, Figures, Load, figures
 from blockrelay_gateway.cells.placement import offers
 
 
@@ -45,14 +45,14 @@ def simulate(
     clock, chance = Clock(), random.Random(seed)
     shared = Host(clock, costs.speeds, costs.turn)
     until = warm_up + seconds
-    every: list[Asked] = []
+    every: list[ClientRequest] = []
 
     def host() -> Host:
         return shared if setup.one_host else Host(clock, (1.0,))
 
-    def heard(asked: Asked) -> None:
-        if load.clients and len(asked.tokens) == asked.new:
-            clock.at(asked.tokens[-1], send)
+    def heard(request: ClientRequest) -> None:
+        if load.clients and len(request.tokens) == request.new:
+            clock.at(request.tokens[-1], send)
 
     def worker() -> Worker:
         own = shared if setup.one_host else Host(clock, (1.0, 2.0))
@@ -76,10 +76,10 @@ def simulate(
     weights = dict.fromkeys(cells, 1)
 
     def send() -> None:
-        asked = Asked(load.prompt.draw(chance), load.new.draw(chance), clock.now)
-        every.append(asked)
+        request = ClientRequest(load.prompt.draw(chance), load.new.draw(chance), clock.now)
+        every.append(request)
         loads = {name: cell.unfinished for name, cell in cells.items()}
-        cells[offers(None, weights, loads, (), chance=chance).order[0]].send(asked)
+        cells[offers(None, weights, loads, (), chance=chance).order[0]].send(request)
 
     for _ in range(load.clients):
         clock.at(0.0, send)

@@ -1,4 +1,4 @@
-"""How counters of a real system are shared out to requests, tokens and COMMITs, on counters that are made up."""
+"""How `bench.scenarios.capacity` divides counters among requests, tokens and COMMITs, with invented counters."""
 
 import random
 

@@ -69,13 +69,13 @@ def measured(system: System, load: Load, seconds: float, vocabulary: int, *, scr
     script, by Redis' slow log.
     """
     chance = random.Random(time.time_ns())
-    warm = Driver(url=system.url, load=load, vocabulary=vocabulary, chance=chance, asked=[])
+    warm = Driver(url=system.url, load=load, vocabulary=vocabulary, chance=chance, requests=[])
     asyncio.run(warm.run(time.monotonic() + (WARM_UP_S if scripts else 0.1)))
     if scripts:
         system.redis.config_set("slowlog-max-len", 1_000_000)
         system.redis.config_set("slowlog-log-slower-than", SLOW_US)
         system.redis.slowlog_reset()
-    driver = Driver(url=system.url, load=load, vocabulary=vocabulary, chance=chance, asked=[])
+    driver = Driver(url=system.url, load=load, vocabulary=vocabulary, chance=chance, requests=[])
     before, began = _look(system), time.monotonic()
     busy = host_busy_s()
     waited_before, turns_before = system.core_waits()
@@ -94,12 +94,12 @@ def measured(system: System, load: Load, seconds: float, vocabulary: int, *, scr
         calls["commit"] = int(spent["evalsha"]) - sum(calls[name] for name in others)
         script_s["commit"] = spent["evalsha_s"] - sum(script_s[name] for name in others)
     return Counted(
-        figures=figures(driver.asked, until - seconds, until),
+        figures=figures(driver.requests, until - seconds, until),
         load=load,
         seconds=took,
-        requests=len(driver.asked),
-        tokens=sum(len(asked.tokens) for asked in driver.asked),
-        prompt_rows=sum(asked.prompt for asked in driver.asked),
+        requests=len(driver.requests),
+        tokens=sum(len(request.tokens) for request in driver.requests),
+        prompt_rows=sum(request.prompt for request in driver.requests),
         steps=spent["steps"],
         reads=spent["xread"],
         reads_s=spent["xread_s"],
@@ -125,7 +125,7 @@ def footprint(system: System, vocabulary: int, many: int = 192) -> tuple[float, 
     async def most(clients: int) -> tuple[int, int]:
         """Runs one request of each client at once; returns the highest memory of Redis and of the gateway."""
         once = replace(load, clients=clients)
-        driver = Driver(url=system.url, load=once, vocabulary=vocabulary, chance=random.Random(clients), asked=[])
+        driver = Driver(url=system.url, load=once, vocabulary=vocabulary, chance=random.Random(clients), requests=[])
         running = asyncio.ensure_future(driver.run(time.monotonic()))
         full, heavy = 0, 0
         while not running.done():

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 import redis
 
-from bench.simulate.load import Asked, Load
+from bench.simulate.load import ClientRequest, Load
 from blockrelay.block_folder.folder import open_block_folder
 from blockrelay_launcher.supervisor.child_process import die_with_parent
 
@@ -122,7 +122,7 @@ class Driver:
     vocabulary: int
     """The number of token ids of the model."""
     chance: random.Random
-    asked: list[Asked]
+    requests: list[ClientRequest]
     """All requests that it has sent, with times of `time.monotonic`."""
     received_bytes: int = 0
 
@@ -146,13 +146,13 @@ class Driver:
 
     async def _ask(self) -> None:
         parts = urlsplit(self.url)
-        asked = Asked(self.load.prompt.draw(self.chance), self.load.new.draw(self.chance), time.monotonic())
-        self.asked.append(asked)
-        prompt = self.chance.choices(range(3, self.vocabulary), k=asked.prompt)
-        fields = {"prompt": prompt, "max_tokens": asked.new, "temperature": 0, "ignore_eos": True, "stream": True}
+        request = ClientRequest(self.load.prompt.draw(self.chance), self.load.new.draw(self.chance), time.monotonic())
+        self.requests.append(request)
+        prompt = self.chance.choices(range(3, self.vocabulary), k=request.prompt)
+        fields = {"prompt": prompt, "max_tokens": request.new, "temperature": 0, "ignore_eos": True, "stream": True}
         body = json.dumps({**fields, "return_token_ids": True}).encode()
         head = f"POST /v1/completions HTTP/1.1\r\nhost: {parts.netloc}\r\nconnection: close\r\n"
-        answer = _Answer(asked, self)
+        answer = _Answer(request, self)
         transport, _ = await asyncio.get_running_loop().create_connection(
             lambda: answer, parts.hostname or "", parts.port or 80
         )
@@ -161,15 +161,15 @@ class Driver:
             await answer.ended
         finally:
             transport.abort()
-        if len(asked.tokens) != asked.new:
-            raise RuntimeError(f"an answer ended after {len(asked.tokens)} of {asked.new} tokens: {answer.rest!r}")
+        if len(request.tokens) != request.new:
+            raise RuntimeError(f"an answer ended after {len(request.tokens)} of {request.new} tokens: {answer.rest!r}")
 
 
 class _Answer(asyncio.Protocol):
     """Receives one streamed answer, in as few instructions as possible: it shares the cores with what it measures."""
 
-    def __init__(self, asked: Asked, driver: Driver) -> None:
-        self._asked, self._driver = asked, driver
+    def __init__(self, request: ClientRequest, driver: Driver) -> None:
+        self._request, self._driver = request, driver
         self.ended = asyncio.get_running_loop().create_future()
         self.rest = b""
 
@@ -178,7 +178,7 @@ class _Answer(asyncio.Protocol):
         self._driver.received_bytes += len(data)
         events, _, self.rest = (self.rest + data).rpartition(b"\n\n")
         for found in _TOKENS.finditer(events):
-            self._asked.tokens.extend([now] * (1 + found.group(1).count(b",")))
+            self._request.tokens.extend([now] * (1 + found.group(1).count(b",")))
 
     def connection_lost(self, exc: Exception | None) -> None:
         if not self.ended.done():
