@@ -73,6 +73,7 @@ def write_checkpoint(shape: str, out: Path, *, quick: bool = False) -> None:
 
 
 def _drawn() -> Normal:
+    """Returns a function that draws float16 matrices with a standard deviation of 0.02."""
     rng = np.random.default_rng(0)
 
     def normal(*shape: int) -> NDArray[np.float16]:
@@ -89,6 +90,7 @@ def _repeated() -> Normal:
 
 
 def _write_weights(out: Path, config: dict[str, Any], normal: Normal) -> None:
+    """Writes all tensors, one file per layer, and their index."""
     hidden, mlp, head_dim = config["hidden_size"], config["intermediate_size"], config["head_dim"]
     query, key = config["num_attention_heads"] * head_dim, config["num_key_value_heads"] * head_dim
     index: dict[str, str] = {}
@@ -118,6 +120,7 @@ def _write_weights(out: Path, config: dict[str, Any], normal: Normal) -> None:
 
 
 def _write_tokenizer(out: Path, vocabulary: int) -> None:
+    """Trains a BPE tokenizer on this repository's text and writes it."""
     tokenizer: Any = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

@@ -116,6 +116,7 @@ def measure(unit: Unit) -> Record:
 
 
 def _record(unit: Unit, **outcome: Any) -> Record:
+    """Returns the record of a unit on this machine, with its reports, figures or error."""
     at = datetime.now(UTC).isoformat(timespec="seconds")
     commit = "" if unit.peer else _commit()
     machine = describe_machine()

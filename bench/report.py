@@ -70,6 +70,7 @@ def _machines(records: Sequence[Record]) -> str:
 
 
 def _machine(machine: Mapping[str, Any], records: Sequence[Record]) -> str:
+    """Returns the line of one machine."""
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
     commits = sorted({record.commit for record in records if record.commit})
     days = sorted({record.at[:10] for record in records})
@@ -85,6 +86,7 @@ def _machine(machine: Mapping[str, Any], records: Sequence[Record]) -> str:
 
 
 def _how(records: Sequence[Record]) -> str:
+    """Returns the text that says on which model and how all figures were measured."""
     return (
         "Model: 1.1B parameters in Llama's shape (hidden 2048, "
         "16 layers, 32/8 heads of 64, MLP 8192, vocabulary 32000), random weights; ours over HTTP, in w8a8 where "
@@ -115,6 +117,7 @@ def _turns(records: Sequence[Record]) -> str:
 
 
 def _peers(records: Sequence[Record]) -> str:
+    """Returns the table of all servers, with a line for each error."""
     rows = [
         "| | new tokens/s, 1 / 4 / 16 requests | prompt 128, ms | 16 x 128, ms | prompt 2048, ms |",
         "|---|---|---|---|---|",
@@ -142,6 +145,7 @@ def _faults(records: Sequence[Record], part: str) -> list[tuple[str, str]]:
 
 
 def _targets(records: Sequence[Record]) -> str:
+    """Returns the table of ratios, with floor, aim and verdict of each."""
     rows = ["| | measured | floor | aim | | |", "|---|---|---|---|---|---|"]
     for target in TARGETS:
         sign = "<= " if target.at_most else ""
@@ -159,6 +163,7 @@ def _targets(records: Sequence[Record]) -> str:
 
 
 def _gateway(records: Sequence[Record]) -> str:
+    """Returns the table of speeds through the gateway and in process; empty without reports."""
     rows: list[str] = []
     for report in reports_of(records, "gateway"):
         for side, name in (("gateway", "through the gateway"), ("in_process", "in process")):
@@ -176,6 +181,7 @@ def _gateway(records: Sequence[Record]) -> str:
 
 
 def _stages(records: Sequence[Record]) -> str:
+    """Returns the table of speeds with one and two stages; empty without records."""
     rows: list[str] = []
     for side in sides_of(records, "stages"):
         figures = " | ".join(
@@ -191,6 +197,7 @@ def _stages(records: Sequence[Record]) -> str:
 
 
 def _memory(records: Sequence[Record]) -> str:
+    """Returns the table of workers' memory; empty without reports."""
     rows: list[str] = []
     for part in ("memory", "llama8b"):
         for report in reports_of(records, part):
@@ -210,6 +217,7 @@ def _memory(records: Sequence[Record]) -> str:
 
 
 def _commands() -> str:
+    """Returns a list of the commands that measure each part."""
     lines = [f"- peers: `blockrelay bench {SIZES}` and `blockrelay bench {LONG}` beside `bench/peers/`"]
     for part, sides in OUR_RUNS.items():
         commands = " and ".join(f"`blockrelay bench {run}`" for runs in sides.values() for run in runs)

@@ -55,6 +55,7 @@ def main() -> int:
 
 
 def _run_all(report: Report, small: bool, only: str, environment: dict[str, str], work: Path, began: float) -> None:
+    """Runs the parts one after the other, and writes the report after each."""
     webgpu = _usable(report.machine["devices"])
     met: dict[Need, bool] = {
         "device": any(one["kind"] != "cpu" and not one["problem"] for one in report.machine["devices"]),

@@ -171,6 +171,7 @@ def _webgpu(devices: list[dict[str, Any]]) -> dict[str, Any] | None:
 
 
 def _said(environment: Mapping[str, str], *command: str) -> str:
+    """Returns what a command prints, or `none: ` and the cause if it fails."""
     try:
         done = subprocess.run(
             command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=_ASK_S, check=False

@@ -112,6 +112,7 @@ def _pack(wheel: Path) -> None:
 
 
 def _copy_kernels(into: Path) -> None:
+    """Packs the kernels that are built here. Raises SystemExit if there are none."""
     spec = find_spec("blockrelay_worker.kernels")
     assert spec is not None and spec.origin is not None
     built = sorted(Path(spec.origin).parent.glob("_*.so"))

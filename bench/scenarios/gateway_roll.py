@@ -97,6 +97,7 @@ class Balancer:
             await self._looked.wait()
 
     async def _look(self) -> None:
+        """Asks all gateways again and again which are ready."""
         async with httpx.AsyncClient(trust_env=False, timeout=5) as http:
             while True:
                 self.ready = [
@@ -112,6 +113,7 @@ class Balancer:
         task.add_done_callback(self._passing.discard)
 
     async def _pass_on(self, client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
+        """Connects a client to the next ready gateway, and copies bytes both ways until one side ends."""
         self._turn += 1
         with contextlib.closing(to_client):
             if not self.ready:
@@ -292,6 +294,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _start(system: System, model: Path, *, drain_s: float, linger_s: float) -> RunningGateway:
+    """Starts a gateway of the system on a free port, and returns it when it is ready."""
     system_file = read_running(system.data)
     with kept_ports("127.0.0.1", 0, 1) as (port,):
         env = environment_for(

@@ -74,6 +74,7 @@ class Stream:
         self._thread.start()
 
     def _read(self) -> None:
+        """Sends the request and reads its stream, in the thread."""
         body = {
             "prompt": list(self.prompt), "max_tokens": self.tokens, "temperature": 0, "ignore_eos": True,
             "stream": True, "return_token_ids": True, "stream_options": {"include_usage": True},
@@ -90,6 +91,7 @@ class Stream:
             self.trouble = repr(error)
 
     def _take(self, chunk: dict[str, Any]) -> None:
+        """Notes the tokens, the request id and the usage in one event."""
         now = time.monotonic()
         if "error" in chunk:
             self.trouble = str(chunk["error"])

@@ -113,6 +113,7 @@ class SimulatedWorker:
         return sum(costs) / len(costs)
 
     def _finish_some(self, kind: Kind, requests: int) -> float:
+        """Takes requests that run at once from ACCEPT to their end; returns the cost of a log (see `finish`)."""
         request_ids = [f"req-{token_hex(12)}" for _ in range(requests)]
         for request_id in request_ids:
             self._accept(request_id, kind)
@@ -133,6 +134,7 @@ class SimulatedWorker:
         return (size or 0) * seconds
 
     def _accept(self, request_id: str, kind: Kind) -> None:
+        """Accepts a request of a kind, with a random prompt."""
         params = SamplingParams(max_tokens=kind.tokens, temperature=0.7, seed=int(self.made.integers(2**53)))
         prompt = self.made.integers(3, VOCABULARY, PROMPT).astype(np.int32)
         body = RequestBody(prompt=prompt, params=params.to_dict(), gateway=self.gateway)
@@ -142,6 +144,7 @@ class SimulatedWorker:
         assert self.scripts.run(call).status == "OK"
 
     def _claim(self, requests: int) -> list[Claimed]:
+        """Claims until this many runs have begun."""
         runs: list[Claimed] = []
         while len(runs) < requests:  # Redis delays a second re-run at the same position a little
             self.scripts.run(calls.beat(self.worker))

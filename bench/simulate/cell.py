@@ -148,6 +148,7 @@ class Route:
             self._step()
 
     def _step(self) -> None:
+        """Computes a batch if there is one, or else looks for jobs."""
         if (batch := self._chosen()).rows:
             for run in batch.rows:
                 run.flight = run.last_step = batch.number

@@ -103,6 +103,7 @@ class Host:
             self._clock.after(soon, lambda: self._ring(planned))
 
     def _ring(self, planned: int) -> None:
+        """Handles an event of `_plan`: work has ended, or a process has had its core long enough."""
         if planned != self._round:
             return  # a process has come or gone since
         self._advance()
@@ -138,6 +139,7 @@ class Process:
         self._next()
 
     def _next(self) -> None:
+        """Begins the next work if the process is free."""
         if self._busy or not self._waiting:
             return
         self._busy = True

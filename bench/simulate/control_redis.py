@@ -33,6 +33,7 @@ class ControlRedis:
         self._clock.after(self._costs.wire, comes)
 
     def _look(self) -> None:
+        """Runs a round if the server is free and commands wait."""
         if self._busy or not self._waiting:
             return
         self._busy, began = True, self._clock.now
@@ -104,6 +105,7 @@ class LogReader:
         self.look()
 
     def _answered(self) -> None:
+        """Ends a read in the gateway, which begins the next one and then handles the new tokens."""
         news, self._news, self._woken = self._news, [], False
         costs = self._costs
 

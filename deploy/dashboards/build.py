@@ -62,6 +62,7 @@ def _variable(label: str) -> dashboard.QueryVariable:
 
 
 def _target(number: int, query: Query) -> prometheus.Dataquery:
+    """Returns a query of a panel; `number` counts the panel's queries from 0."""
     return (
         prometheus.Dataquery()
         .ref_id(chr(ord("A") + number))
@@ -72,6 +73,7 @@ def _target(number: int, query: Query) -> prometheus.Dataquery:
 
 
 def _graph(panel: Panel) -> timeseries.Panel:
+    """Returns a panel of lines over time."""
     made = (
         timeseries.Panel()
         .title(panel.title)
@@ -96,6 +98,7 @@ def _graph(panel: Panel) -> timeseries.Panel:
 
 
 def _stat(panel: Panel) -> stat.Panel:
+    """Returns a panel with the last value as a number."""
     made = (
         stat.Panel()
         .title(panel.title)

@@ -32,6 +32,7 @@ def main(recorded: Path) -> None:
 
 
 def _draw(board: Dashboard, run: dict[str, Any], path: Path) -> None:
+    """Draws all panels of a dashboard into one picture."""
     rows = -(-len(board.panels) // _COLUMNS)
     figure, axes = pyplot.subplots(rows, _COLUMNS, figsize=(13, 2.9 * rows), squeeze=False, layout="constrained")
     for index, drawn in enumerate(axes.flat):
@@ -62,6 +63,7 @@ def _draw_map(drawn: Any, panel: Panel, series: list[list[Any]], run: dict[str, 
 
 
 def _draw_panel(drawn: Any, panel: Panel, series: list[list[Any]], run: dict[str, Any]) -> None:
+    """Draws a panel as lines, with the times of all causes in grey and of its own in orange."""
     for legend, points in series:
         named = {"label": legend} if legend and len(series) <= _MOST_NAMED else {}
         drawn.plot([at - run["began"] for at, _ in points], [value for _, value in points], linewidth=1.2, **named)

@@ -115,6 +115,7 @@ def _spinning(count: int, seconds: float) -> list[_Spun]:
 
 
 def _spin(write: "Connection[_Spun, _Spun]", seconds: float) -> None:
+    """Computes for some seconds, and sends the result through the pipe."""
     done, until = 0, time.monotonic() + seconds
     while time.monotonic() < until:
         sum(range(1000))

@@ -92,6 +92,7 @@ def _paces(context: SpawnContext, model: Path, rows: int, count: int) -> list[fl
 
 
 def _pace(model: Path, rows: int, ready: Barrier, write: "Connection[float, float]") -> None:
+    """Computes steps for NEIGHBOUR_S, together with other processes, and sends the seconds of CPU of a step."""
     folder = open_block_folder(model)
     pages = rows * pages_for(CONTEXT + 1)
     executor = executors_for("cpu", folder, threads=1).load(folder, 1, folder.model.blocks, pages=pages)

@@ -145,6 +145,7 @@ class Driver:
             await self._ask()
 
     async def _ask(self) -> None:
+        """Sends one request and reads its answer."""
         parts = urlsplit(self.url)
         request = ClientRequest(self.load.prompt.draw(self.chance), self.load.new.draw(self.chance), time.monotonic())
         self.requests.append(request)

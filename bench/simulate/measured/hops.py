@@ -84,6 +84,7 @@ def _cpu_s(thread: threading.Thread) -> float:
 
 
 def _forward(rows: int, parts: int, hidden: int) -> Forward:
+    """Returns a message with `rows` hidden states of `parts` requests."""
     tokens = (1,) * (rows // parts)
     segments = [
         ForwardSegment(
