@@ -164,7 +164,7 @@ class _Program:
             return None
         if status != highspy.HighsModelStatus.kOptimal:
             raise OutOfTime(
-                "no plan was proved best in time: so many devices with links that differ are too much for auto; leave "
+                "no plan was proved best in time: too many devices with links that differ for strategy auto; leave "
                 "out links, name fewer devices, or take another strategy"
             )
         return [at for at, value in enumerate(solver.getSolution().col_value) if value > 0.5]
