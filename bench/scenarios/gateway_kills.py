@@ -17,7 +17,7 @@ from typing import Any
 
 import httpx
 
-from bench.scenarios.recovery import System, running, wait_until
+from bench.scenarios.recovery import RecoveringSystem, running, wait_until
 from blockrelay.up_file import read_running
 from blockrelay_launcher.client.resuming import resuming_stream
 from blockrelay_launcher.percentile import percentile
@@ -27,7 +27,7 @@ TOKENS = 200
 BEFORE = 40
 
 
-def gateways(system: System) -> dict[str, int]:
+def gateways(system: RecoveringSystem) -> dict[str, int]:
     """Returns the process id of every gateway that is ready, by its URL."""
     ports: dict[str, int] = {}
     for pid, command in system.children().items():
@@ -58,7 +58,7 @@ def serving(urls: dict[str, int]) -> int:
     return next(pid for url, pid in urls.items() if has_it(url))
 
 
-def kill_in_mid_stream(system: System, body: dict[str, Any]) -> tuple[float, list[int]]:
+def kill_in_mid_stream(system: RecoveringSystem, body: dict[str, Any]) -> tuple[float, list[int]]:
     """Runs a stream and kills its gateway; returns the seconds until the first event after the kill, and all tokens.
 
     Raises RuntimeError for an event that is missing or comes twice.

@@ -26,7 +26,7 @@ import httpx
 from openai import AsyncOpenAI, OpenAIError
 
 from bench.scenarios.gateway_kills import answers
-from bench.scenarios.recovery import System, running, wait_until
+from bench.scenarios.recovery import RecoveringSystem, running, wait_until
 from blockrelay.settings import environment_for
 from blockrelay.up_file import read_running
 from blockrelay_launcher.supervisor.ports import kept_ports
@@ -293,7 +293,7 @@ def main(arguments: list[str] | None = None) -> int:
     return 1 if report.broken or report.differing else 0
 
 
-def _start(system: System, model: Path, *, drain_s: float, linger_s: float) -> RunningGateway:
+def _start(system: RecoveringSystem, model: Path, *, drain_s: float, linger_s: float) -> RunningGateway:
     """Starts a gateway of the system on a free port, and returns it when it is ready."""
     system_file = read_running(system.data)
     with kept_ports("127.0.0.1", 0, 1) as (port,):

@@ -35,7 +35,7 @@ IDLE_S = 20.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
+class RequestSize:
     """The size of every request."""
 
     prompt: int
@@ -133,7 +133,7 @@ async def ask(client: Client, body: bytes, deadline_s: float | None, outcome: Ou
             outcome.late += 1
 
 
-async def capacity(client: Client, load: Load, seconds: float, chance: random.Random) -> float:
+async def capacity(client: Client, load: RequestSize, seconds: float, chance: random.Random) -> float:
     """Measures the requests per second of a closed loop of CLIENTS clients."""
     outcome, until = Outcome(), time.monotonic() + WARM_UP_S + seconds
 
@@ -149,7 +149,7 @@ async def capacity(client: Client, load: Load, seconds: float, chance: random.Ra
 
 
 async def flood(
-    client: Client, load: Load, rate: float, seconds: float, deadline_s: float, chance: random.Random
+    client: Client, load: RequestSize, rate: float, seconds: float, deadline_s: float, chance: random.Random
 ) -> Outcome:
     """Sends requests at random times, `rate` per second on average, for `seconds`; returns when all are answered."""
     outcome = Outcome()
@@ -163,7 +163,7 @@ async def flood(
 
 
 @dataclass(frozen=True, slots=True)
-class System:
+class OverloadedSystem:
     """A running `blockrelay up`: its process id and the address of its gateway."""
 
     pid: int
@@ -184,7 +184,7 @@ class System:
 
 
 @contextmanager
-def running(model: Path) -> Iterator[System]:
+def running(model: Path) -> Iterator[OverloadedSystem]:
     """Runs `blockrelay up` with a data folder of its own, and yields when it is ready."""
     with tempfile.TemporaryDirectory(prefix="br-overload-") as folder:
         argv = [sys.executable, "-m", "blockrelay_launcher", "up", "--model", str(model), "--port", "0"]
@@ -195,13 +195,13 @@ def running(model: Path) -> Iterator[System]:
                 line = process.stdout.readline()
                 if not line.startswith("ready "):
                     raise RuntimeError(f"up is not ready: {line!r}")
-                yield System(process.pid, line.split()[1])
+                yield OverloadedSystem(process.pid, line.split()[1])
             finally:
                 process.send_signal(signal.SIGTERM)
                 process.wait(40)
 
 
-async def measure(system: System, load: Load, options: argparse.Namespace) -> dict[str, object]:
+async def measure(system: OverloadedSystem, load: RequestSize, options: argparse.Namespace) -> dict[str, object]:
     """Measures the capacity, then the overload, and returns the figures."""
     chance, deadline = random.Random(1), float(options.deadline)
     peak: Counter[str] = Counter()
@@ -262,7 +262,7 @@ def main() -> int:
     parser.add_argument("--new", type=int, default=64, help="new tokens of each request")
     options = parser.parse_args()
     vocab = open_block_folder(options.model, blocks=()).model.vocab_size
-    load = Load(prompt=options.prompt, new=options.new, vocab=vocab)
+    load = RequestSize(prompt=options.prompt, new=options.new, vocab=vocab)
     with running(options.model) as system:
         figures = asyncio.run(measure(system, load, options))
     print(json.dumps({"model": options.model.name, **asdict(load), **figures}, indent=1))

@@ -115,7 +115,7 @@ class Stream:
 
 
 @dataclass(frozen=True)
-class System:
+class RecoveringSystem:
     """A running `blockrelay up`."""
 
     pid: int
@@ -184,7 +184,9 @@ def wait_until(condition: Callable[[], object], what: str, *, timeout_s: float =
 
 
 @contextmanager
-def running(model: Path, workers: int, options: Sequence[str], *, patience_s: float = 60.0) -> Iterator[System]:
+def running(
+    model: Path, workers: int, options: Sequence[str], *, patience_s: float = 60.0
+) -> Iterator[RecoveringSystem]:
     """Runs `blockrelay up` with `options`, and yields when `workers` workers are ready."""
     with tempfile.TemporaryDirectory(prefix="br-rec-") as data:
         argv = [sys.executable, "-P", "-m", "blockrelay_launcher", "up", "--model", str(model), "--port", "0"]
@@ -195,7 +197,7 @@ def running(model: Path, workers: int, options: Sequence[str], *, patience_s: fl
                 url = process.stdout.readline().split()[1]
                 model_key = open_block_folder(model, blocks=[]).model_key
                 keys = Keys(read_running(Path(data)).cell)
-                system = System(process.pid, url, Path(data), keys, model_key, workers, patience_s)
+                system = RecoveringSystem(process.pid, url, Path(data), keys, model_key, workers, patience_s)
                 wait_until(lambda: system.ready_workers() == workers, f"{workers} workers", timeout_s=patience_s)
                 yield system
             finally:
@@ -205,7 +207,7 @@ def running(model: Path, workers: int, options: Sequence[str], *, patience_s: fl
                 process.kill()
 
 
-def accident(system: System, what: str, prompts: list[list[int]]) -> tuple[float, int]:
+def accident(system: RecoveringSystem, what: str, prompts: list[list[int]]) -> tuple[float, int]:
     """Lets an accident (`what`) happen to streams of these prompts.
 
     Returns the longest stall of any stream in seconds, and the tokens of prompts that were computed again. Raises
