@@ -1,7 +1,7 @@
 """Makes a random Llama checkpoint of a known shape in Hugging Face's layout: `python bench/checkpoint.py llama1b OUT`.
 
-Speed does not depend on what the weights are, so nobody has to download any. The tokenizer is trained on this
-repository's own text. One file per layer: 16 GB of weights never sit in memory.
+Speed does not depend on the values of weights, so none have to be downloaded. The tokenizer is trained on this
+repository's own text. There is one file per layer, so that 16 GB of weights are never in memory.
 """
 
 import argparse
@@ -29,12 +29,12 @@ SHAPES = {
     "llama8b": (4096, 32, 32, 8, 128, 14336, 128256),
 }
 Normal = Callable[..., NDArray[np.float16]]
-#: Weights that are drawn where they repeat.
+#: The number of weights that `quick` checkpoints draw and repeat; odd, so that rows of a matrix differ.
 _POOL = (1 << 22) + 1
 
 
 def config_of(shape: str) -> dict[str, Any]:
-    """The content of config.json."""
+    """Returns the content of config.json for a shape."""
     hidden, layers, heads, kv_heads, head_dim, mlp, vocabulary = SHAPES[shape]
     return {
         "architectures": ["LlamaForCausalLM"],
@@ -58,8 +58,10 @@ def config_of(shape: str) -> dict[str, Any]:
 
 
 def write_checkpoint(shape: str, out: Path, *, quick: bool = False) -> None:
-    """Write the checkpoint into `out`, whole or not at all. `quick`: in seconds, from weights that repeat, and
-    without a tokenizer."""
+    """Writes the checkpoint into `out`, whole or not at all.
+
+    `quick`: within seconds, with weights that repeat, and without a tokenizer.
+    """
     draft = out.with_name(out.name + ".draft")
     draft.mkdir(parents=True, exist_ok=True)
     config = config_of(shape)
@@ -71,6 +73,7 @@ def write_checkpoint(shape: str, out: Path, *, quick: bool = False) -> None:
 
 
 def _drawn() -> Normal:
+    """Returns a function that draws float16 matrices with a standard deviation of 0.02."""
     rng = np.random.default_rng(0)
 
     def normal(*shape: int) -> NDArray[np.float16]:
@@ -80,13 +83,14 @@ def _drawn() -> Normal:
 
 
 def _repeated() -> Normal:
-    """Out of a pool of an odd length, so that no row of a matrix is as another one."""
+    """Returns a function that fills matrices from a pool of _POOL weights."""
     drawn, rng = _drawn(), np.random.default_rng(1)
     pool = drawn(_POOL)
     return lambda *shape: np.resize(np.roll(pool, int(rng.integers(_POOL))), shape)
 
 
 def _write_weights(out: Path, config: dict[str, Any], normal: Normal) -> None:
+    """Writes all tensors, one file per layer, and their index."""
     hidden, mlp, head_dim = config["hidden_size"], config["intermediate_size"], config["head_dim"]
     query, key = config["num_attention_heads"] * head_dim, config["num_key_value_heads"] * head_dim
     index: dict[str, str] = {}
@@ -116,6 +120,7 @@ def _write_weights(out: Path, config: dict[str, Any], normal: Normal) -> None:
 
 
 def _write_tokenizer(out: Path, vocabulary: int) -> None:
+    """Trains a BPE tokenizer on this repository's text and writes it."""
     tokenizer: Any = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -138,6 +143,7 @@ def _write_tokenizer(out: Path, vocabulary: int) -> None:
 
 
 def main() -> int:
+    """Writes a checkpoint and returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("shape", choices=SHAPES)
     parser.add_argument("out", type=Path)

@@ -1,8 +1,8 @@
-"""Blockrelay beside other servers on one model and machine: `python -m bench.compare` (`make bench`).
+"""Compares Blockrelay with other servers on one model and machine: `python -m bench.compare` (`make bench`).
 
-Measures what is not yet in `.bench/benchmarks.json`, one unit after the other, and writes a page and its plot from it
-beside it. `--publish` does so in `docs/`, with what is newer in `.bench/`. Environments, models and conversions lie in
-`.bench/`. A peer that cannot be installed or measured is reported in the table.
+Measures the units that are not yet in `.bench/benchmarks.json`, one after the other, and writes a page and its plot
+into the same folder. `--publish` writes them into `docs/`, with newer figures from `.bench/`. Environments, models and
+conversions are in `.bench/`. The table has a line for a peer that cannot be installed or measured.
 """
 
 import argparse
@@ -28,20 +28,24 @@ DOCS, WORK = ROOT / "docs", ROOT / ".bench"
 ENVS, MODELS, CONVERTED = WORK / "envs", WORK / "models", WORK / "work"
 BLOCKRELAY = Path(sys.executable).with_name("blockrelay")
 FIGURES = "benchmarks.json"
-#: Seconds that one run may take.
+#: Most seconds of one run.
 PATIENCE_S = 900
 
 
 class Failed(Exception):
-    """A run ended badly; the text is its last words."""
+    """A run failed; the text is the last line that it printed."""
 
 
 def say(line: str) -> None:
+    """Prints a line with the time to stderr."""
     sys.stderr.write(f"{datetime.now(UTC):%H:%M:%S} {line}\n")
 
 
 def run(command: list[str], *, log: Path, capture: bool = True) -> str:
-    """The command's stdout. Raises Failed. stderr goes to `log`."""
+    """Runs a command and returns its stdout; its stderr goes into the file `log`.
+
+    `capture=False`: its stdout goes there too. Raises Failed for an exit code other than 0, and after PATIENCE_S.
+    """
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("w") as errors:
         try:
@@ -57,7 +61,7 @@ def run(command: list[str], *, log: Path, capture: bool = True) -> str:
 
 
 def checkpoint(shape: str) -> Path:
-    """A checkpoint of this shape, made if it is not there."""
+    """Returns the checkpoint of this shape, and makes it if it is not there. Raises Failed."""
     path = MODELS / shape
     if not path.exists():
         say(f"making checkpoint {shape}")
@@ -66,7 +70,7 @@ def checkpoint(shape: str) -> Path:
 
 
 def block_folder(shape: str, precision: str) -> Path:
-    """The block folder of this shape and precision, converted if it is not there."""
+    """Returns the block folder of this shape and precision, and converts it if it is not there. Raises Failed."""
     path = MODELS / f"{shape}-{precision}"
     if not path.exists():
         source = checkpoint(shape)
@@ -79,6 +83,7 @@ def block_folder(shape: str, precision: str) -> Path:
 
 
 def peer_command(unit: Unit, *more: str) -> list[str]:
+    """Returns the command line of the script that measures a peer, with `more` options."""
     assert unit.peer is not None
     script = ROOT / "bench" / "peers" / unit.peer.script
     cases = ",".join("x".join(map(str, case)) for case in CASES)
@@ -87,7 +92,7 @@ def peer_command(unit: Unit, *more: str) -> list[str]:
 
 
 def measure(unit: Unit) -> Record:
-    """Run a unit; a failure becomes a record too."""
+    """Runs a unit and returns its record; that of a failure has an `error`."""
     reports: list[dict[str, Any]] = []
     figures: list[dict[str, Any]] = []
     error, busy = "", busy_share()
@@ -99,7 +104,7 @@ def measure(unit: Unit) -> Record:
             model = block_folder(unit.shape, unit.precision)
             command = [str(BLOCKRELAY), "bench", "--model", str(model), "--json", *arguments.split()]
             report = json.loads(run(command, log=WORK / "logs" / f"{unit.part}.log"))
-            report.pop("machine")  # it is said once for all
+            report.pop("machine")  # the record has it
             reports.append({"arguments": arguments, **report})
         if unit.scenario:
             model = block_folder(unit.shape, unit.precision)
@@ -111,6 +116,7 @@ def measure(unit: Unit) -> Record:
 
 
 def _record(unit: Unit, **outcome: Any) -> Record:
+    """Returns the record of a unit on this machine, with its reports, figures or error."""
     at = datetime.now(UTC).isoformat(timespec="seconds")
     commit = "" if unit.peer else _commit()
     machine = describe_machine()
@@ -127,7 +133,10 @@ def _commit() -> str:
 
 
 def prepare(units: list[Unit], store: Store) -> list[Unit]:
-    """Install peers and convert for them; the units that can be measured. A peer that cannot is recorded as such."""
+    """Installs peers and converts models for them; returns the units that can be measured.
+
+    For each other unit a record with the error is stored.
+    """
     broken: dict[Peer, str] = {}
     for peer in {unit.peer: None for unit in units if unit.peer}:
         say(f"preparing {peer.title}")
@@ -135,20 +144,20 @@ def prepare(units: list[Unit], store: Store) -> list[Unit]:
     ready: list[Unit] = []
     converted: dict[tuple[str, str], str] = {}
     for unit in units:
-        what = (unit.shape, unit.precision) if unit.peer is None else (unit.peer.name, unit.precision)
-        why = (broken[unit.peer] if unit.peer else "") or converted.get(what)
-        if why is None:
-            why = converted[what] = _convert(unit)
-        if why:
-            say(f"{unit.side}: {why}")
-            store.put(_record(unit, error=why))
+        model = (unit.shape, unit.precision) if unit.peer is None else (unit.peer.name, unit.precision)
+        error = (broken[unit.peer] if unit.peer else "") or converted.get(model)
+        if error is None:
+            error = converted[model] = _convert(unit)
+        if error:
+            say(f"{unit.side}: {error}")
+            store.put(_record(unit, error=error))
         else:
             ready.append(unit)
     return ready
 
 
 def _convert(unit: Unit) -> str:
-    """Empty, or why the model could not be made or converted for this side."""
+    """Makes or converts the model for a unit; returns the error, or an empty text."""
     try:
         if unit.peer is None:
             block_folder(unit.shape, unit.precision)
@@ -160,7 +169,7 @@ def _convert(unit: Unit) -> str:
 
 
 def write_pages(store: Store) -> None:
-    """Write the page of benchmarks and its plot beside the figures."""
+    """Writes the page of benchmarks and its plot into the folder of the figures."""
     folder = store.path.parent
     folder.mkdir(exist_ok=True)
     (folder / "benchmarks.md").write_text(markdown(store.records))
@@ -168,7 +177,7 @@ def write_pages(store: Store) -> None:
 
 
 def opened_store(*, publish: bool, docs: Path = DOCS, work: Path = WORK) -> Store:
-    """The figures of this machine's user; to publish, those of the documents with what is newer among them."""
+    """Returns the figures in `.bench/`, or with `publish` those in `docs/` after taking newer ones from `.bench/`."""
     own = Store.open(work / FIGURES)
     if not publish:
         return own
@@ -178,7 +187,10 @@ def opened_store(*, publish: bool, docs: Path = DOCS, work: Path = WORK) -> Stor
 
 
 def chosen_parts(text: str) -> list[str]:
-    """`peers,stages` as parts; nothing = all but those on demand. Raises ValueError naming an unknown one."""
+    """Parses parts such as `peers,stages`; an empty text means all but those on demand.
+
+    Raises ValueError for an unknown part.
+    """
     if not text:
         return [part for part in PARTS if part not in ON_DEMAND]
     parts = text.split(",")
@@ -189,21 +201,24 @@ def chosen_parts(text: str) -> list[str]:
 
 
 def chosen_sides(text: str) -> Callable[[Unit], bool]:
-    """Whether a unit's side has one of the words in `a,b` in its name; nothing = all."""
+    """Returns a function that says whether a unit's side has one of the words of `a,b` in its name; no words: all."""
     words = [word.lower() for word in text.split(",") if word]
     return lambda unit: not words or any(word in unit.side.lower() for word in words)
 
 
 def main() -> int:
+    """Measures, writes the pages, and returns the exit code: 1 if figures are impossible."""
     parser = argparse.ArgumentParser(prog="python -m bench.compare", description=__doc__)
-    parser.add_argument("--only", default="", metavar="PART,PART", help=f"of {', '.join(PARTS)}")
+    parser.add_argument("--only", default="", metavar="PART,PART", help=f"parts to measure, of {', '.join(PARTS)}")
     parser.add_argument("--sides", default="", metavar="WORD,WORD", help="only sides with such a word in their name")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--minutes", type=float, help="begin no unit after so many minutes; the next call goes on")
-    parser.add_argument("--again", action="store_true", help="forget what was measured of these parts and sides before")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds of parts with several sides")
+    parser.add_argument("--minutes", type=float, help="begin no unit after this many minutes; the next call goes on")
+    parser.add_argument("--again", action="store_true", help="measure these parts and sides again")
     parser.add_argument("--prepare", action="store_true", help="install and convert, measure nothing")
-    parser.add_argument("--report", action="store_true", help="write the pages from what is stored, measure nothing")
-    parser.add_argument("--publish", action="store_true", help="write into docs/, whose README has some of the figures")
+    parser.add_argument(
+        "--report", action="store_true", help="write the pages from the stored figures, measure nothing"
+    )
+    parser.add_argument("--publish", action="store_true", help="write the page and its figures into docs/")
     options = parser.parse_args()
     try:
         parts = chosen_parts(options.only)
@@ -238,7 +253,7 @@ def main() -> int:
         write_pages(store)
     say(f"{left} units are left: call again" if left else "done")
     if wrong:
-        say(f"{wrong} figures cannot be: they are errors in the table")
+        say(f"{wrong} figures are impossible: they are errors in the table")
     return 1 if wrong else 0
 
 

@@ -1,4 +1,4 @@
-"""An environment of its own for each peer, below `.bench/envs`; the project's own stays as it is."""
+"""Installs each peer into a Python environment of its own below `.bench/envs`; the project's own does not change."""
 
 import os
 import subprocess
@@ -11,20 +11,19 @@ LOG_LINES = 40
 
 @dataclass(frozen=True, kw_only=True)
 class Peer:
-    """How a peer is installed and measured. Each of `precisions` is a side of its own.
-
-    `contender` is the one that is measured in every round, the others in the first one only: they never come first.
-
-    `drop` are packages that its dependencies bring along and that keep it from starting here.
-    """
+    """A server that Blockrelay is compared with, and how it is installed and measured."""
 
     name: str
     title: str
     packages: tuple[str, ...]
     script: str
+    """The file in bench/peers that measures it."""
     precisions: tuple[str, ...]
+    """Its precisions; each is a side of its own."""
     contender: str = ""
+    """The precision that every round measures. The first round alone measures the others, which are never fastest."""
     drop: tuple[str, ...] = ()
+    """Packages that its dependencies bring along and that keep it from starting here."""
 
 
 PEERS = (
@@ -64,12 +63,15 @@ PEERS = (
 
 
 def python_of(peer: Peer, envs: Path) -> Path:
-    """The peer's interpreter, there or not."""
+    """Returns the path of the peer's Python interpreter, which may not exist yet."""
     return envs / peer.name / "bin" / "python"
 
 
 def install(peer: Peer, envs: Path) -> str:
-    """Install a peer unless it is there. Empty, or why it cannot be had (one line); the log lies beside."""
+    """Installs a peer unless it is there; returns an error of one line, or an empty text.
+
+    The log is `<name>.log` in `envs`.
+    """
     if python_of(peer, envs).exists():
         return ""
     draft = envs / peer.name
@@ -89,7 +91,7 @@ def install(peer: Peer, envs: Path) -> str:
 
 
 def last_line(text: str) -> str:
-    """What a failed command said last."""
+    """Returns the last error in the output of a failed command, or else its last line; at most 200 characters."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     errors = [line for line in lines[-LOG_LINES:] if "rror" in line]
-    return (errors or lines or ["nothing was said"])[-1][:200]
+    return (errors or lines or ["nothing was printed"])[-1][:200]

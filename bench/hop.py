@@ -1,4 +1,4 @@
-"""How long rows take from one process to the next on one host, the way that workers send them: `one_way_s`."""
+"""Measures how long hidden states take from one process to the next on one host, by the worker's own transport."""
 
 import multiprocessing
 import statistics
@@ -22,7 +22,7 @@ PATIENCE_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class _Mailbox:
-    """What has arrived; a thread that waits for it is woken as an engine is."""
+    """A queue of arrived events, in place of an engine's mailbox."""
 
     events: SimpleQueue[TransportEvent] = field(default_factory=SimpleQueue[TransportEvent])
 
@@ -31,7 +31,10 @@ class _Mailbox:
 
 
 def one_way_s(hidden: int, rows: int = 1, *, runs: int = RUNS) -> float:
-    """The median: encoded, through shared memory, another process woken, decoded; half of the way there and back."""
+    """Returns the median seconds of a message of `rows` rows with `hidden` values each, half of a round trip.
+
+    A message is encoded, goes through shared memory, wakes the other process, and is decoded there.
+    """
     ours, theirs = multiprocessing.Pipe()
     echo = multiprocessing.get_context("spawn").Process(target=_echo, args=(theirs,), daemon=True)
     mailbox = _Mailbox()
@@ -58,7 +61,7 @@ def one_way_s(hidden: int, rows: int = 1, *, runs: int = RUNS) -> float:
 
 
 def _echo(pipe: Connection) -> None:
-    """Send back what comes."""
+    """Sends every message back, in the other process."""
     mailbox = _Mailbox()
     inbox = LocalInbox(mailbox)
     inbox.start()

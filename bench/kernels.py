@@ -1,7 +1,7 @@
 """Times the float kernels on a 1.1B Llama shape (hidden 2048, 32/8 heads of 64, MLP 8192): `python bench/kernels.py`.
 
-Prints microseconds per call (median) for every variant this CPU runs; asserts nothing. The last columns are what the
-figure means: gigabytes of keys and values read per second, or 10^9 float operations per second (2 per fma).
+Prints microseconds per call (median) for every instruction set that this CPU has; asserts nothing. The last columns are
+rates: gigabytes of keys and values read per second, and 10^9 float operations per second (2 per fma).
 """
 
 import argparse
@@ -20,6 +20,7 @@ HIDDEN, MLP, QUERY_HEADS, KV_HEADS, HEAD_DIM = 2048, 8192, 32, 8, 64
 
 
 def median_us(call: Callable[[], object], seconds: float) -> float:
+    """Repeats `call` for `seconds`, and at least three times; returns the median microseconds of a call."""
     call()
     spent: list[float] = []
     end = time.perf_counter() + seconds
@@ -31,7 +32,7 @@ def median_us(call: Callable[[], object], seconds: float) -> float:
 
 
 def row_kernels(kernels: Kernels, rows: int, seconds: float) -> dict[str, float]:
-    """Median per kernel name at this many rows."""
+    """Returns the median microseconds of each kernel that works row by row, on `rows` rows."""
     rng = np.random.default_rng(0)
     x = rng.standard_normal((rows, HIDDEN), np.float32)
     y = rng.standard_normal((rows, HIDDEN), np.float32)
@@ -71,7 +72,10 @@ def attention_us(
     dtype: type[np.float16 | np.float32],
     seconds: float,
 ) -> float:
-    """Median of one call: `sequences` segments of `rows` rows each, from `first_position` on."""
+    """Returns the median microseconds of attention of `sequences` segments with `rows` rows each.
+
+    The rows have the positions from `first_position` on. `dtype` is that of the KV pages.
+    """
     rng = np.random.default_rng(0)
     each = -(-(first_position + rows) // PAGE)
     shape = (sequences * each, KV_HEADS, HEAD_DIM, PAGE)
@@ -85,6 +89,7 @@ def attention_us(
 
 
 def report(variant: str, threads: int, seconds: float) -> None:
+    """Prints the figures of one instruction set."""
     kernels = load_kernels(threads, variant=variant)
     print(f"{variant}, {threads} threads")
     for rows in (1, 16, 128):
@@ -110,10 +115,13 @@ def report(variant: str, threads: int, seconds: float) -> None:
 
 
 def main() -> None:
+    """Prints the figures of the chosen instruction sets."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--seconds", type=float, default=0.3, help="per figure")
-    parser.add_argument("--variants", nargs="*", default=list(supported_variants()), help="default: all this CPU runs")
+    parser.add_argument("--seconds", type=float, default=0.3, help="seconds of each measurement")
+    parser.add_argument(
+        "--variants", nargs="*", default=list(supported_variants()), help="instruction sets; default: all of this CPU"
+    )
     arguments = parser.parse_args()
     for variant in arguments.variants:
         report(variant, arguments.threads, arguments.seconds)

@@ -1,11 +1,11 @@
-"""What large bodies do to others at a gateway: `python -m bench.large_bodies [TREE]`, on an otherwise idle machine.
+"""Measures how large bodies delay other requests of a gateway: `python -m bench.large_bodies [TREE]`.
 
-A whole `up` of TREE (default: this checkout) with the bundled model gets `--bodies` large bodies of five kinds at once:
-a text of one letter, empty objects in `metadata`, token ids, a tensor as nested lists, and a chat of many parts.
-Meanwhile `/livez` and a small request are asked again and again.
+The machine should be idle otherwise. A whole `up` of TREE (default: this checkout) with the bundled model gets
+`--bodies` large bodies of five kinds at once: a text of one letter, empty objects in `metadata`, token ids, a tensor as
+nested lists, and a chat of many parts. Meanwhile `/livez` and a small request are sent again and again.
 
-Printed are the longest time that `/livez` and the small request took while the large bodies were under way, the most
-memory of the gateway's process and of it with its helpers, and what the large bodies were answered.
+Printed are the longest time that `/livez` and the small request took during the large bodies, the most memory of the
+gateway's process alone and with its helper processes, and the answers to the large bodies.
 """
 
 import argparse
@@ -24,13 +24,13 @@ from bench.busy import busy_share
 from bench.pairs import MODEL, ROOT, How, running
 
 MIB = 1 << 20
-#: Bytes that a kind has at most: the gateway's default for one body.
+#: Most bytes of a body: a little below the gateway's default limit.
 MOST = 8 * MIB - 1024
 LOOK_S = 0.01
 
 
 def kinds() -> list[tuple[str, bytes]]:
-    """Path and body of each of the five."""
+    """Returns path and body of each of the five kinds."""
     tensor = {"_tensor_": True, "data": [[1] * 1000] * 2500}
     part = {"type": "text", "text": "And then she went on. "}
     return [
@@ -46,29 +46,29 @@ def kinds() -> list[tuple[str, bytes]]:
 
 
 def gateway_of(up: int) -> int:
-    """The process of the gateway that this `up` has started."""
-    for found in _descendants(up):
-        if b"blockrelay_gateway" in (Path("/proc") / str(found) / "cmdline").read_bytes():
-            return found
+    """Returns the process id of the gateway of the `up` with this process id. Raises RuntimeError without one."""
+    for process in _descendants(up):
+        if b"blockrelay_gateway" in (Path("/proc") / str(process) / "cmdline").read_bytes():
+            return process
     raise RuntimeError("there is no gateway")
 
 
 def _descendants(root: int) -> list[int]:
-    """All processes below this one that live, parents before children."""
+    """Returns all living processes below `root`, parents before children."""
     parents: dict[int, int] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
         except OSError:
             continue  # it has ended meanwhile
-    found = [root]
-    for process in found:
-        found += [child for child, parent in parents.items() if parent == process]
-    return found[1:]
+    processes = [root]
+    for process in processes:
+        processes += [child for child, parent in parents.items() if parent == process]
+    return processes[1:]
 
 
 def resident(process: int) -> int:
-    """Bytes of memory of a process; 0 once it has ended."""
+    """Returns the resident bytes of a process; 0 once it has ended."""
     try:
         return int((Path("/proc") / str(process) / "statm").read_text().split()[1]) * 4096
     except OSError:
@@ -76,12 +76,13 @@ def resident(process: int) -> int:
 
 
 class Meter:
-    """The longest that one thing took while it was done again and again."""
+    """Measures the longest seconds that a repeated call took."""
 
     def __init__(self) -> None:
         self.longest = 0.0
 
     def again(self, work: Callable[[], object], stop: threading.Event) -> None:
+        """Calls `work` every LOOK_S seconds until `stop` is set."""
         while not stop.is_set():
             began = time.perf_counter()
             work()
@@ -90,18 +91,20 @@ class Meter:
 
 
 class Memory:
-    """The most memory of a gateway, and of it with its helpers."""
+    """Measures the most resident bytes of a gateway alone (`own`) and with its helper processes (`all`)."""
 
     def __init__(self, gateway: int) -> None:
         self._gateway, self.own, self.all = gateway, 0, 0
 
     def look(self) -> None:
+        """Takes one measurement."""
         own = resident(self._gateway)
         self.own = max(self.own, own)
         self.all = max(self.all, own + sum(map(resident, _descendants(self._gateway))))
 
 
 def measure(tree: Path, bodies: int) -> None:
+    """Runs a system, sends the large bodies, and prints the figures."""
     with running(tree, How(MODEL, (), {}), {}) as side, ThreadPoolExecutor(bodies + 3) as threads:
         small = {"prompt": "Once", "max_tokens": 1, "temperature": 0}
         memory, stop = Memory(gateway_of(side.pid)), threading.Event()
@@ -123,13 +126,13 @@ def measure(tree: Path, bodies: int) -> None:
                 f"gateway {memory.own / 1e6:.0f} MB",
                 flush=True,
             )
-            alive.longest, began, asked = 0.0, time.perf_counter(), kinds()
+            alive.longest, began, requests = 0.0, time.perf_counter(), kinds()
 
             def send(number: int) -> str:
-                path, body = asked[number % len(asked)]
+                path, body = requests[number % len(requests)]
                 answer = httpx.post(f"{side.url}{path}", content=body, timeout=300, trust_env=False)
-                said = "" if answer.is_success else answer.json()["error"]["message"][:80]
-                return f"{answer.status_code} {said}".strip()
+                message = "" if answer.is_success else answer.json()["error"]["message"][:80]
+                return f"{answer.status_code} {message}".strip()
 
             answers = collections.Counter(threads.map(send, range(bodies)))
             took = time.perf_counter() - began
@@ -144,11 +147,12 @@ def measure(tree: Path, bodies: int) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
+    """Prints the figures and returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tree", type=Path, nargs="?", default=ROOT, help="a checkout with its environment in .venv")
-    parser.add_argument("--bodies", type=int, default=10)
+    parser.add_argument("--bodies", type=int, default=10, help="large bodies at once")
     chosen = parser.parse_args(arguments)
-    print(f"others take {busy_share():.0%} of this machine")
+    print(f"other programs take {busy_share():.0%} of this machine")
     measure(chosen.tree.resolve(), chosen.bodies)
     return 0
 

@@ -1,6 +1,7 @@
-"""Another host's work on this machine: `python -m bench.neighbour DIR --threads 1 --speed 0.5`.
+"""Computes steps of a whole model without end, as a neighbour that takes part of this machine.
 
-Steps of the whole model without end, at a share of the speed that the machine has. Says `ready` when it has begun.
+`python -m bench.neighbour DIR --threads 1 --speed 0.5` computes at half of the machine's speed, and prints `ready` when
+it begins.
 """
 
 import argparse
@@ -19,10 +20,11 @@ REQUESTS, PROMPT, NEW = 8, 64, 64
 
 
 def main() -> None:
+    """Loads the model and computes until it is killed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path, help="block folder")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--speed", type=float, default=1.0, help="of that of this machine, up to 1")
+    parser.add_argument("--speed", type=float, default=1.0, help="share of the machine's speed, at most 1")
     chosen = parser.parse_args()
     folder = open_block_folder(chosen.model)
     executors = executors_for("cpu", folder, threads=chosen.threads)

@@ -1,13 +1,14 @@
-"""Is this tree as fast as another one? `python -m bench.pairs OTHER [--model DIR]`, on an otherwise idle machine.
+"""Compares the speed of this tree with another: `python -m bench.pairs OTHER [--model DIR]`.
 
-OTHER is a checkout of another commit with its environment in `.venv` (`make install`). A pair is one `up` of each,
-started for it: two `up`s of one tree differ by several per cent for as long as they live, and only many starts average
-that. For each size the sides take four turns, this, other, other, this, so that a machine that slows down slows both;
-the next pair begins with the other. A turn is `--requests` completions at once, `--rounds` times.
+The machine should be idle otherwise. OTHER is a checkout of another commit with its environment in `.venv` (`make
+install`). A pair is a newly started `up` of each tree: two `up`s of one tree differ by several per cent for as long as
+they live, and only many starts average that. For each size the sides take four turns, this, other, other, this, so that
+a machine that slows down slows both; the next pair begins with the other. A turn is `--requests` completions at once,
+`--rounds` times.
 
 Printed are, for each size, tokens per second, CPU seconds per thousand tokens (of all processes of the `up`, Redis too)
 and the ratios this / other with their 95 % confidence intervals (mean of the pairs' ratios, normal). Both sides must
-give the same tokens. Exit status 1 when the lower end of a speed ratio is below 0.97.
+give the same tokens. The exit code is 1 if the lower end of a speed ratio is below 0.97.
 """
 
 import argparse
@@ -35,34 +36,39 @@ FLOOR = 0.97
 TICK = os.sysconf("SC_CLK_TCK")
 
 
-#: Requests at once, tokens of a prompt, new tokens of each request.
+#: The size of a turn: requests at once, tokens of each prompt, new tokens of each request.
 Size = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class How:
-    """What both sides run: `blockrelay up` with this model and these options; `variables` has this side alone."""
+    """The options of `blockrelay up` on both sides."""
 
     model: Path
     options: tuple[str, ...]
     variables: Mapping[str, str]
+    """Environment variables of this tree's side only."""
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One measurement: seconds until all answers were there, CPU seconds of the system, tokens of each answer."""
+    """One measurement of a side."""
 
     seconds: float
+    """Seconds until all answers were there."""
     cpu_s: float
+    """CPU seconds of the whole system."""
     answers: list[list[int]]
+    """The token ids of each answer."""
 
     @property
     def tokens(self) -> int:
+        """The number of tokens of all answers."""
         return sum(map(len, self.answers))
 
 
 def whole(turns: Sequence[Turn]) -> Turn:
-    """All of them as one."""
+    """Returns the sum of turns."""
     return Turn(
         sum(turn.seconds for turn in turns),
         sum(turn.cpu_s for turn in turns),
@@ -72,31 +78,35 @@ def whole(turns: Sequence[Turn]) -> Turn:
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """Mean of paired ratios and half the width of its 95 % confidence interval."""
+    """The mean of paired ratios, and half the width of its 95 % confidence interval."""
 
     mean: float
     half: float
 
     @property
     def lower(self) -> float:
+        """The lower end of the confidence interval."""
         return self.mean - self.half
 
 
 def ratio_of(over: Sequence[float], under: Sequence[float]) -> Ratio:
-    """Of `over / under`, pair by pair. At least two pairs."""
+    """Returns the ratio of `over / under`, pair by pair, for at least two pairs."""
     ratios = [a / b for a, b in zip(over, under, strict=True)]
     return Ratio(mean(ratios), 1.96 * stdev(ratios) / len(ratios) ** 0.5)
 
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """A running `up`."""
+    """A running `blockrelay up`: its process id and the address of its gateway."""
 
     pid: int
     url: str
 
     def turn(self, requests: int, prompt: int, new: int, *, rounds: int = 1) -> Turn:
-        """Raises httpx.HTTPError when an answer is an error."""
+        """Sends `requests` completions at once, `rounds` times, and measures them.
+
+        Raises httpx.HTTPError when an answer is an error.
+        """
         bodies = [
             {
                 "prompt": [3 + (at * 7 + number * 13) % 190 for at in range(prompt)],
@@ -114,7 +124,7 @@ class Side:
         return answer.raise_for_status().json()["choices"][0]["token_ids"]
 
     def cpu_s(self) -> float:
-        """User and system seconds so far of the process and all its descendants that live."""
+        """Returns the user and system seconds so far of the process and all its living descendants."""
         parents: dict[int, int] = {}
         ticks: dict[int, int] = {}
         for stat in Path("/proc").glob("[0-9]*/stat"):
@@ -135,7 +145,10 @@ class Side:
 
 @contextmanager
 def running(tree: Path, how: How, variables: Mapping[str, str]) -> Iterator[Side]:
-    """`blockrelay up` of that tree with a folder of its own, ready. Raises RuntimeError when it does not get ready."""
+    """Runs `blockrelay up` of `tree` with a data folder of its own, and yields when it is ready.
+
+    Raises RuntimeError when it does not get ready within 300 s.
+    """
     with tempfile.TemporaryDirectory(prefix="br-pairs-") as folder:
         data, log = Path(folder) / "data", Path(folder) / "log"
         command = [tree / ".venv/bin/blockrelay", "up", "--model", how.model, "--port", "0", "--data", data]
@@ -157,6 +170,7 @@ def running(tree: Path, how: How, variables: Mapping[str, str]) -> Iterator[Side
 
 
 def _ready(data: Path) -> str:
+    """Returns the address of the gateway if it is ready, else an empty text."""
     try:
         (url, *_) = read_running(data).urls
         return url if httpx.get(f"{url}/readyz", trust_env=False).status_code == 200 else ""
@@ -165,9 +179,10 @@ def _ready(data: Path) -> str:
 
 
 def measure(trees: Sequence[Path], sizes: Sequence[Size], first: int, rounds: int, how: How) -> list[tuple[Turn, Turn]]:
-    """One pair, for each size: what both sides took. `first` 0 or 1 starts first, and has the first turn.
+    """Measures one pair of sides, and returns what both took for each size.
 
-    Raises RuntimeError when the sides give other tokens.
+    The tree with the index `first` (0 or 1) starts first and has the first turn. Raises RuntimeError when the sides
+    give different tokens.
     """
     with ExitStack() as stack:
         sides: dict[int, Side] = {}
@@ -177,18 +192,18 @@ def measure(trees: Sequence[Path], sizes: Sequence[Size], first: int, rounds: in
         for size in sizes:
             turns: tuple[list[Turn], list[Turn]] = ([], [])
             for side in sides.values():
-                side.turn(*size)  # warms pages and caches
+                side.turn(*size)  # not measured: fills caches
             for at in (first, 1 - first, 1 - first, first):
                 turns[at].append(sides[at].turn(*size, rounds=rounds))
             this, other = (whole(one) for one in turns)
             if this.answers != other.answers:
-                raise RuntimeError(f"the sides give other tokens for {size[0]} requests")
+                raise RuntimeError(f"the sides give different tokens for {size[0]} requests")
             measured.append((this, other))
     return measured
 
 
 def report(size: Size, pairs: Sequence[tuple[Turn, Turn]]) -> Ratio:
-    """Print what was measured of one size; the ratio of speeds."""
+    """Prints the figures of one size, and returns the ratio of speeds."""
     rates = [[one[at].tokens / one[at].seconds for one in pairs] for at in (0, 1)]
     costs = [[1000 * one[at].cpu_s / one[at].tokens for one in pairs] for at in (0, 1)]
     speed, cost = ratio_of(*rates), ratio_of(*costs)
@@ -202,32 +217,39 @@ def report(size: Size, pairs: Sequence[tuple[Turn, Turn]]) -> Ratio:
     return speed
 
 
-def _told_to_end(number: int, _frame: object) -> None:
-    """Ends both `up`s too."""
+def _end(number: int, _frame: object) -> None:
+    """Ends the process by an exception, so that both `up`s end too."""
     sys.exit(128 + number)
 
 
 def main(arguments: list[str] | None = None) -> int:
+    """Measures all pairs, prints the figures, and returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("other", type=Path, help="another checkout with its environment, or . for this one")
     parser.add_argument(
-        "--env", action="append", default=[], metavar="NAME=VALUE", help="a variable of this side alone; again for more"
+        "--env",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="environment variable of this tree's side only; may be given several times",
     )
     parser.add_argument(
         "--model", type=Path, default=ROOT / "shared/blockrelay/models/storyteller", help="block folder"
     )
     parser.add_argument("--pairs", type=int, default=20)
     parser.add_argument("--requests", default="1,16", help="numbers of requests at once")
-    parser.add_argument("--rounds", type=int, default=3, help="a turn should take a second or more: times each")
-    parser.add_argument("--prompt", type=int, default=64)
-    parser.add_argument("--new", type=int, default=200)
+    parser.add_argument(
+        "--rounds", type=int, default=3, help="repetitions in a turn, which should take a second or more"
+    )
+    parser.add_argument("--prompt", type=int, default=64, help="tokens of each prompt")
+    parser.add_argument("--new", type=int, default=200, help="new tokens of each request")
     parser.add_argument("--stages", default="1")
     chosen = parser.parse_args(arguments)
     if chosen.pairs < 2 or not (chosen.other / ".venv/bin/blockrelay").exists():
         parser.error("--pairs must be 2 or more" if chosen.pairs < 2 else f"{chosen.other} has no .venv/bin/blockrelay")
     sizes = [(int(n), chosen.prompt, chosen.new) for n in chosen.requests.split(",")]
     how = How(chosen.model.resolve(), ("--stages", chosen.stages), dict(one.split("=", 1) for one in chosen.env))
-    signal.signal(signal.SIGTERM, _told_to_end)
+    signal.signal(signal.SIGTERM, _end)
     trees = (ROOT, chosen.other.resolve())
     pairs = [measure(trees, sizes, number % 2, chosen.rounds, how) for number in range(chosen.pairs)]
     speeds = [report(size, [pair[at] for pair in pairs]) for at, size in enumerate(sizes)]

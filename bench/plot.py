@@ -1,4 +1,4 @@
-"""Bars as SVG. Pure."""
+"""Draws bars as SVG. Pure."""
 
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -8,7 +8,10 @@ COLOURS = {True: "#0b6e4f", False: "#9aa5b1"}
 
 
 def bars(title: str, groups: Mapping[str, Mapping[str, float]], *, ours: Sequence[str]) -> str:
-    """One group of bars per entry of `groups` (name -> side -> value, 0 or more), each on its own scale."""
+    """Returns an SVG with one group of bars for each entry of `groups`, each group on its own scale.
+
+    `groups` has values of 0 or more by group and side; bars of the sides in `ours` have another colour.
+    """
     shapes = [f'<text x="8" y="24" font-size="15" font-weight="bold">{escape(title)}</text>']
     y = 50
     for group, values in groups.items():

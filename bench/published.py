@@ -1,4 +1,4 @@
-"""What the Llama distributor published of Llama-2-7B in two parts on two GPUs, and ours beside it. Pure."""
+"""The Llama distributor's published figures of Llama-2-7B in two parts on two GPUs, and ours in one table. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -6,16 +6,16 @@ from typing import Any
 
 from bench.records import Record, reports_of
 
-#: Part of `make bench` -> what its model is called in the table.
+#: The name of the model in the table, by part of `make bench`.
 COLUMNS = {"distributor": "1.1B parameters", "llama2_7b": "Llama-2-7B's shape"}
-#: The prompt behind which the part `kv_cache` measures a session's second step.
+#: Tokens of the prompt after which the part `kv_cache` measures a session's second step.
 LONG_PROMPT = 512
 Report = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A figure: its name, what they published, and ours of each measured model."""
+    """A row of the table: a figure's name, the published value, and ours for each measured model."""
 
     name: str
     theirs: str
@@ -23,8 +23,10 @@ class Row:
 
 
 def rows(reports: Sequence[Report], long_prompt: Mapping[str, float] | None = None) -> list[Row]:
-    """The rows of the table, from reports of `bench.scenarios.distributor`. `long_prompt` is what the part `kv_cache`
-    measured behind LONG_PROMPT tokens, for the first report."""
+    """Returns the rows of the table from reports of `bench.scenarios.distributor`, one for each model.
+
+    `long_prompt` is what the part `kv_cache` measured after LONG_PROMPT tokens, for the first report.
+    """
     second = [_second_step(report["kv_cache"][0]) for report in reports]
     if second and long_prompt is not None:
         second[0] += f"; behind {LONG_PROMPT} tokens {_second_step(long_prompt)}"
@@ -49,7 +51,7 @@ def rows(reports: Sequence[Report], long_prompt: Mapping[str, float] | None = No
 
 
 def table(records: Sequence[Record]) -> str:
-    """In Markdown: theirs, and a column for each model that was measured."""
+    """Returns the table in Markdown: the published figures, and a column for each measured model."""
     measured = {part: found[-1] for part in COLUMNS if (found := reports_of(records, part))}
     long = [
         one for report in reports_of(records, "kv_cache") for one in report["kv_cache"] if one["prompt"] == LONG_PROMPT
@@ -66,7 +68,7 @@ def table(records: Sequence[Record]) -> str:
 
 
 def plain(report: Report) -> str:
-    """The table of one report for a terminal."""
+    """Returns the table of one report for a terminal."""
     shown = [
         ("", "theirs", f"{report['model']}, {_how(report)}"),
         *((r.name, r.theirs, r.ours[0]) for r in rows([report])),

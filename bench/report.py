@@ -1,4 +1,4 @@
-"""From records to `docs/benchmarks.md` and its plot. Pure: the same records give the same bytes."""
+"""Writes `docs/benchmarks.md` and its plot from records. Pure: the same records give the same bytes."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,12 +10,12 @@ from bench.targets import TARGETS
 from bench.units import LONG, ON_DEMAND, OUR_PRECISIONS, OUR_RUNS, PARTS, SCENARIOS, SIZES
 
 PLOT_NAME = "benchmarks.svg"
-#: From here on other work is told: it moves figures.
+#: The share of the cores from which the page mentions other work: it changes figures.
 BUSY = 0.1
 
 
 def markdown(records: Sequence[Record]) -> str:
-    """The whole page."""
+    """Returns the whole page."""
     parts = [
         "# Benchmarks",
         "For people who compare servers, or ask what a release costs.",
@@ -42,7 +42,7 @@ def markdown(records: Sequence[Record]) -> str:
 
 
 def plot(records: Sequence[Record]) -> str:
-    """The SVG: decode rates, and prompt tokens per second."""
+    """Returns the plot as SVG: decode rates, and prompt tokens per second."""
     groups: dict[str, dict[str, float]] = {}
     for requests in (1, 4, 16):
         groups[f"new tokens per second, {requests} at once"] = {
@@ -60,7 +60,7 @@ def plot(records: Sequence[Record]) -> str:
 
 
 def _machines(records: Sequence[Record]) -> str:
-    """A line for each machine: which parts it has measured, when, of which commits, and beside what other work."""
+    """Returns a line for each machine: its parts, days and commits, and the other work on it."""
     machines: list[Mapping[str, Any]] = []
     for record in records:
         if record.machine not in machines:
@@ -71,6 +71,7 @@ def _machines(records: Sequence[Record]) -> str:
 
 
 def _machine(machine: Mapping[str, Any], records: Sequence[Record]) -> str:
+    """Returns the line of one machine."""
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
     commits = sorted({record.commit for record in records if record.commit})
     days = sorted({record.at[:10] for record in records})
@@ -86,6 +87,7 @@ def _machine(machine: Mapping[str, Any], records: Sequence[Record]) -> str:
 
 
 def _how(records: Sequence[Record]) -> str:
+    """Returns the text that says on which model and how all figures were measured."""
     return (
         "Model: 1.1B parameters in Llama's shape (hidden 2048, "
         "16 layers, 32/8 heads of 64, MLP 8192, vocabulary 32000), random weights; ours over HTTP, in w8a8 where "
@@ -95,7 +97,7 @@ def _how(records: Sequence[Record]) -> str:
 
 
 def _distributor(records: Sequence[Record]) -> str:
-    """What the table is about, and which of its columns are measured on demand, or not yet."""
+    """Returns the text above the distributor's table, with the columns that are measured on demand or not yet."""
     more = "".join(
         f" {name}: {'on demand' if part in ON_DEMAND else 'not measured yet'}, by {_command(part)}."
         for part, name in published.COLUMNS.items()
@@ -110,12 +112,13 @@ def _distributor(records: Sequence[Record]) -> str:
 
 
 def _turns(records: Sequence[Record]) -> str:
-    """How many rounds each part that has several sides was given."""
+    """Returns the number of rounds of each part with several sides."""
     rounds = {part: len({r.round for r in records if r.part == part}) for part in ("peers", "stages")}
     return ", ".join(f"{part}: {count} round{'s' if count != 1 else ''}" for part, count in rounds.items())
 
 
 def _peers(records: Sequence[Record]) -> str:
+    """Returns the table of all servers, with a line for each error."""
     rows = [
         "| | new tokens/s, 1 / 4 / 16 requests | prompt 128, ms | 16 x 128, ms | prompt 2048, ms |",
         "|---|---|---|---|---|",
@@ -138,28 +141,30 @@ def _peers(records: Sequence[Record]) -> str:
 
 
 def _faults(records: Sequence[Record], part: str) -> list[tuple[str, str]]:
-    """(side, what of it cannot be)."""
+    """Returns a side and a line for each impossible figure of a part."""
     return [(r.side, f"round {r.round + 1}, {line}") for r in records if r.part == part for line in faults(r)]
 
 
 def _targets(records: Sequence[Record]) -> str:
+    """Returns the table of ratios, with floor, aim and verdict of each."""
     rows = ["| | measured | floor | aim | | |", "|---|---|---|---|---|---|"]
     for target in TARGETS:
         sign = "<= " if target.at_most else ""
-        found = target.find(records)
+        measured = target.find(records)
         goals = f"{sign}{target.floor:g} | {sign}{target.aim:g}"
-        if found is None:
+        if measured is None:
             why = f"on demand: {_command(target.on_demand)}" if target.on_demand else "not measured"
             rows.append(f"| {target.name} | {why} | {goals} | | |")
         else:
             verdict = {"aim": "aim reached", "floor": "floor reached", "below": "**missed**"}[
-                target.verdict(found.ratio)
+                target.verdict(measured.ratio)
             ]
-            rows.append(f"| {target.name} | {found.ratio:.2f} | {goals} | {verdict} | {found.note} |")
+            rows.append(f"| {target.name} | {measured.ratio:.2f} | {goals} | {verdict} | {measured.note} |")
     return "\n".join(rows)
 
 
 def _gateway(records: Sequence[Record]) -> str:
+    """Returns the table of speeds through the gateway and in process; empty without reports."""
     rows: list[str] = []
     for report in reports_of(records, "gateway"):
         for side, name in (("gateway", "through the gateway"), ("in_process", "in process")):
@@ -177,6 +182,7 @@ def _gateway(records: Sequence[Record]) -> str:
 
 
 def _stages(records: Sequence[Record]) -> str:
+    """Returns the table of speeds with one and two stages; empty without records."""
     rows: list[str] = []
     for side in sides_of(records, "stages"):
         figures = " | ".join(
@@ -192,6 +198,7 @@ def _stages(records: Sequence[Record]) -> str:
 
 
 def _memory(records: Sequence[Record]) -> str:
+    """Returns the table of workers' memory; empty without reports."""
     rows: list[str] = []
     for part in ("memory", "llama8b"):
         for report in reports_of(records, part):
@@ -211,6 +218,7 @@ def _memory(records: Sequence[Record]) -> str:
 
 
 def _commands() -> str:
+    """Returns a list of the commands that measure each part."""
     lines = [f"- peers: `blockrelay bench {SIZES}` and `blockrelay bench {LONG}` beside `bench/peers/`"]
     for part, sides in OUR_RUNS.items():
         commands = " and ".join(f"`blockrelay bench {run}`" for runs in sides.values() for run in runs)
@@ -218,7 +226,7 @@ def _commands() -> str:
     for part, scenario in SCENARIOS.items():
         of = f"`python -m bench.scenarios.{scenario} --model DIR`"
         lines.append(f"- {part}{' (on demand)' if part in ON_DEMAND else ''}: {of}")
-    again = '`make bench ARGS="--only PART --again"` measures a part anew; parts: '
+    again = '`make bench ARGS="--only PART --again"` measures a part again; parts: '
     return "\n".join([*lines, "", again + ", ".join(PARTS) + "."])
 
 

@@ -1,4 +1,4 @@
-"""Which ratios Blockrelay has to reach, and what the records say of each. Pure."""
+"""The ratios that Blockrelay has to reach, and their measured values in records. Pure."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,38 +11,45 @@ ONE_STAGE, WIDE_STAGES, THIN_STAGES = "1 stage, 2 threads", "2 stages, 2 threads
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """A measured ratio and what it was made of."""
+class MeasuredRatio:
+    """A measured ratio."""
 
     ratio: float
     note: str = ""
+    """The figures or sides that it was computed from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """A ratio with the least that is good enough and what is aimed at. With `at_most` smaller is better. `on_demand`
-    names the part of the benchmark that measures it, if that part runs only when it is asked for."""
+    """A ratio to reach."""
 
     name: str
     floor: float
+    """The value that is just good enough."""
     aim: float
     at_most: bool = False
+    """True if smaller is better."""
     on_demand: str = ""
-    find: Callable[[Records], Found | None]
+    """The part of the benchmark that measures it, if that part is measured on demand only."""
+    find: Callable[[Records], MeasuredRatio | None]
+    """Returns the measured ratio in records; None: it was not measured."""
 
     def verdict(self, ratio: float) -> str:
-        """ "aim", "floor" or "below"."""
+        """Returns the best goal that a ratio reaches: "aim" or "floor", else "below"."""
         reached = (lambda goal: ratio <= goal) if self.at_most else (lambda goal: ratio >= goal)
         return "aim" if reached(self.aim) else "floor" if reached(self.floor) else "below"
 
 
 def against_best(
     figure: str, requests: int, prompt: int, *, peers: str = "", ours: Sequence[str] = (OURS,)
-) -> Callable[[Records], Found | None]:
-    """The best of `ours` over the rate of the best peer (with `peers` in its name), or that peer's time over ours."""
+) -> Callable[[Records], MeasuredRatio | None]:
+    """Finds the ratio of our best side to the best peer in a figure of one size.
+
+    Rates are ours over theirs, and times theirs over ours. Only peers with `peers` in their name count.
+    """
     more = figure == "decode_tok_s"
 
-    def find(records: Records) -> Found | None:
+    def find(records: Records) -> MeasuredRatio | None:
         def best(sides: Sequence[str]) -> str | None:
             values = {
                 side: value
@@ -60,88 +67,90 @@ def against_best(
             for side in ((mine, theirs) if more else (theirs, mine))
         )
         ratio = paired_ratio(a, b)
-        return None if ratio is None else Found(ratio, f"{mine}; best peer: {theirs}")
+        return None if ratio is None else MeasuredRatio(ratio, f"{mine}; best peer: {theirs}")
 
     return find
 
 
-def through_gateway(requests: int, what: str) -> Callable[[Records], Found | None]:
-    """What of the speed in process arrives through the gateway."""
+def through_gateway(requests: int, what: str) -> Callable[[Records], MeasuredRatio | None]:
+    """Finds the ratio of a speed through the gateway to that in process; `what` is decode or prefill."""
 
-    def find(records: Records) -> Found | None:
+    def find(records: Records) -> MeasuredRatio | None:
         for report in reports_of(records, "gateway"):
             for entry, ratio in zip(report["gateway"], report["ratio"], strict=True):
                 if entry["requests"] == requests:
                     share = 100 * entry["client_cpu_share"]
-                    return Found(ratio[what], f"measuring client: {share:.1f} % of one core")
+                    return MeasuredRatio(ratio[what], f"measuring client: {share:.1f} % of one core")
         return None
 
     return find
 
 
-def against_one_stage(sides: Sequence[str], figure: str, requests: int) -> Callable[[Records], Found | None]:
-    """The best of `sides` over one stage with two threads."""
+def against_one_stage(sides: Sequence[str], figure: str, requests: int) -> Callable[[Records], MeasuredRatio | None]:
+    """Finds the ratio of the best of `sides` to one stage with two threads."""
 
-    def find(records: Records) -> Found | None:
+    def find(records: Records) -> MeasuredRatio | None:
         def rounds(side: str) -> dict[int, float]:
             return by_round(records, "stages", side, figure, requests=requests, prompt=128)
 
-        one, found = rounds(ONE_STAGE), dict[str, float]()
+        one, ratios = rounds(ONE_STAGE), dict[str, float]()
         for side in sides:
             some = rounds(side)
             ratio = paired_ratio(some, one) if figure == "decode_tok_s" else paired_ratio(one, some)
             if ratio is not None:
-                found[side] = ratio
-        if not found:
+                ratios[side] = ratio
+        if not ratios:
             return None
-        best = max(found, key=lambda s: found[s])
-        return Found(found[best], best)
+        best = max(ratios, key=lambda side: ratios[side])
+        return MeasuredRatio(ratios[best], best)
 
     return find
 
 
-def step_by_position(records: Records) -> Found | None:
-    """Time of a step at position 2000 over that at 100."""
+def step_by_position(records: Records) -> MeasuredRatio | None:
+    """Returns the ratio of the time of a step at position 2000 to that at 100."""
     for report in reports_of(records, "position"):
         near, far = (entry["itl_ms_p50"] for entry in report["gateway"])
-        return Found(far / near, f"{near:.1f} and {far:.1f} ms per step")
+        return MeasuredRatio(far / near, f"{near:.1f} and {far:.1f} ms per step")
     return None
 
 
-def seen_prefix(records: Records) -> Found | None:
-    """Time to first token of the second request with a prefix over the first's."""
+def seen_prefix(records: Records) -> MeasuredRatio | None:
+    """Returns the ratio of the second request's time to first token to the first's, both with the same prefix."""
     for report in reports_of(records, "prefix"):
         prefix = report["prefix"]
-        return Found(prefix["ratio"], f"{prefix['first_ttft_ms']:.0f} and {prefix['second_ttft_ms']:.0f} ms")
+        return MeasuredRatio(prefix["ratio"], f"{prefix['first_ttft_ms']:.0f} and {prefix['second_ttft_ms']:.0f} ms")
     return None
 
 
-def of_kv_cache(figure: str, prompt: int) -> Callable[[Records], Found | None]:
-    """A ratio of the KV cache on to off, or of later steps to early ones with it; from the part about the distributor,
-    which measures the same, where its own was not measured."""
+def of_kv_cache(figure: str, prompt: int) -> Callable[[Records], MeasuredRatio | None]:
+    """Finds a ratio of the part `kv_cache`: with the cache to without, or of late steps to early ones with it.
 
-    def find(records: Records) -> Found | None:
+    It comes from the part `distributor`, which measures the same, if `kv_cache` was not measured.
+    """
+
+    def find(records: Records) -> MeasuredRatio | None:
         for report in [*reports_of(records, "kv_cache"), *reports_of(records, "distributor")]:
             for entry in (one for one in report["kv_cache"] if one["prompt"] == prompt):
                 both = [entry[name] for name in (f"{figure}_on_ms", f"{figure}_off_ms") if name in entry]
                 times = f"{both[0]:.1f} and {both[1]:.1f} ms; " if both else ""
-                return Found(entry[figure], f"{times}2 stages, prompt of {prompt}")
+                return MeasuredRatio(entry[figure], f"{times}2 stages, prompt of {prompt}")
         return None
 
     return find
 
 
-def own_memory(part: str) -> Callable[[Records], Found | None]:
-    """RssAnon + RssShmem of the heaviest worker over its weights and its KV pages in use."""
+def own_memory(part: str) -> Callable[[Records], MeasuredRatio | None]:
+    """Finds the ratio of the heaviest worker's RssAnon + RssShmem to its weights and KV pages in use."""
 
-    def find(records: Records) -> Found | None:
+    def find(records: Records) -> MeasuredRatio | None:
         workers = [worker for report in reports_of(records, part) for worker in report["memory"]["workers"]]
         if not workers:
             return None
         worst = max(workers, key=lambda w: w["ratio"])
         own = (worst["rss_anon"] + worst["rss_shmem"]) / 1e6
         note = f"{own:.0f} MB over {worst['weights'] / 1e6:.0f} + {worst['kv'] / 1e6:.0f} MB"
-        return Found(worst["ratio"], f"{note}; peak with mapped files {worst['peak_rss'] / 1e6:.0f}")
+        return MeasuredRatio(worst["ratio"], f"{note}; peak with mapped files {worst['peak_rss'] / 1e6:.0f}")
 
     return find
 

@@ -1,4 +1,4 @@
-"""What `make bench` measures, in units of a few minutes: one side in one round of one part."""
+"""The units that `make bench` measures, each of a few minutes: one side in one round of one part."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from bench.environments import PEERS, Peer
 
 OURS, OURS_SMALL = "Blockrelay w8a8", "Blockrelay w4a8"
-#: Our sides of the part `peers`, and the precision of each.
+#: The precision of each of our sides in the part `peers`.
 OUR_PRECISIONS = {OURS: "w8a8", OURS_SMALL: "w4a8"}
 ROUNDS = 3
 NEW = 48
@@ -16,7 +16,7 @@ SIZES = "--requests 1,4,16 --prompt 128 --new 48 --rounds 1 --no-in-process"
 LONG = "--requests 1 --prompt 2048 --new 8 --rounds 1 --no-in-process"
 STAGES = "--requests 1,16 --prompt 128 --new 48 --rounds 1 --no-in-process"
 
-#: Runs of `blockrelay bench` by part and side. Those of a part with several sides take turns, in three rounds.
+#: Options of the runs of `blockrelay bench`, by part and side. The sides of a part with several take turns.
 OUR_RUNS: dict[str, dict[str, tuple[str, ...]]] = {
     "gateway": {OURS: ("--requests 1,16 --prompt 128 --new 64 --rounds 3",)},
     "stages": {
@@ -30,7 +30,7 @@ OUR_RUNS: dict[str, dict[str, tuple[str, ...]]] = {
     "memory": {OURS: ("--requests 16 --prompt 128 --new 64 --rounds 1 --memory --no-in-process",)},
     "llama8b": {OURS: ("--requests 1,4 --prompt 128 --new 32 --rounds 1 --memory --no-in-process",)},
 }
-#: Parts that a module of bench.scenarios measures, and the module.
+#: The module of bench.scenarios that measures a part.
 SCENARIOS = {"distributor": "distributor", "llama2_7b": "distributor"}
 #: Not measured unless asked for by name: checkpoints of 13 and 16 GB have to be made and converted.
 ON_DEMAND = ("llama8b", "llama2_7b")
@@ -41,35 +41,38 @@ _SHAPES = {"llama8b": "llama8b", "llama2_7b": "llama2-7b"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unit:
-    """One side in one round of a part, in one precision: runs of `blockrelay bench` with these arguments, a scenario or
-    a peer."""
+    """One side in one round of a part: it has either `runs`, a `scenario` or a `peer`."""
 
     part: str
     side: str
     round: int
     runs: tuple[str, ...] = ()
+    """Options of runs of `blockrelay bench`."""
     peer: Peer | None = None
     scenario: str = ""
+    """A module of bench.scenarios."""
     precision: str = "w8a8"
 
     @property
     def key(self) -> tuple[str, str, int]:
+        """Part, side and round, which name the unit."""
         return self.part, self.side, self.round
 
     @property
     def shape(self) -> str:
-        """The model it is measured on."""
+        """The shape of its model, a key of `bench.checkpoint.SHAPES`."""
         return _SHAPES.get(self.part, "llama1b")
 
 
 def side_of(peer: Peer, precision: str) -> str:
+    """Returns the name of a peer's side."""
     return f"{peer.title} {precision}"
 
 
 def all_units(parts: Sequence[str], *, rounds: int = ROUNDS) -> Iterator[Unit]:
-    """In the order in which they run: the sides of a part take turns, round after round.
+    """Yields all units of these parts in their order: the sides of a part take turns, round after round.
 
-    In later rounds only the contenders among the peers are measured.
+    Rounds after the first measure only the contenders among the peers.
     """
     if "peers" in parts:
         for number in range(rounds):

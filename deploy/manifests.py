@@ -1,7 +1,8 @@
-"""`python -m deploy.manifests`: write anew what deploy/k8s has from elsewhere, where kustomize cannot read it there.
+"""`python -m deploy.manifests`: writes the generated files of deploy/k8s.
 
-The alerts of deploy/prometheus, and the Redis users as values for the chart of Valkey. `--docs URL` first makes URL the
-address of the documentation in the links of the alerts.
+They are copies of what kustomize cannot read where it is: the alerts of deploy/prometheus as a PrometheusRule, and the
+Redis users as values for the chart of Valkey. `--docs URL` first makes URL the address of the documentation in the
+links of the alerts.
 """
 
 import argparse
@@ -30,23 +31,26 @@ _LINK = re.compile(r"(?<=runbook_url: )\S+(?=/runbooks/)")
 
 
 def linked(text: str, docs: str) -> str:
-    """The alerts with links to runbooks below `docs`, an address with a scheme."""
+    """Returns `text`, the alerts, with links to the runbooks below the address `docs`."""
     return _LINK.sub(lambda _: docs.rstrip("/"), text)
 
 
 def alerts() -> str:
-    """A PrometheusRule with the groups of alerts.yml."""
+    """Returns a PrometheusRule with the groups of alerts.yml."""
     return _MADE + _RULE + indent(RULES.read_text(), "  ")
 
 
 def valkey_users() -> str:
-    """Values for valkey-helm, which puts name and digest before what it calls permissions, and has the server read its
-    users in a way of its own."""
+    """Returns the users of the control Redis as values for valkey-helm.
+
+    The chart puts name and password digest before the permissions itself. It needs no user `reloader`, because it has
+    the server read its users in a way of its own.
+    """
     lines = (line.split(maxsplit=4) for line in rules("control"))
     users = {
-        name: {"permissions": rights}
-        for _, name, *more, rights in lines
-        if more and name in ROLES and name != "reloader"
+        name: {"permissions": permissions}
+        for _, name, *digest, permissions in lines
+        if digest and name in ROLES and name != "reloader"
     }
     return _MADE + yaml.safe_dump({"auth": {"aclUsers": users}}, sort_keys=False, width=10_000)
 
@@ -61,8 +65,13 @@ def _address(text: str) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m deploy.manifests", description="Write what deploy/k8s has made.")
-    parser.add_argument("--docs", metavar="URL", type=_address, help="where the pages of docs/ are served")
+    """Writes all generated files."""
+    parser = argparse.ArgumentParser(
+        prog="python -m deploy.manifests", description="Write the generated files of deploy/k8s."
+    )
+    parser.add_argument(
+        "--docs", metavar="URL", type=_address, help="Address of the pages of docs/, for the links of alerts."
+    )
     if docs := parser.parse_args(arguments).docs:
         RULES.write_text(linked(RULES.read_text(), docs))
     for path, content in FILES.items():

@@ -1,5 +1,5 @@
-"""Proof on a machine with an NVIDIA GPU: `make` builds the folder that travels, `python -m bench.gpu_kit` runs there.
+"""Tests on a machine with an NVIDIA GPU: `make gpu-kit` builds a folder, and `python -m bench.gpu_kit` runs there.
 
-What runs before the packages of the kit are there (`__main__`, `contents`, `machine`, `parts`, `report`, `vulkan`)
-needs nothing but Python.
+The modules that run before the kit's packages are installed (`__main__`, `contents`, `machine`, `parts`, `report`,
+`vulkan`) need only Python.
 """

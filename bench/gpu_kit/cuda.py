@@ -1,5 +1,8 @@
-"""A known answer of CUDA, without ONNX Runtime: a kernel compiled by NVRTC and run by the driver, and a product in
-PyTorch: `python -m bench.gpu_kit.cuda`. What cannot be imported is named in the figures."""
+"""Computes known answers on CUDA without ONNX Runtime: `python -m bench.gpu_kit.cuda`.
+
+They are a kernel compiled by NVRTC and run by the driver, and a matrix product in PyTorch. The figures name packages
+that cannot be imported.
+"""
 
 import importlib
 import sys
@@ -15,14 +18,14 @@ extern "C" __global__ void scale_add(const float *x, float *y, unsigned n) {
     if (i < n) y[i] = 3.0f * x[i] + y[i];
 }
 """
-#: Not a multiple of the threads of a block.
+#: Elements of the kernel's vectors, and threads of a block; the one is no multiple of the other.
 _COUNT, _THREADS = 10_000, 256
-#: Of a row of a product in float16, as a part of its length.
+#: The largest relative error of a row of a float16 matrix product.
 _HALF = 2e-3
 
 
 def compiled(nvrtc: Any) -> bytes:
-    """PTX of the kernel. Raises RuntimeError with NVRTC's status."""
+    """Returns the PTX of the kernel. Raises RuntimeError with NVRTC's status."""
     program = _done(nvrtc.nvrtcCreateProgram(_SOURCE, b"scale_add.cu", 0, [], []))
     _done(nvrtc.nvrtcCompileProgram(program, 0, []))
     text = b" " * int(_done(nvrtc.nvrtcGetPTXSize(program)))
@@ -31,7 +34,7 @@ def compiled(nvrtc: Any) -> bytes:
 
 
 def kernel_is_right(driver: Any, text: bytes) -> bool:
-    """Whether the device computes what the kernel says. Raises RuntimeError with the driver's status."""
+    """Returns whether the device computes the kernel's right numbers. Raises RuntimeError with the driver's status."""
     _done(driver.cuInit(0))
     context = _done(driver.cuDevicePrimaryCtxRetain(_done(driver.cuDeviceGet(0))))
     _done(driver.cuCtxSetCurrent(context))
@@ -39,21 +42,22 @@ def kernel_is_right(driver: Any, text: bytes) -> bool:
     module = _done(driver.cuModuleLoadData(code.ctypes.data))
     kernel = _done(driver.cuModuleGetFunction(module, b"scale_add"))
     x, y = np.arange(_COUNT, dtype=np.float32), np.full(_COUNT, 7, np.float32)
-    there = [_done(driver.cuMemAlloc(array.nbytes)) for array in (x, y)]
-    for pointer, array in zip(there, (x, y), strict=True):
+    buffers = [_done(driver.cuMemAlloc(array.nbytes)) for array in (x, y)]
+    for pointer, array in zip(buffers, (x, y), strict=True):
         _done(driver.cuMemcpyHtoD(pointer, array.ctypes.data, array.nbytes))
-    given = [*(np.array([int(pointer)], np.uint64) for pointer in there), np.array([_COUNT], np.uint32)]
-    addresses = np.array([one.ctypes.data for one in given], np.uint64)
+    arguments = [*(np.array([int(pointer)], np.uint64) for pointer in buffers), np.array([_COUNT], np.uint32)]
+    addresses = np.array([one.ctypes.data for one in arguments], np.uint64)
     blocks = -(-_COUNT // _THREADS)
     _done(driver.cuLaunchKernel(kernel, blocks, 1, 1, _THREADS, 1, 1, 0, 0, addresses.ctypes.data, 0))
     _done(driver.cuCtxSynchronize())
-    found = np.zeros_like(y)
-    _done(driver.cuMemcpyDtoH(found.ctypes.data, there[1], found.nbytes))
-    return bool((found == 3 * x + y).all())
+    result = np.zeros_like(y)
+    _done(driver.cuMemcpyDtoH(result.ctypes.data, buffers[1], result.nbytes))
+    return bool((result == 3 * x + y).all())
 
 
 def _done(answer: tuple[Any, ...]) -> Any:
-    """What a call of cuda-bindings gives behind its status."""
+    """Returns the first value of a call of cuda-bindings after its status. Raises RuntimeError for another status than
+    0."""
     status, *rest = answer
     if int(status):
         raise RuntimeError(str(status))
@@ -61,15 +65,16 @@ def _done(answer: tuple[Any, ...]) -> Any:
 
 
 def product_error(torch: Any) -> float:
-    """How far the worst row of a product in float16 is off, as a part of its length."""
+    """Returns the relative error of the worst row of a float16 matrix product in PyTorch."""
     random = np.random.default_rng(1)
     a, b = (random.standard_normal((512, 512)).astype(np.float16) for _ in range(2))
-    found = (torch.from_numpy(a).cuda() @ torch.from_numpy(b).cuda()).cpu().numpy().astype(np.float64)
+    result = (torch.from_numpy(a).cuda() @ torch.from_numpy(b).cuda()).cpu().numpy().astype(np.float64)
     right = a.astype(np.float64) @ b.astype(np.float64)
-    return float((np.linalg.norm(found - right, axis=1) / np.linalg.norm(right, axis=1)).max())
+    return float((np.linalg.norm(result - right, axis=1) / np.linalg.norm(right, axis=1)).max())
 
 
 def main() -> int:
+    """Computes the answers, reports the figures, and returns the exit code: 1 for a wrong answer."""
     figures: dict[str, Any] = {}
     wrong: list[str] = []
     try:

@@ -1,4 +1,4 @@
-"""Prepares a bare machine: what it lacks goes into folders of the kit's own, and nothing outside them is touched."""
+"""Prepares and describes a bare machine. What it lacks goes into temporary folders, and the machine does not change."""
 
 import ctypes
 import json
@@ -16,21 +16,21 @@ from bench.gpu_kit.contents import KERNELS, LIBRARIES, ON_THE_MACHINE, WHEELS, h
 from bench.gpu_kit.vulkan import LOADER, descriptions, nvidia_description
 
 ROOT = Path(__file__).parents[2]
-#: As `pythonpath` in pyproject.toml.
+#: The same folders as `pythonpath` in pyproject.toml.
 SOURCES = (
     "shared", "services/gateway", "services/scheduler", "services/worker", "services/converter",
     "services/converter/storyteller", "services/launcher", ".",
 )  # fmt: skip
-#: Where containers mount NVIDIA's driver.
+#: The folder where containers mount NVIDIA's driver.
 _MOUNTED = "/usr/local/nvidia/lib64"
 _KERNELS = ROOT / "services/worker/blockrelay_worker/kernels"
-#: How long a driver may take to say what it is. Seconds.
+#: Most seconds of a command that describes the machine.
 _ASK_S = 60
 SOFTWARE = "ORT_WEBGPU_EP_ALLOW_SOFTWARE_ADAPTER"
 
 
 def unusable() -> str:
-    """Why this machine cannot be prepared; empty if it can."""
+    """Says why this machine cannot be prepared; empty if it can."""
     missing = [name for name in ON_THE_MACHINE if have(name) is None]
     if missing:
         return f"{sys.executable} has no {' and no '.join(missing)}: install it, or name another Python by PYTHON"
@@ -38,23 +38,26 @@ def unusable() -> str:
 
 
 def prepare(kit: Path, work: Path, environment: dict[str, str]) -> dict[str, Any]:
-    """Put what is lacking into `work`, and into `environment` what finds it; what was done."""
+    """Installs what this machine lacks into `work`, and sets variables in `environment` so that it is found.
+
+    Returns what was done, for the report.
+    """
     site = work / "site"
     wheels = sorted(str(file) for file in (kit / WHEELS).glob("*.whl"))
-    wanted = lacking(wheels, have)
-    if wanted:
+    missing = lacking(wheels, have)
+    if missing:
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-index"]
         pip += ["--no-deps", "--no-compile", "--no-cache-dir", "--root-user-action", "ignore", "--upgrade"]
-        subprocess.run([*pip, "--target", str(site), *wanted], check=True, capture_output=True, text=True)
+        subprocess.run([*pip, "--target", str(site), *missing], check=True, capture_output=True, text=True)
     sources = [str(ROOT / folder) for folder in SOURCES]
     _prepend(environment, "PYTHONPATH", [*sources, str(site)])
     done: dict[str, Any] = {
-        "installed": [Path(wheel).name.split("-")[0] for wheel in wanted],
+        "installed": [Path(wheel).name.split("-")[0] for wheel in missing],
         "kernels": _kernels(kit),
         "libraries": _libraries(kit, work, environment),
     }
-    if found := _driver(environment):
-        done["vulkan_driver"] = found
+    if driver := _driver(environment):
+        done["vulkan_driver"] = driver
     return done
 
 
@@ -63,8 +66,10 @@ def _prepend(environment: dict[str, str], name: str, folders: list[str]) -> None
 
 
 def _kernels(kit: Path) -> str:
-    """Have kernels for this Python: those that were built here, else the kit's, which are unpacked beside the sources
-    under this Python's own suffix. Answers where they are from."""
+    """Provides kernels for this Python, and returns where they are from.
+
+    They are those built here, or else the kit's, unpacked into the checkout with the suffix of this Python.
+    """
     packed = kit / KERNELS
     if any((_KERNELS / f"_baseline{suffix}").exists() for suffix in EXTENSION_SUFFIXES):
         return "built here"
@@ -77,22 +82,23 @@ def _kernels(kit: Path) -> str:
 
 
 def _libraries(kit: Path, work: Path, environment: dict[str, str]) -> list[str]:
-    """Unpack the kit's shared libraries that the machine lacks, and have processes find them; their names."""
-    folder, taken = work / "libraries", list[str]()
+    """Unpacks the kit's shared libraries that the machine lacks, adds them to the search path, and returns their
+    names."""
+    folder, unpacked = work / "libraries", list[str]()
     if (kit / LIBRARIES).exists():
         with zipfile.ZipFile(kit / LIBRARIES) as archive:
-            taken = [name for name in archive.namelist() if not _loads(name)]
-            archive.extractall(folder, taken)
-    folders = [str(folder)] if taken else []
+            unpacked = [name for name in archive.namelist() if not _loads(name)]
+            archive.extractall(folder, unpacked)
+    folders = [str(folder)] if unpacked else []
     if Path(_MOUNTED).is_dir():
         folders.append(_MOUNTED)
     if folders:
         _prepend(environment, "LD_LIBRARY_PATH", folders)
-    return taken
+    return unpacked
 
 
 def _loads(library: str) -> bool:
-    """Whether the machine has it, or what it needs."""
+    """Returns whether the machine has a library, with all that it needs."""
     try:
         ctypes.CDLL(library)
     except OSError:
@@ -101,18 +107,24 @@ def _loads(library: str) -> bool:
 
 
 def _driver(environment: dict[str, str]) -> str:
-    """Which description Vulkan is told to take: NVIDIA's, unless the environment names one. Empty: the loader's own."""
+    """Makes Vulkan use NVIDIA's driver, unless the environment names another; returns the name of its description.
+
+    Empty: there is none, and Vulkan's loader chooses.
+    """
     if named := environment.get("VK_DRIVER_FILES", environment.get("VK_ICD_FILENAMES", "")):
         return Path(named).name
-    found = nvidia_description(descriptions())
-    if found is None:
+    description = nvidia_description(descriptions())
+    if description is None:
         return ""
-    environment["VK_DRIVER_FILES"] = str(found)
-    return found.name
+    environment["VK_DRIVER_FILES"] = str(description)
+    return description.name
 
 
 def described(environment: Mapping[str, str]) -> dict[str, Any]:
-    """Versions, NVIDIA's GPUs and what Vulkan shows, each told by a process of its own: drivers end processes."""
+    """Returns versions, NVIDIA's GPUs and Vulkan's devices.
+
+    Processes of their own find these out, because a faulty driver may crash a process.
+    """
     names = (
         "numpy", "onnx", "onnxruntime", "onnxruntime-ep-webgpu", "torch", "cuda-bindings", "nvidia-cuda-nvrtc",
         "tokenizers", "pytest",
@@ -132,24 +144,26 @@ def described(environment: Mapping[str, str]) -> dict[str, Any]:
 
 
 def find_devices(environment: dict[str, str]) -> list[dict[str, Any]]:
-    """What `blockrelay devices` finds. Where ONNX Runtime sees no GPU though Vulkan does (it looks into the system's
-    folders, which some virtual machines do not have), WebGPU is asked again by the door for drivers on CPUs, which
-    `environment` then has."""
-    found = _devices(environment)
-    if _webgpu(found) or environment.get(SOFTWARE) == "1":
-        return found
+    """Returns the devices that `blockrelay devices` finds.
+
+    ONNX Runtime may see no GPU although Vulkan does: it looks into folders of the system that some virtual machines do
+    not have. Then the variable that admits drivers on CPUs is set in `environment`, and the devices are listed again.
+    """
+    devices = _devices(environment)
+    if _webgpu(devices) or environment.get(SOFTWARE) == "1":
+        return devices
     shown = _json(environment, sys.executable, "-m", "bench.gpu_kit.vulkan") or {}
     if not any("GPU" in one["type"] for one in shown.get("devices", ())):
-        return found
+        return devices
     environment[SOFTWARE] = "1"
     return _devices(environment)
 
 
 def _devices(environment: Mapping[str, str]) -> list[dict[str, Any]]:
-    told = _json(environment, sys.executable, "-m", "blockrelay_worker.offline.devices", "--json") or {}
-    for one in told.get("devices", ()):
+    answer = _json(environment, sys.executable, "-m", "blockrelay_worker.offline.devices", "--json") or {}
+    for one in answer.get("devices", ()):
         one.pop("uuid", None)
-    return told.get("devices", [])
+    return answer.get("devices", [])
 
 
 def _webgpu(devices: list[dict[str, Any]]) -> dict[str, Any] | None:
@@ -157,6 +171,7 @@ def _webgpu(devices: list[dict[str, Any]]) -> dict[str, Any] | None:
 
 
 def _said(environment: Mapping[str, str], *command: str) -> str:
+    """Returns what a command prints, or `none: ` and the cause if it fails."""
     try:
         done = subprocess.run(
             command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=_ASK_S, check=False

@@ -1,10 +1,10 @@
-"""`make gpu-kit`: writes the folder that travels to a machine with a GPU. Needs a network.
+"""Writes the folder that is copied to a machine with a GPU (`make gpu-kit`). Needs a network.
 
     python -m bench.gpu_kit.make [build/gpu-kit]
 
-Wheels of the versions of requirements.lock for the Python of that machine, repacked with LZMA, which pip reads too; the
-kernels as they were built here, which no version of Python matters to; Vulkan's loader with what NVIDIA's driver is
-linked with, out of Debian's packages; and `run`.
+It contains wheels of the versions in requirements.lock for the Python of that machine, repacked with LZMA, which pip
+reads too; the kernels built here, which work with any version of Python; Vulkan's loader and the libraries that
+NVIDIA's driver is linked with, from Debian's packages; and the script `run`.
 """
 
 import argparse
@@ -46,36 +46,39 @@ cd "$(dirname "$0")/../.." && exec "${PYTHON:-python3}" -m bench.gpu_kit --kit b
 
 
 def needed(pins: dict[str, str]) -> list[str]:
-    """NAME==VERSION of what the roots need, by what is installed here. Raises SystemExit for what is not locked."""
-    found: set[str] = set()
-    asked: set[tuple[str, str]] = set()
+    """Returns NAME==VERSION of all packages that ROOTS need, by the metadata of the packages installed here.
 
-    def ask(name: str, extras: Sequence[str]) -> None:
+    `pins` are the versions by name. Raises SystemExit for a package without one.
+    """
+    packages: set[str] = set()
+    visited: set[tuple[str, str]] = set()
+
+    def visit(name: str, extras: Sequence[str]) -> None:
         if name in LEFT_OUT:
             return
         for extra in ("", *extras):
-            if (name, extra) in asked:
+            if (name, extra) in visited:
                 continue
-            asked.add((name, extra))
-            found.add(name)
-            if name == "onnxruntime-ep-webgpu":  # no part of `dev`; it stands beside ONNX Runtime, which is asked for
+            visited.add((name, extra))
+            packages.add(name)
+            if name == "onnxruntime-ep-webgpu":  # not installed here; it needs only ONNX Runtime, which is a root's
                 continue
             for line in distribution(name).requires or ():
-                wanted = Requirement(line)
+                requirement = Requirement(line)
                 where = {"python_version": PYTHON, "python_full_version": f"{PYTHON}.3", "extra": extra}
-                if wanted.marker is None or wanted.marker.evaluate(where):
-                    ask(canonical(wanted.name), sorted(wanted.extras))
+                if requirement.marker is None or requirement.marker.evaluate(where):
+                    visit(canonical(requirement.name), sorted(requirement.extras))
 
     for name, extras in ROOTS.items():
-        ask(name, extras)
-    found.discard("blockrelay")
-    if unlocked := sorted(found - pins.keys()):
+        visit(name, extras)
+    packages.discard("blockrelay")
+    if unlocked := sorted(packages - pins.keys()):
         raise SystemExit(f"not in requirements.lock: {', '.join(unlocked)}; run `make lock`")
-    return [f"{name}=={pins[name]}" for name in sorted(found)]
+    return [f"{name}=={pins[name]}" for name in sorted(packages)]
 
 
 def _download(into: Path, before: Path) -> None:
-    """Wheels that lie in `before` are taken from there: packing takes minutes."""
+    """Downloads and packs the wheels. Those in the folder `before` are copied, because packing takes minutes."""
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--quiet", "--disable-pip-version-check", "--no-deps"]
     target = ["--only-binary=:all:", "--implementation", "cp", "--python-version", PYTHON, "--dest", str(into)]
     platforms = [word for platform in PLATFORMS for word in ("--platform", platform)]
@@ -98,7 +101,7 @@ def _is_packed(wheel: Path) -> bool:
 
 
 def _pack(wheel: Path) -> None:
-    """The same files, smaller. What is recorded in a wheel are the files' own hashes."""
+    """Packs a wheel with LZMA. It stays valid, because a wheel records the hashes of its unpacked files."""
     smaller = wheel.with_suffix(".smaller")
     with zipfile.ZipFile(wheel) as old, zipfile.ZipFile(smaller, "w", zipfile.ZIP_LZMA) as new:
         for entry in old.infolist():
@@ -109,6 +112,7 @@ def _pack(wheel: Path) -> None:
 
 
 def _copy_kernels(into: Path) -> None:
+    """Packs the kernels that are built here. Raises SystemExit if there are none."""
     spec = find_spec("blockrelay_worker.kernels")
     assert spec is not None and spec.origin is not None
     built = sorted(Path(spec.origin).parent.glob("_*.so"))
@@ -120,7 +124,7 @@ def _copy_kernels(into: Path) -> None:
 
 
 def _get_libraries(into: Path) -> None:
-    """Out of Debian's packages, with lists of its own: it needs no rights and changes nothing here."""
+    """Packs the libraries from Debian's packages. apt gets lists of its own, so that it needs no rights here."""
     if shutil.which("apt-get") is None or shutil.which("dpkg") is None:
         print("no apt-get and dpkg here: the kit has no Vulkan loader, and the machine needs its own")
         return
@@ -135,12 +139,12 @@ def _get_libraries(into: Path) -> None:
         for package in Path(folder).glob("*.deb"):
             subprocess.run(["dpkg", "-x", package.name, "unpacked"], cwd=folder, check=True)
         with zipfile.ZipFile(into, "w", zipfile.ZIP_LZMA) as packed:
-            for library in sorted((Path(folder) / "unpacked").rglob("lib*.so.?")):  # the names that programs ask for
+            for library in sorted((Path(folder) / "unpacked").rglob("lib*.so.?")):  # the names that programs load
                 packed.writestr(library.name, library.read_bytes(), zipfile.ZIP_LZMA)
 
 
 def make(out: Path) -> None:
-    """Write the folder, whole or not at all. Raises SystemExit for one that is too large to travel."""
+    """Writes the folder, whole or not at all. Raises SystemExit if it is too large."""
     draft = out.with_name(f"{out.name}.draft")
     shutil.rmtree(draft, ignore_errors=True)
     (draft / WHEELS).mkdir(parents=True)
@@ -158,6 +162,7 @@ def make(out: Path) -> None:
 
 
 def main() -> int:
+    """Writes the folder and returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path, nargs="?", default=Path("build/gpu-kit"))
     make(parser.parse_args().out)

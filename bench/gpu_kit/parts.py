@@ -1,4 +1,4 @@
-"""The parts of a proof: what each runs, for how long at most, and what of the machine it needs."""
+"""The parts of a GPU test: the command of each, its time limit, and what it needs of the machine."""
 
 import json
 import os
@@ -16,16 +16,16 @@ from typing import Any, Literal
 from bench.gpu_kit.machine import ROOT
 from bench.gpu_kit.report import Outcome, Result, last_lines
 
-#: Seconds for everything.
+#: Seconds for all parts together.
 ALL_S = 480.0
-#: Names the file that a part writes its figures to, again with each that it has.
+#: The environment variable with the path of the file to which a part writes its figures.
 FIGURES = "GPU_KIT_FIGURES"
-#: A part that leaves with this lacks something here; the last line that it printed says what.
+#: The exit code of a part that lacks something on this machine; its last line of output says what.
 NOT_HERE = 77
-#: How much longer parts take on a driver that computes on CPUs, with small shapes.
+#: The factor for all limits with small shapes, on a driver that computes on CPUs.
 _SMALL_TIMES = 10.0
 Need = Literal["device", "webgpu", "cuda", "torch"]
-#: What is said of a need that the machine does not meet.
+#: The message for a need that the machine does not meet.
 LACKS: Mapping[Need, str] = {
     "device": "no device that can be used: see `devices` of the machine",
     "webgpu": "no device that WebGPU reaches: see `vulkan` and `devices` of the machine",
@@ -36,21 +36,26 @@ LACKS: Mapping[Need, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """`command`: arguments of Python. `figures`: its standard output is one JSON object of figures."""
+    """A part of the test, which runs in a process of its own."""
 
     name: str
     command: Sequence[str]
+    """Arguments of Python."""
     limit_s: float
     needs: tuple[Need, ...] = ()
     figures: bool = False
+    """True if its standard output is one JSON object of figures."""
 
-    def lacks(self, met: Mapping[Need, bool]) -> str:
-        """What of its needs is not met; empty if all are."""
-        return "; ".join(LACKS[need] for need in self.needs if not met[need])
+    def lacks(self, is_met: Mapping[Need, bool]) -> str:
+        """Returns the messages of its needs that are not met; empty if all are."""
+        return "; ".join(LACKS[need] for need in self.needs if not is_met[need])
 
 
 def parts(*, small: bool, float16: bool, work: Path) -> list[Part]:
-    """In order of value. Their limits, and a minute for what goes before them, make up ALL_S."""
+    """Returns all parts, the most valuable first. Their limits and a minute of preparation add up to ALL_S.
+
+    `float16`: the device has it. `work` is a folder for models.
+    """
     size = ["--small"] if small else []
     shape = str(work / "shape")
     suites = ["-m", "bench.gpu_kit.suites", *size, *(["--float16"] if float16 else [])]
@@ -90,12 +95,12 @@ def parts(*, small: bool, float16: bool, work: Path) -> list[Part]:
 
 
 def limit_of(part: Part, *, small: bool, left_s: float) -> float:
-    """How long a part may take: its own limit, and no more than is left of the whole."""
+    """Returns the seconds that a part may take: its own limit, but no more than the `left_s` of the whole."""
     return part.limit_s * _SMALL_TIMES if small else min(part.limit_s, left_s)
 
 
 def run(part: Part, limit_s: float, environment: Mapping[str, str]) -> Result:
-    """The result of a part in a process group of its own, all of which ends with it or at the limit."""
+    """Runs a part and returns its result. Its whole process group ends with it, or at the limit."""
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="gpu-kit-") as folder:
         figures, out, err = (Path(folder) / name for name in ("figures", "out", "err"))
@@ -113,21 +118,24 @@ def run(part: Part, limit_s: float, environment: Mapping[str, str]) -> Result:
             with suppress(subprocess.TimeoutExpired), _ended(process):
                 code = process.wait(limit_s)
         printed = out.read_text(errors="replace")
-        found = _object(printed) if part.figures else _object(figures.read_text() if figures.exists() else "")
-        outcome, problem = judged(code, printed, found)
+        values = _object(printed) if part.figures else _object(figures.read_text() if figures.exists() else "")
+        outcome, problem = judged(code, printed, values)
         return Result(
             part=part.name,
             outcome=outcome,
             seconds=round(time.monotonic() - began, 1),
             limit_s=round(limit_s, 1),
             problem=problem,
-            figures=found,
+            figures=values,
             said=[] if outcome == "passed" else last_lines(printed + err.read_text(errors="replace")),
         )
 
 
 def judged(code: int | None, printed: str, figures: Mapping[str, Any]) -> tuple[Outcome, str]:
-    """The outcome and the problem by an exit code, None for a part that was ended. A trial says itself what failed."""
+    """Returns the outcome of a part and its problem, by its exit code (None: it was killed) and its figures.
+
+    Figures may have `trials`, each with a `problem` if it failed.
+    """
     if code is None:
         return "too slow", "it was ended at its limit"
     if code == NOT_HERE:
@@ -142,7 +150,7 @@ def judged(code: int | None, printed: str, figures: Mapping[str, Any]) -> tuple[
 
 @contextmanager
 def _ended(process: "subprocess.Popen[bytes]") -> Iterator[None]:
-    """Nothing of the part stays behind, however it goes: systems that it has begun end too."""
+    """Kills the process group of a part at the end, with the systems that the part has started."""
     try:
         yield
     finally:
@@ -152,16 +160,17 @@ def _ended(process: "subprocess.Popen[bytes]") -> Iterator[None]:
 
 
 def _object(text: str) -> dict[str, Any]:
+    """Returns the JSON object that begins at the first brace of `text`; {} without one."""
     start = text.find("{")
     try:
-        found: Any = json.loads(text[start:]) if start >= 0 else {}
+        value: Any = json.loads(text[start:]) if start >= 0 else {}
     except ValueError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return value if isinstance(value, dict) else {}
 
 
 def tell(figures: Mapping[str, Any]) -> None:
-    """Report the figures that a part has so far; print them outside a proof."""
+    """Writes the figures that a part has so far to its file; prints them if the part runs outside of a test."""
     path = os.environ.get(FIGURES)
     if path is None:
         print(json.dumps(figures, indent=1))

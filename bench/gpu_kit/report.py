@@ -1,4 +1,4 @@
-"""The report of a proof on a GPU: one JSON object, written again after each part."""
+"""The report of a GPU test: one JSON object, written again after each part."""
 
 import json
 import os
@@ -7,18 +7,18 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-#: `not here`: the machine lacks what the part needs. `not reached`: the time was up.
+#: `not here`: the machine lacks what the part needs. `not reached`: the time was up before it began.
 Outcome = Literal["passed", "failed", "too slow", "not here", "not reached"]
-#: Raised with every change of the form.
+#: The version of the report's form.
 FORM = 1
-#: Lines and characters of what a part has printed that go into the report.
+#: Most lines of a part's output in the report, and most characters of a line.
 _LINES, _LINE = 15, 300
 _FOLDERS = re.compile(r"(?<![\w/.])/(?:[^/\s'\":]+/)+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What became of a part. `figures` are those that it had when it ended, also where it was ended."""
+    """The result of a part. It has the figures that the part had when it ended or was killed."""
 
     part: str
     outcome: Outcome
@@ -27,23 +27,27 @@ class Result:
     problem: str = ""
     figures: dict[str, Any] = field(default_factory=dict[str, Any])
     said: list[str] = field(default_factory=list[str])
-    """The end of what it printed, of one that did not pass."""
+    """The last lines that it printed, if it did not pass."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Report:
-    """`small`: with small shapes, so that a driver without a GPU can do it. `finished`: every part has its result."""
+    """The report and its file."""
 
     path: Path
     blockrelay: str
+    """The release that is tested."""
     small: bool
+    """True for small shapes, which a driver that computes on CPUs can do."""
     machine: dict[str, Any] = field(default_factory=dict[str, Any])
     results: list[Result] = field(default_factory=list[Result])
     seconds: float = 0.0
+    """Seconds so far."""
     finished: bool = False
+    """True if every part has its result."""
 
     def content(self) -> dict[str, Any]:
-        """The report as a JSON object, as it is written into its file."""
+        """Returns the JSON object of the file."""
         return {
             "report": FORM,
             "blockrelay": self.blockrelay,
@@ -55,18 +59,18 @@ class Report:
         }
 
     def write(self) -> None:
-        """Write the report in place of the one before, whole or not at all."""
+        """Writes the file in place of the one before, whole or not at all."""
         draft = self.path.with_name(f"{self.path.name}.draft")
         draft.write_text(json.dumps(self.content(), indent=1) + "\n")
         os.replace(draft, self.path)
 
 
 def exit_code(results: list[Result]) -> int:
-    """0 if nothing failed and nothing was too slow; what a machine does not have is no failure."""
+    """Returns 1 if a part failed, was too slow or was not reached, else 0; a part that is `not here` is no failure."""
     return int(any(result.outcome in ("failed", "too slow", "not reached") for result in results))
 
 
 def last_lines(text: str) -> list[str]:
-    """The end of what a part printed, without folders."""
+    """Returns the last lines that a part printed, without folders in paths."""
     lines = [line for line in text.splitlines() if line.strip()][-_LINES:]
     return [_FOLDERS.sub("", line)[:_LINE] for line in lines]

@@ -1,4 +1,4 @@
-"""Makes a model of the 1.1B shape with random weights, in seconds: `python -m bench.gpu_kit.shape OUT [--small]`."""
+"""Makes a 1.1B block folder with random weights, in seconds: `python -m bench.gpu_kit.shape OUT [--small]`."""
 
 import argparse
 import shutil
@@ -14,6 +14,7 @@ SHAPE, SMALL = "llama1b", "tiny"
 
 
 def main() -> int:
+    """Makes the block folder, reports its figures, and returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("--small", action="store_true")

@@ -1,8 +1,8 @@
-"""What a device makes of a model: tokens per second, times of steps and of hand-overs: `python -m bench.gpu_kit.speed
-FOLDER [--device webgpu:0] [--small]`.
+"""Measures a model on a device: tokens per second, and times of steps and of hand-overs between stages.
 
-In this process, as the process of a device does it: ids of greedy tokens come down, nothing else. A hand-over is what a
-border between two stages costs: rows come down and go up again, and go from one process to the next.
+`python -m bench.gpu_kit.speed FOLDER [--device webgpu:0] [--small]` computes in this process as the process of a device
+does: only the ids of greedy tokens come back from the device. A hand-over is what a border between two stages costs:
+hidden states come from the device, go from one process to the next, and go to the device again.
 """
 
 import argparse
@@ -29,21 +29,23 @@ from blockrelay_worker.execution.page_layout import pages_for
 from blockrelay_worker.execution.process.executors import DeviceExecutors
 from blockrelay_worker.execution.selection import Largest, Need
 
-#: Requests at once, and rows of one prompt.
+#: Numbers of requests at once, and lengths of prompts in tokens.
 REQUESTS, PROMPTS = (1, 16), (64, 512)
-#: Tokens of each request's prompt, new ones, and the first of these, which are not timed.
+#: Tokens of each request's prompt, new tokens, and how many of the first new tokens are not timed.
 PROMPT, NEW, WARM = 64, 96, 8
 SMALL_PROMPTS, SMALL_NEW = (8, 40), 12
-#: How often a prompt or a page is timed behind the first.
+#: How often a prompt or a page is timed after the first time.
 TIMES = 5
 
 
 @dataclass(slots=True)
 class Request:
-    """Greedy: `tokens`, prompt first, of which all but the last have been computed into `pages`."""
+    """A greedy request."""
 
     pages: list[int]
+    """Its KV pages."""
     tokens: list[int] = field(default_factory=list[int])
+    """Its tokens, the prompt first; KV pages have all but the last one."""
 
 
 def _segment(request: Request) -> Segment:
@@ -51,7 +53,7 @@ def _segment(request: Request) -> Segment:
 
 
 def token_of(output: StageOutput, index: int) -> int:
-    """The largest logit's id, whichever way the executor gives rows."""
+    """Returns the token id of the largest logit of a row, in either form in which executors give logits."""
     rows = output.logits if output.rows is None else output.rows
     assert rows is not None
     row = rows[index]
@@ -67,21 +69,21 @@ def _run(executor: Executor, segments: Sequence[Segment], tokens: Sequence[int])
 
 
 def decoding(executor: Executor, requests: int, new: int, vocabulary: int) -> dict[str, Any]:
-    """Tokens per second of so many greedy requests at once, and the median time of a step."""
+    """Measures `requests` greedy requests at once: tokens per second, and milliseconds of the median and first step."""
     random = np.random.default_rng(requests)
-    all_of_them = [Request(executor.pool.allocate(pages_for(PROMPT + new))) for _ in range(requests)]
-    for one in all_of_them:
+    every = [Request(executor.pool.allocate(pages_for(PROMPT + new))) for _ in range(requests)]
+    for one in every:
         one.tokens = random.integers(3, vocabulary, PROMPT).tolist()
         prompt = Segment(rows=PROMPT, first_position=0, pages=one.pages)
         one.tokens.append(token_of(_run(executor, [prompt], one.tokens), 0))
     times: list[float] = []
     for _ in range(new - 1):
         began = time.perf_counter()
-        output = _run(executor, [_segment(one) for one in all_of_them], [one.tokens[-1] for one in all_of_them])
-        for index, one in enumerate(all_of_them):
+        output = _run(executor, [_segment(one) for one in every], [one.tokens[-1] for one in every])
+        for index, one in enumerate(every):
             one.tokens.append(token_of(output, index))
         times.append(time.perf_counter() - began)
-    for one in all_of_them:
+    for one in every:
         executor.pool.free(one.pages)
     timed = times[min(WARM, len(times) // 2) :]
     return {
@@ -92,7 +94,7 @@ def decoding(executor: Executor, requests: int, new: int, vocabulary: int) -> di
 
 
 def _median_of(run: Callable[[], object]) -> tuple[float, float]:
-    """Seconds of the first time, and the median of those behind it."""
+    """Calls `run` repeatedly; returns the seconds of the first call, and the median of the later ones."""
     times: list[float] = []
     for _ in range(TIMES + 1):
         began = time.perf_counter()
@@ -102,7 +104,7 @@ def _median_of(run: Callable[[], object]) -> tuple[float, float]:
 
 
 def prompt(executor: Executor, rows: int, vocabulary: int) -> dict[str, float]:
-    """Milliseconds of a prompt of so many rows, the first time and later."""
+    """Measures a prompt of `rows` tokens: milliseconds the first time and later, and tokens per second."""
     pages = executor.pool.allocate(pages_for(rows))
     tokens = np.random.default_rng(rows).integers(3, vocabulary, rows).tolist()
     segment = Segment(rows=rows, first_position=0, pages=pages)
@@ -112,7 +114,10 @@ def prompt(executor: Executor, rows: int, vocabulary: int) -> dict[str, float]:
 
 
 def hand_over(executors: OnnxExecutors, folder: BlockFolder, whole: Executor) -> dict[str, Any]:
-    """What a border in the middle costs one row: the two halves against the whole, and the way between processes."""
+    """Measures what a border in the middle of the model costs one token.
+
+    Milliseconds of a step in two halves and in one, of the way between two processes, and of a KV page from the device.
+    """
     middle, last = folder.model.blocks // 2, folder.model.blocks
     halves = [executors.load(folder, *part, pages=16) for part in ((1, middle), (middle + 1, last))]
     segment = Segment(rows=1, first_position=0, pages=[0])
@@ -139,7 +144,8 @@ def hand_over(executors: OnnxExecutors, folder: BlockFolder, whole: Executor) ->
 
 
 def in_a_process(device: str) -> dict[str, float]:
-    """A step of the bundled model on a device that has its own process, and the part of it that is the way there."""
+    """Measures a step of the bundled model on a device with a process of its own: all milliseconds, and those of the
+    way to that process and back."""
     folder = open_block_folder(BUNDLED_MODEL)
     executors = DeviceExecutors(device, folder, python=sys.executable, limit_s=60)
     try:
@@ -157,6 +163,7 @@ def _ms(seconds: float) -> float:
 
 
 def main() -> int:
+    """Measures everything, reports the figures after each measurement, and returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--device", default="webgpu:0")

@@ -1,7 +1,7 @@
-"""The tests of WebGPU's executors, pointed at the device that is here: `python -m bench.gpu_kit.suites [--float16]`.
+"""Runs the tests of the WebGPU executor on this machine's device: `python -m bench.gpu_kit.suites [--float16]`.
 
-`--story`: a system of CPU and GPU stages instead, whose device is killed in the middle of answers, all of them compared
-(tests/stories/test_source.py). Figures name what failed, and how many passed, as they come.
+`--story` runs instead a system of CPU and GPU stages whose device is killed during answers, and compares all answers
+(tests/stories/test_source.py). The figures are reported after each test: how many passed, and which failed.
 """
 
 import argparse
@@ -17,25 +17,27 @@ from bench.gpu_kit.machine import ROOT
 from bench.gpu_kit.parts import NOT_HERE, tell
 
 EXECUTORS, STORY = "tests/unit/worker/execution", "tests/stories/test_source.py"
-#: What SwiftShader does in minutes.
+#: Tests that take SwiftShader, a driver that computes on CPUs, only minutes.
 SMALL = (f"{EXECUTORS}/test_every_executor.py", f"{EXECUTORS}/onnx/test_selection.py")
-#: A machine may have any plug-in of pytest: these alone are taken.
+#: The only plug-ins of pytest that are loaded, whichever the machine has.
 PLUGINS = ("xdist.plugin", "pytest_timeout", "pytest_asyncio.plugin")
-#: Processes of tests on one device, and lines of what a failed one says.
+#: Most processes of tests on one device, and most lines of a failure in the figures.
 _PROCESSES, _LINES = 6, 6
 
 
 @dataclass(slots=True)
 class Outcomes:
-    """A plug-in of pytest that tells of each test as it ends."""
+    """A plug-in of pytest that counts outcomes, and reports the figures after each test."""
 
     counts: Counter[str] = field(default_factory=Counter[str])
     failed: dict[str, str] = field(default_factory=dict[str, str])
 
     def figures(self) -> dict[str, Any]:
+        """Returns the counts of outcomes, and the end of each failure by test."""
         return {**{name: self.counts[name] for name in ("passed", "failed", "skipped")}, "failures": self.failed}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Counts an outcome; pytest calls it."""
         if report.failed:
             self.counts["failed"] += report.nodeid not in self.failed
             self.failed[report.nodeid] = "\n".join(report.longreprtext.splitlines()[-_LINES:])
@@ -45,7 +47,7 @@ class Outcomes:
 
 
 def arguments(*, story: bool, small: bool, float16: bool) -> list[str]:
-    """The arguments of pytest for the suites that a GPU can run."""
+    """Returns the arguments of pytest for the suites that a GPU can run."""
     marked = "software_gpu and not driver_on_cpu" + ("" if float16 else " and not float16")
     chosen = [STORY] if story else [*SMALL, "-k", "fp32 or selection"] if small else [EXECUTORS]
     spread = [] if story or small else ["-n", str(min(_PROCESSES, os.cpu_count() or 1)), "--dist", "loadfile"]
@@ -54,6 +56,7 @@ def arguments(*, story: bool, small: bool, float16: bool) -> list[str]:
 
 
 def main() -> int:
+    """Runs the tests and returns pytest's exit code; NOT_HERE without a checkout's tests."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name in ("story", "small", "float16"):
         parser.add_argument(f"--{name}", action="store_true")

@@ -1,8 +1,8 @@
-"""PyTorch in eager mode at the same shape, to compare with: `python -m bench.gpu_kit.torch_llama FOLDER [--small]`.
+"""Measures PyTorch in eager mode at the same shape: `python -m bench.gpu_kit.torch_llama FOLDER [--small]`.
 
-A Llama with nothing but what the shape needs: float16 on CUDA (float32 without it), a KV cache whose room is taken
-before, greedy. Weights are drawn on the device; speed does not depend on what they are. Of FOLDER only the shape's
-name is used, which is that of `bench.gpu_kit.shape`.
+The model is a minimal Llama: float16 on CUDA (float32 without it), a KV cache that is allocated in advance, greedy.
+Weights are drawn on the device; speed does not depend on their values. FOLDER is ignored: the shape is that of
+`bench.gpu_kit.shape`.
 """
 
 import argparse
@@ -22,7 +22,7 @@ EPSILON, THETA = 1e-6, 500000.0
 
 @dataclass
 class Llama:
-    """Weights by name, and what the shape says."""
+    """A Llama of a shape of `bench.checkpoint` with random weights."""
 
     torch: Any
     shape: str
@@ -49,6 +49,7 @@ class Llama:
         ]  # fmt: skip
 
     def cache(self, requests: int, room: int) -> list[tuple[Any, Any]]:
+        """Allocates keys and values of each layer, [requests, KV heads, room, head size], for `room` tokens."""
         shape = (requests, self.kv_heads, room, self.head_dim)
         zeros = self.torch.zeros
         return [
@@ -57,7 +58,10 @@ class Llama:
         ]
 
     def next(self, tokens: Any, past: int, cache: list[tuple[Any, Any]]) -> Any:
-        """Tokens [requests, rows] behind `past` positions; the next token of each request, [requests, 1]."""
+        """Computes `tokens` [requests, rows] at the positions from `past` on, and appends their keys and values.
+
+        Returns the next token of each request, [requests, 1].
+        """
         functional, rows = self.torch.nn.functional, tokens.shape[1]
         x = self.embedding[tokens]
         cos, sin = self._rotation(past, rows)
@@ -98,7 +102,7 @@ class Llama:
 
 
 def decoding(model: Llama, requests: int, new: int) -> dict[str, float]:
-    """Tokens per second of so many greedy requests at once, and the median time of a step."""
+    """Measures `requests` greedy requests at once: tokens per second, and milliseconds of the median step."""
     torch = model.torch
 
     def settled() -> float:
@@ -114,13 +118,14 @@ def decoding(model: Llama, requests: int, new: int) -> dict[str, float]:
         for number in range(new - 1):
             began = settled()
             token = model.next(token, PROMPT + number, cache)
-            token.tolist()  # a server has to have it
+            token.tolist()  # a server needs the tokens on the CPU, too
             times.append(settled() - began)
     timed = times[min(WARM, len(times) // 2) :]
     return {"tok_s": round(requests * len(timed) / sum(timed), 1), "step_ms": round(median(timed) * 1000, 3)}
 
 
 def main() -> int:
+    """Measures, reports the figures, and returns the exit code: NOT_HERE without PyTorch or a GPU."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder")
     parser.add_argument("--small", action="store_true")

@@ -1,4 +1,4 @@
-"""What Vulkan shows of this machine, asked of its loader: `python -m bench.gpu_kit.vulkan` prints it as JSON."""
+"""Lists the devices that Vulkan shows: `python -m bench.gpu_kit.vulkan` prints them as JSON."""
 
 import ctypes
 import json
@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-#: Where packages and containers put the descriptions of drivers.
+#: Folders into which packages and containers put the descriptions of drivers.
 FOLDERS = (
     "/usr/share/vulkan/icd.d",
     "/etc/vulkan/icd.d",
@@ -17,38 +17,41 @@ FOLDERS = (
 )
 LOADER = "libvulkan.so.1"
 _TYPES = ("other", "integrated GPU", "discrete GPU", "virtual GPU", "CPU")
-#: Of VkPhysicalDeviceProperties: apiVersion, driverVersion, vendorID, deviceID, deviceType, deviceName.
+#: The start of VkPhysicalDeviceProperties: apiVersion, driverVersion, vendorID, deviceID, deviceType, deviceName.
 _PROPERTIES = struct.Struct("<5I256s")
-#: The whole structure has 824 bytes.
+#: Bytes for the whole structure, which has 824.
 _ROOM = 4096
 
 
 def descriptions(folders: Iterable[str] = FOLDERS) -> list[Path]:
-    """The description files of Vulkan drivers, in the order of the folders."""
+    """Returns the description files of Vulkan drivers, in the order of the folders."""
     return [file for folder in folders for file in sorted(Path(folder).glob("*.json"))]
 
 
-def nvidia_description(found: Iterable[Path]) -> Path | None:
-    """The description of NVIDIA's driver among those found."""
-    return next((file for file in found if "nvidia" in file.name.lower()), None)
+def nvidia_description(files: Iterable[Path]) -> Path | None:
+    """Returns the description of NVIDIA's driver among these files; None without one."""
+    return next((file for file in files if "nvidia" in file.name.lower()), None)
 
 
 def devices() -> list[dict[str, Any]]:
-    """Physical devices: name, type and versions. Raises OSError without a loader, RuntimeError with its status."""
+    """Returns the physical devices with name, type and versions.
+
+    Raises OSError without a loader, and RuntimeError with the status of a call that fails.
+    """
     loader = ctypes.CDLL(LOADER)
     # VkInstanceCreateInfo with nothing but its type: sType, pNext, flags, pApplicationInfo, two counts and names.
-    wanted = struct.pack("@iPIPIPIP", 1, 0, 0, 0, 0, 0, 0, 0)
+    create_info = struct.pack("@iPIPIPIP", 1, 0, 0, 0, 0, 0, 0, 0)
     instance, count = ctypes.c_void_p(), ctypes.c_uint32()
-    _succeed("vkCreateInstance", loader.vkCreateInstance(wanted, None, ctypes.byref(instance)))
+    _succeed("vkCreateInstance", loader.vkCreateInstance(create_info, None, ctypes.byref(instance)))
     _succeed("vkEnumeratePhysicalDevices", loader.vkEnumeratePhysicalDevices(instance, ctypes.byref(count), None))
     handles = (ctypes.c_void_p * count.value)()
     _succeed("vkEnumeratePhysicalDevices", loader.vkEnumeratePhysicalDevices(instance, ctypes.byref(count), handles))
-    found: list[dict[str, Any]] = []
+    shown: list[dict[str, Any]] = []
     for handle in handles:
-        told = ctypes.create_string_buffer(_ROOM)
-        loader.vkGetPhysicalDeviceProperties(ctypes.c_void_p(handle), told)
-        api, driver, vendor, device, kind, name = _PROPERTIES.unpack_from(told)
-        found.append(
+        properties = ctypes.create_string_buffer(_ROOM)
+        loader.vkGetPhysicalDeviceProperties(ctypes.c_void_p(handle), properties)
+        api, driver, vendor, device, kind, name = _PROPERTIES.unpack_from(properties)
+        shown.append(
             {
                 "name": name.split(b"\0")[0].decode(errors="replace"),
                 "type": _TYPES[kind] if kind < len(_TYPES) else str(kind),
@@ -57,7 +60,7 @@ def devices() -> list[dict[str, Any]]:
                 "id": f"{vendor:04x}:{device:04x}",
             }
         )
-    return found
+    return shown
 
 
 def _succeed(call: str, status: int) -> None:
@@ -66,6 +69,7 @@ def _succeed(call: str, status: int) -> None:
 
 
 def main() -> int:
+    """Prints the devices, or the problem, as one JSON object; returns 0."""
     try:
         print(json.dumps({"devices": devices(), "problem": ""}))
     except (OSError, RuntimeError, AttributeError) as error:

@@ -1,9 +1,9 @@
-"""What every peer's script has in common. It runs in the peer's own environment: only NumPy is at hand here.
+"""Options, measurements and output that all peers' scripts share. It runs in a peer's environment, with NumPy only.
 
 A script is called with CHECKPOINT WORK and options, converts the checkpoint into WORK if that has not been done, and
 prints one JSON object per case: precision, requests, prompt, prefill_ms (until every request has its first token) and
-decode_tok_s (tokens after the first ones over the time from there to the end, all requests together); an error in place
-of both where the times make no such figure.
+decode_tok_s (tokens after the first ones over the time from there to the end, all requests together). Where the times
+give no such figures the object has an error instead.
 """
 
 import argparse
@@ -19,12 +19,14 @@ import numpy as np
 
 #: New tokens of the unmeasured round before each measured one.
 WARM_UP_NEW = 2
-#: Pairs of runs, for one token and for all, where a peer does not tell when its first tokens come.
+#: Pairs of runs, for one token and for all, of a peer that does not report when its first tokens come.
 TURNS = 3
 
 
 @dataclass(frozen=True)
 class Options:
+    """The options of a script."""
+
     checkpoint: Path
     work: Path
     cases: tuple[tuple[int, int, int], ...]  # (requests, prompt, new)
@@ -34,7 +36,7 @@ class Options:
 
 
 def read_options(precisions: tuple[str, ...]) -> Options:
-    """The command line. `precisions` are those that the peer has, and the default."""
+    """Parses the command line. `precisions` are those that the peer has, and the default."""
     parser = argparse.ArgumentParser()
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("work", type=Path)
@@ -50,14 +52,14 @@ def read_options(precisions: tuple[str, ...]) -> Options:
 
 
 def prompts(requests: int, length: int) -> np.ndarray:
-    """Random token ids [requests, length], new ones every time, so that no cache helps."""
+    """Returns random token ids [requests, length], different at every call, so that no cache helps."""
     return np.random.default_rng().integers(10, 6000, (requests, length))
 
 
 def measure(options: Options, precision: str, run: Callable[[int, int, int], Iterator[None]]) -> None:
-    """Time every case, after an unmeasured round of it.
+    """Times every case, after an unmeasured round of it, and prints the figures.
 
-    `run(requests, prompt, new)` yields when every request has its first token and again when all are at their end.
+    `run(requests, prompt, new)` yields when every request has its first token, and again when all have ended.
     """
     for requests, prompt, new in options.cases:
         times = []
@@ -68,10 +70,10 @@ def measure(options: Options, precision: str, run: Callable[[int, int, int], Ite
 
 
 def measure_whole(options: Options, precision: str, seconds: Callable[[int, int, int], float]) -> None:
-    """The same for a peer that only tells how long a whole run took: `seconds(requests, prompt, new)`.
+    """Times every case of a peer that reports only the seconds of a whole run: `seconds(requests, prompt, new)`.
 
-    A run for one token is taken off a run for all. The two read prompts of their own, and of a long prompt the reading
-    varies by more than a few tokens take, so they take turns and the median of the differences counts.
+    The time of a run for one token is subtracted from that of a run for all. The time to compute a long prompt varies
+    by more than a few tokens take, so the two runs take turns, and the median of the differences counts.
     """
     for case in options.cases:
         requests, prompt, new = case
@@ -82,6 +84,7 @@ def measure_whole(options: Options, precision: str, seconds: Callable[[int, int,
 
 
 def say(precision: str, case: tuple[int, int, int], prefill_s: float, decode_s: float) -> None:
+    """Prints the figures of a case as one JSON object."""
     requests, prompt, new = case
     figure = {"precision": precision, "requests": requests, "prompt": prompt}
     if prefill_s > 0 and decode_s > 0:

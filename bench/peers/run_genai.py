@@ -1,4 +1,4 @@
-"""onnxruntime-genai: int4 weights, static batches."""
+"""Measures onnxruntime-genai: int4 weights, static batches."""
 
 import json
 import subprocess
@@ -10,6 +10,7 @@ from protocol import measure, prompts, read_options
 
 
 def main() -> None:
+    """Converts the checkpoint if needed, and prints the figures."""
     options = read_options(("int4",))
     for precision in options.precisions:
         folder = options.work / f"genai-{precision}"

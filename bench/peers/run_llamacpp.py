@@ -1,4 +1,4 @@
-"""llama.cpp through its Python binding: one batch of sequences that decode in step, as its server does with slots."""
+"""Measures llama.cpp through its Python binding: a batch of sequences that decode together, like its server's slots."""
 
 import ctypes
 import json
@@ -25,6 +25,7 @@ TOP = {
 
 
 def main() -> None:
+    """Converts the checkpoint if needed, and prints the figures."""
     options = read_options(tuple(KINDS))
     for precision in options.precisions:
         path = options.work / f"llamacpp-{precision}.gguf"
@@ -42,7 +43,7 @@ def main() -> None:
 
 
 class Context:
-    """A loaded model and room for `tokens` tokens of `requests` sequences."""
+    """A loaded model with room for `tokens` tokens of `requests` sequences."""
 
     def __init__(self, path: Path, *, requests: int, tokens: int, threads: int) -> None:
         llama_cpp.llama_backend_init()
@@ -62,11 +63,13 @@ class Context:
         self._batch = llama_cpp.llama_batch_init(BATCH, 0, 1)
 
     def close(self) -> None:
+        """Frees the model and its context."""
         llama_cpp.llama_batch_free(self._batch)
         llama_cpp.llama_free(self._context)
         llama_cpp.llama_model_free(self._model)
 
     def run(self, requests, prompt, new):
+        """Runs a case; yields after the first tokens, and at the end (see `protocol.measure`)."""
         llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self._context), True)
         ids = prompts(requests, prompt)
         rows = [(int(ids[s, p]), p, s, p == prompt - 1) for s in range(requests) for p in range(prompt)]
@@ -79,7 +82,10 @@ class Context:
         yield
 
     def _decode(self, rows, last):
-        """Compute rows (token, position, sequence, wanted); the likeliest next token of each sequence."""
+        """Computes rows of (token, position, sequence, whether its logits are wanted).
+
+        Returns the most likely next token of each sequence; `last` where none was wanted.
+        """
         batch = self._batch
         batch.n_tokens = len(rows)
         for i, (token, position, sequence, wanted) in enumerate(rows):
@@ -96,9 +102,9 @@ class Context:
 
 
 def convert(checkpoint: Path, path: Path, kind: str) -> None:
-    """The checkpoint as a GGUF file without a vocabulary; matrices quantised as `kind`."""
+    """Writes the checkpoint as a GGUF file without a vocabulary, with matrices quantised as `kind`."""
     config = json.loads((checkpoint / "config.json").read_text())
-    rope = config.get("rope_parameters") or config  # transformers 5 writes it apart
+    rope = config.get("rope_parameters") or config  # transformers 5 has an object of its own for it
     quant = getattr(gguf.GGMLQuantizationType, kind)
     writer = gguf.GGUFWriter(str(path), "llama")
     writer.add_context_length(config["max_position_embeddings"])
@@ -123,6 +129,7 @@ def convert(checkpoint: Path, path: Path, kind: str) -> None:
 
 
 def add(writer, name, tensor, config, quant) -> None:
+    """Adds a tensor of the checkpoint to the GGUF file under the name that llama.cpp has for it."""
     target = TOP.get(name)
     if target is None:
         _, _, layer, rest = name.split(".", 3)

@@ -1,4 +1,4 @@
-"""OpenVINO GenAI: continuous batching, weights of 8 or 4 bit."""
+"""Measures OpenVINO GenAI: continuous batching, weights of 8 or 4 bits."""
 
 import os
 import subprocess
@@ -16,6 +16,7 @@ KV_GIB = 4
 
 
 def main() -> None:
+    """Converts the checkpoint if needed, and prints the figures."""
     options = read_options(("int4", "int8"))
     for precision in options.precisions:
         folder = options.work / f"openvino-{precision}"
@@ -36,10 +37,11 @@ def main() -> None:
             pipeline.generate(ids, [config] * requests)
             return time.perf_counter() - started
 
-        measure_whole(options, precision, seconds)  # its batches end when all requests have ended
+        measure_whole(options, precision, seconds)  # it returns only when all requests of a batch have ended
 
 
 def convert(checkpoint: Path, folder: Path, precision: str) -> None:
+    """Converts the checkpoint with optimum-cli."""
     draft = folder.with_suffix(".draft")
     command = [str(Path(sys.executable).with_name("optimum-cli")), "export", "openvino", "--model", str(checkpoint)]
     subprocess.run(

@@ -1,4 +1,4 @@
-"""vLLM on the CPU: continuous batching, bfloat16 weights."""
+"""Measures vLLM on the CPU: continuous batching, bfloat16 weights."""
 
 import os
 import time
@@ -9,6 +9,7 @@ KV_GIB = 2
 
 
 def main() -> None:
+    """Prints the figures."""
     options = read_options(("bf16",))
     if options.convert_only:
         return

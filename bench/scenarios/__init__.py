@@ -1,1 +1,1 @@
-"""One question each: overload, recovery, a killed gateway, what finished requests take."""
+"""Scenarios, each of which measures one thing: overload, recovery, a killed gateway, the memory of ended requests."""

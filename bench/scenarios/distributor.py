@@ -1,21 +1,21 @@
-"""What the Llama distributor published, measured here: `python -m bench.scenarios.distributor --model DIR [--json]`.
+"""Measures the Llama distributor's published figures here: `python -m bench.scenarios.distributor --model DIR`.
 
-One model in two parts, each a worker of its own. Printed, or with `--json` as one object, are
+The model is in two parts, each a worker of its own. Printed, or with `--json` as one object, are
 
-    load_s       the whole model, read and laid out for the kernels, every block checked by its known answer
-    split_s      what each block costs and which part gets it
-    weights_s    both parts read and laid out, one after the other
-    init_s       every block of both parts gives its known answer
-    hop_s        one row from a worker to the next: encoded, through shared memory, the other process woken, decoded
-    same         20 tokens and the log probabilities of the five best of each: the same bits in two parts as in one
-    copy_s       bringing a row to the next part where both are in one process (`blockrelay generate --explain`)
-    requests     how many were sent through the gateway; one that fails ends the measurement
-    gateway, kv_cache, memory and the like, as `blockrelay bench` reports them: times with the KV cache and without,
+    load_s       seconds to read the whole model, lay it out for the kernels, and check every block's known answer
+    split_s      seconds to compute the cost of each block and which part gets it
+    weights_s    seconds to read and lay out both parts, one after the other
+    init_s       seconds to check the known answers of all blocks of both parts
+    hop_s        seconds of one token from a worker to the next: encoded, through shared memory, decoded
+    same         whether 20 tokens and the log probabilities of the five best of each have the same bits in two parts
+    copy_s       seconds to bring a token to the next part within one process (`blockrelay generate --explain`)
+    requests     requests that were sent through the gateway; one that fails ends the measurement
+    gateway, kv_cache, memory and others as `blockrelay bench` reports them: times with the KV cache and without,
                  memory of each part
 
 `make bench ARGS="--only distributor"` writes the table of docs/benchmarks.md from it. A model of Llama-2-7B's own shape
-is measured on demand: `make bench ARGS="--only llama2_7b"`. Files are in the page cache: what a disk takes is no figure
-of ours. Figures are never asserted.
+is measured on demand: `make bench ARGS="--only llama2_7b"`. Files are in the page cache, so that no disk is measured.
+Figures are never asserted.
 """
 
 import argparse
@@ -40,16 +40,17 @@ from blockrelay_worker.execution.self_test import first_mismatch, fixed_tokens
 from blockrelay_worker.kernels import load_kernels
 
 PARTS, NEW, ROUNDS, PROMPT = 2, 20, 3, 64
-#: As the distributor's: 50 tokens.
+#: Tokens of a long answer, the same as in the distributor's measurement.
 LONG_NEW = 50
 BENCH = f"--requests 1 --prompt {PROMPT} --new {LONG_NEW} --rounds {ROUNDS} --stages {PARTS}"
 BENCH_RUN = f"{BENCH} --kv-cache --memory --no-in-process"
-#: One of `bench` itself and five of `--kv-cache` in each round and the one before it, and one while it weighs.
+#: The number of requests: in each round, and in the one before them, one of `bench` and five of `--kv-cache`; and one
+#: while memory is measured.
 REQUESTS = (ROUNDS + 1) * 6 + 1
 
 
 def loading(model: Path) -> dict[str, float]:
-    """Seconds of loading, splitting and preparing both parts, in this process."""
+    """Measures the seconds of loading, splitting and preparing both parts in this process."""
     began = time.perf_counter()
     folder = open_block_folder(model)
     pages, threads = pages_for(PROMPT + LONG_NEW), cores()
@@ -77,10 +78,10 @@ def loading(model: Path) -> dict[str, float]:
 
 
 def measure(model: Path) -> dict[str, Any]:
-    """All figures. Raises CalledProcessError when a command that measures fails."""
-    told = open_block_folder(model, blocks=[])
+    """Measures and returns all figures. Raises CalledProcessError when a command that measures fails."""
+    folder = open_block_folder(model, blocks=[])
     loaded: dict[str, float] = json.loads(_output("-m", "bench.scenarios.distributor", "--model", str(model), "--load"))
-    ids = ",".join(map(str, fixed_tokens(told.model, PROMPT).tolist()))
+    ids = ",".join(map(str, fixed_tokens(folder.model, PROMPT).tolist()))
     one, parted = (_generated(model, ids, stages) for stages in (1, PARTS))
     through = ["-m", "blockrelay_launcher", "bench", "--json", "--model", str(model), *BENCH_RUN.split()]
     bench = json.loads(_output("-P", *through))
@@ -91,7 +92,7 @@ def measure(model: Path) -> dict[str, Any]:
         "parts": PARTS,
         "threads": cores(),
         **loaded,
-        "hop_s": one_way_s(told.model.hidden_size),
+        "hop_s": one_way_s(folder.model.hidden_size),
         "copy_s": totals["state_transfer_s"] / totals["inferences"] / (PARTS - 1),
         "same": (one["tokens"], one["logprobs"]) == (parted["tokens"], parted["logprobs"]),
         "requests": REQUESTS,
@@ -104,24 +105,25 @@ def _generated(model: Path, ids: str, stages: int) -> dict[str, Any]:
 
 
 def _output(*arguments: str) -> str:
-    """What a Python with these arguments prints."""
+    """Returns what Python prints when it runs with these arguments."""
     return subprocess.run([sys.executable, *arguments], stdout=subprocess.PIPE, text=True, check=True).stdout
 
 
 def main(arguments: list[str] | None = None) -> int:
+    """Measures, prints the figures, and returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, default=BUNDLED_MODEL, help="block folder; default: the bundled model")
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--load", action="store_true", help="only load and split, in a process of its own")
+    parser.add_argument("--load", action="store_true", help="only load and split")
     chosen = parser.parse_args(arguments)
     if chosen.load:
         print(json.dumps(loading(chosen.model)))
         return 0
-    found = measure(chosen.model)
+    figures = measure(chosen.model)
     if chosen.json:
-        print(json.dumps(found))
+        print(json.dumps(figures))
     else:
-        print(plain(found))
+        print(plain(figures))
     return 0
 
 

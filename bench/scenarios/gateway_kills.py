@@ -1,8 +1,8 @@
-"""How long a client waits when its gateway dies: `python -m bench.scenarios.gateway_kills --model DIR`.
+"""Measures how long a client waits when its gateway dies: `python -m bench.scenarios.gateway_kills --model DIR`.
 
-A system of its own with two gateways. One stream at a time through the resuming client; in the middle of it the gateway
-that serves it is killed (kill -9), and the client goes on at the other. Measured from the kill to the first event after
-the cut. Every stream is also checked: each position once, in order, and the same tokens as the first run of its body.
+It starts a system with two gateways, and sends one stream at a time through the resuming client. In the middle of each
+the gateway that serves it is killed (kill -9), and the client goes on at the other. The wait is from the kill to the
+first event after it. Every stream must have each position once, in order, and the same tokens as an undisturbed one.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from typing import Any
 
 import httpx
 
-from bench.scenarios.recovery import System, running, wait_until
+from bench.scenarios.recovery import RecoveringSystem, running, wait_until
 from blockrelay.up_file import read_running
 from blockrelay_launcher.client.resuming import resuming_stream
 from blockrelay_launcher.percentile import percentile
@@ -27,8 +27,8 @@ TOKENS = 200
 BEFORE = 40
 
 
-def gateways(system: System) -> dict[str, int]:
-    """URL -> process of every gateway that answers."""
+def gateways(system: RecoveringSystem) -> dict[str, int]:
+    """Returns the process id of every gateway that is ready, by its URL."""
     ports: dict[str, int] = {}
     for pid, command in system.children().items():
         if "blockrelay_gateway" in command:
@@ -39,6 +39,7 @@ def gateways(system: System) -> dict[str, int]:
 
 
 def answers(url: str) -> bool:
+    """Returns whether the gateway at this address is ready."""
     try:
         return httpx.get(f"{url}/readyz", timeout=2, trust_env=False).status_code == 200
     except httpx.TransportError:
@@ -46,7 +47,7 @@ def answers(url: str) -> bool:
 
 
 def serving(urls: dict[str, int]) -> int:
-    """Process of the gateway that has the one stream."""
+    """Returns the process id of the gateway that has the stream."""
 
     def has_it(url: str) -> bool:
         lines = httpx.get(f"{url}/metrics", timeout=2, trust_env=False).text.splitlines()
@@ -57,8 +58,11 @@ def serving(urls: dict[str, int]) -> int:
     return next(pid for url, pid in urls.items() if has_it(url))
 
 
-def kill_in_mid_stream(system: System, body: dict[str, Any]) -> tuple[float, list[int]]:
-    """Seconds from the kill to the first event behind the cut, and all tokens."""
+def kill_in_mid_stream(system: RecoveringSystem, body: dict[str, Any]) -> tuple[float, list[int]]:
+    """Runs a stream and kills its gateway; returns the seconds until the first event after the kill, and all tokens.
+
+    Raises RuntimeError for an event that is missing or comes twice.
+    """
     wait_until(lambda: len(gateways(system)) == 2, "two gateways")
     urls = gateways(system)
     cuts: list[str] = []
@@ -77,9 +81,10 @@ def kill_in_mid_stream(system: System, body: dict[str, Any]) -> tuple[float, lis
 
 
 def main(arguments: list[str] | None = None) -> int:
+    """Kills gateways, prints the figures, and returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, required=True, help="block folder")
-    parser.add_argument("--times", type=int, default=30, help="kills")
+    parser.add_argument("--times", type=int, default=30, help="number of kills")
     parser.add_argument("--json", action="store_true")
     chosen, options = parser.parse_known_args(arguments)
     prompt = [10 + at * 7 % 200 for at in range(64)]
@@ -89,13 +94,13 @@ def main(arguments: list[str] | None = None) -> int:
         golden = httpx.post(f"{url}/v1/completions", json=body, timeout=120, trust_env=False).json()["choices"][0][
             "token_ids"
         ]
-        found: list[float] = []
+        waits: list[float] = []
         for _ in range(chosen.times):
             waited, tokens = kill_in_mid_stream(system, body)
             if tokens != golden or not waited:
                 raise RuntimeError("the stream was not cut" if not waited else "other tokens than in the first run")
-            found.append(waited)
-    figures = {"times": len(found), "p50_s": round(median(found), 3), "p99_s": round(percentile(found, 0.99), 3)}
+            waits.append(waited)
+    figures = {"times": len(waits), "p50_s": round(median(waits), 3), "p99_s": round(percentile(waits, 0.99), 3)}
     print(json.dumps(figures) if chosen.json else "  ".join(f"{name} {value:g}" for name, value in figures.items()))
     return 0
 

@@ -1,8 +1,8 @@
-"""Measures what a roll of gateways breaks: `python -m bench.scenarios.gateway_roll --model DIR --streams 200`.
+"""Counts requests that a roll of gateways breaks: `python -m bench.scenarios.gateway_roll --model DIR --streams 200`.
 
 It starts a system with two gateways behind a balancer, which sends new connections to the gateways that are ready, as
-a Service of Kubernetes does. The `openai` client streams through both, without keys and without retries, and short
-requests come all the time. When an eighth of the streams have begun, each gateway is replaced as a Deployment does it:
+a Service of Kubernetes does. The `openai` client streams through both, without keys and without retries, and sends
+short requests all the time. When an eighth of the streams have begun, each gateway is replaced as a Deployment does it:
 the new one is ready before the old one gets SIGTERM, and the next gateway is replaced without waiting for its end.
 Every answer is compared with that of an undisturbed system.
 """
@@ -26,14 +26,14 @@ import httpx
 from openai import AsyncOpenAI, OpenAIError
 
 from bench.scenarios.gateway_kills import answers
-from bench.scenarios.recovery import System, running, wait_until
+from bench.scenarios.recovery import RecoveringSystem, running, wait_until
 from blockrelay.settings import environment_for
 from blockrelay.up_file import read_running
 from blockrelay_launcher.supervisor.ports import kept_ports
 
-#: Different requests among the streams; short ones have so many tokens.
+#: The number of different requests among the streams, and the tokens of a short request.
 BODIES, SHORT = 8, 4
-#: Seconds between two looks of the balancer, and short requests that are under way at once.
+#: Seconds between two checks by the balancer, and short requests in flight at once.
 LOOK_S, SHORT_AT_ONCE = 0.5, 4
 #: Seconds that a gateway listens after SIGTERM, as in deploy/k8s.
 LINGER_S = 10.0
@@ -41,31 +41,35 @@ LINGER_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class RunningGateway:
+    """A gateway: its address and process."""
+
     url: str
     process: "subprocess.Popen[bytes]"
 
 
 @dataclass
 class Report:
-    """The outcome of a roll.
-
-    `broken` has a line for each broken request, `differing` counts answers with another text, `refused` connections
-    for a gateway that listened no more, or for none. `stream_s` has the seconds of each stream, `gone_s` those of each
-    gateway from SIGTERM to its end, and `under_way` the number of streams that had not ended at each SIGTERM.
-    """
+    """The outcome of a roll."""
 
     streams: int = 0
     short: int = 0
+    """Short requests."""
     broken: list[str] = field(default_factory=list[str])
+    """A line for each broken request."""
     differing: int = 0
+    """Answers with other tokens than an undisturbed system gives."""
     refused: int = 0
+    """Connections for a gateway that no longer listened, or while none was ready."""
     stream_s: list[float] = field(default_factory=list[float])
+    """Seconds of each stream."""
     gone_s: list[float] = field(default_factory=list[float])
+    """Seconds of each gateway from SIGTERM to its end."""
     under_way: list[int] = field(default_factory=list[int])
+    """Streams that had not ended at each SIGTERM."""
 
 
 class Balancer:
-    """New connections go in turn to gateways that are ready; a connection stays where it is."""
+    """A TCP proxy that sends new connections in turn to gateways that are ready."""
 
     def __init__(self, gateways: Sequence[RunningGateway], look_s: float) -> None:
         self.gateways, self._look_s = list(gateways), look_s
@@ -76,7 +80,7 @@ class Balancer:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[str]:
-        """Its URL."""
+        """Runs the proxy, and yields its URL."""
         looking = asyncio.create_task(self._look())
         server = await asyncio.start_server(self._accepted, "127.0.0.1", 0)
         try:
@@ -93,6 +97,7 @@ class Balancer:
             await self._looked.wait()
 
     async def _look(self) -> None:
+        """Asks all gateways again and again which are ready."""
         async with httpx.AsyncClient(trust_env=False, timeout=5) as http:
             while True:
                 self.ready = [
@@ -108,6 +113,7 @@ class Balancer:
         task.add_done_callback(self._passing.discard)
 
     async def _pass_on(self, client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
+        """Connects a client to the next ready gateway, and copies bytes both ways until one side ends."""
         self._turn += 1
         with contextlib.closing(to_client):
             if not self.ready:
@@ -130,8 +136,8 @@ class Balancer:
 
 
 async def _is_ready(http: httpx.AsyncClient, url: str, *, before: bool) -> bool:
-    """Asks a gateway whether it is ready. An answer that is late keeps it as it was `before`: the probes of Kubernetes
-    must fail more than once too."""
+    """Asks a gateway whether it is ready. A late answer leaves it as it was `before`, as Kubernetes does, whose probes
+    must fail more than once."""
     try:
         return (await http.get(f"{url}/readyz?for=accepting")).status_code == 200
     except httpx.TimeoutException:
@@ -147,7 +153,7 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 def body_of(model: str, index: int, tokens: int) -> dict[str, Any]:
-    """One of the requests: sampled, so that nothing but the same seed gives the same text."""
+    """Returns a request, with parameters for the `openai` client. It samples, so that only its seed gives its text."""
     prompt = [10 + (index * 31 + at * 7) % 200 for at in range(16)]
     extra = {"ignore_eos": True, "return_token_ids": True, "timeout": 3600}
     return {
@@ -161,14 +167,15 @@ def body_of(model: str, index: int, tokens: int) -> dict[str, Any]:
 
 
 async def answers_of(url: str, model: str, tokens: int) -> list[list[int]]:
-    """The token ids of every request, whole and undisturbed."""
+    """Returns the token ids of the answers to all different requests, from an undisturbed system."""
     async with client_of(url) as api:
-        asked = (api.completions.create(**body_of(model, index, tokens)) for index in range(BODIES))
-        return [answer.choices[0].model_extra["token_ids"] for answer in await asyncio.gather(*asked)]  # pyright: ignore
+        calls = [api.completions.create(**body_of(model, index, tokens)) for index in range(BODIES)]
+        results = await asyncio.gather(*calls)
+        return [result.choices[0].model_extra["token_ids"] for result in results]  # pyright: ignore
 
 
 def client_of(url: str) -> AsyncOpenAI:
-    """A client of one gateway that does not retry, so that every broken request shows."""
+    """Returns a client of one address that does not retry, so that every broken request shows."""
     return AsyncOpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0, timeout=3600)
 
 
@@ -180,14 +187,17 @@ async def roll(
     tokens: int,
     look_s: float = LOOK_S,
 ) -> Report:
-    """Replace every gateway under `streams` streams. `another` starts one; the caller ends those that are left."""
+    """Replaces every gateway under `streams` streams, and returns the outcome.
+
+    `another` starts a gateway. The caller ends the gateways that are left.
+    """
     report, balancer, over = Report(), Balancer(gateways, look_s), asyncio.Event()
     async with client_of(gateways[0].url) as api:
         model = (await api.models.list()).data[0].id
     long, short = [await answers_of(gateways[0].url, model, length) for length in (tokens, SHORT)]
     replacements = [
         await asyncio.to_thread(another) for _ in gateways
-    ]  # before the streams, beside which a start takes long
+    ]  # before the streams, because a start beside them takes long
     begun = asyncio.Semaphore(0)
     sigterms: list[float] = []  # monotonic seconds
 
@@ -197,18 +207,18 @@ async def roll(
 
     async def stream(api: AsyncOpenAI, index: int) -> None:
         report.streams += 1
-        found: list[int] = []
+        received: list[int] = []
         started = time.monotonic()
         try:
             async for chunk in await api.completions.create(stream=True, **body_of(model, index % BODIES, tokens)):
-                begun.release() if not found else None
-                found += chunk.choices[0].model_extra["token_ids"]  # pyright: ignore
-        except Exception as error:  # noqa: BLE001  # of whatever library: the stream is broken
+                begun.release() if not received else None
+                received += chunk.choices[0].model_extra["token_ids"]  # pyright: ignore
+        except Exception as error:  # noqa: BLE001  # any error, of whichever library, breaks the stream
             begun.release()
-            report.broken.append(f"a stream behind {len(found)} tokens: {how(error)}")
+            report.broken.append(f"a stream after {len(received)} tokens: {how(error)}")
             return
         report.stream_s.append(time.monotonic() - started)
-        report.differing += found != long[index % BODIES]
+        report.differing += received != long[index % BODIES]
 
     async def ask_on(api: AsyncOpenAI) -> None:
         while not over.is_set():
@@ -247,13 +257,14 @@ async def roll(
 
 
 def main(arguments: list[str] | None = None) -> int:
+    """Runs a roll, prints the figures, and returns the exit code: 1 if a request broke or an answer differed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, required=True, help="block folder")
     parser.add_argument("--streams", type=int, default=200)
-    parser.add_argument("--tokens", type=int, default=400, help="of each stream")
-    parser.add_argument("--drain", type=float, default=60.0, help="seconds that a gateway lets them go on")
+    parser.add_argument("--tokens", type=int, default=400, help="tokens of each stream")
+    parser.add_argument("--drain", type=float, default=60.0, help="seconds that a gateway lets streams go on")
     parser.add_argument("--linger", type=float, default=LINGER_S, help="seconds that it listens after SIGTERM")
-    parser.add_argument("--look", type=float, default=LOOK_S, help="seconds between two looks of the balancer")
+    parser.add_argument("--look", type=float, default=LOOK_S, help="seconds between two checks by the balancer")
     parser.add_argument("--json", action="store_true")
     chosen, options = parser.parse_known_args(arguments)
     with running(chosen.model, 1, options) as system, contextlib.ExitStack() as ended:
@@ -277,19 +288,20 @@ def main(arguments: list[str] | None = None) -> int:
         "gateways_gone_s": [round(each, 1) for each in report.gone_s],
     }
     print(json.dumps(figures) if chosen.json else "  ".join(f"{name} {value}" for name, value in figures.items()))
-    for how in sorted(set(report.broken))[:10]:
-        print(how, file=sys.stderr)
+    for line in sorted(set(report.broken))[:10]:
+        print(line, file=sys.stderr)
     return 1 if report.broken or report.differing else 0
 
 
-def _start(system: System, model: Path, *, drain_s: float, linger_s: float) -> RunningGateway:
-    found = read_running(system.data)
+def _start(system: RecoveringSystem, model: Path, *, drain_s: float, linger_s: float) -> RunningGateway:
+    """Starts a gateway of the system on a free port, and returns it when it is ready."""
+    system_file = read_running(system.data)
     with kept_ports("127.0.0.1", 0, 1) as (port,):
         env = environment_for(
             model=model,
-            redis_url=found.redis_url,
-            payload_redis_url=found.payload_redis_url,
-            cell=found.cell,
+            redis_url=system_file.redis_url,
+            payload_redis_url=system_file.payload_redis_url,
+            cell=system_file.cell,
             port=port,
             gateway_drain_s=drain_s,
             gateway_linger_s=linger_s,

@@ -1,9 +1,9 @@
-"""More requests than can be served (`make overload`): `python -m bench.scenarios.overload --model DIR`.
+"""Sends more requests than a system can serve (`make overload`): `python -m bench.scenarios.overload --model DIR`.
 
-A system of its own (`blockrelay up`). First as many clients as slots, each with its next request when the last is
-answered: that is capacity. Then requests arrive at `--factor` times that rate, whatever happens to them, each with a
-deadline; nobody asks again. Of those that were accepted all should be answered in time, and of the capacity as much as
-possible should go into them. Prompts share nothing and guessing is off. Figures are never asserted.
+It starts a system (`blockrelay up`). First as many clients as slots send their next request when the last is answered:
+that rate is the capacity. Then requests arrive at `--factor` times that rate, each with a deadline and without retries.
+All accepted requests should be answered in time, and as much of the capacity as possible should go into them. Prompts
+share nothing, and speculation is off. Figures are never asserted.
 """
 
 import argparse
@@ -28,21 +28,25 @@ from blockrelay.block_folder.folder import open_block_folder
 from blockrelay.settings import BUNDLED_MODEL
 
 CLIENTS = 64
-#: Seconds of the closed loop that are not counted, at its beginning: the first requests all begin together.
+#: Seconds at the beginning of the closed loop that do not count, because the first requests all begin together.
 WARM_UP_S = 3.0
-#: A connection is left after so long without use, well before the gateway closes it.
+#: Seconds without use after which a connection is closed, well before the gateway closes it.
 IDLE_S = 20.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
-    """What every request asks for."""
+class RequestSize:
+    """The size of every request."""
 
     prompt: int
+    """Tokens of the prompt."""
     new: int
+    """Tokens of the answer."""
     vocab: int
+    """Number of token ids of the model."""
 
     def body(self, chance: random.Random, timeout_s: float | None) -> bytes:
+        """Returns the body of a request with a random prompt, and a deadline unless `timeout_s` is None."""
         prompt = [chance.randrange(3, self.vocab) for _ in range(self.prompt)]
         body = {"prompt": prompt, "max_tokens": self.new, "temperature": 0, "ignore_eos": True}
         return json.dumps(body if timeout_s is None else {**body, "timeout": timeout_s}).encode()
@@ -50,33 +54,45 @@ class Load:
 
 @dataclass(slots=True, kw_only=True)
 class Outcome:
-    """Requests by what became of them; `seconds` of those answered with 200, `refused` by status and code."""
+    """The number of requests by their outcome."""
 
     sent: int = 0
     in_time: int = 0
     late: int = 0
+    """Answered with 200 after the deadline."""
     expired: int = 0
+    """Answered with 504."""
     refused: Counter[str] = field(default_factory=Counter[str])
+    """Answered with 429 or 503, by status."""
     failed: Counter[str] = field(default_factory=Counter[str])
+    """Other failures, by status or exception."""
     without_retry_after: int = 0
+    """Refusals without the header Retry-After."""
     seconds: list[float] = field(default_factory=list[float])
+    """Seconds of each request that was answered with 200."""
     ended_at: list[float] = field(default_factory=list[float])
+    """The monotonic time of each of these answers."""
 
     @property
     def accepted(self) -> int:
+        """All requests that were not refused."""
         return self.in_time + self.late + self.expired + self.failed.total()
 
 
 class Client:
-    """HTTP in as few instructions as we can: it shares the cores with what it measures. Connections are kept."""
+    """A minimal HTTP client, since it shares the cores with what it measures. It keeps connections open."""
 
     def __init__(self, url: str) -> None:
         self._host, _, port = url.removeprefix("http://").partition(":")
         self._port = int(port)
-        self._idle: list[tuple[float, asyncio.StreamReader, asyncio.StreamWriter]] = []  # since when, last used last
+        # Monotonic time of the last use and connection, the last used last.
+        self._idle: list[tuple[float, asyncio.StreamReader, asyncio.StreamWriter]] = []
 
     async def post(self, body: bytes) -> tuple[int, bytes]:
-        """Status and head of the answer, once all of it is there."""
+        """Sends a completion, and returns the status and head of its answer once all of it is there.
+
+        Raises OSError, EOFError or ValueError for a broken connection.
+        """
         while self._idle and self._idle[0][0] < time.monotonic() - IDLE_S:
             self._idle.pop(0)[2].close()
         if self._idle:
@@ -92,7 +108,7 @@ class Client:
 
 
 async def ask(client: Client, body: bytes, deadline_s: float | None, outcome: Outcome) -> None:
-    """One request, from sending to its answer."""
+    """Sends a request, waits for its answer, and counts it in `outcome`."""
     outcome.sent += 1
     began = time.monotonic()
     try:
@@ -117,8 +133,8 @@ async def ask(client: Client, body: bytes, deadline_s: float | None, outcome: Ou
             outcome.late += 1
 
 
-async def capacity(client: Client, load: Load, seconds: float, chance: random.Random) -> float:
-    """Requests per second of a closed loop."""
+async def capacity(client: Client, load: RequestSize, seconds: float, chance: random.Random) -> float:
+    """Measures the requests per second of a closed loop of CLIENTS clients."""
     outcome, until = Outcome(), time.monotonic() + WARM_UP_S + seconds
 
     async def loop() -> None:
@@ -126,16 +142,16 @@ async def capacity(client: Client, load: Load, seconds: float, chance: random.Ra
             await ask(client, load.body(chance, None), None, outcome)
 
     await asyncio.gather(*(loop() for _ in range(CLIENTS)))
-    # Between the first and the last answer of the counted time; answers come in groups.
+    # The rate between the first and the last answer, because answers come in groups.
     first = until - seconds
     ends = sorted(at for at in outcome.ended_at if at >= first)
     return (len(ends) - 1) / (ends[-1] - ends[0])
 
 
 async def flood(
-    client: Client, load: Load, rate: float, seconds: float, deadline_s: float, chance: random.Random
+    client: Client, load: RequestSize, rate: float, seconds: float, deadline_s: float, chance: random.Random
 ) -> Outcome:
-    """Requests at random moments, `rate` a second on average; back when the last of them is answered."""
+    """Sends requests at random times, `rate` per second on average, for `seconds`; returns when all are answered."""
     outcome = Outcome()
     at = began = time.monotonic()
     async with asyncio.TaskGroup() as tasks:
@@ -147,29 +163,29 @@ async def flood(
 
 
 @dataclass(frozen=True, slots=True)
-class System:
-    """A running `up`."""
+class OverloadedSystem:
+    """A running `blockrelay up`: its process id and the address of its gateway."""
 
     pid: int
     url: str
 
     def memory(self) -> dict[str, int]:
-        """MiB that each process has in memory, by what it is."""
+        """Returns the resident MiB of all processes of each kind."""
         pids = [self.pid, *map(int, Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split())]
-        found: dict[str, int] = {}
+        mib: dict[str, int] = {}
         for pid in pids:
             command = Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
             kinds = ("blockrelay_gateway", "blockrelay_scheduler", "blockrelay_worker", "control", "payload")
             name = next((kind.removeprefix("blockrelay_") for kind in kinds if kind in command), "launcher")
             status = Path(f"/proc/{pid}/status").read_text()
             rss = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS:"))
-            found[name] = found.get(name, 0) + rss // 1024
-        return found
+            mib[name] = mib.get(name, 0) + rss // 1024
+        return mib
 
 
 @contextmanager
-def running(model: Path) -> Iterator[System]:
-    """`blockrelay up`, ready, with a data folder of its own."""
+def running(model: Path) -> Iterator[OverloadedSystem]:
+    """Runs `blockrelay up` with a data folder of its own, and yields when it is ready."""
     with tempfile.TemporaryDirectory(prefix="br-overload-") as folder:
         argv = [sys.executable, "-m", "blockrelay_launcher", "up", "--model", str(model), "--port", "0"]
         argv += ["--no-speculation", "--data", folder]
@@ -179,14 +195,14 @@ def running(model: Path) -> Iterator[System]:
                 line = process.stdout.readline()
                 if not line.startswith("ready "):
                     raise RuntimeError(f"up is not ready: {line!r}")
-                yield System(process.pid, line.split()[1])
+                yield OverloadedSystem(process.pid, line.split()[1])
             finally:
                 process.send_signal(signal.SIGTERM)
                 process.wait(40)
 
 
-async def measure(system: System, load: Load, options: argparse.Namespace) -> dict[str, object]:
-    """All figures, as they are printed."""
+async def measure(system: OverloadedSystem, load: RequestSize, options: argparse.Namespace) -> dict[str, object]:
+    """Measures the capacity, then the overload, and returns the figures."""
     chance, deadline = random.Random(1), float(options.deadline)
     peak: Counter[str] = Counter()
 
@@ -235,17 +251,18 @@ def _by_limit(metrics: str) -> dict[str, int]:
 
 
 def main() -> int:
+    """Measures, prints the figures as JSON, and returns the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--model", type=Path, default=BUNDLED_MODEL, help="block folder")
-    parser.add_argument("--factor", type=float, default=10, help="times its capacity (default: 10)")
-    parser.add_argument("--seconds", type=float, default=120)
-    parser.add_argument("--deadline", type=float, default=30)
-    parser.add_argument("--capacity-seconds", type=float, default=15)
-    parser.add_argument("--prompt", type=int, default=64)
-    parser.add_argument("--new", type=int, default=64)
+    parser.add_argument("--factor", type=float, default=10, help="arrival rate as a multiple of the capacity")
+    parser.add_argument("--seconds", type=float, default=120, help="seconds for which requests arrive")
+    parser.add_argument("--deadline", type=float, default=30, help="seconds that a request may take")
+    parser.add_argument("--capacity-seconds", type=float, default=15, help="seconds of the measurement of capacity")
+    parser.add_argument("--prompt", type=int, default=64, help="tokens of each prompt")
+    parser.add_argument("--new", type=int, default=64, help="new tokens of each request")
     options = parser.parse_args()
     vocab = open_block_folder(options.model, blocks=()).model.vocab_size
-    load = Load(prompt=options.prompt, new=options.new, vocab=vocab)
+    load = RequestSize(prompt=options.prompt, new=options.new, vocab=vocab)
     with running(options.model) as system:
         figures = asyncio.run(measure(system, load, options))
     print(json.dumps({"model": options.model.name, **asdict(load), **figures}, indent=1))

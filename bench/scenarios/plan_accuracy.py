@@ -1,10 +1,10 @@
-"""Are plans as fast as they say? `python -m bench.scenarios.plan_accuracy` (`make bench-plans`).
+"""Compares predicted with measured speeds of plans: `python -m bench.scenarios.plan_accuracy` (`make bench-plans`).
 
-Profiles the w8a8 model on this machine, with all cores for a worker and with one, then writes down what the planner
-predicts for twelve settings, and only then runs them: 1 to 3 stages, even and uneven, w8a8 and w4a8 (never profiled),
-a worker at half its speed (never profiled), 1 to 16 requests. Then every strategy plans for this machine and one half
-as fast, for one request and for sixteen, and its plan is run too. Last, whether the ranges that are told without a
-profile hold what was measured. On an otherwise idle machine of two cores; figures
+It profiles the w8a8 model on this machine, with all cores for a worker and with one, writes down what the planner
+predicts for twelve settings, and only then runs them: 1 to 3 stages, even and uneven, w8a8 and w4a8 (never profiled), a
+worker at half its speed (never profiled), 1 to 16 requests. Then every strategy plans for this machine and one half as
+fast, for one request and for sixteen, and its plan is run too. At the end it checks whether the measured speeds are
+within the ranges that the planner gives without a profile. Run it on an otherwise idle machine of two cores. Figures
 are never asserted.
 """
 
@@ -32,7 +32,7 @@ from blockrelay_launcher.bench.figures import decode_rate, random_prompts
 from blockrelay_launcher.bench.targets import GatewaySide
 
 PROMPT, NEW, WARM_UP_NEW = 64, 64, 8
-#: The predicted context is half of the promised one: the middle of a measured answer.
+#: The promised context. Predictions are for half of it, which is the middle of a measured answer.
 CONTEXT = 2 * (PROMPT + NEW // 2)
 HALF = 0.5
 BLOCKRELAY = Path(sys.executable).with_name("blockrelay")
@@ -41,33 +41,39 @@ OTHERS = ("uniform", "memory", "compute", "mixed")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """`parts`: (first block, last block, device) of each stage. Devices `a...` are on host a, `b` on host b, which is
-    half as fast; each worker has `threads`."""
+    """A system and a load to predict and measure."""
 
     name: str
     precision: str
     threads: int
+    """Threads of each worker."""
     requests: int
+    """Requests at once."""
     parts: tuple[tuple[int, int, str], ...] = ()
+    """(first block, last block, device) of each stage. Devices `a...` are on host a, and `b` on host b, which is half
+    as fast."""
 
     @property
     def devices(self) -> tuple[str, ...]:
+        """The device of each stage."""
         return tuple(device for _, _, device in self.parts)
 
     @property
     def boundaries(self) -> str:
+        """The blocks of the stages as text, `1-3,4-9`."""
         return ",".join(f"{first}-{last}" for first, last, _ in self.parts)
 
 
 def settings(blocks: int, all_cores: int) -> list[Setting]:
-    """The twelve, for a model of so many blocks."""
+    """Returns the twelve settings for a model of `blocks` blocks, on a machine of `all_cores` cores."""
 
-    def parts(*shares: tuple[float, str]) -> tuple[tuple[int, int, str], ...]:
-        found: list[tuple[int, int, str]] = []
-        for share, device in shares:
-            first = found[-1][1] + 1 if found else 1
-            found.append((first, max(first, round(share * blocks)), device))
-        return tuple(found)
+    def parts(*ends: tuple[float, str]) -> tuple[tuple[int, int, str], ...]:
+        """Returns stages that end at these shares of the blocks, each with its device."""
+        stages: list[tuple[int, int, str]] = []
+        for share, device in ends:
+            first = stages[-1][1] + 1 if stages else 1
+            stages.append((first, max(first, round(share * blocks)), device))
+        return tuple(stages)
 
     whole, even = parts((1, "a0")), parts((1 / 2, "a0"), (1, "a1"))
     uneven, three = parts((1 / 4, "a0"), (1, "a1")), parts((1 / 3, "a0"), (2 / 3, "a1"), (1, "a2"))
@@ -91,14 +97,20 @@ def settings(blocks: int, all_cores: int) -> list[Setting]:
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """Where everything is. `profiles` by threads of a worker."""
+    """The files of the measurement."""
 
     models: dict[str, Path]
+    """Block folders, by precision."""
     folder: Path
+    """The folder for output."""
     profiles: dict[int, Path]
+    """Profiles, by threads of a worker."""
 
     def plan(self, setting: Setting, *more: str) -> dict[str, Any]:
-        """What `blockrelay plan --json` says for these devices and options."""
+        """Returns the plan of `blockrelay plan --json` for the devices of `setting`, with `more` options.
+
+        Raises RuntimeError when the command fails.
+        """
         devices = self.folder / "devices.json"
         named = sorted(set(setting.devices))
         entries = [
@@ -113,13 +125,13 @@ class Bench:
         return json.loads(done.check(setting.name))
 
     def predicted(self, setting: Setting) -> float:
-        """Tokens per second."""
+        """Returns the predicted tokens per second."""
         targets = ",".join(setting.devices)
         plan = self.plan(setting, "--strategy", "custom", "--boundaries", setting.boundaries, "--targets", targets)
         return plan["predicted_tokens_per_second"][str(setting.requests)]
 
     def measured(self, setting: Setting, rounds: int) -> float:
-        """Tokens per second while all requests decode, the median of the rounds."""
+        """Measures the tokens per second while all requests decode, the median of `rounds`."""
         model = self.models[setting.precision]
         dice, vocabulary = random.Random(7), open_block_folder(model, blocks=[]).model.vocab_size
         with serving(setting, model) as url:
@@ -135,7 +147,10 @@ class Bench:
 
 @contextmanager
 def serving(setting: Setting, model: Path) -> Iterator[str]:
-    """The setting as hosts of a topology, each with an `up` of its own on one Redis; the gateway's URL."""
+    """Runs a setting as the hosts of a topology, each with an `up` of its own, on one Redis; yields the gateway's URL.
+
+    Raises RuntimeError for a host that does not get ready.
+    """
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="br-plans-")))
         control = stack.enter_context(running_redis(durable=True))
@@ -155,7 +170,7 @@ def serving(setting: Setting, model: Path) -> Iterator[str]:
             for name in hosts
         }
         lines: dict[str, str] = {}
-        for name, process in processes.items():  # all begin before any can be ready: a stage waits for the others
+        for name, process in processes.items():  # after all have started: a stage is ready only with the others
             assert process.stdout is not None
             lines[name] = process.stdout.readline()
             if not lines[name].startswith("ready"):
@@ -165,7 +180,7 @@ def serving(setting: Setting, model: Path) -> Iterator[str]:
 
 @contextmanager
 def host(folder: Path, name: str, environment: dict[str, str]) -> Iterator["subprocess.Popen[str]"]:
-    """`up` of one host, not ready yet."""
+    """Starts `up` of one host, and yields its process without waiting until it is ready."""
     command = [BLOCKRELAY, "up", "--topology", folder / "topology.json", "--host", name, "--no-speculation"]
     with (folder / f"{name}.log").open("w") as log:
         process = subprocess.Popen(
@@ -181,10 +196,10 @@ def host(folder: Path, name: str, environment: dict[str, str]) -> Iterator["subp
 
 
 def profiled(model: Path, threads: int, out: Path) -> Path:
-    """A profile of the model with workers of so many threads.
+    """Profiles the model with workers of `threads` threads into the file `out`, and returns it.
 
-    Where that leaves cores for the other host, that one computes meanwhile: two real hosts would not share the memory
-    and the cores of one machine, these two do.
+    If that leaves cores for host b, a neighbour computes meanwhile as host b would: these two hosts share the memory of
+    one machine, which real hosts would not.
     """
     with ExitStack() as stack:
         if threads < cores():
@@ -195,7 +210,7 @@ def profiled(model: Path, threads: int, out: Path) -> Path:
 
 @contextmanager
 def neighbour(model: Path, threads: int) -> Iterator[None]:
-    """The model's steps without end, as host b makes them, in a process beside."""
+    """Runs a process that computes steps of the model all the time, as host b does."""
     argv = [sys.executable, "-m", "bench.neighbour", str(model), "--threads", str(threads), "--speed", str(HALF)]
     with subprocess.Popen(argv, stdout=subprocess.PIPE) as process:
         try:
@@ -207,7 +222,7 @@ def neighbour(model: Path, threads: int) -> Iterator[None]:
 
 
 def strategies(bench: Bench, requests: int) -> Iterator[tuple[str, Setting, float]]:
-    """What each strategy plans for this machine and one half as fast: its name, its plan, predicted tokens/s."""
+    """Yields each strategy's name, its plan for this machine and one half as fast, and the predicted tokens/s."""
     pair = Setting(name="", precision="w8a8", threads=1, requests=requests, parts=((1, 1, "a0"), (2, 2, "b")))
     objective = "latency" if requests == 1 else "throughput"
     for strategy in ("auto", *OTHERS):
@@ -220,30 +235,35 @@ def strategies(bench: Bench, requests: int) -> Iterator[tuple[str, Setting, floa
 
 
 def not_profiled(model: Path) -> dict[str, list[float]]:
-    """The least and the most tokens per second that are told of this machine without a profile, by requests at once."""
+    """Returns the least and the most tokens per second that are predicted without a profile, by requests at once."""
     argv = [BLOCKRELAY, "plan", "--model", model, "--context", str(CONTEXT), "--json"]
     done = subprocess.run(argv, capture_output=True, text=True, check=True)
     return json.loads(done.stdout)["tokens_per_second_range"]
 
 
 def error(predicted: float, measured: float) -> float:
+    """Returns the relative error of a prediction."""
     return abs(predicted / measured - 1)
 
 
 def show(rows: Sequence[dict[str, Any]]) -> None:
+    """Prints a line for each setting."""
     for row in rows:
-        said, found = row["predicted"], row["measured"]
+        predicted, measured = row["predicted"], row["measured"]
         print(
             f"{row['name']:36} {row['precision']:5} {row['requests']:3} requests  {row['boundaries']:24} "
-            f"predicted {said:8.1f}  measured {found:8.1f}  {100 * (said / found - 1):+6.1f} %"
+            f"predicted {predicted:8.1f}  measured {measured:8.1f}  {100 * (predicted / measured - 1):+6.1f} %"
         )
 
 
 def main(arguments: list[str] | None = None) -> int:
+    """Predicts, measures, prints the figures, and returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", default="llama160m", help="of a checkpoint of random weights (bench/checkpoint.py)")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--out", type=Path, default=Path(".bench/plan_accuracy"), help="folder for what is written")
+    parser.add_argument("--shape", default="llama160m", help="shape of the model (a shape of bench/checkpoint.py)")
+    parser.add_argument("--rounds", type=int, default=3, help="measurements of each setting")
+    parser.add_argument(
+        "--out", type=Path, default=Path(".bench/plan_accuracy"), help="folder for profiles and figures"
+    )
     chosen = parser.parse_args(arguments)
     out = chosen.out.absolute()
     out.mkdir(parents=True, exist_ok=True)
@@ -254,13 +274,19 @@ def main(arguments: list[str] | None = None) -> int:
 
     every = [(s.name, s, bench.predicted(s)) for s in settings(blocks, cores())]
     compared = {requests: list(strategies(bench, requests)) for requests in (1, 16)}
-    written = [{**asdict(s), "name": name, "predicted": said} for name, s, said in every]
+    written = [{**asdict(s), "name": name, "predicted": predicted} for name, s, predicted in every]
     (out / "predictions.json").write_text(json.dumps(written, indent=1))
 
     rows: list[dict[str, Any]] = []
-    for name, setting, said in [*every, *(one for some in compared.values() for one in some)]:
-        found = bench.measured(setting, chosen.rounds)
-        row = {**asdict(setting), "name": name, "boundaries": setting.boundaries, "predicted": said, "measured": found}
+    for name, setting, predicted in [*every, *(one for some in compared.values() for one in some)]:
+        measured = bench.measured(setting, chosen.rounds)
+        row = {
+            **asdict(setting),
+            "name": name,
+            "boundaries": setting.boundaries,
+            "predicted": predicted,
+            "measured": measured,
+        }
         rows.append(row)
         show([row])
     (out / "measured.json").write_text(json.dumps(rows, indent=1))

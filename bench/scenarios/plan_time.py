@@ -1,7 +1,7 @@
-"""How long does `auto` take? `python -m bench.scenarios.plan_time`.
+"""Measures how long strategy `auto` takes: `python -m bench.scenarios.plan_time`.
 
-CPU seconds of a plan for 33 blocks on 8 devices of 3 classes, and for 64 blocks on 16 devices of 4 classes, none of
-which has room for the whole model: for both objectives, without links, with equal ones, and with links that differ.
+Prints CPU milliseconds of a plan for 33 blocks on 8 devices of 3 classes, and for 64 blocks on 16 devices of 4 classes,
+none of which has room for the whole model: for both objectives, without links, with equal and with different links.
 """
 
 import time
@@ -16,7 +16,7 @@ from blockrelay_scheduler.planning.cost_model import CostModel
 from blockrelay_scheduler.planning.problem import Objective, Problem, Promise
 from blockrelay_scheduler.planning.strategies.optimal.auto import auto
 
-#: Seconds of a block for 1 and for 64 rows, by class.
+#: Seconds of a block for 1 and for 64 rows, by class of device.
 TIMES = {"CPU": (0.010, 0.200), "GPU": (0.002, 0.010), "NPU": (0.004, 0.030), "APU": (0.006, 0.050)}
 BLOCK_BYTES, KV_VALUES = 100_000_000, 1024
 PROMISE = Promise(context=2048, requests=16)
@@ -24,7 +24,7 @@ RUNS = 3
 
 
 def problem(blocks: int, devices: int, classes: int, links: str, objective: Objective) -> Problem:
-    """Memory is for a bit more than an equal share each."""
+    """Returns a planning problem whose devices each have memory for 1.4 times an equal share of the model."""
     size: dict[Precision, int] = {"w8a8": BLOCK_BYTES}
     analysis = ModelAnalysis(
         model="made-up",
@@ -61,7 +61,7 @@ def problem(blocks: int, devices: int, classes: int, links: str, objective: Obje
 
 
 def linked(devices: Sequence[Device], links: str) -> tuple[Link, ...]:
-    """Between every two hosts: all the same, or of five kinds."""
+    """Returns the links between all hosts: none, all equal, or five different kinds ("differ")."""
     if links == "none":
         return ()
     return tuple(
@@ -71,22 +71,23 @@ def linked(devices: Sequence[Device], links: str) -> tuple[Link, ...]:
 
 
 def main() -> None:
+    """Prints the times."""
     sizes = ((33, 8, 3, ("none", "equal", "differ")), (64, 16, 4, ("none", "equal")))
     for blocks, devices, classes, ways in sizes:
         for links in ways:
             for objective in ("latency", "throughput"):
-                given = problem(blocks, devices, classes, links, objective)
-                taken = [planned(given) for _ in range(RUNS)]
+                one = problem(blocks, devices, classes, links, objective)
+                seconds = [cpu_s(one) for _ in range(RUNS)]
                 print(
                     f"{blocks} blocks, {devices} devices of {classes} classes, links {links:6}, {objective:10} "
-                    f"{1000 * min(taken):6.0f} ms"
+                    f"{1000 * min(seconds):6.0f} ms"
                 )
 
 
-def planned(given: Problem) -> float:
-    """The CPU seconds that it took."""
+def cpu_s(problem: Problem) -> float:
+    """Plans a problem, and returns the CPU seconds that it took."""
     started = time.process_time()
-    auto(given)
+    auto(problem)
     return time.process_time() - started
 
 

@@ -1,5 +1,5 @@
-"""A simulator of whole systems: throughput and latency of any number of cells, from costs that were measured.
+"""A simulator of whole systems: throughput and latency of any number of cells, from measured costs.
 
-Each request goes the way that the code goes (`docs/architecture.md`): ACCEPT, CLAIM, batches by the worker's own
-decisions, hops between stages, COMMIT, the gateway's events. What takes time is a cost of `costs.py`; nothing else is.
+A simulated request takes the same steps as a real one (`docs/architecture.md`): ACCEPT, CLAIM, batches chosen by the
+worker's own code, hops between stages, COMMIT, events of the gateway. Only the costs of `costs.py` take time.
 """

@@ -1,4 +1,4 @@
-"""One cell: its queue, and routes of workers that claim, batch and commit as the engine does."""
+"""A simulated cell: its queue, and routes of workers that claim, batch and commit as the engine does."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from bench.simulate.clock import Clock, Host, Process
 from bench.simulate.control_redis import ControlRedis, LogReader
 from bench.simulate.costs import Costs, Work
-from bench.simulate.load import Asked
+from bench.simulate.load import ClientRequest
 from blockrelay.settings import WorkerSettings
 from blockrelay_worker.scheduling.batch_policy import Candidate, choose_rows
 from blockrelay_worker.scheduling.micro_batches import decode_share
@@ -17,40 +17,44 @@ _SETTINGS = WorkerSettings.model_fields
 MAX_ROWS: int = _SETTINGS["max_rows"].default
 MAX_REQUESTS: int = _SETTINGS["max_requests"].default
 STEP_TARGET_S: float = _SETTINGS["step_target_s"].default
-#: Of what a gateway does for a request: before ACCEPT, behind it, and when its client has the end. A guess.
+#: Shares of a gateway's work for a request: before ACCEPT, after it, and after the end of its stream. Assumed.
 BEFORE_ACCEPT, BEHIND_ACCEPT, BEHIND_END = 0.3, 0.5, 0.2
-#: Of one CLAIM, as `engine/loop.py` has it.
+#: Most jobs of one CLAIM, as in `engine/loop.py`.
 MOST_JOBS = 16
-#: Prompt rows by which a worker learns what one costs.
+#: Rows of the prompt by which a worker learns the seconds of one.
 SOME_ROWS = 64
 
 
 @dataclass(slots=True, eq=False)
 class Run:
-    """A request on a route: rows of its prompt that are `computed`, tokens that are `given`, and the batch that
-    carries it (`flight`), if any."""
+    """A request on a route."""
 
-    asked: Asked
+    request: ClientRequest
     computed: int = 0
+    """Tokens of the prompt that all stages have computed."""
     given: int = 0
+    """Tokens that it has generated."""
     flight: int | None = None
+    """The number of the batch with rows of it; None: none is on its way."""
     last_step: int = 0
+    """The number of its last batch."""
 
     @property
     def missing(self) -> int:
-        """Rows that are known and not computed."""
-        return 0 if self.given == self.asked.new else max(1, self.asked.prompt - self.computed)
+        """The number of known tokens that are not computed yet; 0 when the request has all its tokens."""
+        return 0 if self.given == self.request.new else max(1, self.request.prompt - self.computed)
 
     @property
     def decodes(self) -> bool:
-        return self.computed == self.asked.prompt
+        """True if the whole prompt is computed."""
+        return self.computed == self.request.prompt
 
     def gives(self, rows: int) -> bool:
-        """Whether so many rows more give a token."""
-        return self.computed + rows >= self.asked.prompt
+        """Returns whether it generates a token after `rows` more rows."""
+        return self.computed + rows >= self.request.prompt
 
     def advance(self, rows: int) -> None:
-        """So many rows have been computed, by all stages."""
+        """Notes that all stages have computed `rows` more rows."""
         if self.decodes:
             self.given += 1
         else:
@@ -60,17 +64,19 @@ class Run:
 
 @dataclass(slots=True)
 class Batch:
-    """Rows of runs on their way through the stages."""
+    """A batch on its way through the stages: its number, and the number of rows of each run in it."""
 
     number: int
     rows: dict[Run, int] = field(default_factory=dict[Run, int])
 
     @property
     def size(self) -> int:
+        """The number of rows."""
         return sum(self.rows.values())
 
     @property
     def work(self) -> Work:
+        """The amount of work in the batch."""
         attended = {True: 0.0, False: 0.0}
         for run, rows in self.rows.items():
             attended[run.decodes] += rows * (run.computed + run.given + rows / 2)
@@ -80,20 +86,26 @@ class Batch:
 
 @dataclass(slots=True)
 class Worker:
-    """A process, and batches that wait for it. Its threads (one computes; others commit and read messages) take turns
-    at the `interpreter`; the `kernels` of a block are beside it."""
+    """A worker process. Its threads (one computes; others commit and read messages) share the Python interpreter."""
 
     kernels: Process
+    """The native kernels, which run without the interpreter."""
     interpreter: Process
+    """The interpreter, on which the threads take turns."""
     arrived: deque[Batch] = field(default_factory=deque[Batch])
+    """Batches that wait for it."""
     busy: bool = False
+    """True while its engine thread has a step or waits for an answer."""
     computing: bool = False
-    #: Other workers of the host.
+    """True while its kernels run."""
     neighbours: list["Worker"] = field(default_factory=list["Worker"])
+    """The other workers of the host."""
 
     def compute(self, part: float, blocks: int, beside: float, then: Callable[[], None]) -> None:
-        """So many blocks of `part` seconds; behind each it wants the interpreter back. While a neighbour computes too,
-        each takes `beside` times as long."""
+        """Computes `blocks` blocks of `part` seconds each, and takes the interpreter after each; then calls `then`.
+
+        A block takes `beside` times as long if a neighbour computes when it begins.
+        """
 
         def done() -> None:
             self.computing = False
@@ -105,17 +117,20 @@ class Worker:
 
 
 class Route:
-    """Workers that serve all blocks: one, or one for each stage. The first decides. `groups` batches circulate."""
+    """The workers that serve all blocks together, one for each stage; the first one decides what is computed.
+
+    Up to `groups` batches are in flight.
+    """
 
     def __init__(self, cell: "Cell", stages: Sequence[Worker], groups: int) -> None:
         self._cell, self._stages, self._groups = cell, stages, groups
         self._blocks = cell.costs.stages(len(stages))
         self._runs: list[Run] = []
         self._steps, self._claim_due, self._committing = 0, True, False
-        self._given: list[Run] = []  # whose tokens are not in a commit yet
+        self._given: list[Run] = []  # a run for each token that is not in a commit yet
 
     def wake(self) -> None:
-        """There may be jobs: a thread beside hears of it first."""
+        """Tells the route that there may be jobs; another thread of its first worker takes the message."""
 
         def told() -> None:
             self._claim_due = True
@@ -124,7 +139,7 @@ class Route:
         self._stages[0].interpreter.do(self._cell.costs.notice, told)
 
     def _look(self) -> None:
-        """The engine's loop: claim what waits, once, and compute what there is."""
+        """Runs the engine's loop once: claims jobs if any may wait, or computes a step."""
         if self._stages[0].busy:
             return
         if self._claim_due and (room := MAX_REQUESTS - len(self._runs)) > 0:
@@ -133,6 +148,7 @@ class Route:
             self._step()
 
     def _step(self) -> None:
+        """Computes a batch if there is one, or else looks for jobs."""
         if (batch := self._chosen()).rows:
             for run in batch.rows:
                 run.flight = run.last_step = batch.number
@@ -141,9 +157,9 @@ class Route:
             self._look()
 
     def _claim(self, most: int) -> None:
-        """The engine waits for the answer."""
+        """Claims up to `most` jobs; the engine waits for the answer."""
         self._claim_due, self._stages[0].busy = False, True
-        cell, jobs = self._cell, list[Asked]()
+        cell, jobs = self._cell, list[ClientRequest]()
 
         def claims() -> tuple[float, bool]:
             jobs.extend(cell.queue.popleft() for _ in range(min(most, len(cell.queue))))
@@ -151,7 +167,7 @@ class Route:
 
         def taken() -> None:
             self._stages[0].busy = False
-            self._runs += [Run(asked) for asked in jobs]
+            self._runs += [Run(request) for request in jobs]
             self._claim_due |= len(jobs) == most
             self._step()
 
@@ -161,6 +177,7 @@ class Route:
         cell.redis.call(claims, answered)
 
     def _chosen(self) -> Batch:
+        """Returns the next batch, chosen by the worker's own batch policy."""
         self._steps += 1
         ready = {str(index): run for index, run in enumerate(self._runs) if run.flight is None and run.missing}
         decoding = [run for run in self._runs if run.decodes and run.missing]
@@ -178,12 +195,12 @@ class Route:
         return Batch(self._steps, {ready[name]: rows for name, rows in chosen})
 
     def _step_s(self, work: Work, parts: int, stage: int = 0) -> float:
-        """Of rows of so many requests."""
+        """Seconds of a step with rows of `parts` requests, on a stage."""
         costs = self._cell.costs
         return self._blocks[stage].seconds(work) + costs.part * parts
 
     def _compute(self, stage: int, batch: Batch) -> None:
-        """A step, and the message that it ends with."""
+        """Runs a step of a stage, and sends the message with which it ends."""
         costs, last = self._cell.costs, stage + 1 == len(self._stages)
         work = batch.work
         message, commands = 0.0, 0.0
@@ -214,7 +231,7 @@ class Route:
         worker.interpreter.do(costs.part * len(batch.rows), begins)
 
     def _computed(self, stage: int, batch: Batch) -> None:
-        """The thread is free for its next step. It has the interpreter: what it commits is handed over behind that."""
+        """Ends a step: the engine begins the next one first, and then hands the new tokens to the commit thread."""
         self._stages[stage].busy = False
         gave = [run for run, rows in batch.rows.items() if run.gives(rows)]
         if len(self._stages) == 1:
@@ -227,7 +244,7 @@ class Route:
             self._commit(gave)
 
     def _send(self, stage: int, payload_s: float, received_s: float, then: Callable[[], None]) -> None:
-        """A message for a stage: by the payload Redis to its reader, and from there to the thread that computes."""
+        """Sends a message to a stage: by the payload Redis to its reader thread, and from there to its engine."""
         interpreter, clock, wire = self._stages[stage].interpreter, self._cell.clock, self._cell.costs.wire
         late_s = min(received_s, self._cell.costs.hop_late)
 
@@ -250,21 +267,25 @@ class Route:
             self._compute(stage, worker.arrived.popleft())
 
     def _back(self, batch: Batch) -> None:
-        """The first stage hears what the batch gave."""
+        """Gives the result of a batch to the first stage."""
         for run, rows in batch.rows.items():
             run.flight = None
             run.advance(rows)
         self._look()
 
     def _commit(self, given: Sequence[Run]) -> None:
-        """At most one call is in flight; the next one carries everything since. A run that has ended leaves with it."""
+        """Commits the tokens of `given`, one entry of a run for each token.
+
+        At most one COMMIT is in flight, and the next one has everything since. A run leaves the route with its last
+        token's commit.
+        """
         self._given += given
         if self._committing or not self._given:
             return
         runs, self._given, self._committing = self._given, [], True
         cell, costs, last = self._cell, self._cell.costs, self._stages[-1]
         ended = self._ending(runs)
-        tokens = [run.asked for run in runs]
+        tokens = [run.request for run in runs]
 
         def commits() -> tuple[float, bool]:
             cell.logs.written(tokens)
@@ -273,7 +294,7 @@ class Route:
         def committed() -> None:
             self._committing = False
             cell.logs.look()
-            if last is not self._stages[0]:  # COMMIT has sent the same jobs again
+            if last is not self._stages[0]:  # the real COMMIT also tells the first stage of these tokens
                 self._stages[0].interpreter.do((costs.hop + costs.hop_job * len(runs)) / 2, lambda: None)
             for run in ended:
                 self._runs.remove(run)
@@ -286,14 +307,14 @@ class Route:
         last.interpreter.do(seconds, lambda: cell.redis.call(commits, committed))
 
     def _ending(self, runs: Sequence[Run]) -> list[Run]:
-        """Those whose last token is among these: each is there once for every token."""
+        """Counts the tokens of `runs`, one entry for each, as committed; returns the runs that have ended with them."""
         for run in runs:
-            run.asked.committed += 1
-        return [run for run in dict.fromkeys(runs) if run.asked.committed == run.asked.new]
+            run.request.committed += 1
+        return [run for run in dict.fromkeys(runs) if run.request.committed == run.request.new]
 
 
 class Cell:
-    """`heard` is called with a request whenever a token of it has reached its client."""
+    """A cell with its control Redis, gateway and routes; the caller adds the routes."""
 
     def __init__(
         self,
@@ -303,24 +324,25 @@ class Cell:
         redis: Host,
         gateway: Process,
         clients: Process,
-        heard: Callable[[Asked], None],
+        heard: Callable[[ClientRequest], None],
     ) -> None:
+        """`redis` is the host of the Redis servers; `heard` is called with a request for each token at its client."""
         self.clock, self.costs, self.gateway = clock, costs, gateway
         self.redis = ControlRedis(clock, redis, costs)
         self.payload = Process(redis)
         self.logs = LogReader(self.redis, gateway, costs, self._sent)
-        self.queue: deque[Asked] = deque()
+        self.queue: deque[ClientRequest] = deque()
         self.routes: list[Route] = []
         self.unfinished = 0
         self._clients, self._heard = clients, heard
 
-    def send(self, asked: Asked) -> None:
-        """A client sends it to a gateway."""
+    def send(self, request: ClientRequest) -> None:
+        """Sends a request from a client to the gateway."""
         self.unfinished += 1
         costs = self.costs
 
         def accepts() -> tuple[float, bool]:
-            self.queue.append(asked)
+            self.queue.append(request)
             return costs.accept, True
 
         def accepted() -> None:
@@ -338,17 +360,17 @@ class Cell:
 
         self._clients.do(costs.client_request, sent)
 
-    def _sent(self, tokens: Sequence[Asked]) -> None:
-        """The gateway has written events to its sockets."""
+    def _sent(self, tokens: Sequence[ClientRequest]) -> None:
+        """Delivers tokens to clients after the gateway has written them; one entry of a request for each token."""
 
         def came() -> None:
-            for asked in tokens:
-                asked.tokens.append(self.clock.now)
-                if len(asked.tokens) == asked.new:
+            for request in tokens:
+                request.tokens.append(self.clock.now)
+                if len(request.tokens) == request.new:
                     self.unfinished -= 1
                     self.logs.followed -= 1
                     self.gateway.do(self.costs.gateway_request * BEHIND_END, lambda: None)
-                self._heard(asked)
+                self._heard(request)
 
         seconds = len(tokens) * self.costs.client_token
         self.clock.after(self.costs.wire, lambda: self._clients.do(seconds, came))

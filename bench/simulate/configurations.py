@@ -1,4 +1,4 @@
-"""Systems and loads: those that costs are taken from, and those that are predicted. Data."""
+"""The systems and loads from which costs are measured, and those whose figures are predicted. Data."""
 
 from dataclasses import dataclass
 
@@ -7,19 +7,19 @@ from bench.simulate.system import Setup
 from blockrelay.host.cpu import cores
 from blockrelay_worker.scheduling.micro_batches import Seat, groups_of
 
-#: Drawn: requests of one length that begin together end together, for ever, and what is seen is how they began.
+#: Lengths are drawn at random: requests of one length that begin together would end together for ever.
 PROMPT, NEW, LONG_PROMPT = Lengths(16, 48), Lengths(32, 96), Lengths(192, 320)
-#: Answers of the loads that costs are taken from: a request's part tells from a token's.
+#: Answers of two lengths, so that the cost of a request can be told from the cost of a token.
 SHORT, LONG = Lengths(2, 6), Lengths(64, 128)
-#: Clients at the ends of what is predicted: a cost is not followed beyond what it was measured at.
+#: The fewest and the most clients with which costs are measured; predictions stay between them.
 FEW, MANY = 1, 32
-#: Of the capacity, where requests come at random.
+#: The share of the capacity at which requests come where they come at random.
 BUSY = 0.6
 
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """A system and what its clients do."""
+    """A system and its load."""
 
     name: str
     setup: Setup
@@ -27,17 +27,20 @@ class Configuration:
 
 
 def closed(clients: int, prompt: Lengths = PROMPT, new: Lengths = NEW) -> Load:
-    """So many clients, who wait for their answers."""
+    """Returns the load of `clients` clients, each of which waits for its answer before it sends the next request."""
     return Load(prompt=prompt, new=new, clients=clients)
 
 
 def staged() -> Setup:
-    """Two stages on this host."""
+    """Returns a system of two stages on this host."""
     return Setup(workers=2, stages=2, groups=groups_of([Seat("here", cores(), 1)] * 2))
 
 
 def known() -> tuple[list[Configuration], list[Configuration]]:
-    """Of one worker and of two stages, what costs are taken from: under one client first, under many last."""
+    """Returns the configurations from which costs are measured: those of one worker, and those of two stages.
+
+    In each list the first has one client, and the last has MANY.
+    """
     one, two = Setup(), staged()
     return [
         Configuration("1 client", one, closed(FEW, new=LONG)),
@@ -52,7 +55,10 @@ def known() -> tuple[list[Configuration], list[Configuration]]:
 
 
 def six(capacity: float) -> list[Configuration]:
-    """What is predicted, then measured, where one worker gives `capacity` tokens a second."""
+    """Returns the six configurations that are predicted and then measured.
+
+    `capacity` is the tokens per second of one worker.
+    """
     one = Setup()
     random = Load(prompt=PROMPT, new=NEW, per_second=BUSY * capacity / NEW.mean)
     return [

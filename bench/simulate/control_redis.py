@@ -1,18 +1,21 @@
-"""The control Redis of a cell, and the gateway that reads its logs."""
+"""A simulated control Redis, and the gateway's reads of its token logs."""
 
 from collections.abc import Callable, Sequence
 
 from bench.simulate.clock import Clock, Host, Process, Then
 from bench.simulate.costs import Costs
-from bench.simulate.load import Asked
+from bench.simulate.load import ClientRequest
 
-#: A command does its work when its turn comes: seconds beside `Costs.call`, and whether it has written.
+#: A command, called when Redis executes it: returns its seconds besides `Costs.call`, and whether it has written.
 Command = Callable[[], tuple[float, bool]]
 
 
 class ControlRedis:
-    """One thread: the commands that are there when it looks are done together, then the disk syncs once for those that
-    write, then all are answered. Nothing is read meanwhile."""
+    """The control Redis: one thread that executes commands in rounds.
+
+    A round takes all commands that have arrived, syncs the disk once if any of them writes, and then answers all. It
+    reads nothing meanwhile. `busy_s` are the seconds of all rounds, with their waits for the disk.
+    """
 
     def __init__(self, clock: Clock, host: Host, costs: Costs) -> None:
         self._clock, self._host, self._costs = clock, host, costs
@@ -21,7 +24,7 @@ class ControlRedis:
         self.busy_s = 0.0
 
     def call(self, command: Command, then: Then) -> None:
-        """A command is sent; `then` when the caller has its answer, which for one that writes is on disk."""
+        """Sends a command, and calls `then` when its answer arrives; what it wrote is on disk by then."""
 
         def comes() -> None:
             self._waiting.append((command, then))
@@ -30,6 +33,7 @@ class ControlRedis:
         self._clock.after(self._costs.wire, comes)
 
     def _look(self) -> None:
+        """Runs a round if the server is free and commands wait."""
         if self._busy or not self._waiting:
             return
         self._busy, began = True, self._clock.now
@@ -55,20 +59,23 @@ class ControlRedis:
 
 
 class LogReader:
-    """A gateway's read of the logs of one cell: one blocking command about all that it follows, again and again."""
+    """A gateway's reads of the token logs of one cell: one blocking command on all logs that it follows, repeatedly.
+
+    `followed` is the number of these logs; the caller counts it down at the end of a request.
+    """
 
     def __init__(
-        self, redis: ControlRedis, gateway: Process, costs: Costs, tell: Callable[[Sequence[Asked]], None]
+        self, redis: ControlRedis, gateway: Process, costs: Costs, tell: Callable[[Sequence[ClientRequest]], None]
     ) -> None:
-        """`tell` the clients these tokens, one entry for each."""
+        """`tell` is called with new tokens, one entry of a request for each, after the gateway has read them."""
         self._redis, self._gateway, self._costs, self._tell = redis, gateway, costs, tell
-        self._news: list[Asked] = []
+        self._news: list[ClientRequest] = []
         self._blocked = self._woken = False
         self.followed = 0
         self._read()
 
     def follow(self) -> None:
-        """One request more: a read that is blocked does not ask about it, and is woken."""
+        """Follows one more request. A blocked read does not include its log, and is woken."""
         self.followed += 1
         if self._blocked:
             self._redis.call(self._wakes, self.look)
@@ -77,27 +84,28 @@ class LogReader:
         self._woken = True
         return self._costs.wake, True
 
-    def written(self, tokens: Sequence[Asked]) -> None:
-        """Redis has written these into the logs."""
+    def written(self, tokens: Sequence[ClientRequest]) -> None:
+        """Notes that Redis has written tokens into the logs, one entry of a request for each."""
         self._news += tokens
 
     def look(self) -> None:
-        """Redis answers what it has done: also a blocked read, if there is something in it."""
+        """Ends a blocked read if there are new tokens for it, or if it was woken."""
         if self._blocked and (self._news or self._woken):
             self._blocked = False
             self._answered()
 
     def _read(self) -> None:
-        self._redis.call(self._asks, self._asked)
+        self._redis.call(self._reads, self._blocks)
 
-    def _asks(self) -> tuple[float, bool]:
+    def _reads(self) -> tuple[float, bool]:
         return self._costs.read + self._costs.read_stream * self.followed, False
 
-    def _asked(self) -> None:
+    def _blocks(self) -> None:
         self._blocked = True
         self.look()
 
     def _answered(self) -> None:
+        """Ends a read in the gateway, which begins the next one and then handles the new tokens."""
         news, self._news, self._woken = self._news, [], False
         costs = self._costs
 

@@ -1,4 +1,4 @@
-"""What things cost: measured seconds, the only facts that the simulator has of a machine. Data."""
+"""Measured seconds of everything that takes time, which are all that the simulator knows of a machine. Data."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -7,50 +7,58 @@ from typing import Any
 from blockrelay.planning.profile import BASE_CONTEXT, BlockProfile
 from blockrelay.protocol.planned_split import equal_parts
 
-#: Seconds of `Costs` in which nobody computes.
+#: Fields of `Costs` that are seconds of waiting, in which no process computes.
 _WAITS = {"fsync", "cold", "wire", "turn"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockCosts:
-    """Seconds of one block by the `rows` of a step, on straight lines between what is there; and for each token that a
-    row attends to, `attended` of one that decodes and `attended_prompt` of a prompt."""
+    """The seconds of one block in a step. A row is a token that the step computes."""
 
     rows: Mapping[int, float]
+    """Seconds without attention, by the number of rows; interpolated linearly between these."""
     attended: float = 0.0
+    """Seconds for each token that a decode row attends to."""
     attended_prompt: float = 0.0
+    """Seconds for each token that a row of a prompt attends to."""
 
     def times(self, factor: float) -> "BlockCosts":
-        """All of it so many times."""
+        """Returns the costs with all seconds multiplied by `factor`."""
         rows = {rows: factor * seconds for rows, seconds in self.rows.items()}
         return BlockCosts(rows=rows, attended=factor * self.attended, attended_prompt=factor * self.attended_prompt)
 
     def seconds(self, rows: float) -> float:
-        """Without attention."""
+        """Returns the seconds of `rows` rows without attention."""
         return BlockProfile(seconds=self.rows).at(rows, BASE_CONTEXT)
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A step: its rows, tokens that it gives, and tokens attended to by rows that decode and by rows of prompts, all
-    together."""
+    """The amount of work in a step."""
 
     rows: float
+    """Tokens that it computes."""
     tokens: float
+    """Tokens that it generates."""
     attended: float = 0.0
+    """Tokens that all decode rows together attend to."""
     attended_prompt: float = 0.0
+    """Tokens that all rows of prompts together attend to."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """So many blocks that are computed one after the other, as one: layers, and the head if it is among them."""
+    """Consecutive blocks that one worker computes."""
 
     count: int
+    """The number of blocks."""
     layers: BlockCosts
+    """The sum over all blocks except the head."""
     head: BlockCosts | None
+    """The head, if it is one of the blocks."""
 
     def seconds(self, work: Work) -> float:
-        """The head computes no rows but those that give tokens."""
+        """Returns the seconds of a step. The head computes only the rows that generate tokens."""
         layers = self.layers
         attention = work.attended * layers.attended + work.attended_prompt * layers.attended_prompt
         return (
@@ -61,7 +69,7 @@ class Stage:
 
 
 def _summed(blocks: Sequence[BlockCosts]) -> BlockCosts:
-    """All were measured at the same rows."""
+    """Returns the sum of the costs of blocks, which were all measured at the same numbers of rows."""
     return BlockCosts(
         rows={rows: sum(block.rows[rows] for block in blocks) for rows in blocks[0].rows} if blocks else {1: 0.0},
         attended=sum(block.attended for block in blocks),
@@ -71,24 +79,25 @@ def _summed(blocks: Sequence[BlockCosts]) -> BlockCosts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """Seconds of CPU where nothing else is said.
+    """All costs of a machine, in seconds of CPU unless it says otherwise.
 
-    Control Redis: `call` for any command (socket, reply, append-only file), and beside it `accept`; `claim` and
+    Control Redis: `call` for any command (socket, reply, append-only file), and besides that `accept`; `claim` and
     `claim_job` for each job; `commit`, `commit_token` for each token in it and `commit_end` for each request that ends;
-    `wake` of a blocked read; `read` of logs, `read_stream` for each that is asked about. `sync` are seconds of CPU,
-    once for all that is there when it begins, and `fsync[k]` those of waiting for the disk while k processes of the
-    host compute.
+    `wake` for a blocked read; `read` for a read of logs and `read_stream` for each log in it. `sync` is spent once for
+    all commands that wait together, and `fsync[k]` are seconds of waiting for the disk while k processes of the host
+    compute.
     Gateway: `gateway_request` from the socket to the end of its stream, `gateway_read` for an answer of Redis,
-    `gateway_read_stream` for each log that it asked about, `gateway_token` for each token.
-    Worker: its `blocks`, of which the last is the head, and beside them `part` for each request in a batch, `ask` for
-    each CLAIM, whether it brings jobs or none, and `ask_job` for each job; in its other threads `submit` for a commit,
-    `submit_token` for each token in it, and `notice` for each request that is accepted: every first worker hears of it.
+    `gateway_read_stream` for each log that was read, `gateway_token` for each token.
+    Worker: its `blocks`, of which the last is the head; besides these `part` for each request in a batch, `ask` for
+    each CLAIM with or without jobs, and `ask_job` for each job; in its other threads `submit` for a commit,
+    `submit_token` for each token in it, and `notice` on every worker of a first stage for each accepted request.
     A message between two stages: `hop`, and `hop_row` for each row, `hop_part` for each request with rows in it, or
-    `hop_job` for each token that the first stage is told; half at each end, and the sender waits until the payload
-    Redis has it, which takes a `call` for each command. Of the receiver's half `hop_late` is done behind the delivery.
-    `cold` are seconds that a request waits beyond all that before its first token: who works for it has slept.
-    The clients, where they are on the same host: `client_request`, `client_token`.
-    `wire` are seconds from one process to another that sleeps, beside what that waits while all cores compute.
+    `hop_job` for each token that is reported to the first stage. Half of it is spent at each end. The sender waits
+    until the payload Redis has the message, which takes a `call` for each command. The receiver spends `hop_late` of
+    its half after the delivery.
+    `cold` are seconds that a request waits besides all this for its first token, because idle processes must wake up.
+    Clients on the same host: `client_request`, `client_token`.
+    `wire` are seconds from one process to another that sleeps, without the wait for a core while all compute.
     """
 
     blocks: tuple[BlockCosts, ...]
@@ -123,25 +132,25 @@ class Costs:
     client_request: float = 0.0
     client_token: float = 0.0
     wire: float = 0.0
-    #: What k processes of one host get done together, as `clock.Host` has it.
+    #: The speed of k processes of one host together at index k - 1; see `clock.Host`.
     speeds: tuple[float, ...] = (1.0,)
-    #: How long a process keeps its core while others wait for one, as `clock.Host` has it.
+    #: Seconds that a process keeps its core while others wait for one.
     turn: float = 0.0
-    #: By decode rows, how much longer blocks take while another worker of the host computes the same ones.
+    #: By the number of decode rows, how many times as long blocks take while another worker of the host computes too.
     neighbour: Mapping[int, float] = field(default_factory=dict[int, float])
 
     def beside(self, rows: float) -> float:
-        """As `neighbour`, on straight lines between what is there."""
+        """Returns `neighbour` for any number of rows, interpolated linearly."""
         return BlockProfile(seconds=self.neighbour).at(rows, BASE_CONTEXT) if self.neighbour else 1.0
 
     def times(self, factor: float) -> "Costs":
-        """All that computes so many times; nobody waits longer."""
+        """Returns the costs with all seconds of CPU multiplied by `factor`, and seconds of waiting unchanged."""
         computes = {field.name for field in fields(self)} - _WAITS - {"blocks", "neighbour", "speeds"}
         changed = {name: factor * getattr(self, name) for name in computes}
         return replace(self, blocks=tuple(block.times(factor) for block in self.blocks), **changed)
 
     def stages(self, count: int) -> list[Stage]:
-        """The blocks, cut as `blockrelay up --stages` cuts them."""
+        """Returns the blocks in `count` stages, cut as `blockrelay up --stages` cuts them."""
         parts = equal_parts(len(self.blocks), count).stages
         head, layers = self.blocks[-1], self.blocks[:-1]
         return [
@@ -154,18 +163,18 @@ class Costs:
         ]
 
     def encode(self) -> dict[str, Any]:
-        """For JSON."""
+        """Returns the costs as data for JSON."""
         return asdict(self)
 
     @classmethod
     def decode(cls, fields: Mapping[str, Any]) -> "Costs":
-        """Of what `encode` gave, behind JSON."""
+        """Returns the costs from the data of `encode`, after JSON has made its integer keys text."""
 
-        def block(of: dict[str, Any]) -> BlockCosts:
-            rows = {int(rows): seconds for rows, seconds in of["rows"].items()}
-            return BlockCosts(rows=rows, attended=of["attended"], attended_prompt=of["attended_prompt"])
+        def block(costs: dict[str, Any]) -> BlockCosts:
+            rows = {int(rows): seconds for rows, seconds in costs["rows"].items()}
+            return BlockCosts(rows=rows, attended=costs["attended"], attended_prompt=costs["attended_prompt"])
 
-        blocks = tuple(block(of) for of in fields["blocks"])
+        blocks = tuple(block(costs) for costs in fields["blocks"])
         neighbour = {int(rows): ratio for rows, ratio in fields["neighbour"].items()}
         read: dict[str, Any] = {**fields, "blocks": blocks, "neighbour": neighbour}
         return cls(**read | {name: tuple(fields[name]) for name in ("speeds", "fsync")})

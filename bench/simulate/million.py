@@ -1,7 +1,7 @@
-"""The tables of one million streams in docs/cells.md: `python -m bench.simulate.million [--costs FILE]`.
+"""Writes the tables of one million streams in docs/cells.md: `python -m bench.simulate.million [--costs FILE]`.
 
-FILE is what `python -m bench.simulate.accuracy` wrote; it becomes docs/one-million-streams.json. Without it the page is
-written from there. Only what is between the page's marks changes.
+FILE is the output of `python -m bench.simulate.accuracy`, and is copied to docs/one-million-streams.json. Without FILE
+the tables are written again from that copy. Only text between the page's marks changes.
 """
 
 import argparse
@@ -21,8 +21,9 @@ DOCS = Path(__file__).parents[2] / "docs"
 PAGE, DATA = DOCS / "cells.md", DOCS / "one-million-streams.json"
 
 TARGET = Target(streams=1_000_000, tokens_per_s=10, prompt=500, new=500)
-#: Published peaks, of which half is assumed to be reached.
+#: The share of the published peak speeds that is assumed to be reached.
 REACHED = 0.5
+#: Machines with their published peak speeds.
 PEAKS = (
     Machine(name="H200", bytes_per_s=4.8e12, operations_per_s=990e12, memory=141e9, slots=512),
     Machine(name="CPU server", bytes_per_s=0.92e12, operations_per_s=50e12, memory=384e9, slots=64),
@@ -33,11 +34,11 @@ MODELS = {
     "H200": Model(parameters=8.0e9, weight_bytes=16e9, kv_bytes=KV_BYTES),
     "CPU server": Model(parameters=8.0e9, weight_bytes=8e9, kv_bytes=KV_BYTES),
 }
-#: Of a control Redis: a machine's share of 8 GiB, half of which may be filled before FORGET begins.
+#: Bytes that a control Redis may fill: half of its 8 GiB, beyond which the script FORGET deletes ended requests.
 REDIS_MEMORY = 4 * 1024**3
-#: What gateways, Redis and schedulers run on, and dollars an hour that are assumed for each kind of machine.
+#: Cores of the hosts for gateways, Redis and schedulers, and assumed dollars per hour of each kind of machine.
 CORES, DOLLARS = 64, {"H200": 3.5, "CPU server": 4.0, "host": 2.5}
-#: One thing is changed at a time.
+#: Changes to the costs, with a factor for each changed field.
 CHANGES: Mapping[str, Mapping[str, Any]] = {
     "as it is": {},
     "reading logs costs nothing for each stream": {"read_stream": 0.0, "gateway_read_stream": 0.0},
@@ -46,12 +47,13 @@ CHANGES: Mapping[str, Mapping[str, Any]] = {
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Returns a Markdown table."""
     lines = [heads, ["---"] + ["---:"] * (len(heads) - 1), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def sized(costs: Costs, footprint: Footprint) -> dict[str, Sized]:
-    """For each kind of worker."""
+    """Returns the sizes of the system for TARGET, by kind of worker."""
 
     def reached(peak: Machine) -> Machine:
         speed = {"bytes_per_s": peak.bytes_per_s * REACHED, "operations_per_s": peak.operations_per_s * REACHED}
@@ -64,12 +66,12 @@ def sized(costs: Costs, footprint: Footprint) -> dict[str, Sized]:
 
 
 def hosts(found: Sized) -> float:
-    """Machines for gateways, and for a control Redis, a scheduler and what else a cell has, two cores."""
+    """Returns the hosts that are needed: one core for each gateway, and two cores for the other services of a cell."""
     return (found.gateways + 2 * found.cells) / (SHARE * CORES)
 
 
 def need(found: Mapping[str, Sized]) -> str:
-    """What it takes."""
+    """Returns the table of the machines that are needed."""
     lines: list[tuple[str, list[str]]] = [
         ("streams of a worker, bound by", [f"{s.workers.streams}, {s.workers.bound}" for s in found.values()]),
         ("a step, ms", [f"{1000 * s.workers.step_s:.0f}" for s in found.values()]),
@@ -89,7 +91,7 @@ def need(found: Mapping[str, Sized]) -> str:
 
 
 def redis_use(found: Mapping[str, Sized]) -> str:
-    """What the thread of a full cell's Redis is for."""
+    """Returns the table of the use of a full cell's control Redis."""
     names = {
         "tokens": "tokens into logs", "commits": "calls of COMMIT", "requests": "ACCEPT, CLAIM, ends",
         "reads": "reads of gateways", "syncs": "the disk", "memory": "its memory, beside",
@@ -101,7 +103,7 @@ def redis_use(found: Mapping[str, Sized]) -> str:
 
 
 def drivers(found: Mapping[str, Sized]) -> str:
-    """Dollars an hour."""
+    """Returns the table of dollars per hour, by part of the system."""
     lines = {
         "workers": [s.workers.count * DOLLARS[name] for name, s in found.items()],
         "gateways": [hosts(replace(s, cells=0)) * DOLLARS["host"] for s in found.values()],
@@ -116,7 +118,7 @@ def drivers(found: Mapping[str, Sized]) -> str:
 
 
 def changes(costs: Costs, footprint: Footprint) -> str:
-    """What would move the bounds."""
+    """Returns the table of the sizes after each change of the costs."""
     rows: list[list[str]] = []
     for name, factors in CHANGES.items():
         changed: dict[str, Any] = {field: getattr(costs, field) * factor for field, factor in factors.items()}
@@ -128,7 +130,7 @@ def changes(costs: Costs, footprint: Footprint) -> str:
 
 
 def costs_table(costs: Costs, footprint: Footprint) -> str:
-    """The measured costs that matter most here."""
+    """Returns the table of the measured costs that matter most."""
     micro = {
         "Redis: a token into its log": costs.commit_token,
         "Redis: a call of COMMIT": costs.call + costs.commit,
@@ -154,20 +156,20 @@ def costs_table(costs: Costs, footprint: Footprint) -> str:
 
 
 def accuracy(data: Mapping[str, Any]) -> str:
-    """Predicted, measured, error."""
+    """Returns the table of the predictions, the measurements and the errors."""
     rows: list[list[str]] = []
     for name, measured in data["measured"].items():
-        said, cells = Figures(**data["predicted"][name]), [name]
+        prediction, cells = Figures(**data["predicted"][name]), [name]
         for figure, scale in (("tokens_per_second", 1), ("first_token_s", 1000), ("between_tokens_s", 1000)):
-            says, finds = getattr(said, figure) * scale, measured["figures"][figure] * scale
-            cells.append(f"{says:,.1f} / {finds:,.1f} ({100 * (says / finds - 1):+.0f} %)")
+            expected, actual = getattr(prediction, figure) * scale, measured["figures"][figure] * scale
+            cells.append(f"{expected:,.1f} / {actual:,.1f} ({100 * (expected / actual - 1):+.0f} %)")
         rows.append([*cells, f"{measured['others']:.2f}"])
     heads = ["predicted / measured (error)", "tokens/s", "first token, ms", "between tokens, ms", "cores of others"]
     return table(heads, rows)
 
 
 def parts(data: Mapping[str, Any]) -> dict[str, str]:
-    """What is between the marks of the page, by their names."""
+    """Returns the text between the marks of the page, by the marks' names."""
     costs, footprint = Costs.decode(data["costs"]), Footprint(**data["footprint"])
     found = sized(costs, footprint)
     return {
@@ -184,9 +186,9 @@ def parts(data: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def written(page: str, found: Mapping[str, str]) -> str:
-    """The page with these parts between its marks."""
-    for name, text in found.items():
+def written(page: str, texts: Mapping[str, str]) -> str:
+    """Returns the page with these texts between its marks."""
+    for name, text in texts.items():
         mark = re.compile(rf"(<!-- generated: {name} -->\n).*?(<!-- end -->)", re.DOTALL)
         assert mark.search(page), f"the page has no mark {name}"
         page = mark.sub(lambda match, text=text: f"{match.group(1)}\n{text}\n\n{match.group(2)}", page)
@@ -194,8 +196,9 @@ def written(page: str, found: Mapping[str, str]) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
+    """Writes the page and returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--costs", type=Path, help="what bench.simulate.accuracy wrote; default: what is in docs/")
+    parser.add_argument("--costs", type=Path, help="output of bench.simulate.accuracy; default: the copy in docs/")
     chosen = parser.parse_args(arguments)
     if chosen.costs:
         new = json.loads(chosen.costs.read_text())

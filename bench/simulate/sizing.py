@@ -1,77 +1,93 @@
-"""How much of everything a number of streams needs, and what runs out first. Pure: from measured costs and a target."""
+"""Computes the machines that a number of streams needs, and what runs out first. Pure: from measured costs."""
 
 from dataclasses import asdict, dataclass
 from math import ceil, floor
 
 from bench.simulate.costs import Costs
 
-#: Of a core, of a worker's second, or of the memory that Redis may fill, what is planned for: the rest is for bursts.
+#: The share of a core, of a worker's time, and of the memory that Redis may fill, that is planned for; the rest is for
+#: bursts.
 SHARE = 0.7
-#: Where there is always something to do, a control Redis writes to its disk and a gateway reads its logs so often; what
-#: comes meanwhile waits for the next time. Seconds.
+#: Seconds between two syncs of a busy control Redis, and between two reads of logs by a busy gateway.
 ROUND_S = 0.020
 _ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Footprint:
-    """Measured bytes. In the control Redis: of a request under way, and of one that has ended, for `retention_s`. On
-    its wires: for each token, and for each log that a read asks about. Of a gateway's memory for a stream, and on the
-    wire to the client for a token."""
+    """Measured bytes of requests, streams and tokens."""
 
     redis_request: float
+    """Memory of the control Redis for a request in flight."""
     redis_ended: float
+    """Memory of the control Redis for a request that has ended."""
     redis_token: float
+    """Bytes to and from the control Redis for a token."""
     redis_read_stream: float
+    """Bytes to and from the control Redis for each log in a read."""
     gateway_stream: float
+    """Memory of a gateway for a stream."""
     client_token: float
+    """Bytes to the client for a token."""
     retention_s: float = 900.0
+    """Seconds for which ended requests stay in the control Redis."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """So many streams at once; each has `tokens_per_s` and another one follows when its `new` tokens are there."""
+    """The load to size for: `streams` streams at once, in each of which one request follows the other."""
 
     streams: int
     tokens_per_s: float
+    """Tokens per second of each stream."""
     prompt: int
+    """Tokens of each prompt."""
     new: int
+    """Tokens of each answer."""
 
     @property
     def requests_per_s(self) -> float:
-        """Of one stream."""
+        """Requests per second of one stream."""
         return self.tokens_per_s / self.new
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """A worker: what it reads from memory and computes in a second, its memory in bytes, and the requests that it is
-    set to run at once."""
+    """The machine of a worker."""
 
     name: str
     bytes_per_s: float
+    """Bytes that it reads from memory in a second."""
     operations_per_s: float
     memory: float
+    """Its memory in bytes."""
     slots: int
+    """Requests that the worker is set to run at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """Numbers that each token is multiplied with, the bytes they lie in, and KV bytes of each token."""
+    """The size of a model."""
 
     parameters: float
     weight_bytes: float
+    """Bytes of all parameters."""
     kv_bytes: float
+    """Bytes of keys and values of one token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workers:
-    """`streams` of one worker, its `step_s`, and which of memory, reading, computing and slots keeps it from more."""
+    """The workers that a target needs."""
 
     streams: int
+    """Streams of one worker."""
     step_s: float
+    """Seconds of a step with all of them."""
     bound: str
+    """The limit that keeps it from more streams: memory, reading, computing or slots."""
     count: int
+    """The number of workers."""
 
 
 def _whole(streams: float) -> int:
@@ -79,10 +95,13 @@ def _whole(streams: float) -> int:
 
 
 def workers(target: Target, model: Model, machine: Machine) -> Workers:
-    """As many streams to a worker as have their tokens in time, with SHARE of its speed. A step reads all weights and
-    the KV pages of all its streams, and computes a token for each and their share of prompts."""
+    """Returns the workers for a target: each has as many streams as get their tokens in time at SHARE of its speed.
+
+    A step reads all weights and the KV pages of all its streams, and computes a token and a share of a prompt for each.
+    Raises ValueError where a worker is too slow or too small for one stream.
+    """
     context = target.prompt + target.new / 2
-    rows = 1 + target.prompt / target.new  # of each token that is given
+    rows = 1 + target.prompt / target.new  # computed tokens for each generated one
     per_token = SHARE / target.tokens_per_s
     bounds = {
         "memory": (machine.memory - model.weight_bytes) / (model.kv_bytes * (target.prompt + target.new)),
@@ -102,7 +121,7 @@ def workers(target: Target, model: Model, machine: Machine) -> Workers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellUse:
-    """Shares of what the control Redis of a cell has: of its thread, by what for, and of its memory."""
+    """The use of a cell's control Redis: the share of its thread for each kind of work, and the share of its memory."""
 
     tokens: float
     commits: float
@@ -113,41 +132,48 @@ class CellUse:
 
     @property
     def thread(self) -> float:
+        """The share of the thread that is used."""
         return self.tokens + self.commits + self.requests + self.reads + self.syncs
 
     @property
     def largest(self) -> str:
-        """What fills it first: memory, or what most of the thread is for."""
+        """The name of the limit: `memory`, or the kind of work that takes most of the thread."""
         shares = {name: share for name, share in asdict(self).items() if name != "memory"}
         return "memory" if self.memory > self.thread else max(shares, key=lambda name: shares[name])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sized:
-    """What it takes. Of a cell and of a gateway (one thread) its streams, and what keeps it from more.
-    `gateway_cells`: those that a gateway could read if it had no streams. Bytes in all, and of a second."""
+    """The sizes of a whole system for a target. A gateway is one thread."""
 
     workers: Workers
     cells: int
     cell_streams: int
+    """Streams of one cell."""
     cell_use: CellUse
+    """The use of the control Redis of a full cell."""
     gateways: int
     gateway_streams: int
+    """Streams of one gateway."""
     gateway_bound: str
+    """The kind of work that takes most of a gateway."""
     gateway_cells: int
+    """Cells whose logs a gateway without streams could read."""
     gateway_bytes: float
+    """Memory of all gateways."""
     redis_bytes: float
+    """Memory of all control Redis servers."""
     client_bytes_per_s: float
     redis_bytes_per_s: float
 
 
 def kept_bytes(footprint: Footprint, target: Target) -> float:
-    """Of a control Redis for each stream: its request, and those before it that are retained."""
+    """Bytes of a control Redis for each stream: its request, and the ended ones before it that are retained."""
     return footprint.redis_request + target.requests_per_s * footprint.retention_s * footprint.redis_ended
 
 
 def gateway_use(costs: Costs, target: Target) -> dict[str, float]:
-    """Shares of a gateway's thread for each stream, by what for; it reads every ROUND_S."""
+    """Returns the share of a gateway's thread for one stream, by kind of work. The gateway reads every ROUND_S."""
     return {
         "tokens": target.tokens_per_s * costs.gateway_token,
         "requests": target.requests_per_s * costs.gateway_request,
@@ -158,8 +184,10 @@ def gateway_use(costs: Costs, target: Target) -> dict[str, float]:
 def cell_use(
     costs: Costs, footprint: Footprint, target: Target, some: Workers, *, streams: int, gateways: int, memory: float
 ) -> CellUse:
-    """Of a cell with so many streams that so many gateways read, and whose Redis may fill so many bytes. Workers commit
-    as often as the streams have tokens."""
+    """Returns the use of a cell with `streams` streams, whose logs `gateways` gateways read.
+
+    Its Redis may fill `memory` bytes. Workers (`some`) commit once for each token of a stream.
+    """
     starts = streams * target.requests_per_s
     request = costs.accept + costs.claim + costs.claim_job + costs.wake + costs.commit_end + 4 * costs.call
     return CellUse(
@@ -175,8 +203,11 @@ def cell_use(
 def size(
     costs: Costs, footprint: Footprint, target: Target, model: Model, machine: Machine, *, redis_memory: float
 ) -> Sized:
-    """All of it, each filled to SHARE. The streams of a gateway are those of one cell, as two lists of cells would have
-    it; a gateway that reads several cells pays `gateway_read` for each."""
+    """Returns the sizes of a whole system, in which each part is filled to SHARE.
+
+    Each gateway reads the logs of one cell only; a gateway that reads several would pay `gateway_read` for each.
+    `redis_memory` is the bytes that a control Redis may fill.
+    """
     some = workers(target, model, machine)
     shares = gateway_use(costs, target)
     gateway_streams = max(1, _whole((SHARE - costs.gateway_read / ROUND_S) / sum(shares.values())))
@@ -186,7 +217,7 @@ def size(
         return cell_use(costs, footprint, target, some, streams=streams, gateways=gateways, memory=redis_memory)
 
     low, high = 1, target.streams
-    while low < high:  # the most that fit
+    while low < high:  # bisection: the most streams that fit into a cell
         middle = (low + high + 1) // 2
         fits = max(use(middle).thread, use(middle).memory) <= SHARE + _ROUNDING
         low, high = (middle, high) if fits else (low, middle - 1)

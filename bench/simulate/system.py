@@ -1,4 +1,4 @@
-"""A whole system under a load, and what its clients see of it."""
+"""Simulates a whole system under a load, and returns the figures that its clients see."""
 
 import random
 from dataclasses import dataclass
@@ -6,47 +6,53 @@ from dataclasses import dataclass
 from bench.simulate.cell import Cell, Route, Worker
 from bench.simulate.clock import Clock, Host, Process
 from bench.simulate.costs import Costs
-from bench.simulate.load import Asked, Figures, Load, figures
+from bench.simulate.load import ClientRequest, Figures, Load, figures
 from blockrelay_gateway.cells.placement import offers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """`workers` of a cell serve all blocks each, or `stages` of them together. On one host all processes share its
-    cores; else each has what it needs, and a gateway for each cell."""
+    """The size of a system."""
 
     cells: int = 1
     workers: int = 1
+    """Workers of each cell, a multiple of `stages`."""
     stages: int = 1
     groups: int = 1
+    """Batches that each route has in flight."""
     one_host: bool = True
+    """True: all processes share the cores of one host, with one gateway. False: each process has cores of its own, and
+    each cell a gateway."""
 
     def __post_init__(self) -> None:
         assert self.workers % self.stages == 0, "each route has a worker for every stage"
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """What clients saw behind the warm-up. `busy`: share of the time in which a process computed (Redis: or waited for
-    its disk), the busiest of each kind."""
+class Simulated:
+    """The result of a simulation."""
 
     figures: Figures
+    """What clients saw after the warm-up."""
     busy: dict[str, float]
+    """Share of the time in which the busiest process of each kind computed, or a Redis waited for its disk."""
 
 
-def simulate(setup: Setup, load: Load, costs: Costs, *, seconds: float, warm_up: float = 0.0, seed: int = 0) -> Seen:
-    """`seconds` of it behind a warm-up."""
+def simulate(
+    setup: Setup, load: Load, costs: Costs, *, seconds: float, warm_up: float = 0.0, seed: int = 0
+) -> Simulated:
+    """Simulates `seconds` of a load on a system, after `warm_up` seconds that do not count in the figures."""
     clock, chance = Clock(), random.Random(seed)
     shared = Host(clock, costs.speeds, costs.turn)
     until = warm_up + seconds
-    every: list[Asked] = []
+    every: list[ClientRequest] = []
 
     def host() -> Host:
         return shared if setup.one_host else Host(clock, (1.0,))
 
-    def heard(asked: Asked) -> None:
-        if load.clients and len(asked.tokens) == asked.new:
-            clock.at(asked.tokens[-1], send)
+    def heard(request: ClientRequest) -> None:
+        if load.clients and len(request.tokens) == request.new:
+            clock.at(request.tokens[-1], send)
 
     def worker() -> Worker:
         own = shared if setup.one_host else Host(clock, (1.0, 2.0))
@@ -70,10 +76,10 @@ def simulate(setup: Setup, load: Load, costs: Costs, *, seconds: float, warm_up:
     weights = dict.fromkeys(cells, 1)
 
     def send() -> None:
-        asked = Asked(load.prompt.draw(chance), load.new.draw(chance), clock.now)
-        every.append(asked)
+        request = ClientRequest(load.prompt.draw(chance), load.new.draw(chance), clock.now)
+        every.append(request)
         loads = {name: cell.unfinished for name, cell in cells.items()}
-        cells[offers(None, weights, loads, (), chance=chance).order[0]].send(asked)
+        cells[offers(None, weights, loads, (), chance=chance).order[0]].send(request)
 
     for _ in range(load.clients):
         clock.at(0.0, send)
@@ -81,7 +87,7 @@ def simulate(setup: Setup, load: Load, costs: Costs, *, seconds: float, warm_up:
         clock.at(moment, send)
     clock.run(until)
 
-    return Seen(
+    return Simulated(
         figures(every, warm_up, until),
         {
             "worker": max(one.kernels.work_s for one in workers) / until,

@@ -1,4 +1,4 @@
-"""`python -m deploy.dashboards`: write deploy/grafana/dashboards/*.json anew."""
+"""`python -m deploy.dashboards`: writes the Grafana dashboards, deploy/grafana/dashboards/*.json."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ FOLDER = Path(__file__).resolve().parents[1] / "grafana" / "dashboards"
 
 
 def main() -> None:
-    """All of them; a file that is no dashboard's goes."""
+    """Writes the file of every dashboard, and deletes other JSON files from the folder."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     files = {FOLDER / f"{one.name}.json": to_json(one) for one in DASHBOARDS}
     for stray in set(FOLDER.glob("*.json")) - files.keys():

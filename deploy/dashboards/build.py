@@ -1,4 +1,4 @@
-"""Data to Grafana's JSON, by Grafana's own typed builders."""
+"""Turns a dashboard into Grafana's JSON, by Grafana's own typed builders."""
 
 import json
 
@@ -17,13 +17,13 @@ from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
 from deploy.dashboards.panel import VARIABLES, Dashboard, Panel, Query
 
-#: Of 24 columns and any number of rows.
+#: Sizes of graphs and of single numbers, in Grafana's grid of 24 columns.
 _WIDTH, _HEIGHT, _STAT_WIDTH, _STAT_HEIGHT = 12, 8, 6, 4
 _SOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
 
 
 def to_json(one: Dashboard) -> str:
-    """The file of a dashboard, as it is committed and provisioned."""
+    """Returns the content of a dashboard's file, as it is committed and provisioned."""
     made = (
         dashboard.Dashboard(one.title)
         .uid(f"blockrelay-{one.name}")
@@ -49,7 +49,7 @@ def to_json(one: Dashboard) -> str:
 
 
 def _variable(label: str) -> dashboard.QueryVariable:
-    """All values of a label. "All" leaves out series without it."""
+    """Returns a choice among all values of a label; its "All" leaves out series without the label."""
     return (
         dashboard.QueryVariable(label)
         .datasource(_SOURCE)
@@ -62,6 +62,7 @@ def _variable(label: str) -> dashboard.QueryVariable:
 
 
 def _target(number: int, query: Query) -> prometheus.Dataquery:
+    """Returns a query of a panel; `number` counts the panel's queries from 0."""
     return (
         prometheus.Dataquery()
         .ref_id(chr(ord("A") + number))
@@ -72,6 +73,7 @@ def _target(number: int, query: Query) -> prometheus.Dataquery:
 
 
 def _graph(panel: Panel) -> timeseries.Panel:
+    """Returns a panel of lines over time."""
     made = (
         timeseries.Panel()
         .title(panel.title)
@@ -96,6 +98,7 @@ def _graph(panel: Panel) -> timeseries.Panel:
 
 
 def _stat(panel: Panel) -> stat.Panel:
+    """Returns a panel with the last value as a number."""
     made = (
         stat.Panel()
         .title(panel.title)
@@ -114,7 +117,7 @@ def _stat(panel: Panel) -> stat.Panel:
 
 
 def _heat_map(panel: Panel) -> heatmap.Panel:
-    """Buckets as Prometheus has them: each row of the map is one, its colour how many values came."""
+    """Returns a heat map of a histogram: each row is a bucket of Prometheus, its colour the number of values."""
     (query,) = panel.queries
     return (
         heatmap.Panel()

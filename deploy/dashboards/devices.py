@@ -1,4 +1,4 @@
-"""Is a GPU well? How busy and hot it is, how often it was lost, what went to CPUs for it, what it holds."""
+"""The dashboard of GPUs: losses, blocks that moved to CPUs, step times, memory, sensors."""
 
 from deploy.dashboards.panel import Dashboard, Panel, Query, increase, of_cell, of_processes, rate
 
@@ -7,7 +7,7 @@ _STEP_TIME = f"{rate(f'{_STAGE}_sum', 'stage', where=_GPU)} / {rate(f'{_STAGE}_c
 
 
 def _sensor(what: str) -> Query:
-    """Workers of one machine tell the same."""
+    """The query for a sensor of each GPU, which all workers of its machine export with the same value."""
     return Query(of_cell(f"blockrelay_worker_gpu_{what}", "instance, gpu"), "{{instance}} {{gpu}}")
 
 
@@ -20,32 +20,32 @@ DEVICES = Dashboard(
             (
                 Panel(
                     title="GPUs that were lost",
-                    meaning="By reason. The requests that were there go on at CPUs, and a new process is begun.",
+                    meaning="By reason. The GPU's requests go on on CPUs, and a new process is started for it.",
                     queries=[Query(increase("blockrelay_worker_device_losses_total", "reason"), "{{reason}}")],
                     cause="device",
                 ),
                 Panel(
                     title="Blocks that went to CPUs",
-                    meaning="In mid-request, by block. One block alone: it has no room, or the driver refuses it.",
+                    meaning="During a request, by block. If it is one block alone, it has no room or the driver fails.",
                     queries=[Query(increase("blockrelay_worker_fallbacks_total", "block"), "{{block}}")],
                     cause="device",
                 ),
                 Panel(
                     title="In quarantine",
-                    meaning="GPUs that were lost three times in ten minutes: tried again an hour later.",
+                    meaning="GPUs that were lost three times in ten minutes. They are tried again after an hour.",
                     queries=[Query(of_processes("blockrelay_worker_device_quarantined"))],
                     cause="device",
                     kind="number",
                 ),
                 Panel(
                     title="New processes",
-                    meaning="lost: behind a loss. slow: steps took half as long again, behind a clean-up too.",
+                    meaning="lost: after a loss. slow: steps took half as long again, even after a clean-up.",
                     queries=[Query(increase("blockrelay_worker_device_renewals_total", "reason"), "{{reason}}")],
                     cause="device",
                 ),
                 Panel(
                     title="Canaries",
-                    meaning="Known answers that GPUs were asked for. A wrong one loses the GPU.",
+                    meaning="Known answers that GPUs computed again. A GPU with a wrong one counts as lost.",
                     queries=[Query(increase("blockrelay_worker_canaries_total", "result"), "{{result}}")],
                     cause="device",
                 ),
@@ -56,21 +56,21 @@ DEVICES = Dashboard(
             (
                 Panel(
                     title="Step time of a stage, mean",
-                    meaning="Of stages on GPUs. It grows with rows and context; at equal ones it should not.",
+                    meaning="Of stages on GPUs. It should grow only with the tokens of a batch and their context.",
                     queries=[Query(_STEP_TIME, "stage {{stage}}")],
                     cause="device",
                     unit="s",
                 ),
                 Panel(
                     title="Over the bus",
-                    meaning="Bytes per second to GPUs and from them: rows, logits, KV pages that move; no weights.",
+                    meaning="Bytes per second to and from GPUs: hidden states, logits, KV pages; without weights.",
                     queries=[Query(rate("blockrelay_worker_device_bus_bytes_total", "direction"), "{{direction}}")],
                     cause="device",
                     unit="Bps",
                 ),
                 Panel(
-                    title="What is held",
-                    meaning="Weights and KV pages on GPUs, and this machine's memory that their processes have.",
+                    title="Memory of GPU workers",
+                    meaning="Weights and KV pages on GPUs, and the main memory of their processes.",
                     queries=[
                         Query(of_processes("blockrelay_worker_device_weight_bytes"), "weights"),
                         Query(of_processes("blockrelay_worker_device_pool_bytes"), "KV pages"),
@@ -81,7 +81,7 @@ DEVICES = Dashboard(
                 ),
                 Panel(
                     title="Memory of GPUs in use",
-                    meaning="By whomever, where the provider tells (WebGPU and DirectML do not).",
+                    meaning="By all programs, where the provider reports it (WebGPU and DirectML do not).",
                     queries=[Query(of_processes("blockrelay_worker_device_memory_used_bytes"))],
                     cause="device",
                     unit="bytes",
@@ -93,21 +93,21 @@ DEVICES = Dashboard(
             (
                 Panel(
                     title="Utilisation",
-                    meaning="Share of the time in which a GPU computed, for whomever, where its driver tells.",
+                    meaning="Share of the time in which a GPU computed, for any program, if its driver reports it.",
                     queries=[_sensor("utilisation_ratio")],
                     cause="device",
                     unit="percentunit",
                 ),
                 Panel(
                     title="Temperature",
-                    meaning="Where its driver tells. A GPU that is too hot computes more slowly.",
+                    meaning="If the driver reports it. A GPU that is too hot computes more slowly.",
                     queries=[_sensor("temperature_celsius")],
                     cause="device",
                     unit="celsius",
                 ),
                 Panel(
                     title="Power",
-                    meaning="Where its driver tells.",
+                    meaning="If the driver reports it.",
                     queries=[_sensor("power_watts")],
                     cause="device",
                     unit="watt",

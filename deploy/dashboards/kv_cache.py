@@ -1,4 +1,4 @@
-"""Is there room? KV pages of workers, the prefix cache, the page store's tiers."""
+"""The dashboard of KV pages: their use on workers, the prefix cache, and the tiers of the page store."""
 
 from deploy.dashboards.panel import Dashboard, Panel, Query, increase, of_cell, of_processes, rate
 
@@ -11,14 +11,14 @@ KV_CACHE = Dashboard(
             (
                 Panel(
                     title="KV pages in use",
-                    meaning="Share, in the stage of the cell that has least left.",
+                    meaning="Share in use, in the stage of the cell with the fewest free pages.",
                     queries=[Query(of_cell("blockrelay_kv_cache_usage_ratio"))],
                     cause="load",
                     unit="percentunit",
                 ),
                 Panel(
                     title="KV pages by worker",
-                    meaning="Share in use, by process.",
+                    meaning="Share in use, by worker.",
                     queries=[Query(of_processes("blockrelay_worker_kv_cache_usage_ratio", "instance"), "{{instance}}")],
                     cause="load",
                     unit="percentunit",
@@ -35,8 +35,8 @@ KV_CACHE = Dashboard(
             "Prefix cache",
             (
                 Panel(
-                    title="Prompt tokens that were found",
-                    meaning="Share of the tokens looked up, in the pool or in a tier.",
+                    title="Prefix hits",
+                    meaning="Share of the prompt tokens looked up that were found in the pool or in a tier.",
                     queries=[
                         Query(
                             f"{rate('blockrelay_worker_prefix_cache_hits_total')} / "
@@ -47,13 +47,13 @@ KV_CACHE = Dashboard(
                     unit="percentunit",
                 ),
                 Panel(
-                    title="KV pages kept for their name",
-                    meaning="Without a user. They give way when room is needed.",
+                    title="Cached KV pages without a user",
+                    meaning="Pages kept for later prefix hits. They are evicted when room is needed.",
                     queries=[Query(of_processes("blockrelay_worker_kv_pages_cached", "instance"), "{{instance}}")],
                     cause="prefixes",
                 ),
                 Panel(
-                    title="KV pages that gave way",
+                    title="KV pages evicted",
                     meaning="Cached pages of the pool that made room for others.",
                     queries=[Query(increase("blockrelay_worker_prefix_cache_evictions_total"))],
                     cause="crowd",
@@ -64,8 +64,8 @@ KV_CACHE = Dashboard(
             "Page store",
             (
                 Panel(
-                    title="Pages that a tier gave",
-                    meaning="Per second, and what it was asked for and did not have.",
+                    title="Look-ups in tiers",
+                    meaning="Pages per second that a tier had, and that it did not have.",
                     queries=[
                         Query(rate("blockrelay_worker_page_store_hits_total", "tier"), "{{tier}} found"),
                         Query(rate("blockrelay_worker_page_store_misses_total", "tier"), "{{tier}} missing"),
@@ -75,7 +75,7 @@ KV_CACHE = Dashboard(
                 ),
                 Panel(
                     title="Bytes that a tier holds",
-                    meaning="As far as each worker knows: `redis` is one for all, others are of a host.",
+                    meaning="As counted by each worker. All workers share `redis`; the other tiers are a host's.",
                     queries=[
                         Query(of_cell("blockrelay_worker_page_store_bytes", "tier, instance"), "{{tier}} {{instance}}")
                     ],
@@ -84,7 +84,7 @@ KV_CACHE = Dashboard(
                 ),
                 Panel(
                     title="Trouble with tiers",
-                    meaning="Full, unreachable, or a page that was corrupt and computed anew.",
+                    meaning="A tier was full or unreachable, or had a corrupt page, which was computed again.",
                     queries=[
                         Query(increase("blockrelay_worker_page_store_trouble_total", "tier, kind"), "{{tier}} {{kind}}")
                     ],

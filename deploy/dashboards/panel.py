@@ -1,17 +1,17 @@
-"""What a dashboard is made of, and the queries that most panels are."""
+"""The parts of a dashboard as data, and functions for the Prometheus queries of most panels."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-#: Units as Grafana calls them.
+#: Units, by Grafana's names.
 Unit = Literal["short", "s", "bytes", "Bps", "percentunit", "reqps", "ops", "cps", "celsius", "watt", "none"]
 Kind = Literal["graph", "number", "heat map"]
 Cause = Literal[
     "load", "overload", "crowd", "prefixes", "tenants", "kill", "gpu", "device", "poison", "numerics", "redis", "tiers",
     "memory", "books", "rewrite",
 ]  # fmt: skip
-#: What changes a panel's value (done by tests/support/systems/causes.py), in words.
+#: The events that change the values of panels, in words; tests/support/systems/causes.py makes them happen.
 CAUSES: dict[Cause, str] = {
     "load": "many requests",
     "prefixes": "prompts that begin alike",
@@ -24,65 +24,70 @@ CAUSES: dict[Cause, str] = {
     "poison": "a request that cannot be computed",
     "numerics": "no worker of a numerics id is left",
     "memory": "Redis is full",
-    "books": "requests in the books that nobody knows",
+    "books": "the accounting has requests that do not exist",
     "tiers": "a tier of the page store goes away",
     "rewrite": "the process that rewrites the append-only file is killed",
     "redis": "both Redis go away",
 }
-#: What has a value only where a GPU has sensors that its driver tells of: asked for on no machine without one.
+#: Metrics that exist only for a GPU whose driver reports its sensors: tests without such a GPU expect no values.
 NEEDS_HARDWARE = (
     "blockrelay_worker_gpu_utilisation_ratio",
     "blockrelay_worker_gpu_temperature_celsius",
     "blockrelay_worker_gpu_power_watts",
 )
-#: A choice that a dashboard offers -> where its values are.
+#: Grafana's query for the values of each variable that the user of a dashboard may choose.
 VARIABLES = {
     "cell": "label_values(blockrelay_build_info, cell)",
     "model": "label_values(blockrelay_build_info, model)",
     "redis": 'label_values(redis_up{job="blockrelay-redis"}, instance)',
 }
-#: Of the cell's dashboards. Series of what was renamed, which have no `model`, are not meant.
+#: The label matchers that select the chosen cells and models.
 SELECTED = 'cell=~"$cell", model=~"$model"'
 
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """`legend` as Grafana fills it in: `{{label}}`."""
+    """A Prometheus query and the legend of its series."""
 
     expr: str
     legend: str = ""
+    """The legend with labels as Grafana fills them in, `{{label}}`; empty: Grafana chooses."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Panel:
-    """What people look at. `meaning` is what they read beside it; `cause` changes its value.
-
-    A heat map has one query: how many values a histogram has got, by its bounds (`heat`).
-    """
+    """A panel of a dashboard. A heat map has one query, made by `heat`."""
 
     title: str
     meaning: str
+    """The description that Grafana shows beside the title."""
     queries: Sequence[Query]
     cause: Cause
+    """An event that changes the panel's value; a test makes it happen."""
     unit: Unit = "short"
     kind: Kind = "graph"
 
     @property
     def needs_hardware(self) -> bool:
+        """True if the panel has values only where a GPU reports its sensors."""
         return any(name in query.expr for query in self.queries for name in NEEDS_HARDWARE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dashboard:
-    """Rows of panels under a heading. `variables`: what can be chosen, which every query takes to heart."""
+    """A Grafana dashboard."""
 
     name: str
+    """The name of its file and the end of its uid."""
     title: str
     rows: Sequence[tuple[str, Sequence[Panel]]]
+    """Each row's heading and panels."""
     variables: Sequence[str] = ("cell", "model")
+    """The variables that its user may choose, keys of VARIABLES; every query uses all of them."""
 
     @property
     def panels(self) -> list[Panel]:
+        """The panels of all rows."""
         return [panel for _, panels in self.rows for panel in panels]
 
 
@@ -95,32 +100,32 @@ def _selected(more: str) -> str:
 
 
 def rate(metric: str, by: str = "", *, where: str = "") -> str:
-    """Per second, of a counter that is summed over processes."""
+    """The query for the rate per second of a counter, summed over processes."""
     return f"sum{_by(by)} (rate({metric}{_selected(where)}[$__rate_interval]))"
 
 
 def increase(metric: str, by: str = "", *, where: str = "") -> str:
-    """How many in the interval between two points of the graph."""
+    """The query for the increase of a counter between two points of the graph, summed over processes."""
     return f"sum{_by(by)} (increase({metric}{_selected(where)}[$__rate_interval]))"
 
 
 def of_cell(metric: str, by: str = "", *, where: str = "") -> str:
-    """A gauge of the cell, which every process that tells it tells alike."""
+    """The query for a gauge of the whole cell, which several processes export with the same value."""
     return f"max{_by(by)} ({metric}{_selected(where)})"
 
 
 def of_processes(metric: str, by: str = "", *, where: str = "") -> str:
-    """A gauge that is summed over processes."""
+    """The query for a gauge that is summed over processes."""
     return f"sum{_by(by)} ({metric}{_selected(where)})"
 
 
 def of_cell_rate(metric: str, by: str = "") -> str:
-    """Per second, of a counter that Redis keeps and every scheduler tells alike."""
+    """The query for the rate per second of a counter kept in Redis, which all schedulers export with the same value."""
     return f"max{_by(by)} (rate({metric}{_selected('')}[$__rate_interval]))"
 
 
 def of_cell_increase(metric: str, by: str = "") -> str:
-    """How many in the interval between two points of the graph, of a counter that Redis keeps."""
+    """The query for the increase, between two points of the graph, of a counter that is kept in Redis."""
     return f"max{_by(by)} (increase({metric}{_selected('')}[$__rate_interval]))"
 
 
@@ -131,17 +136,17 @@ def quantile(share: float, metric: str, by: str = "") -> str:
 
 
 def quantiles(metric: str) -> tuple[Query, ...]:
-    """The usual three."""
+    """Queries for the 50th, 90th and 99th percentile of a histogram, over all processes."""
     return tuple(Query(quantile(share, metric), f"p{100 * share:.0f}") for share in (0.5, 0.9, 0.99))
 
 
 def heat(metric: str) -> tuple[Query]:
-    """Of a histogram, over all processes: how many values came in the interval, up to each bound."""
+    """The query of a heat map: how many values a histogram got in the interval, up to each bound."""
     return (Query(increase(f"{metric}_bucket", "le"), "{{le}}"),)
 
 
 def errors() -> Query:
-    """The share of requests that ended in an error of ours: a 5xx, or `error`."""
+    """The query for the share of requests that failed by an error of the service: a 5xx, or an end by `error`."""
     refused, ended = "blockrelay_admission_rejections_total", "blockrelay_finished_requests_total"
     every, ours = 'status=~"5.."', 'finished_reason="error"'
 
@@ -153,5 +158,5 @@ def errors() -> Query:
 
 
 def mean(metric: str, by: str = "") -> str:
-    """Of a histogram or a summary, over all processes, in the interval."""
+    """The query for the mean of a histogram or a summary in the interval, over all processes."""
     return f"{rate(metric + '_sum', by)} / {rate(metric + '_count', by)}"

@@ -1,7 +1,7 @@
-"""`python -m deploy.dashboards.pictures RECORDED`: docs/dashboards/*.png, every panel as a real run has filled it.
+"""`python -m deploy.dashboards.pictures RECORDED`: draws docs/dashboards/*.png, every panel with values of a real run.
 
-RECORDED is what tests/observability has kept (`--panels-to`): answers of a real Prometheus while one cause after the
-other happened to a real system. Needs matplotlib (`make dashboard-pictures`).
+RECORDED is the file that tests/observability writes with `--panels-to`: answers of a real Prometheus while one cause
+after the other happened to a real system. Needs matplotlib (`make dashboard-pictures`).
 """
 
 import json
@@ -19,11 +19,11 @@ from deploy.dashboards.panel import Dashboard, Panel
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "dashboards"
 _COLUMNS = 2
 _UNITS = {"s": "s", "bytes": "B", "Bps": "B/s", "celsius": "°C", "watt": "W"}
-_MOST_NAMED = 6  # series of a panel whose names fit below it
+_MOST_NAMED = 6  # the names of more series do not fit into a panel's legend
 
 
 def main(recorded: Path) -> None:
-    """All dashboards."""
+    """Draws one picture for each dashboard."""
     run = json.loads(recorded.read_text())
     FOLDER.mkdir(parents=True, exist_ok=True)
     matplotlib.use("Agg")
@@ -32,6 +32,7 @@ def main(recorded: Path) -> None:
 
 
 def _draw(board: Dashboard, run: dict[str, Any], path: Path) -> None:
+    """Draws all panels of a dashboard into one picture."""
     rows = -(-len(board.panels) // _COLUMNS)
     figure, axes = pyplot.subplots(rows, _COLUMNS, figsize=(13, 2.9 * rows), squeeze=False, layout="constrained")
     for index, drawn in enumerate(axes.flat):
@@ -48,7 +49,7 @@ def _draw(board: Dashboard, run: dict[str, Any], path: Path) -> None:
 
 
 def _draw_map(drawn: Any, panel: Panel, series: list[list[Any]], run: dict[str, Any]) -> None:
-    """Counts up to each bound -> how many lie between it and the one before."""
+    """Draws a heat map. `series` has cumulative counts up to each bound; drawn is the count between two bounds."""
     bounds = sorted(((float(legend), dict(points)) for legend, points in series), key=lambda one: one[0])
     times = sorted({at for _, points in bounds for at in points})
     counts = [[points.get(at, 0.0) for at in times] for _, points in bounds]
@@ -62,6 +63,7 @@ def _draw_map(drawn: Any, panel: Panel, series: list[list[Any]], run: dict[str, 
 
 
 def _draw_panel(drawn: Any, panel: Panel, series: list[list[Any]], run: dict[str, Any]) -> None:
+    """Draws a panel as lines, with the times of all causes in grey and of its own in orange."""
     for legend, points in series:
         named = {"label": legend} if legend and len(series) <= _MOST_NAMED else {}
         drawn.plot([at - run["began"] for at, _ in points], [value for _, value in points], linewidth=1.2, **named)

@@ -1,4 +1,4 @@
-"""Where does the time of a token go? By block, stage and device: latency, bubbles, hand-overs from GPU to CPU."""
+"""The dashboard of the pipeline: time by stage, block and device, bubbles, blocks that moved from GPU to CPU."""
 
 from deploy.dashboards.panel import Dashboard, Panel, Query, heat, increase, mean, of_cell, quantile, rate
 
@@ -18,7 +18,7 @@ PIPELINE = Dashboard(
             (
                 Panel(
                     title="Latency of a stage",
-                    meaning="How long a stage takes for one batch, by stage and device.",
+                    meaning="Time of a stage for one batch, by stage and device.",
                     queries=[
                         Query(
                             quantile(share, "blockrelay_worker_stage_latency_seconds", "stage, device"),
@@ -31,7 +31,7 @@ PIPELINE = Dashboard(
                 ),
                 Panel(
                     title="Workers of each stage",
-                    meaning="Ready ones, by the stage's blocks and their device. A stage without one stops everything.",
+                    meaning="Ready workers, by the stage's blocks and device. A stage without one stops all requests.",
                     queries=[
                         Query(
                             of_cell("blockrelay_stage_workers", "stage, blocks, device"),
@@ -42,7 +42,7 @@ PIPELINE = Dashboard(
                 ),
                 Panel(
                     title="Bubbles",
-                    meaning="Share of the time in which requests were on a worker and none had rows to compute.",
+                    meaning="Share of the time in which a worker had requests and none of them had tokens to compute.",
                     queries=[
                         Query(
                             f"{rate(_SECONDS.format('stage_idle'), 'instance')} / ("
@@ -60,28 +60,28 @@ PIPELINE = Dashboard(
                     queries=[
                         Query(rate(_SECONDS.format("inference")), "blocks"),
                         Query(rate(_SECONDS.format("token_generation")), "choosing tokens"),
-                        Query(rate(_SECONDS.format("state_transfer")), "sending rows"),
+                        Query(rate(_SECONDS.format("state_transfer")), "sending hidden states"),
                         Query(rate(_SECONDS.format("cache_management")), "KV pages"),
                     ],
                     cause="load",
                     unit="percentunit",
                 ),
                 Panel(
-                    title="Rows in a batch",
-                    meaning="Mean. Few rows: the machine works for few requests at a time.",
+                    title="Tokens in a batch",
+                    meaning="Mean. Few tokens mean that the machine works for few requests at a time.",
                     queries=[Query(mean("blockrelay_worker_iteration_tokens"))],
                     cause="load",
                 ),
                 Panel(
-                    title="Rows sent to the next stage",
-                    meaning="Bytes per second: `local` to workers of the same host, `redis` to others.",
+                    title="Hidden states sent to the next stage",
+                    meaning="Bytes per second: `local` to workers of the same host, `redis` to other hosts.",
                     queries=[Query(rate("blockrelay_worker_forwarded_bytes_total", "way"), "{{way}}")],
                     cause="load",
                     unit="Bps",
                 ),
                 Panel(
                     title="Plan",
-                    meaning="The number of the plan in force. It changes with workers that come and go, and by hand.",
+                    meaning="Epoch of the plan in force. It grows when workers come and go, and by `plan apply`.",
                     queries=[Query(of_cell("blockrelay_plan_epoch"))],
                     cause="kill",
                 ),
@@ -92,21 +92,21 @@ PIPELINE = Dashboard(
             (
                 Panel(
                     title="Latency of a block, median",
-                    meaning="How long one block takes for one batch. One that stands out is the one to look at.",
+                    meaning="Time of one block for one batch. Look at a block that stands out.",
                     queries=[_block(0.5)],
                     cause="load",
                     unit="s",
                 ),
                 Panel(
                     title="Latency of a block, p99",
-                    meaning="Far above the median: its machine has other things to do, or batches differ in size.",
+                    meaning="Far above the median: other programs use the machine, or batches differ in size.",
                     queries=[_block(0.99)],
                     cause="load",
                     unit="s",
                 ),
                 Panel(
                     title="Latency of blocks",
-                    meaning="All of them together: how many batches took how long.",
+                    meaning="All blocks together: how many batches took how long.",
                     queries=heat("blockrelay_worker_block_latency_seconds"),
                     cause="load",
                     unit="s",
@@ -114,7 +114,7 @@ PIPELINE = Dashboard(
                 ),
                 Panel(
                     title="From GPU to CPU",
-                    meaning="Blocks that moved in mid-request, by block and reason.",
+                    meaning="Blocks that moved during a request, by block and reason.",
                     queries=[
                         Query(increase("blockrelay_worker_fallbacks_total", "block, reason"), "{{block}}: {{reason}}")
                     ],

@@ -1,4 +1,4 @@
-"""The Redis servers, as their exporter sees them: one core and one disk that the whole cell shares."""
+"""The dashboard of the Redis servers, from the metrics of their exporter."""
 
 from deploy.dashboards.panel import Dashboard, Panel, Query
 
@@ -23,27 +23,27 @@ REDIS = Dashboard(
             (
                 Panel(
                     title="Answers",
-                    meaning="1: the exporter reaches the server. While the control Redis is away nothing is accepted.",
+                    meaning="1: the exporter reaches the server. Without the control Redis no request is accepted.",
                     queries=[Query(_each("redis_up"), "{{instance}}")],
                     cause="redis",
                 ),
                 Panel(
                     title="Time in commands",
-                    meaning="Seconds per second. Commands run one after the other: at 100 % the cell is at its end.",
+                    meaning="Seconds per second. Commands run one after the other: 100 % is the limit of a cell.",
                     queries=[Query(_each_rate("redis_commands_duration_seconds_total"), "{{instance}}")],
                     cause="load",
                     unit="percentunit",
                 ),
                 Panel(
                     title="Commands",
-                    meaning="Per second; a script counts once, and what it calls too.",
+                    meaning="Per second. A script counts once, and each command that it calls counts too.",
                     queries=[Query(_each_rate("redis_commands_processed_total"), "{{instance}}")],
                     cause="load",
                     unit="ops",
                 ),
                 Panel(
                     title="Memory",
-                    meaning="What is used, and how much may be. A full control Redis refuses new requests.",
+                    meaning="Bytes in use, and the most that may be. A full control Redis refuses new requests.",
                     queries=[
                         Query(_each("redis_memory_used_bytes"), "{{instance}}"),
                         Query(_each("redis_memory_max_bytes"), "{{instance}}, at most"),
@@ -64,8 +64,8 @@ REDIS = Dashboard(
                     unit="percentunit",
                 ),
                 Panel(
-                    title="What was written well",
-                    meaning="1: the append-only file was written, and rewritten, without an error.",
+                    title="Append-only file without errors",
+                    meaning="1: the file was written, and rewritten, without an error.",
                     queries=[
                         Query(_each("redis_aof_last_write_status"), "{{instance}}, written"),
                         Query(_each("redis_aof_last_bgrewrite_status"), "{{instance}}, rewritten"),
@@ -81,7 +81,7 @@ REDIS = Dashboard(
                 ),
                 Panel(
                     title="Clients",
-                    meaning="Connections, and how many of them wait for something to come.",
+                    meaning="Connections, and those of them that wait in a blocking command.",
                     queries=[
                         Query(_each("redis_connected_clients"), "{{instance}}"),
                         Query(_each("redis_blocked_clients"), "{{instance}}, waiting"),

@@ -1,4 +1,4 @@
-"""What do clients feel? What fails and is refused, first token, time between tokens, the queue, lengths."""
+"""The dashboard of requests as clients see them: errors, refusals, latencies, the queue, lengths."""
 
 from deploy.dashboards.panel import (
     Dashboard,
@@ -22,14 +22,14 @@ REQUESTS = Dashboard(
             (
                 Panel(
                     title="Errors of ours",
-                    meaning="Share of requests: refused with a 5xx, or ended by `error`.",
+                    meaning="Share of requests that were refused with a 5xx, or ended by `error`.",
                     queries=[errors()],
                     cause="overload",
                     unit="percentunit",
                 ),
                 Panel(
                     title="Refused, by route and reason",
-                    meaning="A limit by its name; `malformed`, `unauthorized` and the like are the clients' own.",
+                    meaning="The reason is a limit, or a client's mistake such as `malformed` or `unauthorized`.",
                     queries=[
                         Query(
                             f"{increase('blockrelay_refused_requests_total', 'route, reason')} > 0",
@@ -52,7 +52,7 @@ REQUESTS = Dashboard(
                 ),
                 Panel(
                     title="Time between tokens",
-                    meaning="Of one request.",
+                    meaning="Seconds between two tokens of one request.",
                     queries=quantiles("blockrelay_inter_token_latency_seconds"),
                     cause="load",
                     unit="s",
@@ -66,14 +66,14 @@ REQUESTS = Dashboard(
                 ),
                 Panel(
                     title="Time in the queue",
-                    meaning="From the acceptance of a request to the worker that takes it.",
+                    meaning="From the acceptance of a request until a worker takes it.",
                     queries=quantiles("blockrelay_worker_request_queue_time_seconds"),
                     cause="load",
                     unit="s",
                 ),
                 Panel(
                     title="Prefill time",
-                    meaning="From the worker that takes a request to its first token.",
+                    meaning="From the moment a worker takes a request to its first token.",
                     queries=quantiles("blockrelay_worker_request_prefill_time_seconds"),
                     cause="load",
                     unit="s",
@@ -99,7 +99,7 @@ REQUESTS = Dashboard(
                 ),
                 Panel(
                     title="Answer lengths",
-                    meaning="Tokens that requests got, of those that ended.",
+                    meaning="Generated tokens of requests that ended.",
                     queries=heat("blockrelay_request_generation_tokens"),
                     cause="load",
                     kind="heat map",
@@ -117,26 +117,26 @@ REQUESTS = Dashboard(
                 ),
                 Panel(
                     title="Requests ended",
-                    meaning="By reason. `error` and `expired` are what to look at.",
+                    meaning="Per second, by reason. `error` and `expired` need attention.",
                     queries=[Query(of_cell_rate("blockrelay_ended_total", "reason"), "{{reason}}")],
                     cause="load",
                     unit="reqps",
                 ),
                 Panel(
                     title="Refused by a limit",
-                    meaning="By the limit that refused.",
+                    meaning="New requests, by the limit that refused them.",
                     queries=[Query(increase("blockrelay_admission_limited_total", "limit"), "{{limit}}")],
                     cause="overload",
                 ),
                 Panel(
                     title="Clients that went away",
-                    meaning="Before their answer was complete.",
+                    meaning="Clients that closed the connection before their answer was complete.",
                     queries=[Query(increase("blockrelay_disconnected_clients_total"))],
                     cause="overload",
                 ),
                 Panel(
-                    title="Guessed tokens that were right",
-                    meaning="Share of the guessed tokens that were verified (speculation).",
+                    title="Draft tokens accepted",
+                    meaning="Share of the draft tokens that were verified as right (speculative decoding).",
                     queries=[
                         Query(
                             f"{rate('blockrelay_worker_spec_decode_num_accepted_tokens_total')} / "

@@ -1,4 +1,4 @@
-"""Is it well? Whether requests are accepted and answered, who waits, who serves."""
+"""The dashboard of the whole system: errors, saturation, readiness, requests and tokens, workers."""
 
 from deploy.dashboards.panel import (
     SELECTED,
@@ -22,14 +22,14 @@ SYSTEM = Dashboard(
             (
                 Panel(
                     title="Errors of ours",
-                    meaning="Share of requests: refused with a 5xx, or ended by `error`. 0.1 % is what alerts allow.",
+                    meaning="Share of requests that were refused with a 5xx, or ended by `error`. Alerts allow 0.1 %.",
                     queries=[errors()],
                     cause="overload",
                     unit="percentunit",
                 ),
                 Panel(
                     title="Saturation",
-                    meaning="The fullest stage's KV pages, the busiest worker's time. At 100 % queues grow.",
+                    meaning="KV pages in use of the fullest stage, and the busiest worker. At 100 % queues grow.",
                     queries=[
                         Query(of_cell("blockrelay_kv_cache_usage_ratio"), "KV pages"),
                         Query(
@@ -46,7 +46,7 @@ SYSTEM = Dashboard(
             (
                 Panel(
                     title="Accepts requests",
-                    meaning="1: Redis answers and a gateway takes requests. They wait if no worker is there.",
+                    meaning="1: Redis answers and a gateway accepts requests. They wait while no worker is ready.",
                     queries=[Query(of_cell("blockrelay_ready", where='question="accepting"'))],
                     cause="redis",
                     kind="number",
@@ -60,15 +60,15 @@ SYSTEM = Dashboard(
                 ),
                 Panel(
                     title="Longest without progress",
-                    meaning="For how long the request that has stood still longest has made no progress.",
+                    meaning="Time since the last progress of the request that has waited longest for any.",
                     queries=[Query(of_cell("blockrelay_oldest_waiting_seconds"))],
                     cause="kill",
                     unit="s",
                     kind="number",
                 ),
                 Panel(
-                    title="Books: accepted, neither ended nor in flight",
-                    meaning="0, always. Redis keeps the books, so no process's end sets them back.",
+                    title="Accounting: accepted, neither ended nor in flight",
+                    meaning="0, always. Redis keeps the counts, so the end of a process does not reset them.",
                     queries=[
                         Query(
                             f"max by (cell) (blockrelay_accepted_total{{{SELECTED}}}"
@@ -87,7 +87,7 @@ SYSTEM = Dashboard(
             (
                 Panel(
                     title="Requests accepted and ended",
-                    meaning="Per second. Ended ones by reason.",
+                    meaning="Requests per second; ended ones by reason.",
                     queries=[
                         Query(of_cell_rate("blockrelay_accepted_total"), "accepted"),
                         Query(of_cell_rate("blockrelay_ended_total", "reason"), "{{reason}}"),
@@ -97,7 +97,7 @@ SYSTEM = Dashboard(
                 ),
                 Panel(
                     title="Tokens",
-                    meaning="Per second: what clients got, and what prompts they sent.",
+                    meaning="Per second: tokens generated for clients, and tokens of their prompts.",
                     queries=[
                         Query(rate("blockrelay_generation_tokens_total"), "generated"),
                         Query(rate("blockrelay_prompt_tokens_total"), "prompts"),
@@ -127,13 +127,13 @@ SYSTEM = Dashboard(
             (
                 Panel(
                     title="Workers",
-                    meaning="By device and state. `silent`: it will be declared dead.",
+                    meaning="By device and state. A `silent` worker will be declared dead.",
                     queries=[Query(of_cell("blockrelay_workers", "device, state"), "{{device}} {{state}}")],
                     cause="kill",
                 ),
                 Panel(
                     title="Workers wanted",
-                    meaning="What the unfinished requests call for, and the workers that there are.",
+                    meaning="Workers that the unfinished requests need, and workers that are ready.",
                     queries=[
                         Query(of_cell("blockrelay_workers_wanted", "device"), "{{device}} wanted"),
                         Query(of_cell("blockrelay_workers", "device", where='state="ready"'), "{{device}} ready"),
@@ -142,14 +142,14 @@ SYSTEM = Dashboard(
                 ),
                 Panel(
                     title="Backlog",
-                    meaning="How long the workers that there are need for all unfinished requests.",
+                    meaning="Time that the present workers need for all unfinished requests.",
                     queries=[Query(of_cell("blockrelay_backlog_seconds"))],
                     cause="load",
                     unit="s",
                 ),
                 Panel(
                     title="Trouble with Redis",
-                    meaning="How often it could not be reached, by service.",
+                    meaning="Errors of Redis, such as lost connections, by service.",
                     queries=[Query(increase("blockrelay_redis_errors_total", "job"), "{{job}}")],
                     cause="redis",
                 ),
@@ -162,7 +162,7 @@ SYSTEM = Dashboard(
                 ),
                 Panel(
                     title="Streams that a gateway follows",
-                    meaning="With a token already, and without one.",
+                    meaning="Streams that have had their first token, and streams that still wait for it.",
                     queries=[
                         Query(of_processes("blockrelay_gateway_requests_running"), "running"),
                         Query(of_processes("blockrelay_gateway_requests_waiting"), "waiting"),

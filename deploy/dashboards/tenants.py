@@ -1,4 +1,4 @@
-"""Who uses it? By API key, as `GET /metrics/tenants` tells an operator's key."""
+"""The dashboard of tenants: the use of each API key, from `GET /metrics/tenants`, which needs an operator's key."""
 
 from deploy.dashboards.panel import Dashboard, Panel, Query, increase, mean, rate
 
@@ -39,7 +39,7 @@ TENANTS = Dashboard(
                 ),
                 Panel(
                     title="Refused by a limit of the key",
-                    meaning="By limit.",
+                    meaning="New requests, by the limit that refused them.",
                     queries=[
                         Query(increase("blockrelay_tenant_limited_total", "tenant, limit"), "{{tenant}}: {{limit}}")
                     ],

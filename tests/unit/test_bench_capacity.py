@@ -1,27 +1,27 @@
-"""How counters of a real system are shared out to requests, tokens and COMMITs, on counters that are made up."""
+"""How `bench.scenarios.capacity` divides counters among requests, tokens and COMMITs, with invented counters."""
 
 import random
 
 import pytest
 
-from bench.scenarios.capacity import CAUSES, Seen, shared_out
+from bench.scenarios.capacity import CAUSES, Growth, shared_out
 
 COSTS = {"request": 90.0, "token": 2.5, "prompt_token": 0.5, "commit": 8.0}
 A_SECOND = 100.0
 
 
-def seen(requests: int, prompt: int, new: int, commits: int, *, off: float = 0.0) -> Seen:
+def seen(requests: int, prompt: int, new: int, commits: int, *, off: float = 0.0) -> Growth:
     causes = {"request": float(requests), "token": float(requests * new), "prompt_token": float(requests * prompt)}
     amounts = {**causes, "commit": float(commits)}
     commands = sum(COSTS[cause] * amounts[cause] for cause in CAUSES) * (1 + off)
-    return Seen(
+    return Growth(
         seconds=5.0,
         causes=causes,
         grew={"scripts": 5 + 2 * requests + commits, "commands": commands + 5 * A_SECOND, "quiet": 0.0},
     )
 
 
-IDLE = Seen(seconds=2.0, causes={}, grew={"scripts": 2, "commands": 2 * A_SECOND, "quiet": 0.0})
+IDLE = Growth(seconds=2.0, causes={}, grew={"scripts": 2, "commands": 2 * A_SECOND, "quiet": 0.0})
 LOADS = (
     (100, 32, 2, 210),
     (20, 32, 96, 1900),

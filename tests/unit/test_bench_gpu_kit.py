@@ -1,6 +1,6 @@
-"""The kit for real GPUs: what is in it, what of it a machine takes, and the form of its report.
+"""The kit for real GPUs: its contents, which of them a machine installs, and the form of its report.
 
-Its parts have their own figures (`bench/gpu_kit`), which are no tests; that they end and are told of is.
+The figures of its parts (`bench/gpu_kit`) are not tested; that each part ends and is reported is tested.
 """
 
 import json

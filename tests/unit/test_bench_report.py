@@ -285,7 +285,7 @@ def test_the_plot_is_a_picture_of_every_side() -> None:
 
 def test_the_last_words_of_a_failure_are_its_error() -> None:
     assert last_line("a\nerror: no wheel\n\nnote: try again\n") == "error: no wheel"
-    assert last_line("") == "nothing was said"
+    assert last_line("") == "nothing was printed"
 
 
 @pytest.mark.skipif(not (DOCS / "benchmarks.json").exists(), reason="nothing was measured yet")

@@ -1,4 +1,4 @@
-"""The bench of what ended requests take: it runs, and what it counts is there. Its figures are nobody's promise."""
+"""`bench.scenarios.retention` runs and reports its figures. The figures themselves are not asserted."""
 
 import json
 

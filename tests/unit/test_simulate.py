@@ -1,4 +1,4 @@
-"""The simulator against what can be said without it: figures that follow from its costs by hand."""
+"""The simulator, compared with figures that follow from its costs by hand."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Sizes on paper, and the costs that are fitted, against what can be said by hand."""
+"""Sizes of systems and fitted costs, compared with sums by hand."""
 
 import json
 from dataclasses import replace

@@ -1,1 +1,1 @@
-"""A real system under load, and the costs that are taken from it."""
+"""Runs real systems under load, and measures the simulator's costs on them."""

@@ -1,4 +1,4 @@
-"""Single costs of this host, each taken alone."""
+"""Measures single costs of this host: syncs of a disk, turns on a core, speeds of cores together, reads of logs."""
 
 import asyncio
 import multiprocessing
@@ -17,14 +17,16 @@ from blockrelay.protocol.keys import Keys
 from blockrelay.redis.client import AsyncOneConnection, connect, connect_async
 from blockrelay_launcher.background import running_redis
 
-Found = TypeVar("Found")
-#: What Redis appends for a commit of some ten tokens, and seconds between two syncs of a busy one.
+Result = TypeVar("Result")
+#: Bytes that Redis appends for a commit of about ten tokens, and seconds between two syncs of a busy Redis.
 SYNCED_BYTES, BETWEEN_SYNCS_S = 4000, 0.002
 
 
 def sync_cost(folder: Path | None = None, times: int = 400) -> tuple[float, float]:
-    """Seconds of CPU and of waiting until a file that has grown is on disk. Means: a few waits are long, and all who
-    wait for Redis share them."""
+    """Returns the seconds of CPU, and of waiting, until a file that has grown is on disk.
+
+    Both are means and not medians: a few waits are long, and everything that waits for Redis shares them.
+    """
     cpu_s = wait_s = 0.0
     with tempfile.TemporaryFile(dir=folder) as file:
         for _ in range(times):
@@ -39,7 +41,7 @@ def sync_cost(folder: Path | None = None, times: int = 400) -> tuple[float, floa
 
 @contextmanager
 def _computing(count: int) -> Iterator[None]:
-    """So many processes compute all the time."""
+    """Keeps `count` processes computing all the time."""
     context = multiprocessing.get_context("fork")
     spinning = [context.Process(target=_spin_for_ever, daemon=True) for _ in range(count)]
     for process in spinning:
@@ -52,13 +54,13 @@ def _computing(count: int) -> Iterator[None]:
             process.join()
 
 
-def beside(most: int, measure: Callable[[], Found]) -> tuple[Found, ...]:
-    """What `measure` finds beside none to `most` processes that compute all the time."""
-    found: list[Found] = []
+def beside(most: int, measure: Callable[[], Result]) -> tuple[Result, ...]:
+    """Returns the results of `measure` while 0, 1, ... `most` other processes compute all the time."""
+    results: list[Result] = []
     for count in range(most + 1):
         with _computing(count):
-            found.append(measure())
-    return tuple(found)
+            results.append(measure())
+    return tuple(results)
 
 
 def _spin_for_ever() -> None:
@@ -67,45 +69,53 @@ def _spin_for_ever() -> None:
 
 
 def turn_s(cores: int, seconds: float = 1.0) -> float:
-    """How long a process keeps a core while another one waits for it: of twice as many as there are cores."""
-    spun = _spinning(2 * cores, seconds)
-    return sum(one.cpu_s for one in spun) / sum(one.turns for one in spun)
+    """Returns the seconds that a process keeps a core while others wait, with twice as many processes as cores."""
+    results = _spinning(2 * cores, seconds)
+    return sum(one.cpu_s for one in results) / sum(one.turns for one in results)
 
 
 def speeds(most: int, seconds: float = 1.0) -> tuple[float, ...]:
-    """What 1 to `most` busy processes, one for each core, get done together, by the work that each does in a second of
-    its own CPU: who else is on the host does not count, but cores that are two threads of one do."""
+    """Returns the speed of 1, 2, ... `most` busy processes together, relative to that of one.
+
+    It counts the work that each does in a second of its own CPU. Other programs on the host do not change it, but cores
+    that are two threads of one do.
+    """
     pace = [_pace(count, seconds) for count in range(1, most + 1)]
     return tuple(count * min(1.0, rate / pace[0]) for count, rate in enumerate(pace, 1))
 
 
 def _pace(count: int, seconds: float) -> float:
+    """Returns the mean work in a second of CPU of `count` processes at once."""
     return sum(one.done / one.cpu_s for one in _spinning(count, seconds)) / count
 
 
 @dataclass(frozen=True, slots=True)
 class _Spun:
-    """What a process has `done` that computed all the time, its seconds of CPU, and how often it got a core."""
+    """The result of a process that computed all the time."""
 
     done: int
+    """Units of work."""
     cpu_s: float
+    """Seconds of CPU."""
     turns: int
+    """How often it got a core."""
 
 
 def _spinning(count: int, seconds: float) -> list[_Spun]:
-    """So many processes at once."""
+    """Runs `count` busy processes at once for `seconds`, and returns their results."""
     context = multiprocessing.get_context("fork")
     pipes = [context.Pipe(duplex=False) for _ in range(count)]
     processes = [context.Process(target=_spin, args=(write, seconds), daemon=True) for _, write in pipes]
     for process in processes:
         process.start()
-    found = [read.recv() for read, _ in pipes]
+    results = [read.recv() for read, _ in pipes]
     for process in processes:
         process.join()
-    return found
+    return results
 
 
 def _spin(write: "Connection[_Spun, _Spun]", seconds: float) -> None:
+    """Computes for some seconds, and sends the result through the pipe."""
     done, until = 0, time.monotonic() + seconds
     while time.monotonic() < until:
         sum(range(1000))
@@ -116,7 +126,7 @@ def _spin(write: "Connection[_Spun, _Spun]", seconds: float) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ReadCosts:
-    """Seconds of CPU, and bytes on the wire, for each log more that one read asks about."""
+    """The cost of each further log in a read: seconds of CPU of Redis and of the gateway, and bytes on the wire."""
 
     redis: float
     gateway: float
@@ -124,7 +134,7 @@ class ReadCosts:
 
 
 def read_stream_cost(many: int = 512, times: int = 200) -> ReadCosts:
-    """From reads that block on one log and on `many`, each ended by an entry."""
+    """Measures the cost of a log in a read, from reads that block on one log and on `many`, each ended by an entry."""
     few, lots = (asyncio.run(_reads(count, times)) for count in (1, many))
     each = (many - 1) * times
     redis_s, gateway_s, wire_bytes = (max(0.0, more - less) / each for more, less in zip(lots, few, strict=True))
@@ -132,6 +142,7 @@ def read_stream_cost(many: int = 512, times: int = 200) -> ReadCosts:
 
 
 async def _reads(count: int, times: int) -> tuple[float, float, float]:
+    """Returns seconds of CPU of Redis and of the reader, and bytes on the wire, of `times` reads of `count` logs."""
     with running_redis(durable=False) as url:
         control, client = connect(url), connect_async(url)
         pid = int(control.info("server")["process_id"])  # pyright: ignore[reportUnknownArgumentType, reportIndexIssue]

@@ -1,7 +1,7 @@
-"""What the blocks of a model cost on this host, in seconds of CPU: steps of decode rows and of prompts, one thread.
+"""Measures the blocks of a model on this host, in seconds of CPU of one thread: steps of decode rows and of prompts.
 
-`blockrelay profile` measures rows of requests of their own in wall time; here rows of prompts count too, which share
-their keys, and a neighbour on the host does not.
+`blockrelay profile` measures decode rows only, in wall time. Here rows of prompts are measured too, which share their
+keys, and other programs on the host do not count.
 """
 
 import multiprocessing
@@ -22,12 +22,12 @@ from blockrelay_worker.execution.executor import Executor
 from blockrelay_worker.execution.loader import executors_for
 from blockrelay_worker.execution.page_layout import pages_for
 
-#: Requests that decode, with so many tokens behind each; rows of one prompt.
+#: Numbers of decode rows, numbers of rows of one prompt, and the context (tokens) of each decode row.
 DECODING, PROMPTS, CONTEXT = (1, 2, 4, 8, 16, 32), (64, 256), 64
-#: With so many tokens behind them, which tells what attention costs.
+#: A longer context, and the decode and prompt rows measured with it: the difference is the cost of attention.
 LONGER, ATTENDING, ATTENDING_PROMPT = 512, 16, 64
 ROUNDS, RUNS = 15, 4
-#: Rows beside a neighbour, and how long each is watched.
+#: Numbers of decode rows measured beside another process, and seconds of each measurement.
 NEIGHBOURS, NEIGHBOUR_S = (1, 4, 8, 16, 32), 1.0
 
 _Seconds = Mapping[int, float]
@@ -36,38 +36,41 @@ _Part = tuple[int, int]
 
 
 def block_costs(folder: BlockFolder) -> tuple[BlockCosts, ...]:
-    """Of each block, in their order; the last is the head."""
+    """Measures the costs of each block, in their order; the last is the head."""
     most = max(DECODING) * pages_for(CONTEXT + 1) + ATTENDING * pages_for(LONGER + 1) + pages_for(LONGER + 256)
     executor = executors_for("cpu", folder, threads=1).load(folder, 1, folder.model.blocks, pages=most)
-    asked = {("decoding", rows): [(1, CONTEXT)] * rows for rows in DECODING}
-    asked |= {("prompt", rows): [(rows, 0)] for rows in PROMPTS}
-    asked |= {
+    steps = {("decoding", rows): [(1, CONTEXT)] * rows for rows in DECODING}
+    steps |= {("prompt", rows): [(rows, 0)] for rows in PROMPTS}
+    steps |= {
         ("longer", ATTENDING): [(1, LONGER)] * ATTENDING,
         ("behind", ATTENDING_PROMPT): [(ATTENDING_PROMPT, LONGER)],
     }
     try:
-        timed = _timed(executor, folder, asked)
+        timed = _timed(executor, folder, steps)
     finally:
         executor.close()
     decoding = {rows: timed["decoding", rows] for rows in DECODING}
     prompts = {rows: timed["prompt", rows] for rows in PROMPTS}
     further, behind = timed["longer", ATTENDING], timed["behind", ATTENDING_PROMPT]
-    found: list[BlockCosts] = []
+    costs: list[BlockCosts] = []
     for block in range(1, folder.model.blocks + 1):
-        if block == folder.model.blocks:  # a row for each token: prompts have one
-            found.append(BlockCosts(rows={rows: seconds[block] for rows, seconds in decoding.items()}))
+        if block == folder.model.blocks:  # the head computes one row for each new token, and so one of each prompt
+            costs.append(BlockCosts(rows={rows: seconds[block] for rows, seconds in decoding.items()}))
             continue
         decoded = (further[block] - decoding[ATTENDING][block]) / (ATTENDING * (LONGER - CONTEXT))
         prompt = (behind[block] - prompts[ATTENDING_PROMPT][block]) / (ATTENDING_PROMPT * LONGER)
         decoded, prompt = max(0.0, decoded), max(0.0, prompt)
         rows = {rows: seconds[block] - rows * CONTEXT * decoded for rows, seconds in decoding.items()}
         rows |= {rows: seconds[block] - rows * rows / 2 * prompt for rows, seconds in prompts.items()}
-        found.append(BlockCosts(rows=rows, attended=decoded, attended_prompt=prompt))
-    return tuple(found)
+        costs.append(BlockCosts(rows=rows, attended=decoded, attended_prompt=prompt))
+    return tuple(costs)
 
 
 def neighbour_ratios(model: Path) -> dict[int, float]:
-    """By decode rows, how much longer a step takes while another process computes the same: the memory is shared."""
+    """Measures how many times as long a step takes while another process computes the same, by decode rows.
+
+    Processes on different cores slow each other down because they share the memory.
+    """
     context = multiprocessing.get_context("spawn")
     ratios: dict[int, float] = {}
     for rows in NEIGHBOURS:
@@ -77,18 +80,19 @@ def neighbour_ratios(model: Path) -> dict[int, float]:
 
 
 def _paces(context: SpawnContext, model: Path, rows: int, count: int) -> list[float]:
-    """Seconds of CPU of a step in each of so many processes that compute at once."""
+    """Returns the seconds of CPU of a step in each of `count` processes that compute at once."""
     ready, pipes = context.Barrier(count), [context.Pipe(duplex=False) for _ in range(count)]
     processes = [context.Process(target=_pace, args=(model, rows, ready, write), daemon=True) for _, write in pipes]
     for process in processes:
         process.start()
-    found = [read.recv() for read, _ in pipes]
+    paces = [read.recv() for read, _ in pipes]
     for process in processes:
         process.join()
-    return found
+    return paces
 
 
 def _pace(model: Path, rows: int, ready: Barrier, write: "Connection[float, float]") -> None:
+    """Computes steps for NEIGHBOUR_S, together with other processes, and sends the seconds of CPU of a step."""
     folder = open_block_folder(model)
     pages = rows * pages_for(CONTEXT + 1)
     executor = executors_for("cpu", folder, threads=1).load(folder, 1, folder.model.blocks, pages=pages)
@@ -106,28 +110,31 @@ def _pace(model: Path, rows: int, ready: Barrier, write: "Connection[float, floa
     write.send((time.thread_time() - cpu) / steps)
 
 
-def _timed(executor: Executor, folder: BlockFolder, asked: Mapping[_Name, Sequence[_Part]]) -> dict[_Name, _Seconds]:
-    """Seconds of CPU by block, of steps of (rows, tokens behind them) parts; medians of rounds in which each has its
-    turn, so that a time in which the host is slow is one of all of them."""
-    found: dict[_Name, list[_Seconds]] = {name: [] for name in asked}
+def _timed(executor: Executor, folder: BlockFolder, steps: Mapping[_Name, Sequence[_Part]]) -> dict[_Name, _Seconds]:
+    """Returns the seconds of CPU of each block in each step; a step is parts of (rows, context before them).
+
+    They are medians of rounds in which each step has its turn, so that a slow phase of the host affects all alike.
+    """
+    rounds: dict[_Name, list[_Seconds]] = {name: [] for name in steps}
     for _ in range(ROUNDS):
-        for name, parts in asked.items():
-            found[name].append(_step(executor, folder, parts))
-    return {name: {block: median(one[block] for one in each) for block in each[0]} for name, each in found.items()}
+        for name, parts in steps.items():
+            rounds[name].append(_step(executor, folder, parts))
+    return {name: {block: median(one[block] for one in each) for block in each[0]} for name, each in rounds.items()}
 
 
 def _step(executor: Executor, folder: BlockFolder, parts: Sequence[_Part]) -> _Seconds:
+    """Runs a step several times, and returns the mean seconds of CPU of each block."""
     chance = np.random.default_rng(1)
-    taken = [executor.pool.allocate(pages_for(behind + rows)) for rows, behind in parts]
-    segments = [Segment(rows=r, first_position=b, pages=pages) for (r, b), pages in zip(parts, taken, strict=True)]
+    allocated = [executor.pool.allocate(pages_for(behind + rows)) for rows, behind in parts]
+    segments = [Segment(rows=r, first_position=b, pages=pages) for (r, b), pages in zip(parts, allocated, strict=True)]
     tokens = chance.integers(0, folder.model.vocab_size, sum(rows for rows, _ in parts), dtype=np.int32)
     ends = np.cumsum([rows for rows, _ in parts]) - 1
     batch = Batch(segments=segments, tokens=tokens, wanted=[int(end) for end in ends])
-    executor.run(batch)  # the first has cold caches
+    executor.run(batch)  # not measured: caches are cold
     began = time.thread_time()
     shares = [executor.run(batch).seconds for _ in range(RUNS)]
     spent = (time.thread_time() - began) / RUNS
-    for pages in taken:
+    for pages in allocated:
         executor.pool.free(pages)
     together = sum(sum(one.values()) for one in shares)
     return {int(name.removeprefix("block_")): spent * sum(one[name] for one in shares) / together for name in shares[0]}

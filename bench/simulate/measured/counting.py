@@ -1,4 +1,4 @@
-"""What a real system does under a load, how often, and what it costs."""
+"""Counts what a real system does under a load, and the seconds of CPU that it takes."""
 
 import asyncio
 import random
@@ -18,52 +18,64 @@ from blockrelay.redis import registry
 from blockrelay.settings import Settings
 from blockrelay_launcher.cli.worker_totals import read_totals
 
-#: Seconds before a measurement that are not counted.
+#: Seconds before a measurement that do not count in its figures.
 WARM_UP_S = 2.0
-#: Commands that scripts call take less, in microseconds, and are not worth a line in the slow log; a script takes more.
+#: Microseconds from which a command enters the slow log: scripts take more, and the commands that they call take less.
 SLOW_US = 12
-#: A log is there for the slowest reader after its end; longer than that. Seconds.
+#: Seconds after which the token log of an ended request is gone: it stays a while for slow readers.
 LOG_LINGERS_S = 17.0
 KEYS = Keys(Settings().cell)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counted:
-    """One load on one system: how often things were done, and seconds of CPU by kind of process (`cpu`) and of Redis by
-    script (`script_s`), for all its reads (`reads_s`) and for one wake of a reader (`wake_s`)."""
+    """The counts of one load on one system."""
 
     figures: Figures
     load: Load
     seconds: float
     requests: float
     tokens: float
+    """Generated tokens."""
     prompt_rows: float
+    """Tokens of all prompts."""
     steps: float
+    """Steps of all workers."""
     reads: float
+    """Reads of logs (XREAD)."""
     reads_s: float
+    """Seconds of CPU of Redis for all reads."""
     wake_s: float
+    """Seconds of CPU of Redis to wake a blocked read."""
     scripts: dict[str, int]
+    """Runs of each script."""
     script_s: dict[str, float]
+    """Seconds of CPU of Redis for each script."""
     cpu: dict[str, float]
+    """Seconds of CPU of each kind of process."""
     client_bytes: float
     redis_bytes: float
-    #: Cores that somebody else had meanwhile, other guests of the machine included: a figure beside many means little.
     others: float
-    #: Seconds until a thread that has something to do gets a core, the mean.
+    """Cores that other programs and other guests of the machine had meanwhile; where they are many, figures mean
+    little."""
     core_wait_s: float
+    """Mean seconds until a thread with something to compute gets a core."""
 
 
 def measured(system: System, load: Load, seconds: float, vocabulary: int, *, scripts: bool = False) -> Counted:
-    """The load for some seconds behind a warm-up, until all is answered. CPU and counts are of all of it, figures of
-    what came behind the warm-up."""
+    """Runs a load for `seconds` after a warm-up, until all requests are answered, and returns its counts.
+
+    Counts and seconds of CPU include the warm-up; `figures` do not. `scripts`: also count the runs and seconds of each
+    script, by Redis' slow log.
+    """
     chance = random.Random(time.time_ns())
-    warm = Driver(url=system.url, load=load, vocabulary=vocabulary, chance=chance, asked=[])
+    warm = Driver(url=system.url, load=load, vocabulary=vocabulary, chance=chance, requests=[])
     asyncio.run(warm.run(time.monotonic() + (WARM_UP_S if scripts else 0.1)))
     if scripts:
         system.redis.config_set("slowlog-max-len", 1_000_000)
         system.redis.config_set("slowlog-log-slower-than", SLOW_US)
         system.redis.slowlog_reset()
-    driver = Driver(url=system.url, load=load, vocabulary=vocabulary, chance=chance, asked=[])
+    driver = Driver(url=system.url, load=load, vocabulary=vocabulary, chance=chance, requests=[])
     before, began = _look(system), time.monotonic()
     busy = host_busy_s()
     waited_before, turns_before = system.core_waits()
@@ -77,17 +89,17 @@ def measured(system: System, load: Load, seconds: float, vocabulary: int, *, scr
     spent = {name: now[name] - before.get(name, 0.0) for name in now}
     calls, script_s = _scripts(system.redis) if scripts else ({}, {})
     system.redis.config_set("slowlog-log-slower-than", -1)
-    if scripts:  # COMMIT is by far the most often: what the others leave of all
+    if scripts:  # COMMIT, by far the most frequent, gets what the other scripts leave of all calls
         others = [name for name in calls if name != "commit"]
         calls["commit"] = int(spent["evalsha"]) - sum(calls[name] for name in others)
         script_s["commit"] = spent["evalsha_s"] - sum(script_s[name] for name in others)
     return Counted(
-        figures=figures(driver.asked, until - seconds, until),
+        figures=figures(driver.requests, until - seconds, until),
         load=load,
         seconds=took,
-        requests=len(driver.asked),
-        tokens=sum(len(asked.tokens) for asked in driver.asked),
-        prompt_rows=sum(asked.prompt for asked in driver.asked),
+        requests=len(driver.requests),
+        tokens=sum(len(request.tokens) for request in driver.requests),
+        prompt_rows=sum(request.prompt for request in driver.requests),
         steps=spent["steps"],
         reads=spent["xread"],
         reads_s=spent["xread_s"],
@@ -103,14 +115,17 @@ def measured(system: System, load: Load, seconds: float, vocabulary: int, *, scr
 
 
 def footprint(system: System, vocabulary: int, many: int = 192) -> tuple[float, float, float]:
-    """Bytes for each of so many streams: of Redis while it is under way and once it has ended and its log lingers no
-    more, and of the gateway's memory."""
+    """Measures the bytes of a stream, as the mean of `many` at once.
+
+    Returns the memory of Redis for a request in flight, that for an ended request whose log is gone, and the gateway's
+    memory for a stream.
+    """
     load = Load(prompt=Lengths.of(32), new=Lengths.of(64), clients=many)
 
     async def most(clients: int) -> tuple[int, int]:
-        """All begin at once, and none follows them; the most that is seen of Redis and of the gateway."""
-        few = replace(load, clients=clients)
-        driver = Driver(url=system.url, load=few, vocabulary=vocabulary, chance=random.Random(clients), asked=[])
+        """Runs one request of each client at once; returns the highest memory of Redis and of the gateway."""
+        once = replace(load, clients=clients)
+        driver = Driver(url=system.url, load=once, vocabulary=vocabulary, chance=random.Random(clients), requests=[])
         running = asyncio.ensure_future(driver.run(time.monotonic()))
         full, heavy = 0, 0
         while not running.done():
@@ -119,12 +134,12 @@ def footprint(system: System, vocabulary: int, many: int = 192) -> tuple[float, 
         await running
         return full, heavy
 
-    asyncio.run(most(16))  # what is there once is there
+    asyncio.run(most(16))  # allocates what does not depend on the number of streams
     light = system.resident_bytes("gateway")
-    _, heavy = asyncio.run(most(many))  # memory of a process seldom shrinks: the first time tells
+    _, heavy = asyncio.run(most(many))  # the gateway is measured the first time: its memory seldom shrinks later
     time.sleep(LOG_LINGERS_S)
     empty = _used(system)
-    full, _ = asyncio.run(most(many))  # buffers of connections stay: the second time tells
+    full, _ = asyncio.run(most(many))  # Redis is measured the second time: the buffers of connections are there by now
     time.sleep(LOG_LINGERS_S)
     return (full - empty) / many, (_used(system) - empty) / many, (heavy - light) / many
 
@@ -135,20 +150,20 @@ def _used(system: System) -> int:
 
 
 def _look(system: System) -> dict[str, float]:
-    """Counters of Redis and of the workers, as they stand."""
-    found: dict[str, float] = {}
+    """Returns the present counters of Redis and of the workers."""
+    counters: dict[str, float] = {}
     stats: dict[str, Any] = system.redis.info("commandstats")
     for command in ("xadd", "xread", "expire", "evalsha"):
-        about = stats.get(f"cmdstat_{command}", {"calls": 0, "usec": 0})
-        found |= {command: about["calls"], f"{command}_s": about["usec"] / 1e6}
-    found["bytes"] = wire_bytes(system.redis)
+        entry = stats.get(f"cmdstat_{command}", {"calls": 0, "usec": 0})
+        counters |= {command: entry["calls"], f"{command}_s": entry["usec"] / 1e6}
+    counters["bytes"] = wire_bytes(system.redis)
     workers = registry.read_workers(system.redis, KEYS, system.model)
     totals = [read_totals(asdict(worker)) for worker in workers]
-    return found | {"steps": sum(total["inferences"] for total in totals if total)}
+    return counters | {"steps": sum(total["inferences"] for total in totals if total)}
 
 
 def _scripts(control: "redis.Redis") -> tuple[dict[str, int], dict[str, float]]:
-    """How often each script ran since the slow log was emptied, and its seconds."""
+    """Returns how often each script ran since the slow log was emptied, and its seconds, from the slow log."""
     names = {source(name).sha.encode(): name for name in NAMES}
     calls, seconds = defaultdict[str, int](int), defaultdict[str, float](float)
     entries: list[dict[str, Any]] = control.slowlog_get(-1)

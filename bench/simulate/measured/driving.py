@@ -1,4 +1,4 @@
-"""A real system under a load of `load.py`, and what its clients see of it."""
+"""Starts a real system, and sends it a load of `bench.simulate.load`."""
 
 import asyncio
 import json
@@ -20,26 +20,33 @@ from urllib.parse import urlsplit
 
 import redis
 
-from bench.simulate.load import Asked, Load
+from bench.simulate.load import ClientRequest, Load
 from blockrelay.block_folder.folder import open_block_folder
 from blockrelay_launcher.supervisor.child_process import die_with_parent
 
 _TOKENS = re.compile(rb'"token_ids":\[(\d[^\]]*)\]')
-#: Seconds that requests under way may take to end.
+#: Seconds that running requests may take to end.
 PATIENCE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """A running `up`: its model by hash, its processes by what they are, and its control Redis."""
+    """A running `blockrelay up`."""
 
     url: str
+    """The address of its gateway."""
     model: str
+    """The model's key in Redis."""
     pids: dict[str, list[int]]
+    """Its processes, by kind."""
     redis: "redis.Redis"
+    """A client for its control Redis."""
 
     def cpu_s(self) -> dict[str, float]:
-        """Seconds that each kind has computed. Of workers, `engine` is what computes, `beside` their other threads."""
+        """Returns the seconds of CPU of each kind of process so far.
+
+        Workers are two kinds: `engine` is the thread that computes, and `beside` are their other threads.
+        """
         spent: dict[str, float] = defaultdict(float)
         for kind, pids in self.pids.items():
             for pid in pids:
@@ -50,7 +57,7 @@ class System:
         return dict(spent)
 
     def core_waits(self) -> tuple[float, float]:
-        """Seconds that threads had to do something and no core, and how often they got one."""
+        """Returns the seconds that threads have waited for a core so far, and how often they got one."""
         waited, turns = 0.0, 0
         for pid in (pid for pids in self.pids.values() for pid in pids):
             for thread in Path(f"/proc/{pid}/task").iterdir():
@@ -59,13 +66,14 @@ class System:
         return waited, turns
 
     def resident_bytes(self, kind: str) -> int:
+        """Returns the resident memory of all processes of a kind."""
         pages = [int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in self.pids[kind]]
         return sum(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
 @contextmanager
 def running(model: Path, *, stages: int = 1, replicas: int = 1) -> Iterator[System]:
-    """`blockrelay up` with workers of one thread each, ready."""
+    """Runs `blockrelay up` with workers of one thread each, without speculation; yields when it is ready."""
     with tempfile.TemporaryDirectory(prefix="br-simulate-") as folder:
         argv = [sys.executable, "-P", "-m", "blockrelay_launcher", "up", "--model", str(model), "--port", "0"]
         argv += ["--threads", "1", "--no-speculation", "--stages", str(stages), "--replicas", str(replicas)]
@@ -91,32 +99,38 @@ def running(model: Path, *, stages: int = 1, replicas: int = 1) -> Iterator[Syst
 
 
 def _children(parent: int) -> dict[str, list[int]]:
+    """Returns the child processes of `blockrelay up`, by kind."""
     kinds = {
         "blockrelay_worker": "worker", "blockrelay_gateway": "gateway", "blockrelay_scheduler": "scheduler",
         "/control/redis.sock": "control Redis", "/payload/redis.sock": "payload Redis",
     }  # fmt: skip
-    found: dict[str, list[int]] = defaultdict(list)
+    children: dict[str, list[int]] = defaultdict(list)
     for pid in map(int, Path(f"/proc/{parent}/task/{parent}/children").read_text().split()):
         command = Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
         for word, kind in kinds.items():
             if word in command:
-                found[kind].append(pid)
-    return dict(found)
+                children[kind].append(pid)
+    return dict(children)
 
 
 @dataclass(slots=True, kw_only=True)
 class Driver:
-    """Sends a load to a gateway; `asked` is all that it has sent, with times of `time.monotonic`."""
+    """Sends a load to a gateway, with random token ids as prompts."""
 
     url: str
     load: Load
     vocabulary: int
+    """The number of token ids of the model."""
     chance: random.Random
-    asked: list[Asked]
+    requests: list[ClientRequest]
+    """All requests that it has sent, with times of `time.monotonic`."""
     received_bytes: int = 0
 
     async def run(self, until: float) -> None:
-        """Requests begin up to `until`; back when all are answered."""
+        """Begins requests up to `until` (monotonic seconds), and returns when all are answered.
+
+        Raises TimeoutError PATIENCE_S after `until`, and RuntimeError for an answer with too few tokens.
+        """
         async with asyncio.timeout(until - time.monotonic() + PATIENCE_S), asyncio.TaskGroup() as tasks:
             for _ in range(self.load.clients):
                 tasks.create_task(self._client(until))
@@ -131,14 +145,15 @@ class Driver:
             await self._ask()
 
     async def _ask(self) -> None:
+        """Sends one request and reads its answer."""
         parts = urlsplit(self.url)
-        asked = Asked(self.load.prompt.draw(self.chance), self.load.new.draw(self.chance), time.monotonic())
-        self.asked.append(asked)
-        prompt = self.chance.choices(range(3, self.vocabulary), k=asked.prompt)
-        fields = {"prompt": prompt, "max_tokens": asked.new, "temperature": 0, "ignore_eos": True, "stream": True}
+        request = ClientRequest(self.load.prompt.draw(self.chance), self.load.new.draw(self.chance), time.monotonic())
+        self.requests.append(request)
+        prompt = self.chance.choices(range(3, self.vocabulary), k=request.prompt)
+        fields = {"prompt": prompt, "max_tokens": request.new, "temperature": 0, "ignore_eos": True, "stream": True}
         body = json.dumps({**fields, "return_token_ids": True}).encode()
         head = f"POST /v1/completions HTTP/1.1\r\nhost: {parts.netloc}\r\nconnection: close\r\n"
-        answer = _Answer(asked, self)
+        answer = _Answer(request, self)
         transport, _ = await asyncio.get_running_loop().create_connection(
             lambda: answer, parts.hostname or "", parts.port or 80
         )
@@ -147,15 +162,15 @@ class Driver:
             await answer.ended
         finally:
             transport.abort()
-        if len(asked.tokens) != asked.new:
-            raise RuntimeError(f"an answer ended after {len(asked.tokens)} of {asked.new} tokens: {answer.rest!r}")
+        if len(request.tokens) != request.new:
+            raise RuntimeError(f"an answer ended after {len(request.tokens)} of {request.new} tokens: {answer.rest!r}")
 
 
 class _Answer(asyncio.Protocol):
-    """One streamed answer, in as few instructions as we can: it shares the cores with what it measures."""
+    """Receives one streamed answer, in as few instructions as possible: it shares the cores with what it measures."""
 
-    def __init__(self, asked: Asked, driver: Driver) -> None:
-        self._asked, self._driver = asked, driver
+    def __init__(self, request: ClientRequest, driver: Driver) -> None:
+        self._request, self._driver = request, driver
         self.ended = asyncio.get_running_loop().create_future()
         self.rest = b""
 
@@ -164,7 +179,7 @@ class _Answer(asyncio.Protocol):
         self._driver.received_bytes += len(data)
         events, _, self.rest = (self.rest + data).rpartition(b"\n\n")
         for found in _TOKENS.finditer(events):
-            self._asked.tokens.extend([now] * (1 + found.group(1).count(b",")))
+            self._request.tokens.extend([now] * (1 + found.group(1).count(b",")))
 
     def connection_lost(self, exc: Exception | None) -> None:
         if not self.ended.done():
@@ -172,6 +187,6 @@ class _Answer(asyncio.Protocol):
 
 
 def wire_bytes(control: "redis.Redis") -> float:
-    """That have come to a Redis and gone from it."""
+    """Returns the bytes that a Redis has received and sent so far."""
     stats: dict[str, Any] = control.info("stats")  # pyright: ignore[reportAssignmentType]
     return stats["total_net_input_bytes"] + stats["total_net_output_bytes"]

@@ -1,4 +1,4 @@
-"""From what was counted on a real system to costs. Pure."""
+"""Fits the costs to the counts of real systems. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from bench.simulate.measured.least_squares import least
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alone:
-    """What was measured without a system. `idle`: seconds of CPU per second of a system without requests, by kind."""
+    """The costs that were measured alone, without a load on a system; fields have the meanings of those of `Costs`."""
 
     blocks: tuple[BlockCosts, ...]
     hop: HopCosts
@@ -23,14 +23,20 @@ class Alone:
     read_stream: float
     gateway_read_stream: float
     idle: Mapping[str, float]
+    """Seconds of CPU per second of a system without requests, by kind of process."""
 
 
 def fitted(counted: Sequence[Counted], staged: Sequence[Counted], alone: Alone) -> Costs:
-    """Of one worker under several loads of clients: each kind of process is fitted by itself, its seconds of CPU, less
-    those of an idle system, over what it did. And of two stages with one client and with several (`staged`): there
-    engines sleep between messages, and what that costs is more than what a message costs in a loop."""
+    """Returns the costs that fit the counts.
+
+    `counted` are several loads on one worker. Each kind of process is fitted by itself: its seconds of CPU, less those
+    of an idle system, to the amounts of its work. `staged` are two loads on two stages, with one client and with
+    several, from which the costs of messages come: engines sleep between messages there, and so a message costs more
+    than one of many in a loop.
+    """
 
     def cpu(one: Counted, kind: str) -> float:
+        """Returns the seconds of CPU of a kind of process, without those of an idle system."""
         return one.cpu[kind] - alone.idle.get(kind, 0.0) * one.seconds
 
     def calls(name: str) -> list[int]:
@@ -42,7 +48,7 @@ def fitted(counted: Sequence[Counted], staged: Sequence[Counted], alone: Alone) 
     commit, commit_token, commit_end = least(list(zip(commits, tokens, requests, strict=True)), script_s["commit"])
     claim, claim_job = least(list(zip(claims, requests, strict=True)), script_s["claim"])
 
-    # What Redis computes beside its commands: one more or less for each that a client sends, and one for each sync.
+    # The CPU of Redis outside its commands: a share for each command that a client sends, and one for each sync.
     commands = [sum(one.scripts.values()) + one.reads + 2 * one.requests for one in counted]
     syncs = [n + 2 * r for n, r in zip(commits, requests, strict=True)]
     beside = [
@@ -55,7 +61,7 @@ def fitted(counted: Sequence[Counted], staged: Sequence[Counted], alone: Alone) 
         [(one.requests, one.reads, one.tokens) for one in counted],
         [cpu(one, "gateway") - one.reads * one.load.clients * alone.gateway_read_stream for one in counted],
     )
-    # Blocks in a system take a share more or less than alone: other code has been in the caches, and clocks drift.
+    # Blocks in a system take a little more or less time than alone: other code uses the caches, and clock rates drift.
     whole = Costs(blocks=alone.blocks).stages(1)
     pace, part, ask, ask_job = least(
         [(_blocks_s(one, whole), one.tokens, one.scripts["claim"], one.requests) for one in counted],
@@ -72,14 +78,14 @@ def fitted(counted: Sequence[Counted], staged: Sequence[Counted], alone: Alone) 
     followed = sum(one.reads * one.load.clients for one in counted)
 
     def left_of(one: Counted) -> float:
-        """Seconds of both workers, at both ends, for messages, and for each request that has rows in one."""
+        """Returns the seconds of CPU that both workers have left for messages, after all other known work."""
         rows = one.tokens / (one.steps / 2)
-        busy = cpu(one, "engine") / 2 / one.seconds  # so likely does the neighbour compute too
+        busy = cpu(one, "engine") / 2 / one.seconds  # the probability that the neighbour computes too
         beside = 1 + min(1.0, busy) * (Costs(blocks=blocks, neighbour=alone.neighbour).beside(rows) - 1)
-        asked = ask * one.scripts["claim"] + ask_job * one.requests
-        computed = _blocks_s(one, Costs(blocks=blocks).stages(2)) * beside
-        committed = submit * one.scripts["commit"] + submit_token * one.tokens + notice * one.requests
-        return cpu(one, "engine") + cpu(one, "beside") - computed - asked - part * 2 * one.tokens - committed
+        claiming = ask * one.scripts["claim"] + ask_job * one.requests
+        computing = _blocks_s(one, Costs(blocks=blocks).stages(2)) * beside
+        committing = submit * one.scripts["commit"] + submit_token * one.tokens + notice * one.requests
+        return cpu(one, "engine") + cpu(one, "beside") - computing - claiming - part * 2 * one.tokens - committing
 
     few, many = staged
     message = max(alone.hop.message, left_of(few) / few.steps)
@@ -122,16 +128,19 @@ def fitted(counted: Sequence[Counted], staged: Sequence[Counted], alone: Alone) 
 
 
 def _blocks_s(one: Counted, stages: Sequence[Stage]) -> float:
-    """Seconds in blocks, where each batch passes these stages: of batches with rows of prompts, one for each request if
-    there are as many, and of those that decode alone. Batches of both kinds carry as many that decode: a block's cost
-    bends with its rows, so the mean of all batches would say too little."""
+    """Returns the seconds of CPU in blocks, where each batch passes all `stages`.
+
+    There are two kinds of batches: those with rows of prompts (one for each request, if there are as many batches), and
+    those that only decode. Both have the same number of decode rows. They are computed apart, because a block's seconds
+    are not linear in its rows, and so the mean batch would give too few.
+    """
     batches = one.steps / len(stages)
     prompts = min(one.requests, batches)
     behind, prompt = one.tokens / one.requests / 2, one.prompt_rows / one.requests
     decode = (one.tokens - one.requests) / batches
     rows, firsts = one.prompt_rows / prompts, one.requests / prompts
     with_prompts = Work(decode + rows, decode + firsts, decode * (prompt + behind), rows * prompt / 2)
-    if decode < 1:  # not every batch decodes: one client's prompts are alone
+    if decode < 1:  # with one client, no request decodes in the batch of a prompt
         decode = (one.tokens - one.requests) / max(1.0, batches - prompts)
         with_prompts = Work(rows, firsts, 0.0, rows * prompt / 2)
     alone = Work(decode, decode, decode * (prompt + behind))

@@ -1,4 +1,4 @@
-"""What messages between two stages cost the processes at both ends: the worker's own sender and reader, timed."""
+"""Measures the CPU that messages between two stages take at both ends, with the worker's own sender and reader."""
 
 import threading
 import time
@@ -21,22 +21,27 @@ from blockrelay_worker.transport.inbox_reader import Reader
 from blockrelay_worker.transport.redis_links import Links
 from blockrelay_worker.transport.stage_sender import Sender
 
-#: (rows, requests) of messages forwards, and tokens of those back.
+#: (rows, requests) of each message forwards, tokens of each message back, and repetitions.
 FORWARDS, BACK, TIMES = ((1, 1), (4, 4), (16, 16), (64, 1), (256, 1)), (1, 4, 16), 200
 _KEYS, _OTHER = Keys("c0"), "other"
 
 
 @dataclass(frozen=True, slots=True)
 class HopCosts:
-    """Seconds of CPU of both ends together: of a message, and for each row, request with rows, and token back."""
+    """Seconds of CPU of both ends together."""
 
     message: float
+    """For each message."""
     row: float
+    """For each row (hidden states of one token) in it."""
     part: float
+    """For each request with rows in it."""
     job: float
+    """For each token that is reported back to the first stage."""
 
 
 def hop_costs(hidden: int) -> HopCosts:
+    """Measures the costs of messages between stages, for hidden states of `hidden` values (float32)."""
     with running_redis(durable=False) as url:
         control, payload = connect(url), connect(url)
         watch = RedisWatch(WorkerMetrics(CollectorRegistry()).redis_errors)
@@ -79,6 +84,7 @@ def _cpu_s(thread: threading.Thread) -> float:
 
 
 def _forward(rows: int, parts: int, hidden: int) -> Forward:
+    """Returns a message with `rows` hidden states of `parts` requests."""
     tokens = (1,) * (rows // parts)
     segments = [
         ForwardSegment(

@@ -1,4 +1,4 @@
-"""Costs and sizes, taken from real systems on this host."""
+"""Measures all costs and sizes on real systems on this host."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,10 @@ IDLE_S = 2.0
 
 
 def taken(model: Path, seconds: float) -> tuple[Costs, list[Counted]]:
-    """Costs, and what was counted of the known configurations in so many seconds each."""
+    """Measures all costs of a model on this host; returns them, and the counts of the known configurations.
+
+    Each configuration is measured for `seconds`.
+    """
     folder = open_block_folder(model)
     shape, blocks = folder.model, block_costs(folder)
     reads, syncs = read_stream_cost(), beside(cores(), sync_cost)
@@ -45,8 +48,8 @@ def taken(model: Path, seconds: float) -> tuple[Costs, list[Counted]]:
     )
     costs = calibrated(
         fitted(of_ones, of_stages, alone),
-        [(one, found.figures) for one, found in zip(ones, of_ones, strict=True)],
-        [(one, found.figures) for one, found in zip(stages, of_stages, strict=True)],
+        [(one, counted.figures) for one, counted in zip(ones, of_ones, strict=True)],
+        [(one, counted.figures) for one, counted in zip(stages, of_stages, strict=True)],
     )
     return costs, [*of_ones, *of_stages]
 
@@ -56,22 +59,25 @@ def _counted(system: System, several: Sequence[Configuration], seconds: float, v
 
 
 def _idle(system: System) -> Mapping[str, float]:
-    """Seconds of CPU per second without requests."""
+    """Returns the seconds of CPU per second of each kind of process, without requests."""
     before = system.cpu_s()
     time.sleep(IDLE_S)
     return {kind: (spent - before[kind]) / IDLE_S for kind, spent in system.cpu_s().items()}
 
 
 def sizes(model: Path, known: Sequence[Counted], reads: ReadCosts) -> Footprint:
-    """What streams keep and send; the bytes of a token from where most were counted."""
+    """Measures the memory and the bytes that streams take.
+
+    The bytes of a token come from the one of the `known` measurements with most tokens.
+    """
     counted = max(known, key=lambda one: one.tokens)
     with running(model) as system:
-        under_way, ended, stream = footprint(system, open_block_folder(model, blocks=[]).model.vocab_size)
-    asked = counted.reads * counted.load.clients * reads.wire_bytes
+        in_flight, ended, stream = footprint(system, open_block_folder(model, blocks=[]).model.vocab_size)
+    read_bytes = counted.reads * counted.load.clients * reads.wire_bytes
     return Footprint(
-        redis_request=under_way,
+        redis_request=in_flight,
         redis_ended=ended,
-        redis_token=(counted.redis_bytes - asked) / counted.tokens,
+        redis_token=(counted.redis_bytes - read_bytes) / counted.tokens,
         redis_read_stream=reads.wire_bytes,
         gateway_stream=stream,
         client_token=counted.client_bytes / counted.tokens,

@@ -78,6 +78,7 @@ def planned_by(settings: SchedulerSettings, blocks: int) -> PlannedSplit:
 
 
 def _planned_by_strategy(settings: SchedulerSettings, strategy: str) -> PlannedSplit:
+    """Has a planning strategy choose the stages."""
     options = PlanOptions(
         model=settings.model,
         profile=settings.profile,

@@ -52,6 +52,7 @@ class InboxSweeper(threading.Thread):
             self._drop([self._keys.inbox(worker_id) for worker_id in workers])
 
     def _drop(self, inboxes: list[str]) -> None:
+        """Deletes inboxes, and tries again with backoff until it succeeds or `close` is called."""
         attempt = 0
         while not self._over.is_set():
             try:

@@ -93,6 +93,7 @@ class Scheduler:
                 self._sweeper.close()
 
     def _look(self) -> None:
+        """Checks that both Redis servers can be used; an error of the payload Redis is only logged and counted."""
         check_redis(self.link.client, "control Redis", cell=self.link.keys)
         if self.link.payload is not self.link.client:
             try:
@@ -108,6 +109,7 @@ class Scheduler:
         self._last_tick = float("-inf")
 
     def _tick_until(self, stop: threading.Event) -> None:
+        """Runs rounds until `stop` is set, with backoff after errors of Redis."""
         attempt = 0
         while not stop.is_set():
             try:

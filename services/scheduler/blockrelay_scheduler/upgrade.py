@@ -50,6 +50,7 @@ class CellUpgrade:
                 self._raise(number)
 
     def _raise(self, number: int) -> None:
+        """Raises the number to `highest` if every live service speaks it; looks every RAISE_EVERY_S at most."""
         if time.monotonic() - self._looked < RAISE_EVERY_S:
             return
         self._looked = time.monotonic()

@@ -1,4 +1,4 @@
-"""`load-users`: which pods it has read their users again, and what it says when one does not."""
+"""The script `load-users`: which pods it makes read their users again, and its error when one does not."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""What deploy/k8s has besides what kustomize renders: files that are made, values for charts, secrets that are made."""
+"""The files of deploy/k8s besides those that kustomize renders: generated files, values for charts, made secrets."""
 
 import subprocess
 from pathlib import Path

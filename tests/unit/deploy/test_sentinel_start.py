@@ -1,4 +1,4 @@
-"""How pods of a Redis that fails over begin: whom a server follows, and what a Sentinel keeps."""
+"""How pods of a Redis that fails over start: the server that a replica follows, and the state that a Sentinel keeps."""
 
 import os
 import subprocess

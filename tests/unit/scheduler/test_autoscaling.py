@@ -1,4 +1,4 @@
-"""How many workers are wanted, as a function: what an autoscaler follows must never lose a stage, nor waver."""
+"""The number of workers wanted, as a function: an autoscaler that follows it must never lose a stage, nor oscillate."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Dead letters have prompts in them: they are forgotten when their time is over."""
+"""Dead letters have users' prompts in them, and the scheduler deletes them when their time is over."""
 
 import redis
 

@@ -1,4 +1,4 @@
-"""Deleting inboxes on a payload Redis that refuses to; one that does not answer: test_loop.py."""
+"""The inbox sweeper with a payload Redis that refuses to delete; test_loop.py has one that does not answer."""
 
 from prometheus_client import CollectorRegistry
 

@@ -1,4 +1,4 @@
-"""When silence means that a worker is dead, look by look; with a running loop around it: test_loop.py."""
+"""When the silence of a worker means that it is dead, one look at a time; test_loop.py has a running loop."""
 
 from blockrelay.protocol.keys import Keys
 from blockrelay.redis.client import Scripts

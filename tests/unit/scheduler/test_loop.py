@@ -1,4 +1,4 @@
-"""The scheduler's loop against a real Redis, with workers played by the test."""
+"""The scheduler's loop against a real Redis, with workers simulated by the test."""
 
 import os
 import signal

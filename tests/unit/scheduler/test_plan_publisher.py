@@ -1,4 +1,4 @@
-"""When a plan is published: what is ready is told soon and not often, and what is gone at once."""
+"""When a plan is published: for a GPU that has become ready soon but not often, and for one that is gone at once."""
 
 import pytest
 import redis

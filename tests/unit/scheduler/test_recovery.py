@@ -1,4 +1,4 @@
-"""Who is dead and what is stuck, as tables."""
+"""The decisions which workers are dead and which requests are stuck, as tables."""
 
 from typing import Literal
 

@@ -55,6 +55,7 @@ def set_gauges(
 
 
 def _set_workers(metrics: SchedulerMetrics, workers: Sequence[WorkerInfo], plan: Plan) -> None:
+    """Sets the gauges of workers by state, of the plan's epoch, and of the ready workers of each stage."""
     states = Counter((worker.device, worker.state) for worker in workers)
     for device in DEVICES:
         for state in WORKER_STATES:
@@ -76,6 +77,7 @@ def _set_demand(
     workers: Sequence[WorkerInfo],
     plan: Plan,
 ) -> None:
+    """Sets the gauges of the backlog (seconds) and of the workers wanted."""
     load = demand(unfinished, outstanding, workers, plan)
     routes = sum(w.is_alive and w.ready and w.stage == 0 and not w.draining for w in workers)
     metrics.backlog.set((load.route_s or 0.0) / max(1, routes))

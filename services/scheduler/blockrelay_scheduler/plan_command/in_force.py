@@ -191,6 +191,7 @@ def _published(served: Served, entry: PlanEntry) -> Plan:
 
 
 def _show(plan_change: PlanChange, *, same: bool, dry_run: bool) -> None:
+    """Prints the stages of the new plan, and which workers load other blocks."""
     plan = plan_change.plan
     table = Table("stage", "blocks", "devices", "workers", "why", title=f"{plan_change.before.split} -> {plan.split}")
     for index, stage in enumerate(parse_split(plan.split)):
@@ -207,6 +208,7 @@ def _show(plan_change: PlanChange, *, same: bool, dry_run: bool) -> None:
 
 
 def _entry_json(entry: PlanEntry) -> dict[str, Any]:
+    """Returns an entry as `plan history --json` prints it."""
     return {
         "entry": entry.id,
         "when": _when(entry),

@@ -102,6 +102,7 @@ def _by_size(title: str) -> Table:
 
 
 def _print_notes(console: Console, report: PlanReport) -> None:
+    """Prints the reasons, and what was not measured."""
     for reason in report.reasons:
         console.print(f"- {reason}")
     if summary := (report.placement.notes or {}).get("summary"):

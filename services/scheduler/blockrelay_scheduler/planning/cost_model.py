@@ -127,6 +127,7 @@ class CostModel:
         return device.device_class in self._classes
 
     def _block_bytes(self, device: Device, index: int) -> int:
+        """Bytes of one block's weights on this device."""
         block, precision = self.analysis.blocks[index - 1], self.precisions[index - 1]
         if self.profile is not None and self.is_profiled(device) and self._measured_in(index) == precision:
             measured = self.profile.blocks[block.name][device.device_class].bytes
@@ -139,6 +140,7 @@ class CostModel:
         return (self.measured_in or self.precisions)[index - 1]
 
     def _block_seconds(self, device: Device, index: int, rows: float, context: float) -> float:
+        """Seconds of a step of one block, by the module's rules."""
         block, precision = self.analysis.blocks[index - 1], self.precisions[index - 1]
         if self.profile is None or not self.is_profiled(device):
             return self._roofline(device, index, rows, context)
@@ -156,6 +158,7 @@ class CostModel:
         return seconds / device.speed
 
     def _roofline(self, device: Device, index: int, rows: float, context: float) -> float:
+        """Seconds of a step of one block on a device described by figures."""
         block, precision = self.analysis.blocks[index - 1], self.precisions[index - 1]
         assert device.bytes_per_second is not None
         moved = block.step_bytes[precision] + rows * context * self.kv_bytes_per_token(index, index)

@@ -40,6 +40,7 @@ class _Bound:
 
 
 def _bounds(problem: Problem, placement: Placement) -> Iterator[_Bound]:
+    """Yields the limits of a placement: the wished one for each part, and the memory of each device."""
     if (limit := problem.wishes.memory_limit) is not None:
         for part in placement.parts:
             yield _Bound(parts=(part,), on=part.devices[0], room=limit, where="", how="above the limit of a part")

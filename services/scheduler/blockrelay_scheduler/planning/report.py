@@ -113,6 +113,7 @@ def report(strategy: str, problem: Problem, placement: Placement) -> PlanReport:
 
 
 def _stage(problem: Problem, part: Part) -> StageReport:
+    """Returns the report of one stage."""
     devices = [problem.fleet.device(name) for name in part.devices]
     return StageReport(
         part=part,

@@ -1,4 +1,4 @@
-"""What another plan would change, and which plans a running system refuses."""
+"""The changes that another plan would bring to a running cell, and the plans that are refused there."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""What a step is predicted to take, against sums by hand."""
+"""Predicted seconds of a step, compared with sums by hand."""
 
 from dataclasses import replace
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from blockrelay_scheduler.planning.problem import NoPlan, Part, Placement, Problem
 from blockrelay_scheduler.planning.strategies.optimal import count_search
-from blockrelay_scheduler.planning.strategies.optimal.count_search import CountSearch, Stage
+from blockrelay_scheduler.planning.strategies.optimal.count_search import CountSearch, StageChoice
 from blockrelay_scheduler.planning.strategies.optimal.path_search import PathSearch
 from blockrelay_scheduler.planning.strategies.optimal.reasons import explained
 from blockrelay_scheduler.planning.strategies.optimal.search_space import Space, Tables
@@ -44,9 +44,9 @@ def auto(problem: Problem) -> Placement:
     raise NoPlan(what_is_short(problem, roomiest, partial(is_feasible, until=until)))
 
 
-def _best_way(space: Space, until: float) -> tuple[Stage, ...] | None:
+def _best_way(space: Space, until: float) -> tuple[StageChoice, ...] | None:
     """Returns the stages of the plan with the shortest step; None when no plan fits."""
-    best: tuple[float, tuple[Stage, ...]] | None = None
+    best: tuple[float, tuple[StageChoice, ...]] | None = None
     tables, search = _searching(space, 1, until)
     # The best plan mostly has one stage or very many: with its step as a bound, other numbers are refused quickly.
     for stages in (1, *range(space.most_stages, 1, -1)):
@@ -65,7 +65,9 @@ def _searching(space: Space, stages: int, until: float) -> tuple[Tables, Search]
     return tables, CountSearch(space, tables) if count_search.fits(space) else PathSearch(space, tables, until)
 
 
-def _best_of(search: Search, tables: Tables, stages: int, *, below: float) -> tuple[float, tuple[Stage, ...]] | None:
+def _best_of(
+    search: Search, tables: Tables, stages: int, *, below: float
+) -> tuple[float, tuple[StageChoice, ...]] | None:
     """Returns the plan of `stages` stages with the shortest step and its seconds, if that is shorter than `below`."""
     if tables.least_seconds(stages) >= below:
         return None
@@ -80,7 +82,7 @@ def _best_of(search: Search, tables: Tables, stages: int, *, below: float) -> tu
         middle = (impossible + high) // 2
         impossible, high = (impossible, middle) if search.is_possible(stages, float(bounds[middle])) else (middle, high)
     # As the bound grows, the slowest stage only gets slower and the way only quicker: the best is where both meet.
-    best: tuple[float, tuple[Stage, ...]] | None = None
+    best: tuple[float, tuple[StageChoice, ...]] | None = None
     low, middle, high = high, high, bounds.size - 1
     while low <= high:
         bound = float(bounds[middle])
@@ -98,12 +100,12 @@ def _best_of(search: Search, tables: Tables, stages: int, *, below: float) -> tu
     return best
 
 
-def _slowest(tables: Tables, search: Search, way: tuple[Stage, ...]) -> float:
+def _slowest(tables: Tables, search: Search, way: tuple[StageChoice, ...]) -> float:
     """Returns the seconds of the slowest stage, for one group."""
     return max(float(tables.seconds[search.space.options.index(s.option)][s.first, s.last]) for s in way)
 
 
-def _placement(space: Space, way: tuple[Stage, ...]) -> Placement:
+def _placement(space: Space, way: tuple[StageChoice, ...]) -> Placement:
     """Returns the stages as parts, without reasons, each on the next devices of its kind."""
     left = [list(devices) for devices in space.kinds]
     parts: list[Part] = []

@@ -18,7 +18,7 @@ MAX_COMBINATIONS = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class StageChoice:
     """A stage of blocks `first` + 1 to `last` (1-based), on the devices of an option."""
 
     option: Option
@@ -69,7 +69,7 @@ class CountSearch:
                     reached[:, alive + step] |= seen[self._order] > seen[firsts]
         return bool(reached[self._blocks].any())
 
-    def quickest(self, stages: int, most: float) -> tuple[float, tuple[Stage, ...]] | None:
+    def quickest(self, stages: int, most: float) -> tuple[float, tuple[StageChoice, ...]] | None:
         """Returns the way of `stages` stages with the least seconds in all, hops included, and these seconds.
 
         Each stage has at most `most` seconds for a group. None when there is no such way.
@@ -80,7 +80,7 @@ class CountSearch:
         ways = [way for start in self._tables.starts if (way := self._quickest_from(start, stages)) is not None]
         return min(ways, key=lambda way: way[0], default=None)
 
-    def _quickest_from(self, start: int | None, stages: int) -> tuple[float, tuple[Stage, ...]] | None:
+    def _quickest_from(self, start: int | None, stages: int) -> tuple[float, tuple[StageChoice, ...]] | None:
         """Returns the quickest of the ways that begin on this kind (None: any kind)."""
         layers = self._layers.setdefault(start, [])
         while len(layers) < stages:
@@ -122,9 +122,9 @@ class CountSearch:
             return start
         return (layer + self._tables.hops[:, :, kind, None]).min(axis=1)
 
-    def _walk_back(self, layers: list[F64], used: int, kind: int) -> tuple[Stage, ...]:
+    def _walk_back(self, layers: list[F64], used: int, kind: int) -> tuple[StageChoice, ...]:
         """Returns the stages that led to this end: each is the one whose seconds add up to the same sum."""
-        stages: list[Stage] = []
+        stages: list[StageChoice] = []
         last = self._blocks
         for number in reversed(range(len(layers))):
             before_it = layers[number - 1] if number else None
@@ -136,7 +136,7 @@ class CountSearch:
                 kind = int(np.argmin(before_it[last, :, used] + self._tables.hops[last, :, stage.option.kind]))
         return tuple(reversed(stages))
 
-    def _step_back(self, before_it: F64 | None, used: int, kind: int, last: int, target: float) -> Stage:
+    def _step_back(self, before_it: F64 | None, used: int, kind: int, last: int, target: float) -> StageChoice:
         """Returns the stage that ends at `last` and has `target` seconds as its sum in `_next_layer`."""
         for at, option in enumerate(self.space.options):
             origin, first = used - self._steps[at], int(self._firsts[at][last])
@@ -145,7 +145,7 @@ class CountSearch:
             sums = self._tables.sums[at]
             rest = self._before(before_it, kind)[first:last, origin] - sums[first:last]
             if float(rest.min() + sums[last]) == target:
-                return Stage(option, first + int(np.argmin(rest)), last)
+                return StageChoice(option, first + int(np.argmin(rest)), last)
         raise AssertionError("no stage gives this sum")
 
 

@@ -18,7 +18,7 @@ import highspy
 import numpy as np
 
 from blockrelay_scheduler.planning.problem import OutOfTime
-from blockrelay_scheduler.planning.strategies.optimal.count_search import Stage
+from blockrelay_scheduler.planning.strategies.optimal.count_search import StageChoice
 from blockrelay_scheduler.planning.strategies.optimal.search_space import Space, Tables
 
 #: The name of a row of the program: a word, then the block and the kind of device that it is about, if any.
@@ -32,7 +32,7 @@ class PathSearch:
         """`until` is the time (monotonic seconds) at which the search gives up."""
         self.space, self._tables, self._until = space, tables, until
         self._blocks = space.problem.blocks
-        self._known: dict[tuple[int, float], tuple[float, tuple[Stage, ...]] | None] = {}
+        self._known: dict[tuple[int, float], tuple[float, tuple[StageChoice, ...]] | None] = {}
 
     def is_possible(self, stages: int, most: float) -> bool:
         """Returns whether `stages` stages can cover all blocks, each with at most `most` seconds for a group.
@@ -41,7 +41,7 @@ class PathSearch:
         """
         return self.quickest(stages, most) is not None
 
-    def quickest(self, stages: int, most: float) -> tuple[float, tuple[Stage, ...]] | None:
+    def quickest(self, stages: int, most: float) -> tuple[float, tuple[StageChoice, ...]] | None:
         """Returns the way of `stages` stages with the least seconds in all, hops included, and these seconds.
 
         Each stage has at most `most` seconds for a group. None when there is no such way. Raises OutOfTime when the
@@ -51,14 +51,14 @@ class PathSearch:
             self._known[stages, most] = self._solve(stages, most)
         return self._known[stages, most]
 
-    def _solve(self, stages: int, most: float) -> tuple[float, tuple[Stage, ...]] | None:
+    def _solve(self, stages: int, most: float) -> tuple[float, tuple[StageChoice, ...]] | None:
         ways = [way for start in self._tables.starts if (way := self._solve_from(start, stages, most)) is not None]
         return min(ways, key=lambda way: way[0], default=None)
 
-    def _solve_from(self, start: int | None, stages: int, most: float) -> tuple[float, tuple[Stage, ...]] | None:
+    def _solve_from(self, start: int | None, stages: int, most: float) -> tuple[float, tuple[StageChoice, ...]] | None:
         """Returns the quickest of the ways that begin on this kind (None: any kind)."""
         arcs = [
-            Stage(option, int(first), int(last))
+            StageChoice(option, int(first), int(last))
             for option, table in zip(self.space.options, self._tables.seconds, strict=True)
             for first, last in np.argwhere(table <= most)
             if first or start in (None, option.kind)
@@ -72,7 +72,7 @@ class PathSearch:
         total = sum(map(self._seconds, way)) + sum(self._hop(a, b) for a, b in pairwise(way))
         return total + self._back(way[-1], way[0], stages), way
 
-    def _program(self, arcs: list[Stage], start: int | None, stages: int) -> "_Program":
+    def _program(self, arcs: list[StageChoice], start: int | None, stages: int) -> "_Program":
         """Writes down the integer program of the module's docstring; its first columns are `arcs`, in their order."""
         program = _Program()
         program.row(("stages",), stages, stages)
@@ -96,15 +96,15 @@ class PathSearch:
                 )
         return program
 
-    def _hop(self, a: Stage, b: Stage) -> float:
+    def _hop(self, a: StageChoice, b: StageChoice) -> float:
         return float(self._tables.hops[a.last, a.option.kind, b.option.kind])
 
-    def _back(self, last: Stage, first: Stage | int | None, stages: int) -> float:
+    def _back(self, last: StageChoice, first: StageChoice | int | None, stages: int) -> float:
         """Seconds of the tokens' way back from the last stage to the first, which is given as a stage or a kind."""
-        kind = first.option.kind if isinstance(first, Stage) else first or 0
+        kind = first.option.kind if isinstance(first, StageChoice) else first or 0
         return float(self._tables.backs[last.option.kind, kind]) if stages > 1 else 0.0
 
-    def _seconds(self, stage: Stage) -> float:
+    def _seconds(self, stage: StageChoice) -> float:
         at = self.space.options.index(stage.option)
         return float(self._tables.seconds[at][stage.first, stage.last])
 
@@ -164,7 +164,7 @@ class _Program:
             return None
         if status != highspy.HighsModelStatus.kOptimal:
             raise OutOfTime(
-                "no plan was proved best in time: so many devices with links that differ are too much for auto; leave "
+                "no plan was proved best in time: too many devices with links that differ for strategy auto; leave "
                 "out links, name fewer devices, or take another strategy"
             )
         return [at for at, value in enumerate(solver.getSolution().col_value) if value > 0.5]
