@@ -218,7 +218,7 @@ def _commands() -> str:
     for part, scenario in SCENARIOS.items():
         of = f"`python -m bench.scenarios.{scenario} --model DIR`"
         lines.append(f"- {part}{' (on demand)' if part in ON_DEMAND else ''}: {of}")
-    again = '`make bench ARGS="--only PART --again"` measures a part anew; parts: '
+    again = '`make bench ARGS="--only PART --again"` measures a part again; parts: '
     return "\n".join([*lines, "", again + ", ".join(PARTS) + "."])
 
 
