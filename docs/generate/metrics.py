@@ -21,25 +21,23 @@ _HEAD = """\
 For operators who write queries, dashboards or alerts of their own.
 
 Every service answers `GET /metrics` with Prometheus text. Names follow vLLM's where the meaning is the same, with our
-prefix. Units are in the names. A counter has `_total` behind its name; a histogram has `_bucket`, `_sum` and `_count`.
+prefix, and end with their unit. A counter has `_total` behind its name; a histogram has `_bucket`, `_sum` and `_count`.
 
-The name tells whose it is:
+The name says whose it is, and the column *take* how to add it up over processes:
 
 - `blockrelay_worker_...`, `blockrelay_gateway_...`: of one process. A gateway counts what clients asked for and got, a
   worker what it computed, re-runs included.
 - Any other counter or histogram means the same wherever it comes from: add up all processes.
-- Any other gauge speaks of the whole cell, and every process that tells it tells the same: take the maximum,
-  `max by (cell, model) (blockrelay_requests_in_flight)`. So do the counters that Redis keeps, BOOKS:
-  take the maximum of their rates. No process's end sets them back, and what was accepted has ended or is in flight.
-
-The column *take* says it of each: `sum` over processes, or `max`. Panels and alerts do so.
+- Any other gauge is of the whole cell, and every process reports the same: take the maximum,
+  `max by (cell, model) (blockrelay_requests_in_flight)`. So are the counters that Redis keeps, BOOKS: take the maximum of
+  their rates. No process's end sets them back, and what was accepted has ended or is in flight.
 
 Every series of ours has the labels `cell` and `model` (the name that clients use: give all services of a cell the same
 `BLOCKRELAY_MODEL_NAME`, or none). A counter's labels come from closed lists, below, and each of its series is there
 from the start.
 
-`GET /metrics/tenants` of a gateway tells, with an API key, what that key used, with an operator's key what each used. A
-Prometheus that is to see it needs an operator's key (`authorization` of its scrape configuration).
+`GET /metrics/tenants` of a gateway shows, with an API key, what that key used, with an operator's key what each used. A
+Prometheus needs an operator's key for it (`authorization` of its scrape configuration).
 """
 _GROUPS: dict[str, Callable[[CollectorRegistry], object]] = {
     "Gateway": GatewayMetrics,

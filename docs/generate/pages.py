@@ -31,6 +31,8 @@ _PAGES = {
     "sizing.md": sizing.page,
 }
 
+#: The names of those that have nothing written by hand.
+WHOLLY_GENERATED = tuple(_PAGES)
 #: Pages that are written by hand but for one part, which stands between two marks that have its name.
 _PARTS = {
     "observability.md": ("panels", dashboards.panels),
