@@ -64,8 +64,14 @@ def _part(name: str, command: Any) -> str:
     usage = " ".join([name, *(_argument(p) for p in arguments)])
     text = f"\n## `{usage}`\n\n{(command.help or '').strip()}\n"
     rows = [(_argument(p), "required" if p.required else "", p.help or "") for p in arguments]
-    rows += [(f"`{'`, `'.join([*p.opts, *p.secondary_opts])}`{_values(p)}", _default(p), p.help or "") for p in options]
-    return text + (f"\n{table(('option', 'default', 'meaning'), rows)}" if rows else "")
+    groups = {"": rows}
+    for p in options:
+        row = (f"`{'`, `'.join([*p.opts, *p.secondary_opts])}`{_values(p)}", _default(p), p.help or "")
+        groups.setdefault(p.rich_help_panel or "", []).append(row)
+    for title, rows in groups.items():
+        head = f"\n**{title}**\n" if title else ""
+        text += f"{head}\n{table(('option', 'default', 'meaning'), rows)}" if rows else ""
+    return text
 
 
 def _argument(param: Any) -> str:

@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-#: How many times the estimated time for its tokens a run may take before it is stuck; the estimate is rough.
-PATIENCE = 4
+from blockrelay_scheduler.policy import PROMPT_PATIENCE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +50,7 @@ def dead_workers(silent_ms: Mapping[str, int], *, dead_after_ms: int) -> list[st
 
 def patience_ms(tokens: int, *, stalled_after_s: float, prompt_tokens_per_s: float) -> int:
     """Milliseconds that a run of a request of `tokens` tokens may show no progress before it is stuck."""
-    return int(1000 * (stalled_after_s + PATIENCE * tokens / prompt_tokens_per_s))
+    return int(1000 * (stalled_after_s + PROMPT_PATIENCE * tokens / prompt_tokens_per_s))
 
 
 def rescues(

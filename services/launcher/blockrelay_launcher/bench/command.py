@@ -16,19 +16,17 @@ from rich.console import Console
 from rich.table import Table
 
 from blockrelay.block_folder.folder import BlockFolder, open_block_folder
-from blockrelay.errors import UsageError
 from blockrelay.host.cpu import cores
 from blockrelay.protocol.constants import PAGE_TOKENS
 from blockrelay.settings import WorkerSettings
 from blockrelay_launcher.background import running_up
 from blockrelay_launcher.bench.figures import Round, figures, random_prompts, ratio
-from blockrelay_launcher.bench.kv_cache import LONG_NEW, kv_cache_figures
+from blockrelay_launcher.bench.kv_cache import kv_cache_figures
 from blockrelay_launcher.bench.machine import describe_machine
 from blockrelay_launcher.bench.memory import Scales
+from blockrelay_launcher.bench.options import OWN_TOKENS, PREFIX_NEW, BenchOptions
 from blockrelay_launcher.bench.targets import GatewaySide, InProcessSide, check_gateway, in_process
 
-#: Prompt tokens after the shared prefix, and new tokens of such a request.
-OWN_TOKENS, PREFIX_NEW = 16, 2
 #: New tokens of the unmeasured round before the measured ones.
 WARM_UP_NEW = 4
 #: Mean number of tokens that arrive together from which the report mentions it.
@@ -37,59 +35,10 @@ SEVERAL = 1.05
 SHOWN_WIDTH = 108
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BenchOptions:
-    """The options of `blockrelay bench`. `url` None starts a system of its own, with `stages` and `threads`."""
-
-    model: Path
-    url: str | None = None
-    requests: tuple[int, ...] = (1, 4, 16)
-    prompts: tuple[int, ...] = (128,)
-    new: int = 64
-    rounds: int = 3
-    stages: int = 1
-    threads: int | None = None
-    in_process: bool = True
-    speculation: bool = False
-    prefix: int = 0
-    kv_cache: bool = False
-    memory: bool = False
-
-    def check(self, folder: BlockFolder) -> None:
-        """Raises UsageError for options that cannot be measured with this model."""
-        if min(self.requests, default=0) < 1:
-            raise UsageError("--requests must be at least 1")
-        if min(self.prompts, default=0) < 1:
-            raise UsageError("--prompt must be at least 1 token")
-        if self.new < 2:
-            raise UsageError("--new must be at least 2: the time between tokens is measured")
-        context = folder.model.max_position
-        longest = max(*self.prompts, 1) + self.new
-        if longest > context:
-            raise UsageError(f"--prompt and --new make {longest} tokens, but the model's context is {context}")
-        if self.prefix and self.prefix + OWN_TOKENS + PREFIX_NEW > context:
-            raise UsageError(
-                f"--prefix {self.prefix} and {OWN_TOKENS + PREFIX_NEW} more tokens exceed the context of {context}"
-            )
-        if self.kv_cache and max(self.prompts) + LONG_NEW > context:
-            raise UsageError(f"--kv-cache adds {LONG_NEW} tokens to --prompt, which is beyond the context of {context}")
-        if not 1 <= self.stages <= folder.model.blocks:
-            raise UsageError(f"--stages is {self.stages}, but the model has {folder.model.blocks} blocks")
-        if self.url and (self.stages > 1 or self.threads or self.memory or self.speculation):
-            raise UsageError(
-                "--stages, --threads, --speculation and --memory are for a system of its own: leave them out with --url"
-            )
-
-    @property
-    def worker_threads(self) -> int:
-        """Threads of each worker: `threads`, else all cores."""
-        return self.threads or cores()
-
-
 def run_bench(options: BenchOptions, *, as_json: bool) -> int:
     """Measures, prints the report and returns 0. Raises UsageError, BlockFolderError or ServiceUnavailable."""
     folder = open_block_folder(options.model, blocks=[])
-    options.check(folder)
+    options.check_for(folder)
     if options.url:
         check_gateway(options.url, folder.model.name)
     report = _measure(options, folder)
@@ -126,8 +75,8 @@ def _measure(options: BenchOptions, folder: BlockFolder) -> dict[str, Any]:
         direct = stack.enter_context(_own_process(options)) if options.in_process else None
         cases = [
             _Case(_Prompts(dice, folder.model.vocab_size, requests, prompt))
-            for prompt in options.prompts
-            for requests in options.requests
+            for prompt in options.prompt_lengths
+            for requests in options.request_counts
         ]
         _compare(report, gateway, direct, cases, options)
         if options.prefix:
@@ -137,7 +86,7 @@ def _measure(options: BenchOptions, folder: BlockFolder) -> dict[str, Any]:
                 kv_cache_figures(
                     gateway, dice, vocab_size=folder.model.vocab_size, prompt=prompt, rounds=options.rounds
                 )
-                for prompt in options.prompts
+                for prompt in options.prompt_lengths
             ]
     return report
 
@@ -213,7 +162,9 @@ def _weigh(options: BenchOptions, folder: BlockFolder, dice: random.Random) -> d
     with tempfile.TemporaryDirectory(prefix="blockrelay-") as data, _own_up(options, data=Path(data)) as url:
         ready_s = time.monotonic() - started
         scales, gateway = Scales(folder, Path(data)), GatewaySide(url, folder.model.name)
-        prompts = random_prompts(dice, folder.model.vocab_size, max(options.requests), max(options.prompts))
+        prompts = random_prompts(
+            dice, folder.model.vocab_size, max(options.request_counts), max(options.prompt_lengths)
+        )
         scales.start()
         try:
             gateway.round(prompts, options.new)
@@ -221,8 +172,8 @@ def _weigh(options: BenchOptions, folder: BlockFolder, dice: random.Random) -> d
             weights = scales.stop()
             gateway.close()
     return {
-        "requests": max(options.requests),
-        "prompt": max(options.prompts),
+        "requests": max(options.request_counts),
+        "prompt": max(options.prompt_lengths),
         "ready_s": round(ready_s, 2),
         "workers": [weight.entry() for weight in weights],
     }
@@ -233,15 +184,15 @@ def _own_up(options: BenchOptions, data: Path | None = None) -> contextlib.Abstr
     arguments += ["--speculation" if options.speculation else "--no-speculation"]
     if data is not None:
         arguments += ["--data", str(data)]
-    return running_up(options.model.absolute(), options.stages, *arguments)
+    return running_up(options.model, options.stages, *arguments)
 
 
 @contextlib.contextmanager
 def _own_process(options: BenchOptions) -> Iterator[InProcessSide]:
     """Yields the executor as one stage, with as many threads as all workers have together, at most the cores."""
     threads = min(options.worker_threads * options.stages, cores()) if not options.url else cores()
-    pages = max(options.requests) * -(-(max(options.prompts) + options.new) // PAGE_TOKENS)
-    with in_process(options.model.absolute(), threads=threads, max_rows=WorkerSettings().max_rows, pages=pages) as side:
+    pages = max(options.request_counts) * -(-(max(options.prompt_lengths) + options.new) // PAGE_TOKENS)
+    with in_process(options.model, threads=threads, max_rows=WorkerSettings().max_rows, pages=pages) as side:
         yield side
 
 

@@ -5,10 +5,11 @@ import statistics
 from typing import Any
 
 from blockrelay_launcher.bench.figures import Round, random_prompts
+from blockrelay_launcher.bench.options import LONG_NEW
 from blockrelay_launcher.bench.targets import GatewaySide
 
-#: New tokens of a request that is measured both ways, and of the one whose steps must not become slower.
-NEW, LONG_NEW = 20, 50
+#: New tokens of a request that is measured both ways.
+NEW = 20
 #: Tokens that a session's second step adds to its first one.
 ADDED = 8
 #: The steps that are compared: those to tokens 11 to 20, and 41 to 50.

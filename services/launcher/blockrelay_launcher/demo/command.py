@@ -3,7 +3,6 @@
 import contextlib
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,23 +17,11 @@ from blockrelay_launcher.demo.answer import Answer, http_client, request_body, s
 from blockrelay_launcher.demo.batch import run_batch
 from blockrelay_launcher.demo.batch_file import read_batch
 from blockrelay_launcher.demo.interactive import run_interactive
+from blockrelay_launcher.demo.options import DemoOptions
 from blockrelay_launcher.demo.result_table import result_table
 
 QUESTION, OPENING = "Tell me a story.", "Once upon a time"
 CONCURRENCY = 8
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DemoOptions:
-    """The options of `blockrelay demo`. `interactive` or `batch` takes the place of a single answer."""
-
-    model: Path
-    stages: int
-    prompt: str | None
-    interactive: bool
-    batch: Path | None
-    concurrency: int | None
-    as_json: bool
 
 
 def run_demo(options: DemoOptions) -> int:
@@ -42,7 +29,6 @@ def run_demo(options: DemoOptions) -> int:
 
     Raises UsageError, before it starts anything, for options that cannot work; ServiceUnavailable if no answer comes.
     """
-    _check(options)
     manifest = open_block_folder(options.model, blocks=[]).manifest
     if TOKENIZER_NAME not in manifest.files:
         raise UsageError(f"{options.model} has no {TOKENIZER_NAME}: the demo needs a model that reads and writes text")
@@ -60,19 +46,6 @@ def run_demo(options: DemoOptions) -> int:
             options.model, manifest, prompts, stages=options.stages, concurrency=concurrency, as_json=options.as_json
         )
     return _one_answer(options.model, manifest, stages=options.stages, prompt=options.prompt)
-
-
-def _check(options: DemoOptions) -> None:
-    """Raises UsageError for options that do not go together."""
-    if options.interactive and options.batch is not None:
-        raise UsageError("--interactive and --batch: choose one of them")
-    if options.interactive and not sys.stdin:
-        raise UsageError("--interactive reads stdin, which is closed")
-    if options.prompt is not None and (options.interactive or options.batch is not None):
-        raise UsageError("--prompt is for one answer: leave it out with --interactive and --batch")
-    for name, given in (("--json", options.as_json), ("--concurrency", options.concurrency is not None)):
-        if given and options.batch is None:
-            raise UsageError(f"{name} needs --batch")
 
 
 def _one_answer(model: Path, manifest: Manifest, *, stages: int, prompt: str | None) -> int:

@@ -109,7 +109,7 @@ def _check(options: DrillOptions, folder: BlockFolder) -> None:
 def _drilled(course: "_Course") -> Report:
     """Runs the system, or with --upgrade-from two releases of it in turn, and returns the report."""
     options, data = course.options, course.data
-    up: list[object] = ["--model", options.model] if options.blocks is None else ["--blocks", options.blocks]
+    up: list[object] = ["--model", options.model] if options.blocks is None else ["--blocks", options.blocks.absolute()]
     up += ["--sequential"] if options.sequential else []
     up += ["--plan", options.plan] if options.plan else ["--stages", options.stages]
     up += ["--replicas", options.replicas, "--gateways", options.gateways]
@@ -238,7 +238,7 @@ def _faults(options: DrillOptions, system: DrilledSystem, seed: str, started: fl
     parts: list[DrillPart] = []
     if possible(options.kinds, options.roles):
         rng = Random(seed)
-        parts.append(Killer(system, strikes(rng, kinds=options.kinds, roles=options.roles, every_s=options.every_s)))
+        parts.append(Killer(system, strikes(rng, kinds=options.kinds, roles=options.roles, every_s=options.every)))
     if options.gpu:
         parts.append(DeviceRetries(system))
     if options.upgrade:

@@ -1,10 +1,14 @@
 """The options of a drill. The module imports little, because the command line needs it for its help."""
 
+from collections.abc import Set
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, ClassVar
 
-from blockrelay_launcher.drill.faults import KINDS, Kind, Role
+from blockrelay_launcher.drill.faults import Kind, Role, parse_kinds, parse_roles
+from blockrelay_launcher.option_groups import flag, option
 from blockrelay_launcher.supervisor.embedded_redis import Fsync
+from blockrelay_launcher.up_options.groups import ModelOrBlocksOptions, absolute
 
 #: Default for the tokens of the longest answer, and tokens of the shortest; a short context limits both.
 LONGEST_ANSWER, SHORTEST_ANSWER = 200, 4
@@ -13,49 +17,98 @@ ASKS = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DrillOptions:
-    """The options of `blockrelay drill`. Those without a description are the options of `up` with the same names."""
+class DrilledModelOptions(ModelOrBlocksOptions):
+    """The options of `blockrelay drill` about its model."""
 
-    model: Path
-    seconds: float
-    """Duration of the load."""
-    roles: tuple[Role, ...]
-    """Roles to hurt."""
-    kinds: tuple[Kind, ...] = KINDS
-    every_s: float = 2.0
-    """Mean time between two faults, in seconds."""
-    seed: int | None = None
-    """None: a new one, which the drill prints."""
-    fsync: Fsync = "always"
-    requests: int = 8
-    """Requests at once."""
-    longest_answer: int = LONGEST_ANSWER
-    """Most new tokens of a request."""
-    stages: int = 1
-    replicas: int = 2
-    gateways: int = 2
-    schedulers: int = 1
-    upgrade: bool = False
-    """Replace all workers, in the middle third, by workers that compute other bits."""
-    users: Path | None = None
-    """Folder of the ACL files whose Redis users the services are."""
-    upgrade_from: str | None = None
-    """The Python of another release, which serves in the first half; then this release continues with its data."""
-    plan: Path | None = None
-    """The first plan, instead of `stages`."""
-    apply: Path | None = None
-    """A plan to apply in the middle."""
-    gpu: str = ""
-    """GPUs for workers; then a fifth of the requests to an exact model keep off GPUs."""
-    stage_devices: str = ""
-    blocks: Path | None = None
-    """Folder of ONNX blocks to serve as they are, instead of `model`."""
-    sequential: bool = False
-    asks: int = ASKS
-    """Number of different requests."""
+    TITLE: ClassVar = "Model"
+    sequential: Annotated[bool, flag("--sequential", "With --blocks: as for `up`.")] = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrilledSystemOptions(DrilledModelOptions):
+    """The options of `blockrelay drill` about the system that it starts with `up`."""
+
+    TITLE: ClassVar = "System"
+    plan: Annotated[
+        Path | None,
+        option("FILE", "Begin with this plan (blockrelay plan --json) instead of --stages.", callback=absolute),
+    ] = None
+    stages: Annotated[int, option("N", "Number of equal stages that the model is cut into.", min=1)] = 1
+    stage_devices: Annotated[str, option("CLASSES", "With --gpu: as for `up`.")] = ""
+    replicas: Annotated[int, option("N", "Number of CPU workers per stage.", min=1)] = 2
+    gateways: Annotated[int, option("N", "Number of gateways; clients move to another if one dies.", min=1)] = 2
+    schedulers: Annotated[int, option("N", "Number of schedulers.", min=1)] = 1
+    gpu: Annotated[str, option("ID,ID", "Run workers on these GPUs too, as for `up`.")] = ""
+    fsync: Annotated[Fsync, option("always|everysec", "When the control Redis syncs to disk.")] = "always"
+    users: Annotated[
+        Path | None, option("DIR", "Run services as the Redis users of DIR/control.acl and DIR/payload.acl.")
+    ] = None
 
     @property
     def workers(self) -> list[str]:
         """The names that `up` gives the processes of CPU workers; the stages of ONNX blocks share one."""
         processes = self.replicas if self.blocks is not None else self.stages * self.replicas
         return [f"worker-{n}" for n in range(1, processes + 1)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrillOptions(DrilledSystemOptions):
+    """The options of `blockrelay drill`."""
+
+    TITLE: ClassVar = "Load and faults"
+    minutes: Annotated[float, option("X", "Duration of the load in minutes.", min=0.05)] = 10.0
+    requests: Annotated[int, option("N", "Number of requests at once.", min=1)] = 8
+    longest_answer: Annotated[
+        int, option("TOKENS", "Most new tokens of a request; most have fewer.", min=SHORTEST_ANSWER)
+    ] = LONGEST_ANSWER
+    kill: Annotated[
+        str | None,
+        option(
+            "ROLE,ROLE",
+            "Roles to hurt: worker, scheduler, gateway, redis, device (the process of a GPU, or of ONNX blocks); "
+            "empty: none; default: all that exist.",
+        ),
+    ] = None
+    faults: Annotated[
+        str,
+        option(
+            "KIND,KIND",
+            "Kinds of faults: kill; stop (a process, up to 8 s); full (Redis has no room, up to 3 s); cut "
+            "(connections of Redis).",
+        ),
+    ] = "kill,stop,full,cut"
+    every: Annotated[float, option("S", "Mean time between two faults, in seconds.", min=0.1)] = 2.0
+    upgrade: Annotated[
+        bool, flag("--upgrade", "Replace all workers, in the middle third, by workers that compute other bits.")
+    ] = False
+    upgrade_from: Annotated[
+        str | None,
+        option(
+            "PYTHON", "Run the release of this Python in the first half; then this release continues with its data."
+        ),
+    ] = None
+    apply: Annotated[Path | None, option("FILE", "Apply this plan in the middle.", callback=absolute)] = None
+    seed: Annotated[int | None, option("N", "Seed of requests, victims and times; default: a new one.")] = None
+    asks: int = ASKS
+    """Number of different requests."""
+
+    @property
+    def seconds(self) -> float:
+        """Duration of the load."""
+        return 60 * self.minutes
+
+    @property
+    def roles(self) -> tuple[Role, ...]:
+        """Roles to hurt."""
+        with_device = ",device" if self.gpu or self.blocks is not None else ""
+        return parse_roles(f"worker,scheduler,gateway,redis{with_device}" if self.kill is None else self.kill)
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        """Kinds of faults."""
+        return parse_kinds(self.faults)
+
+    def check(self, given: Set[str]) -> None:
+        """Raises UsageError for a model and blocks, and for unknown roles and kinds."""
+        ModelOrBlocksOptions.check(self, given)
+        _ = self.roles, self.kinds

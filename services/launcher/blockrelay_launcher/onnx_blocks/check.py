@@ -4,7 +4,7 @@ import json
 import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import IO, Annotated
 
 import typer
 from rich.console import Console
@@ -17,27 +17,34 @@ from blockrelay.onnx_blocks.reports.checking import CheckBegins, CheckedBlock, s
 from blockrelay.onnx_blocks.reports.codec import decode
 from blockrelay_launcher.onnx_blocks.check_table import table
 from blockrelay_launcher.onnx_blocks.worker import code_of_silence, worker
+from blockrelay_launcher.option_groups import OptionGroup, flag, option
 
 _MODULE = "blockrelay_worker.offline.onnx_blocks.check"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckOptions:
+class CheckOptions(OptionGroup):
     """The options of `blockrelay check`."""
 
-    folder: Path
-    device: str
-    batch: int
-    sequence: int
-    past: int
-    against: Path | None
-    write: Path | None
-    python: Path | None
-    as_json: bool
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Files block_1.onnx, block_2.onnx and so on.")]
+    device: Annotated[str, option("ID", "Device that runs the blocks, such as webgpu:0 (blockrelay devices).")] = "cpu"
+    batch: Annotated[int, option("N", "Sequences in the made-up batch.", min=1)] = 5
+    sequence: Annotated[int, option("N", "New tokens of each sequence.", min=1)] = 10
+    past: Annotated[int, option("N", "Tokens that each sequence already has in its KV cache.", min=0)] = 0
+    against: Annotated[
+        Path | None, option("FILE", "Refuse files that this blocks.json does not list; default: FOLDER's.")
+    ] = None
+    write: Annotated[
+        Path | None, option("FILE", "Write a blocks.json with the SHA-256 of every file if all blocks pass.")
+    ] = None
+    gpu_python: Annotated[
+        Path | None, option("PATH", "Python interpreter with the device's packages; default: this one.")
+    ] = None
+    as_json: Annotated[bool, flag("--json", "Print one JSON object instead of a table.")] = False
 
     def argv(self) -> list[str]:
         """Returns the command line of the worker's process."""
-        argv = [str(self.python or sys.executable), "-P", "-m", _MODULE, "--device", self.device]
+        argv = [str(self.gpu_python or sys.executable), "-P", "-m", _MODULE, "--device", self.device]
         argv += ["--batch", str(self.batch), "--sequence", str(self.sequence), "--past", str(self.past)]
         for name, path in (("--against", self.against), ("--write", self.write)):
             argv += [name, str(path)] if path is not None else []
@@ -65,7 +72,7 @@ def run_check(options: CheckOptions) -> int:
             _watch(process.stdout, reports)
             code = process.wait()
     except OSError as error:
-        raise UsageError(f"--gpu-python: {options.python} cannot be run: {error.strerror}") from None
+        raise UsageError(f"--gpu-python: {options.gpu_python} cannot be run: {error.strerror}") from None
     if reports.begin is None:
         return code_of_silence(code)
     blocks = _with_unreported(reports, code)

@@ -8,6 +8,7 @@ import typer
 from blockrelay_launcher.onnx_blocks.check import CheckOptions, run_check
 from blockrelay_launcher.onnx_blocks.importing import ImportOptions, run_import
 from blockrelay_launcher.onnx_blocks.split import run_split
+from blockrelay_launcher.option_groups import with_option_groups
 
 app = typer.Typer()
 #: The exit code after Ctrl-C, as shells report it.
@@ -20,33 +21,9 @@ def _interrupted(what: str) -> int:
 
 
 @app.command("check")
-def check(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Files block_1.onnx, block_2.onnx and so on.")],
-    device: Annotated[
-        str, typer.Option(metavar="ID", help="Device that runs the blocks, such as webgpu:0 (blockrelay devices).")
-    ] = "cpu",
-    batch: Annotated[int, typer.Option(min=1, help="Sequences in the made-up batch.")] = 5,
-    sequence: Annotated[int, typer.Option(min=1, help="New tokens of each sequence.")] = 10,
-    past: Annotated[int, typer.Option(min=0, help="Tokens that each sequence already has in its KV cache.")] = 0,
-    against: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Refuse files that this blocks.json does not list; default: FOLDER's."),
-    ] = None,
-    write: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Write a blocks.json with the SHA-256 of every file if all blocks pass."),
-    ] = None,
-    gpu_python: Annotated[
-        Path | None,
-        typer.Option(metavar="PATH", help="Python interpreter with the device's packages; default: this one."),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
-) -> None:
+@with_option_groups
+def check(options: CheckOptions) -> None:
     """Check ONNX blocks that you own: connect them by the names of their tensors, then run each with made-up inputs."""
-    options = CheckOptions(
-        folder=folder, device=device, batch=batch, sequence=sequence, past=past, against=against, write=write,
-        python=gpu_python, as_json=as_json,
-    )  # fmt: skip
     try:
         code = run_check(options)
     except KeyboardInterrupt:
@@ -73,33 +50,9 @@ def split(
 
 
 @app.command("import")
-def import_blocks(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Files block_1.onnx, block_2.onnx and so on.")],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="Block folder to write.")],
-    precision: Annotated[
-        str | None,
-        typer.Option(metavar="P", help="w8a8, w4a8, fp16, fp32 or a mix, as for convert; default: as stored."),
-    ] = None,
-    text: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="UTF-8 file on which the loss of perplexity is measured."),
-    ] = None,
-    name: Annotated[
-        str | None,
-        typer.Option(
-            help="Name by which clients call the model; default: the folder's name, or organisation/name of a snapshot "
-            "in Hugging Face's cache."
-        ),
-    ] = None,
-    max_position: Annotated[
-        int | None, typer.Option(min=1, help="Context length in tokens; default: from the files beside the blocks.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
-) -> None:
+@with_option_groups
+def import_blocks(options: ImportOptions) -> None:
     """Import ONNX blocks of a Llama, Mistral, Qwen2 or Qwen3 as a block folder, and compare it with them."""
-    options = ImportOptions(
-        folder=folder, out=out, precision=precision, text=text, name=name, max_position=max_position, as_json=as_json
-    )
     try:
         code = run_import(options)
     except KeyboardInterrupt:

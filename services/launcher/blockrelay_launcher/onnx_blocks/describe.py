@@ -4,7 +4,6 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
 
 import typer
 
@@ -14,33 +13,9 @@ from blockrelay.onnx_blocks.reports.describing import Described
 from blockrelay.typed_command import typed
 from blockrelay_launcher.onnx_blocks.stand_in import HeldImport, held_import
 from blockrelay_launcher.onnx_blocks.worker import code_of_silence, worker
+from blockrelay_launcher.up_options.groups import ServedModelOptions
 
 _MODULE = "blockrelay_worker.offline.onnx_blocks.describe"
-StandInBy = Literal["imported", "files"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BlocksOptions:
-    """The options of `up` about ONNX blocks; None and False: not given."""
-
-    folder: Path | None
-    max_position: int | None
-    stand_in: StandInBy | None
-    sequential: bool
-    max_warm_sessions: int | None
-    memory: int | None
-
-    def check(self, *, gpus: bool) -> None:
-        """Raises UsageError for options that need another option."""
-        for option, value in (("--max-warm-sessions", self.max_warm_sessions), ("--memory", self.memory)):
-            if value is not None and not self.sequential:
-                raise UsageError(f"{option} is for --sequential")
-        if self.stand_in is not None and (self.folder is None or not gpus or self.sequential):
-            raise UsageError("--stand-in is for --blocks with --gpu, and not for --sequential")
-        if self.folder is None and self.sequential:
-            raise UsageError("--sequential is for --blocks: other models are cut into stages")
-        if self.folder is None and self.max_position is not None:
-            raise UsageError("--max-position is for --blocks: converting a model decides about its context")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,24 +60,24 @@ class ServedBlocks:
         return self
 
 
-def served_blocks(options: BlocksOptions, *, gpus: bool) -> ServedBlocks | None:
+def served_blocks(options: ServedModelOptions, *, gpus: bool) -> ServedBlocks | None:
     """Returns the ONNX blocks that `up` is to serve; None without `--blocks`. Prints a line for each missing setting.
 
     Raises UsageError for options that do not go together, and typer.Exit if the worker has printed an error.
     """
-    options.check(gpus=gpus)
-    if options.folder is None:
+    options.check_stand_in(gpus=gpus)
+    if options.blocks is None:
         return None
-    description = described(options.folder, options.max_position)
+    description = described(options.blocks, options.max_position)
     for lacking in description.lacking:
-        sys.stderr.write(f"{options.folder}: {lacking}\n")
+        sys.stderr.write(f"{options.blocks}: {lacking}\n")
     settings = {
         "sequential": "true" if options.sequential else None,
         "max_warm_sessions": options.max_warm_sessions,
         "warm_session_bytes": options.memory,
     }
     return ServedBlocks(
-        folder=options.folder,
+        folder=options.blocks,
         model=Path(description.folder),
         warm={name: value for name, value in settings.items() if value is not None},
         imports=gpus and not options.sequential and options.stand_in != "files",

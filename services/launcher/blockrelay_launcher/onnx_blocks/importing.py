@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Annotated
 
 import typer
 from rich.console import Console
@@ -17,35 +17,47 @@ from blockrelay.onnx_blocks.reports.codec import decode
 from blockrelay.onnx_blocks.reports.importing import ComparedBlock, ImportReport, ImportResult
 from blockrelay.quantities import format_quantity
 from blockrelay_launcher.onnx_blocks.worker import code_of_silence, worker
+from blockrelay_launcher.option_groups import OptionGroup, flag, option
 
 _MODULE = "blockrelay_converter.onnx_source"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ImportOptions:
+class ImportOptions(OptionGroup):
     """The options of `blockrelay import`."""
 
-    folder: Path
-    out: Path
-    precision: str | None
-    text: Path | None
-    name: str | None
-    max_position: int | None
-    as_json: bool = False
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Files block_1.onnx, block_2.onnx and so on.")]
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Block folder to write.")]
+    precision: Annotated[
+        str | None, option("P", "w8a8, w4a8, fp16, fp32 or a mix, as for convert; default: as stored.")
+    ] = None
+    text: Annotated[Path | None, option("FILE", "UTF-8 file on which the loss of perplexity is measured.")] = None
+    name: Annotated[
+        str | None,
+        option(
+            "TEXT",
+            "Name by which clients call the model; default: the folder's name, or organisation/name of a snapshot "
+            "in Hugging Face's cache.",
+        ),
+    ] = None
+    max_position: Annotated[
+        int | None, option("N", "Context length in tokens; default: from the files beside the blocks.", min=1)
+    ] = None
+    as_json: Annotated[bool, flag("--json", "Print one JSON object instead of text.")] = False
     served: Path | None = None
     """For `up --blocks`: the block folder that describes the blocks in whose place the import is to compute."""
 
     def argv(self) -> list[str]:
         """Returns the command line of the converter's process."""
         argv = [sys.executable, "-P", "-m", _MODULE]
-        for option, value in (
+        for name, value in (
             ("--precision", self.precision),
             ("--text", self.text),
             ("--name", self.name),
             ("--max-position", self.max_position),
             ("--served", self.served),
         ):
-            argv += [option, str(value)] if value is not None else []
+            argv += [name, str(value)] if value is not None else []
         return [*argv, "--", str(self.folder), str(self.out)]
 
 

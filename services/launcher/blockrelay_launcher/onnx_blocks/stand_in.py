@@ -110,15 +110,7 @@ def _why_not(served: Path, imported: Path) -> str:
 def _imported(blocks: Path, served: Path, out: Path) -> str:
     """Runs the converter's process and returns why the import failed; "": it did not."""
     model = open_block_folder(served, blocks=[]).model
-    options = ImportOptions(
-        folder=blocks,
-        out=out,
-        precision=None,
-        text=None,
-        name=model.name,
-        max_position=model.max_position,
-        served=served,
-    )
+    options = ImportOptions(folder=blocks, out=out, name=model.name, max_position=model.max_position, served=served)
     with tempfile.TemporaryFile() as errors:
         with worker(options.argv(), errors=errors) as process:
             assert process.stdout is not None

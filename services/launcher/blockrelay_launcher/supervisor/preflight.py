@@ -23,7 +23,8 @@ def check_services(options: UpOptions, ports: Sequence[int]) -> None:
     Raises ValidationError for settings in the environment that workers would refuse.
     """
     WorkerSettings()
-    settings = GatewaySettings.model_validate({"host": options.host, **given_to_gateways(options, ports)})
+    network = options.network
+    settings = GatewaySettings.model_validate({"host": network.address, **given_to_gateways(network, ports)})
     Rules.of(settings)
     if settings.api_keys is not None:
         read_keys(settings.api_keys)
@@ -54,8 +55,8 @@ def look_at_redis(options: UpOptions, cell: str) -> list[str]:
     """
     waiting: list[str] = []
     for url, name, keys in (
-        (options.redis_url, "control Redis", Keys(cell)),
-        (options.payload_redis_url, "payload Redis", None),
+        (options.network.redis, "control Redis", Keys(cell)),
+        (options.network.payload_redis, "payload Redis", None),
     ):
         if url is None:
             continue

@@ -9,14 +9,12 @@ from pathlib import Path
 from blockrelay.host.cpu import cores
 from blockrelay.host.memory import available_bytes
 from blockrelay.settings import GatewaySettings, WorkerSettings, environment_for
+from blockrelay_launcher.policy import KV_SHARE_OF_ALL_WORKERS
 from blockrelay_launcher.supervisor.child_process import Child
 from blockrelay_launcher.supervisor.embedded_redis import EmbeddedRedis
 from blockrelay_launcher.supervisor.shared_page_folder import default_limit
+from blockrelay_launcher.up_options.groups import LOOPBACK, NetworkOptions
 from blockrelay_launcher.up_options.options import UpOptions, WorkerSpec, names_of, worker_specs
-
-#: Share of the memory that is free at the start which all workers together may fill with KV pages.
-KV_SHARE = 0.4
-LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,21 +73,21 @@ def redis_server(name: str, server: EmbeddedRedis, logs: Path, lock: int) -> Chi
 
 def schedulers(layout: Layout) -> list[Child]:
     """Returns the children that run schedulers."""
-    names = names_of("scheduler", layout.options.schedulers)
+    names = names_of("scheduler", layout.options.topology.schedulers)
     return [layout.service(name, "blockrelay_scheduler", port=0, plan=layout.plan, stages=None) for name in names]
 
 
 def workers(layout: Layout) -> list[Child]:
     """Returns the children that run workers, each with its share of the cores and of the free memory."""
     options, specs = layout.options, worker_specs(layout.options)
-    share = int(available_bytes() * KV_SHARE) // max(1, sum(spec.stages for spec in specs))
+    share = int(available_bytes() * KV_SHARE_OF_ALL_WORKERS) // max(1, sum(spec.stages for spec in specs))
     common: dict[str, object] = {"port": 0}
     common.update(_page_settings(layout))
     if options.blocks is not None:
         common.update(options.blocks.warm)
-    if not options.speculation:
+    if not options.advanced.speculation:
         common["speculation"] = "off"
-    threads = options.threads or _fair_threads(options, specs)
+    threads = options.limits.threads or _fair_threads(options, specs)
     children: list[Child] = []
     for spec in specs:
         own: dict[str, object] = {"device": spec.device, "threads": spec.threads or threads}
@@ -101,8 +99,8 @@ def workers(layout: Layout) -> list[Child]:
         own["gpu"] = spec.gpu or None  # a setting in the environment is for workers that a user starts
         if spec.gpu or spec.stages > 1:
             own["gpu_stages"] = spec.stages
-        if spec.gpu and options.gpu_memory is not None:
-            own["gpu_memory"] = options.gpu_memory
+        if spec.gpu and options.limits.gpu_memory is not None:
+            own["gpu_memory"] = options.limits.gpu_memory
         children.append(layout.service(spec.name, "blockrelay_worker", **common, **own))
     return children
 
@@ -116,29 +114,29 @@ def _fair_threads(options: UpOptions, specs: Sequence[WorkerSpec]) -> int:
     if options.local is not None:
         routes = len({spec.device_id for spec in specs if not spec.gpu})
     else:
-        stages = len(options.planned.stages) if options.planned else options.plan.stages
+        stages = len(options.planned.stages) if options.planned else options.topology.stages
         routes = -(-sum(spec.stages for spec in specs) // stages)
     return max(1, cores() // max(1, routes))
 
 
 def gateways(layout: Layout) -> list[Child]:
     """Returns the children that run gateways, one for each port."""
-    given = given_to_gateways(layout.options, layout.ports)
+    network = layout.options.network
+    given = given_to_gateways(network, layout.ports)
     names = names_of("gateway", len(layout.ports))
     return [
-        layout.service(name, "blockrelay_gateway", host=layout.options.host, port=port, **given)
+        layout.service(name, "blockrelay_gateway", host=network.address, port=port, **given)
         for name, port in zip(names, layout.ports, strict=True)
     ]
 
 
-def given_to_gateways(options: UpOptions, ports: Sequence[int]) -> dict[str, object]:
+def given_to_gateways(network: NetworkOptions, ports: Sequence[int]) -> dict[str, object]:
     """Returns the settings that all gateways share, besides those of every service."""
-    named = {"api_keys": options.api_keys, "allowed_hosts": options.allowed_hosts}
-    named["root_path"] = options.root_path
+    named = {"api_keys": network.api_keys, "allowed_hosts": network.allowed_hosts, "root_path": network.root_path}
     given: dict[str, object] = {name: value for name, value in named.items() if value is not None}
-    origins = [GatewaySettings().cors_origins if options.cors_origins is None else options.cors_origins]
+    origins = [GatewaySettings().cors_origins if network.cors_origins is None else network.cors_origins]
     if len(ports) > 1:  # a web page from one gateway may use the others
-        origins += [f"http://{host}:{port}" for port in ports for host in ("localhost", url_host(options.host))]
+        origins += [f"http://{host}:{port}" for port in ports for host in ("localhost", url_host(network.address))]
     given["cors_origins"] = ",".join(filter(None, origins))
     return given
 
@@ -159,10 +157,10 @@ def _page_settings(layout: Layout) -> dict[str, object]:
 
     A folder in the environment overrides the one of `up`.
     """
-    if not layout.options.prefix_cache:
+    if not layout.options.advanced.prefix_cache:
         return {"prefix_cache": "false"}
     if layout.pages is None or WorkerSettings().page_store_folder is not None:
         return {}
-    wanted = layout.options.page_store_bytes
+    wanted = layout.options.limits.page_store_bytes
     limit = default_limit() if wanted is None else wanted
     return {"page_store_folder": layout.pages, "page_store_bytes": limit} if limit else {}

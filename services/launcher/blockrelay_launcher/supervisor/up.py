@@ -22,7 +22,19 @@ from blockrelay.redis import client as redis_link
 from blockrelay.settings import GatewaySettings, Settings, WorkerSettings, read_settings
 from blockrelay.typed_command import typed, typed_path
 from blockrelay.up_file import Running
-from blockrelay_launcher.supervisor.child_process import LONGEST_DELAY_S, Child, is_worth_showing, plain, stop_all
+from blockrelay_launcher.policy import (
+    DEATH_REPORTS_S,
+    GATEWAYS_END_S,
+    LONGEST_DELAY_S,
+    LOOK_LOGS_S,
+    LOOK_READY_S,
+    MOST_EARLY_DEATHS,
+    REDIS_END_S,
+    SAY_WHY_S,
+    SCHEDULERS_END_S,
+    WORKERS_END_S,
+)
+from blockrelay_launcher.supervisor.child_process import Child, is_worth_showing, plain, stop_all
 from blockrelay_launcher.supervisor.data_folder import DataFolder, open_data_folder
 from blockrelay_launcher.supervisor.death_reports import DeathReports
 from blockrelay_launcher.supervisor.embedded_redis import EmbeddedRedis, find_server_program, place, unplace
@@ -45,15 +57,6 @@ from blockrelay_launcher.up_options.device_binding import bind
 from blockrelay_launcher.up_options.gpu_choice import gpus_here, known_gpus
 from blockrelay_launcher.up_options.options import GPU_WORKER, UpOptions, worker_specs
 
-#: Deaths of a child before the system is ready that end `up`: the child is broken.
-MOST_EARLY_DEATHS = 3
-#: Seconds between checks of `/readyz`, between reads of the logs, and between lines about not being ready.
-LOOK_READY_S, LOOK_LOGS_S, SAY_WHY_S = 0.1, 0.5, 10.0
-#: Seconds that each group may take to end; workers may drain first (`drain_s`).
-WORKERS_S, GATEWAY_S, SCHEDULER_S, REDIS_S = 7.0, 7.0, 5.0, 15.0
-#: Seconds for the reports of the workers' ends.
-REPORTS_S = 3.0
-
 
 def up(options: UpOptions) -> int:
     """Runs a system until SIGINT, SIGTERM or SIGHUP, and returns the exit code.
@@ -68,17 +71,17 @@ def up(options: UpOptions) -> int:
     failpoints.arm("launcher", settings.failpoint)
     model = open_block_folder(options.model, blocks=[])
     if options.planned is None:
-        options = replace(options, planned=options.plan.read(options.model, model.model.blocks))
+        options = replace(options, planned=options.topology.first_plan.read(options.model, model.model.blocks))
     assert options.planned is not None
     stages = options.planned.stages
     check_stages(model, stages)
     options = _with_devices(options)
     if options.planned and any(ANY_GPU in devices for devices in options.planned.devices) and not options.gpus:
         _say("stages are for GPUs, and --gpu names none: CPUs serve them until workers with GPUs join from elsewhere")
-    with kept_ports(options.host, options.port, options.gateways) as ports:
+    with kept_ports(options.network.address, options.network.port, options.topology.gateways) as ports:
         check_services(options, ports)
-        if options.data is not None:
-            check_settings(options.data / "settings", options)
+        if options.advanced.data is not None:
+            check_settings(options.advanced.data / "settings", options)
         for line in look_at_redis(options, settings.cell):
             _say(line)
         if options.blocks is not None:  # an import takes long: only after all checks
@@ -104,11 +107,12 @@ def _with_devices(options: UpOptions) -> UpOptions:
 
 
 def _run(options: UpOptions, settings: Settings, ports: tuple[int, ...], model_key: str) -> int:
-    if is_open_to_others(options.host) and not (options.api_keys or GatewaySettings().api_keys):
-        _say(f"warning: everybody who reaches {options.host} may use this gateway; --api-keys FILE demands a key")
+    address = options.network.address
+    if is_open_to_others(address) and not (options.network.api_keys or GatewaySettings().api_keys):
+        _say(f"warning: everybody who reaches {address} may use this gateway; --api-keys FILE demands a key")
     with (
         Alarm() as alarm,
-        open_data_folder(options.data) as folder,
+        open_data_folder(options.advanced.data) as folder,
         open_page_folder(data=folder.path) as pages,
     ):
         return _Up(options, settings, folder, alarm, ports, pages, model_key).run()
@@ -151,7 +155,7 @@ class _Up:
 
     @property
     def urls(self) -> list[str]:
-        return [f"http://{url_host(self.options.host)}:{port}" for port in self.ports]
+        return [f"http://{url_host(self.options.network.address)}:{port}" for port in self.ports]
 
     def run(self) -> int:
         """Starts the system, supervises it until a stop request, ends it, and returns 0."""
@@ -167,13 +171,13 @@ class _Up:
 
     def _start_redis(self) -> tuple[str, str | None]:
         """Starts the embedded Redis servers unless the user gave one, and returns the control and payload URLs."""
-        if self.options.redis_url:
-            return self.options.redis_url, self.options.payload_redis_url
+        if self.options.network.redis:
+            return self.options.network.redis, self.options.network.payload_redis
         program = find_server_program()
         if program.warning:
             _say(f"warning: {program.warning}")
         for name, durable in (("control", True), ("payload", False)):
-            server = place(program, self.folder.path / name, durable=durable, fsync=self.options.fsync)
+            server = place(program, self.folder.path / name, durable=durable, fsync=self.options.advanced.fsync)
             self.embedded.append(server)
             self.redis.append(redis_server(f"redis-{name}", server, self.folder.logs, self.folder.lock))
             self.redis[-1].start()
@@ -290,14 +294,15 @@ class _Up:
 
     def _look_ready(self) -> None:
         """Prints the `ready` line once the system is ready, else from time to time why it is not."""
-        why = "; ".join(filter(None, (why_not_ready(local_host(self.options.host), port) for port in self.ports)))
+        network = self.options.network
+        why = "; ".join(filter(None, (why_not_ready(local_host(network.address), port) for port in self.ports)))
         if not self.ports:
             why = self._why_wait("")
         if not why:
             self.ready = True
-            if self.options.redis_url:
-                carries_rows = self.options.payload_redis_url is None
-                for warning in warnings_about(self.options.redis_url, self.settings.cell, carries_rows=carries_rows):
+            if network.redis:
+                carries_rows = network.payload_redis is None
+                for warning in warnings_about(network.redis, self.settings.cell, carries_rows=carries_rows):
                     _say(warning)
             pids = {child.pid for child in self.workers}
             for cause in why_workers_are_slow(self.control_url, self.settings.cell, self.model_key, pids):
@@ -327,10 +332,10 @@ class _Up:
 
     def _show(self, child: Child, lines: Iterable[str]) -> None:
         for line in lines:
-            worth = self.options.verbose or (not child.plain_log and is_worth_showing(line))
+            worth = self.options.advanced.verbose or (not child.plain_log and is_worth_showing(line))
             if worth and plain(line) not in self.repeated:
                 self.shown[child.name] = plain(line)
-                _say(f"{child.name}: {line if self.options.verbose else plain(line)}")
+                _say(f"{child.name}: {line if self.options.advanced.verbose else plain(line)}")
 
     def _stop(self) -> None:
         """Ends all children: workers drain first, while Redis and gateways still take their last tokens; Redis is last.
@@ -340,10 +345,10 @@ class _Up:
         """
         leave = signal.SIGINT if self.ready else signal.SIGTERM
         for group, patience_s in (
-            (self.workers, WorkerSettings().drain_s + WORKERS_S),
-            (self.gateways, GATEWAY_S),
-            (self.schedulers, SCHEDULER_S),
-            (self.redis, REDIS_S),
+            (self.workers, WorkerSettings().drain_s + WORKERS_END_S),
+            (self.gateways, GATEWAYS_END_S),
+            (self.schedulers, SCHEDULERS_END_S),
+            (self.redis, REDIS_END_S),
         ):
             if group is self.redis and self.embedded and self.ready:
                 self._keep_unfinished(self.embedded[0])
@@ -353,7 +358,7 @@ class _Up:
             if group is self.workers and self.death_reports:
                 for child in group:
                     self.death_reports.add(child.pid)
-                self.death_reports.flush(REPORTS_S)
+                self.death_reports.flush(DEATH_REPORTS_S)
             self._show_logs()
         if self.death_reports:
             self.death_reports.close()

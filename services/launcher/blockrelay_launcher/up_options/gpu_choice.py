@@ -16,10 +16,8 @@ from blockrelay.protocol.plan import CPU, GPU
 from blockrelay.protocol.planned_split import is_host_device
 from blockrelay.settings import WorkerSettings
 from blockrelay.typed_command import typed
+from blockrelay_launcher.policy import DEVICE_PROBE_S
 from blockrelay_launcher.up_options.device_binding import HostGpu
-
-#: Time that the probe of all devices may take, in seconds: a first one may compile shaders.
-PROBE_S = 300.0
 
 Device = Mapping[str, Any]
 """One device in the output of `blockrelay devices --json`."""
@@ -96,11 +94,11 @@ def _devices_here(option: str) -> list[dict[str, Any]]:
     python = WorkerSettings().gpu_python or sys.executable
     command = [python, "-P", "-m", "blockrelay_worker.offline.devices", "--json"]
     try:
-        done = run_command(command, timeout_s=PROBE_S)
+        done = run_command(command, timeout_s=DEVICE_PROBE_S)
     except OSError as error:
         raise UsageError(f"BLOCKRELAY_GPU_PYTHON: {python} cannot be run: {error}") from error
     except subprocess.TimeoutExpired:
-        raise _NoAnswer(f"blockrelay devices gave no answer for {PROBE_S:.0f} s") from None
+        raise _NoAnswer(f"blockrelay devices gave no answer for {DEVICE_PROBE_S:.0f} s") from None
     if done.code < 0:
         raise _NoAnswer(f"blockrelay devices was ended by signal {-done.code}")
     if done.code:

@@ -2,15 +2,22 @@
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from blockrelay.protocol.plan import CPU, GPU, Device
 from blockrelay.protocol.planned_split import ANY_CPU, ANY_GPU, PlannedSplit
-from blockrelay_launcher.onnx_blocks.describe import ServedBlocks
-from blockrelay_launcher.supervisor.embedded_redis import Fsync
+from blockrelay_launcher.onnx_blocks.describe import ServedBlocks, served_blocks
 from blockrelay_launcher.up_options.device_binding import HostGpu
-from blockrelay_launcher.up_options.plan_choice import ONE_STAGE, PlanChoice
+from blockrelay_launcher.up_options.gpu_choice import first_gpus, named_gpus
+from blockrelay_launcher.up_options.groups import (
+    AdvancedOptions,
+    DeviceOptions,
+    LimitOptions,
+    NetworkOptions,
+    ServedModelOptions,
+    TopologyOptions,
+)
 
 #: Prefix of the names of workers on GPUs.
 GPU_WORKER = "gpu-worker"
@@ -28,44 +35,47 @@ class LocalDevice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpOptions:
-    """The options of `blockrelay up`. `cors_origins`, `allowed_hosts` and `root_path` are settings of the gateways."""
+    """What `blockrelay up` starts: its groups of options, and what was found for them on this host."""
 
     model: Path
-    plan: PlanChoice = ONE_STAGE
-    """The choice of the first plan."""
+    """The block folder."""
+    blocks: ServedBlocks | None = None
+    """Set if the model is ONNX blocks that are served as they are."""
     planned: PlannedSplit | None = None
     """The first plan, once it was read."""
     local: Mapping[str, LocalDevice] | None = None
     """The devices of this host by their ids in the plan; None: all that the plan names."""
-    replicas: int = 1
     gpus: tuple[HostGpu, ...] = ()
     """GPUs that each get a process, with a worker for every stage that may run there."""
-    gpu_memory: int | None = None
-    """Most bytes that the workers on one GPU may use together."""
-    blocks: ServedBlocks | None = None
-    """Set if the model is ONNX blocks that are served as they are."""
-    gateways: int = 1
-    schedulers: int = 1
-    host: str = "127.0.0.1"
-    port: int = 8000
-    """Port of the first gateway; the others take the next ones. 0 picks a free port."""
-    redis_url: str | None = None
-    """None starts an embedded control Redis and payload Redis."""
-    payload_redis_url: str | None = None
-    fsync: Fsync = "always"
-    """When the embedded control Redis syncs to disk."""
-    data: Path | None = None
-    """None keeps all data in a temporary folder, which is removed at the end."""
-    threads: int | None = None
-    """Threads of each CPU worker; None shares the cores between the workers of one stage."""
-    speculation: bool = True
-    prefix_cache: bool = True
-    page_store_bytes: int | None = None
-    api_keys: Path | None = None
-    cors_origins: str | None = None
-    root_path: str | None = None
-    allowed_hosts: str | None = None
-    verbose: bool = False
+    topology: TopologyOptions = field(default_factory=TopologyOptions)
+    limits: LimitOptions = field(default_factory=LimitOptions)
+    network: NetworkOptions = field(default_factory=NetworkOptions)
+    advanced: AdvancedOptions = field(default_factory=AdvancedOptions)
+
+
+def composed(
+    model: ServedModelOptions,
+    devices: DeviceOptions,
+    topology: TopologyOptions,
+    limits: LimitOptions,
+    network: NetworkOptions,
+    advanced: AdvancedOptions,
+) -> UpOptions:
+    """Returns the options of `up` with the GPUs and ONNX blocks that they name. A topology file is not read here.
+
+    Raises UsageError for GPUs that do not exist, and typer.Exit if the worker has printed an error of the blocks.
+    """
+    gpus = first_gpus(devices.gpu_workers) if devices.gpu_workers else named_gpus(devices.named)
+    blocks = served_blocks(model, gpus=bool(gpus))
+    return UpOptions(
+        model=blocks.model if blocks else model.model,
+        blocks=blocks,
+        gpus=gpus,
+        topology=topology,
+        limits=limits,
+        network=network,
+        advanced=advanced,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,13 +119,16 @@ def _cpus(options: UpOptions, stage: int) -> list[str]:
     gpus = _gpus(options, stage)
     named = [device for device in ids if device not in (ANY_GPU, ANY_CPU) and device not in gpus]
     if options.local is None:
-        return [named[n % len(named)] if named else "" for n in range(max(options.replicas, len(named)))]
+        return [named[n % len(named)] if named else "" for n in range(max(options.topology.replicas, len(named)))]
     # With several hosts, each starts CPU workers that stand in for its own GPUs.
-    return [*(device for device in named if device in options.local), *([""] * options.replicas if gpus else [])]
+    return [
+        *(device for device in named if device in options.local),
+        *([""] * options.topology.replicas if gpus else []),
+    ]
 
 
 def _devices(options: UpOptions) -> tuple[tuple[str, ...], ...]:
-    return options.planned.devices if options.planned else ((),) * options.plan.stages
+    return options.planned.devices if options.planned else ((),) * options.topology.stages
 
 
 def _gpus(options: UpOptions, stage: int) -> list[str]:
@@ -153,9 +166,9 @@ def _on_gpus(options: UpOptions) -> list[WorkerSpec]:
 def service_names(options: UpOptions) -> list[str]:
     """Returns the names of all services, as `up` shows them and as files in DATA/settings and DATA/logs are named."""
     return [
-        *names_of("scheduler", options.schedulers),
+        *names_of("scheduler", options.topology.schedulers),
         *(spec.name for spec in worker_specs(options)),
-        *names_of("gateway", options.gateways),
+        *names_of("gateway", options.topology.gateways),
     ]
 
 

@@ -80,7 +80,3 @@ class PlanChoice:
         if planned.blocks != blocks:
             raise UsageError(f"strategy {self.strategy} plans {planned.blocks} blocks, but the model has {blocks}")
         return planned
-
-
-#: The plan of one stage with all blocks.
-ONE_STAGE = PlanChoice()

@@ -139,11 +139,12 @@ def read_topology(path: Path) -> Topology:
     return _resolved(topology, path.absolute().parent)
 
 
-def options_for(topology: Topology, host: str | None, options: UpOptions) -> UpOptions:
-    """Returns the options of `up` on `host` (None: the only host of the file); the file's values replace `options`.
+def options_for(topology: Topology, options: UpOptions) -> UpOptions:
+    """Returns the options of `up` on the host that `--host` names, else the only one; the file replaces `options`.
 
     Raises UsageError for an unknown or missing host, and if the model cannot be cut for the topology.
     """
+    host = options.network.host
     if host is None and len(topology.hosts) > 1:
         raise UsageError(f"--topology has several hosts: --host {' or '.join(topology.hosts)}")
     name = host or next(iter(topology.hosts))
@@ -161,12 +162,16 @@ def options_for(topology: Topology, host: str | None, options: UpOptions) -> UpO
             device.id: LocalDevice(gpu=device.real_gpu, threads=check_threads(device.threads)) for device in devices
         },
         gpus=tuple(HostGpu(id=device.id, device=device.real_gpu) for device in _used(devices, planned)),
-        gateways=int("gateway" in entry.roles),
-        schedulers=int("scheduler" in entry.roles),
-        host=entry.listen or "127.0.0.1",
-        port=options.port if entry.port is None else entry.port,
-        redis_url=topology.redis,
-        payload_redis_url=topology.payload_redis,
+        topology=replace(
+            options.topology, gateways=int("gateway" in entry.roles), schedulers=int("scheduler" in entry.roles)
+        ),
+        network=replace(
+            options.network,
+            host=entry.listen,
+            port=options.network.port if entry.port is None else entry.port,
+            redis=topology.redis,
+            payload_redis=topology.payload_redis,
+        ),
     )
 
 

@@ -6,7 +6,7 @@ requests within `target_s`, at the pace that the workers measured on themselves.
 - no route is wanted without unfinished requests, else at least one, and never more than there are requests;
 - never fewer routes than hold the KV pages in use: the requests of a removed worker go on where there is room;
 - with one route `spare` more workers are wanted than stages, so that the death of a worker costs no wait;
-- the number falls only if SLACK times the work would still be done in time, so that a wavering load changes nothing.
+- the number falls only if SCALE_DOWN_SLACK times the work would still be done in time, so that a wavering load changes nothing.
 
 The result is a total, not a change: it includes workers that still load, so that none is started twice.
 """
@@ -16,9 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from blockrelay.protocol.plan import CPU, DEVICES, GPU, Device, Plan, WorkerInfo, parse_split
-
-#: How many times the present work must fit into fewer routes before a route is given up.
-SLACK = 1.25
+from blockrelay_scheduler.policy import SCALE_DOWN_SLACK
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +95,7 @@ def routes_wanted(demand: Demand, *, target_s: float) -> int:
             by_time = math.ceil(slack * demand.route_s / target_s)
         return max(1, math.ceil(demand.held), min(by_time, demand.unfinished))
 
-    return max(needed(1.0), min(demand.routes, needed(SLACK)))
+    return max(needed(1.0), min(demand.routes, needed(SCALE_DOWN_SLACK)))
 
 
 def workers_wanted(

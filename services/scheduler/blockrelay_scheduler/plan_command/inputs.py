@@ -20,14 +20,11 @@ from blockrelay.planning.devices import Device, Fleet, decode_fleet
 from blockrelay.planning.profile import Profile, read_profile_file
 from blockrelay_scheduler.planning.cost_model import CostModel
 from blockrelay_scheduler.planning.problem import NO_WISHES, Objective, Problem, Promise, Wishes
+from blockrelay_scheduler.policy import DEFAULT_CONTEXT, DEFAULT_REQUESTS, MACHINE_MEMORY_SHARE
 
 #: Most bytes of a file of devices; a larger one describes no fleet.
 _MAX_BYTES = 16 << 20
 
-#: Tokens of a request, and requests at once, that KV pages must have room for by default.
-DEFAULT_CONTEXT, DEFAULT_REQUESTS = 2048, 16
-#: Share of this machine's memory that a plan may use; the rest is for the system and the other services.
-MEMORY_SHARE = 0.8
 #: Assumed speed of a CPU without a profile.
 GUESSED_BYTES_PER_SECOND, GUESSED_OPERATIONS_PER_SECOND = 2e10, 2e11
 
@@ -101,7 +98,7 @@ def this_machine(profile: Profile | None, where: str) -> Fleet:
     Raises UsageError for a profile of another machine, and for one that has no class with a time for every block.
     `where` names the profile in messages.
     """
-    memory = int(allowed_bytes() * MEMORY_SHARE)
+    memory = int(allowed_bytes() * MACHINE_MEMORY_SHARE)
     if profile is None:
         cpu = Device(
             id="cpu:0",

@@ -32,6 +32,7 @@ from blockrelay_worker.execution.process.care import DeviceCare
 from blockrelay_worker.execution.selection import LogitRows
 from blockrelay_worker.kv.asked import read_asked
 from blockrelay_worker.kv.run_table import RunTable
+from blockrelay_worker.policy import EXPORT_S, QUARANTINE_COMMIT_S
 from blockrelay_worker.runs.run import Run
 from blockrelay_worker.scheduling.step_cost import StepCost, observed, patience_s
 from blockrelay_worker.scheduling.throughput import PaceMeter
@@ -40,11 +41,6 @@ from blockrelay_worker.states import ENGINE, EngineEvent, EngineMachine, EngineS
 from blockrelay_worker.transport.committer import Committer
 from blockrelay_worker.transport.stage_sender import Sender
 from blockrelay_worker.transport.tensor_results import Results
-
-#: How long a step waits for the commits of a request in quarantine. Seconds.
-QUARANTINE_COMMIT_S = 2.0
-#: How long a private run that leaves waits for its tokens to be in the log, then for its pages in the store. Seconds.
-EXPORT_S = 2.0
 
 
 @dataclass(slots=True, eq=False)

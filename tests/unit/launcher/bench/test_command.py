@@ -9,7 +9,8 @@ import pytest
 from blockrelay.block_folder.folder import open_block_folder
 from blockrelay.errors import UsageError
 from blockrelay.settings import BUNDLED_MODEL
-from blockrelay_launcher.bench.command import BenchOptions, show
+from blockrelay_launcher.bench.command import show
+from blockrelay_launcher.bench.options import BenchOptions
 from tests.support.systems.up_process import COMMAND
 
 KEYS = {"requests", "decode_tok_s", "prefill_ms", "ttft_ms_p50", "itl_ms_p50", "itl_ms_p99"}
@@ -83,13 +84,16 @@ def test_what_cannot_be_measured_is_one_line_and_exit_code_2(argv: list[str], wo
 @pytest.mark.parametrize(
     "options",
     [
-        BenchOptions(model=BUNDLED_MODEL, prompts=(0,)),
-        BenchOptions(model=BUNDLED_MODEL, requests=()),
-        BenchOptions(model=BUNDLED_MODEL, prefix=10**6),
-        BenchOptions(model=BUNDLED_MODEL, url="http://h", memory=True),
-        BenchOptions(model=BUNDLED_MODEL, url="http://h", stages=2),
+        BenchOptions(prompt="0"),
+        BenchOptions(requests=""),
+        BenchOptions(requests="0"),
+        BenchOptions(new=1),
+        BenchOptions(prefix=10**6),
+        BenchOptions(url="http://h", memory=True),
+        BenchOptions(url="http://h", stages=2),
     ],
 )
 def test_options_that_make_no_sense_together(options: BenchOptions) -> None:
     with pytest.raises(UsageError):
-        options.check(open_block_folder(BUNDLED_MODEL, blocks=[]))
+        options.check({"model"})
+        options.check_for(open_block_folder(BUNDLED_MODEL, blocks=[]))

@@ -53,6 +53,6 @@ def test_names_are_read_and_a_wrong_one_is_told() -> None:
 
 
 def test_stages_of_onnx_blocks_share_a_process_of_the_cpu() -> None:
-    options = DrillOptions(model=Path("m"), seconds=1.0, roles=(), stages=3, replicas=2)
+    options = DrillOptions(model=Path("m"), stages=3, replicas=2)
     assert options.workers == [f"worker-{n}" for n in range(1, 7)]
     assert replace(options, blocks=Path("b")).workers == ["worker-1", "worker-2"]

@@ -12,8 +12,9 @@ from onnx import ModelProto
 
 from blockrelay.block_folder.folder import open_block_folder
 from blockrelay.errors import UsageError
-from blockrelay_launcher.onnx_blocks.describe import BlocksOptions, StandInBy, served_blocks
+from blockrelay_launcher.onnx_blocks.describe import served_blocks
 from blockrelay_launcher.onnx_blocks.stand_in import HeldImport, held_import
+from blockrelay_launcher.up_options.groups import ServedModelOptions, StandInBy
 from blockrelay_worker.offline.onnx_blocks.describe import run
 from blockrelay_worker.offline.onnx_blocks.splitting.split import run as split
 from tests.support.models.altered_blocks import altered, copied
@@ -28,16 +29,9 @@ pytestmark = pytest.mark.onnx_blocks
 MODEL, OTHER = ReferenceModel(layers=2), ReferenceModel(layers=2, seed=5)
 
 
-def asked(folder: Path, *, stand_in: StandInBy | None = None, sequential: bool = False) -> BlocksOptions:
+def asked(folder: Path, *, stand_in: StandInBy | None = None, sequential: bool = False) -> ServedModelOptions:
     """What `up` was asked for."""
-    return BlocksOptions(
-        folder=folder,
-        max_position=None,
-        stand_in=stand_in,
-        sequential=sequential,
-        max_warm_sessions=None,
-        memory=None,
-    )
+    return ServedModelOptions(blocks=folder, stand_in=stand_in, sequential=sequential)
 
 
 @pytest.fixture
@@ -235,4 +229,4 @@ def test_files_where_they_are_asked_for(
 def test_options_without_what_they_are_of() -> None:
     for gpus, sequential in ((False, False), (True, True)):
         with pytest.raises(UsageError, match="--stand-in is for --blocks with --gpu"):
-            asked(Path("blocks"), stand_in="imported", sequential=sequential).check(gpus=gpus)
+            asked(Path("blocks"), stand_in="imported", sequential=sequential).check_stand_in(gpus=gpus)

@@ -10,19 +10,24 @@ import pytest
 from blockrelay.errors import RedisUnavailable, UsageError
 from blockrelay.redis.client import connect
 from blockrelay_launcher.supervisor.preflight import check_services, check_settings, look_at_redis
+from blockrelay_launcher.up_options.groups import NetworkOptions
 from blockrelay_launcher.up_options.options import UpOptions
 from tests.support.redis.redis_server import RedisServer
 
 MODEL = Path("model")
 
 
+def asked(**network: object) -> UpOptions:
+    return UpOptions(model=MODEL, network=NetworkOptions(**network))  # pyright: ignore[reportArgumentType]
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (UpOptions(model=MODEL, cors_origins="chat.example.com"), "'chat.example.com' is not an origin"),
-        (UpOptions(model=MODEL, cors_origins="*"), "BLOCKRELAY_API_KEYS"),
-        (UpOptions(model=MODEL, allowed_hosts="example.com:80"), "'example.com:80' is not a host name"),
-        (UpOptions(model=MODEL, api_keys=Path("/nowhere/keys")), "/nowhere/keys cannot be read"),
+        (asked(cors_origins="chat.example.com"), "'chat.example.com' is not an origin"),
+        (asked(cors_origins="*"), "BLOCKRELAY_API_KEYS"),
+        (asked(allowed_hosts="example.com:80"), "'example.com:80' is not a host name"),
+        (asked(api_keys=Path("/nowhere/keys")), "/nowhere/keys cannot be read"),
     ],
     ids=["origin", "any origin", "host", "keys"],
 )
@@ -33,7 +38,7 @@ def test_what_the_gateways_would_refuse_is_refused(options: UpOptions, said: str
 
 
 def test_good_options_pass() -> None:
-    check_services(UpOptions(model=MODEL, cors_origins="https://chat.example.com", allowed_hosts="example.com"), [8000])
+    check_services(asked(cors_origins="https://chat.example.com", allowed_hosts="example.com"), [8000])
 
 
 @pytest.mark.parametrize(
@@ -63,11 +68,11 @@ def test_settings_that_are_read_pass(tmp_path: Path) -> None:
 
 
 def test_a_wrong_password_is_refused_and_a_redis_that_is_away_is_named(own_redis: RedisServer, tmp_path: Path) -> None:
-    wrong = UpOptions(model=MODEL, redis_url=f"unix://someone:x@{own_redis.socket}")
+    wrong = asked(redis=f"unix://someone:x@{own_redis.socket}")
     with pytest.raises(UsageError, match="the control Redis does not let us in"):
         look_at_redis(wrong, "t")
-    assert look_at_redis(UpOptions(model=MODEL, redis_url=own_redis.url), "t") == []
-    away = UpOptions(model=MODEL, redis_url=own_redis.url, payload_redis_url=f"unix://{tmp_path}/none.sock")
+    assert look_at_redis(asked(redis=own_redis.url), "t") == []
+    away = asked(redis=own_redis.url, payload_redis=f"unix://{tmp_path}/none.sock")
     (line,) = look_at_redis(away, "t")
     assert line.startswith("waiting for the payload Redis: Redis does not answer")
 

@@ -8,8 +8,8 @@ from blockrelay.protocol.planned_split import parse_planned
 from blockrelay_launcher.onnx_blocks.describe import ServedBlocks
 from blockrelay_launcher.supervisor.service_specs import Layout, gateways, schedulers, workers
 from blockrelay_launcher.up_options.device_binding import HostGpu, bind
+from blockrelay_launcher.up_options.groups import LimitOptions, NetworkOptions, TopologyOptions
 from blockrelay_launcher.up_options.options import UpOptions
-from blockrelay_launcher.up_options.plan_choice import PlanChoice
 
 
 def layout_of(tmp_path: Path, options: UpOptions, count: int) -> Layout:
@@ -24,7 +24,8 @@ def layout_of(tmp_path: Path, options: UpOptions, count: int) -> Layout:
 
 
 def origins(tmp_path: Path, count: int, **options: str) -> list[set[str]]:
-    layout = layout_of(tmp_path, UpOptions(model=tmp_path, **options), count)  # pyright: ignore[reportArgumentType]
+    network = NetworkOptions(**options)  # pyright: ignore[reportArgumentType]
+    layout = layout_of(tmp_path, UpOptions(model=tmp_path, network=network), count)
     return [set(child.env["BLOCKRELAY_CORS_ORIGINS"].split(",")) for child in gateways(layout)]
 
 
@@ -46,9 +47,10 @@ def test_a_gpu_has_one_process_for_all_its_stages_and_its_budget(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("BLOCKRELAY_GPU", "webgpu:0")  # of a worker that somebody starts
-    plan = PlanChoice(stages=3)
     gpus = tuple(HostGpu(id=name, device=name) for name in ("cuda:0", "cuda:1"))
-    options = UpOptions(model=tmp_path, plan=plan, gpus=gpus, gpu_memory=3000)
+    options = UpOptions(
+        model=tmp_path, topology=TopologyOptions(stages=3), gpus=gpus, limits=LimitOptions(gpu_memory=3000)
+    )
     children = workers(layout_of(tmp_path, options, 1))
     assert [child.name for child in children[3:]] == ["gpu-worker-cuda-0", "gpu-worker-cuda-1"]
     given = [(child.env.get("BLOCKRELAY_GPU_STAGES"), child.env.get("BLOCKRELAY_GPU_MEMORY")) for child in children]
@@ -66,18 +68,19 @@ def test_stages_of_onnx_blocks_share_a_process_on_the_cpu_too(tmp_path: Path) ->
         '{"block_1": "GPU", "block_2": "CPU", "block_3": "GPU", "block_4": "CPU", "block_5": "CPU"}', "plan"
     )
     planned = bind(plan, gpus, list).planned
-    options = UpOptions(model=tmp_path, blocks=served, planned=planned, gpus=gpus, replicas=2)
+    twice = TopologyOptions(replicas=2)
+    options = UpOptions(model=tmp_path, blocks=served, planned=planned, gpus=gpus, topology=twice)
     children = workers(layout_of(tmp_path, options, 1))
     assert [child.name for child in children] == ["worker-1", "worker-2", "gpu-worker-webgpu-0"]
     assert [child.env["BLOCKRELAY_GPU_STAGES"] for child in children] == ["4", "4", "2"]
     kv_bytes = [int(child.env["BLOCKRELAY_KV_BYTES"]) for child in children]
     assert kv_bytes[0] == kv_bytes[1] == 2 * kv_bytes[2]
-    whole = workers(layout_of(tmp_path, UpOptions(model=tmp_path, blocks=served, replicas=2), 1))
+    whole = workers(layout_of(tmp_path, UpOptions(model=tmp_path, blocks=served, topology=twice), 1))
     assert [child.env.get("BLOCKRELAY_GPU_STAGES") for child in whole] == [None, None]
 
 
 def test_only_gateways_listen_where_others_reach_them(tmp_path: Path) -> None:
-    layout = layout_of(tmp_path, UpOptions(model=tmp_path, host="0.0.0.0"), 1)
+    layout = layout_of(tmp_path, UpOptions(model=tmp_path, network=NetworkOptions(host="0.0.0.0")), 1)
     listens = {
         child.name: child.env["BLOCKRELAY_HOST"] for child in (*gateways(layout), *schedulers(layout), *workers(layout))
     }

@@ -7,6 +7,7 @@ import pytest
 from blockrelay.errors import UsageError
 from blockrelay.protocol.planned_split import PlannedSplit, equal_parts, parse_planned
 from blockrelay_launcher.up_options.device_binding import Bound, HostGpu, bind
+from blockrelay_launcher.up_options.groups import TopologyOptions
 from blockrelay_launcher.up_options.options import UpOptions, WorkerSpec, worker_specs
 
 
@@ -35,9 +36,9 @@ def bound(planned: PlannedSplit, *named: str, here: tuple[str, ...] | None = Non
     return bind(planned, gpus(*named), look)
 
 
-def workers(found: Bound, **more: object) -> list[WorkerSpec]:
-    options = UpOptions(model=Path("m"), planned=found.planned, gpus=found.gpus, **more)  # pyright: ignore[reportArgumentType]
-    return worker_specs(options)
+def workers(found: Bound, *, replicas: int = 1) -> list[WorkerSpec]:
+    topology = TopologyOptions(replicas=replicas)
+    return worker_specs(UpOptions(model=Path("m"), planned=found.planned, gpus=found.gpus, topology=topology))
 
 
 SPLIT = ("CPU cpu:0", "GPU gpu:0")

@@ -7,6 +7,7 @@ import pytest
 
 from blockrelay.errors import UsageError
 from blockrelay.settings import BUNDLED_MODEL
+from blockrelay_launcher.up_options.groups import NetworkOptions
 from blockrelay_launcher.up_options.options import UpOptions, service_names, worker_specs
 from blockrelay_launcher.up_options.topology import options_for, read_topology
 
@@ -44,8 +45,9 @@ def written(folder: Path, text: str) -> Path:
     return path
 
 
-def options(path: Path, host: str | None, **more: object) -> UpOptions:
-    return options_for(read_topology(path), host, UpOptions(model=BUNDLED_MODEL, **more))  # pyright: ignore[reportArgumentType]
+def options(path: Path, host: str | None, *, port: int = 8000) -> UpOptions:
+    network = NetworkOptions(host=host, port=port)
+    return options_for(read_topology(path), UpOptions(model=BUNDLED_MODEL, network=network))
 
 
 def test_each_host_starts_its_own_part_of_one_plan(tmp_path: Path) -> None:
@@ -56,7 +58,8 @@ def test_each_host_starts_its_own_part_of_one_plan(tmp_path: Path) -> None:
     assert a.planned == b.planned and a.planned is not None and a.planned.text == "1-2,3-5,6-7"
     assert service_names(a) == ["scheduler", "worker-1", "worker-2", "gateway"]
     assert [(w.device_id, w.gpu, w.threads) for w in worker_specs(a)] == [("cpu:a", "", 3)] * 2
-    assert (a.host, a.port, a.redis_url, a.model) == ("0.0.0.0", 8080, "redis://10.0.0.1:6379/0", BUNDLED_MODEL)
+    assert (a.network.host, a.network.port, a.model) == ("0.0.0.0", 8080, BUNDLED_MODEL)
+    assert a.network.redis == "redis://10.0.0.1:6379/0"
     assert a.planned.devices == (("cpu:a",), ("gpu0", "cpu:*"), ("cpu:a",)) and a.planned.for_gpus == (
         False,
         True,
@@ -66,7 +69,7 @@ def test_each_host_starts_its_own_part_of_one_plan(tmp_path: Path) -> None:
     stand_in, on_gpu = worker_specs(b)
     assert (stand_in.device, stand_in.device_id) == ("cpu", "")
     assert (on_gpu.device, on_gpu.device_id, on_gpu.gpu, on_gpu.stages) == ("gpu", "gpu0", "webgpu:0", 1)
-    assert (b.gateways, b.schedulers, b.model) == (0, 0, tmp_path / "models/b")
+    assert (b.topology.gateways, b.topology.schedulers, b.model) == (0, 0, tmp_path / "models/b")
 
 
 def test_a_plan_by_classes_is_for_all_devices_of_each(tmp_path: Path) -> None:
@@ -105,7 +108,7 @@ def test_one_host_alone_needs_no_name_and_no_redis(tmp_path: Path) -> None:
         "hosts:\n  here:\n    roles: [scheduler, gateway, worker]\n    devices: [{id: cpu, bytes_per_second: 2e10}]\n"
     )
     alone = options(written(tmp_path, text), None, port=0)
-    assert alone.redis_url is None and alone.port == 0 and service_names(alone)[1] == "worker-1"
+    assert alone.network.redis is None and alone.network.port == 0 and service_names(alone)[1] == "worker-1"
 
 
 @pytest.mark.parametrize(("host", "said"), [(None, "--host a or b"), ("c", "no host c: there is a, b")])

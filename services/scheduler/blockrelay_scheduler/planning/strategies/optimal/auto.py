@@ -22,10 +22,9 @@ from blockrelay_scheduler.planning.strategies.optimal.path_search import PathSea
 from blockrelay_scheduler.planning.strategies.optimal.reasons import explained
 from blockrelay_scheduler.planning.strategies.optimal.search_space import Space, Tables
 from blockrelay_scheduler.planning.strategies.optimal.shortage import what_is_short
+from blockrelay_scheduler.policy import PROOF_LIMIT_S
 
 Search = CountSearch | PathSearch
-#: Most seconds that the search may take.
-LIMIT_S = 30.0
 #: A bound on the slowest stage that excludes only stages that do not fit, whose seconds are infinite.
 ANY = float(np.finfo(np.float64).max)
 
@@ -33,9 +32,9 @@ ANY = float(np.finfo(np.float64).max)
 def auto(problem: Problem) -> Placement:
     """Returns the plan with the shortest step; of equal ones that with fewer stages.
 
-    Raises NoPlan when none fits, and OutOfTime when the best was not found within LIMIT_S.
+    Raises NoPlan when none fits, and OutOfTime when the best was not found within PROOF_LIMIT_S.
     """
-    until = time.monotonic() + LIMIT_S
+    until = time.monotonic() + PROOF_LIMIT_S
     # Of CPU devices that share cores only one is used: the fastest, or if no plan fits then, the one with most room.
     fastest, roomiest = Space.of(problem), Space.of(problem, roomiest=True)
     for space in (fastest, roomiest):
