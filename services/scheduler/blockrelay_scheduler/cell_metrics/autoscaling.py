@@ -6,7 +6,8 @@ requests within `target_s`, at the pace that the workers measured on themselves.
 - no route is wanted without unfinished requests, else at least one, and never more than there are requests;
 - never fewer routes than hold the KV pages in use: the requests of a removed worker go on where there is room;
 - with one route `spare` more workers are wanted than stages, so that the death of a worker costs no wait;
-- the number falls only if SCALE_DOWN_SLACK times the work would still be done in time, so that a wavering load changes nothing.
+- the number falls only if SCALE_DOWN_SLACK times the work would still be done in time, so that a wavering load changes
+  nothing.
 
 The result is a total, not a change: it includes workers that still load, so that none is started twice.
 """
