@@ -29,8 +29,8 @@ The name says whose it is, and the column *take* how to add it up over processes
   worker what it computed, re-runs included.
 - Any other counter or histogram means the same wherever it comes from: add up all processes.
 - Any other gauge is of the whole cell, and every process reports the same: take the maximum,
-  `max by (cell, model) (blockrelay_requests_in_flight)`. So are the counters that Redis keeps, BOOKS: take the maximum of
-  their rates. No process's end sets them back, and what was accepted has ended or is in flight.
+  `max by (cell, model) (blockrelay_requests_in_flight)`. So are the counters that Redis keeps, BOOKS: take the
+  maximum of their rates. No process's end sets them back, and what was accepted has ended or is in flight.
 
 Every series of ours has the labels `cell` and `model` (the name that clients use: give all services of a cell the same
 `BLOCKRELAY_MODEL_NAME`, or none). A counter's labels come from closed lists, below, and each of its series is there

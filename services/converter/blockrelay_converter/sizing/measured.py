@@ -10,8 +10,7 @@ from dataclasses import dataclass
 #: Sources of the figures: the machine and command by the name of the source.
 SOURCES: Mapping[str, str] = {
     "shape": "computed from the model's shape; equal to the files of a converted folder",
-    "streams": "measured on 2 cores, seconds of CPU of real systems under load: docs/cells.md, "
-    "make bench-simulator",
+    "streams": "measured on 2 cores, seconds of CPU of real systems under load: docs/cells.md, make bench-simulator",
     "capacity": "measured on 2 cores, Intel Xeon at 2.50 GHz (Cascade Lake, AVX-512 VNNI), bundled model: "
     "python -m bench.scenarios.capacity",
     "bodies": "measured on 2 cores, Intel Xeon at 2.5 GHz (AMX): docs/performance.md, python -m bench.large_bodies",

@@ -1,7 +1,7 @@
 """Sends spans to a trace server as OTLP over HTTP: OpenTelemetry's SDK samples, batches, sends and retries.
 
-The SDK's own variables name the server and the sampler (docs/observability.md). This module is imported only if they name an
-endpoint.
+The SDK's own variables name the server and the sampler (docs/observability.md). This module is imported only if they
+name an endpoint.
 """
 
 import asyncio
