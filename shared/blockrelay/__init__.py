@@ -1,3 +1,3 @@
-"""Blockrelay core: what every service shares (words, keys, messages, scripts, formats). It imports no service."""
+"""Blockrelay core: keys, messages, scripts, formats and settings that all services share. It imports no service."""
 
 __version__ = "0.2.0"

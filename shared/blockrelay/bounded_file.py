@@ -1,4 +1,4 @@
-"""Files that people name: read whole, up to a size, and again when they change."""
+"""Reads files that users name, up to a size limit, and tells when they change."""
 
 import os
 from pathlib import Path
@@ -7,7 +7,10 @@ from blockrelay.errors import UsageError
 
 
 def read_bounded(path: Path, most: int) -> bytes:
-    """The content. UsageError, one line that names the file: it cannot be read, or is larger than `most` bytes."""
+    """Returns the content of a file.
+
+    Raises UsageError, one line that names the file, if it cannot be read or is larger than `most` bytes.
+    """
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -18,9 +21,9 @@ def read_bounded(path: Path, most: int) -> bytes:
 
 
 def file_stamp(path: Path) -> tuple[int, ...] | None:
-    """Changes whenever the file does, or what a link on the way to it leads to; None while there is none."""
+    """Returns a value that changes when the file, or a symbolic link on its path, does; None while there is no file."""
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except OSError:
         return None
-    return found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino, found.st_dev
+    return status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino, status.st_dev

@@ -1,13 +1,13 @@
-"""The file of cells: where they are, and which of them new requests go to, by dated lists.
+"""Reads the file of cells: their Redis addresses, and dated lists of the share of new requests that each cell gets.
 
     {"cells": {"c0": {"redis_url": "redis://a:6379/0", "payload_redis_url": "redis://b:6379/0"},
                "c1": {"redis_url": "redis://c:6379/0"}},
      "lists": [{"version": 1, "since": "2026-11-01T00:00:00Z", "weights": {"c0": 1}},
                {"version": 2, "since": "2026-11-23T12:00:00Z", "weights": {"c0": 1, "c1": 2}}]}
 
-The newest list whose time has come is in force. A cell that is not in it, or has the weight 0, gets nothing new, and is
-served as before: it drains. One that is no longer among `cells` is closed. Earlier lists stay in the file while a
-request under a key, or a session, may be where they said (`LOOKED_INTO_S`).
+The newest list whose date has come is in force. A cell that is not in it, or has weight 0, drains: it gets no new
+requests, and clients can still read its old ones. A cell that is no longer among `cells` is closed. Earlier lists must
+stay in the file while a request with a key, or a session, may be in the cell that they chose (`CellFile.over_at`).
 """
 
 import re
@@ -26,66 +26,69 @@ from blockrelay.redis.connections import checked_url
 from blockrelay.settings import GatewaySettings
 
 MAX_BYTES = 1 << 20
-#: How long a request may take, at most, before its retention begins. A list is looked into for that and the retention
-#: of requests with a key, from the moment on at which the next one came.
+#: Longest time in seconds that a request takes before its retention begins. A list may be needed for this time plus the
+#: retention of requests with a key, from the date of the next list on.
 LONGEST_REQUEST_S = 24 * 3600
-#: Of a version, and of a weight: both are counted with.
+#: Largest version, and largest weight.
 LARGEST = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class CellPlace:
-    """Where a cell is. No `payload_redis_url`: its control Redis has the rows, too."""
+    """The Redis addresses of a cell."""
 
     name: str
     redis_url: str
-    payload_redis_url: str | None = None
+    payload_redis_url: str | None = None  # None: the control Redis serves as payload Redis too
 
 
 @dataclass(frozen=True, slots=True)
 class CellList:
-    """`since`: Unix seconds. `weights`: what share of new requests each cell gets, 0 for none."""
+    """A list of cells: the share of new requests that each cell gets from a date on."""
 
     version: int
-    since: float
-    weights: Mapping[str, int]
+    since: float  # Unix seconds
+    weights: Mapping[str, int]  # by the name of the cell; 0: no new requests
 
 
 @dataclass(frozen=True, slots=True)
 class CellFile:
-    """`lists` by version, which is by date."""
+    """The content of the file of cells."""
 
-    places: Mapping[str, CellPlace]
-    lists: tuple[CellList, ...]
+    places: Mapping[str, CellPlace]  # by the name of the cell
+    lists: tuple[CellList, ...]  # in the order of their versions, which is that of their dates
 
     def home(self, name: str) -> str:
-        """The cell that a gateway counts as its own: `name`, if it is one of them."""
+        """Returns the gateway's own cell: `name` if the file has it, else the first cell."""
         return name if name in self.places else next(iter(self.places))
 
     def in_force(self, now: float) -> CellList:
-        """The newest list of which `now` (Unix seconds) is not before; the first one before all of them."""
+        """Returns the newest list that has begun by `now` (Unix seconds); the first list if none has."""
         return next((one for one in reversed(self.lists) if one.since <= now), self.lists[0])
 
     def weights(self, now: float) -> dict[str, int]:
-        """Of the cells that new requests go to."""
+        """Returns the weights above 0 of the cells that get new requests at `now` (Unix seconds)."""
         for one in (self.in_force(now), self.lists[-1]):
-            if there := {name: weight for name, weight in one.weights.items() if weight and name in self.places}:
-                return there
-        raise AssertionError("the newest list names cells that are there")
+            if present := {name: weight for name, weight in one.weights.items() if weight and name in self.places}:
+                return present
+        raise AssertionError("read_cells checks that the newest list names cells of the file")
 
     def over_at(self, retention_s: float) -> dict[int, float]:
-        """By version, when nothing is kept any more that a list may have said the place of; none for the newest."""
+        """Returns, by version, when each list but the newest can be removed from the file (Unix seconds).
+
+        No request with a key and no session that the list sent to a cell is kept from then on; `retention_s` is their
+        retention.
+        """
         return {one.version: after.since + retention_s + LONGEST_REQUEST_S for one, after in pairwise(self.lists)}
 
     def former(self, now: float, retention_s: float) -> list[CellList]:
-        """Those before the one in force that may have said where something is that is kept for `retention_s`, newest
-        first."""
+        """Returns the lists before the one in force that are not over yet (`over_at`), newest first."""
         over, current = self.over_at(retention_s), self.in_force(now).version
         return [one for one in reversed(self.lists) if one.version < current and over[one.version] > now]
 
 
 def cells_of(settings: GatewaySettings) -> CellFile:
-    """Those of the file, or the one that the settings name. Raises UsageError for a file that cannot be used."""
+    """Returns the cells of the settings' file, or the one cell of the settings. Raises UsageError for a wrong file."""
     if settings.cells:
         return read_cells(settings.cells)
     place = CellPlace(settings.cell, settings.control_redis, settings.payload_redis)
@@ -93,7 +96,7 @@ def cells_of(settings: GatewaySettings) -> CellFile:
 
 
 def read_cells(path: Path) -> CellFile:
-    """Raises UsageError, one line that names the file and the field."""
+    """Reads and checks a file of cells. Raises UsageError, one line that names the file and the field."""
     fields = Fields.parse(read_bounded(path, MAX_BYTES), str(path), UsageError)
     cells = fields.nested("cells")
     places = {name: _place(cells, name) for name in cells.names()}
@@ -113,8 +116,11 @@ def read_cells(path: Path) -> CellFile:
 
 
 def check_successor(before: CellFile, after: CellFile, where: Path, *, now: float, retention_s: float) -> None:
-    """Raise UsageError, one line, if `after` cannot take the place of `before`: keys and sessions may still go by a
-    list that it has not, or has otherwise, or takes to be over. One key would be two requests. `where` it was read."""
+    """Raises UsageError, one line, if a running gateway may not replace `before` by `after`, which is from `where`.
+
+    It may not if keys or sessions still go by a list of `before` that `after` lacks, has changed or counts as over: one
+    key could then start two requests.
+    """
     lists = {one.version: one for one in after.lists}
     looked_into = {one.version for one in (after.in_force(now), *after.former(now, retention_s))}
     for one in (before.in_force(now), *before.former(now, retention_s)):
@@ -123,7 +129,7 @@ def check_successor(before: CellFile, after: CellFile, where: Path, *, now: floa
         elif lists[one.version] != one:
             problem = "is not what it was: leave it, and add a list with a higher version"
         elif one.version not in looked_into:
-            problem = "would be over at once: the date of the list behind it lies too far back"
+            problem = "would be over at once: the date of the list after it is too far back"
         else:
             continue
         raise UsageError(f"{where}: lists: version {one.version} {problem}")
@@ -154,8 +160,8 @@ def _list(fields: Fields) -> CellList:
         fields.fail(f"since must be a date and time such as 2026-11-23T12:00:00Z, not {since!r}")
     if moment.tzinfo is None:
         fields.fail(f"since needs a time zone (a Z at its end), not {since!r}")
-    found = fields.nested("weights")
-    weights = {name: found.integer(name) for name in found.names()}
+    nested = fields.nested("weights")
+    weights = {name: nested.integer(name) for name in nested.names()}
     fields.done()
     for name, value in (("version", version), *weights.items()):
         if value > LARGEST:

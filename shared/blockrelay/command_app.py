@@ -1,4 +1,4 @@
-"""How commands end: those that run in one process (`generate`, `convert`, `analyse` and the like), and `blockrelay`."""
+"""Runs a command-line app and turns its errors into one line on stderr and an exit code."""
 
 import sys
 
@@ -11,24 +11,24 @@ from blockrelay.typed_command import typed
 
 
 def run_app(app: typer.Typer, arguments: list[str] | None = None, *, name: str) -> int:
-    """The exit code: 0, 2 for something the caller must change, 1 for a failure of ours or of the machine.
+    """Runs `app` and returns the exit code: 0, 2 if the user must change something, 1 for any other failure.
 
-    Errors are one line on stderr. `name` is what people call the command.
+    Errors are one line on stderr. `name` is the command as users type it.
     """
     try:
         code = app(arguments, prog_name=name, standalone_mode=False)  # --help and Ctrl-C come back as a code
     except TyperException as error:  # an option that does not exist, a value of the wrong type
-        said = error.format_message()
-        if not said or "\n" in said:  # the whole help, of a command of several without one of them
-            typer.echo(said)  # as --help does
+        message = error.format_message()
+        if not message or "\n" in message:  # the whole help: a group of commands was called without a command
+            typer.echo(message)  # as --help does
             return 0
-        helps = typed(f"{name.partition(' ')[2] or 'COMMAND'} --help")
-        complain(f"{said.rstrip('.')} (see {helps})")
+        help_command = typed(f"{name.partition(' ')[2] or 'COMMAND'} --help")
+        complain(f"{message.rstrip('.')} (see {help_command})")
         return error.exit_code
     except ValueError as error:
-        if (said := _wrong_settings(error)) is None:
+        if (problems := _wrong_settings(error)) is None:
             raise
-        complain(said)
+        complain(problems)
         return UNUSABLE
     except BlockrelayError as error:
         complain(error)
@@ -37,12 +37,15 @@ def run_app(app: typer.Typer, arguments: list[str] | None = None, *, name: str) 
         complain(error)
         return FAILED
     except (typer.Abort, KeyboardInterrupt):
-        return 130  # what a shell reports for Ctrl-C
+        return 130  # as shells report Ctrl-C
     return code if isinstance(code, int) else 0
 
 
 def _wrong_settings(error: ValueError) -> str | None:
-    """What is wrong with settings in the environment, if that is the error. Commands without any load no pydantic."""
+    """Returns what is wrong with settings in the environment; None if `error` is about something else.
+
+    It does not import pydantic: commands without settings do not need it.
+    """
     if "pydantic" not in sys.modules:
         return None
     from pydantic import ValidationError

@@ -1,47 +1,47 @@
-"""Every exception that one part of Blockrelay raises for another.
+"""All exceptions that one part of Blockrelay raises for another.
 
     BlockrelayError
     ├── UsageError                 a command line, a setting or a checkpoint asks for something impossible
     │   └── UnsupportedModel       a checkpoint has a feature the converter lacks (`field` names it)
     ├── BlockFolderError           a block folder is incomplete, altered or points outside itself; refuse to start
     │   ├── KnownAnswerMismatch    a block computes other bits here than when it was converted
-    │   └── OnnxBlocksError        ONNX blocks that others made do not fit together (`file` and `tensor` name where)
-    ├── RequestError               a client's request is refused for what it is; nothing was queued; HTTP 4xx
+    │   └── OnnxBlocksError        ONNX blocks made by others do not fit together (`file` and `tensor` name where)
+    ├── RequestError               a client's request is wrong; nothing was queued; HTTP 4xx
     │   ├── BadRequest             a field is wrong (`param` names it); 400
     │   │   ├── RequestTooLarge    body over the limit; 413
     │   │   └── RequestTooSlow     body did not arrive in time; 408
     │   ├── Unauthorized           no API key, or an unknown one; 401
-    │   ├── ForeignOrigin          a web page of another site, which is not listed; 403
-    │   ├── UnknownHost            sent to a name that is not ours; 421
+    │   ├── ForeignOrigin          from a web page of a site that is not allowed; 403
+    │   ├── UnknownHost            sent to a host name that the gateway does not answer to; 421
     │   ├── NotFound               unknown model, request or session; 404
     │   ├── Conflict               wrong session step; 409
     │   └── KeyReused              an Idempotency-Key came with another body before; 422
     ├── LimitExceeded              a limit of the client (HTTP 429) or of the cell (503) is used up; try again later
-    ├── Cancelled                  somebody ended the request before it was finished; HTTP 499
+    ├── Cancelled                  a request was cancelled before it was finished; HTTP 499
     ├── DeadlineExceeded           the request's timeout passed before it was finished; HTTP 504
     ├── WireError                  bytes from a queue, a page or a client are not what they claim to be
-    ├── OutOfPages                 a worker's pool has fewer free KV pages than were asked for; never leaves the worker
+    ├── OutOfPages                 a worker's pool has fewer free KV pages than requested; never leaves the worker
     ├── ExecutionError             running a stage failed (`block` names where); HTTP 500
-    │   ├── RowNotFinite           one request's row is NaN or infinite: that request fails, its batch does not
-    │   ├── DeviceFailed           a GPU could not compute a batch (`capacity`: less at once may do), and is still there
+    │   ├── RowNotFinite           a hidden state of one request is NaN or infinite: it fails, its batch does not
+    │   ├── DeviceFailed           a GPU could not compute a batch, but still works (`capacity`: a smaller one may do)
     │   ├── DeviceLost             a GPU or its process is gone, with all that was on it
-    │   ├── NumericsChanged        no worker of its numerics id is left, and the request asked for `exact`
-    │   └── FallbackDenied         a GPU failed, no other came, and the request keeps off CPUs
-    ├── IllegalTransition          a state machine was told what its state does not allow: a bug of ours, never caught
+    │   ├── NumericsChanged        no worker of its numerics id is left, and the request is `exact`
+    │   └── FallbackDenied         a GPU failed, no other came, and the request denies a fallback to CPUs
+    ├── IllegalTransition          a state machine got an event that its state does not allow: a bug, never caught
     └── ServiceUnavailable         a dependency (Redis, worker) is not there; HTTP 503
-        └── RedisTrouble           Redis does not do what we ask, and no bug of ours is why: wait, or shed
+        └── RedisTrouble           Redis does not do what it should, but not because of a bug: wait, or reject work
             ├── RedisUnavailable   it is away, loads, is busy or fails over
             ├── RedisFull          its memory is used up
-            └── RedisRefused       it cannot save, or does not let us: somebody has to change something
+            └── RedisRefused       it cannot save, or refuses the user: an operator has to change something
 
 Each message is one line that says what happened, to which block or request, and what the user can do.
 
-Where they are caught: `exit_codes.exit_code` decides for every command and service what a process ends with, and
-`blockrelay_gateway.http.errors` for every answer what a client is told; an engine runs the requests of an
-ExecutionError again or ends them. RedisTrouble is waited out by every loop that talks to Redis, and WireError is caught
-where bytes of another process are decoded: the one entry is refused, the process goes on.
+Where they are caught: `exit_codes.exit_code` chooses the exit code of commands and services, and
+`blockrelay_gateway.http.errors` the answers to clients. An engine runs the requests of an ExecutionError again or ends
+them. Each loop that uses Redis waits while it gets RedisTrouble. Code that decodes bytes of another process catches
+WireError: it refuses the one entry and goes on.
 
-Exceptions that only steer their own module are defined there: they end a task group or a thread and reach nobody else.
+An exception that is used within one module only is defined there.
 """
 
 import time
@@ -50,7 +50,7 @@ from typing import Literal
 
 
 class BlockrelayError(Exception):
-    """Root of the tree. `str(error)` is one line fit for a user."""
+    """The base class of all errors here. `str(error)` is one line for users."""
 
 
 class UsageError(BlockrelayError):
@@ -58,7 +58,7 @@ class UsageError(BlockrelayError):
 
 
 class UnsupportedModel(UsageError):
-    """The checkpoint uses something we do not compute. `field` is the config field that says so."""
+    """The checkpoint needs a feature that Blockrelay lacks. `field` is the field of its config that asks for it."""
 
     def __init__(self, message: str, *, field: str) -> None:
         super().__init__(message)
@@ -78,8 +78,10 @@ class KnownAnswerMismatch(BlockFolderError):
 
 
 class OnnxBlocksError(BlockFolderError):
-    """ONNX blocks that others made are incomplete, altered, or do not fit together. The message begins with `file` and
-    `tensor`, those that are known; it is one line whatever names others gave."""
+    """ONNX blocks made by others are incomplete, altered, or do not fit together.
+
+    The message begins with `file` and `tensor` if they are known. It is one line even if a name has line breaks.
+    """
 
     def __init__(self, message: str, *, file: str | None = None, tensor: str | None = None) -> None:
         parts = (one if len(one) < 1000 else f"{one[:1000]}..." for one in (file, tensor, message) if one is not None)
@@ -88,7 +90,7 @@ class OnnxBlocksError(BlockFolderError):
 
 
 class RequestError(BlockrelayError):
-    """A client's request is refused for what it is."""
+    """A client's request is wrong and was refused; nothing was queued."""
 
 
 class BadRequest(RequestError):
@@ -108,7 +110,7 @@ class RequestTooLarge(BadRequest):
 
 
 class UnsupportedEncoding(BadRequest):
-    """The body is compressed, which is not read."""
+    """The body is compressed, which the gateway does not support."""
 
 
 class RequestTooSlow(BadRequest):
@@ -116,19 +118,19 @@ class RequestTooSlow(BadRequest):
 
 
 class Unauthorized(RequestError):
-    """No API key, or an unknown one."""
+    """The request has no API key, or an unknown one."""
 
 
 class ForeignOrigin(RequestError):
-    """Sent by a web page of a site that may not use this gateway."""
+    """The request came from a web page of a site that may not use this gateway."""
 
 
 class UnknownHost(RequestError):
-    """Sent to a name that this gateway does not answer to."""
+    """The request was sent to a host name that this gateway does not answer to."""
 
 
 class NotFound(RequestError):
-    """Unknown model, request or session."""
+    """The model, request or session does not exist. `param` is the request field that names it, if one does."""
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message)
@@ -136,7 +138,7 @@ class NotFound(RequestError):
 
 
 class Conflict(RequestError):
-    """A session step that is neither the next one nor a repeat of the last one."""
+    """The session step is neither the next one nor a repeat of the last one. `param` is the field's name, or None."""
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message)
@@ -144,13 +146,13 @@ class Conflict(RequestError):
 
 
 class KeyReused(RequestError):
-    """The Idempotency-Key is taken: it came with another body before."""
+    """The Idempotency-Key was used with another body before."""
 
 
 class LimitExceeded(BlockrelayError):
-    """A limit is used up: of the client (`scope` "client") or of the cell and this gateway ("cell").
+    """A limit of the client (`scope` "client") or of the cell or this gateway ("cell") is used up.
 
-    `limit` names which it was, `retry_after_s` is a hint in seconds.
+    `limit` is its name. `retry_after_s` is the time in seconds after which to try again.
     """
 
     def __init__(self, message: str, *, scope: Literal["client", "cell"], limit: str, retry_after_s: int = 1) -> None:
@@ -159,7 +161,7 @@ class LimitExceeded(BlockrelayError):
 
 
 class Cancelled(BlockrelayError):
-    """The request was ended before it was finished."""
+    """The request was cancelled before it was finished."""
 
 
 class DeadlineExceeded(BlockrelayError):
@@ -171,14 +173,14 @@ class WireError(BlockrelayError):
 
 
 class OutOfPages(BlockrelayError):
-    """A worker's pool has fewer free KV pages than were asked for."""
+    """A worker's pool has fewer free KV pages than requested."""
 
 
 class ExecutionError(BlockrelayError):
-    """Running a stage failed. `block` names the block (`block_7`), or None when no single block is to blame.
+    """Running a stage failed. `block` is the name of the block that failed (`block_7`), or None if it is not known.
 
-    `seconds` are what blocks of the stage took by name, in order: those that ran well, and last the one that failed;
-    empty where nobody measured them.
+    `seconds` has the time of each block that ran, by its name, in order; the last one is the block that failed. It is
+    empty where times were not measured.
     """
 
     def __init__(self, message: str, *, block: str | None = None, seconds: Mapping[str, float] | None = None) -> None:
@@ -187,14 +189,17 @@ class ExecutionError(BlockrelayError):
         self.seconds: Mapping[str, float] = seconds or {}
 
 
-#: What clients read of how a device did, with `OK` for one that computed; a finer reason stands beside it.
+#: The result of a device, for clients; `OK` if it computed. A more precise reason stands beside it.
 ErrorCode = Literal["OK", "TIMEOUT", "OOM", "INTERNAL"]
-#: The same of one that failed.
+#: The error codes of a device that failed.
 DeviceCode = Literal["TIMEOUT", "OOM", "INTERNAL"]
 
 
 class DeviceFailed(ExecutionError):
-    """A device refused a batch, or had no room for it (`capacity`). `reason` is finer, such as out_of_memory."""
+    """A device refused a batch and still works. `capacity`: it had no memory for it, so a smaller one may work.
+
+    `reason` is more precise than `code`, out_of_memory for example.
+    """
 
     def __init__(
         self,
@@ -212,7 +217,7 @@ class DeviceFailed(ExecutionError):
 
 
 class DeviceLost(ExecutionError):
-    """The process of a device is gone, or the device. `moment` is when that was seen, by time.monotonic."""
+    """A device, or the process that uses it, is gone. `moment` is when this was noticed, by time.monotonic."""
 
     def __init__(self, message: str, *, reason: str, code: DeviceCode, block: str | None = None) -> None:
         super().__init__(message, block=block)
@@ -221,30 +226,30 @@ class DeviceLost(ExecutionError):
 
 
 class RowNotFinite(ExecutionError):
-    """A request's row became NaN or infinite."""
+    """A hidden state of a request became NaN or infinite."""
 
 
 class NumericsChanged(ExecutionError):
-    """No worker of a request's numerics id is left, and it may not go on under another one."""
+    """No worker of a request's numerics id is left, and the request may not continue under another one."""
 
 
 class FallbackDenied(ExecutionError):
-    """A request's GPU failed, no other one came for a while, and it may not go on at a CPU."""
+    """A request's GPU failed, no other became available in time, and the request may not continue on a CPU."""
 
 
 class IllegalTransition(BlockrelayError):
-    """A state machine was told an event that its state does not allow."""
+    """A state machine got an event that its state does not allow."""
 
 
 class ServiceUnavailable(BlockrelayError):
-    """A service we depend on does not answer."""
+    """Redis or another service that this one needs does not answer."""
 
 
 class RedisTrouble(ServiceUnavailable):
-    """Redis does not do what we ask, and no bug of ours is why. Only clients of `blockrelay.redis.client` raise it.
+    """Redis does not do what it should, but not because of a bug. Only clients of `blockrelay.redis.client` raise it.
 
-    `code` is the first word of Redis' answer (`OOM`, `NOPERM`); empty when there was no answer. `cell`: whose Redis it
-    is, if the client was told.
+    `code` is the first word of Redis' answer (`OOM`, `NOPERM`); empty when there was no answer. `cell` is the cell of
+    that Redis, if the client was made for one.
     """
 
     cell: str | None = None
@@ -256,7 +261,7 @@ class RedisTrouble(ServiceUnavailable):
 
     @property
     def plainly(self) -> str:
-        """What may be said to all who ask: no address, and no name of a user or a key."""
+        """The problem in words for every client: without addresses and names of users or keys."""
         if self.code == "PROTOCOL":
             return str(self)
         return f"{self.says} ({self.code})" if self.code else self.says
@@ -269,12 +274,12 @@ class RedisUnavailable(RedisTrouble):
 
 
 class RedisFull(RedisTrouble):
-    """Redis' memory is used up: it takes nothing new."""
+    """Redis' memory is used up, so that it refuses writes."""
 
     says = "Redis is full"
 
 
 class RedisRefused(RedisTrouble):
-    """Redis cannot save what it is given, or our user may not do this: somebody has to change something."""
+    """Redis cannot save to its disk, or refuses the user: an operator has to change something."""
 
     says = "Redis refuses"

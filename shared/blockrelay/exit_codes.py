@@ -1,4 +1,4 @@
-"""How commands and services end, for scripts and for whatever starts services again."""
+"""Exit codes of commands and services, for scripts and for supervisors that restart services."""
 
 import os
 import sys
@@ -6,30 +6,35 @@ import threading
 
 from blockrelay.errors import BlockFolderError, BlockrelayError, RequestError, UsageError
 
-#: Before every error, of commands and of services.
+#: Beginning of each error line of commands and services.
 PREFIX = "blockrelay: "
-#: A command could not do what it was asked for.
+#: A command failed.
 FAILED = 1
-#: With these settings, this model or these Redis servers no start will ever succeed.
+#: No start with these settings, this model or these Redis servers can succeed.
 UNUSABLE = 2
-#: A failure that another start may not meet.
+#: A service failed, and may succeed when it is started again.
 BROKEN = 70
 
 
 def complain(error: object) -> None:
-    """One line on stderr."""
+    """Writes `error` as one line to stderr."""
     sys.stderr.write(f"{PREFIX}{error}\n")
 
 
 def exit_code(error: BlockrelayError, *, otherwise: int = BROKEN) -> int:
-    """What a process ends with for an error that it raised on purpose: UNUSABLE where only another command line,
-    setting, request or folder helps, else `otherwise` (a service: BROKEN; a command: FAILED)."""
+    """Returns the exit code of a process that ends with `error`.
+
+    It is UNUSABLE if only another command line, setting, request or folder helps, else `otherwise`: BROKEN for a
+    service, FAILED for a command.
+    """
     return UNUSABLE if isinstance(error, UsageError | RequestError | BlockFolderError) else otherwise
 
 
 def end_with_any_thread() -> None:
-    """From now on an exception that ends a thread ends the process, with BROKEN: a service without one of its threads
-    must not look alive."""
+    """Makes an exception that ends any thread end the process with BROKEN.
+
+    A service that has lost one of its threads must not look alive.
+    """
     threading.excepthook = _end
 
 

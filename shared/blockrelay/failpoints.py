@@ -1,22 +1,22 @@
-"""Named points before and after every external effect, where a process can be made to die, sleep, fail or wait.
+"""Failure points: named places before and after each external effect where a process can be made to fail, for tests.
 
     BLOCKRELAY_FAILPOINT=worker.after_commit:kill@3,scheduler.before_plan:delay=0.5
 
-`<point>:<action>[=<seconds>][@<passage>]`, several separated by commas. An action happens once, at the passage with
-that number (counted from 1, the default) of each process of the point's role. Off unless set: then `reach` is one look
-at an empty dictionary.
+The setting has entries `<point>:<action>[=<seconds>][@<passage>]`, separated by commas. In each process of the point's
+role an action happens once, at that passage of the point (counted from 1, the default). Without the setting `reach`
+only checks an empty dictionary.
 
     kill    SIGKILL to this process
-    stop    SIGSTOP to this process, until somebody sends SIGCONT
-    raise   Redis is lost, here: before = the command did not run, after = it ran and its reply was lost; around compute
-            the batch fails
+    stop    SIGSTOP to this process, until it gets SIGCONT
+    raise   an error, mostly that Redis is lost: before = the command did not run, after = it ran, but its reply was
+            lost; around compute the batch fails
     delay   this thread sleeps for <seconds>
 
-`worker.before_compute:kill#77` happens again and again, whenever token 77 is among those computed: that makes a
-request which kills every worker it comes to.
+`worker.before_compute:kill#77` happens every time token 77 is among those computed, which makes a request that kills
+every worker it comes to.
 
-`before_<script>` and `after_<script>` stand around every call of that script (`blockrelay.redis.client`); the others
-are single lines where the effect is.
+The points `before_<script>` and `after_<script>` are around each call of a script (`blockrelay.redis.client`); the
+others are single calls of `reach` at the effect.
 """
 
 import os
@@ -36,7 +36,7 @@ from blockrelay.protocol.keys import SCRIPTS_OF
 Role = Literal["gateway", "scheduler", "worker", "launcher"]
 Action = Literal["kill", "stop", "raise", "delay"]
 
-#: Points that are lines of their own, in the order of a request's life.
+#: Points that are calls of `reach`, in the order in which a request passes them.
 Line = Literal[
     "gateway.before_read",
     "gateway.after_read",
@@ -62,7 +62,7 @@ Line = Literal[
     "launcher.before_spawn",
     "launcher.after_spawn",
 ]
-#: Effects that ask nothing of Redis: what `raise` raises there, or None where no failure is known.
+#: Exceptions that `raise` raises at effects without Redis; None where there is no failure to raise.
 _OTHER_FAILURES: dict[str, type[Exception] | None] = {
     "compute": ExecutionError,
     "page_put": None,
@@ -70,7 +70,7 @@ _OTHER_FAILURES: dict[str, type[Exception] | None] = {
     "event": None,
     "spawn": None,
 }
-#: Which scripts each role calls. The launcher has the rights of an administrator, so the table of keys leaves it out.
+#: Scripts that each role calls. SCRIPTS_OF leaves out the launcher, which has the rights of an administrator.
 SCRIPTS: dict[str, tuple[str, ...]] = {
     **{role: tuple(name.lower() for name in names) for role, names in SCRIPTS_OF.items()},
     "launcher": ("dead",),
@@ -79,37 +79,38 @@ POINTS: tuple[str, ...] = (
     *get_args(Line),
     *(f"{role}.{m}_{script}" for role, names in SCRIPTS.items() for script in names for m in ("before", "after")),
 )
-#: What `raise` raises at each point.
+#: Exception that `raise` raises at each point; None where it has no failure.
 FAILURES = {point: _OTHER_FAILURES.get(point.split("_", 1)[1], RedisUnavailable) for point in POINTS}
-#: Points that know which tokens are computed.
+#: Points that get the computed tokens, so that `#<token>` works there.
 WITH_TOKENS = ("worker.before_compute",)
 _TRAP = re.compile(r"([a-z_.]+):([a-z]+)(?:=([0-9.]+))?(?:@([0-9]+)|#([0-9]+))?")
 
 
 @dataclass(frozen=True, slots=True)
 class Trap:
-    """What happens at the `passage`-th passage of `point`; with `token`, at each passage with that token instead."""
+    """One entry of the setting: an action at a point."""
 
     point: str
     action: Action
-    seconds: float
-    passage: int
-    token: int | None = None
+    seconds: float  # of a delay
+    passage: int  # the passage of the point at which the action happens, from 1
+    token: int | None = None  # instead of `passage`: the action happens at each passage with this token
 
     def springs(self, passage: int, tokens: Iterable[int]) -> bool:
+        """Returns whether the action happens at this passage, with these tokens."""
         return passage == self.passage if self.token is None else self.token in tokens
 
 
 def parse(text: str) -> tuple[Trap, ...]:
-    """The traps in a setting's value; none for an empty one. Raises ValueError that lists what there is."""
+    """Returns the entries of the setting. Raises ValueError, which lists the points or actions there are."""
     return tuple(_trap(part.strip()) for part in text.split(",")) if text.strip() else ()
 
 
 def _trap(text: str) -> Trap:
-    found = _TRAP.fullmatch(text)
-    if not found:
+    match = _TRAP.fullmatch(text)
+    if not match:
         raise ValueError(f"{text!r} is not <point>:<action>[=<seconds>][@<passage>] nor ...[#<token>]")
-    point, action, seconds, passage, token = found.groups()
+    point, action, seconds, passage, token = match.groups()
     if point not in POINTS:
         raise ValueError(f"there is no point {point!r}; points are {', '.join(sorted(POINTS))}")
     if action not in get_args(Action):
@@ -126,7 +127,7 @@ def _trap(text: str) -> Trap:
 
 
 class _Armed:
-    """The traps of this process by their point, and how often each point was passed."""
+    """The traps of this process, by their point, and the number of passages of each point."""
 
     def __init__(self) -> None:
         self.role: Role | None = None
@@ -139,7 +140,7 @@ _armed = _Armed()
 
 
 def arm(role: Role, setting: str) -> None:
-    """Set the traps of `role` in this process; call once, in `__main__`. Raises UsageError for what is no setting."""
+    """Sets the traps of `role` in this process; call it once, in `__main__`. Raises UsageError for a wrong setting."""
     try:
         traps = [trap for trap in parse(setting) if trap.point.startswith(f"{role}.")]
     except ValueError as error:
@@ -150,13 +151,13 @@ def arm(role: Role, setting: str) -> None:
 
 
 def reach(point: Line, tokens: Iterable[int] = ()) -> None:
-    """This thread is at `point`, with these tokens. Raises what FAILURES says where a trap demands it."""
+    """Passes `point`: runs the actions that are set for it. Raises the exception in FAILURES for the action `raise`."""
     if _armed.traps:
         _pass(point, frozenset(tokens))
 
 
 def reach_script(moment: Literal["before", "after"], script: str) -> None:
-    """This thread is before or after a call of `script`. Raises as `reach`."""
+    """Passes the point before or after a call of `script`. Raises as `reach` does."""
     if _armed.traps:
         _pass(f"{_armed.role}.{moment}_{script}")
 
@@ -176,7 +177,7 @@ def _spring(traps: Sequence[Trap]) -> None:
         if trap.action == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         elif trap.action == "stop":
-            # To this thread: another one that takes it would let this one go on for a moment, past the point.
+            # Sent to this thread: if another thread took the signal, this one would run on past the point for a moment.
             signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
         elif trap.action == "delay":
             time.sleep(trap.seconds)

@@ -1,4 +1,4 @@
-"""Bytes, rates, counts and times as people write and read them: `24GB`, `900GB/s`, `310 MB`. Powers of 1000."""
+"""Parses and formats bytes, rates, counts and times for people: `24GB`, `900GB/s`, `310 MB`. Powers of 1000."""
 
 import re
 from math import isfinite
@@ -10,20 +10,23 @@ _WRITTEN = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([kKMGTP]?)(i?)")
 
 
 def parse_quantity(text: str, unit: str, *, where: str) -> float:
-    """`24GB`, `24 GiB` (powers of 1024) or `24000000000B` for the unit `B`. UsageError names `where` it stands."""
+    """Returns the value of a quantity; for the unit `B` that is `24GB`, `24 GiB` (powers of 1024) or `24000000000B`.
+
+    Raises UsageError, which begins with `where` the text comes from.
+    """
     stem = text.removesuffix(unit)
-    found = _WRITTEN.fullmatch(stem) if stem != text else None
-    if found is None or (found[3] and not found[2]):
+    match = _WRITTEN.fullmatch(stem) if stem != text else None
+    if match is None or (match[3] and not match[2]):
         raise UsageError(f"{where}: {text!r} is not a quantity such as 24G{unit}")
-    letter = found[2].replace("K", "k")
-    value = float(found[1]) * (1024 ** ("kMGTP".index(letter) + 1) if found[3] else _UNITS[letter])
+    letter = match[2].replace("K", "k")
+    value = float(match[1]) * (1024 ** ("kMGTP".index(letter) + 1) if match[3] else _UNITS[letter])
     if not isfinite(value):
-        raise UsageError(f"{where}: {text[:20]}... is beyond all numbers")
+        raise UsageError(f"{where}: {text[:20]}... is too large a number")
     return value
 
 
 def format_quantity(value: float, unit: str = "") -> str:
-    """Three digits and a letter: `310 MB`, `1.24 G`; whole numbers below 1000 as they are."""
+    """Returns a value with three digits and a letter: `310 MB`, `1.24 G`; whole numbers below 1000 unchanged."""
     size = abs(value)
     letter = next((letter for letter, factor in reversed(_UNITS.items()) if size >= factor and factor > 1), "")
     scaled = value / _UNITS[letter]
@@ -32,7 +35,7 @@ def format_quantity(value: float, unit: str = "") -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """Three digits: `1.24 s`, `310 ms`, `40 µs`, from 1000 s on `59.3 min`, from two hours on `2.5 h`."""
+    """Returns a time with three digits: `1.24 s`, `310 ms`, `40 µs`; from 1000 s `59.3 min`, from two hours `2.5 h`."""
     if seconds >= 999.5:
         return f"{seconds / 60:.3g} min" if seconds < 7200 else f"{seconds / 3600:,.4g} h"
     if seconds and seconds < 0.9995e-3:
@@ -41,5 +44,5 @@ def format_seconds(seconds: float) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """`1 part`, `2 parts`."""
+    """Returns a number with its noun: `1 part`, `2 parts`."""
     return f"{number} {noun}{'' if number == 1 else 's'}"

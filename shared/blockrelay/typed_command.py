@@ -1,6 +1,6 @@
-"""Commands and paths in messages, as the reader can type them: the environment that has them is often not activated.
+"""Writes commands and paths in messages so that users can type them: the Python environment is often not activated.
 
-Help texts and documents say `blockrelay` alone; what a process says of itself says how it was started.
+Help texts and documents say only `blockrelay`; messages of a process name the program that started it.
 """
 
 import os
@@ -12,26 +12,29 @@ from pathlib import Path
 
 
 def typed(words: str) -> str:
-    """`blockrelay WORDS` for a shell in this folder: with the path of our program where the name alone is not it."""
+    """Returns `blockrelay WORDS` for a shell in the current folder, with the program's path if that is needed."""
     return f"{program('blockrelay')} {words}"
 
 
 def program(name: str, *, scripts: Path | None = None) -> str:
-    """The program `name` of this environment (of its folder of `scripts`) for a shell in this folder."""
+    """Returns how a shell in the current folder calls the program `name` of this environment.
+
+    `scripts`: the folder of the environment's programs, for tests.
+    """
     ours = (scripts or Path(sysconfig.get_path("scripts"))) / name
-    found = shutil.which(name)
-    if found is not None and (not ours.exists() or os.path.samefile(found, ours)):
+    on_path = shutil.which(name)
+    if on_path is not None and (not ours.exists() or os.path.samefile(on_path, ours)):
         return name
-    if not ours.exists():  # run from a folder, or by Python alone
+    if not ours.exists():  # run from a folder of sources, or with `python -m`
         return f"{typed_path(Path(sys.executable))} -m {'blockrelay_launcher' if name == 'blockrelay' else name}"
     path = typed_path(ours)
     return path if "/" in path else f"./{path}"
 
 
 def typed_path(path: Path) -> str:
-    """A path for a shell in this folder: relative to it where that is shorter."""
+    """Returns a path, quoted for a shell in the current folder, relative to that folder where this is shorter."""
     try:
         relative = os.path.relpath(path)
-    except (OSError, ValueError):  # this folder is gone, or the path is on another drive
+    except (OSError, ValueError):  # the current folder is gone, or the path is on another drive
         return shlex.quote(str(path))
     return shlex.quote(min(str(path), relative, key=len))

@@ -1,4 +1,4 @@
-"""`DATA/up.json`: how to reach what a `blockrelay up` runs on a data folder."""
+"""The file `DATA/up.json` with the addresses of the services that `blockrelay up` runs on a data folder."""
 
 import json
 from dataclasses import dataclass, field
@@ -11,21 +11,21 @@ NAME = "up.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Running:
-    """The content of the file. `redis_url` may carry a password: the folder is its owner's alone."""
+    """The content of the file."""
 
-    pid: int
-    url: str
-    urls: list[str]  # of every gateway; `url` is the first
-    redis_url: str
+    pid: int  # of `blockrelay up`
+    url: str  # of the first gateway
+    urls: list[str]  # of all gateways
+    redis_url: str  # may have a password: only the folder's owner can read the file
     payload_redis_url: str | None
     cell: str
-    model: str
+    model: str  # block folder
     refused: dict[str, str] = field(default_factory=dict[str, str])
-    """Service -> why it ended at its last start: it can serve only when that is mended."""
+    """Services that cannot start, by name, with the reason: it must be mended before they can."""
 
 
 def read_running(data: Path) -> Running:
-    """What runs in a data folder, as far as its `up` told. Raises UsageError when nothing does."""
+    """Reads what `blockrelay up` runs on the folder `data`. Raises UsageError when it runs nothing there."""
     try:
         return Running(**json.loads((data / NAME).read_text()))
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""What a request leaves when it has ended: little, and enough to read it from any position."""
+"""What remains of an ended request: little, but enough to read it from any position."""
 
 import threading
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Who may touch which key: the table is what the code does, and a caller without a right changes nothing."""
+"""Rights to Redis keys: the table of families matches the code, and a caller without a right changes nothing."""
 
 import re
 from collections.abc import Callable, Iterator

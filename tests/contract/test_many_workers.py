@@ -1,4 +1,4 @@
-"""A cell of many workers: what ACCEPT and CLAIM cost does not grow with it, and nobody is overlooked."""
+"""A cell of many workers: the cost of ACCEPT and CLAIM does not grow with it, and no worker is overlooked."""
 
 from collections.abc import Callable
 

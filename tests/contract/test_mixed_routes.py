@@ -1,4 +1,4 @@
-"""Routes of GPUs that vary and CPUs: who may stand in one, what a failure moves, and what is said of it."""
+"""Routes of nondeterministic GPUs and CPUs: which workers may be in one, what a failure moves, what its events say."""
 
 from dataclasses import replace
 

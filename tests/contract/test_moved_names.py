@@ -1,4 +1,4 @@
-"""MOVE and ACCEPT: what has a name is in one cell, whichever of two lists of cells its callers go by."""
+"""MOVE and ACCEPT: a key or session is in one cell only, whichever of two lists of cells its callers have."""
 
 import pytest
 import redis

@@ -1,4 +1,4 @@
-"""Workers of two numerics ids: a log goes on under its own while somebody serves it, then under another."""
+"""Workers of two numerics ids: a log continues under its own id while a worker serves it, then under another."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""The plans that a model was given: who appends at once with somebody else is told, and the newest counts."""
+"""The history of a model's plans: of two appends at the same time one is refused, and the newest entry counts."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""What the scripts make of requests that kill their workers: who is blamed, how long a re-run waits, what is kept."""
+"""Requests that kill their workers: which requests are blamed, how long a re-run is delayed, and what is kept."""
 
 import json
 

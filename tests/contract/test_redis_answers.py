@@ -1,4 +1,4 @@
-"""What a Redis answers that cannot do as it is asked is an error of ours, however it was asked; a bug stays a bug."""
+"""Errors of Redis become RedisTrouble, however the command was sent; bugs of the caller stay CommandError."""
 
 import asyncio
 import tempfile

@@ -1,4 +1,4 @@
-"""The books of tensor results on a real server: what is promised, to whom, until when, and what is refused for it."""
+"""Accounting of tensor results on a real server: what is promised to which tenant until when, and what is refused."""
 
 import pytest
 import redis

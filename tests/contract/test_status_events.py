@@ -1,4 +1,4 @@
-"""Status events between worker and gateway: published while somebody listens, never waited for."""
+"""Status events between worker and gateway: published only while a client subscribes, and never waited for."""
 
 import asyncio
 import threading

@@ -152,7 +152,7 @@ class Forward:
     sender: str  # worker id
     segments: tuple[ForwardSegment, ...]
     rows: codec.FloatRows | None = None  # float32 [tokens of all segments, hidden]
-    tensors: Sequence[Sequence[NamedTensors]] = ()  # instead of `rows`, from imported ONNX blocks: parts per segment
+    tensors: Sequence[Sequence[NamedTensors]] = ()  # instead, of ONNX blocks made by others: the parts of each segment
     block_seconds: dict[str, float] = field(default_factory=dict[str, float])  # time of each block passed, by its name
     gpu_blocks: tuple[str, ...] = ()  # names of the blocks passed that GPUs computed
     received_ns: int = field(default=0, compare=False)  # receiver's monotonic clock when it arrived; not on the wire

@@ -18,13 +18,13 @@ Device = Literal["cpu", "gpu"]
 CPU: Final = "cpu"
 GPU: Final = "gpu"
 DEVICES: tuple[Device, ...] = (CPU, GPU)
-#: Part of the numerics id of a worker that runs imported ONNX blocks (made by other tools).
+#: Part of the numerics id of a worker that computes with a block folder imported from ONNX blocks made by others.
 IMPORTED = "imported"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """A stage: the blocks `first` to `last`, counted from 1, both included."""
+    """Consecutive blocks of a model, `first` to `last`, counted from 1, both included."""
 
     first: int
     last: int
@@ -126,7 +126,7 @@ class WorkerInfo:
     def whole_model_only(self) -> bool:
         """True if the worker can only run all blocks as one stage.
 
-        It then runs imported ONNX blocks that hand no tensors to other stages by name.
+        It then computes with an import of ONNX blocks made by others, which cannot give their stages named tensors.
         """
         return f"-{IMPORTED}-" in self.numerics
 
@@ -153,7 +153,7 @@ class WorkerInfo:
     def from_redis(
         cls, worker: str, f: Mapping[bytes, bytes], *, ready: bool, running: int, silent_ms: int, dead_after_ms: int
     ) -> "WorkerInfo":
-        """Builds it from `f`, the fields of `worker:<id>`, and what is not in them. KeyError if a field is missing."""
+        """Builds the info of a worker from `f`, the fields of `worker:<id>`. Raises KeyError if one is missing."""
 
         def integer(name: bytes) -> int:
             return int(f.get(name, b"0"))

@@ -43,7 +43,7 @@ class Shard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeStatus:
-    """A stage begins or ends a step for one request."""
+    """The event that a stage begins or ends a step for one request."""
 
     node: str  # worker id
     moment: Moment

@@ -35,7 +35,7 @@ class PlanEntry:
 
     @property
     def at_ms(self) -> int:
-        """When it was added: Unix time of Redis' clock, in milliseconds."""
+        """The time when it was added, by Redis' clock (Unix milliseconds)."""
         return int(self.id.partition("-")[0])
 
     @property

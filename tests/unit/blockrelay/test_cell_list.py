@@ -142,7 +142,7 @@ def test_a_date_of_long_ago_ends_no_list_that_is_in_force(tmp_path: Path) -> Non
     for file, lists in zip(files, ([first], [first, {**first, "version": 2, "weights": {"c1": 1}}]), strict=True):
         file.write_text(json.dumps({**GOOD, "lists": lists}))
     before, after = map(read_cells, files)
-    with pytest.raises(UsageError, match="version 1 would be over at once: the date of the list behind it"):
+    with pytest.raises(UsageError, match="version 1 would be over at once: the date of the list after it"):
         check_successor(before, after, files[1], now=NOON, retention_s=3600)
 
 

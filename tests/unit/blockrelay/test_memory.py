@@ -1,4 +1,4 @@
-"""Memory that may be taken, on a machine, in a container, and where nobody says."""
+"""Memory that a process may take: on a machine, in a container, and on systems that do not report it."""
 
 from pathlib import Path
 

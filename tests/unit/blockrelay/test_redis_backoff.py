@@ -1,4 +1,4 @@
-"""How soon Redis is asked again."""
+"""Delays between attempts to reach Redis."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Names in the environment: a slip is refused by name, what others read is left alone."""
+"""Names in the environment: a misspelt setting is refused with the nearest name; names of other programs pass."""
 
 import subprocess
 import sys

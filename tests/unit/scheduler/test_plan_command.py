@@ -150,7 +150,7 @@ def test_the_shown_tables_fit_a_terminal(capsys: pytest.CaptureFixture[str], pro
         (["--strategy", "custom", "--boundaries", "1-"], "--boundaries takes blocks such as 1-3,4-9"),
         (["--context", "²"], "--context takes a number of tokens"),
         (["--strategy", "custom", "--boundaries", "²-3"], "--boundaries takes blocks"),
-        (["--memory-limit", f"{'9' * 400}GB"], "is beyond all numbers"),
+        (["--memory-limit", f"{'9' * 400}GB"], "is too large a number"),
         (["--context", "many"], "--context takes a number of tokens"),
         (["--context", "64k"], "--context 65536 is beyond the model's context"),
         (["--memory-limit", "1"], "--memory-limit: '1' is not a quantity"),

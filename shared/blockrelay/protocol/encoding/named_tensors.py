@@ -1,9 +1,9 @@
-"""Named tensors that stages of imported ONNX blocks hand to the next stage, and their bytes in a message. Pure.
+"""Named tensors that stages of ONNX blocks made by others hand to the next stage, and their bytes in a message. Pure.
 
-Blockrelay's own stages hand on one float32 matrix, whose bytes need no description. Imported ONNX blocks hand on many
-arrays of any dtype and shape, which are msgpack through `codec`. Parts of equal length and shapes, such as the decode
-steps of a batch, are stacked into one array with a leading axis: copying them costs less than packing many small arrays
-one by one.
+Blockrelay's own stages hand on one float32 matrix, whose bytes need no description. ONNX blocks made by others hand on
+many arrays of any dtype and shape, which are msgpack through `codec`. Parts of equal length and shapes, such as the
+decode steps of a batch, are stacked into one array with a leading axis: copying them costs less than packing many small
+arrays one by one.
 """
 
 from collections.abc import Mapping, Sequence
