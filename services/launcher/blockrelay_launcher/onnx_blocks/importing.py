@@ -8,15 +8,14 @@ from pathlib import Path
 from typing import IO, Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import DownloadColumn, TimeRemainingColumn
 
 from blockrelay.exit_codes import FAILED
 from blockrelay.extras import need
 from blockrelay.onnx_blocks.reports.codec import decode
 from blockrelay.onnx_blocks.reports.importing import ComparedBlock, ImportReport, ImportResult
 from blockrelay.quantities import format_quantity
-from blockrelay_launcher.onnx_blocks.worker import code_of_silence, worker
+from blockrelay_launcher.onnx_blocks.worker import code_of_silence, progress_bar, worker
 from blockrelay_launcher.option_groups import OptionGroup, flag, option
 
 _MODULE = "blockrelay_converter.onnx_source"
@@ -85,14 +84,11 @@ def run_import(options: ImportOptions) -> int:
 
 def watch(lines: IO[bytes]) -> ImportResult | None:
     """Reads the converter's reports and returns its result, if there is one, with a progress bar on a terminal."""
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        bar = progress.add_task("reads the blocks", total=None)
+    with progress_bar("reads the blocks", DownloadColumn(), TimeRemainingColumn()) as update:
         for line in lines:
             report = decode(ImportReport, line)
             if step := report.step:
-                progress.update(bar, description=step.what, advance=step.bytes, total=step.total)
+                update(description=step.what, advance=step.bytes, total=step.total)
             if report.result:
                 return report.result
     return None
