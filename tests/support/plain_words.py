@@ -19,8 +19,6 @@ PRODUCT = ("shared", "services", "bench", "deploy")
 #: Words that begin a sentence which needs its neighbours to be understood.
 OPENINGS = ("Of", "Those", "Where", "By", "As", "So", "Somebody", "Someone", "Whoever", "Nobody")
 PHRASES = ("somebody", "someone", "whoever", "anew", "so many", "told of", "tells of", "what is told of")
-#: Folders whose text has not been rewritten yet.
-PENDING: tuple[str, ...] = ("shared", "services/scheduler", "bench", "deploy")
 
 _OPENING = re.compile(rf"\s*({'|'.join(OPENINGS)})\b")
 _PHRASE = re.compile(rf"\b({'|'.join(PHRASES)})\b", re.IGNORECASE)
@@ -65,11 +63,9 @@ def findings(source: str) -> list[Finding]:
     return sorted(found)
 
 
-def files_of(folders: Sequence[str], pending: Sequence[str] = ()) -> list[Path]:
-    """Returns the Python files below `folders` of the checkout, without those below `pending`."""
-    later = [ROOT / folder for folder in pending]
-    files = (file for folder in folders for file in sorted((ROOT / folder).rglob("*.py")))
-    return [file for file in files if not any(file.is_relative_to(folder) for folder in later)]
+def files_of(folders: Sequence[str]) -> list[Path]:
+    """Returns the Python files below `folders` of the checkout."""
+    return [file for folder in folders for file in sorted((ROOT / folder).rglob("*.py"))]
 
 
 def main() -> int:
@@ -78,7 +74,7 @@ def main() -> int:
     parser.add_argument("folders", nargs="*", help="below the checkout; default: the product")
     folders = parser.parse_args().folders
     count = 0
-    for file in files_of(folders or PRODUCT, () if folders else PENDING):
+    for file in files_of(folders or PRODUCT):
         for finding in findings(file.read_text()):
             sys.stdout.write(f"{file.relative_to(ROOT)}:{finding.line}: {finding.problem}\n")
             count += 1

@@ -7,15 +7,11 @@ import pytest
 
 from docs.generate.pages import WHOLLY_GENERATED
 from tests.support.documents import DOCUMENTS
-from tests.support.plain_words import OPENINGS, PENDING, PHRASES, PRODUCT, ROOT, Finding, files_of, findings
+from tests.support.plain_words import OPENINGS, PHRASES, PRODUCT, ROOT, Finding, files_of, findings
 
 
 def test_no_file_has_a_refused_word() -> None:
-    wrong = {
-        str(file.relative_to(ROOT)): found
-        for file in files_of(PRODUCT, PENDING)
-        if (found := findings(file.read_text()))
-    }
+    wrong = {str(file.relative_to(ROOT)): found for file in files_of(PRODUCT) if (found := findings(file.read_text()))}
     assert not wrong, "docs/style.md says how"
 
 
@@ -46,7 +42,3 @@ GENERATED_PART = re.compile(r"<!-- (\w+): made by .*?<!-- end of \1 -->", re.S)
 def test_no_page_written_by_hand_has_a_refused_phrase(page: Path) -> None:
     text = GENERATED_PART.sub("", page.read_text())
     assert not re.findall(rf"\b(?:{'|'.join(PHRASES)})\b", text, re.I), f"{page.name}: docs/style.md says how"
-
-
-def test_what_is_pending_is_there() -> None:
-    assert all((ROOT / folder).exists() for folder in PENDING)
