@@ -24,7 +24,7 @@ DEVICE_LEFT_BYTES = 300 * 10**6
 #: Default number of warm sessions of a sequential worker on a GPU and on a CPU; fewer where memory is short.
 WARM_ON_GPU = 5
 WARM_ON_CPU = 3
-#: Dropped sessions of ONNX blocks between two clean-ups: memory comes back soon, and not every drop pays for it.
+#: Dropped sessions of ONNX blocks between two clean-ups of memory: one takes milliseconds, and a session is large.
 SESSIONS_A_CLEAN_UP = 5
 #: Bytes by which a process may be larger after a clean-up than after the first one: lost memory, and a session or two.
 #: Beyond that the device is due for a new process.
