@@ -43,7 +43,7 @@ from blockrelay.redis.client import Scripts, check_redis, connect, wait_for_redi
 from blockrelay.redis.errors import RedisWatch
 from blockrelay.redis.protocol_check import check_protocol
 from blockrelay.settings import GatewaySettings
-from blockrelay_gateway.admission.cell_watch import BITE, YIELD_SHARE
+from blockrelay_gateway.policy import FORGOTTEN_A_CALL, YIELD_SHARE
 from blockrelay_launcher.supervisor.embedded_redis import find_server_program, place
 from blockrelay_worker.lifecycle.registration import Assignment, Registration
 from blockrelay_worker.transport.redis_links import Links
@@ -180,14 +180,14 @@ class Played:
         """Requests forgotten per second of Redis' CPU, and milliseconds per call."""
         ended = self.keys.ended("last" if kind.keyed else "first")
         names = cast(list[bytes], self.client.lrange(ended, 0, -1))
-        for at in range(0, len(names), BITE):
+        for at in range(0, len(names), FORGOTTEN_A_CALL):
             aged = self.client.pipeline(transaction=False)
-            for name in names[at : at + BITE]:
+            for name in names[at : at + FORGOTTEN_A_CALL]:
                 aged.hset(self.keys.request(name.decode()), "progress_ms", "1700000000000")
             aged.execute()
         self.client.config_resetstat()
         before = self._cpu_s()
-        gone = sum(self.scripts.run(calls.forget(BITE))[0] for _ in range(len(names) // BITE))
+        gone = sum(self.scripts.run(calls.forget(FORGOTTEN_A_CALL))[0] for _ in range(len(names) // FORGOTTEN_A_CALL))
         spent = self.info("commandstats")["cmdstat_evalsha"]
         return gone / (self._cpu_s() - before), spent["usec_per_call"] / 1000
 
@@ -231,8 +231,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--mib", type=int, default=1024, help="maxmemory of the Redis that is asked about")
     parser.add_argument("--json", action="store_true")
     chosen = parser.parse_args(arguments)
-    if chosen.requests < BITE:
-        parser.error(f"--requests must be {BITE} or more")
+    if chosen.requests < FORGOTTEN_A_CALL:
+        parser.error(f"--requests must be {FORGOTTEN_A_CALL} or more")
     for tokens, keyed, reruns in product(ANSWERS, (False, True), (0, 1)):
         kind = Kind(tokens, keyed, reruns)
         found = measure(kind, chosen.requests, chosen.mib)

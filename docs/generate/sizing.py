@@ -9,10 +9,10 @@ from blockrelay.block_folder.analysis import ModelAnalysis, analyse
 from blockrelay.block_folder.model import Precision
 from blockrelay.quantities import format_quantity, format_seconds
 from blockrelay_converter.analyse import run
+from blockrelay_converter.policy import PLANNED_SHARE as SHARE
 from blockrelay_converter.sizing import measured
 from blockrelay_converter.sizing.capacity import (
     FIRST_TOKEN_SYNCS,
-    SHARE,
     SYNCS_A_WRITE,
     Capacity,
     Load,

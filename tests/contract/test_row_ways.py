@@ -20,6 +20,7 @@ from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.messages import Commit, Forward, NextJob
 from blockrelay.redis.client import Scripts
 from blockrelay.redis.errors import RedisWatch
+from blockrelay_worker.policy import FULL_INBOX_MESSAGES
 from blockrelay_worker.transport import stage_sender
 from blockrelay_worker.transport.events import TransportEvent
 from blockrelay_worker.transport.inbox_reader import Reader
@@ -28,7 +29,7 @@ from blockrelay_worker.transport.local_rows.inbox import LocalInbox
 from blockrelay_worker.transport.local_rows.links import LocalLinks
 from blockrelay_worker.transport.local_rows.system import HAS_LOCAL_ROWS
 from blockrelay_worker.transport.redis_links import Links
-from blockrelay_worker.transport.stage_sender import FULL_INBOX, Sender
+from blockrelay_worker.transport.stage_sender import Sender
 from blockrelay_worker.transport.worker_records import read_fields
 from tests.support.waiting import wait_until
 
@@ -174,7 +175,7 @@ def test_rows_arrive_once_bit_by_bit_and_in_order(way: Way, made: Callable[..., 
 
 
 def test_a_target_that_takes_nothing_is_full_and_then_not(way: Way) -> None:
-    sent = [forward(sequence) for sequence in range(FULL_INBOX + 1)]
+    sent = [forward(sequence) for sequence in range(FULL_INBOX_MESSAGES + 1)]
     for message in sent[:-2]:
         assert way.sender.forward(TARGET, message)
     assert way.sender.full_targets() == frozenset()
@@ -215,12 +216,12 @@ class TestShared:
     def test_rows_without_room_are_given_up_and_those_before_arrive(
         self, way: Way, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(stage_sender, "FULL_RETRY_S", 0.01)
+        monkeypatch.setattr(stage_sender, "ROWS_WAIT_S", 0.01)
         sent = list[Forward]()
         while way.sender.forward(TARGET, message := forward(len(sent), rows=8)):
             sent.append(message)
         assert sum(map(size, sent)) <= RING < 2 * sum(map(size, sent))
-        monkeypatch.setattr(stage_sender, "FULL_RETRY_S", 3600.0)
+        monkeypatch.setattr(stage_sender, "ROWS_WAIT_S", 3600.0)
         assert not way.sender.forward(TARGET, message), "who has taken nothing since is not waited for again"
         way.sender.announce([(TARGET, commit(0))])  # a hint: nobody waits for it
         way.sink.open.set()

@@ -130,7 +130,7 @@ async def test_a_message_that_cannot_be_read_is_passed_over(own_redis: RedisServ
 
 
 async def test_a_slow_listener_is_told_how_much_it_missed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub, "KEPT", 2)
+    monkeypatch.setattr(hub, "STATUS_EVENTS_KEPT", 2)
     client = connect_async("redis://localhost:1")
     events = hub.StatusEvents(client, KEYS, watch())
     with hub.Listener([events], ANYBODY) as listener:

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from blockrelay.auth.api_keys import Tenant, add_key
-from blockrelay_worker.execution.process.executors import LOAD_LIMIT_S
+from blockrelay_worker.policy import LOAD_LIMIT_S
 from tests.support.kubernetes import rendering
 from tests.support.kubernetes.contracts.objects import containers, kinds, pod_of
 from tests.support.kubernetes.contracts.rules import complaints

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from blockrelay.settings import GatewaySettings, SchedulerSettings, Settings, WorkerSettings
-from blockrelay_gateway.draining.course import LAST_WORDS_S
+from blockrelay_gateway.policy import LAST_WORDS_S
 from tests.support.project import ROOT
 
 SETTINGS: dict[str, type[Settings]] = {

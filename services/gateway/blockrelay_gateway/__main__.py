@@ -34,9 +34,7 @@ from blockrelay_gateway.api.state import Gateway
 from blockrelay_gateway.app import create_app
 from blockrelay_gateway.draining.course import Course, Phase, course_from
 from blockrelay_gateway.http.server import accept_the_last, server_config
-
-#: Seconds in which a gateway that ends at once still writes what tells its readers so.
-LAST_EVENT_S = 0.1
+from blockrelay_gateway.policy import LAST_EVENT_S
 
 
 class GatewayServer(uvicorn.Server):

@@ -31,11 +31,8 @@ from blockrelay_gateway.http.connection_limit import ConnectionLimit
 from blockrelay_gateway.http.front import Front, Options
 from blockrelay_gateway.http.origins import Origins
 from blockrelay_gateway.http.targets import Targets
+from blockrelay_gateway.policy import KEY_FILE_POLL_S, READY_POLL_S
 
-#: Seconds between two checks of readiness until NODE_READY is logged.
-READY_POLL_S = 0.5
-#: Seconds between two looks at the file of API keys without a request.
-LOOK_AT_KEYS_S = 1.0
 ROUTERS = (openai_routes.router, infer_routes.router, request_routes.router, ops_routes.router)
 
 
@@ -97,7 +94,7 @@ def _servers(settings: GatewaySettings) -> list[dict[str, str]] | None:
 
 
 async def _watch_keys(ring: KeyRing, gateway: Gateway) -> None:
-    """Looks at the file of API keys every LOOK_AT_KEYS_S seconds, also without requests.
+    """Looks at the file of API keys every KEY_FILE_POLL_S seconds, also without requests.
 
     It sets the metrics of the keys in force, and starts the series of new tenants at 0.
     """
@@ -109,7 +106,7 @@ async def _watch_keys(ring: KeyRing, gateway: Gateway) -> None:
             if ring.read_at != reported:
                 cell.tenants.expect(ring.names)
         reported = ring.read_at
-        await asyncio.sleep(LOOK_AT_KEYS_S)
+        await asyncio.sleep(KEY_FILE_POLL_S)
 
 
 async def _say_when_ready(gateway: Gateway) -> None:

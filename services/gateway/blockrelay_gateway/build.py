@@ -23,12 +23,9 @@ from blockrelay_gateway.draining.drain import Drain
 from blockrelay_gateway.helpers.pool import Helpers
 from blockrelay_gateway.http.body_budget import BodyBudget, BodyTimeout
 from blockrelay_gateway.http.errors import ErrorResponder
+from blockrelay_gateway.policy import BODIES_DIVISOR, MOST_BODIES_BYTES
 from blockrelay_gateway.tracing.ended_requests import Traces
 from blockrelay_gateway.tracing.wanted import traces_wanted
-
-#: Memory for bodies and answers without a setting: the available memory divided by the first number, at most the
-#: second (bytes).
-BODIES_SHARE, MOST_BODIES_BYTES = 4, 320 << 20
 
 
 def build(settings: GatewaySettings, folder: BlockFolder, *, tenants: Sequence[str]) -> Gateway:
@@ -57,7 +54,7 @@ def build(settings: GatewaySettings, folder: BlockFolder, *, tenants: Sequence[s
         traces=traces,
         body_timeout=BodyTimeout(settings.arrival_timeout_s),
         bodies=BodyBudget(
-            settings.max_bodies_bytes or min(MOST_BODIES_BYTES, available_bytes() // BODIES_SHARE),
+            settings.max_bodies_bytes or min(MOST_BODIES_BYTES, available_bytes() // BODIES_DIVISOR),
             largest_body=settings.max_body_bytes,
         ),
     )

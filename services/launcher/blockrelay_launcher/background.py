@@ -11,11 +11,9 @@ from pathlib import Path
 
 from blockrelay.errors import RedisTrouble, ServiceUnavailable
 from blockrelay.redis.client import connect
+from blockrelay_launcher.policy import REDIS_START_S
 from blockrelay_launcher.supervisor import embedded_redis
 from blockrelay_launcher.supervisor.child_process import die_with_parent
-
-#: Time that a Redis may take to start, in seconds.
-PATIENCE_S = 10.0
 
 
 @contextlib.contextmanager
@@ -64,7 +62,7 @@ def running_redis(*, durable: bool) -> Iterator[str]:
 
 
 def _wait_for(url: str, process: "subprocess.Popen[bytes]") -> None:
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + REDIS_START_S
     while True:
         try:
             connect(url).ping()

@@ -29,12 +29,11 @@ from blockrelay.protocol.plan import uniform_split
 from blockrelay_launcher.background import running_redis, running_up
 from blockrelay_launcher.bench.figures import decode_rate, random_prompts
 from blockrelay_launcher.bench.targets import GatewaySide
+from blockrelay_launcher.policy import PROFILE_MEMORY_SHARE
 
 #: Requests at once, rounds, new tokens and prompt tokens of the measurement of a step's overhead.
 REQUESTS, ROUNDS, NEW = (1, 4, 16), 3, 64
 PROMPT = 96
-#: Share of the free memory up to which ONNX blocks are measured in a whole system.
-MEMORY_SHARE = 0.5
 
 
 def run_profile(
@@ -64,7 +63,7 @@ def run_profile(
 def _has_room(folder: BlockFolder, profile: Profile) -> bool:
     """True if a whole system may serve all blocks on the CPU. ONNX blocks may need more memory than there is."""
     sizes = [classes["CPU"].bytes or 0 for classes in profile.blocks.values()]
-    return folder.model.onnx_blocks is None or sum(sizes) < available_bytes() * MEMORY_SHARE
+    return folder.model.onnx_blocks is None or sum(sizes) < available_bytes() * PROFILE_MEMORY_SHARE
 
 
 def _with_systems(profile: Profile, folder: BlockFolder, threads: int) -> Profile:

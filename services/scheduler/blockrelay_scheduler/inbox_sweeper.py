@@ -10,9 +10,7 @@ from blockrelay.observability import logs
 from blockrelay.observability.metrics.scheduler import SchedulerMetrics
 from blockrelay.protocol.keys import Keys
 from blockrelay.redis.client import backoff_s
-
-#: Seconds that the thread has to end.
-PATIENCE_S = 1.0
+from blockrelay_scheduler.policy import SWEEPER_END_S
 
 
 class InboxSweeper(threading.Thread):
@@ -38,7 +36,7 @@ class InboxSweeper(threading.Thread):
         """
         self._over.set()
         self._gone.put(None)
-        self.join(PATIENCE_S)
+        self.join(SWEEPER_END_S)
 
     def run(self) -> None:
         while (workers := self._gone.get()) and not self._over.is_set():

@@ -26,12 +26,10 @@ from blockrelay_scheduler.link import Link
 from blockrelay_scheduler.liveness import Liveness
 from blockrelay_scheduler.plan_publisher import PlanPublisher
 from blockrelay_scheduler.planning.assignment import empty_stages
+from blockrelay_scheduler.policy import LOOK_S
 from blockrelay_scheduler.rescuer import Rescuer
 from blockrelay_scheduler.states import SCHEDULER, SchedulerMachine
 from blockrelay_scheduler.upgrade import CellUpgrade
-
-#: Seconds between two looks at the unfinished requests and at what metrics tell.
-LOOK_S = 1.0
 
 
 @dataclass(slots=True)

@@ -14,9 +14,7 @@ from blockrelay.redis.plan_history import Origin, PlanEntry
 from blockrelay_scheduler.link import Link
 from blockrelay_scheduler.planning.assignment import empty_stages
 from blockrelay_scheduler.planning.plan_builder import decide, waits_for_more
-
-#: Seconds between two plans that only say which GPUs are ready: one that comes and goes does not publish many.
-READY_EVERY_S = 1.0
+from blockrelay_scheduler.policy import READY_EVERY_S
 
 
 @dataclass(slots=True)

@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-#: Estimates of the prompt time are rough: only a request this many times over is stuck.
-PATIENCE = 4
+from blockrelay_scheduler.policy import PROMPT_PATIENCE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +49,7 @@ def dead_workers(silent_ms: Mapping[str, int], *, dead_after_ms: int) -> list[st
 
 def patience_ms(tokens: int, *, stalled_after_s: float, prompt_tokens_per_s: float) -> int:
     """How long a run of a request of `tokens` tokens may show no progress."""
-    return int(1000 * (stalled_after_s + PATIENCE * tokens / prompt_tokens_per_s))
+    return int(1000 * (stalled_after_s + PROMPT_PATIENCE * tokens / prompt_tokens_per_s))
 
 
 def rescues(

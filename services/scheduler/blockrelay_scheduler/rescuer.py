@@ -9,10 +9,8 @@ from blockrelay.protocol.messages import RequestBody
 from blockrelay.protocol.transitions import calls
 from blockrelay.settings import SchedulerSettings
 from blockrelay_scheduler.link import Link
+from blockrelay_scheduler.policy import LOOK_LIMIT
 from blockrelay_scheduler.recovery import UnfinishedRequest, rescues
-
-#: About how many requests one look takes: the next one continues after them.
-LOOK_LIMIT = 1024
 
 
 @dataclass(slots=True)

@@ -17,10 +17,8 @@ from blockrelay.protocol.transitions import calls
 from blockrelay.redis.cell_settings import CellSettings, read_cell_settings
 from blockrelay.redis.protocol_check import check_protocol, parse_number, services_below
 from blockrelay_scheduler.link import Link
+from blockrelay_scheduler.policy import RAISE_EVERY_S
 from blockrelay_scheduler.recovery import dead_workers
-
-#: Seconds between two looks at the services that keep the number from being raised: all keys are walked over.
-RAISE_EVERY_S = 5.0
 
 
 @dataclass(slots=True)

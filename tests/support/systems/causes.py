@@ -19,7 +19,7 @@ import httpx
 from blockrelay.auth.api_keys import Tenant, add_key
 from blockrelay.redis.registry import read_plan
 from blockrelay_launcher.supervisor.ports import kept_ports
-from blockrelay_worker.execution.process.renewal import MOST_LOSSES
+from blockrelay_worker.policy import MOST_LOSSES
 from tests.support.prometheus import Prometheus, running_exporter, running_prometheus, through_exporter
 from tests.support.systems.device_processes import child_of, children_of
 from tests.support.systems.system import StartSystem, System, make_jobs

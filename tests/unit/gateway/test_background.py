@@ -35,11 +35,11 @@ async def idle(
     settings: GatewaySettings, folder: BlockFolder, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Gateway]:
     """A gateway whose background work the test starts."""
-    monkeypatch.setattr(cell_watch, "POLL_S", 0)
-    monkeypatch.setattr(tensor_results, "POLL_S", 0)
+    monkeypatch.setattr(cell_watch, "MEMORY_POLL_S", 0)
+    monkeypatch.setattr(tensor_results, "PAYLOAD_POLL_S", 0)
     monkeypatch.setattr(app, "READY_POLL_S", 0)
-    monkeypatch.setattr(lost_request_repair, "CHECK_EVERY_S", 60)
-    monkeypatch.setattr(cells, "LOOK_S", 0)
+    monkeypatch.setattr(lost_request_repair, "REPAIR_EVERY_S", 60)
+    monkeypatch.setattr(cells, "CELL_FILE_POLL_S", 0)
     gateway = build(settings.model_copy(update={"grace_s": 0}), folder, tenants=[ANYBODY.name])
     yield gateway
     await gateway.cells.home.client.aclose()

@@ -5,7 +5,8 @@ import asyncio
 import pytest
 
 from blockrelay.errors import LimitExceeded, RequestTooLarge
-from blockrelay_gateway.http.body_budget import SMALL_BODY, BodyBudget, BodyShare
+from blockrelay_gateway.http.body_budget import BodyBudget, BodyShare
+from blockrelay_gateway.policy import SMALL_BODY_BYTES
 
 MIB = 1 << 20
 
@@ -17,9 +18,9 @@ def test_large_bodies_leave_room_for_others() -> None:
     with pytest.raises(LimitExceeded):
         BodyShare(budget, large=True).take(1)
     with pytest.raises(LimitExceeded):
-        BodyShare(budget).take(SMALL_BODY + 1)
+        BodyShare(budget).take(SMALL_BODY_BYTES + 1)
     small = BodyShare(budget)
-    small.take(SMALL_BODY)
+    small.take(SMALL_BODY_BYTES)
     for share in (waiting, small, small):
         share.give_back()
     assert budget.used == 0
@@ -74,7 +75,7 @@ async def test_a_tenant_has_half_of_what_waits_and_parsing_is_no_part_of_it() ->
     BodyShare(budget, large=True, tenant="b").take(1 * MIB)
     own.give_back()
     await own.wait(6 * MIB, 60)
-    BodyShare(budget, tenant="a").take(SMALL_BODY)
+    BodyShare(budget, tenant="a").take(SMALL_BODY_BYTES)
 
 
 async def test_what_one_key_has_parsed_keeps_no_body_of_others_out() -> None:

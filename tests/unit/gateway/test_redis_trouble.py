@@ -71,7 +71,7 @@ def test_a_redis_that_comes_late_is_waited_for(
     said: list[int],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(admission, "RETRY_FOR_S", 0.1)
+    monkeypatch.setattr(admission, "ACCEPT_RETRY_S", 0.1)
     own_redis.kill()
     with running_gateway(settings.model_copy(update={"redis_url": own_redis.url})) as gateway:
         assert "Redis does not answer" in gateway.http.get("/readyz").json()["reasons"][0]

@@ -27,7 +27,7 @@ from blockrelay.redis.registry import read_plan
 from blockrelay.settings import SchedulerSettings
 from blockrelay_scheduler.link import Link
 from blockrelay_scheduler.loop import Scheduler
-from blockrelay_scheduler.rescuer import LOOK_LIMIT
+from blockrelay_scheduler.policy import LOOK_LIMIT
 from tests.support.cell import MODEL, Cell
 from tests.support.redis.redis_server import RedisServer
 from tests.support.waiting import wait_until

@@ -10,22 +10,21 @@ from blockrelay.block_folder.precisions import kv_item_bytes
 from blockrelay.errors import UsageError
 from blockrelay.protocol.constants import PAGE_TOKENS, RETENTION_S
 from blockrelay.protocol.planned_split import equal_parts
+from blockrelay_converter.policy import (
+    ENDED_REQUESTS_SHARE,
+    FIRST_TOKEN_DISK_S,
+    LEAST_GATEWAYS,
+    LEAST_SCHEDULERS,
+    PLANNED_SHARE,
+)
 from blockrelay_converter.sizing import measured
 from blockrelay_converter.sizing.measured import Cost
 
-#: Share of a core, a worker's time and a Redis thread that is planned for; the rest is for bursts.
-SHARE = 0.7
-#: Share of Redis' memory that ended requests may fill before they are forgotten early.
-KEPT_SHARE = 0.5
 #: Tolerance for float rounding, so that 2.0000000001 processes are two.
 _ROUNDING = 1e-9
 #: Writes that a first token waits for in sequence: ACCEPT, CLAIM, COMMIT. Each may find a sync under way, and then
 #: waits for that one and its own.
 FIRST_TOKEN_SYNCS, SYNCS_A_WRITE = 3, 2
-#: Seconds that the disk may add to a first token.
-FIRST_TOKEN_DISK_S = 0.1
-#: The least number of each: with fewer, the service does not survive the loss of a node.
-LEAST_GATEWAYS = LEAST_SCHEDULERS = 2
 #: Bytes of the rotary tables per position and dimension of a head: cos and sin, float32, for each pair.
 _ROTARY_BYTES = 4
 
@@ -227,7 +226,7 @@ def _in_pages(tokens: int) -> int:
 
 def capacity(model: ModelNeed, load: Load, pace: Pace) -> Capacity:
     """Returns the needs of the load if each route has this pace."""
-    routes = _whole(load.tokens_per_second / (SHARE * pace.tokens_per_second))
+    routes = _whole(load.tokens_per_second / (PLANNED_SHARE * pace.tokens_per_second))
     step_s = load.at_once / pace.tokens_per_second
     # A request lasts as many steps as it has new tokens; the routes limit how many run at once.
     at_once = min(load.tokens_per_second * step_s, float(routes * load.at_once))
@@ -235,7 +234,7 @@ def capacity(model: ModelNeed, load: Load, pace: Pace) -> Capacity:
     commits = routes / step_s
     commits = min(commits, load.tokens_per_second)
     redis_cpu = a_second(measured.REDIS_CPU, load, commits)
-    cells = _whole(redis_cpu / SHARE)
+    cells = _whole(redis_cpu / PLANNED_SHARE)
     free = 1 - redis_cpu / cells  # share of time left for syncs: while Redis computes, it does not sync
     syncs = a_second(measured.SYNCS, load, commits)
     whole = at_once + load.requests_per_second * measured.LINGERS_S
@@ -243,8 +242,8 @@ def capacity(model: ModelNeed, load: Load, pace: Pace) -> Capacity:
     kept = load.requests_per_second * RETENTION_S * _each(measured.ENDED_BYTES, load)
     gateway_cpu = a_second(measured.GATEWAY_CPU, load, commits)
     # A gateway reads every cell; with very many cells it reads only those of its group, so the cost is limited.
-    reading = min(SHARE / 2, measured.GATEWAY_READ_S.value * measured.GATEWAY_READS_A_SECOND * cells)
-    gateways = max(LEAST_GATEWAYS, _whole(gateway_cpu / (SHARE - reading)))
+    reading = min(PLANNED_SHARE / 2, measured.GATEWAY_READ_S.value * measured.GATEWAY_READS_A_SECOND * cells)
+    gateways = max(LEAST_GATEWAYS, _whole(gateway_cpu / (PLANNED_SHARE - reading)))
     return Capacity(
         routes=routes,
         workers=routes * load.stages,
@@ -254,7 +253,7 @@ def capacity(model: ModelNeed, load: Load, pace: Pace) -> Capacity:
         redis_commands_per_second=a_second(measured.REDIS_COMMANDS, load, commits),
         redis_cpu=redis_cpu,
         redis_bytes=redis_bytes + kept,
-        redis_maxmemory=(redis_bytes + kept) / KEPT_SHARE,
+        redis_maxmemory=(redis_bytes + kept) / ENDED_REQUESTS_SHARE,
         redis_wire_bytes_per_second=a_second(measured.REDIS_WIRE, load, commits),
         disk=DiskNeed(
             file_bytes_per_second=a_second(measured.FILE_BYTES, load, commits),

@@ -8,8 +8,9 @@ from typing import Any
 
 from blockrelay.block_folder.precisions import format_precisions
 from blockrelay.quantities import counted, format_quantity, format_seconds
+from blockrelay_converter.policy import FIRST_TOKEN_DISK_S, PLANNED_SHARE
 from blockrelay_converter.sizing import measured
-from blockrelay_converter.sizing.capacity import FIRST_TOKEN_DISK_S, SHARE, Capacity, Load, ModelNeed, disk_effect
+from blockrelay_converter.sizing.capacity import Capacity, Load, ModelNeed, disk_effect
 from blockrelay_converter.sizing.measured import SOURCES
 from blockrelay_converter.sizing.pace import Paces
 from blockrelay_converter.sizing.sized import Sized
@@ -120,7 +121,7 @@ def _by_pace(slow: Capacity, fast: Capacity, paces: Paces, load: Load) -> Iterat
         title="Processes",
         rows=[
             pace,
-            row("workers", f"workers, {SHARE:.0%} busy", lambda c: c.workers, "", paces.source),
+            row("workers", f"workers, {PLANNED_SHARE:.0%} busy", lambda c: c.workers, "", paces.source),
             row("requests_at_once", "requests at once", lambda c: ceil(c.requests_at_once), "", "model"),
             row("gateways", "gateways", lambda c: c.gateways, "", "streams"),
             row("gateway_cpu", "  CPU of all of them", lambda c: c.gateway_cpu, "cores", "streams"),

@@ -35,6 +35,7 @@ from blockrelay_gateway.admission.open_ended import PoolShares, bounded
 from blockrelay_gateway.admission.refusals import memory_used_up, pages_of, refusal
 from blockrelay_gateway.admission.submission import Effect, Event, State, answered, step
 from blockrelay_gateway.admission.tensor_results import Results
+from blockrelay_gateway.policy import ACCEPT_RETRY_S
 from blockrelay_gateway.streaming.active_requests.acceptance import NO_MOST, Acceptance
 from blockrelay_gateway.streaming.active_requests.active_request import ActiveRequest
 from blockrelay_gateway.streaming.active_requests.gateway_lease import GatewayLease
@@ -42,10 +43,6 @@ from blockrelay_gateway.streaming.active_requests.request_registry import Reques
 from blockrelay_gateway.streaming.active_requests.resumption import Resumption
 from blockrelay_gateway.streaming.readers import Readers
 from blockrelay_gateway.streaming.records import Records
-
-#: Seconds for which ACCEPT is repeated while Redis cannot be reached; it is idempotent by request id. Longer than most
-#: failovers: a client that gets 503 comes back a second later at the earliest.
-RETRY_FOR_S = 5.0
 
 
 @dataclass(slots=True)
@@ -259,10 +256,10 @@ class Admission:
         return self._cell.retention_s if request.body.background else 0
 
     async def _accept(self, one: _Submitted, limits: Limits, max_in_flight: int) -> Accepted:
-        """Runs ACCEPT and returns its answer. Raises LimitExceeded if Redis is full, RedisTrouble after RETRY_FOR_S."""
+        """Runs ACCEPT and returns its answer. Raises LimitExceeded if Redis is full, else RedisTrouble."""
         replicas = self._settings.accept_replicas
         call = one.active.acceptance.call(max_in_flight=max_in_flight, limits=limits, confirm=replicas > 0)
-        give_up, attempt = time.monotonic() + RETRY_FOR_S, 0
+        give_up, attempt = time.monotonic() + ACCEPT_RETRY_S, 0
         while True:
             try:
                 return await self._scripts.run(call, replicas=replicas)

@@ -16,16 +16,16 @@ from blockrelay.redis.client import AsyncScripts
 from blockrelay.redis.errors import RedisWatch
 from blockrelay.redis.protocol_check import read_gap_async
 from blockrelay_gateway.admission.redis_memory import read_memory
+from blockrelay_gateway.policy import (
+    CONTROL_FULL_SHARE,
+    FORGET_CALLS_A_POLL,
+    FORGOTTEN_A_CALL,
+    MEMORY_EXTRA_POLL_S,
+    MEMORY_POLL_S,
+    YIELD_SHARE,
+)
 from blockrelay_gateway.streaming.active_requests.active_request import ActiveRequest
 from blockrelay_gateway.streaming.active_requests.gateway_lease import GatewayLease
-
-#: Share of Redis' maxmemory above which nothing new is accepted: COMMIT must always fit.
-FULL_SHARE = 0.70
-#: Share above which ended requests are forgotten: BITE requests per call, at most BITES calls in one poll.
-YIELD_SHARE, BITE, BITES = 0.50, 128, 64
-POLL_S = 1.0
-#: Seconds between two extra polls, which are made before a request is refused because memory is short.
-LOOKED_S = 0.1
 
 
 def _steady_ms() -> float:
@@ -34,7 +34,7 @@ def _steady_ms() -> float:
 
 
 class CellWatch:
-    """The state of a cell as its control Redis had it at the last poll; `watch` polls every POLL_S seconds.
+    """The state of a cell as its control Redis had it at the last poll; `watch` polls every MEMORY_POLL_S seconds.
 
     `full` says why no new request may be accepted, `protocol_gap` why nothing of the cell may be read or written. Both
     are empty while that is allowed.
@@ -89,7 +89,7 @@ class CellWatch:
                 self._watch.worked("watch Redis")
             except RedisTrouble as error:
                 self._watch.failed("watch Redis", error)
-            await asyncio.sleep(POLL_S)
+            await asyncio.sleep(MEMORY_POLL_S)
 
     async def poll(self) -> None:
         """Reads everything once. If memory is short, it forgets ended requests before new ones are refused.
@@ -103,7 +103,7 @@ class CellWatch:
         used, limit, _ = await read_memory(self._client)
         if limit and used > YIELD_SHARE * limit:
             used = await self._make_room(used, limit)
-        full = limit and used > FULL_SHARE * limit
+        full = limit and used > CONTROL_FULL_SHARE * limit
         self._set_full(f"Redis uses {used >> 20} of {limit >> 20} MiB" if full else "", used, limit)
         seconds, micros = cast(tuple[int, int], await cast(Any, self._client.time()))
         self._clock_ahead_ms = seconds * 1000 + micros / 1000 - _steady_ms()
@@ -132,7 +132,7 @@ class CellWatch:
 
     async def _look_soon(self) -> None:
         try:
-            await asyncio.sleep(max(0.0, self._looked + LOOKED_S - time.monotonic()))
+            await asyncio.sleep(max(0.0, self._looked + MEMORY_EXTRA_POLL_S - time.monotonic()))
         finally:
             self._again = None
         try:
@@ -143,11 +143,11 @@ class CellWatch:
     async def _make_room(self, used: int, limit: int) -> int:
         """Forgets ended requests, oldest first, until half the memory is free; returns the bytes in use then."""
         before, forgotten, left = used, 0, 0
-        for _ in range(BITES):
-            gone, left = await self._scripts.run(calls.forget(BITE))
+        for _ in range(FORGET_CALLS_A_POLL):
+            gone, left = await self._scripts.run(calls.forget(FORGOTTEN_A_CALL))
             forgotten += gone
             used = (await read_memory(self._client)).used
-            if gone < BITE or used <= YIELD_SHARE * limit:
+            if gone < FORGOTTEN_A_CALL or used <= YIELD_SHARE * limit:
                 break
         if forgotten:
             self._metrics.forgotten.inc(forgotten)

@@ -1,8 +1,8 @@
 """Limits the new tokens of chats that name no `max_tokens`, so that they take no room from other requests.
 
 Such a chat may use the rest of the context, but no more than its share of the smallest KV pool (the pool divided by the
-worker's requests at once, at least 16), and no more than one minute's tokens of its key. Admission counts EXPECTED new
-tokens for it, in the key's budget and in predictions; what it generates beyond them is charged when it ends.
+worker's requests at once, at least 16), and no more than one minute's tokens of its key. Admission counts
+EXPECTED_TOKENS for it, in the key's budget and in predictions; what it generates beyond them is charged when it ends.
 """
 
 import time
@@ -15,13 +15,7 @@ from blockrelay.auth.api_keys import Tenant
 from blockrelay.protocol.constants import PAGE_TOKENS
 from blockrelay.protocol.keys import Keys
 from blockrelay_gateway.admission.admission_request import AdmissionRequest
-
-EXPECTED = 128
-"""New tokens that admission counts for a chat that names no limit, and the least that it may generate."""
-AT_ONCE = 16
-"""The least number of such chats that fit into every KV pool, also if its worker runs fewer requests at once."""
-FRESH_S = 1.0
-"""Seconds for which a reading of the pools is used."""
+from blockrelay_gateway.policy import EXPECTED_TOKENS, OPEN_ENDED_AT_ONCE, POOLS_FRESH_S
 
 
 class PoolShares:
@@ -34,7 +28,7 @@ class PoolShares:
 
     async def pages(self) -> int:
         """The smallest share of any worker of the model, in KV pages; 0 without a worker. Raises RedisTrouble."""
-        if time.monotonic() - self._read > FRESH_S:
+        if time.monotonic() - self._read > POOLS_FRESH_S:
             self._pages = await self._look()
             self._read = time.monotonic()
         return self._pages
@@ -49,7 +43,7 @@ class PoolShares:
             registrations = await ask.execute()
         return min(
             (
-                int(pages) // max(AT_ONCE, int(slots or 0))
+                int(pages) // max(OPEN_ENDED_AT_ONCE, int(slots or 0))
                 for model, pages, slots in registrations
                 if model == self._model.encode() and pages
             ),
@@ -65,7 +59,7 @@ def bounded(request: AdmissionRequest, tenant: Tenant, pages: int) -> AdmissionR
     if not request.open_ended:
         return request
     room, prompt = request.params.max_tokens, int(request.body.prompt.size)
-    expected = min(EXPECTED, room)
+    expected = min(EXPECTED_TOKENS, room)
     most = min(room, pages * PAGE_TOKENS - prompt, (tenant.tokens_per_minute or room + prompt) - prompt)
     params = replace(request.params, max_tokens=max(expected, most))
     return replace(

@@ -10,9 +10,7 @@ from blockrelay.protocol.transitions.calls import Accepted
 from blockrelay_gateway.admission.admission_request import AdmissionRequest
 from blockrelay_gateway.admission.idempotency import HEADER
 from blockrelay_gateway.http.errors import retry_after_s
-
-#: Retry-After (milliseconds) if Redis' memory is short: it comes back when requests end.
-MEMORY_RETRY_MS = 5000
+from blockrelay_gateway.policy import MEMORY_RETRY_MS
 
 
 def refusal(

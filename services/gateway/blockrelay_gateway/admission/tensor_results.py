@@ -23,24 +23,18 @@ from blockrelay.redis.client import backoff_s
 from blockrelay.redis.errors import RedisWatch
 from blockrelay_gateway.admission.redis_memory import read_memory
 from blockrelay_gateway.helpers.offload import by_size
-
-#: Share of the payload Redis' memory that results may take; the second if it is also the control Redis. As much again
-#: may be on its way to readers; hidden states between stages, and KV pages, need the rest.
-RESULTS_SHARE, RESULTS_SHARE_OF_CONTROL = 1 / 3, 1 / 8
-#: Share of the results' memory that one tenant may take.
-TENANT_SHARE = 1 / 2
-#: Share of the machine's memory that counts as the limit of a Redis without `maxmemory`.
-MACHINE_SHARE = 1 / 2
-#: Share of the payload Redis' memory above which nothing new is accepted: hidden states between stages must fit.
-FULL_SHARE = 0.90
-POLL_S = 1.0
-#: Seconds that an answer waits for a payload Redis that cannot be read.
-RETRY_FOR_S = 60.0
-#: KV pages in one command: a few megabytes.
-FIELDS = 64
-#: Bytes of a result in one command, a multiple of a value's size, and the number of results that are read at once. Both
-#: are small because a part is copied several times on its way, and no budget counts the copies.
-RESULT_PART, READ_AT_ONCE = 1 << 20, 4
+from blockrelay_gateway.policy import (
+    KV_FIELDS_A_COMMAND,
+    PAYLOAD_FULL_SHARE,
+    PAYLOAD_POLL_S,
+    RESULT_PART_BYTES,
+    RESULT_RETRY_S,
+    RESULTS_READ_AT_ONCE,
+    RESULTS_SHARE,
+    RESULTS_SHARE_OF_CONTROL,
+    TENANT_RESULTS_SHARE,
+    UNLIMITED_REDIS_SHARE,
+)
 
 
 class Results:
@@ -58,7 +52,7 @@ class Results:
         """`of_its_own`: the payload Redis is not the control Redis."""
         self._client, self._payload, self._keys, self._watch = client, payload, keys, watch
         self._of_its_own = of_its_own
-        self._reading = asyncio.Semaphore(READ_AT_ONCE)
+        self._reading = asyncio.Semaphore(RESULTS_READ_AT_ONCE)
         self._most: int | None = None  # the most bytes of all results; None before the first `look`
         self.full = ""
 
@@ -69,21 +63,21 @@ class Results:
         return "" if self._of_its_own else f" ({known})"
 
     async def watch(self) -> None:
-        """Reads the payload Redis' memory every POLL_S seconds until cancelled."""
+        """Reads the payload Redis' memory every PAYLOAD_POLL_S seconds until cancelled."""
         while True:
             try:
                 await self.look()
                 self._watch.worked("watch the payload Redis")
             except RedisTrouble as error:
                 self._watch.failed("watch the payload Redis", error)
-            await asyncio.sleep(POLL_S)
+            await asyncio.sleep(PAYLOAD_POLL_S)
 
     async def look(self) -> None:
         """Reads the payload Redis' memory once. Raises RedisTrouble."""
         used, most, machine = await read_memory(self._payload)
         share = RESULTS_SHARE if self._of_its_own else RESULTS_SHARE_OF_CONTROL
-        self._most = int(share * (most or MACHINE_SHARE * machine))
-        full = self._of_its_own and most and used > FULL_SHARE * most
+        self._most = int(share * (most or UNLIMITED_REDIS_SHARE * machine))
+        full = self._of_its_own and most and used > PAYLOAD_FULL_SHARE * most
         self.full = f"the payload Redis uses {used >> 20} of {most >> 20} MiB" if full else ""
 
     async def limits(self, tenant: Tenant) -> tuple[int, int]:
@@ -91,7 +85,7 @@ class Results:
         if self._most is None:
             await self.look()
         most = self._most or 0
-        return most, int(TENANT_SHARE * most) if tenant.name else 0
+        return most, int(TENANT_RESULTS_SHARE * most) if tenant.name else 0
 
     async def fetch(
         self, request: str, into: NDArray[np.float16], *, now_ms: Callable[[], int], give_up: Callable[[], bool]
@@ -99,7 +93,7 @@ class Results:
         """Reads the logits of an ended request into `into`, whose rows are positions; False if they are gone.
 
         Afterwards they expire in READ_RESULT_S seconds. `now_ms` is Redis' clock. The read is repeated while the
-        payload Redis fails: it raises RedisTrouble after RETRY_FOR_S seconds, or if `give_up` returns True. Raises
+        payload Redis fails: it raises RedisTrouble after RESULT_RETRY_S seconds, or if `give_up` returns True. Raises
         WireError for a result that cannot be decoded.
         """
         name, reader = self._keys.result(request), ResultReader(into)
@@ -113,8 +107,8 @@ class Results:
             if not header:
                 return False
             size = reader.begin(header)
-            for start in range(0, size, RESULT_PART):
-                count = min(RESULT_PART, size - start)
+            for start in range(0, size, RESULT_PART_BYTES):
+                count = min(RESULT_PART_BYTES, size - start)
                 piece = await part(HEADER_BYTES + start, count)
                 if len(piece) < count:  # the result has expired meanwhile
                     return False
@@ -134,8 +128,8 @@ class Results:
         It repeats, expires and raises like `fetch`.
         """
         name, result = self._keys.kv_asked(request), list[bytes]()
-        for start in range(0, len(fields), FIELDS):
-            some = list(fields[start : start + FIELDS])
+        for start in range(0, len(fields), KV_FIELDS_A_COMMAND):
+            some = list(fields[start : start + KV_FIELDS_A_COMMAND])
             pages = await self._read(partial(cast(Any, self._payload.hmget), name, some), give_up)
             if None in pages:
                 return None
@@ -154,8 +148,8 @@ class Results:
         try:
             if await cast(Any, self._payload.exists(name)):
                 return
-            for start in range(0, len(fields), FIELDS):
-                some = {one: pages[one] for one in fields[start : start + FIELDS]}
+            for start in range(0, len(fields), KV_FIELDS_A_COMMAND):
+                some = {one: pages[one] for one in fields[start : start + KV_FIELDS_A_COMMAND]}
                 together = self._payload.pipeline(transaction=True)  # or a gateway that dies here leaves them for ever
                 together.hset(name, mapping=cast(Any, some))
                 together.expire(name, GIVEN_S)
@@ -171,8 +165,8 @@ class Results:
             self._watch.met(error)
 
     async def _read(self, ask: Callable[[], Awaitable[Any]], give_up: Callable[[], bool]) -> Any:
-        """Repeats `ask` while Redis fails. Raises RedisTrouble after RETRY_FOR_S seconds, or if `give_up()`."""
-        until, attempt = time.monotonic() + RETRY_FOR_S, 0
+        """Repeats `ask` while Redis fails. Raises RedisTrouble after RESULT_RETRY_S seconds, or if `give_up()`."""
+        until, attempt = time.monotonic() + RESULT_RETRY_S, 0
         while True:
             try:
                 return await ask()

@@ -20,21 +20,17 @@ from blockrelay_gateway.admission.idempotency import HEADER
 from blockrelay_gateway.api.client_headers import client_headers
 from blockrelay_gateway.api.reading import Read, Reading, Sender, Tensors, reading_of
 from blockrelay_gateway.helpers.json_size import parsed_bytes
-from blockrelay_gateway.helpers.offload import LARGE as NOT_SMALL
 from blockrelay_gateway.helpers.pool import Helpers
 from blockrelay_gateway.http import authentication
 from blockrelay_gateway.http.body_budget import BodyShare, ReceivedBody
 from blockrelay_gateway.http.body_limit import RECEIVED
+from blockrelay_gateway.policy import HELPER_BODY_BYTES, HELPER_NICENESS, HELPER_PARSED_BYTES, OFFLOAD_BYTES
 
 T = TypeVar("T")
 #: A method of Reading: it reads the body of one route.
 How = Callable[[Reading, bytes, Sender], Read[T]]
-#: Bytes of a body, and of its parsed JSON, from which on a helper reads it: this process would stand still for 5 ms.
-LARGE, LARGE_PARSED = 256 << 10, 2 << 20
 #: Characters of an error message, and of a field's name, that a helper returns: both may repeat content of the body.
 MESSAGE_CHARS = 2000
-#: Niceness of a helper process: helpers yield to the gateway where cores are short.
-NICENESS = 10
 #: In a helper process: its Reading, by the model's name in Redis.
 _made: dict[str, Reading] = {}
 
@@ -73,10 +69,10 @@ class Intake:
         The result has the refusal of a wrong body. Raises RequestTooLarge for a body that takes too much memory when
         parsed, and what `Helpers.run` raises.
         """
-        if len(raw) < NOT_SMALL:
+        if len(raw) < OFFLOAD_BYTES:
             return how(self.reading, raw, sender)
         parsed = await asyncio.to_thread(parsed_bytes, raw)
-        if len(raw) < LARGE and parsed < LARGE_PARSED:
+        if len(raw) < HELPER_BODY_BYTES and parsed < HELPER_PARSED_BYTES:
             return await asyncio.to_thread(how, self.reading, raw, sender)
         share.check_parsed(parsed)
         room = partial(share.take_parsed, parsed)
@@ -116,7 +112,7 @@ def _reading(settings: GatewaySettings, model_key: str) -> Reading:
     if model_key in _made:
         return _made[model_key]
     if not _made:
-        os.nice(NICENESS)
+        os.nice(HELPER_NICENESS)
     folder = open_block_folder(settings.model, blocks=())
     if folder.model_key != model_key:
         raise ServiceUnavailable("the model's folder has changed since this gateway was started: restart it")

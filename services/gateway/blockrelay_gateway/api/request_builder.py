@@ -17,12 +17,11 @@ from blockrelay.protocol.sampling_params import SamplingParams, check_logprobs, 
 from blockrelay.text.tokenizer import LONG_TEXT, Tokenizer
 from blockrelay_gateway.admission.admission_request import AdmissionRequest
 from blockrelay_gateway.admission.idempotency import Name
-from blockrelay_gateway.admission.open_ended import EXPECTED
 from blockrelay_gateway.api.client_headers import ClientHeaders
 from blockrelay_gateway.api.common_schemas import SamplingFields
+from blockrelay_gateway.policy import EXPECTED_TOKENS, MAX_TIMEOUT_S
 
 MAX_SALT = 256
-MAX_TIMEOUT_S = 7 * 24 * 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +44,7 @@ class RequestBuilder:
     """The model's own defaults for sampling."""
     tokenizer: Tokenizer | None
     default_max_tokens: int | None
-    """New tokens of a request that names none; None: EXPECTED, and for chats what admission has room for."""
+    """New tokens of a request that names none; None: EXPECTED_TOKENS, and for chats what admission has room for."""
     max_tokens_limit: int | None = None
     """The most new tokens of any request; None: as many as the context has room for."""
 
@@ -111,7 +110,7 @@ class RequestBuilder:
             check_logprobs(logprobs, param=names.logprobs)
         stop = (fields.stop,) if isinstance(fields.stop, str) else tuple(fields.stop or ())
         named = max_tokens or self.generation.max_tokens or self.default_max_tokens
-        asked = named or (context if open_ended else EXPECTED)
+        asked = named or (context if open_ended else EXPECTED_TOKENS)
         params = SamplingParams(
             max_tokens=min(asked, self.max_tokens_limit or asked, max(1, context - len(prompt))),
             temperature=_first(fields.temperature, self.generation.temperature, 1.0),

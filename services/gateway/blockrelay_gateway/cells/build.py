@@ -23,6 +23,7 @@ from blockrelay_gateway.cells.cell import Cell, ServedModel
 from blockrelay_gateway.cells.readiness import Readiness
 from blockrelay_gateway.draining.drain import Drain
 from blockrelay_gateway.http.background import Background
+from blockrelay_gateway.policy import REDIS_CONNECTIONS
 from blockrelay_gateway.streaming.active_requests.abandonment import Abandonment
 from blockrelay_gateway.streaming.active_requests.accounting import Accounting
 from blockrelay_gateway.streaming.active_requests.gateway_lease import GatewayLease
@@ -33,9 +34,6 @@ from blockrelay_gateway.streaming.log_tailer import Tailer
 from blockrelay_gateway.streaming.records import Records
 from blockrelay_gateway.streaming.status_events import StatusEvents
 from blockrelay_gateway.tracing.ended_requests import EndedRequests, Traces
-
-#: The most connections to each Redis.
-CONNECTIONS = 32
 
 
 def build_cell(
@@ -62,7 +60,7 @@ def build_cell(
     watch = RedisWatch(metrics.redis_errors, cell=place.name)
     name, keys = token_hex(8), Keys(place.name)
     client, payload = (
-        connect_async(url, cell=place.name, connections=CONNECTIONS)
+        connect_async(url, cell=place.name, connections=REDIS_CONNECTIONS)
         for url in (place.redis_url, place.payload_redis_url or place.redis_url)
     )
     scripts = AsyncScripts(client, keys)

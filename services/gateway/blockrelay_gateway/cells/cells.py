@@ -14,9 +14,7 @@ from blockrelay.observability import logs
 from blockrelay.observability.metrics.gateway import Question
 from blockrelay.protocol.encoding.request_ids import RequestId
 from blockrelay_gateway.cells.cell import Cell
-
-#: Seconds between two looks at the file.
-LOOK_S = 1.0
+from blockrelay_gateway.policy import CELL_FILE_POLL_S
 
 
 class Cells:
@@ -163,7 +161,7 @@ class Cells:
         await running.enter_async_context(cell.running())
 
     async def watch(self) -> None:
-        """Looks at the file every LOOK_S seconds until cancelled."""
+        """Looks at the file every CELL_FILE_POLL_S seconds until cancelled."""
         while True:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(CELL_FILE_POLL_S)
             await self.look()

@@ -5,8 +5,8 @@ The first of these that a request has decides:
 1. its session: all steps of a session go to the same cell,
 2. its Idempotency-Key: a key is one request, whichever gateway it is sent to again,
 3. the beginning of its prompt (PREFIX_TOKENS, with its `cache_salt`), whose KV pages are in one cell. If that cell has
-   more than BOUND times its share of the requests in flight, the next in rank gets them too (consistent hashing with
-   bounded loads: Mirrokni, Thorup and Zadimoghaddam, 2018),
+   more than CELL_LOAD_BOUND times its share of the requests in flight, the next in rank gets them too (consistent
+   hashing with bounded loads: Mirrokni, Thorup and Zadimoghaddam, 2018),
 4. the load of two cells drawn at random: the one with less load for its weight (Mitzenmacher's two choices).
 """
 
@@ -20,11 +20,10 @@ from blockrelay.protocol.constants import PAGE_TOKENS
 from blockrelay_gateway.admission.admission_request import AdmissionRequest
 from blockrelay_gateway.admission.namespaces import scoped_salt, scoped_session
 from blockrelay_gateway.cells.rendezvous import ranked
+from blockrelay_gateway.policy import CELL_LOAD_BOUND
 
 #: Tokens of a prompt that choose a cell: four full KV pages. A shorter prefix is quickly computed again.
 PREFIX_TOKENS = 4 * PAGE_TOKENS
-#: Load of a cell, as a multiple of its share, above which another cell gets requests with its prefixes.
-BOUND = 1.25
 
 
 class Offers(NamedTuple):
@@ -82,5 +81,5 @@ def offers(
     least = min(map(hindered, order))
     there = [cell for cell in order if hindered(cell) == least]
     mean = (sum(loads.get(cell, 0) for cell in there) + 1) / (sum(weights[cell] for cell in there) or 1)
-    full = {cell for cell in there if filled(cell) > max(BOUND * mean, 1 / weights[cell])}
+    full = {cell for cell in there if filled(cell) > max(CELL_LOAD_BOUND * mean, 1 / weights[cell])}
     return Offers(order[0], sorted(order, key=lambda cell: (hindered(cell), cell in full)))

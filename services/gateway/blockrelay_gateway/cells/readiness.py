@@ -14,16 +14,11 @@ from blockrelay.protocol.plan import Plan, WorkerInfo, cell_load, missing_stages
 from blockrelay.redis.protocol_check import read_gap_async
 from blockrelay.redis.registry import read_plan_async, read_workers_async
 from blockrelay_gateway.draining.drain import Drain
-
-#: Seconds for which an answer is used again, because a check reads the whole registry of workers. The second is for
-#: answers with a reason against readiness, whose end should be seen soon.
-FRESH_S, OBSTACLE_FRESH_S = 1.0, 0.2
-#: Seconds that a scrape or a probe waits for Redis: other cells may be ready.
-PATIENCE_S = 2.0
+from blockrelay_gateway.policy import OBSTACLE_FRESH_S, PROBE_REDIS_S, READINESS_FRESH_S
 
 
 class _Remembered:
-    """The answer of `ask`, kept for FRESH_S or OBSTACLE_FRESH_S seconds; callers at the same time share one check."""
+    """The answer of `ask`, kept for READINESS_FRESH_S or OBSTACLE_FRESH_S; callers at the same time share one check."""
 
     def __init__(self, ask: Callable[[], Coroutine[Any, Any, list[str]]]) -> None:
         self._ask = ask
@@ -44,7 +39,7 @@ class _Remembered:
             self._answer = await self._ask()
         finally:
             self._asking = None
-        self._until = time.monotonic() + (OBSTACLE_FRESH_S if self._answer else FRESH_S)
+        self._until = time.monotonic() + (OBSTACLE_FRESH_S if self._answer else READINESS_FRESH_S)
         return self._answer
 
 
@@ -81,21 +76,21 @@ class Readiness:
         return await self.obstacles() or await self._known_missing.get()
 
     async def watch(self) -> None:
-        """Updates `serves` every FRESH_S seconds until cancelled."""
+        """Updates `serves` every READINESS_FRESH_S seconds until cancelled."""
         while True:
             self.serves = not await self.gaps()
-            await asyncio.sleep(FRESH_S)
+            await asyncio.sleep(READINESS_FRESH_S)
 
     async def _bounded(self, reasons: Awaitable[list[str]]) -> list[str]:
-        """The `reasons`, or one reason if Redis fails or does not answer within PATIENCE_S."""
+        """The `reasons`, or one reason if Redis fails or does not answer within PROBE_REDIS_S."""
         try:
-            async with asyncio.timeout(PATIENCE_S):
+            async with asyncio.timeout(PROBE_REDIS_S):
                 return await reasons
         except RedisTrouble as error:
             self._on_error(error)
             return [error.plainly]
         except TimeoutError:
-            return [f"Redis does not answer: nothing came within {PATIENCE_S:.0f} s"]
+            return [f"Redis does not answer: nothing came within {PROBE_REDIS_S:.0f} s"]
 
     async def _obstacles(self) -> list[str]:
         gap = await read_gap_async(self._client, self._keys)
@@ -105,16 +100,16 @@ class Readiness:
         return missing_stages(*await self._cell())
 
     async def set_gauges(self) -> None:
-        """Sets the gauges of the cell, at most once in FRESH_S seconds.
+        """Sets the gauges of the cell, at most once in READINESS_FRESH_S seconds.
 
         If Redis cannot be read, they keep their values, but the gauges of readiness become 0.
         """
-        if time.monotonic() - self._set_at < FRESH_S:
+        if time.monotonic() - self._set_at < READINESS_FRESH_S:
             return
         self._set_at = time.monotonic()
         accepting = tokens = False
         try:
-            async with asyncio.timeout(PATIENCE_S):
+            async with asyncio.timeout(PROBE_REDIS_S):
                 accepting = not await self.obstacles()
                 if accepting:
                     plan, workers = await self._cell()

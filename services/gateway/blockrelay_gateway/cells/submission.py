@@ -23,10 +23,9 @@ from blockrelay_gateway.cells.cell import Cell
 from blockrelay_gateway.cells.cells import Cells
 from blockrelay_gateway.cells.placement import offers, prefix_name, session_name
 from blockrelay_gateway.cells.rendezvous import ranked
+from blockrelay_gateway.policy import OFFERS
 from blockrelay_gateway.streaming.readers import Readers
 
-#: The most cells that a request without a key or session is offered to.
-OFFERS = 3
 #: Response header with the name of the cell to which the request belongs, if another cell has accepted it.
 INSTEAD_OF = "blockrelay-instead-of"
 

@@ -11,8 +11,7 @@ import signal
 from dataclasses import dataclass
 from enum import IntEnum
 
-#: Seconds that clients have to read the message that their requests go on elsewhere.
-LAST_WORDS_S = 5.0
+from blockrelay_gateway.policy import LAST_WORDS_S
 
 
 class Phase(IntEnum):

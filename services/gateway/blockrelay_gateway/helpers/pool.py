@@ -16,19 +16,16 @@ from anyio import BrokenWorkerProcess, CapacityLimiter, to_process
 from blockrelay.errors import RequestTooLarge, ServiceUnavailable
 from blockrelay.observability import logs
 from blockrelay_gateway.helpers.turns import Turns
+from blockrelay_gateway.policy import HELPER_CALL_S, HELPER_TRIES
 
 T = TypeVar("T")
 Args = TypeVarTuple("Args")
-#: Tries of a call whose helper dies: something other than the call may have ended the helper.
-TRIES = 2
-#: Seconds that a call may take, with the wait for memory and for a helper, and the helper's start.
-WITHIN_S = 60.0
 
 
 class Helpers:
     """Up to `count` helper processes, which tenants use in turn."""
 
-    def __init__(self, count: int, *, within_s: float = WITHIN_S) -> None:
+    def __init__(self, count: int, *, within_s: float = HELPER_CALL_S) -> None:
         self._within_s, self._turns = within_s, Turns(count)
         self._limiter = CapacityLimiter(count)
 
@@ -45,7 +42,7 @@ class Helpers:
         which it is tried again; others have their turns meanwhile, because they may hold the memory.
 
         Raises what `work` raises, RequestTooLarge if memory runs out, and ServiceUnavailable if the call takes longer
-        than `within_s` (its helper is then killed) or TRIES helpers die.
+        than `within_s` (its helper is then killed) or HELPER_TRIES helpers die.
         """
         try:
             async with asyncio.timeout(self._within_s):
@@ -63,7 +60,7 @@ class Helpers:
             raise RequestTooLarge("there is not enough memory to read the body") from None
 
     async def _try(self, work: Callable[[*Args], T], *args: *Args) -> T:
-        for attempt in range(TRIES):
+        for attempt in range(HELPER_TRIES):
             try:
                 return await to_process.run_sync(_in_helper, work, *args, cancellable=True, limiter=self._limiter)
             except BrokenWorkerProcess:

@@ -21,8 +21,6 @@ from blockrelay_gateway.http.errors import ErrorResponder
 
 #: Paths for load balancers and Prometheus, which may use any host name.
 PROBES = frozenset({"/livez", "/readyz", "/health", "/v1/health", "/ping", "/metrics"})
-#: Seconds between two checks that the key of an open socket or an endless stream still exists.
-LOOK_S = 2.0
 #: Paths that need no key; none of them tells about requests.
 _OPEN_PATHS = PROBES | {"/", "/version", "/openapi.json"}
 

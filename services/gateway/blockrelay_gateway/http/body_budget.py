@@ -12,14 +12,7 @@ from typing import TypeVar
 
 from blockrelay.errors import LimitExceeded, RequestTooLarge, RequestTooSlow, ServiceUnavailable
 from blockrelay_gateway.http.errors import retry_after_s
-
-#: The most bytes of a request line with its headers.
-HEAD_BYTES = 64 << 10
-#: The most bytes of a small body. Large bodies that wait may take half of the budget together; with parsed JSON and
-#: answers they may take all but an eighth, which is for small bodies alone. The parsed JSON of one tenant's body may
-#: take half of that, so that the bodies of other tenants find room meanwhile.
-SMALL_BODY = 64 << 10
-WAITING_SHARE, LARGE_SHARE = 1 / 2, 7 / 8
+from blockrelay_gateway.policy import LARGE_SHARE, SMALL_BODY_BYTES, WAITING_SHARE
 
 T = TypeVar("T")
 
@@ -98,7 +91,7 @@ class BodyShare:
         if self._tenant and count and self._budget.tenants[self._tenant] + count > self._budget.max_tenant:
             message = "this key has too many large requests on their way; try again later"
             raise LimitExceeded(message, scope="client", limit="bodies", retry_after_s=retry_after_s(0))
-        self._large = self._large or self._bytes + count > SMALL_BODY
+        self._large = self._large or self._bytes + count > SMALL_BODY_BYTES
         budget = self._budget
         if count and not budget.room(count, budget.max_large if self._large else budget.max_bytes):
             raise _no_room()

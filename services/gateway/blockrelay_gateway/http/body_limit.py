@@ -9,13 +9,10 @@ import contextlib
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from blockrelay.errors import LimitExceeded, RequestTooLarge, RequestTooSlow, ServiceUnavailable
-from blockrelay_gateway.http.body_budget import SMALL_BODY, BodyBudget, BodyShare, BodyTimeout, ReceivedBody
+from blockrelay_gateway.http.body_budget import BodyBudget, BodyShare, BodyTimeout, ReceivedBody
 from blockrelay_gateway.http.errors import ErrorResponder
+from blockrelay_gateway.policy import DRAIN_FACTOR, DRAIN_IDLE_S, SMALL_BODY_BYTES
 
-#: The rest of a body that is too large is read up to this multiple of the limit, or until the client is silent for this
-#: many seconds: closing at once would reset the connection before the client could read the answer.
-DRAIN_FACTOR = 8
-DRAIN_IDLE_S = 0.5
 #: Key of the ReceivedBody in a scope. Routes that take it from there keep no copy; others get the body as a message.
 RECEIVED = "blockrelay.body"
 
@@ -39,7 +36,7 @@ class BodyLimit:
             await self._app(scope, receive, send)
             return
         declared = dict(scope["headers"]).get(b"content-length", b"")
-        large = not declared.isdigit() or int(declared) > SMALL_BODY
+        large = not declared.isdigit() or int(declared) > SMALL_BODY_BYTES
         share = BodyShare(self._budget, large=large, tenant=scope["state"]["tenant"].name)
         try:
             received = await self._timeout.wait(self._read(scope, receive, share))

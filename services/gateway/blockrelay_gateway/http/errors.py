@@ -38,6 +38,7 @@ from blockrelay.errors import (
 )
 from blockrelay.observability import logs
 from blockrelay.observability.metrics.gateway import NEW_REQUESTS, GatewayMetrics
+from blockrelay_gateway.policy import RETRY_AFTER_LEAST_S, RETRY_AFTER_MOST_S, RETRY_AFTER_SPREAD
 
 #: Status, type and code of the answer by the error's class; the first row that fits counts.
 _BY_TYPE: tuple[tuple[type[BlockrelayError], int, str, str | None], ...] = (
@@ -63,9 +64,6 @@ _BY_TYPE: tuple[tuple[type[BlockrelayError], int, str, str | None], ...] = (
     (ExecutionError, 500, "server_error", "execution_failed"),
     (BlockrelayError, 500, "server_error", None),
 )
-#: Bounds of Retry-After (seconds), and its largest random factor: clients that were refused together should not come
-#: back together.
-SOONEST_S, LATEST_S, SPREAD = 1, 60, 1.5
 #: Errors with `x-should-retry: false`: by their status, OpenAI's clients would repeat the request, in vain.
 IN_VAIN = (ExecutionError, DeadlineExceeded)
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
@@ -93,8 +91,8 @@ _REASONS: tuple[tuple[type[BlockrelayError], str], ...] = (
 
 
 def retry_after_s(wait_ms: int) -> int:
-    """Retry-After in whole seconds: `wait_ms` within bounds, times a random factor from 1 to SPREAD."""
-    return round(min(LATEST_S, max(SOONEST_S, wait_ms / 1000)) * uniform(1, SPREAD))
+    """Retry-After in whole seconds: `wait_ms` within bounds, times a random factor from 1 to RETRY_AFTER_SPREAD."""
+    return round(min(RETRY_AFTER_MOST_S, max(RETRY_AFTER_LEAST_S, wait_ms / 1000)) * uniform(1, RETRY_AFTER_SPREAD))
 
 
 class JsonAnswer(Response):

@@ -15,9 +15,8 @@ from blockrelay.errors import ForeignOrigin, UnknownHost
 from blockrelay_gateway.http.authentication import PROBES
 from blockrelay_gateway.http.errors import ErrorResponder
 from blockrelay_gateway.http.front import methods_of
+from blockrelay_gateway.policy import PREFLIGHT_S
 
-#: Seconds for which a browser keeps the answer to a preflight.
-PREFLIGHT_S = 600
 #: Answer headers that a page of an allowed origin may read.
 EXPOSED = (
     b"x-request-id, x-client-request-id, retry-after, idempotent-replayed, x-blockrelay-ignored, x-blockrelay-seed, "

@@ -15,33 +15,30 @@ from websockets.exceptions import InvalidState
 
 from blockrelay.errors import LimitExceeded
 from blockrelay.settings import GatewaySettings
-from blockrelay_gateway.draining.course import LAST_WORDS_S, Phase
+from blockrelay_gateway.draining.course import Phase
 from blockrelay_gateway.draining.drain import Drain
-from blockrelay_gateway.http.body_budget import HEAD_BYTES, BodyBudget, BodyShare, ReceivedBody
-from blockrelay_gateway.http.body_limit import DRAIN_FACTOR, DRAIN_IDLE_S, RECEIVED
-
-#: An idle connection lives longer here than in usual clients and proxies, so that they close it and never write into
-#: one that we are closing.
-KEEP_ALIVE_S = 75
-#: Seconds that an idle connection is kept after the port is closed. It outlasts the pools of httpx and the `openai`
-#: client (5 s), so that they drop it first: a request may be on its way on a connection that we close.
-LAST_REQUEST_S = 6.0
-#: How long a WebSocket of a gateway that ends waits for the other side's word that it is closed.
-LAST_CLOSE_S = 1.0
+from blockrelay_gateway.http.body_budget import BodyBudget, BodyShare, ReceivedBody
+from blockrelay_gateway.http.body_limit import RECEIVED
+from blockrelay_gateway.policy import (
+    DRAIN_FACTOR,
+    DRAIN_IDLE_S,
+    HEAD_BYTES,
+    IDLE_CONNECTION_S,
+    LARGE_MESSAGE_BYTES,
+    LAST_ACCEPTS_S,
+    LAST_CLOSE_S,
+    LAST_REQUEST_S,
+    LAST_WORDS_S,
+    MESSAGE_ROOM_POLL_S,
+)
 
 #: Turns of the event loop from a connection that waits to be accepted to one that the server knows.
 ACCEPTING_TURNS = 4
-#: Connections that never stop coming keep a gateway that ends from closing its port for no longer than this.
-LAST_ACCEPTS_S = 1.0
 
 #: Key of a `websocket.send` message whose text comes in pieces, an async iterator of UTF-8: one message, in fragments.
 PIECES = "pieces"
-#: Bytes of a text message from which it is passed on as a ReceivedBody: to decode it takes 10 ms and more.
-LARGE_MESSAGE = 256 << 10
 #: What a fragment of a message weighs beside its bytes: an object and its place in a list.
 FRAGMENT_BYTES = 64
-#: Seconds between two looks whether there is room for the rest of a message.
-ROOM_S = 0.05
 
 
 def server_config(app: FastAPI, settings: GatewaySettings, bodies: BodyBudget, drain: Drain) -> uvicorn.Config:
@@ -61,7 +58,7 @@ def server_config(app: FastAPI, settings: GatewaySettings, bodies: BodyBudget, d
         ws_per_message_deflate=False,
         ws_max_queue=1,  # messages of one socket that wait to be read
         timeout_graceful_shutdown=int(LAST_WORDS_S),
-        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_keep_alive=IDLE_CONNECTION_S,
         server_header=False,
     )
 
@@ -227,7 +224,7 @@ def _socket_for(arrival_s: float, bodies: BodyBudget, drain: Drain, most: int) -
             super().connection_lost(exc)
 
         def send_receive_event_to_app(self) -> None:
-            large = self.curr_msg_data_type == "text" and sum(map(len, self.frames)) >= LARGE_MESSAGE
+            large = self.curr_msg_data_type == "text" and sum(map(len, self.frames)) >= LARGE_MESSAGE_BYTES
             if large and not self.close_sent:
                 content = self.frames[0] if len(self.frames) == 1 else b"".join(self.frames)
                 self.frames = []
@@ -256,7 +253,7 @@ def _socket_for(arrival_s: float, bodies: BodyBudget, drain: Drain, most: int) -
                 self._share.take(there)
             except LimitExceeded:
                 self.transport.pause_reading()
-                self._waiting = self.loop.call_later(ROOM_S, self._go_on)
+                self._waiting = self.loop.call_later(MESSAGE_ROOM_POLL_S, self._go_on)
 
         def _go_on(self) -> None:
             self._waiting = None

@@ -25,13 +25,11 @@ from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.messages import EndEntry, LogEntry, decode_log_entry
 from blockrelay.redis.client import BLOCK_MS, AsyncOneConnection, ReadReplicated, backoff_s
 from blockrelay.redis.errors import RedisWatch
+from blockrelay_gateway.policy import LOG_ENTRIES_A_READ, WAKE_TTL_S
 
 Sink = Callable[[LogEntry], None]
 #: An entry of a stream as Redis sends it: (id, [field, value, field, ...]).
 _RawEntry = tuple[bytes, list[bytes]]
-#: The most entries of one log in one read, which bounds the memory of a read.
-READ_COUNT = 256
-WAKE_TTL_S = 60
 
 
 @dataclass(slots=True)
@@ -118,7 +116,7 @@ class Tailer:
         self._in_read = True
         reach("gateway.before_read")
         try:
-            answer = await self._reading.ask("XREAD", "COUNT", READ_COUNT, *block, "STREAMS", *streams)
+            answer = await self._reading.ask("XREAD", "COUNT", LOG_ENTRIES_A_READ, *block, "STREAMS", *streams)
         finally:
             self._in_read = False
         reach("gateway.after_read")
@@ -139,7 +137,7 @@ class Tailer:
         Another server may be the master by now, without the entries that were read before.
         """
         reads = [
-            ("XRANGE", key, f"({self._tails[key].position}-0", "+", "COUNT", READ_COUNT)
+            ("XRANGE", key, f"({self._tails[key].position}-0", "+", "COUNT", LOG_ENTRIES_A_READ)
             for key in logs_read
             if key in self._tails
         ]

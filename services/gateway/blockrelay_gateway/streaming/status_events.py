@@ -19,11 +19,7 @@ from blockrelay.protocol.status_events import decode_events
 from blockrelay.redis.client import backoff_s
 from blockrelay.redis.errors import RedisWatch
 from blockrelay.redis.subscription import subscribed_async
-
-#: The most events that wait for a listener; later ones are dropped, and the listener gets their number.
-KEPT = 2048
-#: Requests whose tenants are remembered.
-REMEMBERED = 10_000
+from blockrelay_gateway.policy import STATUS_EVENTS_KEPT, TENANTS_REMEMBERED
 
 Event = dict[str, Any]
 
@@ -47,7 +43,7 @@ class Listener:
 
     def put(self, event: Event | None) -> None:
         """Adds an event for the client; None ends its stream."""
-        if event is not None and self._queue.qsize() >= KEPT:
+        if event is not None and self._queue.qsize() >= STATUS_EVENTS_KEPT:
             self._dropped += 1
         else:
             self._queue.put_nowait(event)
@@ -146,7 +142,7 @@ class StatusEvents:
                 ask.hmget(self._keys.request(request), "model", "tenant")
             for request, (model, tenant) in zip(unknown, await cast(Any, ask.execute()), strict=True):
                 self._tenants[request] = None if model is None else (tenant or b"").decode()
-        while len(self._tenants) > REMEMBERED:
+        while len(self._tenants) > TENANTS_REMEMBERED:
             self._tenants.popitem(last=False)
 
 

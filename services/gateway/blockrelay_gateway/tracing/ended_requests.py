@@ -13,17 +13,12 @@ from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.messages import EndEntry
 from blockrelay.redis.client import backoff_s
 from blockrelay.redis.errors import RedisWatch
+from blockrelay_gateway.policy import GATEWAY_TTL_S, STEPS_SETTLE_S, THREADED_SPANS, TRACES_WAITING
 from blockrelay_gateway.streaming.active_requests.active_request import ActiveRequest
-from blockrelay_gateway.streaming.active_requests.lost_request_repair import GATEWAY_TTL_S
 from blockrelay_gateway.streaming.records import Records
 from blockrelay_gateway.tracing.spans import Span, TraceIdentity, request_spans
 from blockrelay_gateway.tracing.stages import stages_of
-from blockrelay_gateway.tracing.stored_steps import SETTLE_S, stored_steps
-
-#: The most requests that wait for their records to be read: Redis may be away.
-MOST_WAITING = 10_000
-#: Number of spans of a request from which on a thread hands them over: each takes about 20 us.
-MANY = 100
+from blockrelay_gateway.tracing.stored_steps import stored_steps
 
 
 class Traces(Protocol):
@@ -72,7 +67,7 @@ class EndedRequests:
         self._traces, self._client, self._payload = traces, client, payload
         self._keys, self._records = keys, records
         self._watch, self._model, self._cell = watch, model, cell
-        self._waiting: asyncio.Queue[_Ended] = asyncio.Queue(MOST_WAITING)
+        self._waiting: asyncio.Queue[_Ended] = asyncio.Queue(TRACES_WAITING)
 
     def ended(self, active: ActiveRequest) -> None:
         """Queues a request whose end this gateway has read. Does not wait."""
@@ -105,7 +100,7 @@ class EndedRequests:
                 logs.get().warning("TRACES_LOST", requests=self._waiting.qsize() + 1)
 
     def _add(self, active: ActiveRequest, identity: TraceIdentity) -> None:
-        due = asyncio.get_running_loop().time() + (SETTLE_S if active.body.traced else 0.0)
+        due = asyncio.get_running_loop().time() + (STEPS_SETTLE_S if active.body.traced else 0.0)
         try:
             self._waiting.put_nowait(_Ended(active, identity, due))
         except asyncio.QueueFull:
@@ -126,7 +121,7 @@ class EndedRequests:
             except BlockrelayError as error:  # the record cannot be read: only this request's trace is lost
                 logs.get().warning("TRACES_LOST", request_id=active.id, reason=str(error), requests=1)
                 return
-        if len(spans) > MANY:
+        if len(spans) > THREADED_SPANS:
             await asyncio.to_thread(self._traces.send, identity, spans)
         elif spans:
             self._traces.send(identity, spans)

@@ -26,10 +26,9 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from blockrelay import __version__
 from blockrelay.protocol.constants import TRACE_STEPS
+from blockrelay_gateway.policy import SPANS_FLUSH_S
 from blockrelay_gateway.tracing.spans import SCHEMA_URL, Span, TraceIdentity
 
-#: Seconds that a gateway that ends waits until the last spans are sent.
-FLUSH_S = 2.0
 #: The most spans that wait to be sent, if no variable says: those of four requests with as many steps as are kept.
 QUEUED = 4 * TRACE_STEPS
 _SCOPE = InstrumentationScope("blockrelay", __version__, SCHEMA_URL)
@@ -60,7 +59,7 @@ class OtlpTraces:
             self._sending.on_end(self._readable(identity, span))
 
     async def close(self) -> None:
-        """Sends the spans that are left, for at most FLUSH_S: a silent trace server must not hold up the end."""
+        """Sends the spans that are left, for at most SPANS_FLUSH_S: a silent trace server must not hold up the end."""
         loop, done = asyncio.get_running_loop(), asyncio.Event()
 
         def flush() -> None:
@@ -70,7 +69,7 @@ class OtlpTraces:
 
         threading.Thread(target=flush, name="traces-flush", daemon=True).start()
         try:
-            async with asyncio.timeout(FLUSH_S):
+            async with asyncio.timeout(SPANS_FLUSH_S):
                 await done.wait()
         except TimeoutError:
             self._exporter.shutdown()

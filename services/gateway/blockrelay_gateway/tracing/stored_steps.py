@@ -11,8 +11,6 @@ from blockrelay.observability import logs
 from blockrelay.protocol.encoding.stage_span import StageSpan
 from blockrelay.protocol.keys import Keys
 
-#: Seconds after the end of a request in which its stages may still write their last steps.
-SETTLE_S = 0.5
 _Entries = Sequence[tuple[bytes, Mapping[bytes, bytes]]]
 
 

@@ -16,9 +16,7 @@ from blockrelay.protocol.keys import Keys
 from blockrelay.redis.address import shown
 from blockrelay.redis.client import connect
 from blockrelay.settings import GatewaySettings
-
-#: Time that a cell may take to answer, in seconds.
-PATIENCE_S = 2.0
+from blockrelay_launcher.policy import CELL_ANSWER_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +62,7 @@ def _ask(place: CellPlace) -> CellState:
     """Reads the state of one cell from its control Redis."""
     keys = Keys(place.name)
     try:
-        with connect(place.redis_url, cell=place.name, answer_s=PATIENCE_S) as client:
+        with connect(place.redis_url, cell=place.name, answer_s=CELL_ANSWER_S) as client:
             unfinished, workers = (cast(Any, client.zcard(key)) for key in (keys.running, keys.workers))
     except RedisTrouble as error:
         return CellState(place, error=str(error))

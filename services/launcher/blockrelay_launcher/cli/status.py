@@ -17,10 +17,9 @@ from blockrelay.redis import registry
 from blockrelay.redis.cell_address import CellAddress, connected
 from blockrelay_launcher.cli.trouble import read_trouble, sentences
 from blockrelay_launcher.cli.worker_totals import SECONDS, SESSIONS, read_totals
+from blockrelay_launcher.policy import ASKED_AT_ONCE
 from blockrelay_launcher.tables import print_table
 
-#: Number of workers that are asked for their totals at a time.
-ASKED_AT_ONCE = 32
 WORKER = ("worker", "device", "stage", "state", "requests", "pages", "heartbeat")
 #: Headings: the batches, the seconds of four parts and of all, then the tokens.
 TOTALS = ("worker", "batches", "inference", "tokens", "transfer", "cache", "total", "prompt tokens", "new tokens")

@@ -16,13 +16,7 @@ from blockrelay.protocol.plan import WorkerInfo, slow_workers
 from blockrelay.quantities import counted, format_seconds
 from blockrelay.redis.registry import read_books, read_lost_devices, read_oldest
 from blockrelay.typed_command import typed
-
-#: Seconds without progress from which a request is reported: a normal prompt or queue takes less.
-STILL_S = 5.0
-#: Seconds from which an answer of Redis counts as slow (each commit waits for several), and the number of measurements.
-SLOW_S, ASKED = 0.005, 9
-#: Share of Redis' memory from which its use is reported: gateways forget ended requests from here on.
-FULL_SHARE = 0.5
+from blockrelay_launcher.policy import FULL_REDIS_SHARE, REDIS_MEASUREMENTS, SLOW_REDIS_S, STILL_S
 
 
 def read_trouble(client: redis.Redis, keys: Keys, workers: Mapping[str, Sequence[WorkerInfo]]) -> dict[str, Any]:
@@ -40,7 +34,7 @@ def read_trouble(client: redis.Redis, keys: Keys, workers: Mapping[str, Sequence
         "slow": {model: slow_workers(there) for model, there in workers.items()},
         "lost_devices": [asdict(lost) for lost in read_lost_devices(client, keys)],
         "memory": {"used": int(memory["used_memory"]), "limit": int(memory["maxmemory"])},
-        "answer_s": median(_answer_s(client) for _ in range(ASKED)),
+        "answer_s": median(_answer_s(client) for _ in range(REDIS_MEASUREMENTS)),
     }
 
 
@@ -72,9 +66,9 @@ def sentences(trouble: Mapping[str, Any]) -> list[str]:
             f"`{typed('devices retry ' + lost['device'])}` (--data and --redis as here)"
         )
     used, limit = trouble["memory"]["used"], trouble["memory"]["limit"]
-    if limit and used >= FULL_SHARE * limit:
+    if limit and used >= FULL_REDIS_SHARE * limit:
         lines.append(f"Redis uses {used >> 20} of {limit >> 20} MiB: ended requests are forgotten early")
-    if trouble["answer_s"] >= SLOW_S:
+    if trouble["answer_s"] >= SLOW_REDIS_S:
         lines.append(
             f"the control Redis takes {1000 * trouble['answer_s']:.0f} ms to answer, which each token waits for: "
             "see docs/slow-requests.md"

@@ -6,8 +6,8 @@ from typing import Any
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-#: Time that a worker may take to answer, in seconds.
-PATIENCE_S = 1.0
+from blockrelay_launcher.policy import WORKER_ANSWER_S
+
 #: The metric of each total.
 TOTALS: Mapping[str, str] = {
     "inferences": "blockrelay_worker_inferences_total",
@@ -36,7 +36,9 @@ SESSIONS: Mapping[str, tuple[str, str]] = {
 def read_totals(worker: Mapping[str, Any]) -> dict[str, Any] | None:
     """Returns the totals of a worker (an entry of `read_status`), or None if it cannot be reached from here."""
     try:
-        answer = httpx.get(f"http://{worker['host']}:{worker['port']}/metrics", timeout=PATIENCE_S, trust_env=False)
+        answer = httpx.get(
+            f"http://{worker['host']}:{worker['port']}/metrics", timeout=WORKER_ANSWER_S, trust_env=False
+        )
         return parse_totals(answer.text)
     except (httpx.HTTPError, httpx.InvalidURL, ValueError):
         return None

@@ -18,17 +18,9 @@ from typing import Any, BinaryIO
 
 from blockrelay.exit_codes import PREFIX, UNUSABLE
 from blockrelay.failpoints import reach
+from blockrelay_launcher.policy import FIRST_DELAY_S, LOG_BYTES, LONG_LIFE_S, LONGEST_DELAY_S, REFUSAL_STANDS_S
 from blockrelay_launcher.supervisor.data_folder import read_service_settings
 from blockrelay_launcher.supervisor.signals import Alarm
-
-#: Seconds before a restart: the first delay, doubled for each quick death up to the longest; after a child has run for
-#: LONG_LIFE_S, the first delay again.
-FIRST_DELAY_S, LONGEST_DELAY_S, LONG_LIFE_S = 0.05, 5.0, 2.0
-#: Seconds after which a running service that had refused to serve counts as serving.
-REFUSAL_STANDS_S = 60.0
-
-#: Bytes from which a log is rotated: it replaces the one that was rotated before.
-LOG_BYTES = 16 << 20
 
 _PR_SET_PDEATHSIG = 1
 _libc: ctypes.CDLL | None = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None

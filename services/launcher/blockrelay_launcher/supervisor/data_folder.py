@@ -22,9 +22,7 @@ from pathlib import Path
 
 from blockrelay.errors import UsageError
 from blockrelay.up_file import NAME, Running
-
-#: Seconds to wait for a Redis whose launcher was killed: its files are locked until it has ended.
-ABANDONED_S = 10.0
+from blockrelay_launcher.policy import ABANDONED_REDIS_S
 
 
 @dataclass(slots=True)
@@ -116,7 +114,7 @@ def _lock(folder: Path) -> int:
         lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise UsageError(f"--data {folder}: {error.strerror}") from error
-    end = time.monotonic() + ABANDONED_S
+    end = time.monotonic() + ABANDONED_REDIS_S
     while True:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

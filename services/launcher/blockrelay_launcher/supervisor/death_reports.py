@@ -14,11 +14,7 @@ from blockrelay.protocol.transitions import calls
 from blockrelay.redis.client import Scripts, backoff_s, connect
 from blockrelay.redis.errors import SAY_EVERY_S
 from blockrelay.settings import Settings
-
-#: Seconds for which Redis is tried at the start.
-TRY_FOR_S = 5.0
-#: Seconds that `close` waits for a report in progress.
-CLOSE_S = 1.0
+from blockrelay_launcher.policy import DEATH_REPORT_CLOSE_S, FORGET_WORKERS_S
 
 
 class DeathReports(threading.Thread):
@@ -44,7 +40,7 @@ class DeathReports(threading.Thread):
         Their requests run again, and their deaths count against no request. If Redis takes no writes, the scheduler
         finds them by their missing heartbeats. Raises ServiceUnavailable if Redis, which answered before, is gone.
         """
-        give_up, attempt = time.monotonic() + TRY_FOR_S, 0
+        give_up, attempt = time.monotonic() + FORGET_WORKERS_S, 0
         while True:
             try:
                 for worker_id in self._registered():
@@ -75,7 +71,7 @@ class DeathReports(threading.Thread):
         self._over.set()
         self._news.put(None)
         if self.is_alive():
-            self.join(CLOSE_S)
+            self.join(DEATH_REPORT_CLOSE_S)
         self._control.close()
 
     def run(self) -> None:

@@ -18,6 +18,7 @@ from urllib.parse import quote
 
 from blockrelay.errors import ServiceUnavailable
 from blockrelay.host.memory import allowed_bytes
+from blockrelay_launcher.policy import CONTROL_REDIS_BYTES
 
 #: When the control Redis syncs. always: before every answer. everysec: a crash loses up to two seconds.
 Fsync = Literal["always", "everysec"]
@@ -28,9 +29,6 @@ PATCHED_6_2 = (6, 2, 20)
 MAX_SOCKET_PATH = 100
 #: File of Redis users (ACL rules) in the folder of a server, which uses it if it exists.
 USERS_FILE = "users.acl"
-#: Memory limit of the control Redis. A request takes kilobytes. Above 70 % gateways accept no new requests, so that
-#: commits always fit.
-CONTROL_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +123,7 @@ class EmbeddedRedis:
         }
         if self.durable:
             options["appendfsync"] = self.fsync
-            options["maxmemory"] = str(CONTROL_BYTES)
+            options["maxmemory"] = str(CONTROL_REDIS_BYTES)
         else:
             options["maxmemory"] = str(_payload_bytes())
         if (self.folder / USERS_FILE).exists():

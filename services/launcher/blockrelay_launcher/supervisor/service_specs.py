@@ -9,14 +9,12 @@ from pathlib import Path
 from blockrelay.host.cpu import cores
 from blockrelay.host.memory import available_bytes
 from blockrelay.settings import GatewaySettings, WorkerSettings, environment_for
+from blockrelay_launcher.policy import KV_SHARE_OF_ALL_WORKERS
 from blockrelay_launcher.supervisor.child_process import Child
 from blockrelay_launcher.supervisor.embedded_redis import EmbeddedRedis
 from blockrelay_launcher.supervisor.shared_page_folder import default_limit
 from blockrelay_launcher.up_options.groups import LOOPBACK, NetworkOptions
 from blockrelay_launcher.up_options.options import UpOptions, WorkerSpec, names_of, worker_specs
-
-#: Share of the memory that is free at the start which all workers together may fill with KV pages.
-KV_SHARE = 0.4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +80,7 @@ def schedulers(layout: Layout) -> list[Child]:
 def workers(layout: Layout) -> list[Child]:
     """Returns the children that run workers, each with its share of the cores and of the free memory."""
     options, specs = layout.options, worker_specs(layout.options)
-    share = int(available_bytes() * KV_SHARE) // max(1, sum(spec.stages for spec in specs))
+    share = int(available_bytes() * KV_SHARE_OF_ALL_WORKERS) // max(1, sum(spec.stages for spec in specs))
     common: dict[str, object] = {"port": 0}
     common.update(_page_settings(layout))
     if options.blocks is not None:

@@ -16,14 +16,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from blockrelay.host.memory import available_bytes
+from blockrelay_launcher.policy import OWNERLESS_FOLDER_S, PAGE_STORE_MEMORY_SHARE, PAGE_STORE_ROOM_SHARE
 
 SHARED_MEMORY = Path("/dev/shm")
-#: Share of the free memory, and of the free room on the file system, that KV pages may fill.
-MEMORY_SHARE, ROOM_SHARE = 1 / 8, 1 / 2
 _PREFIX = "blockrelay-"
 _OWNER = "owner"
-#: Seconds for which a folder without an owner file may still get one from its `up`.
-_YOUNG_S = 60.0
 
 
 def default_limit(root: Path = SHARED_MEMORY) -> int:
@@ -32,7 +29,7 @@ def default_limit(root: Path = SHARED_MEMORY) -> int:
         room = shutil.disk_usage(root).free
     except OSError:
         return 0
-    return int(min(available_bytes() * MEMORY_SHARE, room * ROOM_SHARE))
+    return int(min(available_bytes() * PAGE_STORE_MEMORY_SHARE, room * PAGE_STORE_ROOM_SHARE))
 
 
 @contextlib.contextmanager
@@ -70,7 +67,7 @@ def _reclaim(folder: Path) -> None:
         lock = os.open(folder / _OWNER, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:
         with contextlib.suppress(OSError):
-            if time.time() - folder.lstat().st_mtime > _YOUNG_S:
+            if time.time() - folder.lstat().st_mtime > OWNERLESS_FOLDER_S:
                 shutil.rmtree(folder, ignore_errors=True)
         return
     except OSError:

@@ -22,7 +22,19 @@ from blockrelay.redis import client as redis_link
 from blockrelay.settings import GatewaySettings, Settings, WorkerSettings, read_settings
 from blockrelay.typed_command import typed, typed_path
 from blockrelay.up_file import Running
-from blockrelay_launcher.supervisor.child_process import LONGEST_DELAY_S, Child, is_worth_showing, plain, stop_all
+from blockrelay_launcher.policy import (
+    DEATH_REPORTS_S,
+    GATEWAYS_END_S,
+    LONGEST_DELAY_S,
+    LOOK_LOGS_S,
+    LOOK_READY_S,
+    MOST_EARLY_DEATHS,
+    REDIS_END_S,
+    SAY_WHY_S,
+    SCHEDULERS_END_S,
+    WORKERS_END_S,
+)
+from blockrelay_launcher.supervisor.child_process import Child, is_worth_showing, plain, stop_all
 from blockrelay_launcher.supervisor.data_folder import DataFolder, open_data_folder
 from blockrelay_launcher.supervisor.death_reports import DeathReports
 from blockrelay_launcher.supervisor.embedded_redis import EmbeddedRedis, find_server_program, place, unplace
@@ -44,15 +56,6 @@ from blockrelay_launcher.supervisor.signals import Alarm
 from blockrelay_launcher.up_options.device_binding import bind
 from blockrelay_launcher.up_options.gpu_choice import gpus_here, known_gpus
 from blockrelay_launcher.up_options.options import GPU_WORKER, UpOptions, worker_specs
-
-#: Deaths of a child before the system is ready that end `up`: the child is broken.
-MOST_EARLY_DEATHS = 3
-#: Seconds between checks of `/readyz`, between reads of the logs, and between lines about not being ready.
-LOOK_READY_S, LOOK_LOGS_S, SAY_WHY_S = 0.1, 0.5, 10.0
-#: Seconds that each group may take to end; workers may drain first (`drain_s`).
-WORKERS_S, GATEWAY_S, SCHEDULER_S, REDIS_S = 7.0, 7.0, 5.0, 15.0
-#: Seconds for the reports of the workers' ends.
-REPORTS_S = 3.0
 
 
 def up(options: UpOptions) -> int:
@@ -342,10 +345,10 @@ class _Up:
         """
         leave = signal.SIGINT if self.ready else signal.SIGTERM
         for group, patience_s in (
-            (self.workers, WorkerSettings().drain_s + WORKERS_S),
-            (self.gateways, GATEWAY_S),
-            (self.schedulers, SCHEDULER_S),
-            (self.redis, REDIS_S),
+            (self.workers, WorkerSettings().drain_s + WORKERS_END_S),
+            (self.gateways, GATEWAYS_END_S),
+            (self.schedulers, SCHEDULERS_END_S),
+            (self.redis, REDIS_END_S),
         ):
             if group is self.redis and self.embedded and self.ready:
                 self._keep_unfinished(self.embedded[0])
@@ -355,7 +358,7 @@ class _Up:
             if group is self.workers and self.death_reports:
                 for child in group:
                     self.death_reports.add(child.pid)
-                self.death_reports.flush(REPORTS_S)
+                self.death_reports.flush(DEATH_REPORTS_S)
             self._show_logs()
         if self.death_reports:
             self.death_reports.close()

@@ -15,10 +15,8 @@ from blockrelay.exit_codes import PREFIX
 from blockrelay.protocol.planned_split import is_host_device
 from blockrelay.settings import WorkerSettings
 from blockrelay.typed_command import typed
+from blockrelay_launcher.policy import DEVICE_PROBE_S
 from blockrelay_launcher.up_options.device_binding import HostGpu
-
-#: Time that the probe of all devices may take, in seconds: a first one may compile shaders.
-PROBE_S = 300.0
 
 Device = Mapping[str, Any]
 """One device in the output of `blockrelay devices --json`."""
@@ -95,11 +93,11 @@ def _devices_here(option: str) -> list[dict[str, Any]]:
     python = WorkerSettings().gpu_python or sys.executable
     command = [python, "-P", "-m", "blockrelay_worker.offline.devices", "--json"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PROBE_S)
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=DEVICE_PROBE_S)
     except OSError as error:
         raise UsageError(f"BLOCKRELAY_GPU_PYTHON: {python} cannot be run: {error}") from error
     except subprocess.TimeoutExpired:
-        raise _NoAnswer(f"blockrelay devices gave no answer for {PROBE_S:.0f} s") from None
+        raise _NoAnswer(f"blockrelay devices gave no answer for {DEVICE_PROBE_S:.0f} s") from None
     if done.returncode < 0:
         raise _NoAnswer(f"blockrelay devices was ended by signal {-done.returncode}")
     if done.returncode:

@@ -6,7 +6,8 @@ A route is one worker for each stage; a request runs on one. Wanted are as many 
 - none while nothing is unfinished, one at least while something is, and no more than there are requests;
 - no fewer than hold the KV pages in use: what runs on a worker that is taken away goes on where there is room;
 - one worker more than the stages (`spare`) while there is one route: the death of a worker then costs no wait;
-- fewer than there are only when SLACK times the work would still be done in time: a load that wavers starts nothing.
+- fewer than there are only when SCALE_DOWN_SLACK times the work would still be done in time: a load that wavers
+  starts nothing.
 
 The number is one of workers, not a change: those that load already are among them, so that nobody is started twice.
 """
@@ -16,9 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from blockrelay.protocol.plan import Device, Plan, WorkerInfo, parse_split
-
-#: How much more work must fit before a route is given up.
-SLACK = 1.25
+from blockrelay_scheduler.policy import SCALE_DOWN_SLACK
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +87,7 @@ def routes_wanted(demand: Demand, *, target_s: float) -> int:
             by_time = math.ceil(slack * demand.route_s / target_s)
         return max(1, math.ceil(demand.held), min(by_time, demand.unfinished))
 
-    return max(needed(1.0), min(demand.routes, needed(SLACK)))
+    return max(needed(1.0), min(demand.routes, needed(SCALE_DOWN_SLACK)))
 
 
 def workers_wanted(

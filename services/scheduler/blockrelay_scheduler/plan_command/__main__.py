@@ -13,12 +13,13 @@ from blockrelay.errors import UsageError
 from blockrelay.planning.devices import parse_described
 from blockrelay.quantities import parse_quantity
 from blockrelay_scheduler.plan_command import in_force
-from blockrelay_scheduler.plan_command.inputs import DEFAULT_REQUESTS, PlanOptions, read_problem
+from blockrelay_scheduler.plan_command.inputs import PlanOptions, read_problem
 from blockrelay_scheduler.plan_command.onnx_folder import planned_model
 from blockrelay_scheduler.plan_command.tables import show, show_beside
 from blockrelay_scheduler.planning.problem import Objective, Problem, Wishes
 from blockrelay_scheduler.planning.report import PlanReport, report
 from blockrelay_scheduler.planning.strategies.registry import names, place
+from blockrelay_scheduler.policy import DEFAULT_REQUESTS
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 app.command("apply")(in_force.apply)

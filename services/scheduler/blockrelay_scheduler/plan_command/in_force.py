@@ -24,9 +24,7 @@ from blockrelay.redis.plan_history import Origin, PlanEntry, append, read_histor
 from blockrelay.redis.registry import read_lost_devices, read_plan, read_workers
 from blockrelay.typed_command import typed
 from blockrelay_scheduler.planning.plan_change import PlanChange, change, unserved_gpus
-
-#: Seconds within which a scheduler has taken a plan, and between two looks.
-PATIENCE_S, POLL_S = 15.0, 0.1
+from blockrelay_scheduler.policy import APPLY_POLL_S, APPLY_S
 
 RedisUrl = Annotated[
     str | None,
@@ -160,14 +158,14 @@ def _bring(served: Served, planned: PlannedSplit, origin: Origin, *, dry_run: bo
 
 def _published(served: Served, entry: PlanEntry) -> Plan:
     """The plan of this entry. ServiceUnavailable when no scheduler publishes it."""
-    end = time.monotonic() + PATIENCE_S
+    end = time.monotonic() + APPLY_S
     while time.monotonic() < end:
         plan = read_plan(served.client, served.keys, served.model)
         if plan is not None and plan.epoch > served.plan.epoch and plan.source == entry.source:
             return plan
-        time.sleep(POLL_S)
+        time.sleep(APPLY_POLL_S)
     raise ServiceUnavailable(
-        f"entry {entry.id} is the newest plan, but no scheduler has published it for {PATIENCE_S:.0f} s: does one run?"
+        f"entry {entry.id} is the newest plan, but no scheduler has published it for {APPLY_S:.0f} s: does one run?"
     )
 
 

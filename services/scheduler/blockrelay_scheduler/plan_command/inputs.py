@@ -17,14 +17,11 @@ from blockrelay.planning.devices import Device, Fleet, decode_fleet
 from blockrelay.planning.profile import Profile, read_profile_file
 from blockrelay_scheduler.planning.cost_model import CostModel
 from blockrelay_scheduler.planning.problem import NO_WISHES, Objective, Problem, Promise, Wishes
+from blockrelay_scheduler.policy import DEFAULT_CONTEXT, DEFAULT_REQUESTS, MACHINE_MEMORY_SHARE
 
 #: Larger files describe no fleet.
 _MAX_BYTES = 16 << 20
 
-#: What is promised where nobody says otherwise.
-DEFAULT_CONTEXT, DEFAULT_REQUESTS = 2048, 16
-#: Of this machine's memory, as services use it: the rest is the system's and the gateway's.
-MEMORY_SHARE = 0.8
 #: Of a CPU that nobody measured.
 GUESSED_BYTES_PER_SECOND, GUESSED_OPERATIONS_PER_SECOND = 2e10, 2e11
 
@@ -91,7 +88,7 @@ def read_profile(path: Path, folder: BlockFolder) -> Profile:
 def this_machine(profile: Profile | None, where: str) -> Fleet:
     """A device for each class of the profile; without one this machine's CPU, guessed. UsageError for a profile of
     another machine, and for one without a class of which it knows every block."""
-    memory = int(allowed_bytes() * MEMORY_SHARE)
+    memory = int(allowed_bytes() * MACHINE_MEMORY_SHARE)
     if profile is None:
         cpu = Device(
             id="cpu:0",

@@ -25,6 +25,7 @@ from blockrelay_worker.engine.step import Steps
 from blockrelay_worker.execution.executor import Executor
 from blockrelay_worker.execution.process.care import DeviceCare
 from blockrelay_worker.kv.store.store import Loaded
+from blockrelay_worker.policy import EARLY_S, HELD_WAIT_S, IDLE_WAIT_S
 from blockrelay_worker.scheduling.first_stage import FirstStageBatcher
 from blockrelay_worker.scheduling.later_stage import LaterStageBatcher
 from blockrelay_worker.scheduling.route_members import RouteMembers
@@ -38,13 +39,6 @@ from blockrelay_worker.transport.stage_spans import StageSpans
 from blockrelay_worker.transport.status_events import StatusEvents
 from blockrelay_worker.transport.tensor_results import Results
 from blockrelay_worker.transport.worker_records import read_fields
-
-#: How long the loop waits for an event when there is nothing to compute. Seconds.
-IDLE_WAIT_S = 0.2
-#: The same while rows wait for pages or for room in the next inbox: no event announces either. Seconds.
-HELD_WAIT_S = 0.005
-#: When to check a run again whose deadline has passed by this host's clock, but not by that of Redis. Seconds.
-EARLY_S = 1.0
 
 
 class Engine:

@@ -15,10 +15,8 @@ from blockrelay_worker.engine.run import Run
 from blockrelay_worker.engine.run_table import RunTable
 from blockrelay_worker.engine.stage_role import StageRole
 from blockrelay_worker.execution.fallback_reason import fallback_reason
+from blockrelay_worker.policy import LOG_POLL_S
 from blockrelay_worker.transport.redis_links import Links
-
-#: Pause between two looks at the log, for tokens that are not in it yet. Seconds.
-LOOK_S = 0.002
 
 
 class Endings:
@@ -53,7 +51,7 @@ class Endings:
             )
             if current != run.id.encode() or int(committed or 0) >= known:
                 return
-            links.stop.wait(LOOK_S)
+            links.stop.wait(LOG_POLL_S)
 
     def close(self) -> None:
         """Marks this worker as draining, so that no new route takes it."""

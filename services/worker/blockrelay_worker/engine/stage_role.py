@@ -4,11 +4,8 @@ from dataclasses import dataclass
 
 from blockrelay.protocol.capabilities import Capabilities
 from blockrelay.protocol.plan import Device
+from blockrelay_worker.policy import CHUNK_SHARE
 from blockrelay_worker.scheduling.limits import BatchLimits
-
-#: Share of the step limit that a chunk of prompts should take: tokens far into a long prompt cost several times as
-#: much as those that were measured.
-CHUNK_SHARE = 1 / 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

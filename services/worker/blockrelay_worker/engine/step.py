@@ -31,6 +31,7 @@ from blockrelay_worker.execution.page_layout import pages_for
 from blockrelay_worker.execution.process.care import DeviceCare
 from blockrelay_worker.execution.selection import Largest, LogitRows
 from blockrelay_worker.kv.asked import read_asked
+from blockrelay_worker.policy import EXPORT_S, QUARANTINE_COMMIT_S
 from blockrelay_worker.scheduling.step_cost import StepCost, observed, patience_s
 from blockrelay_worker.scheduling.throughput import PaceMeter
 from blockrelay_worker.scheduling.work import Work
@@ -43,10 +44,6 @@ from blockrelay_worker.transport.tensor_results import Results
 
 R = TypeVar("R")
 Rows = TypeVar("Rows", bound=LogitRows)
-#: How long a step waits for the commits of a request in quarantine. Seconds.
-QUARANTINE_COMMIT_S = 2.0
-#: How long a private run that leaves waits for its tokens to be in the log, then for its pages in the store. Seconds.
-EXPORT_S = 2.0
 
 
 class Steps:

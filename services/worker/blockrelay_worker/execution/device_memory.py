@@ -5,10 +5,7 @@ from dataclasses import dataclass
 
 from blockrelay.errors import UsageError
 from blockrelay.protocol.plan import Stage
-
-#: Default budget: this share of the free memory, less these bytes. The rest is for other programs and for what a step
-#: needs beside weights and pages.
-USED_SHARE, LEFT_BYTES = 0.9, 300 * 10**6
+from blockrelay_worker.policy import DEVICE_LEFT_BYTES, DEVICE_USED_SHARE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +77,7 @@ _ALONE = Neighbours()
 
 def default_budget(free_bytes: int) -> int:
     """Returns the bytes that may be used by default of a device with `free_bytes` of free memory."""
-    return max(0, int(free_bytes * USED_SHARE) - LEFT_BYTES)
+    return max(0, int(free_bytes * DEVICE_USED_SHARE) - DEVICE_LEFT_BYTES)
 
 
 def pages_within(

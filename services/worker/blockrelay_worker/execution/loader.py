@@ -19,6 +19,7 @@ from blockrelay_worker.execution.cpu.loading import CpuExecutors
 from blockrelay_worker.execution.executor import Executor
 from blockrelay_worker.execution.onnx.compiled.cache_folder import default_root
 from blockrelay_worker.execution.process.executors import DeviceExecutors
+from blockrelay_worker.policy import WARM_ON_CPU, WARM_ON_GPU
 
 
 class Executors(Protocol):
@@ -49,8 +50,6 @@ class Executors(Protocol):
 
 #: The name of ONNX Runtime's CPU provider among devices.
 CPU = "cpu"
-#: Default number of warm sessions of a sequential worker on a GPU and on a CPU; fewer where memory is short.
-WARM_ON_GPU, WARM_ON_CPU = 5, 3
 #: Tried in this order: the first whose `serves` returns True is used.
 IMPLEMENTATIONS = (CpuExecutors,)
 

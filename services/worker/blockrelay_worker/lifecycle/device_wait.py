@@ -8,10 +8,8 @@ from blockrelay.observability.logs import get
 from blockrelay.observability.metrics.devices import DeviceMetrics
 from blockrelay.redis.registry import LostDevice, forget_lost_device, tell_lost_device
 from blockrelay_worker.execution.process.executors import DeviceExecutors
+from blockrelay_worker.policy import DEVICE_WAIT_POLL_S
 from blockrelay_worker.transport.redis_links import Links
-
-#: Seconds between two checks whether the worker should try its device or end.
-LOOK_S = 1.0
 
 
 def wait_for_device(
@@ -44,7 +42,7 @@ def wait_for_device(
                 break
         except RedisTrouble as error:
             links.watch.met(error)  # the wait goes on unpublished
-        if stop.wait(min(lost.wait_s, LOOK_S)) or links.drain.asked:
+        if stop.wait(min(lost.wait_s, DEVICE_WAIT_POLL_S)) or links.drain.asked:
             break
         lost = _lost(executors, worker)
     metrics.quarantined.set(0)

@@ -13,7 +13,8 @@ from blockrelay.protocol.messages import Ended
 from blockrelay.protocol.transitions import calls
 from blockrelay.redis.client import server_run_id
 from blockrelay.redis.registry import read_plan
-from blockrelay_worker.lifecycle.registration import INBOX_TTL_S, rows_arrive
+from blockrelay_worker.lifecycle.registration import rows_arrive
+from blockrelay_worker.policy import INBOX_TTL_S
 from blockrelay_worker.transport.events import EventSink, Gone, Orphan, Restarted
 from blockrelay_worker.transport.redis_links import Links
 

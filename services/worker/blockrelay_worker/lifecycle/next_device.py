@@ -18,13 +18,12 @@ from blockrelay_worker.execution.loader import CPU
 from blockrelay_worker.execution.onnx.tries import TRIES, what_next
 from blockrelay_worker.execution.process.executors import DeviceExecutors
 from blockrelay_worker.lifecycle.device_claims import DeviceClaims
+from blockrelay_worker.policy import LIST_DEVICES_S, LIST_POLL_S
 
 #: Opens the device of this name and returns its executors.
 Make = Callable[[str], DeviceExecutors]
 #: Value of the setting `gpu_fallbacks` that stands for all devices that `blockrelay devices` lists.
 AUTO = "auto"
-#: Longest time to list the devices of this host, and seconds between two checks whether the list is done.
-FIND_S, LOOK_S = 60.0, 0.05
 
 
 def in_order(devices: Sequence[Mapping[str, Any]], own: str, taken: Collection[str]) -> list[str]:
@@ -190,7 +189,9 @@ class OtherDevices:
         return in_order(devices, self._own, taken)
 
 
-def devices_of_host(python: str, should_end: Callable[[], bool], *, limit_s: float = FIND_S) -> list[dict[str, Any]]:
+def devices_of_host(
+    python: str, should_end: Callable[[], bool], *, limit_s: float = LIST_DEVICES_S
+) -> list[dict[str, Any]]:
     """Returns the devices that `blockrelay devices --json` lists.
 
     The list is empty if the command fails, takes more than `limit_s` seconds, or `should_end` returns True first.
@@ -204,7 +205,7 @@ def devices_of_host(python: str, should_end: Callable[[], bool], *, limit_s: flo
     with process:
         while time.monotonic() < until and not should_end():
             with suppress(subprocess.TimeoutExpired):
-                output, _ = process.communicate(timeout=LOOK_S)
+                output, _ = process.communicate(timeout=LIST_POLL_S)
                 break
         else:
             process.kill()

@@ -15,17 +15,16 @@ from blockrelay_worker.engine.mailbox import Mailbox
 from blockrelay_worker.execution.device_memory import pages_of_host, pages_within
 from blockrelay_worker.execution.executor import Executor
 from blockrelay_worker.execution.process.care import DeviceCare
-from blockrelay_worker.execution.process.executors import LOAD_LIMIT_S, DeviceExecutors
+from blockrelay_worker.execution.process.executors import DeviceExecutors
 from blockrelay_worker.execution.process.stage import DeviceStage
 from blockrelay_worker.lifecycle.device_wait import wait_for_device
 from blockrelay_worker.lifecycle.next_device import OtherDevices
+from blockrelay_worker.policy import RENEWAL_S
 from blockrelay_worker.transport.events import DeviceEnded
 from blockrelay_worker.transport.redis_links import Links
 
 #: Reason of the DeviceLost of a stage that was loaded on another device than its worker had registered.
 MOVED = "moved"
-#: Longest time in seconds that other devices of the model wait while one gets a new process.
-RENEWAL_S = int(LOAD_LIMIT_S) + 60
 
 
 class OnDevice:

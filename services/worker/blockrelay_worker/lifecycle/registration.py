@@ -18,14 +18,8 @@ from blockrelay.protocol.number import LOWEST_PROTOCOL, PROTOCOL
 from blockrelay.protocol.plan import Device, Plan, Stage, parse_split
 from blockrelay.redis.client import backoff_s, server_run_id
 from blockrelay.redis.registry import read_plan, server_ms
+from blockrelay_worker.policy import INBOX_TTL_S, PLAN_POLL_S, REGISTER_RETRY_S
 from blockrelay_worker.transport.redis_links import Links, Stopping
-
-#: Seconds between two looks at the plan.
-POLL_S = 0.1
-#: Seconds between two tries to enter a cell that has no room.
-FULL_RETRY_S = 1.0
-#: Seconds until the payload inbox of a worker expires that renews it no more.
-INBOX_TTL_S = 60
 
 
 def rows_arrive(split: str) -> bool:
@@ -98,7 +92,7 @@ class Registration:
         worker without a record.
         """
         self._enter()
-        while not self._links.stop.wait(POLL_S):
+        while not self._links.stop.wait(PLAN_POLL_S):
             if self.forgotten():
                 self.worker = _new_id()
                 self._enter()
@@ -188,7 +182,7 @@ class Registration:
             if not was_logged:
                 was_logged = True
                 get().warning("CELL_FULL", limit=MAX_WORKERS, reason="the cell has no room for another worker; waiting")
-            if self._links.stop.wait(FULL_RETRY_S):
+            if self._links.stop.wait(REGISTER_RETRY_S):
                 raise Stopping
         get().info("WORKER_REGISTERED", worker=self.worker, device=self._fields["device"])
 

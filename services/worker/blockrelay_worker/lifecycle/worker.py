@@ -37,17 +37,10 @@ from blockrelay_worker.lifecycle.local_rows import open_local_rows
 from blockrelay_worker.lifecycle.next_device import OtherDevices
 from blockrelay_worker.lifecycle.on_device import MOVED, OnDevice
 from blockrelay_worker.lifecycle.registration import Assignment, LoadingHeartbeat, Registration, rows_arrive
+from blockrelay_worker.policy import DEVICE_PATIENCE, KV_SHARE_OF_ONE_WORKER, PAGES_FLUSH_S
 from blockrelay_worker.states import WORKER, WorkerMachine
 from blockrelay_worker.transport.inbox_reader import Reader
 from blockrelay_worker.transport.redis_links import Drain, Links, Stopping
-
-#: Default share of the machine's available memory for KV pages.
-KV_SHARE = 0.2
-#: Seconds that a worker waits at its end for KV pages to be written to the page store.
-FLUSH_S = 2.0
-#: Factor of the step limit of a worker with a device. The device's process ends at the limit itself; the worker, which
-#: then repeats the step in parts, gets this many times as long.
-GPU_PATIENCE = 3
 
 
 class Worker:
@@ -208,7 +201,7 @@ class Worker:
         Raises UsageError where the stage does not fit on a device.
         """
         useful = self._settings.max_requests * pages_for(folder.model.max_position)
-        budget = self._settings.kv_bytes or int(available_bytes() * KV_SHARE)
+        budget = self._settings.kv_bytes or int(available_bytes() * KV_SHARE_OF_ONE_WORKER)
         if self._device:
             return self._device.pages(folder, blocks, useful=useful, kv_bytes=budget)
         page_bytes = layout_of(folder, blocks.first, blocks.last).bytes_per_page
@@ -323,14 +316,14 @@ class Worker:
             thread.join()
         table.check_integrity()
         if store is not None:
-            store.flush(FLUSH_S)
+            store.flush(PAGES_FLUSH_S)
             store.close()
         self._state.on("gone")
 
     def _step_limit_s(self) -> float:
         """Returns the time in seconds after which a step counts as stuck; a device's process ends before the worker."""
         limit_s = max(self._settings.session_timeout_s, self._links.clock.allowed_s)
-        return limit_s * (GPU_PATIENCE if self._device else 1)
+        return limit_s * (DEVICE_PATIENCE if self._device else 1)
 
     def _shares_pages(self, executor: Executor) -> bool:
         """Returns whether runs share KV pages: not in a stage of the head, which has none. On a nondeterministic

@@ -27,12 +27,11 @@ from blockrelay.block_folder.folder import open_block_folder
 from blockrelay.command_app import run_app
 from blockrelay.settings import BUNDLED_MODEL
 from blockrelay_worker.execution.onnx.installation import check_one_onnxruntime
+from blockrelay_worker.policy import GPU_REPORT_TRIAL_S
 
 if TYPE_CHECKING:
     from blockrelay_worker.execution.onnx.devices import FoundDevice
 
-#: Limit of one trial: compiling a shader for the first time can take most of a minute. Seconds.
-_LIMIT_S = 600.0
 #: Packages that decide how a device computes.
 _PACKAGES = re.compile(r"onnx.*|openvino.*|numpy|nvidia-(cublas|cudnn|cuda-runtime).*")
 #: The host's name in CUDA's errors, and the folders of paths: they are removed, a library's file name stays.
@@ -109,9 +108,9 @@ def _tried(device: str) -> dict[str, Any]:
     """Runs the trial in a process of its own: a driver that crashes must not end the report."""
     command = [sys.executable, "-P", "-m", "blockrelay_worker.offline.gpu_report", "--trial-only", "--device", device]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT_S, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=GPU_REPORT_TRIAL_S, check=False)
     except subprocess.TimeoutExpired:
-        return {"device": device, "problem": f"no answer for {_LIMIT_S:g} s"}
+        return {"device": device, "problem": f"no answer for {GPU_REPORT_TRIAL_S:g} s"}
     if done.returncode == 0:
         trial: dict[str, Any] = json.loads(done.stdout)
         return trial | {"problem": _anonymous(trial["problem"])}

@@ -9,6 +9,7 @@ waits for memory (weights), and not if it waits for arithmetic.
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from blockrelay_worker.policy import STUCK_FACTOR
 from blockrelay_worker.scheduling.smoothing import smoothed
 
 #: Prompt rows of a step before anything was measured; the minimum, so that a prompt always gets on; and their multiple.
@@ -21,8 +22,6 @@ RIGHT_SHARE = 0.5
 MEMORY_STEPS = 1000
 #: First measurements of prompt rows, of which the least counts: these steps also read weights from the disk.
 SETTLING_STEPS = 4
-#: A step is stuck after this many times its expected duration.
-PATIENCE = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +73,8 @@ def prompt_rows_alone(cost: StepCost, limit_s: float, max_rows: int) -> int:
 def patience_s(cost: StepCost, *, decode_rows: int, prompt_rows: int, least_s: float) -> float:
     """Seconds after which a step of these rows counts as stuck.
 
-    At least `least_s`; else PATIENCE times the measured expectation, plus `least_s` for each FIRST_ROWS rows of a kind
-    that was not measured yet.
+    At least `least_s`; else STUCK_FACTOR times the measured expectation, plus `least_s` for each FIRST_ROWS rows of a
+    kind that was not measured yet.
     """
     unknown = max(0, prompt_rows) if cost.prompt_row_s is None else 0
     expected = 0.0 if cost.prompt_row_s is None else cost.prompt_row_s * prompt_rows
@@ -84,7 +83,7 @@ def patience_s(cost: StepCost, *, decode_rows: int, prompt_rows: int, least_s: f
         expected += cost.by_rows[measured] * decode_rows / measured
     else:
         unknown += decode_rows
-    return max(least_s, PATIENCE * expected + least_s * -(-unknown // FIRST_ROWS))
+    return max(least_s, STUCK_FACTOR * expected + least_s * -(-unknown // FIRST_ROWS))
 
 
 def draft_rows(cost: StepCost, decode_rows: int) -> int:

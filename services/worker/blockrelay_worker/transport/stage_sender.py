@@ -14,13 +14,9 @@ from blockrelay.observability import logs
 from blockrelay.observability.metrics.worker import WorkerMetrics
 from blockrelay.protocol.messages import Commit, Forward, NextJob
 from blockrelay.redis.client import backoff_s
+from blockrelay_worker.policy import FULL_INBOX_MESSAGES, ROWS_WAIT_S
 from blockrelay_worker.transport.local_rows.links import LocalLinks
 from blockrelay_worker.transport.redis_links import Links
-
-#: Number of unread messages from which on an inbox counts as full: prompt chunks for it wait, decode rows still go.
-FULL_INBOX = 8
-#: How long computed rows wait for room in a full payload Redis or ring; then their requests run again. Seconds.
-FULL_RETRY_S = 2.0
 
 
 class Sender:
@@ -69,7 +65,7 @@ class Sender:
             except RedisTrouble as error:
                 self._links.watch.met(error)
                 length = 0
-            if length < FULL_INBOX:
+            if length < FULL_INBOX_MESSAGES:
                 self._full.discard(target)
         return frozenset(self._full)
 
@@ -92,7 +88,7 @@ class Sender:
             if self._local is not None and self._local.takes(target, fields):
                 way, why = "local", "it is gone, or takes no rows"
                 reach("worker.before_forward")
-                arrives = self._local.send(target, fields, FULL_RETRY_S)
+                arrives = self._local.send(target, fields, ROWS_WAIT_S)
                 length = self._local.unread(target)
                 reach("worker.after_forward")
             else:
@@ -103,7 +99,7 @@ class Sender:
             self._links.watch.met(error)
             return False
         arrives = arrives and length is not None  # else it may have left before it took them
-        if length is not None and length >= FULL_INBOX:
+        if length is not None and length >= FULL_INBOX_MESSAGES:
             self._full.add(target)
         if arrives:
             self._metrics.forwarded.labels(way).inc(sum(len(value) for name, value in fields.items() if name != "head"))
@@ -115,9 +111,9 @@ class Sender:
     def _add(self, inbox: str, fields: dict[str, bytes]) -> tuple[bytes | None, int]:
         """Adds an entry to an inbox. Returns its id (None: there is no such inbox) and the inbox's length.
 
-        Retries for FULL_RETRY_S if Redis is full: computed rows are worth the wait. Raises RedisTrouble.
+        Retries for ROWS_WAIT_S if Redis is full: computed rows are worth the wait. Raises RedisTrouble.
         """
-        give_up, attempt = time.monotonic() + FULL_RETRY_S, 0
+        give_up, attempt = time.monotonic() + ROWS_WAIT_S, 0
         while True:
             try:
                 reach("worker.before_forward")

@@ -11,17 +11,8 @@ from blockrelay.observability.logs import get
 from blockrelay.protocol.constants import TRACE_S, TRACE_STEPS
 from blockrelay.protocol.encoding.stage_span import Kind, StageSpan
 from blockrelay.redis.errors import CommandError
+from blockrelay_worker.policy import CLOCK_COMPARE_S, CLOCK_TRIES, GATHER_S, SPANS_FULL_SHARE, SPANS_KEPT, SPANS_PAUSE_S
 from blockrelay_worker.transport.redis_links import Links
-
-#: How long the thread collects spans before it writes them together. Seconds.
-GATHER_S = 0.05
-#: Maximum number of spans that wait to be written.
-KEPT = 4096
-#: Seconds without spans after the payload Redis failed, or used more than this share of its memory: rows and results
-#: need the rest.
-PAUSE_S, FULL_SHARE = 5.0, 0.5
-#: Seconds between comparisons of the control Redis' clock with this host's, and tries of each; the quickest counts.
-COMPARE_S, TRIES = 30.0, 3
 
 #: A request's id, and one of its spans.
 _Item = tuple[str, StageSpan]
@@ -64,7 +55,7 @@ class StageSpans(threading.Thread):
         """Reports one step of a run as a span of request id `request`. Does not wait. Changes `trace`.
 
         `rows` are the run's rows from `position` on, `batch_rows` those of the whole batch. `began_ns` and `ended_ns`
-        are nanoseconds of the monotonic clock. Dropped if KEPT spans wait.
+        are nanoseconds of the monotonic clock. Dropped if SPANS_KEPT spans wait.
         """
         ready_ns = min(trace.ready_ns, began_ns)
         span = StageSpan(
@@ -84,7 +75,7 @@ class StageSpans(threading.Thread):
         )
         trace.steps += 1
         trace.ready_ns = ended_ns
-        if self._queue.qsize() < KEPT:
+        if self._queue.qsize() < SPANS_KEPT:
             self._queue.put((request, span))
 
     def run(self) -> None:
@@ -122,13 +113,13 @@ class StageSpans(threading.Thread):
                 pipeline.expire(self._links.keys.trace(request), TRACE_S)
             pipeline.info("memory")
             memory = pipeline.execute()[-1]
-            if memory.get("maxmemory") and memory["used_memory"] > FULL_SHARE * memory["maxmemory"]:
-                trouble = f"the payload Redis uses more than {FULL_SHARE:.0%} of its memory"
+            if memory.get("maxmemory") and memory["used_memory"] > SPANS_FULL_SHARE * memory["maxmemory"]:
+                trouble = f"the payload Redis uses more than {SPANS_FULL_SHARE:.0%} of its memory"
         except (RedisTrouble, CommandError) as error:  # CommandError: a user changed the key by hand; traces may go
             self._links.watch.count(1)
             trouble = str(error)
         if trouble:
-            self._paused_until = time.monotonic() + PAUSE_S
+            self._paused_until = time.monotonic() + SPANS_PAUSE_S
             if not self._losing:
                 get().warning("STAGE_SPANS_LOST", error=trouble)
         self._losing = bool(trouble)
@@ -138,11 +129,11 @@ class StageSpans(threading.Thread):
         if time.monotonic() < self._compare_at:
             return self._offset_us
         compared: list[tuple[int, int]] = []
-        for _ in range(TRIES):
+        for _ in range(CLOCK_TRIES):
             start_ns = time.monotonic_ns()
             seconds, micros = cast(Any, self._links.control.time())
             took_ns = time.monotonic_ns() - start_ns
             compared.append((took_ns, seconds * 1_000_000 + micros - (start_ns + took_ns // 2) // 1000))
         _, self._offset_us = min(compared)
-        self._compare_at = time.monotonic() + COMPARE_S
+        self._compare_at = time.monotonic() + CLOCK_COMPARE_S
         return self._offset_us

@@ -6,16 +6,14 @@ from collections.abc import Iterable
 
 from blockrelay.errors import RedisTrouble
 from blockrelay.protocol.status_events import NodeStatus, encode_events
+from blockrelay_worker.policy import (
+    STATUS_EVENTS_A_MESSAGE,
+    STATUS_EVENTS_KEPT,
+    STATUS_PAUSE_S,
+    STATUS_PUBLISH_S,
+    SUBSCRIBER_POLL_S,
+)
 from blockrelay_worker.transport.redis_links import Links
-
-#: How often a worker asks whether there is a subscriber, and how often it publishes while there is one. Seconds.
-ASK_S, PUBLISH_S = 0.5, 0.02
-#: Pause after Redis failed. Seconds.
-REFUSED_S = 5.0
-#: Maximum number of events that wait; the oldest are dropped, since no step waits for a subscriber.
-KEPT = 4096
-#: Maximum number of events in one message.
-PER_MESSAGE = 256
 
 
 class StatusEvents(threading.Thread):
@@ -27,9 +25,9 @@ class StatusEvents(threading.Thread):
     def __init__(self, links: Links) -> None:
         super().__init__(name="status events", daemon=True)
         self.followed = False
-        self._pause_s = ASK_S
+        self._pause_s = SUBSCRIBER_POLL_S
         self._links, self._closed = links, threading.Event()
-        self._waiting: deque[NodeStatus] = deque(maxlen=KEPT)
+        self._waiting: deque[NodeStatus] = deque(maxlen=STATUS_EVENTS_KEPT)
 
     def put(self, events: Iterable[NodeStatus]) -> None:
         """Queues events. Does not wait."""
@@ -49,13 +47,13 @@ class StatusEvents(threading.Thread):
     def _publish(self) -> None:
         """Publishes all waiting events; an empty message if there is none, to learn whether there is a subscriber."""
         while True:
-            batch = [self._waiting.popleft() for _ in range(min(PER_MESSAGE, len(self._waiting)))]
+            batch = [self._waiting.popleft() for _ in range(min(STATUS_EVENTS_A_MESSAGE, len(self._waiting)))]
             try:
                 listeners = self._links.control.publish(self._links.keys.status_channel, encode_events(batch))
-                self._pause_s = PUBLISH_S if listeners else ASK_S
+                self._pause_s = STATUS_PUBLISH_S if listeners else SUBSCRIBER_POLL_S
             except RedisTrouble as error:
                 self._links.watch.met(error)
-                listeners, self._pause_s = 0, REFUSED_S
+                listeners, self._pause_s = 0, STATUS_PAUSE_S
             self.followed = bool(listeners)
             if not self.followed:
                 self._waiting.clear()

@@ -13,11 +13,10 @@ from blockrelay.failpoints import reach
 from blockrelay.protocol.constants import RESULT_S
 from blockrelay.protocol.messages import Commit
 from blockrelay.protocol.tensors import encode_result
+from blockrelay_worker.policy import PAGES_TOGETHER
 from blockrelay_worker.transport.committer import Committer
 from blockrelay_worker.transport.redis_links import Links, Stopping
 
-#: KV fields per transaction: a few megabytes.
-PAGES_TOGETHER = 64
 #: Logits float32 [n, vocab] in parts, with their commit; an event, to be set once everything before it is handed on;
 #: None: the end.
 _Item = tuple[list[NDArray[np.float32]], Commit] | threading.Event | None

@@ -15,18 +15,9 @@ from blockrelay.block_folder.manifest import ROTARY_NAME
 from blockrelay.block_folder.model import PRECISIONS, Precision
 from blockrelay.errors import UsageError
 from blockrelay.settings import BUNDLED_MODEL
+from blockrelay_converter.policy import FIRST_TOKEN_DISK_S, PLANNED_SHARE
 from blockrelay_converter.sizing import measured
-from blockrelay_converter.sizing.capacity import (
-    FIRST_TOKEN_DISK_S,
-    SHARE,
-    Capacity,
-    Load,
-    ModelNeed,
-    Pace,
-    capacity,
-    disk_effect,
-    model_need,
-)
+from blockrelay_converter.sizing.capacity import Capacity, Load, ModelNeed, Pace, capacity, disk_effect, model_need
 from blockrelay_converter.sizing.shapes import SHAPES
 from blockrelay_worker.execution.page_layout import layout_of, pages_for
 from tests.support.project import ROOT
@@ -115,8 +106,8 @@ class TestLoad:
             Load(**{"requests_per_second": 1, "prompt": 512, "new": 256, "context": 8192, **change})  # pyright: ignore
 
     def test_workers_are_busy_for_their_share(self) -> None:
-        assert found(pace=20 * 256 / SHARE / 3).routes == 3
-        assert found(replace(LOAD, stages=2), pace=20 * 256 / SHARE / 3).workers == 6
+        assert found(pace=20 * 256 / PLANNED_SHARE / 3).routes == 3
+        assert found(replace(LOAD, stages=2), pace=20 * 256 / PLANNED_SHARE / 3).workers == 6
 
 
 class TestDisk:

@@ -17,7 +17,8 @@ from blockrelay.protocol.sampling_params import SamplingParams
 from blockrelay.redis.client import Scripts
 from blockrelay.settings import GatewaySettings
 from blockrelay_gateway.admission.admission_request import AdmissionRequest
-from blockrelay_gateway.admission.open_ended import EXPECTED, bounded
+from blockrelay_gateway.admission.open_ended import bounded
+from blockrelay_gateway.policy import EXPECTED_TOKENS
 from tests.support.gateway.played import PlayedWorker, RunningGateway, running_gateway
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
@@ -89,7 +90,7 @@ def test_sixteen_short_chats_run_at_once(
     stages, pages = SPLITS[split], AT_ONCE * folder.model.max_position // 16 - 1
     worker = played(folder, client, scripts, keys, split).register(stages=stages, pages=pages)
     worker.beat(stages)
-    budget = AT_ONCE * (SHORT + EXPECTED)
+    budget = AT_ONCE * (SHORT + EXPECTED_TOKENS)
     tenant = Tenant(name="ada", tokens_per_minute=budget, concurrency=AT_ONCE) if limited else Tenant(name="ada")
     key = add_key(tmp_path / "keys.json", tenant)
     with (
@@ -99,7 +100,7 @@ def test_sixteen_short_chats_run_at_once(
         answers = [threads.submit(chat, gateway, key) for _ in range(AT_ONCE)]
         claims = worker.claim(AT_ONCE, stages)
         assert all(claimed.body.prompt.size <= SHORT for claimed in claims)
-        assert all(int(claimed.body.params["max_tokens"]) >= EXPECTED for claimed in claims)
+        assert all(int(claimed.body.params["max_tokens"]) >= EXPECTED_TOKENS for claimed in claims)
         for claimed in claims:
             worker.say(claimed, [5], end="stop")
         assert [answer.result().status_code for answer in answers] == [200] * AT_ONCE
@@ -125,16 +126,16 @@ def test_a_chat_is_charged_at_its_end_for_what_was_not_expected(
         room = min(folder.model.max_position, budget, 1000 // 64 * 16) - prompt
         assert claimed.body.params["max_tokens"] == room > new
         level = budget_left(client, keys)
-        assert level == budget - prompt - EXPECTED
+        assert level == budget - prompt - EXPECTED_TOKENS
         worker.say(claimed, [5] * new, end="stop")
         assert answer.result().json()["usage"]["completion_tokens"] == new
-        assert budget_left(client, keys) == level - (new - EXPECTED)
+        assert budget_left(client, keys) == level - (new - EXPECTED_TOKENS)
 
 
 def test_completions_and_a_settled_default_are_as_they_were(gateway: RunningGateway, worker: PlayedWorker) -> None:
     with ThreadPoolExecutor(1) as threads:
         answer = threads.submit(gateway.post, "/v1/completions", prompt="hi")
         (claimed,) = worker.claim()
-        assert claimed.body.params["max_tokens"] == EXPECTED
+        assert claimed.body.params["max_tokens"] == EXPECTED_TOKENS
         worker.say(claimed, [5], end="stop")
         assert answer.result().status_code == 200

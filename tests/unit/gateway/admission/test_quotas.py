@@ -11,7 +11,8 @@ from blockrelay.auth.api_keys import Tenant, add_key
 from blockrelay.protocol.capabilities import Pace
 from blockrelay.protocol.transitions import calls
 from blockrelay.settings import GatewaySettings
-from blockrelay_gateway.http.errors import LATEST_S, SPREAD, retry_after_s
+from blockrelay_gateway.http.errors import retry_after_s
+from blockrelay_gateway.policy import RETRY_AFTER_MOST_S, RETRY_AFTER_SPREAD
 from tests.support.gateway.played import PlayedWorker, RunningGateway, answering, running_gateway
 from tests.support.scraping import sampled
 from tests.support.waiting import wait_until
@@ -82,7 +83,7 @@ def test_what_each_key_used_is_told_to_that_key_and_to_operators(
 def test_tokens_per_minute(gateway: RunningGateway, worker: PlayedWorker, ask: Any) -> None:
     assert [ask("frugal").status_code for _ in range(2)] == [202, 202]
     refused = ask("frugal")
-    assert refused.status_code == 429 and 29 <= int(refused.headers["retry-after"]) <= 31 * SPREAD
+    assert refused.status_code == 429 and 29 <= int(refused.headers["retry-after"]) <= 31 * RETRY_AFTER_SPREAD
     error = refused.json()["error"]
     assert (error["type"], error["code"]) == ("rate_limit_error", "rate_limit_exceeded")
     assert refused_by(gateway, "tokens_per_minute") == 1
@@ -106,7 +107,7 @@ def test_several_prompts_are_checked_together(gateway: RunningGateway, worker: P
     for _ in range(3):
         refused = several("frugal", 2, max_tokens=10)
         assert refused.status_code == 429, "30 are left, 40 are asked for"
-        assert 9 <= int(refused.headers["retry-after"]) <= 11 * SPREAD, "when all of them fit"
+        assert 9 <= int(refused.headers["retry-after"]) <= 11 * RETRY_AFTER_SPREAD, "when all of them fit"
     assert accepted(worker) == 1 and refused_by(gateway, "tokens_per_minute") == 3
     assert ask("frugal").status_code == 202, "they cost nothing"
 
@@ -198,4 +199,4 @@ def test_retry_after_is_whole_seconds_with_jitter() -> None:
     assert {retry_after_s(0) for _ in range(100)} <= {1, 2}
     assert {retry_after_s(20_000) for _ in range(300)} <= set(range(20, 31))
     assert len({retry_after_s(20_000) for _ in range(300)}) > 3
-    assert max(retry_after_s(10**9) for _ in range(100)) <= LATEST_S * SPREAD
+    assert max(retry_after_s(10**9) for _ in range(100)) <= RETRY_AFTER_MOST_S * RETRY_AFTER_SPREAD

@@ -84,7 +84,7 @@ def pair(tmp_path: Path) -> Iterator[Pair]:
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shortens the waits for replicas and for ACCEPT."""
     monkeypatch.setattr(redis_link, "REPLICAS_S", 0.2)
-    monkeypatch.setattr(admission, "RETRY_FOR_S", 0.5)
+    monkeypatch.setattr(admission, "ACCEPT_RETRY_S", 0.5)
 
 
 @pytest.fixture

@@ -144,7 +144,7 @@ def test_a_step_between_whose_rows_redis_goes_leaves_nothing_and_runs_when_sent_
     monkeypatch: pytest.MonkeyPatch,
     how: str,
 ) -> None:
-    monkeypatch.setattr(admission, "RETRY_FOR_S", 0.1)
+    monkeypatch.setattr(admission, "ACCEPT_RETRY_S", 0.1)
     with (
         proxied(redis_server) as proxy,
         running_gateway(settings.model_copy(update={"redis_url": proxy.url})) as gateway,

@@ -21,7 +21,7 @@ def file(tmp_path: Path, redis_server: RedisServer, client: redis.Redis) -> Cell
 
 @pytest.fixture
 def several(settings: GatewaySettings, file: CellFile, monkeypatch: pytest.MonkeyPatch) -> GatewaySettings:
-    monkeypatch.setattr(cells, "LOOK_S", 0.02)
+    monkeypatch.setattr(cells, "CELL_FILE_POLL_S", 0.02)
     return settings.model_copy(update={"cell": "c0", "cells": file.path})
 
 

@@ -6,8 +6,9 @@ import pytest
 
 from blockrelay.errors import UsageError
 from blockrelay.settings import GatewaySettings, read_settings
-from blockrelay_gateway.draining.course import LAST_WORDS_S, Course, Phase, course_from
+from blockrelay_gateway.draining.course import Course, Phase, course_from
 from blockrelay_gateway.draining.drain import Drain
+from blockrelay_gateway.policy import LAST_WORDS_S
 
 NOW = 1000.0
 

@@ -13,8 +13,8 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from blockrelay.auth.api_keys import Tenant, add_key, remove_key
 from blockrelay.errors import UsageError
 from blockrelay.settings import GatewaySettings
+from blockrelay_gateway import policy
 from blockrelay_gateway.app import create_app
-from blockrelay_gateway.http import authentication
 from tests.support.gateway.played import PlayedWorker, RunningGateway
 from tests.support.waiting import wait_until
 
@@ -175,7 +175,7 @@ def test_a_changed_file_counts_at_once_and_a_broken_one_changes_nothing(
 
 @pytest.fixture
 def looked_at_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(authentication, "LOOK_S", 0.05)
+    monkeypatch.setattr(policy, "KEY_CHECK_S", 0.05)
 
 
 def test_a_removed_key_is_refused_on_its_open_socket(

@@ -60,7 +60,7 @@ def test_a_reader_whose_gateway_lost_redis_as_it_registered_holds_nothing(
     monkeypatch: pytest.MonkeyPatch,
     needle: bytes,
 ) -> None:
-    monkeypatch.setattr(admission, "RETRY_FOR_S", 0.1)
+    monkeypatch.setattr(admission, "ACCEPT_RETRY_S", 0.1)
     key, body = {"idempotency-key": "k"}, json.dumps({"prompt": "x", "stream": True})
     with (
         proxied(redis_server) as proxy,

@@ -331,7 +331,7 @@ def test_a_request_past_its_timeout_ends_as_expired(gateway: RunningGateway, wor
 def test_a_clock_that_is_set_anew_beside_the_gateway_ends_nothing(
     gateway: RunningGateway, worker: PlayedWorker, monkeypatch: pytest.MonkeyPatch, hours: int
 ) -> None:
-    monkeypatch.setattr(lost_request_repair, "CHECK_EVERY_S", 0.02)
+    monkeypatch.setattr(lost_request_repair, "REPAIR_EVERY_S", 0.02)
     true = time.time
     body = {"prompt": [3, 4], "max_tokens": 2, "timeout": 600, "background": True}
     before = gateway.post("/v1/completions", **body)

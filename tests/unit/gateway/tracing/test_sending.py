@@ -133,7 +133,7 @@ def test_stages_are_told_below_their_run_however_many(
 def test_a_gateway_that_ends_tells_what_has_just_been_traced(
     receiver: TraceReceiver, settings: GatewaySettings, worker: PlayedWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ended_requests, "SETTLE_S", 3600)
+    monkeypatch.setattr(ended_requests, "STEPS_SETTLE_S", 3600)
     with running_gateway(settings) as gateway:
         request = ask(gateway, worker, steps=2)
         wait_until(lambda: request not in gateway.cell.registry, "the gateway has heard the end")

@@ -58,10 +58,10 @@ def test_the_redis_of_a_killed_up_may_take_a_moment_to_let_go(tmp_path: Path, mo
     argv = [sys.executable, "-c", HOLDER, str(tmp_path / "lock"), str(ended.pid)]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout is not None and holder.stdout.readline() == "locked\n"
-        monkeypatch.setattr(data_folder, "ABANDONED_S", 0.2)
+        monkeypatch.setattr(data_folder, "ABANDONED_REDIS_S", 0.2)
         with pytest.raises(UsageError), open_data_folder(tmp_path):
             pass
-        monkeypatch.setattr(data_folder, "ABANDONED_S", 30.0)
+        monkeypatch.setattr(data_folder, "ABANDONED_REDIS_S", 30.0)
         holder.communicate("\n", timeout=10)
         with open_data_folder(tmp_path):
             pass

@@ -115,7 +115,7 @@ def test_what_cannot_be_written_is_lost_with_one_line(
     client: redis.Redis, keys: Keys, scripts: Scripts, payload: RedisServer, trouble: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(stage_spans, "PAUSE_S", 0.0)
+    monkeypatch.setattr(stage_spans, "SPANS_PAUSE_S", 0.0)
     with payload.client() as other:
         if trouble == "full":
             other.config_set("maxmemory", int(other.info("memory")["used_memory"] * 1.5))  # pyright: ignore

@@ -36,15 +36,11 @@ from blockrelay_gateway.cells.cell import Cell
 from blockrelay_gateway.cells.submission import Place
 from blockrelay_gateway.helpers.offload import by_size
 from blockrelay_gateway.http.body_budget import BodyBudget, BodyShare
+from blockrelay_gateway.policy import ANSWER_ROOM_S, MAX_RESULT_BYTES
 from blockrelay_gateway.streaming.deltas import failure
 from blockrelay_gateway.streaming.readers import Readers
 from blockrelay_gateway.streaming.records import check_number
 from blockrelay_gateway.streaming.responses import collect
-
-#: The most bytes of float32 logits that one step may ask for with `logits: all`.
-MAX_RESULT_BYTES = 256 << 20
-#: Seconds that an ended step waits for memory for its answer; its results are kept for a minute.
-ROOM_S = 45.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,13 +134,13 @@ async def finish_tensors(accepted: AcceptedStep, session_id: str | None, tenant:
     """Waits until all rows of a tensor step have ended and returns the answer.
 
     Rows whose results are gone are computed once more. The caller gives the step's share back. Raises LimitExceeded
-    if there is no memory for the answer within ROOM_S.
+    if there is no memory for the answer within ANSWER_ROOM_S.
     """
     cell, steps, rows, readers = accepted.cell, accepted.steps, accepted.rows, accepted.readers
     started = min(active.started for active in readers.requests)
     await _wait(readers)
     layout, vocab = accepted.layout, cell.served.folder.model.vocab_size
-    await accepted.share.wait(answer_bytes(layout, vocab, accepted.kv, rows), ROOM_S)
+    await accepted.share.wait(answer_bytes(layout, vocab, accepted.kv, rows), ANSWER_ROOM_S)
     logits = np.zeros((len(rows), layout.width, vocab), np.float16)  # padding stays zero
     places = [logits[row, begin:end] for row, (begin, end) in enumerate(layout.places)]
     try:

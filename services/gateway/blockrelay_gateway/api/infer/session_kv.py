@@ -22,11 +22,10 @@ from blockrelay.onnx_blocks.cache_names import CacheSlot, Half, slot_named
 from blockrelay.protocol.constants import PAGE_TOKENS
 from blockrelay.protocol.encoding.kv_pages import KvShape, field
 from blockrelay.protocol.tensors import decode_tensor
+from blockrelay_gateway.policy import MAX_KV_BYTES
 
 _BLOCKS = re.compile(r"([1-9]\d{0,5})(?:-([1-9]\d{0,5}))?", re.ASCII)
 HALVES: tuple[Half, ...] = get_args(Half)
-#: The most bytes of KV in one answer.
-MAX_KV_BYTES = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)

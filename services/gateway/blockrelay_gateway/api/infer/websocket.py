@@ -13,6 +13,7 @@ from starlette.types import Message
 
 from blockrelay.auth.api_keys import Tenant
 from blockrelay.errors import BlockrelayError, LimitExceeded, RedisTrouble, Unauthorized
+from blockrelay_gateway import policy
 from blockrelay_gateway.api.client_headers import client_headers
 from blockrelay_gateway.api.infer import handlers
 from blockrelay_gateway.api.infer.responses import TensorAnswer
@@ -26,10 +27,9 @@ from blockrelay_gateway.http.body_budget import BodyBudget, BodyShare, ReceivedB
 from blockrelay_gateway.http.body_limit import RECEIVED
 from blockrelay_gateway.http.errors import infer_error, to_json
 from blockrelay_gateway.http.server import PIECES
+from blockrelay_gateway.policy import SOCKET_REQUESTS
 from blockrelay_gateway.streaming.readers import Readers
 
-#: Messages of one socket that are answered at once; more wait.
-SOCKET_REQUESTS = 64
 _OPENING = re.compile(rb"\s*\{")
 _NAME = re.compile(rb'\s*"(id|session_id)"\s*:\s*("[^"\\\\\x00-\x1f]{0,1000}"|-?[0-9]{1,18})\s*,')
 
@@ -80,7 +80,7 @@ async def received(socket: WebSocket) -> Message:
 async def _watch_key(conversation: "Conversation", socket: WebSocket) -> None:
     """Closes the socket when its API key is removed, once all messages that were taken are answered."""
     while True:
-        await asyncio.sleep(authentication.LOOK_S)
+        await asyncio.sleep(policy.KEY_CHECK_S)
         try:
             authentication.current_tenant(socket)
         except Unauthorized as error:

@@ -18,6 +18,7 @@ from blockrelay.observability.metrics.tenants import OneTenant
 from blockrelay.observability.registry import Together
 from blockrelay.protocol.plan import Plan, WorkerInfo, missing_stages, parse_split
 from blockrelay.redis.registry import read_plan_async, read_workers_async
+from blockrelay_gateway import policy
 from blockrelay_gateway.api import state
 from blockrelay_gateway.api.operations import scrape
 from blockrelay_gateway.api.state import Gateway
@@ -142,9 +143,9 @@ async def _status_events(
     """
     yield sse.RETRY + sse.KEEP_ALIVE
     checked = written = time.monotonic()
-    async for event in listener.events(min(keep_alive_s, authentication.LOOK_S)):
+    async for event in listener.events(min(keep_alive_s, policy.KEY_CHECK_S)):
         now = time.monotonic()
-        if now - checked >= authentication.LOOK_S:
+        if now - checked >= policy.KEY_CHECK_S:
             checked = now
             try:
                 listener.tenant = current_tenant()

@@ -26,6 +26,7 @@ from blockrelay_gateway.api.state import Gateway
 from blockrelay_gateway.cells.cell import Cell
 from blockrelay_gateway.http import authentication, openapi, sse
 from blockrelay_gateway.http.errors import JsonAnswer, error_body
+from blockrelay_gateway.policy import STEPS_SETTLE_S
 from blockrelay_gateway.streaming.active_requests.active_request import ActiveRequest
 from blockrelay_gateway.streaming.deltas import Answer, Relay, failure, finish_reason, status_of_record
 from blockrelay_gateway.streaming.event_ids import HEADER, check_choices, parse_event_id
@@ -34,7 +35,7 @@ from blockrelay_gateway.streaming.responses import ResponseFormat, stream
 from blockrelay_gateway.tracing.perfetto import trace_events
 from blockrelay_gateway.tracing.spans import request_spans
 from blockrelay_gateway.tracing.stages import stages_of
-from blockrelay_gateway.tracing.stored_steps import SETTLE_S, stored_steps
+from blockrelay_gateway.tracing.stored_steps import stored_steps
 
 router = APIRouter(responses=openapi.ERRORS)
 #: The text of /openapi.json for the trace of a request.
@@ -77,7 +78,7 @@ async def trace(request_id: PathId, request: Request) -> Response:
     end = entries[-1] if entries and isinstance(entries[-1], EndEntry) else None
     if end is not None:
         ended_s = (now_ms - int(record[b"progress_ms"])) / 1000
-        await asyncio.sleep(min(SETTLE_S, SETTLE_S - ended_s))
+        await asyncio.sleep(min(STEPS_SETTLE_S, STEPS_SETTLE_S - ended_s))
     steps = await stored_steps(cell.payload, cell.keys, name)
 
     def events() -> dict[str, Any]:

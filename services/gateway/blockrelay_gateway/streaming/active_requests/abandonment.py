@@ -8,13 +8,9 @@ from blockrelay.observability import logs
 from blockrelay.protocol.transitions import calls
 from blockrelay.redis.client import AsyncScripts, backoff_s
 from blockrelay.redis.errors import RedisWatch
+from blockrelay_gateway.policy import CANCEL_AGAIN_S, SOUGHT_S
 from blockrelay_gateway.streaming.active_requests.active_request import ActiveRequest
 from blockrelay_gateway.streaming.active_requests.gateway_lease import GatewayLease
-
-#: Seconds between two attempts to cancel a request that another gateway reads, at least.
-AGAIN_S = 1.0
-#: From the moment that a client asks for a request until it is one of its readers, at most.
-SOUGHT_S = 5.0
 
 
 class Abandonment:
@@ -56,7 +52,7 @@ class Abandonment:
                 if await self._cancelled(active):
                     return
                 attempt = 0
-                await asyncio.sleep(max(self._grace_s, AGAIN_S))
+                await asyncio.sleep(max(self._grace_s, CANCEL_AGAIN_S))
             except RedisTrouble as error:
                 self._watch.met(error)
                 await asyncio.sleep(backoff_s(attempt))

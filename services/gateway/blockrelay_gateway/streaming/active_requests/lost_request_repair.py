@@ -22,18 +22,12 @@ from blockrelay.protocol.number import PROTOCOL
 from blockrelay.protocol.transitions import calls
 from blockrelay.redis.client import AsyncScripts
 from blockrelay.redis.errors import RedisWatch
+from blockrelay_gateway.policy import GATEWAY_TTL_S, REPAIR_EVERY_S, SILENT_S
 from blockrelay_gateway.streaming.active_requests.active_request import ActiveRequest
 from blockrelay_gateway.streaming.active_requests.gateway_lease import GatewayLease
 from blockrelay_gateway.streaming.active_requests.request_registry import RequestRegistry
 from blockrelay_gateway.streaming.log_tailer import Tailer
 from blockrelay_gateway.streaming.records import Records
-
-#: Seconds between two checks.
-CHECK_EVERY_S = 1.0
-#: Seconds without a log entry after which the record of a request is checked.
-SILENT_S = 5.0
-#: Seconds after which a gateway without heartbeat counts as having no readers.
-GATEWAY_TTL_S = 15
 
 
 class LostRequestRepair:
@@ -63,7 +57,7 @@ class LostRequestRepair:
         returned = False
         while True:
             with suppress(TimeoutError):
-                async with asyncio.timeout(CHECK_EVERY_S):
+                async with asyncio.timeout(REPAIR_EVERY_S):
                     await self._tailer.returned.wait()
             # Perhaps another Redis process, whose log may have lost its tail.
             returned |= self._tailer.returned.is_set()

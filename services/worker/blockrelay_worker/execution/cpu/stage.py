@@ -22,9 +22,8 @@ from blockrelay_worker.execution.page_layout import layout_of
 from blockrelay_worker.kernels.interface import F32, Kernels, Program
 from blockrelay_worker.kernels.recorded import Direct
 from blockrelay_worker.kernels.specification import PAGE
+from blockrelay_worker.policy import CPU_MAX_ROWS
 
-#: Most rows of a batch, and most requests: as many as tests cover. Buffers grow with them.
-MAX_ROWS = 1 << 14
 #: Rows for which buffers are made at first; they grow to the next power of two when a larger batch comes.
 _FIRST_CAPACITY = 16
 #: Most rows for which calls are recorded (above, their overhead does not matter), and most programs that are kept.
@@ -65,8 +64,8 @@ class StageExecutor:
         self.capabilities = Capabilities(
             exact=folder.manifest.exact,
             ragged=True,
-            max_rows=MAX_ROWS,
-            max_sequences=MAX_ROWS,
+            max_rows=CPU_MAX_ROWS,
+            max_sequences=CPU_MAX_ROWS,
             precision=folder.manifest.precision,
             numerics_id=numerics_id(folder.manifest),
             kv_tokens=pages * PAGE,

@@ -40,9 +40,7 @@ from blockrelay_worker.execution.page_layout import layout_of
 from blockrelay_worker.execution.page_pool import PagePool
 from blockrelay_worker.execution.self_test import fixed_rows, fixed_tokens
 from blockrelay_worker.kernels.specification import PAGE
-
-#: Tokens of a batch, and requests: the most that is tested.
-MAX_ROWS = 1 << 12
+from blockrelay_worker.policy import ONNX_MAX_ROWS
 
 
 class OnnxStage:
@@ -89,8 +87,8 @@ class OnnxStage:
         self.capabilities = Capabilities(
             exact=False,
             ragged=True,
-            max_rows=MAX_ROWS,
-            max_sequences=MAX_ROWS,
+            max_rows=ONNX_MAX_ROWS,
+            max_sequences=ONNX_MAX_ROWS,
             precision=folder.manifest.precision,
             numerics_id=numerics_id,
             kv_tokens=pages * PAGE,

@@ -8,9 +8,7 @@ from blockrelay.observability.logs import get
 from blockrelay.observability.metrics.devices import DeviceMetrics
 from blockrelay_worker.execution.process.sharing import Sharing
 from blockrelay_worker.execution.process.stage import DeviceStage
-
-#: Seconds between two requests for leave to renew a device.
-ASK_S = 10.0
+from blockrelay_worker.policy import RENEWAL_ASK_S
 
 
 class DeviceCare:
@@ -67,7 +65,7 @@ class DeviceCare:
         elif self._stage.drift.due == "clean_up":
             self._clean_up()
         elif (why := self._why_renew()) and not self.renews and now >= self._ask_at:
-            self._ask_at = now + ASK_S
+            self._ask_at = now + RENEWAL_ASK_S
             if self._may_renew():
                 self._sharing.ask_all_to_leave(now + self._drain_s)
                 get().warning("DEVICE_RENEWAL", reason=why)

@@ -50,10 +50,9 @@ from blockrelay_worker.execution.process.step_arrays import (
     unpacked_needs,
     unpacked_tensors,
 )
+from blockrelay_worker.policy import MEMORY_EVERY_S
 
 T = TypeVar("T")
-#: Least seconds between two answers that say how much memory is in use.
-MEMORY_EVERY_S = 1.0
 #: Least seconds between two messages GOES_ON.
 GOES_ON_EVERY_S = 0.1
 

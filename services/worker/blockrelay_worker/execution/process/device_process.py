@@ -13,10 +13,8 @@ from typing import Any, cast
 from blockrelay.errors import BlockFolderError, DeviceFailed, DeviceLost, KnownAnswerMismatch, UsageError
 from blockrelay.observability.logs import get
 from blockrelay_worker.execution.process.frames import GOES_ON, Ended, Message, read, write
+from blockrelay_worker.policy import DEVICE_END_S, DEVICE_POLL_S
 
-#: Seconds between two looks at the process and the deadline of its answer, and seconds that it has to end once its
-#: pipe is closed.
-LOOK_S, END_S = 0.05, 2.0
 CHILD = "blockrelay_worker.execution.process"
 #: The reason of a DeviceLost when the worker itself closed the process.
 CLOSED = "closed"
@@ -122,7 +120,7 @@ class DeviceProcess:
             with suppress(OSError):
                 cast(Any, pipe).close()
         try:
-            self._process.wait(END_S)
+            self._process.wait(DEVICE_END_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
@@ -183,7 +181,7 @@ class DeviceProcess:
             start.set_exception(error)
             return
         start.set_result(process)
-        while not self._closed.wait(LOOK_S):
+        while not self._closed.wait(DEVICE_POLL_S):
             if process.poll() is not None and self._asking.acquire(blocking=False):
                 try:  # no thread asks it anything, so no other one would notice
                     if self.lost is None:

@@ -21,9 +21,7 @@ from blockrelay_worker.execution.process.frames import Message
 from blockrelay_worker.execution.process.renewal import in_quarantine, may_be_renewed, usable_in_s
 from blockrelay_worker.execution.process.sharing import Sharing
 from blockrelay_worker.execution.process.stage import DeviceStage
-
-#: Seconds that a device may take to load a stage: cold shaders take most of a minute each.
-LOAD_LIMIT_S = 600.0
+from blockrelay_worker.policy import LOAD_LIMIT_S
 
 
 class DeviceExecutors:

@@ -2,20 +2,12 @@
 
 from collections.abc import Sequence
 
-#: Seconds to wait after the first, second and third loss within OF_LATE_S.
-BACKOFF_S = (1.0, 5.0, 30.0)
-#: MOST_LOSSES losses within OF_LATE_S seconds put a device in quarantine: it is tried once in QUARANTINE_S seconds.
-MOST_LOSSES, OF_LATE_S, QUARANTINE_S = 3, 600.0, 3600.0
-
-#: Seconds between two renewals of a process that was not lost: if one did not help, the next will not either.
-RENEWALS_APART_S = 3600.0
-#: Seconds between two tries to open a device that is here and cannot be used.
-_OPENED_AGAIN_S = (*BACKOFF_S, 60.0)
+from blockrelay_worker.policy import BACKOFF_S, MOST_LOSSES, OF_LATE_S, OPENED_AGAIN_S, QUARANTINE_S, RENEWALS_APART_S
 
 
 def opened_again_in_s(failures: int) -> float:
     """Returns the seconds until the next try to open a device that could not be opened `failures` times (1 or more)."""
-    return _OPENED_AGAIN_S[min(failures, len(_OPENED_AGAIN_S)) - 1]
+    return OPENED_AGAIN_S[min(failures, len(OPENED_AGAIN_S)) - 1]
 
 
 def may_be_renewed(renewed: float | None, now: float) -> bool:

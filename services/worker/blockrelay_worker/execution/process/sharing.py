@@ -8,12 +8,10 @@ from contextlib import contextmanager
 
 from blockrelay.protocol.plan import Stage
 from blockrelay_worker.execution.device_memory import Neighbours
+from blockrelay_worker.policy import STAGES_S
 
 #: Seconds between two looks of a waiting thread at whether it should end.
 LOOK_S = 0.1
-#: Seconds that a worker with a stage waits for the others to get theirs: a plan names all workers that registered
-#: within a second.
-STAGES_S = 10.0
 
 #: Returns whether the calling worker was asked to end.
 Asked = Callable[[], bool]

@@ -13,11 +13,10 @@ from statistics import median
 from typing import Literal
 
 from blockrelay_worker.execution.batch import Segment
+from blockrelay_worker.policy import SLOW_FACTOR
 
 #: Steps of one shape in a sample; shapes that are remembered, the latest ones.
 SAMPLE, SHAPES = 32, 64
-#: A median this many times the first one is slow.
-GROWN = 1.5
 #: Contexts within about a ninth of each other count as equal.
 _PARTS_OF_A_DOUBLING = 6
 
@@ -41,8 +40,8 @@ def shape_of(segments: Sequence[Segment]) -> StepShape:
 
 
 def has_grown(first: Sequence[float], latest: Sequence[float]) -> bool:
-    """Returns whether the median of `latest` is GROWN times that of `first`, or more."""
-    return median(latest) >= GROWN * median(first)
+    """Returns whether the median of `latest` is SLOW_FACTOR times that of `first`, or more."""
+    return median(latest) >= SLOW_FACTOR * median(first)
 
 
 @dataclass(slots=True)

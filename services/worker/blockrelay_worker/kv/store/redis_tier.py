@@ -14,9 +14,7 @@ from blockrelay.errors import RedisFull, RedisTrouble
 from blockrelay.protocol.keys import Keys
 from blockrelay.redis.errors import CommandError
 from blockrelay_worker.kv.store.tier import StoredPage, Trouble
-
-#: How long the tier is not used after a failure. Seconds.
-PAUSE_S = 5.0
+from blockrelay_worker.policy import STORE_PAUSE_S
 
 
 class RedisTier:
@@ -131,5 +129,5 @@ class RedisTier:
             self._trouble("unreachable")
         except CommandError:  # a key of another type: a user has changed it by hand, and this is only a cache
             self._trouble("full")
-        self._paused_until = time.monotonic() + PAUSE_S
+        self._paused_until = time.monotonic() + STORE_PAUSE_S
         return None

@@ -14,9 +14,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from blockrelay_worker.kv.store.tier import StoredPage, Trouble
+from blockrelay_worker.policy import ABANDONED_FILE_S
 
-#: Age at which a file under its temporary name is removed: its writer has died. Seconds.
-ABANDONED_S = 60.0
 _BEGUN = ".begun-"
 
 
@@ -157,7 +156,7 @@ class ShmTier:
         except OSError:
             self._trouble("unreachable")
         for used_ns, _, path in files:
-            if _BEGUN in path and time.time_ns() - used_ns > ABANDONED_S * 1e9:
+            if _BEGUN in path and time.time_ns() - used_ns > ABANDONED_FILE_S * 1e9:
                 _remove(path)
         total = sum(size for _, size, _ in files)
         if keep is not None and total > keep:

@@ -19,13 +19,7 @@ from blockrelay_worker.execution.executor import PageOwner
 from blockrelay_worker.kv.store.given import Given, GivenPages
 from blockrelay_worker.kv.store.record import PageShape, decode_record, encode_record
 from blockrelay_worker.kv.store.tier import StoredPage, Tier
-
-#: Maximum number of pages that wait to be written; more are dropped.
-MAX_QUEUED = 4096
-#: Bytes per call of a tier, about.
-CALL_BYTES = 4 << 20
-#: Seconds after which a load stops before its next call of a tier; pages filled by then are used.
-MAX_LOAD_S = 2.0
+from blockrelay_worker.policy import PAGES_QUEUED, STORE_CALL_BYTES, STORE_LOAD_S
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,7 +82,7 @@ class PageStore:
         self._given = given
         self._blocks = range(first_block, first_block + layout.layers)
         self._page_bytes = layout.layers * self.shape.record_bytes
-        self._per_call = max(1, CALL_BYTES // self._page_bytes)
+        self._per_call = max(1, STORE_CALL_BYTES // self._page_bytes)
         #: The writer's queue: pages to write or to remove; an event, to be set once all before it is written; None, to
         #: have the writer check `_closed`.
         self._fresh: queue.SimpleQueue[Fresh | Spoiled | threading.Event | None] = queue.SimpleQueue()
@@ -112,7 +106,7 @@ class PageStore:
         """Queues a published page to be written. Dropped if too many wait, or if the page is reused before that."""
         if not self._tiers:
             return
-        if self._fresh.qsize() >= MAX_QUEUED:
+        if self._fresh.qsize() >= PAGES_QUEUED:
             self._metrics.page_store_dropped.inc()
             return
         self._fresh.put(Fresh(name, page, self._pool.generations[page]))
@@ -237,7 +231,7 @@ class PageStore:
     def _fill(self, load: Load) -> int:
         """Fills the load's pages in order, up to the first that is missing; returns their number."""
         started, done = time.monotonic(), 0
-        while done < len(load.names) and not self._hurry and time.monotonic() - started < MAX_LOAD_S:
+        while done < len(load.names) and not self._hurry and time.monotonic() - started < STORE_LOAD_S:
             names = load.names[done : done + self._per_call]
             filled = self._fill_some(names, load.pages[done : done + self._per_call])
             if filled < len(names) and load.given is not None:

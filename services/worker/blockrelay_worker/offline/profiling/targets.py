@@ -15,13 +15,10 @@ from blockrelay_worker.execution.loader import CPU, Executors, Gpu, executors_fo
 from blockrelay_worker.execution.onnx.compiled.cache_folder import default_root
 from blockrelay_worker.execution.page_layout import layout_of
 from blockrelay_worker.execution.process.executors import DeviceExecutors
+from blockrelay_worker.policy import PROFILE_MEMORY_SHARE, PROFILE_STEP_S
 
-#: Share of the free memory that weights and KV pages of the measured blocks may take.
-MEMORY_SHARE = 0.5
 #: How often each block is loaded alone, on a CPU and on a device. On a device each time starts a process.
 CPU_LOADS, DEVICE_LOADS = 3, 2
-#: Limit of a step on a device in seconds: many rows at the longest context of a large model take long.
-STEP_LIMIT_S = 300.0
 #: Class name of the device if only one is profiled, in planners and in the source form of a profile.
 ONE_GPU = "GPU"
 
@@ -75,7 +72,7 @@ def targets(folder: BlockFolder, *, threads: int, gpus: Sequence[str]) -> list[T
 
 def stage_bytes(folder: BlockFolder, executors: Executors) -> StageBytes:
     """The sizes of blocks on the device of these executors. A device of unknown memory size shares the host's."""
-    host = int(available_bytes() * MEMORY_SHARE)
+    host = int(available_bytes() * PROFILE_MEMORY_SHARE)
     if isinstance(executors, DeviceExecutors):
         memory = executors.memory(folder)
         return StageBytes(
@@ -101,7 +98,7 @@ def _on_device(folder: BlockFolder, gpu: str, threads: int, warm_bytes: int | No
     how = Gpu(
         gpu,
         settings.gpu_python or sys.executable,
-        STEP_LIMIT_S,
+        PROFILE_STEP_S,
         per_block=True,
         cache=settings.cache_dir or default_root(os.environ),
         budget_bytes=settings.gpu_memory,

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from blockrelay.errors import RedisTrouble, WireError
 from blockrelay.failpoints import reach
 from blockrelay.observability.logs import get
+from blockrelay_worker.policy import HELLO_S, MAX_STRANGERS
 from blockrelay_worker.transport.events import EventSink
 from blockrelay_worker.transport.inbox_reader import decode_entry
 from blockrelay_worker.transport.local_rows.frames import (
@@ -26,10 +27,6 @@ from blockrelay_worker.transport.local_rows.frames import (
 from blockrelay_worker.transport.local_rows.ring import map_ring
 from blockrelay_worker.transport.local_rows.system import own_user, packet_socket, peer, receive_with
 
-#: How long a new connection may take to send its Hello. Seconds.
-HELLO_S = 2.0
-#: Maximum number of connections without a Hello; more are closed at once.
-MAX_STRANGERS = 16
 #: Maximum number of packets read from one sender before the next one's turn.
 _TURN = 16
 

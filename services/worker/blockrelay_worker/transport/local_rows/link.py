@@ -5,6 +5,7 @@ import time
 from collections.abc import Mapping
 
 from blockrelay.errors import WireError
+from blockrelay_worker.policy import CONNECT_S
 from blockrelay_worker.transport.local_rows.frames import WELCOME, Address, Hello, describe, read_count
 from blockrelay_worker.transport.local_rows.ring import Space, new_ring
 from blockrelay_worker.transport.local_rows.system import (
@@ -16,8 +17,6 @@ from blockrelay_worker.transport.local_rows.system import (
     send_with,
 )
 
-#: How long a worker may take to let us in. Seconds.
-CONNECT_S = 1.0
 #: Maximum number of unread messages. The receiver's counts for that many fit into the socket's buffer.
 MAX_UNREAD = 64
 

@@ -7,12 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 from blockrelay.observability.logs import get
+from blockrelay_worker.policy import ENDING_S
 from blockrelay_worker.transport.local_rows.deaths import Deaths
 from blockrelay_worker.transport.local_rows.frames import Address
 from blockrelay_worker.transport.local_rows.link import LinkLost, LocalLink
 
-#: How long a process may take to end after its connection closed. Seconds.
-ENDING_S = 0.2
 #: Number of remembered workers from which on those that are gone are forgotten.
 MAX_REMEMBERED = 64
 

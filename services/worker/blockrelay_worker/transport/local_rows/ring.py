@@ -6,9 +6,7 @@ import sys
 from collections import deque
 
 from blockrelay.errors import WireError
-
-#: Maximum number of bytes in a ring; a larger one is refused.
-MAX_RING_BYTES = 1 << 32
+from blockrelay_worker.policy import MAX_RING_BYTES
 
 
 class Space:

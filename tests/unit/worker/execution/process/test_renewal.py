@@ -4,7 +4,8 @@ import pytest
 
 from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.errors import DeviceLost
-from blockrelay_worker.execution.process.renewal import MOST_LOSSES, OF_LATE_S, QUARANTINE_S, in_quarantine, usable_in_s
+from blockrelay_worker.execution.process.renewal import in_quarantine, usable_in_s
+from blockrelay_worker.policy import MOST_LOSSES, OF_LATE_S, QUARANTINE_S
 from tests.support.worker.devices import Misbehaving
 
 

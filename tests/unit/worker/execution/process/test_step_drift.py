@@ -5,9 +5,10 @@ import pytest
 
 from blockrelay.block_folder.folder import BlockFolder
 from blockrelay_worker.execution.batch import Batch, Segment
-from blockrelay_worker.execution.process.care import ASK_S, DeviceCare
+from blockrelay_worker.execution.process.care import DeviceCare
 from blockrelay_worker.execution.process.stage import DeviceStage
 from blockrelay_worker.execution.process.step_drift import SAMPLE, SHAPES, StepDrift, StepShape, has_grown, shape_of
+from blockrelay_worker.policy import RENEWAL_ASK_S
 from tests.support.worker.devices import Clock, Misbehaving, device_metrics
 
 pytestmark = pytest.mark.thorough
@@ -109,7 +110,7 @@ def test_a_process_whose_steps_get_slower(misbehaving: Misbehaving, fp32: BlockF
     run(stage, care, SAMPLE)
     assert turns == ([] if helps else [False]) and not care.renews
     run(stage, care, 3)
-    clock.now += ASK_S
+    clock.now += RENEWAL_ASK_S
     run(stage, care, SAMPLE)
     assert turns == ([] if helps else [False, True]) and care.renews == (not helps)
     assert metrics.value("device_cleanups") == 1

@@ -14,9 +14,10 @@ import pytest
 from blockrelay.protocol.encoding.forward_segment import ForwardSegment
 from blockrelay.protocol.messages import Forward, NextJob
 from blockrelay_worker.engine.mailbox import Mailbox
+from blockrelay_worker.policy import MAX_STRANGERS
 from blockrelay_worker.transport.local_rows import inbox as inbox_module
 from blockrelay_worker.transport.local_rows.frames import Address, Hello, describe
-from blockrelay_worker.transport.local_rows.inbox import MAX_STRANGERS, LocalInbox
+from blockrelay_worker.transport.local_rows.inbox import LocalInbox
 from blockrelay_worker.transport.local_rows.link import LinkLost, LocalLink
 from blockrelay_worker.transport.local_rows.ring import new_ring
 from blockrelay_worker.transport.local_rows.system import HAS_LOCAL_ROWS, packet_socket

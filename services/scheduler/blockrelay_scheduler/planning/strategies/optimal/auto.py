@@ -21,17 +21,16 @@ from blockrelay_scheduler.planning.strategies.optimal.path_search import PathSea
 from blockrelay_scheduler.planning.strategies.optimal.reasons import explained
 from blockrelay_scheduler.planning.strategies.optimal.search_space import Space, Tables
 from blockrelay_scheduler.planning.strategies.optimal.shortage import what_is_short
+from blockrelay_scheduler.policy import PROOF_LIMIT_S
 
 Search = CountSearch | PathSearch
-#: Seconds that may go until a plan is proved best.
-LIMIT_S = 30.0
 #: A bound on the slowest stage that leaves out only what does not fit.
 ANY = float(np.finfo(np.float64).max)
 
 
 def auto(problem: Problem) -> Placement:
     """The plan with the shortest step; of equal ones that with fewer stages. NoPlan when none fits."""
-    until = time.monotonic() + LIMIT_S
+    until = time.monotonic() + PROOF_LIMIT_S
     # Of CPU devices that share cores the faster one is taken, if it has room.
     fastest, roomiest = Space.of(problem), Space.of(problem, roomiest=True)
     for space in (fastest, roomiest):

@@ -12,9 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockrelay_scheduler.planning.strategies.optimal.search_space import F64, Option, Space, Tables
-
-#: Combinations of used devices up to which this search is quick.
-MAX_COMBINATIONS = 1000
+from blockrelay_scheduler.policy import MAX_COMBINATIONS
 
 
 @dataclass(frozen=True, slots=True)

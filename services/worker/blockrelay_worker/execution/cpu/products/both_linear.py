@@ -15,15 +15,12 @@ from numpy.typing import NDArray
 
 from blockrelay_worker.execution.cpu.products.ort_linear import OrtLinear
 from blockrelay_worker.kernels.interface import F32, U8, Product
+from blockrelay_worker.policy import SECOND_BACKEND_COPIES, SECOND_BACKEND_SHARE, WORTHWHILE_SHARE
 
 #: Row counts that are measured, and the most float operations of a measured call; larger counts keep the last result.
 ROWS = (1, 4, 16, 64, 128, 256, 512)
 _MOST_OPERATIONS = 1 << 38
-#: ONNX Runtime is used where it needs less than this share of our time: its calls cannot be recorded.
-_WORTHWHILE = 0.95
 _ROUNDS = 3
-#: Share of the memory left that ONNX Runtime's weights may take: its packing, and the copy that it keeps beside it.
-_MEMORY_SHARE, _COPIES = 0.25, 2
 #: More rows than any batch has.
 NEVER = 1 << 31
 
@@ -66,7 +63,7 @@ def fits_twice(weight_bytes: int, available: int, kv_bytes: int) -> bool:
 
     `available` bytes are free now; `weight_bytes` for our packed weights and `kv_bytes` for KV pages are taken first.
     """
-    return _COPIES * weight_bytes <= _MEMORY_SHARE * (available - kv_bytes - weight_bytes)
+    return SECOND_BACKEND_COPIES * weight_bytes <= SECOND_BACKEND_SHARE * (available - kv_bytes - weight_bytes)
 
 
 def settle(linears: Iterable[BothLinear]) -> dict[tuple[int, int], int]:
@@ -94,7 +91,7 @@ def faster_from(rows: Sequence[int], seconds: Callable[[int], tuple[float, float
     ort_from = NEVER
     for count in reversed(rows):
         ours, ort = seconds(count)
-        if ort > _WORTHWHILE * ours:
+        if ort > WORTHWHILE_SHARE * ours:
             break
         ort_from = count
     return ort_from

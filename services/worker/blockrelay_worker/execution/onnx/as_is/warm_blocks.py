@@ -19,12 +19,7 @@ from blockrelay.host.memory import anonymous_bytes
 from blockrelay_worker.execution.device_memory import held_at_once
 from blockrelay_worker.execution.onnx.as_is.block import AsIsBlock
 from blockrelay_worker.execution.onnx.tries import TRIES, Tries, TryLimits, reason_of
-
-#: Dropped sessions between two clean-ups.
-CLEAN_UP_EVERY = 5
-#: Bytes by which a process may be larger after a clean-up than after the first one: lost memory, and a session or two.
-#: Beyond that the device is due for a new process.
-GROWTH = 512 << 20
+from blockrelay_worker.policy import MOST_GROWTH_BYTES, SESSIONS_A_CLEAN_UP
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +240,7 @@ class WarmBlocks:
             del self._warm[gone]
             counts.evicted += 1
             self._evicted += 1
-            if self._evicted % CLEAN_UP_EVERY == 0:
+            if self._evicted % SESSIONS_A_CLEAN_UP == 0:
                 self.clean_up(counts)
 
     def clean_up(self, counts: WarmCounts) -> None:
@@ -258,7 +253,7 @@ class WarmBlocks:
         now = anonymous_bytes()
         if self._first_clean_up is None:
             self._first_clean_up = now
-        counts.grown = now > self._first_clean_up + GROWTH
+        counts.grown = now > self._first_clean_up + MOST_GROWTH_BYTES
 
 
 class WarmPart:

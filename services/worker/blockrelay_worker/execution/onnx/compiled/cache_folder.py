@@ -15,9 +15,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from blockrelay.observability.logs import get as log
+from blockrelay_worker.policy import GRAPH_CACHE_BYTES
 
-#: Bytes of all files together: a graph of 32 layers has 0.2 MB.
-MOST_BYTES = 256 << 20
 #: Seconds after which an unfinished file is deleted: its process has died.
 _UNFINISHED_S = 3600.0
 _MAGIC = b"blockrelay cache 1\n"
@@ -62,7 +61,7 @@ def private_folder(path: Path) -> Path | None:
 class CacheFolder:
     """A cache folder. Several processes may use it at once: files appear whole or not at all."""
 
-    def __init__(self, root: Path, *, most_bytes: int = MOST_BYTES) -> None:
+    def __init__(self, root: Path, *, most_bytes: int = GRAPH_CACHE_BYTES) -> None:
         """`root`: a folder that `private_folder` returned."""
         self.root, self._most_bytes = root, most_bytes
 

@@ -28,17 +28,12 @@ from blockrelay_worker.execution.onnx.known_answers import row_error
 from blockrelay_worker.execution.onnx.providers.provider import Place, Provider
 from blockrelay_worker.execution.page_layout import pages_for
 from blockrelay_worker.kernels.specification import PAGE
+from blockrelay_worker.policy import MOST_COPIED_BYTES, MOST_GRAPHS, RECORDING_S
 
-#: Recorded steps that are kept; the least recently used one is dropped for a new one.
-MOST_GRAPHS = 24
 #: Pages of the pools that no run gets, for known steps and for the sequences that fill a bucket.
 SPARE_PAGES = 8
 #: Known steps of a bucket: the first records, the second replays.
 _CHECKS = 2
-#: Bytes of pages that the standard operators of `plain` may copy in a step: a recorded step keeps its memory.
-_MOST_COPIED_BYTES = 32 << 20
-#: Seconds for recording when a stage is loaded; the buckets that are left are recorded when they come.
-WARM_S = 180.0
 
 _DTYPES = {
     "tensor(float)": np.float32,
@@ -91,7 +86,7 @@ class CapturedSteps:
         self._spare = tuple(range(first_spare_page, first_spare_page + SPARE_PAGES))
         self._positions, self._most_pages = model.max_position, pages_for(model.max_position)
         copied = PAGE * model.heads * model.head_dim * np.dtype(flavour.dtype).itemsize
-        self._most_cells = max(1, _MOST_COPIED_BYTES // copied) if flavour == PLAIN else 1 << 20
+        self._most_cells = max(1, MOST_COPIED_BYTES // copied) if flavour == PLAIN else 1 << 20
         self._sessions: dict[bytes, Any] = {}
         self._graphs: OrderedDict[Bucket, _Graph] = OrderedDict()
         self._made = 0
@@ -124,8 +119,8 @@ class CapturedSteps:
         return outputs
 
     def warm(self) -> None:
-        """Records steps of all buckets, until MOST_GRAPHS are recorded or WARM_S seconds are over."""
-        until = time.monotonic() + WARM_S
+        """Records steps of all buckets, until MOST_GRAPHS are recorded or RECORDING_S seconds are over."""
+        until = time.monotonic() + RECORDING_S
         for bucket in all_buckets(most_pages=self._most_pages, most_cells=self._most_cells)[:MOST_GRAPHS]:
             if not self.off and time.monotonic() < until:
                 self._graph(bucket)

@@ -14,11 +14,10 @@ from typing import Any
 
 from blockrelay.observability.logs import get as log
 from blockrelay_worker.execution.onnx.compiled.cache_folder import CacheFolder, private_folder
+from blockrelay_worker.policy import SHADER_CACHE_BYTES
 
 #: Part of the key: changes with the format in which graphs are kept.
 VERSION = 1
-#: Bytes that drivers may use for their own caches of shaders.
-_MOST_SHADER_BYTES = 512 << 20
 
 #: Makes a session of (graph, file to write the optimised graph to, whether the graph is already optimised).
 Make = Callable[[bytes, Path | None, bool], Any]
@@ -98,10 +97,10 @@ def compiled_graphs(root: Path, environment: MutableMapping[str, str]) -> Compil
 def shader_settings(folder: Path) -> Mapping[str, str]:
     """Returns environment variables with which Mesa's and NVIDIA's drivers keep compiled shaders in `folder`, which
     they check and bound themselves. Other drivers, those of Windows among them, have no such variables."""
-    limit = str(_MOST_SHADER_BYTES)
+    limit = str(SHADER_CACHE_BYTES)
     return {
         "MESA_SHADER_CACHE_DIR": str(folder),
-        "MESA_SHADER_CACHE_MAX_SIZE": f"{_MOST_SHADER_BYTES >> 20}M",
+        "MESA_SHADER_CACHE_MAX_SIZE": f"{SHADER_CACHE_BYTES >> 20}M",
         "CUDA_CACHE_PATH": str(folder / "cuda"),
         "CUDA_CACHE_MAXSIZE": limit,
         "__GL_SHADER_DISK_CACHE_PATH": str(folder),

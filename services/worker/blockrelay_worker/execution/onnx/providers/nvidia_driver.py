@@ -5,8 +5,8 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-#: Seconds that nvidia-smi may take.
-_PATIENCE_S = 10.0
+from blockrelay_worker.policy import NVIDIA_SMI_S
+
 _FIELDS = "index,uuid,name,memory.total,memory.free,driver_version"
 
 
@@ -27,7 +27,7 @@ def nvidia_gpus(environment: Mapping[str, str]) -> list[NvidiaGpu]:
     CUDA_DEVICE_ORDER=PCI_BUS_ID: number n of the list is `cuda:n`. Empty without a driver."""
     command = ["nvidia-smi", f"--query-gpu={_FIELDS}", "--format=csv,noheader,nounits"]
     try:
-        answer = subprocess.run(command, capture_output=True, text=True, check=True, timeout=_PATIENCE_S).stdout
+        answer = subprocess.run(command, capture_output=True, text=True, check=True, timeout=NVIDIA_SMI_S).stdout
     except (OSError, subprocess.SubprocessError):
         return []
     rows = [

@@ -17,8 +17,9 @@ from blockrelay_worker.execution.loader import gpu_of
 from blockrelay_worker.execution.onnx.as_is.block import AsIsBlock, Value
 from blockrelay_worker.execution.onnx.as_is.loading import AsIsExecutors, room_for_sessions
 from blockrelay_worker.execution.onnx.as_is.stage import AsIsStage
-from blockrelay_worker.execution.onnx.as_is.warm_blocks import ALL, CLEAN_UP_EVERY, WarmBlocks, WarmLimits
+from blockrelay_worker.execution.onnx.as_is.warm_blocks import ALL, WarmBlocks, WarmLimits
 from blockrelay_worker.execution.onnx.providers.provider import CpuProvider, Steps
+from blockrelay_worker.policy import SESSIONS_A_CLEAN_UP
 from tests.support.models.onnx_blocks_served import opened
 from tests.support.models.reference_blocks import ReferenceModel, write_reference_blocks
 
@@ -63,7 +64,7 @@ def test_room_for_two_of_ten(folder: BlockFolder, provider: type[CpuProvider]) -
     found = greedy(stage, STEPS)
     assert counts.made - made == pytest.approx(STEPS * BLOCKS, abs=1), "the one that comes may be under way"
     assert counts.evicted == pytest.approx(counts.made - 2, abs=1)
-    assert counts.clean_ups == counts.evicted // CLEAN_UP_EVERY and counts.load_seconds > 0
+    assert counts.clean_ups == counts.evicted // SESSIONS_A_CLEAN_UP and counts.load_seconds > 0
     assert anonymous_bytes() - before < 150 * MIB and not counts.grown
     stage.close()
     assert found == greedy(stage_of(folder, ALL), STEPS)
