@@ -21,7 +21,7 @@ from blockrelay_launcher.cli.version import version_text
 from blockrelay_launcher.demo.options import DemoOptions
 from blockrelay_launcher.onnx_blocks import command as onnx_blocks
 from blockrelay_launcher.option_groups import with_option_groups
-from blockrelay_launcher.passed_on import become
+from blockrelay_launcher.passed_on import PASSED_ON, become
 from blockrelay_launcher.supervisor.up import up
 from blockrelay_launcher.up_options.groups import (
     AdvancedOptions,
@@ -157,46 +157,16 @@ _PASSED_ON = {"ignore_unknown_options": True, "allow_interspersed_args": False, 
 Arguments = Annotated[list[str] | None, typer.Argument(metavar="...", help="See --help of the command itself.")]
 
 
-@app.command("generate", context_settings=_PASSED_ON, add_help_option=False)
-def generate(arguments: Arguments = None) -> None:
-    """Generate text in one process, without services."""
-    become("generate", arguments)
+def _pass_on(name: str) -> None:
+    """Adds a command that another process runs, with its own options and help."""
+
+    @app.command(name, context_settings=_PASSED_ON, add_help_option=False)
+    def command(arguments: Arguments = None) -> None:  # pyright: ignore[reportUnusedFunction]
+        become(name, arguments)
 
 
-@app.command("evaluate", context_settings=_PASSED_ON, add_help_option=False)
-def evaluate(arguments: Arguments = None) -> None:
-    """Measure how well a model predicts a text (perplexity), in one process."""
-    become("evaluate", arguments)
-
-
-@app.command("convert", context_settings=_PASSED_ON, add_help_option=False)
-def convert(arguments: Arguments = None) -> None:
-    """Convert a Hugging Face checkpoint into a block folder."""
-    become("convert", arguments)
-
-
-@app.command("devices", context_settings=_PASSED_ON, add_help_option=False)
-def devices(arguments: Arguments = None) -> None:
-    """Show this machine's devices, what each can do, and why one cannot be used."""
-    become("devices", arguments)
-
-
-@app.command("gpu-report", context_settings=_PASSED_ON, add_help_option=False)
-def gpu_report(arguments: Arguments = None) -> None:
-    """Print one JSON object about this machine's GPUs, with known answers and timings, to send to us."""
-    become("gpu-report", arguments)
-
-
-@app.command("plan", context_settings=_PASSED_ON, add_help_option=False)
-def plan(arguments: Arguments = None) -> None:
-    """Choose which device runs which blocks, explain it, and compare plans."""
-    become("plan", arguments)
-
-
-@app.command("analyse", context_settings=_PASSED_ON, add_help_option=False)
-def analyse(arguments: Arguments = None) -> None:
-    """Show what each block of a model costs, and with --sizing what a load of it needs."""
-    become("analyse", arguments)
+for _name in PASSED_ON:
+    _pass_on(_name)
 
 
 def main() -> None:

@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import IO, Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import MofNCompleteColumn, TimeElapsedColumn
 
 from blockrelay.errors import UsageError
 from blockrelay.exit_codes import FAILED
 from blockrelay.onnx_blocks.report import CheckBegins, CheckedBlock, decode_begin, decode_checked, step_seconds
 from blockrelay_launcher.onnx_blocks.check_table import table
-from blockrelay_launcher.onnx_blocks.worker import code_of_silence, how_it_ended, worker
+from blockrelay_launcher.onnx_blocks.worker import code_of_silence, how_it_ended, progress_bar, worker
 from blockrelay_launcher.option_groups import OptionGroup, flag, option
 
 _MODULE = "blockrelay_worker.offline.onnx_blocks.check"
@@ -104,19 +103,16 @@ def _as_json(options: CheckOptions, blocks: list[CheckedBlock], passed: int) -> 
 
 def _watch(lines: IO[bytes], reports: _Reports) -> None:
     """Reads all reports of the worker into `reports`, with a progress bar on a terminal."""
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        bar = progress.add_task("reads the files", total=None)
+    with progress_bar("reads the files", MofNCompleteColumn(), TimeElapsedColumn()) as update:
         for line in lines:
             if reports.begin is None:
                 reports.begin = decode_begin(line)
-                progress.update(bar, total=len(reports.begin.blocks))
+                update(total=len(reports.begin.blocks))
             else:
                 reports.blocks.append(decode_checked(line))
-                progress.advance(bar)
+                update(advance=1)
             if len(reports.blocks) < len(reports.begin.blocks):
-                progress.update(bar, description=reports.begin.blocks[len(reports.blocks)][0])
+                update(description=reports.begin.blocks[len(reports.blocks)][0])
 
 
 def _with_unreported(reports: _Reports, code: int) -> list[CheckedBlock]:

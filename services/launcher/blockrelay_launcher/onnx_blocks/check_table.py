@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from blockrelay.onnx_blocks.report import CheckedBlock, CheckedTensor
 from blockrelay.onnx_blocks.signature import shown
+from blockrelay_launcher.tables import aligned
 
 _HEAD = ("BLOCK", "OUTPUT", "DECLARED", "ACTUAL", "DTYPE", "SECONDS", "RESULT")
 
@@ -13,11 +14,7 @@ def table(blocks: Sequence[CheckedBlock]) -> str:
     with_cpu = any(block.nodes is not None for block in blocks)
     rows = [(*_HEAD[:-1], *(("ON CPU",) if with_cpu else ()), _HEAD[-1])]
     rows += [row for block in blocks for row in _rows(block, with_cpu=with_cpu)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
-    return "\n".join(
-        "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]).rstrip()
-        for row in rows
-    )
+    return aligned(rows)
 
 
 def _rows(block: CheckedBlock, *, with_cpu: bool) -> Iterator[tuple[str, ...]]:

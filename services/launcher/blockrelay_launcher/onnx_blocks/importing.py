@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import IO, Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import DownloadColumn, TimeRemainingColumn
 
 from blockrelay.exit_codes import FAILED
 from blockrelay.extras import need
 from blockrelay.onnx_blocks.llama.import_report import ComparedBlock, ImportResult, decode_told
 from blockrelay.quantities import format_quantity
-from blockrelay_launcher.onnx_blocks.worker import code_of_silence, worker
+from blockrelay_launcher.onnx_blocks.worker import code_of_silence, progress_bar, worker
 from blockrelay_launcher.option_groups import OptionGroup, flag, option
 
 _MODULE = "blockrelay_converter.onnx_source"
@@ -84,15 +83,12 @@ def run_import(options: ImportOptions) -> int:
 
 def watch(lines: IO[bytes]) -> ImportResult | None:
     """Reads the converter's reports and returns its result, if there is one, with a progress bar on a terminal."""
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        bar = progress.add_task("reads the blocks", total=None)
+    with progress_bar("reads the blocks", DownloadColumn(), TimeRemainingColumn()) as update:
         for line in lines:
             report = decode_told(line)
             if isinstance(report, ImportResult):
                 return report
-            progress.update(bar, description=report.what, advance=report.bytes, total=report.total)
+            update(description=report.what, advance=report.bytes, total=report.total)
     return None
 
 

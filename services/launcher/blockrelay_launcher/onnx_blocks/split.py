@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import IO
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import DownloadColumn, TimeRemainingColumn
 
 from blockrelay.onnx_blocks.splitting.report import SplitBegins, decode_begin, decode_written
 from blockrelay_launcher.onnx_blocks.split_table import split_table
-from blockrelay_launcher.onnx_blocks.worker import code_of_silence, worker
+from blockrelay_launcher.onnx_blocks.worker import code_of_silence, progress_bar, worker
 
 _MODULE = "blockrelay_worker.offline.onnx_blocks.splitting.split"
 _WEIGHTS = {
@@ -48,15 +47,12 @@ def run_split(model: Path, out: Path, *, copy_weights: bool, as_json: bool) -> i
 def _watch(lines: IO[bytes]) -> SplitBegins | None:
     """Reads the worker's reports and returns the first one, if there is one, with a progress bar on a terminal."""
     begin: SplitBegins | None = None
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        bar = progress.add_task("reads the model", total=None)
+    with progress_bar("reads the model", DownloadColumn(), TimeRemainingColumn()) as update:
         for line in lines:
             if begin is None:
                 begin = decode_begin(line)
-                progress.update(bar, total=begin.bytes)
+                update(total=begin.bytes)
             else:
                 written = decode_written(line)
-                progress.update(bar, description=written.file, advance=written.bytes)
+                update(description=written.file, advance=written.bytes)
     return begin

@@ -4,17 +4,14 @@ from collections.abc import Iterator, Sequence
 
 from blockrelay.onnx_blocks.splitting.report import SplitBlock
 from blockrelay.quantities import format_quantity
+from blockrelay_launcher.tables import aligned
 
 _HEAD = ("BLOCK", "NODES", "WEIGHTS", "FROM EARLIER BLOCKS")
 
 
 def split_table(blocks: Sequence[SplitBlock]) -> str:
     """Returns the table as text, in aligned columns."""
-    rows = [_HEAD, *(row for block in blocks for row in _rows(block))]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEAD))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    )
+    return aligned([_HEAD, *(row for block in blocks for row in _rows(block))])
 
 
 def _rows(block: SplitBlock) -> Iterator[tuple[str, str, str, str]]:

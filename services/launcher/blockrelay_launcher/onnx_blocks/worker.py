@@ -2,9 +2,13 @@
 
 import signal
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import IO
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn
 
 from blockrelay.exit_codes import FAILED, complain
 from blockrelay_launcher.supervisor.child_process import die_with_parent
@@ -31,6 +35,15 @@ def worker(argv: Sequence[str], *, errors: IO[bytes] | None = None) -> "Iterator
             yield process
         finally:
             process.kill()
+
+
+@contextmanager
+def progress_bar(text: str, *amounts: ProgressColumn) -> Iterator[Callable[..., None]]:
+    """Shows a bar on stderr if it is a terminal: `text`, the bar, `amounts`. Yields the update of Rich for its task."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), *amounts)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        yield partial(progress.update, progress.add_task(text, total=None))
 
 
 def how_it_ended(code: int) -> str:
