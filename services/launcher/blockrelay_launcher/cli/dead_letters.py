@@ -22,16 +22,16 @@ from blockrelay.errors import UsageError, WireError
 from blockrelay.protocol.encoding.request_ids import own_id
 from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.messages import RequestBody
-from blockrelay.redis.cell_address import CellAddress, connected, find_cell
+from blockrelay.redis.cell_address import CellAddress, connected
 from blockrelay.typed_command import typed
+from blockrelay_launcher.cli.cell_options import CellOptions
+from blockrelay_launcher.option_groups import with_option_groups
 
 app = typer.Typer(
     name="dead-letters", no_args_is_help=True, help="List, show, replay and remove requests that could not be computed."
 )
 
 Letter = Annotated[str, typer.Argument(metavar="ID", help="Id of the request: req-..., cmpl-... or chatcmpl-...")]
-RedisUrl = Annotated[str | None, typer.Option("--redis", metavar="URL", help="Control Redis of the cell.")]
-Data = Annotated[Path | None, typer.Option("--data", metavar="DIR", help="Data folder of a running `blockrelay up`.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,13 +109,13 @@ def _find(cell: CellAddress, request: str) -> DeadLetter:
 
 
 @app.command("list")
+@with_option_groups
 def show_all(
-    redis: RedisUrl = None,
-    data: Data = None,
+    named: CellOptions,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON array instead of a table.")] = False,
 ) -> None:
     """Show all dead letters, the oldest first."""
-    cell = find_cell(redis, data)
+    cell = named.find()
     with connected(cell) as client:
         letters = read_letters(client, cell.keys)
     if as_json:
@@ -132,14 +132,14 @@ def show_all(
 
 
 @app.command("show")
+@with_option_groups
 def show_one(
     request: Letter,
-    redis: RedisUrl = None,
-    data: Data = None,
+    named: CellOptions,
     prompt: Annotated[bool, typer.Option("--prompt", help="Show its prompt too, as token ids.")] = False,
 ) -> None:
     """Show one dead letter with all its facts, as JSON."""
-    letter = _find(find_cell(redis, data), request)
+    letter = _find(named.find(), request)
     facts = letter.summary()
     if prompt:
         facts["prompt"] = RequestBody.decode(letter.body).prompt.tolist()
@@ -147,14 +147,14 @@ def show_one(
 
 
 @app.command("replay")
+@with_option_groups
 def replay(
     request: Letter,
-    redis: RedisUrl = None,
-    data: Data = None,
+    named: CellOptions,
     model: Annotated[Path | None, typer.Option(help="Block folder of its model; default: BLOCKRELAY_MODEL.")] = None,
 ) -> None:
     """Run the request alone in a new process, without services, and print the outcome. Exit code 1: it fails again."""
-    cell = find_cell(redis, data)
+    cell = named.find()
     folder = (model or cell.settings.model).absolute()
     model_key = open_block_folder(folder, blocks=[]).model_key
     letter = _find(cell, request)
@@ -162,16 +162,8 @@ def replay(
         raise UsageError(f"{letter.request} was for another model than {folder}: choose it with --model")
     typer.echo(f"{letter.request}: {letter.why}, {letter.committed} tokens were committed. Now alone:")
     sys.stdout.flush()
-    argv = [
-        sys.executable,
-        "-P",
-        "-m",
-        "blockrelay_worker.offline.replay",
-        "--model",
-        str(folder),
-        "--request",
-        letter.request,
-    ]
+    argv = [sys.executable, "-P", "-m", "blockrelay_worker.offline.replay"]
+    argv += ["--model", str(folder), "--request", letter.request]
     code = subprocess.run(argv, input=letter.body, check=False, env=os.environ.copy()).returncode
     if code < 0:
         typer.echo(f"\nthe process was killed by signal {-code}: it kills its worker")
@@ -183,16 +175,16 @@ def replay(
 
 
 @app.command("remove")
+@with_option_groups
 def remove(
+    named: CellOptions,
     request: Annotated[str | None, typer.Argument(metavar="ID", help="Id of the request.")] = None,
-    redis: RedisUrl = None,
-    data: Data = None,
     everything: Annotated[bool, typer.Option("--all", help="Remove all dead letters.")] = False,
 ) -> None:
     """Remove one dead letter, or all."""
     if (request is None) != everything:
         raise UsageError("give an ID or --all")
-    cell = find_cell(redis, data)
+    cell = named.find()
     entries = [] if request is None else [_find(cell, request).entry]
     with connected(cell) as client:
         if request is None:

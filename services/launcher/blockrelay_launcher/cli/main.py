@@ -11,11 +11,11 @@ import typer
 
 from blockrelay.command_app import run_app
 from blockrelay.extras import need
-from blockrelay.redis.cell_address import find_cell
 from blockrelay.settings import check_names, is_link
 from blockrelay.up_file import read_running
 from blockrelay_launcher.cli import api_keys, cells, dead_letters, measure, status_events
 from blockrelay_launcher.cli import status as cell_status
+from blockrelay_launcher.cli.cell_options import CellOptions
 from blockrelay_launcher.cli.groups import Grouped
 from blockrelay_launcher.cli.version import version_text
 from blockrelay_launcher.demo.options import DemoOptions
@@ -42,16 +42,6 @@ app.add_typer(api_keys.app)
 app.add_typer(dead_letters.app)
 app.add_typer(measure.app)
 app.add_typer(onnx_blocks.app)
-
-RedisUrl = Annotated[
-    str | None,
-    typer.Option(
-        "--redis",
-        metavar="URL",
-        help="URL of the control Redis: redis://HOST:PORT/DB, unix://PATH, or redis+sentinel://, redis+cluster://.",
-    ),
-]
-Data = Annotated[Path | None, typer.Option("--data", metavar="DIR", help="Data folder of a running `blockrelay up`.")]
 
 
 def _show_version(wanted: bool) -> None:
@@ -99,23 +89,23 @@ def start(
 
 
 @app.command("status")
+@with_option_groups
 def show_status(
-    redis: RedisUrl = None,
-    data: Data = None,
+    named: CellOptions,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
     follow: Annotated[
         bool, typer.Option("--follow", help="Show the events of all stages as they happen, until Ctrl-C.")
     ] = False,
 ) -> None:
     """Show the plan, the workers and the queue."""
-    cell = find_cell(redis, data)
+    cell = named.find()
     if follow:
         with contextlib.suppress(KeyboardInterrupt):
             status_events.follow(cell, typer.echo, as_json=as_json)
         return
     status = cell_status.read_status(cell)
     cell_status.add_totals(status)
-    status["refused"] = read_running(data).refused if data else {}
+    status["refused"] = read_running(named.data).refused if named.data else {}
     typer.echo(json.dumps(status, indent=1)) if as_json else cell_status.show(status)
 
 
@@ -134,13 +124,13 @@ def show_cells(
 
 
 @app.command("cancel")
+@with_option_groups
 def cancel(
     request: Annotated[str, typer.Argument(metavar="ID", help="Id of the request: req-..., cmpl-... or chatcmpl-...")],
-    redis: RedisUrl = None,
-    data: Data = None,
+    named: CellOptions,
 ) -> None:
     """Cancel a request that waits or runs."""
-    typer.echo(cell_status.cancel(find_cell(redis, data), request))
+    typer.echo(cell_status.cancel(named.find(), request))
 
 
 @app.command("demo")
