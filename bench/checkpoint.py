@@ -17,7 +17,7 @@ from safetensors.numpy import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 ROOT = Path(__file__).parents[1]
-MOST_TOKENS = 8000
+MAX_TOKENS_OF_VOCABULARY = 8000
 #: hidden, layers, heads, kv heads, head size, MLP, vocabulary. llama8b and llama2-7b are the exact shapes of
 #: Llama-3.1-8B and Llama-2-7B.
 SHAPES = {
@@ -125,7 +125,7 @@ def _write_tokenizer(out: Path, vocabulary: int) -> None:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=min(MOST_TOKENS, vocabulary),
+        vocab_size=min(MAX_TOKENS_OF_VOCABULARY, vocabulary),
         special_tokens=["<unk>", "<s>", "</s>"],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,

@@ -43,8 +43,10 @@ def one_way_s(hidden: int, rows: int = 1, *, runs: int = RUNS) -> float:
     echo.start()
     try:
         ours.send(inbox.address)
-        link = LocalLink(_address(ours), worker="there", ring_bytes=RING_BYTES)
-        segment = ForwardSegment(request="r", run="r", sequence=0, position=0, token_ids=(0,) * rows, ends_known=True)
+        link = LocalLink(_address(ours), worker_id="there", ring_bytes=RING_BYTES)
+        segment = ForwardSegment(
+            request_id="r", run_id="r", sequence=0, position=0, token_ids=(0,) * rows, ends_known=True
+        )
         message = Forward(sender="there", segments=(segment,), rows=np.zeros((rows, hidden), np.float32))
         times: list[float] = []
         for _ in range(WARM_UP + runs):
@@ -66,7 +68,7 @@ def _echo(pipe: Connection) -> None:
     inbox = LocalInbox(mailbox)
     inbox.start()
     pipe.send(inbox.address)
-    link = LocalLink(_address(pipe), worker="back", ring_bytes=RING_BYTES)
+    link = LocalLink(_address(pipe), worker_id="back", ring_bytes=RING_BYTES)
     while True:
         event = mailbox.events.get()
         assert isinstance(event, Forward)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from blockrelay_worker.kernels import PAGE, Kernels, load_kernels, supported_variants
+from blockrelay_worker.kernels import PAGE, Kernels, load_kernels, supported_isas
 
 HIDDEN, MLP, QUERY_HEADS, KV_HEADS, HEAD_DIM = 2048, 8192, 32, 8, 64
 
@@ -88,10 +88,10 @@ def attention_us(
     return median_us(lambda: kernels.attention(q, k_pages, v_pages, table, segments, out=out), seconds)
 
 
-def report(variant: str, threads: int, seconds: float) -> None:
+def report(isa: str, threads: int, seconds: float) -> None:
     """Prints the figures of one instruction set."""
-    kernels = load_kernels(threads, variant=variant)
-    print(f"{variant}, {threads} threads")
+    kernels = load_kernels(threads, isa=isa)
+    print(f"{isa}, {threads} threads")
     for rows in (1, 16, 128):
         figures = "  ".join(f"{name} {us:.0f}" for name, us in row_kernels(kernels, rows, seconds).items())
         print(f"  rows {rows:4d}: {figures}")
@@ -120,11 +120,11 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=0.3, help="seconds of each measurement")
     parser.add_argument(
-        "--variants", nargs="*", default=list(supported_variants()), help="instruction sets; default: all of this CPU"
+        "--variants", nargs="*", default=list(supported_isas()), help="instruction sets; default: all of this CPU"
     )
     arguments = parser.parse_args()
-    for variant in arguments.variants:
-        report(variant, arguments.threads, arguments.seconds)
+    for isa in arguments.variants:
+        report(isa, arguments.threads, arguments.seconds)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from bench.pairs import MODEL, ROOT, How, running
 
 MIB = 1 << 20
 #: Most bytes of a body: a little below the gateway's default limit.
-MOST = 8 * MIB - 1024
+MAX_BODY_BYTES = 8 * MIB - 1024
 LOOK_S = 0.01
 
 
@@ -35,8 +35,8 @@ def kinds() -> list[tuple[str, bytes]]:
     part = {"type": "text", "text": "And then she went on. "}
     return [
         ("/v1/completions", json.dumps({"prompt": "a" * (4 * MIB)}).encode()),
-        ("/v1/completions", b'{"prompt": "x", "metadata": [' + b"{}," * (MOST // 3 - 20) + b"{}]}"),
-        ("/v1/completions", json.dumps({"prompt": [7] * (MOST // 3 - 20)}).encode()),
+        ("/v1/completions", b'{"prompt": "x", "metadata": [' + b"{}," * (MAX_BODY_BYTES // 3 - 20) + b"{}]}"),
+        ("/v1/completions", json.dumps({"prompt": [7] * (MAX_BODY_BYTES // 3 - 20)}).encode()),
         ("/v1/infer", json.dumps({"input_tensors": {"input_ids": tensor}}).encode()),
         (
             "/v1/chat/completions",

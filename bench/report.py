@@ -221,7 +221,7 @@ def _commands() -> str:
     """Returns a list of the commands that measure each part."""
     lines = [f"- peers: `blockrelay bench {SIZES}` and `blockrelay bench {LONG}` beside `bench/peers/`"]
     for part, sides in OUR_RUNS.items():
-        commands = " and ".join(f"`blockrelay bench {run}`" for runs in sides.values() for run in runs)
+        commands = " and ".join(f"`blockrelay bench {run_id}`" for runs in sides.values() for run_id in runs)
         lines.append(f"- {part}{' (on demand)' if part in ON_DEMAND else ''}: {commands}")
     for part, scenario in SCENARIOS.items():
         of = f"`python -m bench.scenarios.{scenario} --model DIR`"

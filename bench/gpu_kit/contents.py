@@ -6,7 +6,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 #: Most bytes of a kit: it is copied together with a checkout, and both together may have 64 MiB.
-MOST_BYTES = 45_000_000
+MAX_BYTES = 45_000_000
 #: The Python of the machine with the GPU, and the platforms whose wheels it accepts.
 PYTHON = "3.12"
 PLATFORMS = (
@@ -104,8 +104,8 @@ def _lacks(name: str, required: str, have: Callable[[str], str | None]) -> bool:
 def too_large(files: Mapping[str, int]) -> str:
     """Says that a kit of these files (bytes by name) is too large, and names the largest; empty if it is not."""
     total = sum(files.values())
-    if total <= MOST_BYTES:
+    if total <= MAX_BYTES:
         return ""
     largest = sorted(files.items(), key=lambda one: -one[1])[:5]
     named = ", ".join(f"{name} {size:,}" for name, size in largest)
-    return f"the kit has {total:,} bytes, and {MOST_BYTES:,} may travel; the largest: {named}"
+    return f"the kit has {total:,} bytes, and {MAX_BYTES:,} may travel; the largest: {named}"

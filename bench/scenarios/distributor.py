@@ -56,7 +56,7 @@ def loading(model: Path) -> dict[str, float]:
     pages, threads = pages_for(PROMPT + LONG_NEW), cores()
     whole = CpuExecutors(threads).load(folder, 1, folder.model.blocks, pages=pages)
     load_s = time.perf_counter() - began
-    variant = whole.variant
+    variant = whole.backend
     whole.close()
 
     began = time.perf_counter()
@@ -66,7 +66,7 @@ def loading(model: Path) -> dict[str, float]:
 
     kernels, began = load_kernels(threads), time.perf_counter()
     parts = [
-        StageExecutor(folder, one.first, one.last, pages=pages, threads=threads, kernels=kernels, variant=variant)
+        StageExecutor(folder, one.first, one.last, pages=pages, threads=threads, kernels=kernels, backend=variant)
         for one in split
     ]
     weights_s = time.perf_counter() - began

@@ -10,7 +10,7 @@ from itertools import combinations
 
 from blockrelay.block_folder.analysis import BlockCost, ModelAnalysis
 from blockrelay.block_folder.model import Precision
-from blockrelay.planning.devices import Device, Fleet, Link
+from blockrelay.planning.devices import Device, DeviceLink, Fleet
 from blockrelay.planning.profile import BlockProfile, Hop, Profile
 from blockrelay_scheduler.planning.cost_model import CostModel
 from blockrelay_scheduler.planning.problem import Objective, Problem, Promise
@@ -60,12 +60,14 @@ def problem(blocks: int, devices: int, classes: int, links: str, objective: Obje
     )
 
 
-def linked(devices: Sequence[Device], links: str) -> tuple[Link, ...]:
+def linked(devices: Sequence[Device], links: str) -> tuple[DeviceLink, ...]:
     """Returns the links between all hosts: none, all equal, or five different kinds ("differ")."""
     if links == "none":
         return ()
     return tuple(
-        Link(between=(a.host, b.host), seconds=2e-4 * (1 + (at % 5 if links == "differ" else 0)), seconds_per_byte=1e-9)
+        DeviceLink(
+            between=(a.host, b.host), seconds=2e-4 * (1 + (at % 5 if links == "differ" else 0)), seconds_per_byte=1e-9
+        )
         for at, (a, b) in enumerate(combinations(devices, 2))
     )
 

@@ -101,7 +101,7 @@ class SimulatedWorker:
         registration = Registration(
             links, model=MODEL, device="cpu", numerics=NUMERICS, host="127.0.0.1", port=0, threads=1
         )
-        self.worker, split = registration.worker, f"1-{BLOCKS}"
+        self.worker_id, split = registration.worker_id, f"1-{BLOCKS}"
         registration.announce(Assignment(split, 0, parse_split(split)[0], epoch=0), pages=1 << 20, slots=AT_ONCE)
 
     def finish(self, kind: Kind, requests: int) -> float:
@@ -121,10 +121,10 @@ class SimulatedWorker:
         self._commit(runs, 0, kind.tokens // 2)
         for _ in range(kind.reruns):
             for run in runs:
-                self.scripts.run(calls.rerun(run.request, run.run, "death"))
+                self.scripts.run(calls.rerun(run.request_id, run.run_id, "death"))
             runs = self._claim(requests)
         self._commit(runs, kind.tokens // 2, kind.tokens, end=True)
-        self.client.xtrim(self.keys.inbox(self.worker), maxlen=0)
+        self.client.xtrim(self.keys.inbox(self.worker_id), maxlen=0)
         logs = [self.keys.log(request_id) for request_id in request_ids]
         seconds = self.client.ttl(logs[0])
         if seconds > kind.retention_s // 2:
@@ -147,8 +147,8 @@ class SimulatedWorker:
         """Claims until this many runs have begun."""
         runs: list[Claimed] = []
         while len(runs) < requests:  # Redis delays a second re-run at the same position a little
-            self.scripts.run(calls.beat(self.worker))
-            call = calls.claim(self.worker, requests - len(runs), free_pages=1 << 20)
+            self.scripts.run(calls.heartbeat(self.worker_id))
+            call = calls.claim(self.worker_id, requests - len(runs), free_pages=1 << 20)
             runs += self.scripts.run(call)
         return runs
 
@@ -159,7 +159,7 @@ class SimulatedWorker:
             tokens = self.made.integers(3, VOCABULARY, len(runs)).tolist()
             commits = [
                 Commit(
-                    request=run.request, run=run.run, position=at, tokens=(token,),
+                    request_id=run.request_id, run_id=run.run_id, position=at, tokens=(token,),
                     end="length" if over else "", meta=self._meta() if over else "",
                 )
                 for run, token in zip(runs, tokens, strict=True)
@@ -173,7 +173,7 @@ class SimulatedWorker:
             {
                 "execution_times": {f"block_{number + 1}": seconds for number, seconds in enumerate(times)},
                 "gpu_blocks": [],
-                "route": [self.worker],
+                "route": [self.worker_id],
                 "seed": int(self.made.integers(2**53)),
                 "cached_tokens": 16,
             }

@@ -20,7 +20,7 @@ STEP_TARGET_S: float = _SETTINGS["step_target_s"].default
 #: Shares of a gateway's work for a request: before ACCEPT, after it, and after the end of its stream. Assumed.
 BEFORE_ACCEPT, BEHIND_ACCEPT, BEHIND_END = 0.3, 0.5, 0.2
 #: Most jobs of one CLAIM, as in `engine/loop.py`.
-MOST_JOBS = 16
+MAX_JOBS = 16
 #: Rows of the prompt by which a worker learns the seconds of one.
 SOME_ROWS = 64
 
@@ -29,7 +29,7 @@ SOME_ROWS = 64
 class Run:
     """A request on a route."""
 
-    request: ClientRequest
+    request_id: ClientRequest
     computed: int = 0
     """Tokens of the prompt that all stages have computed."""
     given: int = 0
@@ -42,16 +42,16 @@ class Run:
     @property
     def missing(self) -> int:
         """The number of known tokens that are not computed yet; 0 when the request has all its tokens."""
-        return 0 if self.given == self.request.new else max(1, self.request.prompt - self.computed)
+        return 0 if self.given == self.request_id.new else max(1, self.request_id.prompt - self.computed)
 
     @property
     def decodes(self) -> bool:
         """True if the whole prompt is computed."""
-        return self.computed == self.request.prompt
+        return self.computed == self.request_id.prompt
 
     def gives(self, rows: int) -> bool:
         """Returns whether it generates a token after `rows` more rows."""
-        return self.computed + rows >= self.request.prompt
+        return self.computed + rows >= self.request_id.prompt
 
     def advance(self, rows: int) -> None:
         """Notes that all stages have computed `rows` more rows."""
@@ -143,7 +143,7 @@ class Route:
         if self._stages[0].busy:
             return
         if self._claim_due and (room := MAX_REQUESTS - len(self._runs)) > 0:
-            self._claim(min(room, MOST_JOBS))
+            self._claim(min(room, MAX_JOBS))
         else:
             self._step()
 
@@ -285,7 +285,7 @@ class Route:
         runs, self._given, self._committing = self._given, [], True
         cell, costs, last = self._cell, self._cell.costs, self._stages[-1]
         ended = self._ending(runs)
-        tokens = [run.request for run in runs]
+        tokens = [run.request_id for run in runs]
 
         def commits() -> tuple[float, bool]:
             cell.logs.written(tokens)
@@ -309,8 +309,8 @@ class Route:
     def _ending(self, runs: Sequence[Run]) -> list[Run]:
         """Counts the tokens of `runs`, one entry for each, as committed; returns the runs that have ended with them."""
         for run in runs:
-            run.request.committed += 1
-        return [run for run in dict.fromkeys(runs) if run.request.committed == run.request.new]
+            run.request_id.committed += 1
+        return [run for run in dict.fromkeys(runs) if run.request_id.committed == run.request_id.new]
 
 
 class Cell:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from bench.simulate.load import Lengths, Load
 from bench.simulate.system import Setup
 from blockrelay.host.cpu import cores
-from blockrelay_worker.scheduling.micro_batches import Seat, groups_of
+from blockrelay_worker.scheduling.micro_batches import WorkerCores, groups_of
 
 #: Lengths are drawn at random: requests of one length that begin together would end together for ever.
 PROMPT, NEW, LONG_PROMPT = Lengths(16, 48), Lengths(32, 96), Lengths(192, 320)
@@ -33,7 +33,7 @@ def closed(clients: int, prompt: Lengths = PROMPT, new: Lengths = NEW) -> Load:
 
 def staged() -> Setup:
     """Returns a system of two stages on this host."""
-    return Setup(workers=2, stages=2, groups=groups_of([Seat("here", cores(), 1)] * 2))
+    return Setup(workers=2, stages=2, groups=groups_of([WorkerCores("here", cores(), 1)] * 2))
 
 
 def known() -> tuple[list[Configuration], list[Configuration]]:

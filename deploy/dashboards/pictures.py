@@ -19,7 +19,7 @@ from deploy.dashboards.panel import Dashboard, Panel
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "dashboards"
 _COLUMNS = 2
 _UNITS = {"s": "s", "bytes": "B", "Bps": "B/s", "celsius": "°C", "watt": "W"}
-_MOST_NAMED = 6  # the names of more series do not fit into a panel's legend
+_MAX_NAMED = 6  # the names of more series do not fit into a panel's legend
 
 
 def main(recorded: Path) -> None:
@@ -65,7 +65,7 @@ def _draw_map(drawn: Any, panel: Panel, series: list[list[Any]], run: dict[str, 
 def _draw_panel(drawn: Any, panel: Panel, series: list[list[Any]], run: dict[str, Any]) -> None:
     """Draws a panel as lines, with the times of all causes in grey and of its own in orange."""
     for legend, points in series:
-        named = {"label": legend} if legend and len(series) <= _MOST_NAMED else {}
+        named = {"label": legend} if legend and len(series) <= _MAX_NAMED else {}
         drawn.plot([at - run["began"] for at, _ in points], [value for _, value in points], linewidth=1.2, **named)
     for cause, start, end in run["causes"]:
         here, colour, alpha = (cause, "#d97706", 0.25) if cause == panel.cause else ("", "#9aa5b1", 0.1)

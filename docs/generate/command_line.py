@@ -27,7 +27,7 @@ asked for something impossible; `dead-letters replay` ends with 1 when the reque
 was lost or differed. [Operations](operations.md) says when to use which.
 """
 #: Commands that become another process, with that one's options.
-_PASSED_ON: dict[str, typer.Typer] = {
+_OTHER_SERVICES: dict[str, typer.Typer] = {
     "convert": convert.app,
     "generate": generate.app,
     "evaluate": evaluate.app,
@@ -49,8 +49,8 @@ def page() -> str:
 def _commands(name: str, command: Any) -> Iterator[tuple[str, Any]]:
     """Every command that does something, by its full name."""
     last = name.rsplit(" ", 1)[-1]
-    if last in _PASSED_ON:
-        command = get_command(_PASSED_ON[last])
+    if last in _OTHER_SERVICES:
+        command = get_command(_OTHER_SERVICES[last])
     inner: dict[str, Any] = getattr(command, "commands", {})
     if not inner or getattr(command, "invoke_without_command", False):
         yield name, command

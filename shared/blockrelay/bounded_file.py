@@ -6,17 +6,17 @@ from pathlib import Path
 from blockrelay.errors import UsageError
 
 
-def read_bounded(path: Path, most: int) -> bytes:
+def read_bounded(path: Path, max_bytes: int) -> bytes:
     """Returns the content of a file.
 
-    Raises UsageError, one line that names the file, if it cannot be read or is larger than `most` bytes.
+    Raises UsageError, one line that names the file, if it cannot be read or is larger than `max_bytes` bytes.
     """
     try:
         content = path.read_bytes()
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from None
-    if len(content) > most:
-        raise UsageError(f"{path}: larger than {most >> 20} MiB")
+    if len(content) > max_bytes:
+        raise UsageError(f"{path}: larger than {max_bytes >> 20} MiB")
     return content
 
 

@@ -117,35 +117,35 @@ def test_kill_9_of_each_worker_container_in_turn_under_twenty_requests_changes_n
 
     def keep_asking(job: Job) -> None:
         while not over.is_set():
-            assert complete(up, job) == golden[job.request], job
-            completed[job.request] += 1
+            assert complete(up, job) == golden[job.request_id], job
+            completed[job.request_id] += 1
 
     workers = up.stack.containers("worker")
     assert len(workers) == 4
     with ThreadPoolExecutor(len(jobs)) as pool:
         clients = [pool.submit(keep_asking, job) for job in jobs]
         try:
-            for worker in workers:
+            for worker_id in workers:
                 wait_until(lambda: up.stack.running_requests() > 10, "most requests have tokens", timeout_s=90)
-                up.stack.kill(worker)
+                up.stack.kill(worker_id)
                 before = completed.total()
                 wait_until(lambda: completed.total() > before + 20, "requests go on without it", timeout_s=90)  # noqa: B023
-                up.stack.start(worker)
+                up.stack.start(worker_id)
                 up.stack.wait_worker_ready(workers)
         finally:
             over.set()
         for client in clients:
             client.result(120)
-    assert set(completed) == {job.request for job in jobs}
+    assert set(completed) == {job.request_id for job in jobs}
 
 
 def test_a_worker_that_crashes_is_started_again(up: Up) -> None:
-    worker = up.stack.containers("worker")[0]
+    worker_id = up.stack.containers("worker")[0]
     crash = "import os; os.kill(int(open('/proc/1/task/1/children').read().split()[0]), 9)"
-    before = up.stack.inspect(worker)["RestartCount"]
-    up.stack.python(worker, crash)  # it is part of what it kills: no answer to expect
-    wait_until(lambda: up.stack.inspect(worker)["RestartCount"] > before, "the engine starts it again", timeout_s=60)
-    up.stack.wait_worker_ready([worker])
+    before = up.stack.inspect(worker_id)["RestartCount"]
+    up.stack.python(worker_id, crash)  # it is part of what it kills: no answer to expect
+    wait_until(lambda: up.stack.inspect(worker_id)["RestartCount"] > before, "the engine starts it again", timeout_s=60)
+    up.stack.wait_worker_ready([worker_id])
 
 
 def test_kill_9_of_redis_costs_time_and_nothing_else(up: Up) -> None:
@@ -153,25 +153,25 @@ def test_kill_9_of_redis_costs_time_and_nothing_else(up: Up) -> None:
     golden = golden_tokens(open_block_folder(up.model), jobs, seed=SEED)
     redis, payload = up.stack.containers("redis") + up.stack.containers("redis-payload")
     with ThreadPoolExecutor(len(jobs)) as pool:
-        answers = {job.request: pool.submit(complete, up, job) for job in jobs}
+        answers = {job.request_id: pool.submit(complete, up, job) for job in jobs}
         for server in (redis, payload):
             left = lambda: sum(not answer.done() for answer in answers.values())  # noqa: E731
             wait_until(lambda: 0 < left() == up.stack.running_requests(), "all that are left have tokens", timeout_s=90)  # noqa: B023
             up.stack.kill(server)
             up.stack.start(server)
-        assert {request: answer.result(180) for request, answer in answers.items()} == golden
+        assert {request_id: answer.result(180) for request_id, answer in answers.items()} == golden
     wait_until(up.stack.is_ready, "ready again", timeout_s=60)
 
 
 def test_what_was_accepted_is_finished_after_everything_was_killed_at_once(up: Up) -> None:
     jobs = up.jobs(seed=47, tokens=200)
     golden = golden_tokens(open_block_folder(up.model), jobs, seed=SEED)
-    accepted = {job.request: f"{up.stack.url}/v1/requests/{post(up, job, background=True)['id']}" for job in jobs}
+    accepted = {job.request_id: f"{up.stack.url}/v1/requests/{post(up, job, background=True)['id']}" for job in jobs}
     up.stack.compose("kill")
     up.stack.up()
-    for request, address in accepted.items():
+    for request_id, address in accepted.items():
         wait_until(lambda: httpx.get(address).json()["finish_reason"], "it is finished", timeout_s=180)  # noqa: B023
-        assert httpx.get(address).json()["token_ids"] == golden[request]
+        assert httpx.get(address).json()["token_ids"] == golden[request_id]
 
 
 @pytest.mark.parametrize(

@@ -190,17 +190,17 @@ def test_a_stream_outlives_the_container_of_the_gpu(stack: ComposeStack) -> None
             stream_options={"include_usage": True},
             extra_body={"ignore_eos": True},
         )
-        request, tokens, prompt_tokens = "", 0, 0
+        request_id, tokens, prompt_tokens = "", 0, 0
         for chunk in stream:
             tokens += bool(chunk.choices and chunk.choices[0].text)
-            request = chunk.id
+            request_id = chunk.id
             if chunk.usage is not None:
                 prompt_tokens = chunk.usage.prompt_tokens
             if tokens == 40 and stack.inspect(gpu)["State"]["Running"]:
                 stack.kill(gpu)
         stack.start(gpu)
         wait_for_the_device(stack)
-        view = client.get(f"/requests/{request}", cast_to=object)
+        view = client.get(f"/requests/{request_id}", cast_to=object)
         view = json.loads(json.dumps(view))
         (event,) = view["fallback_events"]
         assert (event["block_id"], event["from"], event["to"], event["success"]) == ("block_4", "GPU", "CPU", True)

@@ -140,11 +140,11 @@ def test_jaeger_has_the_trace_of_a_request(stack: ComposeStack) -> None:
     if not is_here("jaeger"):
         pytest.skip("NOT TESTED: Jaeger's image cannot be had here")
     body = {"prompt": [1, 5, 9], "max_tokens": 3}
-    request = own_id(httpx.post(f"{stack.url}/v1/completions", json=body, timeout=60).json()["id"])
+    request_id = own_id(httpx.post(f"{stack.url}/v1/completions", json=body, timeout=60).json()["id"])
     jaeger = stack.address("jaeger")
 
     def traced() -> bool:
         traces = ask(f"{jaeger}/api/traces", service="blockrelay-gateway")["data"]
-        return request in json.dumps(traces)
+        return request_id in json.dumps(traces)
 
     wait_until(traced, "its trace is there", timeout_s=60)

@@ -139,10 +139,10 @@ def test_three_gateways_share_what_comes_through_one_port(up: Up) -> None:
     assert len(gateways) == 3
     jobs = up.jobs(12, seed=53, tokens=100)
     with ThreadPoolExecutor(len(jobs)) as pool:
-        answers = {job.request: pool.submit(up.complete, job, stream=True) for job in jobs}
+        answers = {job.request_id: pool.submit(up.complete, job, stream=True) for job in jobs}
         wait_until(lambda: all(up.running(gateways)), "each has some", timeout_s=90)
-        assert {request: answer.result() for request, answer in answers.items()} == {
-            job.request: up.golden[job.request] for job in jobs
+        assert {request_id: answer.result() for request_id, answer in answers.items()} == {
+            job.request_id: up.golden[job.request_id] for job in jobs
         }
 
 
@@ -203,18 +203,18 @@ def test_kill_9_of_a_gateway_breaks_its_own_answers_only_and_loses_none(up: Up) 
         while True:
             late = dead.is_set()
             try:
-                return up.complete(job, stream=number % 2 == 0, idempotency_key=job.request)
+                return up.complete(job, stream=number % 2 == 0, idempotency_key=job.request_id)
             except BrokeOff as error:
                 assert not late, f"sent to a gateway that is gone: {error}"
-                broken.append(job.request)
+                broken.append(job.request_id)
 
     with ThreadPoolExecutor(len(jobs)) as pool:
-        answers = {job.request: pool.submit(insist, number, job) for number, job in enumerate(jobs)}
+        answers = {job.request_id: pool.submit(insist, number, job) for number, job in enumerate(jobs)}
         wait_until(lambda: all(up.running(gateways)), "each has some", timeout_s=90)
         up.stack.kill(gateways[0])
         dead.set()
-        assert {request: answer.result(300) for request, answer in answers.items()} == {
-            job.request: up.golden[job.request] for job in jobs
+        assert {request_id: answer.result(300) for request_id, answer in answers.items()} == {
+            job.request_id: up.golden[job.request_id] for job in jobs
         }
     assert 0 < len(broken) < len(jobs)
 
@@ -222,7 +222,7 @@ def test_kill_9_of_a_gateway_breaks_its_own_answers_only_and_loses_none(up: Up) 
     up.stack.wait_healthy(gateways[0])
 
     def is_asked_again() -> bool:
-        assert up.complete(jobs[0], stream=False) == up.golden[jobs[0].request]
+        assert up.complete(jobs[0], stream=False) == up.golden[jobs[0].request_id]
         return up.stack.gateway_sample(gateways[0], ACCEPTED_PROMPTS) > 0
 
     wait_until(is_asked_again, "it gets requests again", timeout_s=120)
@@ -236,7 +236,7 @@ def test_a_roll_of_all_gateways_breaks_no_stream_and_refuses_nothing(up: Up) -> 
 
     def keep_asking(number: int, job: Job) -> None:
         while not over.is_set():
-            assert up.complete(job, stream=number % 4 != 0) == up.golden[job.request]
+            assert up.complete(job, stream=number % 4 != 0) == up.golden[job.request_id]
             answered.release()
 
     with ThreadPoolExecutor(len(jobs)) as pool:

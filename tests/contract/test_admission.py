@@ -28,10 +28,10 @@ def cell(client: redis.Redis, keys: Keys, scripts: Scripts) -> Cell:
     return Cell(client, keys, scripts)
 
 
-def refused(cell: Cell, request: str = "req-x", **how: object) -> calls.Accepted:
+def refused(cell: Cell, request_id: str = "req-x", **how: object) -> calls.Accepted:
     """A refusal, which must leave everything as it was."""
     before = cell.everything()
-    answer = cell.accept(request, **how)  # pyright: ignore[reportArgumentType]
+    answer = cell.accept(request_id, **how)  # pyright: ignore[reportArgumentType]
     assert answer.status not in ("OK", "EXISTS") and answer.retry_ms > 0, answer
     assert cell.everything() == before
     return answer
@@ -41,7 +41,7 @@ def worker(cell: Cell, *, pages: int = 10_000, slots: int = 4, pace: Pace | None
     """One that runs the whole model, and says how fast it is."""
     cell.worker(name, split="1-4", pages=pages, slots=slots)
     if pace is not None:
-        cell.scripts.run(calls.beat(name, pace))
+        cell.scripts.run(calls.heartbeat(name, pace))
     return name
 
 
@@ -184,10 +184,10 @@ class TestForecast:
             assert cell.accept(f"req-{i}", content=content, limit=1000).status == "OK"
         assert len(cell.claim("w", claimed or 1)) == claimed if claimed else True
 
-    def ask(self, cell: Cell, seconds: float, request: str = "req-x", **how: object) -> calls.Accepted:
+    def ask(self, cell: Cell, seconds: float, request_id: str = "req-x", **how: object) -> calls.Accepted:
         content = body([1, 2, 3, 4], max_tokens=10)
         return cell.accept(
-            request,
+            request_id,
             content=content,
             limit=1000,
             deadline_ms=in_s(cell, seconds),
@@ -208,7 +208,7 @@ class TestForecast:
             "two at once are as slow as four, until they were measured"
         )
         cell.scripts.run(calls.finish("req-x", "cancelled"))
-        cell.scripts.run(calls.beat("w", Pace(row_s=0.001, steps=steps, recent_concurrency=4)))
+        cell.scripts.run(calls.heartbeat("w", Pace(row_s=0.001, steps=steps, recent_concurrency=4)))
         cell.a_second_passes()
         assert self.ask(cell, 0.8, "req-z").status == "LATE"
 
@@ -275,10 +275,10 @@ class TestForecast:
         worker(cell, pace=self.PACE)
         self.fill(cell, 20)
         assert self.ask(cell, 60).status == "OK"
-        assert [run.request for run in cell.claim("w", 1)] == ["req-0"]
+        assert [run.request_id for run in cell.claim("w", 1)] == ["req-0"]
         cell.client.zadd(cell.keys.due("0123456789abcdef", "cpu"), {"req-x": in_s(cell, 0.5)})
         (run,) = cell.claim("w", 1)
-        assert run.request == "req-x" and run.left_s == pytest.approx(60, abs=5)
+        assert run.request_id == "req-x" and run.left_s == pytest.approx(60, abs=5)
 
 
 def test_it_costs_the_same_whatever_waits(cell: Cell) -> None:

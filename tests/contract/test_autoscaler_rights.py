@@ -47,7 +47,7 @@ def test_it_counts_what_is_unfinished_from_the_acceptance_to_the_end(cell: Cell,
     assert unfinished(autoscaler, cell.keys) == left, "a dead worker ends nothing"
     cell.worker("b", split="1-4")
     for run in cell.claim("b", 40):
-        assert cell.scripts.run(calls.finish(run.request, "cancelled")) == "FINISHED"
+        assert cell.scripts.run(calls.finish(run.request_id, "cancelled")) == "FINISHED"
         left -= 1
         assert unfinished(autoscaler, cell.keys) == left
     assert left == 0

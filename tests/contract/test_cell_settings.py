@@ -17,7 +17,7 @@ from blockrelay.redis.client import Scripts
 from blockrelay.redis.registry import read_plan, read_workers
 from blockrelay.settings import SchedulerSettings, Settings
 from blockrelay_launcher.cli.status import read_status
-from blockrelay_scheduler.link import Link
+from blockrelay_scheduler.link import SchedulerLinks
 from blockrelay_scheduler.loop import Scheduler
 from tests.support.cell import MODEL, Cell
 from tests.support.redis.redis_server import RedisServer
@@ -40,13 +40,13 @@ def test_a_finished_request_is_kept_as_long_as_the_cell_says(cell: Cell) -> None
 def test_all_mean_the_same_workers_by_alive(cell: Cell, redis_server: RedisServer, silent_s: int, alive: bool) -> None:
     """Dead is who has been silent for ten seconds here: for CLAIM, ACCEPT, readiness, status, gauge and planner."""
     cell.worker("a", split="1-4")
-    cell.scripts.run(calls.beat("a", Pace(row_s=1.0, steps={1: 1.0})))
+    cell.scripts.run(calls.heartbeat("a", Pace(row_s=1.0, steps={1: 1.0})))
     seconds, _ = cell.client.time()  # pyright: ignore
     cell.client.zadd(cell.keys.workers, {"a": (seconds - silent_s) * 1000})  # pyright: ignore
     options = {"stages": 1, "cell": cell.keys.cell, "dead_after_s": 10.0, "vacancy_s": 0.0001}
     scheduler = Scheduler(
         settings=SchedulerSettings.model_validate(options),
-        link=Link(cell.client, cell.client, cell.keys, cell.scripts),
+        link=SchedulerLinks(cell.client, cell.client, cell.keys, cell.scripts),
         metrics=SchedulerMetrics(CollectorRegistry()),
         model=MODEL,
         planned=equal_parts(4, 1),

@@ -180,7 +180,7 @@ class TestForget:
         cell.accept("queued")
         assert cell.scripts.run(calls.forget(9))[0] == 0
         assert self.there(cell, "new", "read", "anew", "queued") == {"new", "read", "anew", "queued"}
-        assert cell.claim("w")[0].request == "anew"
+        assert cell.claim("w")[0].request_id == "anew"
 
     def test_many_that_are_read_hold_up_nobody_behind_them(self, cell: Cell) -> None:
         read, old = [f"read{at}" for at in range(200)], ["a", "b", "c"]

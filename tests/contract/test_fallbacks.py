@@ -29,8 +29,8 @@ def cell(client: redis.Redis, keys: Keys, scripts: Scripts) -> Cell:
     return cell
 
 
-def end_of(cell: Cell, request: str = "req-1") -> EndEntry:
-    end = cell.log(request)[-1]
+def end_of(cell: Cell, request_id: str = "req-1") -> EndEntry:
+    end = cell.log(request_id)[-1]
     assert isinstance(end, EndEntry)
     return end
 
@@ -50,7 +50,7 @@ class TestALostDevice:
         (run,) = cell.claim(ONE)
         assert run.route == (ONE, TWO, BESIDE, LAST)
         cell.commit(run, 0, [7])
-        answer = cell.scripts.run(calls.rerun("req-1", run.run, "gpu_error", block=block, stage=stage, **LOST))
+        answer = cell.scripts.run(calls.rerun("req-1", run.run_id, "gpu_error", block=block, stage=stage, **LOST))
         assert answer.ended and [event.block_id for event in answer.fallbacks] == ["block_1", "block_5"]
         other = 2 - stage
         assert not cell.rerun(run, "gpu_error", block=block, stage=other, **LOST), "its other stage says so too late"

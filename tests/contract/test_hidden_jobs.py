@@ -38,7 +38,7 @@ def commands(cell: Cell, action: Callable[[], object]) -> int:
 
 def claimed_within(cell: Cell, calls: int) -> list[str]:
     """What `small` has after so many calls."""
-    return [run.request for _ in range(calls) for run in cell.claim("small", 8)]
+    return [run.request_id for _ in range(calls) for run in cell.claim("small", 8)]
 
 
 def test_a_first_run_behind_many_that_fit_nowhere_here(cell: Cell) -> None:
@@ -49,7 +49,7 @@ def test_a_first_run_behind_many_that_fit_nowhere_here(cell: Cell) -> None:
     cell.accept("req-2", need=1, limit=10_000)
     assert claimed_within(cell, 8) == ["req-2"], "it goes round"
     assert len(cell.queued()) == HIDING
-    assert [run.request for run in cell.claim("big", 2)] == ["req-large-0", "req-large-1"], "their turn is theirs"
+    assert [run.request_id for run in cell.claim("big", 2)] == ["req-large-0", "req-large-1"], "their turn is theirs"
 
 
 def test_a_rerun_behind_many_that_fit_nowhere_here(cell: Cell) -> None:

@@ -124,19 +124,19 @@ def _prepared(cell: Cell) -> dict[str, Callable[[Scripts], object]]:
     far, near = cell.now_ms() + 10**6, cell.now_ms() - 1
     for name in ("running", "ended", "failed", "on-dead", "old"):
         cell.accept(name, tenant="t", limits=calls.Limits(tokens_per_minute=1000, concurrency=100))
-    runs = {run.request: run for run in cell.claim("a")}
+    runs = {run.request_id: run for run in cell.claim("a")}
     cell.accept("queued", tenant="t", limits=calls.Limits(tokens_per_minute=1000), deadline_ms=far)
     cell.accept("expired", tenant="t", limits=calls.Limits(tokens_per_minute=1000), deadline_ms=near)
     running, ended, failed = (runs[name] for name in ("running", "ended", "failed"))
     cell.commit(runs["old"], 0, [], end="stop")
     cell.client.hset(cell.keys.request("old"), "progress_ms", 1)
     commit = [
-        Commit(request=running.request, run=running.run, position=0, tokens=(7,)),
-        Commit(request=ended.request, run=ended.run, position=0, tokens=(7,), end="stop"),
+        Commit(request_id=running.request_id, run_id=running.run_id, position=0, tokens=(7,)),
+        Commit(request_id=ended.request_id, run_id=ended.run_id, position=0, tokens=(7,), end="stop"),
     ]
     cell.worker("leaving", split="1-4", numerics="gone")
     cell.accept("waiting")
-    for run in (r for r in cell.claim("leaving", 10) if r.request == "waiting"):
+    for run in (r for r in cell.claim("leaving", 10) if r.request_id == "waiting"):
         cell.commit(run, 0, [7])
     cell.scripts.run(calls.dead("leaving", silent_s=0, reason="drain"))
     broken = {"error": "not finite", "code": "row_not_finite"}
@@ -146,14 +146,16 @@ def _prepared(cell: Cell) -> dict[str, Callable[[Scripts], object]]:
         ),
         "claim": lambda scripts: scripts.run(calls.claim("a", 4, free_pages=100)),
         "commit": lambda scripts: scripts.run(calls.commit(commit)),
-        "rerun": lambda scripts: scripts.run(calls.rerun(running.request, running.run, "stalled")),
-        "finish": lambda scripts: scripts.run(calls.finish(failed.request, "error", meta=broken, run=failed.run)),
+        "rerun": lambda scripts: scripts.run(calls.rerun(running.request_id, running.run_id, "stalled")),
+        "finish": lambda scripts: scripts.run(
+            calls.finish(failed.request_id, "error", meta=broken, run_id=failed.run_id)
+        ),
         "dead": lambda scripts: scripts.run(calls.dead("a", silent_s=0, reason="death")),
         "forget": lambda scripts: scripts.run(calls.forget(8)),
         "move": lambda scripts: scripts.run(
-            calls.move(calls.Binding("k", 2), retention_s=9, request="req-none", sessions=["none"])
+            calls.move(calls.Binding("k", 2), retention_s=9, request_id="req-none", sessions=["none"])
         ),
-        "beat": lambda scripts: scripts.run(calls.beat("a", goes_on=True)),
+        "beat": lambda scripts: scripts.run(calls.heartbeat("a", goes_on=True)),
         "migrate": lambda scripts: scripts.run(calls.migrate(MODEL, patience_s=0)),
         "upgrade": lambda scripts: scripts.run(calls.upgrade(PROTOCOL, PROTOCOL + 1)),
         "plan": lambda scripts: scripts.run(

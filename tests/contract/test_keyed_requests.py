@@ -31,15 +31,15 @@ class TestKeyed:
         assert 7700 < cell.client.ttl(cell.keys.request("req-1")) <= 7777  # pyright: ignore
 
     def test_what_nobody_read_to_its_end_begins_anew(self, cell: Cell) -> None:
-        worker = cell.worker("a", split="1-4")
+        worker_id = cell.worker("a", split="1-4")
         cell.accept(fingerprint="f")
-        (run,) = cell.claim(worker)
+        (run,) = cell.claim(worker_id)
         cell.commit(run, 0, [7])
         cell.scripts.run(calls.finish("req-1", "cancelled", abandoned=True))
         assert cell.accept(fingerprint="f").status == "OK"
         assert cell.accept(fingerprint="f") == calls.Accepted("EXISTS", "queued")
         assert cell.queued() == ["req-1"] and cell.log() == [] and cell.client.ttl(cell.keys.request("req-1")) == -1
-        (again,) = cell.claim(worker)
+        (again,) = cell.claim(worker_id)
         assert again.tokens == () and cell.commit(run, 0, [7]).verdict == "LOST"
 
     def test_a_refusal_leaves_what_was_abandoned_as_it_is(self, cell: Cell) -> None:

@@ -31,7 +31,7 @@ def staffed(cell: Cell, count: int, split: str) -> None:
         for i in range(count):
             cell.worker(f"{stage}-{i}", stage=stage, split=split)
             if stage == 0:
-                cell.scripts.run(calls.beat(f"0-{i}", Pace(row_s=0.001, steps={1: 0.01, 4: 0.04, 16: 0.1})))
+                cell.scripts.run(calls.heartbeat(f"0-{i}", Pace(row_s=0.001, steps={1: 0.01, 4: 0.04, 16: 0.1})))
 
 
 def commands(cell: Cell, action: Callable[[], object]) -> int:

@@ -202,7 +202,7 @@ class TestExact:
         """Those behind it are for the GPU."""
         sandwich.accept("req-1", content=exact())
         sandwich.accept("req-2")
-        assert [run.request for run in sandwich.claim("g0")] == ["req-2"]
+        assert [run.request_id for run in sandwich.claim("g0")] == ["req-2"]
 
     def test_is_refused_where_every_route_has_one(self, cell: Cell) -> None:
         gpu(cell, "g0", 0)
@@ -279,7 +279,7 @@ class TestPages:
         assert run.route == ("c0", "c1", "c2") and run.private
         # Which of them a CPU finds decides what it computes, and after a failover others may be there.
         sandwich.commit(run, 1, [8])
-        log = sandwich.client.xrange(sandwich.keys.log(run.request))
+        log = sandwich.client.xrange(sandwich.keys.log(run.request_id))
         assert [b"varies" in fields for _, fields in log] == [True, True]  # pyright: ignore
 
     def test_are_not_taken_where_the_client_says_so(self, sandwich: Cell) -> None:
@@ -341,7 +341,7 @@ class TestDenied:
         sandwich.rerun(run, "gpu_error", block="block_5", stage=2)
         sandwich.scripts.run(calls.dead("g2", silent_s=0, reason="drain"))
         sandwich.accept("req-2")
-        assert [job.request for job in sandwich.claim("g0")] == ["req-2"], "and holds nobody up"
+        assert [job.request_id for job in sandwich.claim("g0")] == ["req-2"], "and holds nobody up"
         assert sandwich.timeline()[-1]["event"] == "fallback_denied"
         gpu(sandwich, "g3", 2)
         (again,) = sandwich.claim("g0")
@@ -392,9 +392,9 @@ def test_its_tokens_say_that_nobody_could_commit_them_again(sandwich: Cell) -> N
     (varying,), (alone,) = sandwich.claim("g0"), sandwich.claim("c0")
     for run in (varying, alone):
         sandwich.commit(run, 0, [7])
-    logs = [sandwich.client.xrange(sandwich.keys.log(run.request)) for run in (varying, alone)]
+    logs = [sandwich.client.xrange(sandwich.keys.log(run.request_id)) for run in (varying, alone)]
     assert [b"varies" in fields for entries in logs for _, fields in entries] == [True, False]  # pyright: ignore
     for run in (varying, alone):
         sandwich.commit(run, 1, [8], end="stop")
-    logs = [sandwich.client.xrange(sandwich.keys.log(run.request)) for run in (varying, alone)]
+    logs = [sandwich.client.xrange(sandwich.keys.log(run.request_id)) for run in (varying, alone)]
     assert [b"varies" in fields for entries in logs for _, fields in entries] == [True, False]  # pyright: ignore

@@ -19,8 +19,8 @@ def cell(client: redis.Redis, keys: Keys, scripts: Scripts) -> Cell:
 
 def move(cell: Cell, version: int, *, name: str = KEY, sessions: tuple[str, ...] = ()) -> bool:
     """Whether it is here."""
-    request = "" if sessions else name
-    call = calls.move(Binding(name, version), retention_s=100, request=request, sessions=sessions)
+    request_id = "" if sessions else name
+    call = calls.move(Binding(name, version), retention_s=100, request_id=request_id, sessions=sessions)
     return cell.scripts.run(call)
 
 

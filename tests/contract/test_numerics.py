@@ -26,19 +26,19 @@ class Fleet:
         for name in names:
             self.cell.worker(name, **{"split": "1-4", "numerics": name[0], **more})  # pyright: ignore[reportArgumentType]
 
-    def start(self, request: str, worker: str, tokens: int = 2, **more: object) -> Claimed:
-        """A request that `worker` has begun."""
-        self.cell.accept(request, **more)  # pyright: ignore[reportArgumentType]
-        (run,) = self.claim(worker)
+    def start(self, request_id: str, worker_id: str, tokens: int = 2, **more: object) -> Claimed:
+        """A request that `worker_id` has begun."""
+        self.cell.accept(request_id, **more)  # pyright: ignore[reportArgumentType]
+        (run,) = self.claim(worker_id)
         if tokens:
             self.cell.commit(run, 0, list(range(7, 7 + tokens)))
         return run
 
-    def claim(self, worker: str) -> list[Claimed]:
-        return self.cell.claim(worker)
+    def claim(self, worker_id: str) -> list[Claimed]:
+        return self.cell.claim(worker_id)
 
-    def drain(self, worker: str) -> None:
-        self.cell.scripts.run(calls.dead(worker, silent_s=0, reason="drain"))
+    def drain(self, worker_id: str) -> None:
+        self.cell.scripts.run(calls.dead(worker_id, silent_s=0, reason="drain"))
 
     def look(self, patience_s: float = PATIENCE_S) -> list[calls.Awaited]:
         return self.cell.scripts.run(calls.migrate(MODEL, patience_s=patience_s))
@@ -56,8 +56,8 @@ class Fleet:
         while not any(found.freed for found in self.look()):
             self.seconds_pass(2.0, numerics)
 
-    def fingerprint(self, request: str = "req-1") -> str:
-        return self.cell.record(request)["numerics"]
+    def fingerprint(self, request_id: str = "req-1") -> str:
+        return self.cell.record(request_id)["numerics"]
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ class TestWhileOneLives:
         fleet.start("req-1", "a1", tokens=0)
         fleet.drain("a1")
         (again,) = fleet.claim("b1")
-        assert again.request == "req-1" and fleet.fingerprint() == "b"
+        assert again.request_id == "req-1" and fleet.fingerprint() == "b"
 
     def test_nobody_behind_it_waits(self, cell: Cell, fleet: Fleet) -> None:
         """However many they are: 200 before a re-run and a first run that the other id may take."""
@@ -97,7 +97,7 @@ class TestWhileOneLives:
         fleet.start("req-b", "b1", limit=1000)
         fleet.cell.rerun(Claimed_of(cell, "req-b"), "restart")
         cell.accept("req-new", limit=1000)
-        assert {run.request for run in fleet.claim("b1")} == {"req-b", "req-new"}
+        assert {run.request_id for run in fleet.claim("b1")} == {"req-b", "req-new"}
 
     def test_a_delayed_one_waits_too(self, cell: Cell, fleet: Fleet) -> None:
         fleet.add("a1", "a2", "b1")
@@ -130,10 +130,10 @@ class TestWhileOneLives:
         assert not cell.client.exists(keys.pinned(MODEL, "cpu", "a"), keys.numerics(MODEL))
 
 
-def Claimed_of(cell: Cell, request: str) -> Claimed:
-    record = cell.record(request)
+def Claimed_of(cell: Cell, request_id: str) -> Claimed:
+    record = cell.record(request_id)
     return Claimed(
-        request=request, run=record["run"], route=("",), route_class="cpu", waited_s=0, quarantined=False,
+        request_id=request_id, run_id=record["run"], route=("",), route_class="cpu", waited_s=0, quarantined=False,
         packed=b"", tokens=(),
     )  # fmt: skip
 
@@ -278,8 +278,8 @@ class TestPools:
         fleet.let_go()
         assert cell.pinned("a") == ["req-2"] and cell.open_reruns() == ["req-1"]
         assert [(found.waiting, found.absent_s) for found in fleet.look()] == [(1, None)]
-        assert [run.request for run in fleet.claim("b1")] == ["req-1"]
-        assert [run.request for run in fleet.claim("a-small")] == ["req-2"]
+        assert [run.request_id for run in fleet.claim("b1")] == ["req-1"]
+        assert [run.request_id for run in fleet.claim("a-small")] == ["req-2"]
 
     def test_a_large_one_that_comes_in_time_goes_on(self, cell: Cell, fleet: Fleet) -> None:
         fleet.look()

@@ -12,7 +12,7 @@ from blockrelay.protocol.keys import Keys
 from blockrelay_worker.kv.store.record import PageShape, decode_record, encode_record
 from blockrelay_worker.kv.store.redis_tier import RedisTier
 from blockrelay_worker.kv.store.shm_tier import ShmTier
-from blockrelay_worker.kv.store.tier import StoredPage, Tier, Trouble
+from blockrelay_worker.kv.store.tier import StoredPage, Tier, TierFailure
 
 SHAPE = PageShape(kv_heads=2, head_dim=8, dtype=np.float16)
 BLOCKS = range(3, 6)
@@ -25,12 +25,12 @@ class Place:
 
     open: Callable[[], Tier]
     break_a_record: Callable[[bytes], None]
-    trouble: list[Trouble] = field(default_factory=list[Trouble])
+    trouble: list[TierFailure] = field(default_factory=list[TierFailure])
 
 
 @pytest.fixture(params=["shm", "redis"])
 def place(request: pytest.FixtureRequest, tmp_path: Path, client: redis.Redis, keys: Keys) -> Iterator[Place]:
-    trouble: list[Trouble] = []
+    trouble: list[TierFailure] = []
     limit = ROOM * len(BLOCKS) * SHAPE.record_bytes
     if request.param == "shm":
         folder = tmp_path / "pages"
@@ -135,7 +135,7 @@ def test_a_broken_record_is_recognised_and_discarded(place: Place) -> None:
 
 def test_a_folder_that_is_full_or_gone_stores_and_finds_nothing(tmp_path: Path) -> None:
     """/dev/full: every write there finds no room left."""
-    trouble: list[Trouble] = []
+    trouble: list[TierFailure] = []
     folder = tmp_path / "pages"
     tier = ShmTier(folder, limit=1 << 20, record_bytes=SHAPE.record_bytes, trouble=trouble.append)
     tier.put([page(1)], BLOCKS)
@@ -153,7 +153,7 @@ def test_a_page_that_no_longer_fits_on_the_disk_is_a_counted_miss(
     import resource
     import signal
 
-    trouble: list[Trouble] = []
+    trouble: list[TierFailure] = []
     tier = ShmTier(tmp_path / "pages", limit=1 << 20, record_bytes=SHAPE.record_bytes, trouble=trouble.append)
     before, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (SHAPE.record_bytes, before[1]))  # the file ends in mid-page
@@ -188,7 +188,7 @@ def test_redis_pages_leave_when_nobody_uses_them(client: redis.Redis, keys: Keys
 
 
 def test_a_redis_that_is_full_or_gone_is_counted_and_left_alone(client: redis.Redis, keys: Keys) -> None:
-    trouble: list[Trouble] = []
+    trouble: list[TierFailure] = []
     client.set(keys.page(name_of(1).hex()), "not a hash", ex=60)
     tier = RedisTier(client, keys, model="m", limit=1 << 20, page_bytes=1 << 10, ttl_s=60, trouble=trouble.append)
     assert tier.get([name_of(1)], BLOCKS) == [None]

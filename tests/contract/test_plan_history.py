@@ -15,7 +15,7 @@ from blockrelay.redis import plan_history
 from blockrelay.redis.client import Scripts
 from blockrelay.redis.plan_history import PlanEntry, append, read_history
 from blockrelay.redis.registry import read_plan
-from blockrelay_scheduler.link import Link
+from blockrelay_scheduler.link import SchedulerLinks
 from blockrelay_scheduler.plan_publisher import PlanPublisher
 from tests.support.cell import MODEL
 
@@ -23,12 +23,12 @@ ONE, TWO = equal_parts(4, 1), equal_parts(4, 2)
 
 
 @pytest.fixture
-def link(client: redis.Redis, keys: Keys, scripts: Scripts) -> Link:
-    return Link(client, client, keys, scripts)
+def link(client: redis.Redis, keys: Keys, scripts: Scripts) -> SchedulerLinks:
+    return SchedulerLinks(client, client, keys, scripts)
 
 
 @pytest.fixture
-def scheduler(link: Link) -> Callable[..., PlanPublisher]:
+def scheduler(link: SchedulerLinks) -> Callable[..., PlanPublisher]:
     """One that has just begun, with these settings."""
 
     def make(planned: PlannedSplit = ONE, name: str = "s") -> PlanPublisher:
@@ -37,24 +37,24 @@ def scheduler(link: Link) -> Callable[..., PlanPublisher]:
     return make
 
 
-def apply(link: Link, planned: PlannedSplit, who: str = "ada@host") -> PlanEntry:
+def apply(link: SchedulerLinks, planned: PlannedSplit, who: str = "ada@host") -> PlanEntry:
     behind = read_history(link.client, link.keys, MODEL)[0].id
     added = append(link.client, link.keys, MODEL, planned, origin="apply", who=who, behind=behind)
     assert added is not None
     return added
 
 
-def in_force(link: Link) -> Plan:
+def in_force(link: SchedulerLinks) -> Plan:
     plan = read_plan(link.client, link.keys, MODEL)
     assert plan is not None
     return plan
 
 
-def sources(link: Link) -> list[str]:
+def sources(link: SchedulerLinks) -> list[str]:
     return [entry.source for entry in read_history(link.client, link.keys, MODEL)]
 
 
-def test_who_did_not_see_the_newest_entry_appends_nothing(link: Link) -> None:
+def test_who_did_not_see_the_newest_entry_appends_nothing(link: SchedulerLinks) -> None:
     given: dict[str, Any] = {"origin": "apply", "who": "ada@host"}
     first = append(link.client, link.keys, MODEL, ONE, **given, behind="")
     assert first is not None
@@ -64,7 +64,9 @@ def test_who_did_not_see_the_newest_entry_appends_nothing(link: Link) -> None:
     assert first.source == "applied by ada@host" and first.at_ms > 1e12
 
 
-def test_who_comes_between_the_look_and_the_entry_is_noticed(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_comes_between_the_look_and_the_entry_is_noticed(
+    link: SchedulerLinks, monkeypatch: pytest.MonkeyPatch
+) -> None:
     to_json = PlannedSplit.to_json
 
     def and_somebody_else(self: PlannedSplit) -> str:
@@ -77,7 +79,7 @@ def test_who_comes_between_the_look_and_the_entry_is_noticed(link: Link, monkeyp
     assert sources(link) == ["applied by bob@host"]
 
 
-def test_the_history_is_bounded(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_history_is_bounded(link: SchedulerLinks, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan_history, "KEPT", 3)
     behind = ""
     for number in range(5):
@@ -87,7 +89,9 @@ def test_the_history_is_bounded(link: Link, monkeypatch: pytest.MonkeyPatch) -> 
     assert sources(link) == [f"applied by {number}" for number in (4, 3, 2)]
 
 
-def test_schedulers_of_equal_settings_make_one_entry(link: Link, scheduler: Callable[..., PlanPublisher]) -> None:
+def test_schedulers_of_equal_settings_make_one_entry(
+    link: SchedulerLinks, scheduler: Callable[..., PlanPublisher]
+) -> None:
     for name in ("a", "b", "a"):
         scheduler(TWO, name).publish([], trusted=True)
     assert sources(link) == ["settings of a"] and in_force(link).split == "1-2,3-4"
@@ -95,7 +99,7 @@ def test_schedulers_of_equal_settings_make_one_entry(link: Link, scheduler: Call
 
 
 def test_what_was_applied_outlives_a_scheduler_but_not_other_settings(
-    link: Link, scheduler: Callable[..., PlanPublisher]
+    link: SchedulerLinks, scheduler: Callable[..., PlanPublisher]
 ) -> None:
     first = scheduler(ONE)
     first.publish([], trusted=True)
@@ -108,7 +112,7 @@ def test_what_was_applied_outlives_a_scheduler_but_not_other_settings(
     assert sources(link) == ["settings of new", "applied by ada@host", "settings of s"]
 
 
-def test_a_lost_history_is_told_again(link: Link, scheduler: Callable[..., PlanPublisher]) -> None:
+def test_a_lost_history_is_told_again(link: SchedulerLinks, scheduler: Callable[..., PlanPublisher]) -> None:
     one = scheduler(ONE)
     one.publish([], trusted=True)
     apply(link, TWO)
@@ -119,7 +123,7 @@ def test_a_lost_history_is_told_again(link: Link, scheduler: Callable[..., PlanP
 
 
 def test_a_scheduler_that_has_not_seen_the_newest_entry_publishes_nothing_over_it(
-    link: Link, scheduler: Callable[..., PlanPublisher], monkeypatch: pytest.MonkeyPatch
+    link: SchedulerLinks, scheduler: Callable[..., PlanPublisher], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has looked; before it publishes another plan is applied, and another scheduler publishes that."""
     run, late = link.scripts.run, scheduler(ONE, "late")
@@ -139,7 +143,7 @@ def test_a_scheduler_that_has_not_seen_the_newest_entry_publishes_nothing_over_i
     "fields", [{"plan": "{}", "origin": "apply"}, {"plan": ONE.to_json(), "origin": "magic"}, {"origin": "apply"}]
 )
 def test_an_entry_that_is_none_is_said_and_the_plan_stays(
-    link: Link, scheduler: Callable[..., PlanPublisher], fields: dict[str, str]
+    link: SchedulerLinks, scheduler: Callable[..., PlanPublisher], fields: dict[str, str]
 ) -> None:
     one = scheduler(ONE)
     one.publish([], trusted=True)

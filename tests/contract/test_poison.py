@@ -32,7 +32,7 @@ class Deaths:
         waiting: list[bytes] = self.cell.client.zrange(self.cell.keys.delayed, 0, -1)  # pyright: ignore
         if waiting:
             self.cell.client.zadd(self.cell.keys.delayed, dict.fromkeys(waiting, 1))
-        return {run.request: run for run in self.cell.claim(self.worker())}
+        return {run.request_id: run for run in self.cell.claim(self.worker())}
 
     def die(self, trying: str = "") -> None:
         """The last worker dies, while it tries a request or, at its arrival, somebody that CLAIM named."""
@@ -72,9 +72,9 @@ def test_who_is_near_when_a_process_ends_that_its_worker_outlives_is_never_blame
     cell.accept("req-poison")
     cell.accept("req-mate")
     for _ in range(20):
-        for request, run in deaths.claim().items():
-            alone = request == "req-poison" and run.quarantined
-            cell.scripts.run(calls.rerun(request, run.run, "death", alone=alone))
+        for request_id, run in deaths.claim().items():
+            alone = request_id == "req-poison" and run.quarantined
+            cell.scripts.run(calls.rerun(request_id, run.run_id, "death", alone=alone))
         deaths.arrived()
     end = cell.log("req-poison")[-1]
     assert isinstance(end, EndEntry) and end.meta["code"] == "poison" and not end.fallbacks
@@ -114,10 +114,10 @@ def test_a_request_to_be_tried_alone_is_claimed_alone(cell: Cell, deaths: Deaths
         deaths.claim()
         deaths.die()
     runs = deaths.claim()
-    ((request, run),) = runs.items()
-    assert run.quarantined and cell.client.get(cell.keys.quarantine(f"w{deaths.lives}")) == request.encode()
-    assert cell.queued("reruns") == [({"req-1", "req-2"} - {request}).pop()]
-    assert cell.record(request)["quarantined"] == "1"
+    ((request_id, run),) = runs.items()
+    assert run.quarantined and cell.client.get(cell.keys.quarantine(f"w{deaths.lives}")) == request_id.encode()
+    assert cell.queued("reruns") == [({"req-1", "req-2"} - {request_id}).pop()]
+    assert cell.record(request_id)["quarantined"] == "1"
     cell.accept("req-3")
     assert deaths.cell.claim(f"w{deaths.lives}").pop().quarantined, "the other one, before a first run"
 
@@ -178,9 +178,9 @@ class TestDelay:
             deaths.die()
         self.wait_longer(cell)
         cell.accept("req-2")
-        assert [run.request for run in cell.claim(deaths.worker())] == ["req-2"]
+        assert [run.request_id for run in cell.claim(deaths.worker())] == ["req-2"]
         cell.client.zadd(cell.keys.delayed, {"req-1": 1})
-        assert [run.request for run in cell.claim(deaths.worker())] == ["req-1"]
+        assert [run.request_id for run in cell.claim(deaths.worker())] == ["req-1"]
 
     def test_a_beat_queues_what_is_due_so_that_idle_workers_wake(self, cell: Cell, deaths: Deaths) -> None:
         cell.accept()
@@ -188,11 +188,11 @@ class TestDelay:
             deaths.claim()
             deaths.die()
         self.wait_longer(cell)
-        worker = deaths.worker()
-        cell.scripts.run(calls.beat(worker))
+        worker_id = deaths.worker()
+        cell.scripts.run(calls.heartbeat(worker_id))
         self.waits_ms(cell)
         cell.client.zadd(cell.keys.delayed, {"req-1": 1})
-        cell.scripts.run(calls.beat(worker))
+        cell.scripts.run(calls.heartbeat(worker_id))
         assert cell.queued("reruns") == ["req-1"] and not cell.client.zcard(cell.keys.delayed)
 
     def test_a_clock_that_went_back_makes_nobody_wait_for_hours(self, cell: Cell, deaths: Deaths) -> None:
@@ -201,7 +201,7 @@ class TestDelay:
             deaths.claim()
             deaths.die()
         cell.client.zadd(cell.keys.delayed, {"req-1": self.waits_ms(cell) + 10**14})
-        assert [run.request for run in cell.claim(deaths.worker())] == ["req-1"]
+        assert [run.request_id for run in cell.claim(deaths.worker())] == ["req-1"]
 
     def test_cancelled_while_it_waits_it_is_gone(self, cell: Cell, deaths: Deaths) -> None:
         cell.accept()

@@ -14,7 +14,7 @@ from blockrelay.protocol.transitions.calls import Call
 from blockrelay.redis import client as redis_link
 from blockrelay.redis.client import Scripts
 from blockrelay.redis.protocol_check import check_protocol, services_below
-from blockrelay_scheduler.link import Link
+from blockrelay_scheduler.link import SchedulerLinks
 from blockrelay_scheduler.upgrade import CellUpgrade
 from tests.support.cell import Cell, begin_cell
 
@@ -70,7 +70,7 @@ def test_a_cell_with_requests_and_no_number_is_refused(client: redis.Redis, keys
     for join in (True, False):
         with pytest.raises(UsageError, match=r"requests and no protocol number.*delete all its keys \(\{t\}:\*\)"):
             check_protocol(client, keys, join=join)
-    CellUpgrade(Link(client, client, keys, cell.scripts)).look()
+    CellUpgrade(SchedulerLinks(client, client, keys, cell.scripts)).look()
     assert client.get(keys.protocol) is None
     begin_cell(client)
 
@@ -111,7 +111,7 @@ def test_a_request_of_another_protocol_ends_and_says_why(
         cell.accept(name)
     client.hset(keys.request("req-1"), "v", number)
     cell.worker("w", split="1-4")
-    assert [run.request for run in cell.claim("w")] == ["req-2"], "it holds up nobody"
+    assert [run.request_id for run in cell.claim("w")] == ["req-2"], "it holds up nobody"
     (end,) = cell.log("req-1")
     assert isinstance(end, EndEntry) and end.meta["code"] == "protocol"
     assert f"protocol {number}" in end.meta["error"]
@@ -140,16 +140,16 @@ def test_every_script_looks_first_whether_the_cell_is_ours(client: redis.Redis, 
         assert cell.everything() == before
 
 
-def older(client: redis.Redis, keys: Keys, worker: str) -> None:
+def older(client: redis.Redis, keys: Keys, worker_id: str) -> None:
     """A worker and a gateway of this release: both say that they do not speak the number after ours."""
-    client.hset(keys.worker(worker), "protocol", PROTOCOL)
+    client.hset(keys.worker(worker_id), "protocol", PROTOCOL)
     client.set(keys.gateway("old"), PROTOCOL, ex=15)
 
 
 def test_the_next_release_raises_the_number_when_nobody_is_left_who_speaks_ours_alone(
     client: redis.Redis, keys: Keys, cell: Cell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    link = Link(client, client, keys, cell.scripts)
+    link = SchedulerLinks(client, client, keys, cell.scripts)
 
     def look(*, raises: bool = True) -> int:
         CellUpgrade(link, raises=raises, highest=LATER).look()
@@ -187,7 +187,7 @@ def test_the_next_release_raises_the_number_when_nobody_is_left_who_speaks_ours_
         cell.accept("after")
         assert cell.record("before")["v"] == f"{PROTOCOL}" and cell.record("after")["v"] == f"{LATER}"
         assert cell.commit(run, 0, [5], end="stop").verdict == "OK", "runs go on"
-        assert [run.request for run in cell.claim("new")] == ["after"]
+        assert [run.request_id for run in cell.claim("new")] == ["after"]
     finally:
         source.source.cache_clear()
 
@@ -202,7 +202,7 @@ def test_the_number_is_raised_only_from_the_one_that_was_seen(
 def test_a_scheduler_gives_a_cell_whose_data_is_gone_its_number_and_leaves_others_alone(
     client: redis.Redis, keys: Keys, scripts: Scripts
 ) -> None:
-    look = CellUpgrade(Link(client, client, keys, scripts)).look
+    look = CellUpgrade(SchedulerLinks(client, client, keys, scripts)).look
     client.delete(keys.protocol)
     look()
     assert client.get(keys.protocol) == b"%d" % PROTOCOL

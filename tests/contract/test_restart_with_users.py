@@ -37,13 +37,13 @@ def test_what_scripts_wrote_is_there_again(tmp_path: Path) -> None:
                 cell.accept(name)
             (run, *_) = cell.claim("w", most=1)
             cell.commit(run, 0, [7, 8])
-            names, record = set(client.scan_iter()), cell.record(run.request)  # pyright: ignore
+            names, record = set(client.scan_iter()), cell.record(run.request_id)  # pyright: ignore
         server.kill()
         server.start()
         with server.client() as client:
             cell = Cell(client, keys, Scripts(client, keys))
-            assert set(client.scan_iter()) == names and cell.record(run.request) == record  # pyright: ignore
-            assert [entry.token for entry in cell.log(run.request) if isinstance(entry, TokenEntry)] == [7, 8]
+            assert set(client.scan_iter()) == names and cell.record(run.request_id) == record  # pyright: ignore
+            assert [entry.token for entry in cell.log(run.request_id) if isinstance(entry, TokenEntry)] == [7, 8]
             assert client.acl_log() == [], "nobody was refused anything"
     finally:
         server.stop()

@@ -19,8 +19,8 @@ def cell(client: redis.Redis, keys: Keys, scripts: Scripts) -> Cell:
     return Cell(client, keys, scripts)
 
 
-def ask(cell: Cell, request: str, size: int = 400, *, tenant: str = "ada", limits: Limits = LIMITS) -> Accepted:
-    return cell.accept(request, tenant=tenant, limits=limits, result_bytes=size)
+def ask(cell: Cell, request_id: str, size: int = 400, *, tenant: str = "ada", limits: Limits = LIMITS) -> Accepted:
+    return cell.accept(request_id, tenant=tenant, limits=limits, result_bytes=size)
 
 
 def sums(client: redis.Redis, cell: Cell) -> dict[str, int]:
@@ -29,9 +29,9 @@ def sums(client: redis.Redis, cell: Cell) -> dict[str, int]:
     return {name.decode(): int(value) for name, value in found.items() if name[:1] in (b"", b" ")}
 
 
-def left_s(client: redis.Redis, cell: Cell, request: str) -> float:
+def left_s(client: redis.Redis, cell: Cell, request_id: str) -> float:
     """Seconds until its result is off the books."""
-    score = client.zscore(cell.keys.results, request)
+    score = client.zscore(cell.keys.results, request_id)
     assert isinstance(score, float)
     return (score - cell.now_ms()) / 1000
 
@@ -75,7 +75,7 @@ def test_what_ends_is_promised_for_as_long_as_it_may_be_there(client: redis.Redi
     ask(cell, "req-2", tenant="bob")
     (first, second) = run(cell)
     cell.commit(first, 0, [], end="tensor")
-    cell.scripts.run(calls.finish(second.request, "cancelled"))  # its worker may have stored it, or will
+    cell.scripts.run(calls.finish(second.request_id, "cancelled"))  # its worker may have stored it, or will
     for request in ("req-1", "req-2"):
         assert RESULT_S - 5 < left_s(client, cell, request) <= RESULT_S
     refused = ask(cell, "req-3", tenant="eve")

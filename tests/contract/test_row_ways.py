@@ -29,7 +29,7 @@ from blockrelay_worker.transport.local_rows.inbox import LocalInbox
 from blockrelay_worker.transport.local_rows.links import LocalLinks
 from blockrelay_worker.transport.local_rows.system import HAS_LOCAL_ROWS
 from blockrelay_worker.transport.redis_links import Links
-from blockrelay_worker.transport.stage_sender import Sender
+from blockrelay_worker.transport.stage_sender import StageSender
 from blockrelay_worker.transport.worker_records import read_fields
 from tests.support.waiting import wait_until
 
@@ -55,7 +55,7 @@ class Way:
     """`leave`: the target's life ends."""
 
     name: str
-    sender: Sender
+    sender: StageSender
     sink: Sink
     metrics: WorkerMetrics
     leave: "threading.Event"
@@ -108,7 +108,7 @@ def way(request: pytest.FixtureRequest, client: redis.Redis, keys: Keys, scripts
     life = threading.Thread(target=live)
     life.start()
     assert there.wait(30), "the target is not there"
-    made = Way(request.param, Sender(links, metrics, local), sink, metrics, leave)
+    made = Way(request.param, StageSender(links, metrics, local), sink, metrics, leave)
     yield made
     leave.set()
     life.join()
@@ -123,14 +123,14 @@ def trap() -> Iterator[Callable[[str], None]]:
 
 def forward(sequence: int, rows: int = 1) -> Forward:
     segment = ForwardSegment(
-        request="q", run="r", sequence=sequence, position=sequence, token_ids=(7,) * rows, ends_known=True
+        request_id="q", run_id="r", sequence=sequence, position=sequence, token_ids=(7,) * rows, ends_known=True
     )
     random = np.random.default_rng(sequence)
     return Forward(sender="sender", segments=(segment,), rows=random.random((rows, HIDDEN), np.float32))
 
 
 def commit(position: int) -> Commit:
-    return Commit(request="q", run="r", position=position, tokens=(position,))
+    return Commit(request_id="q", run_id="r", position=position, tokens=(position,))
 
 
 def named(sequence: int, rows: int = 1) -> Forward:
@@ -234,7 +234,7 @@ class TestShared:
         way.sink.open.set()
         way.sender.announce([(TARGET, commit(3))])
         wait_until(lambda: way.sink.events, "it arrives")
-        assert way.sink.events == [NextJob(request="q", run="r", position=3, tokens=(3,))]
+        assert way.sink.events == [NextJob(request_id="q", run_id="r", position=3, tokens=(3,))]
 
     @pytest.mark.parametrize("made", [forward, named])
     def test_a_message_larger_than_the_ring_goes_through_redis(

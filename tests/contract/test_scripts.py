@@ -25,7 +25,7 @@ def test_a_request_goes_from_accept_to_its_terminal_entry(cell: Cell) -> None:
     assert run.route == (first, last) and run.tokens == () and run.body.prompt.tolist() == [1, 2, 3]
     assert cell.commit(run, 0, [7]) == CommitAnswer("OK", 1)
     assert NextJob.decode(cell.inbox(first)[0][b"next_job"]) == NextJob(
-        request="req-1", run=run.run, position=0, tokens=(7,)
+        request_id="req-1", run_id=run.run_id, position=0, tokens=(7,)
     )
     assert cell.commit(run, 1, [8], end="stop") == CommitAnswer("OK", 2)
     *tokens, end = cell.log()
@@ -34,7 +34,7 @@ def test_a_request_goes_from_accept_to_its_terminal_entry(cell: Cell) -> None:
     assert cell.record()["state"] == "done" and cell.reserved(first) == cell.reserved(last) == 0
     assert len(cell.inbox(first)) == 1, "a finished request has no next job"
     for member in (first, last):
-        assert Ended.decode(cell.inbox(member, b"ended")[0][b"ended"]) == Ended(request="req-1", run=run.run)
+        assert Ended.decode(cell.inbox(member, b"ended")[0][b"ended"]) == Ended(request_id="req-1", run_id=run.run_id)
 
 
 class TestAccept:
@@ -64,9 +64,9 @@ class TestAccept:
 
 
 class TestSessions:
-    def step(self, cell: Cell, request: str, step: int, *, fp: str = "f", length: int = 0) -> calls.Accepted:
+    def step(self, cell: Cell, request_id: str, step: int, *, fp: str = "f", length: int = 0) -> calls.Accepted:
         part = calls.SessionStep("s", step, fp, length, (5).to_bytes(4, "little"))
-        return cell.accept(request, session=part)
+        return cell.accept(request_id, session=part)
 
     def test_steps_follow_each_other(self, cell: Cell) -> None:
         assert self.step(cell, "req-1", 1).status == "OK"
@@ -113,7 +113,7 @@ class TestClaim:
         first, _ = cell.worker("a", stage=0), cell.worker("b", stage=1)
         cell.accept()
         run = cell.claim(first)[0]
-        assert cell.scripts.run(calls.beat(first)) == {"req-1": run.run}
+        assert cell.scripts.run(calls.heartbeat(first)) == {"req-1": run.run_id}
 
     def test_reruns_come_before_first_runs(self, cell: Cell) -> None:
         first, _ = cell.worker("a", stage=0), cell.worker("b", stage=1)
@@ -121,7 +121,7 @@ class TestClaim:
         (run,) = cell.claim(first)
         cell.accept("req-2")
         cell.rerun(run)
-        assert [c.request for c in cell.claim(first)] == ["req-1", "req-2"]
+        assert [c.request_id for c in cell.claim(first)] == ["req-1", "req-2"]
 
     def test_pages_are_reserved_on_every_stage_and_bound_what_is_claimed(self, cell: Cell) -> None:
         first, last = cell.worker("a", stage=0, pages=100), cell.worker("b", stage=1, pages=5)
@@ -254,9 +254,9 @@ class TestCommit:
         cell.accept("req-2")
         (second,) = cell.claim("a")
         items = [
-            calls.Commit(request="req-1", run="stale", position=0, tokens=(1,)),
-            calls.Commit(request="req-404", run="x", position=0, tokens=(1,)),
-            calls.Commit(request="req-2", run=second.run, position=0, tokens=(1,), logprobs=('{"l":1}',)),
+            calls.Commit(request_id="req-1", run_id="stale", position=0, tokens=(1,)),
+            calls.Commit(request_id="req-404", run_id="x", position=0, tokens=(1,)),
+            calls.Commit(request_id="req-2", run_id=second.run_id, position=0, tokens=(1,), logprobs=('{"l":1}',)),
         ]
         assert [a.verdict for a in cell.scripts.run(calls.commit(items))] == ["LOST", "LOST", "OK"]
         assert cell.log("req-2") == [TokenEntry(1, 1, '{"l":1}', "n1")]
@@ -299,7 +299,7 @@ class TestRerun:
         cell.commit(run, 0, [7, 8])
         cell.rerun(run)
         (again,) = cell.claim("a")
-        assert again.tokens == (7, 8) and again.run != run.run
+        assert again.tokens == (7, 8) and again.run_id != run.run_id
 
 
 class TestFinish:
@@ -316,7 +316,7 @@ class TestFinish:
         cell.worker("a", split="1-4")
         cell.accept()
         cell.claim("a")
-        assert cell.scripts.run(calls.finish("req-1", "error", run="stale")) == "LOST"
+        assert cell.scripts.run(calls.finish("req-1", "error", run_id="stale")) == "LOST"
         assert cell.record()["state"] == "running"
 
     def test_no_clock_but_that_of_redis_ends_a_request_for_its_deadline(self, cell: Cell) -> None:
@@ -325,7 +325,7 @@ class TestFinish:
         cell.accept("req-2")
         (run, _) = cell.claim("a")
         before = cell.everything()
-        for call in (calls.finish("req-1", "expired"), calls.finish("req-1", "expired", run=run.run)):
+        for call in (calls.finish("req-1", "expired"), calls.finish("req-1", "expired", run_id=run.run_id)):
             assert cell.scripts.run(call) == "EARLY", "the caller's clock may be an hour ahead"
         assert cell.scripts.run(calls.finish("req-2", "expired")) == "EARLY", "it has no deadline"
         assert cell.everything() == before
@@ -356,12 +356,12 @@ class TestDead:
     def test_a_beating_worker_is_not_dead(self, cell: Cell) -> None:
         cell.worker("a", split="1-4")
         assert cell.scripts.run(calls.dead("a", silent_s=3)) == (False, 0)
-        assert cell.scripts.run(calls.beat("a")) == {}
+        assert cell.scripts.run(calls.heartbeat("a")) == {}
 
     def test_a_dead_worker_that_wakes_up_learns_it(self, cell: Cell) -> None:
         cell.worker("a", split="1-4")
         cell.scripts.run(calls.dead("a", silent_s=0))
-        assert cell.scripts.run(calls.beat("a")) is None
+        assert cell.scripts.run(calls.heartbeat("a")) is None
 
     def test_a_vanished_gpu_hands_its_requests_to_the_cpu_and_says_so(self, cell: Cell) -> None:
         cell.scripts.run(calls.publish_plan(MODEL, replaces_epoch=0, inputs="i", route_class="gpu", plan="{}"))

@@ -21,17 +21,17 @@ from blockrelay.redis.errors import RedisWatch
 from blockrelay.redis.users import CELL, rules
 from blockrelay_gateway.streaming import status_events as hub
 from blockrelay_worker.transport.redis_links import Links
-from blockrelay_worker.transport.status_events import StatusEvents
+from blockrelay_worker.transport.status_events import StatusEventPublisher
 from tests.support.redis.redis_server import RedisServer
 from tests.support.waiting import wait_until
 
 KEYS = Keys(CELL)
 
 
-def status(request: str) -> NodeStatus:
+def status(request_id: str) -> NodeStatus:
     shard = Shard.of_blocks("tiny", 5, 5, 5)
     return NodeStatus(
-        node="w", moment="start", prompt=False, shard=shard, request=request, position=0, rows=1, prompt_tokens=1
+        node="w", moment="start", prompt=False, shard=shard, request_id=request_id, position=0, rows=1, prompt_tokens=1
     )
 
 
@@ -40,11 +40,11 @@ def watch() -> RedisWatch:
 
 
 @pytest.fixture
-def worker(own_redis: RedisServer) -> Iterator[StatusEvents]:
+def worker(own_redis: RedisServer) -> Iterator[StatusEventPublisher]:
     """A worker's side, running, on a Redis of its own."""
     client = own_redis.client()
     links = Links(client, client, KEYS, Scripts(client, KEYS), watch(), threading.Event())
-    events = StatusEvents(links)
+    events = StatusEventPublisher(links)
     events.start()
     yield events
     events.close()
@@ -52,10 +52,10 @@ def worker(own_redis: RedisServer) -> Iterator[StatusEvents]:
 
 
 @asynccontextmanager
-async def gateway(url: str) -> AsyncIterator[hub.StatusEvents]:
+async def gateway(url: str) -> AsyncIterator[hub.StatusEventFeed]:
     """A gateway's side, running."""
     client = connect_async(url)
-    events = hub.StatusEvents(client, KEYS, watch())
+    events = hub.StatusEventFeed(client, KEYS, watch())
     task = asyncio.create_task(events.run())
     try:
         yield events
@@ -65,13 +65,13 @@ async def gateway(url: str) -> AsyncIterator[hub.StatusEvents]:
         await client.aclose()
 
 
-async def until(worker: StatusEvents, followed: bool) -> None:
-    await asyncio.to_thread(wait_until, lambda: worker.followed == followed, f"followed is {followed}")
+async def until(worker: StatusEventPublisher, followed: bool) -> None:
+    await asyncio.to_thread(wait_until, lambda: worker.has_subscribers == followed, f"followed is {followed}")
 
 
-def public(request: str) -> str:
+def public(request_id: str) -> str:
     """What clients call it."""
-    return public_id(request, KEYS.cell)
+    return public_id(request_id, KEYS.cell)
 
 
 async def take(listener: hub.Listener, count: int) -> list[dict[str, Any]]:
@@ -92,9 +92,9 @@ def test_the_head_alone_stands_at_the_last_layer() -> None:
     assert Shard.of_blocks("m", 1, 5, 5) == Shard(model="m", first=0, last=3, layers=4)
 
 
-async def test_a_worker_publishes_while_somebody_listens(worker: StatusEvents, own_redis: RedisServer) -> None:
+async def test_a_worker_publishes_while_somebody_listens(worker: StatusEventPublisher, own_redis: RedisServer) -> None:
     async with gateway(own_redis.url) as events:
-        assert not worker.followed
+        assert not worker.has_subscribers
         with hub.Listener([events], ANYBODY) as listener:
             await until(worker, followed=True)
             worker.put([status(f"req-{i}") for i in range(1000)])
@@ -104,7 +104,9 @@ async def test_a_worker_publishes_while_somebody_listens(worker: StatusEvents, o
         await until(worker, followed=False)
 
 
-async def test_events_come_again_behind_a_redis_that_was_away(worker: StatusEvents, own_redis: RedisServer) -> None:
+async def test_events_come_again_behind_a_redis_that_was_away(
+    worker: StatusEventPublisher, own_redis: RedisServer
+) -> None:
     async with gateway(own_redis.url) as events:
         with hub.Listener([events], ANYBODY) as listener:
             await until(worker, followed=True)
@@ -132,7 +134,7 @@ async def test_a_message_that_cannot_be_read_is_passed_over(own_redis: RedisServ
 async def test_a_slow_listener_is_told_how_much_it_missed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub, "STATUS_EVENTS_KEPT", 2)
     client = connect_async("redis://localhost:1")
-    events = hub.StatusEvents(client, KEYS, watch())
+    events = hub.StatusEventFeed(client, KEYS, watch())
     with hub.Listener([events], ANYBODY) as listener:
         for i in range(5):
             listener.put(status(f"req-{i}").to_json())
@@ -142,7 +144,7 @@ async def test_a_slow_listener_is_told_how_much_it_missed(monkeypatch: pytest.Mo
     await client.aclose()
 
 
-async def test_whose_request_it_is_comes_from_its_record(worker: StatusEvents, own_redis: RedisServer) -> None:
+async def test_whose_request_it_is_comes_from_its_record(worker: StatusEventPublisher, own_redis: RedisServer) -> None:
     client = own_redis.client()
     client.hset(KEYS.request("req-1"), mapping={"model": "m", "tenant": "ada"})
     client.hset(KEYS.request("req-2"), mapping={"model": "m"})

@@ -17,8 +17,8 @@ import pytest
 from blockrelay.block_folder.folder import open_block_folder
 from blockrelay.settings import BUNDLED_MODEL
 from blockrelay_converter.convert import convert
-from blockrelay_worker.execution.cpu.linears import Variant
-from blockrelay_worker.kernels import load_kernels, supported_variants
+from blockrelay_worker.execution.cpu.linears import Backend
+from blockrelay_worker.kernels import load_kernels, supported_isas
 from tests.support.models.checkpoints import Family, write_checkpoint
 from tests.support.worker.digest import logits_digest
 
@@ -74,9 +74,9 @@ def _write_odd(path: Path, family: Family, *, hidden: int = 136, head_dim: int =
 def test_all_kernels_and_products_of_this_cpu_give_the_same_logits(model: Path) -> None:
     folder = open_block_folder(model)
     found: dict[str, str] = {}
-    for name in supported_variants():
-        products: list[Variant] = ["u8s8", "u8u8", "native"]  # the first is wrong on some CPUs, and loading says so
-        for kind in products if load_kernels(1, variant=name).multiplies else products[:2]:
+    for name in supported_isas():
+        products: list[Backend] = ["u8s8", "u8u8", "native"]  # the first is wrong on some CPUs, and loading says so
+        for kind in products if load_kernels(1, isa=name).has_matmul else products[:2]:
             found[f"{name}, {kind}"] = logits_digest(folder, stages=2, threads=2, kernels_named=name, products=kind)[2]
     chosen, products_chosen, digest_of_this_cpu = logits_digest(folder, stages=1, threads=1)
     if products_chosen == "u8u8":

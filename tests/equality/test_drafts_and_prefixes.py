@@ -137,8 +137,8 @@ def test_a_request_that_is_ended_from_outside_has_a_beginning_of_its_solo_answer
     body = {"prompt": prompt, "max_tokens": 400, "temperature": 0, "ignore_eos": True, "background": True}
     with httpx.Client(base_url=up.url, timeout=60) as http:
 
-        def state(request: str) -> dict[str, Any]:
-            return http.get(f"/v1/requests/{request}").json()
+        def state(request_id: str) -> dict[str, Any]:
+            return http.get(f"/v1/requests/{request_id}").json()
 
         started = [http.post("/v1/completions", json=body).json()["id"] for _ in range(2)]
         wait_until(lambda: len(state(started[0])["text"]) > 40, "the first one has some text")

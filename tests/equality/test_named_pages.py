@@ -24,7 +24,7 @@ from blockrelay_worker.execution.batch import Batch, Segment
 from blockrelay_worker.execution.cpu.stage import StageExecutor
 from blockrelay_worker.execution.page_layout import pages_for
 from blockrelay_worker.kernels import PAGE, load_kernels
-from blockrelay_worker.kv.page_names import extend_names, root_name
+from blockrelay_worker.kv.block_hashes import extend_hashes, root_hash
 from blockrelay_worker.kv.prefix_cache import PrefixCache
 from blockrelay_worker.kv.run_table import RunTable
 from blockrelay_worker.transport.inbox_reader import Reader
@@ -35,7 +35,7 @@ from tests.support.waiting import wait_until
 from tests.support.worker.machines import idle_machine
 from tests.support.worker.stage_role import stage_role
 
-ROOT = root_name(salt="", model_hash="m", numerics="n")
+ROOT = root_hash(salt="", model_hash="m", numerics="n")
 
 
 @pytest.fixture(scope="module")
@@ -64,9 +64,9 @@ def engines_running(
             executors.append(executor)
             metrics, mailbox = WorkerMetrics(registries[stage]), Mailbox()
             cache = PrefixCache(executor.pool, model_hash="m", numerics="n", metrics=metrics)
-            worker = cell.worker(f"w{stage}", stage=stage, split=split, pages=pages)
+            worker_id = cell.worker(f"w{stage}", stage=stage, split=split, pages=pages)
             bounds: dict[str, Any] = {"max_rows": 48, "max_requests": 16, "step_target_s": 1.0}
-            role = stage_role(folder, worker, split=split, stage=stage, first=first, last=last, **bounds)
+            role = stage_role(folder, worker_id, split=split, stage=stage, first=first, last=last, **bounds)
             own = replace(links, clock=StepClock())  # each is a process of its own elsewhere
             engine = Engine(
                 role,
@@ -80,7 +80,7 @@ def engines_running(
                 idle_machine(),
             )
             streams = [f(MODEL, "cpu") for f in (links.keys.reruns, links.keys.jobs)] if stage == 0 else []
-            reader = Reader(links.control, links.keys.inbox(role.worker), streams, mailbox, links.stop, links.watch)
+            reader = Reader(links.control, links.keys.inbox(role.worker_id), streams, mailbox, links.stop, links.watch)
             for thread in (reader, threading.Thread(target=engine.run)):
                 stack.callback(thread.join, 10)
                 thread.start()
@@ -110,12 +110,12 @@ def test_every_named_page_holds_what_a_solo_run_computes(
     pages = 40 if len(ends) == 1 else 200
     with engines_running(folder, links, ends, pages, registries) as (cell, executors):
         asked = {f"req-{i}": prompt for i, prompt in enumerate(prompts(32))}
-        for i, (request, prompt) in enumerate(asked.items()):
+        for i, (request_id, prompt) in enumerate(asked.items()):
             params = {"max_tokens": 60, "ignore_eos": True, "temperature": 0.0 if i % 2 else 0.5, "seed": i}
             need = pages_for(len(prompt) + 60)
-            cell.accept(request, content=body(prompt, **params), need=need)
+            cell.accept(request_id, content=body(prompt, **params), need=need)
         wait_until(lambda: client.zcard(keys.running) == 0, "all end", timeout_s=60)
-        assert all(isinstance(cell.log(request)[-1], EndEntry) for request in asked)
+        assert all(isinstance(cell.log(request_id)[-1], EndEntry) for request_id in asked)
     tokens = {r: asked[r] + [e.token for e in cell.log(r) if isinstance(e, TokenEntry)] for r in asked}
     assert all(len(tokens[r]) == len(asked[r]) + 60 for r in asked)
 
@@ -125,7 +125,7 @@ def test_every_named_page_holds_what_a_solo_run_computes(
     for sequence in tokens.values():
         run_alone(alone, sequence)
         names: list[bytes] = []
-        extend_names(names, ROOT, sequence, len(sequence) // PAGE)
+        extend_hashes(names, ROOT, sequence, len(sequence) // PAGE)
         for executor, solo, seen in zip(executors, alone, compared, strict=True):
             for index, name in enumerate(names):
                 found = executor.pool.share([name])

@@ -65,7 +65,7 @@ def abandoned(model: Path) -> Iterator[tuple[Path, str, list[int]]]:
 def test_a_launcher_fails_at_every_point(
     model: Path, abandoned: tuple[Path, str, list[int]], tmp_path: Path, case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source, request, undisturbed = abandoned
+    source, request_id, undisturbed = abandoned
     with tempfile.TemporaryDirectory(prefix="br-up-") as folder:  # short: unix socket paths are limited
         data = Path(folder) / "d"
         shutil.copytree(source, data, ignore=shutil.ignore_patterns("*.sock"))
@@ -84,7 +84,7 @@ def test_a_launcher_fails_at_every_point(
             running = read_running(data)
             client, keys = connect(running.redis_url), Keys(running.cell)
             wait_until(lambda: not client.zcard(keys.running), "the accepted request is finished")
-            *tokens, end = read_log(client, keys, request)
+            *tokens, end = read_log(client, keys, request_id)
             assert [t.token for t in tokens if isinstance(t, TokenEntry)] == undisturbed
             assert isinstance(end, EndEntry) and end.reason == "length"
             client.close()

@@ -127,8 +127,8 @@ def test_a_scheduler_fails_at_every_point(stand: Stand, case: str) -> None:
         stand.system.start_scheduler()
     if late is not None:
         stand.worker()
-        wait_until(lambda: stand.system.log(late.request)[1] is not None, "its deadline ends it")
-        end = stand.system.log(late.request)[1]
+        wait_until(lambda: stand.system.log(late.request_id)[1] is not None, "its deadline ends it")
+        end = stand.system.log(late.request_id)[1]
         assert end is not None and end.reason == "expired"
         assert_nothing_is_held(stand.system)
     else:

@@ -215,4 +215,6 @@ def test_a_whole_system_that_is_answered_so_goes_on(
 
 
 def long_jobs() -> list[Job]:
-    return [replace(job, request=str(i), params=replace(job.params, max_tokens=LONG)) for i, job in enumerate(shapes())]
+    return [
+        replace(job, request_id=str(i), params=replace(job.params, max_tokens=LONG)) for i, job in enumerate(shapes())
+    ]

@@ -125,21 +125,21 @@ def accept_tensors(stand: Stand, name: str) -> str:
     """A request for logits of nine tokens; its id."""
     params = SamplingParams(max_tokens=0, temperature=0.0).to_dict()
     body = RequestBody(prompt=np.arange(3, 12, dtype=np.int32), params=params, logits="all")
-    request = f"req-tensors-{name}"
-    call = calls.accept(request, body, model=stand.system.model_key, pages_needed=1, max_in_flight=100)
+    request_id = f"req-tensors-{name}"
+    call = calls.accept(request_id, body, model=stand.system.model_key, pages_needed=1, max_in_flight=100)
     assert stand.system.scripts.run(call).status == "OK"
-    return request
+    return request_id
 
 
-def result_of(stand: Stand, request: str) -> bytes:
+def result_of(stand: Stand, request_id: str) -> bytes:
     client = stand.system.payload.client()
-    value = client.get(stand.system.keys.result(request))
+    value = client.get(stand.system.keys.result(request_id))
     client.close()
     assert isinstance(value, bytes)
     return value
 
 
 def tensors(stand: Stand, name: str) -> bytes:
-    request = accept_tensors(stand, name)
-    wait_until(lambda: stand.system.log(request)[1] is not None, "the tensor step ends")
-    return result_of(stand, request)
+    request_id = accept_tensors(stand, name)
+    wait_until(lambda: stand.system.log(request_id)[1] is not None, "the tensor step ends")
+    return result_of(stand, request_id)

@@ -75,12 +75,12 @@ class Queue:
         assert len(runs) == (1 if self.waiting else 0), "work conserving"
         if not runs:
             return None
-        one = self.waiting[runs[0].request]
+        one = self.waiting[runs[0].request_id]
         earliest = min(waiting.priority for waiting in self.waiting.values())
         assert one.priority == earliest, "an earlier priority waits"
         mine = [name for name, w in self.waiting.items() if (w.tenant, w.priority) == (one.tenant, one.priority)]
-        assert runs[0].request == min(mine), "a tenant's requests are served in their order"
-        del self.waiting[runs[0].request]
+        assert runs[0].request_id == min(mine), "a tenant's requests are served in their order"
+        del self.waiting[runs[0].request_id]
         self.served.append(one)
         return one
 

@@ -64,7 +64,7 @@ class PagePoolMachine(RuleBasedStateMachine):
         pages = self.owners.get(owner, [])
         if index >= len(pages) or pages[index] in self.names.values():
             return
-        assert self.pool.name(pages[index], name) == (name not in self.names)
+        assert self.pool.publish(pages[index], name) == (name not in self.names)
         self.names.setdefault(name, pages[index])
 
     @rule(target=held, names=st.lists(st.sampled_from(NAMES), max_size=4, unique=True))
@@ -88,7 +88,7 @@ class PagePoolMachine(RuleBasedStateMachine):
         if not unused:
             assert page is None
             return self._new_owner([])
-        assert page is not None and page == self.names.pop(unused[0]) and not self.pool.is_named(page)
+        assert page is not None and page == self.names.pop(unused[0]) and not self.pool.is_published(page)
         assert self.pool.generations[page] == generations[page] + 1, "who reads it sees that it has changed hands"
         self.lru.remove(page)
         return self._new_owner([page])

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blockrelay.planning.devices import Device, Link
+from blockrelay.planning.devices import Device, DeviceLink
 from blockrelay.planning.profile import Hop
 from blockrelay_scheduler.planning.memory_check import check_memory
 from blockrelay_scheduler.planning.prediction import predict
@@ -100,7 +100,7 @@ def problems(draw: st.DrawFn, *, links: bool = False) -> Problem:
     hop = Hop(seconds=draw(st.sampled_from([0.0, 0.1, 3.0])), seconds_per_byte=draw(st.sampled_from([0.0, 0.01])))
     hops = [(draw(st.sampled_from([0, 100, 900])), draw(st.sampled_from([0, 50]))) for _ in range(blocks)]
     between = [
-        Link(between=(a.host, b.host), seconds=draw(st.sampled_from([0.0, 0.2, 4.0])), seconds_per_byte=0.0)
+        DeviceLink(between=(a.host, b.host), seconds=draw(st.sampled_from([0.0, 0.2, 4.0])), seconds_per_byte=0.0)
         for a, b in combinations(devices, 2)
         if links and draw(st.booleans())
     ]

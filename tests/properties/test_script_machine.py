@@ -35,9 +35,9 @@ FAR = 1 << 46  # ms
 WORKERS = {"a0": 0, "a1": 0, "b0": 1, "b1": 1}
 
 
-def token(request: str, position: int) -> int:
+def token(request_id: str, position: int) -> int:
     """The token function of this test: a pure function of request and position, as the real one is."""
-    return crc32(f"{request}/{position}".encode()) % 1000
+    return crc32(f"{request_id}/{position}".encode()) % 1000
 
 
 class ScriptMachine(RuleBasedStateMachine):
@@ -77,9 +77,11 @@ class ScriptMachine(RuleBasedStateMachine):
         deadline_ms=st.sampled_from([0, FAR]),
         result_bytes=st.sampled_from([0, 7, 100]),
     )
-    def accept(self, request: str, need: int, tenant: str, priority: int, deadline_ms: int, result_bytes: int) -> None:
+    def accept(
+        self, request_id: str, need: int, tenant: str, priority: int, deadline_ms: int, result_bytes: int
+    ) -> None:
         answer = self.cell.accept(
-            request,
+            request_id,
             need=need,
             tenant=tenant,
             priority=priority,
@@ -87,18 +89,18 @@ class ScriptMachine(RuleBasedStateMachine):
             weight=0.5,
             result_bytes=result_bytes,
         )
-        assert answer.status == ("EXISTS" if request in self.history else "OK")
-        self.history.setdefault(request, [])
+        assert answer.status == ("EXISTS" if request_id in self.history else "OK")
+        self.history.setdefault(request_id, [])
 
     @precondition(lambda self: len(self.history) < len(REQUESTS))
     @rule(limits=st.sampled_from([calls.Limits(tokens_per_minute=5), calls.Limits(concurrency=1)]), data=st.data())
     def refuse(self, limits: calls.Limits, data: st.DataObject) -> None:
-        request = data.draw(st.sampled_from([r for r in REQUESTS if r not in self.history]))
+        request_id = data.draw(st.sampled_from([r for r in REQUESTS if r not in self.history]))
         others = [r for r in self.history if r not in self.ended and self.cell.record(r)["tenant"] == "ada"]
         if limits.concurrency and not others:
             return
         before = self.cell.everything()
-        answer = self.cell.accept(request, tenant="ada", limits=limits)
+        answer = self.cell.accept(request_id, tenant="ada", limits=limits)
         assert answer.status == ("CONCURRENT" if limits.concurrency else "TOKENS")
         assert self.cell.everything() == before, "a refusal leaves nothing"
 
@@ -111,8 +113,8 @@ class ScriptMachine(RuleBasedStateMachine):
     def commit(self, data: st.DataObject, count: int, ends: bool, twice: bool) -> None:
         """By any run ever claimed, current or stale, at any position that it may believe in."""
         run = data.draw(st.sampled_from(self.runs))
-        position = data.draw(st.integers(0, len(self.history[run.request]) + 1))
-        tokens = [token(run.request, position + k) for k in range(count)]
+        position = data.draw(st.integers(0, len(self.history[run.request_id]) + 1))
+        tokens = [token(run.request_id, position + k) for k in range(count)]
         for _ in range(1 + twice):
             answer = self.cell.commit(run, position, tokens, end="stop" if ends else "")
             assert answer.verdict in ("OK", "LOST", "GAP")
@@ -121,14 +123,14 @@ class ScriptMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def commit_another_token(self, data: st.DataObject) -> None:
         run = data.draw(st.sampled_from(self.runs))
-        if self.history[run.request]:
+        if self.history[run.request_id]:
             assert self.cell.commit(run, 0, [1001]).verdict in ("DIVERGED", "LOST")
 
     @precondition(lambda self: self.runs)
     @rule(data=st.data(), reason=st.sampled_from(["stalled", "missing_pages", "drain"]))
     def rerun(self, data: st.DataObject, reason: str) -> None:
         run = data.draw(st.sampled_from(self.runs))
-        current = self.cell.record(run.request).get("run") == run.run
+        current = self.cell.record(run.request_id).get("run") == run.run_id
         assert self.cell.rerun(run, reason) == current
 
     @rule(slot=st.sampled_from(list(WORKERS)), comes_back=st.booleans())
@@ -138,9 +140,9 @@ class ScriptMachine(RuleBasedStateMachine):
             self.names[slot] = self.register(slot)
 
     @rule(request=st.sampled_from(REQUESTS))
-    def cancel(self, request: str) -> None:
-        before = self.cell.record(request).get("state")
-        answer = self.cell.scripts.run(calls.finish(request, "cancelled"))
+    def cancel(self, request_id: str) -> None:
+        before = self.cell.record(request_id).get("state")
+        answer = self.cell.scripts.run(calls.finish(request_id, "cancelled"))
         assert answer == {None: "UNKNOWN", "done": "DONE"}.get(before, "FINISHED")
 
     @rule()
@@ -156,18 +158,18 @@ class ScriptMachine(RuleBasedStateMachine):
         self.books_balance()
 
     def logs_only_grow_and_end_once(self) -> None:
-        for request, before in self.history.items():
-            log = self.cell.log(request)
+        for request_id, before in self.history.items():
+            log = self.cell.log(request_id)
             tokens = [e.token for e in log if isinstance(e, TokenEntry)]
             assert tokens[: len(before)] == before, "I1"
-            assert tokens == [token(request, k) for k in range(len(tokens))], "I1"
-            assert request not in self.ended or tokens == before, "I5"
+            assert tokens == [token(request_id, k) for k in range(len(tokens))], "I1"
+            assert request_id not in self.ended or tokens == before, "I5"
             ends = [i for i, e in enumerate(log) if isinstance(e, EndEntry)]
             assert ends in ([], [len(log) - 1]), "I5"
-            assert bool(ends) == (self.cell.record(request)["state"] == "done"), "I5"
-            self.history[request] = tokens
+            assert bool(ends) == (self.cell.record(request_id)["state"] == "done"), "I5"
+            self.history[request_id] = tokens
             if ends:
-                self.ended.add(request)
+                self.ended.add(request_id)
 
     def books_balance(self) -> None:
         unfinished = {r for r in self.history if r not in self.ended}
@@ -178,14 +180,14 @@ class ScriptMachine(RuleBasedStateMachine):
         assert sorted(queued) == sorted(r for r in unfinished if self.cell.record(r)["state"] == "queued"), "I3"
         for name in self.names.values() if self.history else ():
             on = self.cell.requests_of_worker(name)
-            for request in on:
-                record = self.cell.record(request)
+            for request_id in on:
+                record = self.cell.record(request_id)
                 assert record["state"] == "running" and name in record["route"].split(","), "I3"
             assert self.cell.reserved(name) == sum(int(self.cell.record(r)["pages_reserved"]) for r in on), "I4"
-        for request in unfinished:
-            record = self.cell.record(request)
+        for request_id in unfinished:
+            record = self.cell.record(request_id)
             if record["state"] == "running":
-                assert all(request in self.cell.requests_of_worker(w) for w in record["route"].split(",")), "I3"
+                assert all(request_id in self.cell.requests_of_worker(w) for w in record["route"].split(",")), "I3"
         self.loads_are_sums(unfinished)
         self.results_are_sums(unfinished)
 
@@ -194,23 +196,23 @@ class ScriptMachine(RuleBasedStateMachine):
         listed = {name.decode(): until for name, until in client.zrange(keys.results, 0, -1, withscores=True)}  # pyright: ignore
         books = {name.decode(): value.decode() for name, value in client.hgetall(keys.result_bytes).items()}  # pyright: ignore
         expected: Counter[str] = Counter()
-        for request, until in listed.items():
-            size, _, tenant = books.pop(request).partition(" ")
+        for request_id, until in listed.items():
+            size, _, tenant = books.pop(request_id).partition(" ")
             expected.update({"": int(size), f" {tenant}": int(size)})
-            assert (until == inf) == (request in unfinished), "I6"
+            assert (until == inf) == (request_id in unfinished), "I6"
         assert {name: int(value) for name, value in books.items()} == expected, "I6"
-        for request in unfinished:
-            assert ("result_bytes" in self.cell.record(request)) == (request in listed), "I6"
+        for request_id in unfinished:
+            assert ("result_bytes" in self.cell.record(request_id)) == (request_id in listed), "I6"
 
     def loads_are_sums(self, unfinished: set[str]) -> None:
         expected: Counter[str] = Counter()
         tenants: dict[str, set[str]] = {"": set(), "ada": set()}
-        for request in unfinished:
-            record = self.cell.record(request)
+        for request_id in unfinished:
+            record = self.cell.record(request_id)
             expected[f"{record['state']}_rows"] += int(record["rows_to_compute"])
             expected[f"{record['state']}_tokens"] += max(0, int(record["max_tokens"]) - int(record["committed"]))
             expected["pages"] += int(record["pages_needed"])
-            tenants[record["tenant"]].add(request)
+            tenants[record["tenant"]].add(request_id)
             assert record["state"] == "running" or int(record["rows_to_compute"]) == int(record["prompt_tokens"]) + int(
                 record["committed"]
             ), "I6"

@@ -50,7 +50,7 @@ def _order(b: Bounds, state: State) -> list[int]:
 
 def _signature(state: State, slot: int) -> tuple[object, ...]:
     p = state.processes[slot]
-    table = [(r.request, r.known, r.computed, r.sequence, r.committed) for r in p.table]
+    table = [(r.request_id, r.known, r.computed, r.sequence, r.committed) for r in p.table]
     inbox = state.payload(p.id)
     record = state.redis.worker(p.id)
     seen = (-1, 0, ()) if record is None else (record.reserved, len(record.inbox or ()), record.on)

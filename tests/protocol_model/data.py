@@ -164,7 +164,7 @@ class Run(NamedTuple):
     next one expected (later stage); `committed` tokens were handed to COMMIT; `ended`: only the last COMMIT is missing.
     """
 
-    request: int
+    request_id: int
     run: int
     route: tuple[int, ...]
     known: int

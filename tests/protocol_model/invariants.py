@@ -90,9 +90,9 @@ def _handover(b: Bounds, state: State) -> str | None:
         return None
     for process in state.processes:
         for run in process.table:
-            record = state.redis.requests[run.request]
+            record = state.redis.requests[run.request_id]
             if run.wrong and record is not None and record.run == run.run:
-                return f"I15: {run.request} is computed on {run.wrong}, and its tokens are {run.tokens}"
+                return f"I15: {run.request_id} is computed on {run.wrong}, and its tokens are {run.tokens}"
     for page in state.stored:
         if page.varied and page.root < 0:
             return f"I15: a page that a device which varies has made is named by its tokens alone: {page}"

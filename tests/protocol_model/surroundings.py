@@ -92,13 +92,13 @@ def _devices_fail(b: Bounds, state: State) -> Steps:
         after, named = state, list[int]()
         for slot, process in enumerate(state.processes):
             for run in process.table if process.up == "up" and b.is_gpu(process.id) else ():
-                moved = rerun(b, state, slot, run.request, run.run, "gpu_error", failed=b.stage(process.id))
-                yield f"the GPU of worker {slot} fails under {run.request}", _spend(moved, "device"), True
+                moved = rerun(b, state, slot, run.request_id, run.run, "gpu_error", failed=b.stage(process.id))
+                yield f"the GPU of worker {slot} fails under {run.request_id}", _spend(moved, "device"), True
         for slot, process in enumerate(state.processes):
             if process.up != "up" or not process.ready or not b.is_gpu(process.id):
                 continue
             for run in process.table:
-                after = rerun(b, after, slot, run.request, run.run, "gpu_error", failed=b.stage(process.id))
+                after = rerun(b, after, slot, run.request_id, run.run, "gpu_error", failed=b.stage(process.id))
             after = _begins_anew(b, after, slot)
             named.append(slot)
         if named:

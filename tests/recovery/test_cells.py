@@ -37,12 +37,12 @@ class Cells:
     def ask(self, key: str, gateways: Sequence[str]) -> tuple[str, list[int]]:
         """The id of a request with this key, and its tokens."""
         tokens: list[int] = []
-        request = ""
+        request_id = ""
         for event in resuming_stream(gateways, PATH, body(key), key=key):
-            request = event.id.partition(":")[0]
+            request_id = event.id.partition(":")[0]
             for choice in event.data["choices"]:
                 tokens += choice["token_ids"]
-        return request, tokens
+        return request_id, tokens
 
     def accepted(self) -> int:
         """All requests that ever were, in both cells."""
@@ -62,9 +62,9 @@ def body(key: str) -> dict[str, Any]:
     return {"prompt": prompt, "max_tokens": 24, "temperature": 0.8, "ignore_eos": True, "return_token_ids": True}
 
 
-def named(request: str) -> RequestId:
-    found = parse_id(request)
-    assert found is not None, request
+def named(request_id: str) -> RequestId:
+    found = parse_id(request_id)
+    assert found is not None, request_id
     return found
 
 
@@ -93,11 +93,11 @@ def test_a_key_is_one_request_while_the_list_changes(cells: Cells) -> None:
     assert cells.accepted() == len(keys)
     jobs: list[Job] = []
     for key, (found,) in answers.items():
-        jobs.append(Job(request=named(found[0]).request, prompt=tuple(body(key)["prompt"]), params=PARAMS))
+        jobs.append(Job(request_id=named(found[0]).request_id, prompt=tuple(body(key)["prompt"]), params=PARAMS))
     golden = golden_tokens(cells.systems["c0"].block_folder, jobs)
-    for ((request, *tokens),) in answers.values():
-        assert tokens == golden[named(request).request], "each is its solo run"
-    assert {named(request).cell for ((request, *_),) in answers.values()} == set(NAMES)
+    for ((request_id, *tokens),) in answers.values():
+        assert tokens == golden[named(request_id).request_id], "each is its solo run"
+    assert {named(request_id).cell for ((request_id, *_),) in answers.values()} == set(NAMES)
 
 
 def test_a_cell_that_dies_whole_takes_no_other_with_it(cells: Cells) -> None:
@@ -106,7 +106,7 @@ def test_a_cell_that_dies_whole_takes_no_other_with_it(cells: Cells) -> None:
     cells.wait_for_list()
     keys = [f"key-{i}" for i in range(16)]
     before = {key: cells.ask(key, cells.gateways) for key in keys}
-    dead = {key for key, (request, _) in before.items() if named(request).cell == "c1"}
+    dead = {key for key, (request_id, _) in before.items() if named(request_id).cell == "c1"}
     assert 0 < len(dead) < len(keys)
     system = cells.systems["c1"]
     system.control.kill()
@@ -121,8 +121,8 @@ def test_a_cell_that_dies_whole_takes_no_other_with_it(cells: Cells) -> None:
         for index in range(12):
             answer = gateways[index % 3].post(PATH, json=body("new"))
             assert answer.status_code == 200 and named(answer.json()["id"]).cell == "c0"
-        request = before[next(iter(dead))][0]
-        assert gateways[0].get(f"/v1/requests/{request}").status_code == 503
+        request_id = before[next(iter(dead))][0]
+        assert gateways[0].get(f"/v1/requests/{request_id}").status_code == 503
         assert gateways[0].get("/readyz").status_code == 200
         system.control.start()
         system.start_scheduler()

@@ -155,7 +155,7 @@ def test_a_stalled_request_is_found_although_it_moved_in_the_future(
     frozen = system.pid_of(1)
     os.kill(frozen, signal.SIGSTOP)
     set_clock(-HOUR)
-    wait_until(lambda: system.client.hget(system.keys.request(job.request), "reruns"), "it is run again")
+    wait_until(lambda: system.client.hget(system.keys.request(job.request_id), "reruns"), "it is run again")
     os.kill(frozen, signal.SIGCONT)
     system.wait_all([job])
     assert system.results([job]) == golden_tokens(system.block_folder, [job])

@@ -88,9 +88,9 @@ def test_stages_of_a_device_end_together_when_they_are_told_to(start_system: Sta
     assert not Path(f"/proc/{child}").exists() or has_ended(child)
     system.wait_all(jobs)
     for job in jobs:
-        tokens, end = system.log(job.request)
+        tokens, end = system.log(job.request_id)
         assert end is not None and end.reason == "length" and not end.fallbacks, "a drain is no failure"
-        assert tokens[: len(seen[job.request])] == seen[job.request] and len(tokens) == job.params.max_tokens
+        assert tokens[: len(seen[job.request_id])] == seen[job.request_id] and len(tokens) == job.params.max_tokens
 
 
 def test_a_stand_in_goes_on_from_the_pages_that_have_left_the_device(
@@ -101,18 +101,18 @@ def test_a_stand_in_goes_on_from_the_pages_that_have_left_the_device(
     rng = np.random.default_rng(3)
     params = SamplingParams(max_tokens=100, temperature=0.0, ignore_eos=True)
     jobs = [
-        Job(request=f"req-{at}", prompt=tuple(int(token) for token in rng.integers(3, 500, 600)), params=params)
+        Job(request_id=f"req-{at}", prompt=tuple(int(token) for token in rng.integers(3, 500, 600)), params=params)
         for at in range(8)
     ]
-    told = jobs[0].request
+    told = jobs[0].request_id
     system.accept(jobs[0], fallback="recompute")
     seen = begun(system, jobs[1:], least=20)
     os.kill(child_of(system.workers[-1].pid), signal.SIGKILL)
     assert_went_on(system, jobs, seen)
-    rows = {job.request: [event.rows_recomputed for event in end_of(system, job).fallbacks] for job in jobs}
-    for request, (count,) in rows.items():
+    rows = {job.request_id: [event.rows_recomputed for event in end_of(system, job).fallbacks] for job in jobs}
+    for request_id, (count,) in rows.items():
         assert count is not None
-        assert count > 600 if request == told else 0 < count <= 64, rows
+        assert count > 600 if request_id == told else 0 < count <= 64, rows
 
 
 def test_a_request_that_denies_cpus_waits_for_the_device(start_system: StartSystem) -> None:
@@ -124,7 +124,7 @@ def test_a_request_that_denies_cpus_waits_for_the_device(start_system: StartSyst
     os.kill(child_of(system.workers[-1].pid), signal.SIGKILL)
     system.wait_all([denying])
     assert_went_on(system, jobs[1:], seen)
-    events = [event["event"] for event in read_timeline(system.client, system.keys, denying.request)]
+    events = [event["event"] for event in read_timeline(system.client, system.keys, denying.request_id)]
     end = end_of(system, denying)
     assert "fallback_denied" in events and end.reason == "length" and not end.fallbacks
 
@@ -133,7 +133,7 @@ def test_a_request_that_denies_cpus_ends_when_no_device_comes(start_system: Star
     system = with_gpu(start_system, scheduler_env={"BLOCKRELAY_FALLBACK_WAIT_S": "1"})
     (denying,) = make_jobs(1, seed=5, vocab=500, tokens=400)
     system.accept(denying, fallback="deny")
-    wait_until(lambda: system.log(denying.request)[0], "it is under way")
+    wait_until(lambda: system.log(denying.request_id)[0], "it is under way")
     worker = system.workers[-1]
     worker.kill()
     worker.wait()

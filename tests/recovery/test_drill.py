@@ -27,7 +27,9 @@ from tests.support.systems.up_process import COMMAND
 from tests.support.waiting import wait_until
 
 USERS = Path(__file__).parents[2] / "deploy" / "redis"
-QUIET = DrillOptions(model=BUNDLED_MODEL, minutes=4 / 60, kill="", seed=3, requests=4, replicas=1, gateways=1, asks=8)
+QUIET = DrillOptions(
+    model=BUNDLED_MODEL, minutes=4 / 60, kill="", seed=3, requests=4, replicas=1, gateways=1, different_requests=8
+)
 
 
 def drill(*options: str) -> "subprocess.Popen[str]":

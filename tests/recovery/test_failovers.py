@@ -91,7 +91,7 @@ class Clients:
                 tokens += choice["token_ids"]
                 end = choice["finish_reason"] or end
                 times.append(time.monotonic())
-            self.answers.append((job.request, tokens, end))
+            self.answers.append((job.request_id, tokens, end))
 
     def _body(self, job: Job) -> dict[str, object]:
         params = job.params.to_dict()
@@ -146,8 +146,8 @@ def test_streams_outlive_a_failover(
                 one.result()
         ended = {name: process.returncode for name, process in services(system).items() if process.poll() is not None}
         assert not ended, "services that exited"
-        for request, tokens, end in clients.answers:
-            assert tokens == golden[request] and end in ("length", "stop"), (request, end)
+        for request_id, tokens, end in clients.answers:
+            assert tokens == golden[request_id] and end in ("length", "stop"), (request_id, end)
         wait_until(lambda: answers(system), "the test's own client has found the new master")
         assert_nothing_is_held(system)
         with capsys.disabled():

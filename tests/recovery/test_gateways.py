@@ -113,7 +113,7 @@ def test_a_request_lost_by_redis_is_accepted_again_by_whoever_follows_it(start_s
         }
         system.workers[0].send_signal(signal.SIGCONT)
         *_, (end, _) = pairwise(read_events(stream))
-    (golden,) = golden_tokens(system.block_folder, [Job(request=name, prompt=(1, 5, 9), params=params)]).values()
+    (golden,) = golden_tokens(system.block_folder, [Job(request_id=name, prompt=(1, 5, 9), params=params)]).values()
     assert end.data["outputs"]["token_ids"] == golden
 
 

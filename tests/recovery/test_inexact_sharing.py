@@ -43,13 +43,13 @@ def whole_model(start_system: StartSystem, folder: Path, **settings: str) -> Sys
 def cached(system: System, job: Job) -> int:
     """How many tokens of its prompt were found, now that it has ended."""
     system.wait_all([job])
-    tokens, end = system.log(job.request)
+    tokens, end = system.log(job.request_id)
     assert end is not None and end.reason == "length" and len(tokens) == job.params.max_tokens
     return int(end.meta["cached_tokens"])
 
 
-def ask(system: System, request: str, **more: Any) -> Job:
-    job = Job(request=request, prompt=PROMPT, params=replace(PARAMS, **more))
+def ask(system: System, request_id: str, **more: Any) -> Job:
+    job = Job(request_id=request_id, prompt=PROMPT, params=replace(PARAMS, **more))
     system.accept(job)
     return job
 

@@ -171,4 +171,4 @@ def test_it_is_never_killed_and_serves_others_meanwhile(
 
 def _store(results: redis.Redis, keys: Keys, claimed: Claimed, result: bytes) -> None:
     store: Any = results
-    store.set(keys.result(claimed.request), result, ex=60)
+    store.set(keys.result(claimed.request_id), result, ex=60)

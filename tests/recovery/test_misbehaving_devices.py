@@ -85,7 +85,7 @@ def test_a_device_that_gets_slower_is_given_a_new_process_and_no_request_notices
     child, jobs = child_of(system.workers[-1].pid), list[Job]()
     params = SamplingParams(max_tokens=90, temperature=0.0, ignore_eos=True)
     while not device_counter(system, "device_renewals", reason="slow"):
-        jobs.append(Job(request=f"req-{len(jobs)}", prompt=tuple(range(3, 383)), params=params))
+        jobs.append(Job(request_id=f"req-{len(jobs)}", prompt=tuple(range(3, 383)), params=params))
         assert len(jobs) < 20, "nothing was done about it"
         system.accept(jobs[-1])
         system.wait_all(jobs)
@@ -95,6 +95,6 @@ def test_a_device_that_gets_slower_is_given_a_new_process_and_no_request_notices
     assert 1 <= device_counter(system, "device_cleanups") <= gpu_stages
     assert device_counter(system, "device_losses") == 0
     for job in jobs:
-        tokens, end = system.log(job.request)
+        tokens, end = system.log(job.request_id)
         assert end is not None and len(tokens) == 90 and not end.fallbacks
     assert not system.client.exists(system.keys.renewal(system.model_key)), "another device may be next"

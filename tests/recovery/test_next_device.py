@@ -21,7 +21,7 @@ def run(system: System, jobs: list[Job]) -> int:
     system.wait_all(jobs)
     moved = 0
     for job in jobs:
-        tokens, end = system.log(job.request)
+        tokens, end = system.log(job.request_id)
         assert end is not None and end.reason == "length" and len(tokens) == job.params.max_tokens
         assert all((event.source, event.target, event.success) == ("GPU", "CPU", True) for event in end.fallbacks)
         moved += len(end.fallbacks)

@@ -41,9 +41,9 @@ def jobs_of(tokens: int = 150) -> list[Job]:
 def assert_finished(system: System, jobs: list[Job], seen: dict[str, list[int]]) -> None:
     system.wait_all(jobs)
     for job in jobs:
-        tokens, end = system.log(job.request)
+        tokens, end = system.log(job.request_id)
         assert end is not None and end.reason == "length" and len(tokens) == job.params.max_tokens
-        assert tokens[: len(seen[job.request])] == seen[job.request], "what was shown stays"
+        assert tokens[: len(seen[job.request_id])] == seen[job.request_id], "what was shown stays"
         assert not end.fallbacks, "no GPU had a part"
     assert_nothing_is_held(system)
 
@@ -57,7 +57,7 @@ def test_a_killed_process_of_onnx_runtime_costs_no_token(start_system: StartSyst
     seen: dict[str, list[int]] = {}
     for _ in range(4):
         wait_until(lambda: bool(children_of(worker.pid)), "the process is there")
-        seen = {job.request: system.log(job.request)[0] for job in jobs}
+        seen = {job.request_id: system.log(job.request_id)[0] for job in jobs}
         child = child_of(worker.pid)
         os.kill(child, signal.SIGKILL)
         wait_until(lambda gone=child: gone not in children_of(worker.pid), "it is gone")
@@ -71,7 +71,7 @@ def test_a_killed_worker_costs_no_token(start_system: StartSystem, model: Path) 
     system.wait_ready(1)
     jobs, (worker,) = jobs_of(), system.workers
     start_all(system, jobs)
-    seen = {job.request: system.log(job.request)[0] for job in jobs}
+    seen = {job.request_id: system.log(job.request_id)[0] for job in jobs}
     worker.kill()
     system.start_worker()
     assert_finished(system, jobs, seen)
@@ -95,15 +95,15 @@ def test_a_gpu_that_dies_hands_over_to_the_cpu(
     system.wait_ready(2)
     jobs, worker = jobs_of(), system.workers[-1]
     start_all(system, jobs)
-    seen = {job.request: system.log(job.request)[0] for job in jobs}
+    seen = {job.request_id: system.log(job.request_id)[0] for job in jobs}
     os.kill(child_of(worker.pid), signal.SIGKILL)
     wait_until(lambda: system.reruns().get("gpu_error", 0) > 0, "its requests are handed over")
     system.wait_all(jobs)
     moved = 0
     for job in jobs:
-        tokens, end = system.log(job.request)
+        tokens, end = system.log(job.request_id)
         assert end is not None and end.reason == "length" and len(tokens) == job.params.max_tokens
-        assert tokens[: len(seen[job.request])] == seen[job.request], "what was shown stays"
+        assert tokens[: len(seen[job.request_id])] == seen[job.request_id], "what was shown stays"
         moved += len(end.fallbacks)
         assert all((event.source, event.target, event.success) == ("GPU", "CPU", True) for event in end.fallbacks)
     assert moved, "none was on the GPU"

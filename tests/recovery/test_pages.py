@@ -23,7 +23,7 @@ HITS = "blockrelay_worker_prefix_cache_hits_total"
 
 
 def job(name: str, prompt: tuple[int, ...] = PROMPT, **params: object) -> Job:
-    return Job(request=name, prompt=prompt, params=replace(GREEDY, **params))
+    return Job(request_id=name, prompt=prompt, params=replace(GREEDY, **params))
 
 
 def serve(system: System, *jobs: Job) -> None:
@@ -87,9 +87,9 @@ def test_the_worker_after_a_kill_9_does_not_compute_the_prompt_again(
     payload.close()
 
 
-def reruns_of(system: System, request: str) -> list[str]:
+def reruns_of(system: System, request_id: str) -> list[str]:
     """The reasons of its re-runs, in order."""
-    events = read_timeline(system.client, system.keys, request)
+    events = read_timeline(system.client, system.keys, request_id)
     return [event["reason"] for event in events if event["event"] == "rerun"]
 
 

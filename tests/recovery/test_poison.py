@@ -29,14 +29,14 @@ def mates(system: System, tokens: int) -> tuple[list[Job], dict[str, list[int]]]
     """Requests that never see the deadly token, and their solo runs."""
     jobs = make_jobs(30, seed=31, vocab=DEADLY, tokens=tokens)
     golden = golden_tokens(system.block_folder, jobs)
-    harmless = [job for job in jobs if DEADLY not in golden[job.request]]
+    harmless = [job for job in jobs if DEADLY not in golden[job.request_id]]
     assert len(harmless) > 9
-    return harmless, {job.request: golden[job.request] for job in harmless}
+    return harmless, {job.request_id: golden[job.request_id] for job in harmless}
 
 
 def poison() -> Job:
     prompt = (*range(3, 40), DEADLY, 7)
-    return Job(request="req-poison", prompt=prompt, params=SamplingParams(max_tokens=9, temperature=0.0))
+    return Job(request_id="req-poison", prompt=prompt, params=SamplingParams(max_tokens=9, temperature=0.0))
 
 
 @contextmanager
@@ -50,8 +50,8 @@ def replaced_when_dead(system: System, **env: str) -> Iterator[None]:
             for process in list(system.workers):
                 if process.pid not in seen and process.poll() is not None:
                     seen.add(process.pid)
-                    for worker in [w.id for w in system.infos() if w.pid == process.pid]:
-                        system.scripts.run(calls.dead(worker, silent_s=0))
+                    for worker_id in [w.id for w in system.infos() if w.pid == process.pid]:
+                        system.scripts.run(calls.dead(worker_id, silent_s=0))
                     system.start_worker(**env)
 
     thread = threading.Thread(target=watch)

@@ -22,9 +22,9 @@ def fingerprints(system: System, jobs: Sequence[Job]) -> dict[str, str]:
     """Request -> `system_fingerprint` of its end."""
     found: dict[str, str] = {}
     for job in jobs:
-        end = system.log(job.request)[1]
+        end = system.log(job.request_id)[1]
         assert isinstance(end, EndEntry)
-        found[job.request] = end.numerics
+        found[job.request_id] = end.numerics
     return found
 
 
@@ -45,7 +45,7 @@ class Judge:
         for name, at in parts:
             pipeline = self._pipelines[SALT if name.endswith(f"-{SALT}") else ""]
             done = generate(
-                pipeline, job.prompt, job.params, seed=derive_seed(job.request), tokenizer=None, known=tokens[:at]
+                pipeline, job.prompt, job.params, seed=derive_seed(job.request_id), tokenizer=None, known=tokens[:at]
             )
             tokens = [*tokens[:at], *done.tokens]
         return tokens
@@ -79,7 +79,7 @@ def test_a_rolling_upgrade_fails_nobody(start_system: StartSystem, long_jobs: Go
     system.wait_all(jobs)
     results, said = system.results(jobs), fingerprints(system, jobs)
     judge = Judge(system.block_folder)
-    assert {job.request: judge.tokens(job, said[job.request]) for job in jobs} == results
+    assert {job.request_id: judge.tokens(job, said[job.request_id]) for job in jobs} == results
     assert any("+" in found for found in said.values()), "some changed their id on the way"
     assert any(found.endswith(f"-{SALT}") and "+" not in found for found in said.values())
     logs = "".join(log.read_text() for log in system.folder.glob("worker-*.log"))
@@ -106,7 +106,7 @@ def busy(system: System, pid: int) -> list[Job]:
 
 
 def fingerprints_so_far(system: System, jobs: Sequence[Job]) -> list[str]:
-    found = [system.client.hget(system.keys.request(job.request), "numerics") for job in jobs]
+    found = [system.client.hget(system.keys.request(job.request_id), "numerics") for job in jobs]
     return [value.decode() for value in found if isinstance(value, bytes)]
 
 
@@ -117,12 +117,12 @@ def test_the_bits_of_the_new_workers_are_others(start_system: StartSystem) -> No
     for job in jobs:
         system.accept(job)
     system.wait_all(jobs)
-    assert system.results(jobs) == {job.request: judge.tokens(job, f"x-{SALT}") for job in jobs}
+    assert system.results(jobs) == {job.request_id: judge.tokens(job, f"x-{SALT}") for job in jobs}
     assert all(judge.tokens(job, "x") != judge.tokens(job, f"x-{SALT}") for job in jobs)
 
 
 def reruns(system: System, jobs: Sequence[Job]) -> int:
-    return sum(int(system.client.hget(system.keys.request(job.request), "reruns") or 0) for job in jobs)  # pyright: ignore
+    return sum(int(system.client.hget(system.keys.request(job.request_id), "reruns") or 0) for job in jobs)  # pyright: ignore
 
 
 def test_a_drain_finishes_what_ends_in_time_and_takes_nothing_new(start_system: StartSystem, long_jobs: Golden) -> None:

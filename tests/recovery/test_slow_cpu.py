@@ -21,7 +21,7 @@ def test_a_slow_worker_serves_a_long_prompt_to_its_end(start_system: StartSystem
     system.wait_ready(1)
     tokens = np.random.default_rng(1).integers(3, 500, PROMPT)
     params = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
-    job = Job(request="long", prompt=tuple(map(int, tokens)), params=params)
+    job = Job(request_id="long", prompt=tuple(map(int, tokens)), params=params)
     system.accept(job)
     system.wait_all([job])
     assert system.results([job]) == golden_tokens(system.block_folder, [job])

@@ -36,7 +36,7 @@ def story_jobs() -> list[Job]:
             stop=(" and the",) if i % 7 == 3 else (),
         )
         prompt = tuple(tokenizer.encode(OPENINGS[i % 4] if i < 8 else OPENINGS[(i + i // 4) % 4] + " the"))
-        jobs.append(Job(request=f"req-story-{i}", prompt=prompt, params=params))
+        jobs.append(Job(request_id=f"req-story-{i}", prompt=prompt, params=params))
     return jobs
 
 
@@ -47,7 +47,9 @@ def stories() -> tuple[list[Job], Golden]:
     tokenizer = Tokenizer.from_file(BUNDLED_MODEL / "tokenizer.json")
     pipeline = Pipeline(folder, stages=1, threads=1, tokens=folder.model.max_position)
     golden = {
-        job.request: generate(pipeline, job.prompt, job.params, seed=derive_seed(job.request), tokenizer=tokenizer)
+        job.request_id: generate(
+            pipeline, job.prompt, job.params, seed=derive_seed(job.request_id), tokenizer=tokenizer
+        )
         for job in jobs
     }
     assert sum(len(g.tokens) for g in golden.values()) > 1500
@@ -63,14 +65,14 @@ def test_tokens_are_the_same_with_and_without_guesses(
     for job in jobs:
         system.accept(job)
     system.wait_all(jobs)
-    assert system.results(jobs) == {request: one.tokens for request, one in golden.items()}
+    assert system.results(jobs) == {request_id: one.tokens for request_id, one in golden.items()}
     for job in jobs:
-        end = system.log(job.request)[1]
-        assert end is not None and end.reason == golden[job.request].finish_reason
+        end = system.log(job.request_id)[1]
+        assert end is not None and end.reason == golden[job.request_id].finish_reason
         if job.params.logprobs is not None:
-            entries = read_log(system.client, system.keys, job.request)  # pyright: ignore
+            entries = read_log(system.client, system.keys, job.request_id)  # pyright: ignore
             told = [TokenLogprobs.decode(e.logprobs) for e in entries if isinstance(e, TokenEntry)]
-            assert told == [TokenLogprobs(s.logprob or 0.0, s.top) for s in golden[job.request].sampled]
+            assert told == [TokenLogprobs(s.logprob or 0.0, s.top) for s in golden[job.request_id].sampled]
     accepted = system.metric("blockrelay_worker_spec_decode_num_accepted_tokens_total")
     drafted = system.metric("blockrelay_worker_spec_decode_num_draft_tokens_total")
     assert 100 < accepted <= drafted if speculation == "on" else drafted == 0
@@ -84,7 +86,7 @@ def test_one_request_alone_is_guessed_ahead_and_ends_where_it_should(
     system = start_system(stages=2, model=BUNDLED_MODEL)
     job, golden = stories[0][0], stories[1]
     for tokens in (1, 2, 3, 50, 51, 52):
-        short = replace(job, request=f"req-short-{tokens}", params=replace(job.params, max_tokens=tokens))
+        short = replace(job, request_id=f"req-short-{tokens}", params=replace(job.params, max_tokens=tokens))
         system.accept(short)
         system.wait_all([short])
-        assert system.results([short]) == {short.request: golden[job.request].tokens[:tokens]}
+        assert system.results([short]) == {short.request_id: golden[job.request_id].tokens[:tokens]}

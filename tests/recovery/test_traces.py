@@ -34,9 +34,9 @@ def ids_of(receiver: TraceReceiver, gateway: str) -> dict[tuple[str, str], int]:
     return told
 
 
-def kill_who_runs(system: System, request: str) -> None:
+def kill_who_runs(system: System, request_id: str) -> None:
     """SIGKILL to the worker of the last stage that has the request."""
-    record: Any = system.client.hgetall(system.keys.request(request))
+    record: Any = system.client.hgetall(system.keys.request(request_id))
     last = record[b"route"].decode().split(",")[-1]
     (pid,) = [worker.pid for worker in system.infos() if worker.id == last]
     os.kill(pid, signal.SIGKILL)
@@ -45,7 +45,7 @@ def kill_who_runs(system: System, request: str) -> None:
 def test_a_killed_worker_and_then_a_killed_gateway_are_no_hole_in_the_trace(
     start_system: StartSystem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    request = ""
+    request_id = ""
     with trace_receiver() as receiver:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.url)
         monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
@@ -56,10 +56,10 @@ def test_a_killed_worker_and_then_a_killed_gateway_are_no_hole_in_the_trace(
         urls, died = [dying], False
         for event in resuming_stream(urls, PATH, BODY, key="k", headers=headers):
             if not died and event.data["choices"][0]["token_ids"]:
-                died, request = True, own_id(event.id.partition(":")[0])
-                kill_who_runs(system, request)
+                died, request_id = True, own_id(event.id.partition(":")[0])
+                kill_who_runs(system, request_id)
         wait_until(lambda: receiver.named("text_completion"), "the gateway that accepted it has told")
-        record: Any = system.client.hgetall(system.keys.request(request))
+        record: Any = system.client.hgetall(system.keys.request(request_id))
 
         (whole,) = receiver.named("text_completion")
         assert (whole.trace_id.hex(), whole.parent_span_id.hex()) == (TRACE, PARENT)
@@ -84,23 +84,23 @@ def test_a_killed_worker_and_then_a_killed_gateway_are_no_hole_in_the_trace(
         assert set(told.values()) == {1}
 
 
-def steps_of(system: System, request: str) -> list[StageSpan]:
+def steps_of(system: System, request_id: str) -> list[StageSpan]:
     """What stages have told of it, as it lies on the payload Redis."""
     with system.payload.client() as payload:
-        entries: Any = payload.xrange(system.keys.trace(request))
+        entries: Any = payload.xrange(system.keys.trace(request_id))
     return [StageSpan.decode(fields) for _, fields in entries]
 
 
-def told_enough(system: System, request: str) -> bool:
-    return len(steps_of(system, request)) > 30
+def told_enough(system: System, request_id: str) -> bool:
+    return len(steps_of(system, request_id)) > 30
 
 
-def told_of(receiver: TraceReceiver, request: str) -> dict[str, list[Any]]:
+def told_of(receiver: TraceReceiver, request_id: str) -> dict[str, list[Any]]:
     """Name -> spans, by their beginning, once the gateway has told of the request."""
     whole: list[Any] = []
 
     def found() -> bool:
-        whole[:] = [s for s in receiver.named("text_completion") if attributes(s)["gen_ai.response.id"] == request]
+        whole[:] = [s for s in receiver.named("text_completion") if attributes(s)["gen_ai.response.id"] == request_id]
         return bool(whole)
 
     wait_until(found, "the gateway has told")
@@ -128,19 +128,19 @@ def test_a_traced_request_says_what_every_stage_did_also_one_that_was_killed(
         system.start_worker(speculation="off", inject_speed="0.5")  # one to spare
         url, _ = system.start_gateway()
         system.wait_ready(4)
-        body, tokens, request, died = {**BODY, "trace": True}, 0, "", False
+        body, tokens, request_id, died = {**BODY, "trace": True}, 0, "", False
         for event in resuming_stream([url], PATH, body, key="k"):
-            request = own_id(event.id.partition(":")[0])
+            request_id = own_id(event.id.partition(":")[0])
             tokens += len(event.data["choices"][0]["token_ids"])
             if tokens > 20 and not died:
                 died = True
-                wait_until(partial(told_enough, system, request), "its stages have told of it")
-                kill_who_runs(system, request)
+                wait_until(partial(told_enough, system, request_id), "its stages have told of it")
+                kill_who_runs(system, request_id)
         assert tokens == 150
-        told = told_of(receiver, request)
-        record: Any = system.client.hgetall(system.keys.request(request))
-        file = httpx.get(f"{url}/v1/requests/{request}/trace").json()
-        steps = steps_of(system, request)
+        told = told_of(receiver, request_id)
+        record: Any = system.client.hgetall(system.keys.request(request_id))
+        file = httpx.get(f"{url}/v1/requests/{request_id}/trace").json()
+        steps = steps_of(system, request_id)
 
     # The request: its queue and runs are its time, to the millisecond.
     (whole,), runs = told["whole"], told["run"]
@@ -154,7 +154,7 @@ def test_a_traced_request_says_what_every_stage_did_also_one_that_was_killed(
     for some in by_run.values():
         assert {step.stage for step in some} == {0, 1, 2}
     first, last = by_run[1], by_run[len(runs)]
-    assert {step.worker for step in first} & {step.worker for step in last} != {step.worker for step in first}
+    assert {step.worker_id for step in first} & {step.worker_id for step in last} != {step.worker_id for step in first}
     assert {step.kind for step in last} == {"prefill", "decode"}
     for stage in range(3):
         own = sorted((step for step in last if step.stage == stage), key=lambda step: step.number)

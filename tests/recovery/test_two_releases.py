@@ -36,7 +36,7 @@ def prompt_of(key: str) -> tuple[int, ...]:
 def job_of(key: str) -> Job:
     """What `key` asks for. The seed is its first token."""
     prompt = prompt_of(key)
-    return Job(request=f"alone-{prompt[0]}", prompt=prompt, params=replace(PARAMS, seed=prompt[0]))
+    return Job(request_id=f"alone-{prompt[0]}", prompt=prompt, params=replace(PARAMS, seed=prompt[0]))
 
 
 class Load:
@@ -58,12 +58,12 @@ class Load:
             body |= {"max_tokens": PARAMS.max_tokens, "temperature": PARAMS.temperature}
             body |= {"ignore_eos": True, "return_token_ids": True}
             tokens: list[int] = []
-            request = ""
+            request_id = ""
             for event in resuming_stream(list(self._urls), PATH, body, key=key):
-                request = event.id.partition(":")[0]
+                request_id = event.id.partition(":")[0]
                 for choice in event.data["choices"]:
                     tokens += choice["token_ids"]
-            self.answers[key] = (own_id(request), tokens)
+            self.answers[key] = (own_id(request_id), tokens)
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -158,10 +158,10 @@ def test_services_of_two_releases_serve_one_cell(rolling: Callable[[tuple[str, .
         wait_until(lambda: found.number() == NEXT, "the number is raised", timeout_s=60)
         found.load.goes_on()
     answers = list(found.load.answers.items())
-    kinds = {job.request: job for key, _ in answers if (job := job_of(key))}
+    kinds = {job.request_id: job for key, _ in answers if (job := job_of(key))}
     golden = golden_tokens(system.block_folder, list(kinds.values()))
-    assert {key: tokens for key, (_, tokens) in answers} == {key: golden[job_of(key).request] for key, _ in answers}
-    records = [system.client.hgetall(system.keys.request(request)) for _, (request, _) in answers]
+    assert {key: tokens for key, (_, tokens) in answers} == {key: golden[job_of(key).request_id] for key, _ in answers}
+    records = [system.client.hgetall(system.keys.request(request_id)) for _, (request_id, _) in answers]
     assert {record.get(b"rerun_reason", b"drain") for record in records} == {b"drain"}  # pyright: ignore
     assert {int(record[b"v"]) for record in records} == {PROTOCOL, NEXT}  # pyright: ignore
     books = system.client.hgetall(system.keys.totals(system.model_key))

@@ -112,7 +112,7 @@ def test_a_burst_wakes_workers_and_none_is_left_when_all_is_answered(
     autoscaler.look()
     assert autoscaler.history == [(0, 0)], "nothing to do, nobody there"
 
-    ids = {job.request: ask(gateway, job) for job in jobs}
+    ids = {job.request_id: ask(gateway, job) for job in jobs}
     autoscaler.look()
     assert autoscaler.history[-1] == (40, MOST)
 
@@ -122,9 +122,9 @@ def test_a_burst_wakes_workers_and_none_is_left_when_all_is_answered(
 
     wait_until(settled, "everything is answered and the workers are gone", timeout_s=120, poll_s=0.05)
     for job in jobs:
-        tokens, end = system.log(ids[job.request])
+        tokens, end = system.log(ids[job.request_id])
         assert end is not None and end.reason == "length"
-        assert tokens == golden[job.request]
+        assert tokens == golden[job.request_id]
     assert all(count for seen, count in autoscaler.history if seen), "never nobody while something was unfinished"
     assert autoscaler.ended_before_the_rest, "workers were ended while others went on"
     for process in autoscaler.leaving:
@@ -133,5 +133,5 @@ def test_a_burst_wakes_workers_and_none_is_left_when_all_is_answered(
     wait_until(lambda: httpx.get(accepting).status_code == 200, "requests are accepted while it sleeps again")
     again = ask(gateway, jobs[0])
     wait_until(settled, "it woke and sleeps again", timeout_s=60, poll_s=0.05)
-    assert system.log(again)[0] == golden[jobs[0].request]
+    assert system.log(again)[0] == golden[jobs[0].request_id]
     assert max(count for _, count in autoscaler.history[-20:]) <= 1

@@ -54,7 +54,7 @@ def test_with_a_second_worker_per_stage_the_others_take_over(start_system: Start
     os.kill(system.pid_of(1), signal.SIGKILL)
     system.wait_all(jobs)
     assert system.results(jobs) == golden
-    reruns = [int(system.client.hget(system.keys.request(j.request), "reruns") or 0) for j in jobs]  # pyright: ignore
+    reruns = [int(system.client.hget(system.keys.request(j.request_id), "reruns") or 0) for j in jobs]  # pyright: ignore
     assert any(reruns) and not all(reruns), "only what was on the dead worker ran again"
 
 
@@ -130,7 +130,7 @@ def test_a_failing_gpu_hands_over_to_the_cpu_in_mid_request(start_system: StartS
     start_all(system, jobs)
     system.wait_all(jobs)
     assert system.results(jobs) == golden
-    fallbacks = [event for job in jobs for event in (system.log(job.request)[1] or pytest.fail("no end")).fallbacks]
+    fallbacks = [event for job in jobs for event in (system.log(job.request_id)[1] or pytest.fail("no end")).fallbacks]
     assert fallbacks
     for event in fallbacks:
         assert event.block_id in ("block_1", "block_4")
@@ -145,7 +145,7 @@ def test_the_answer_tells_which_blocks_ran_on_a_gpu(start_system: StartSystem) -
     (job,) = make_jobs(1, seed=17, vocab=500)
     system.accept(job)
     system.wait_all([job])
-    end = system.log(job.request)[1]
+    end = system.log(job.request_id)[1]
     assert end is not None and end.meta["gpu_blocks"] == ["block_1", "block_2", "block_3"]
     assert list(end.meta["execution_times"]) == [f"block_{i}" for i in range(1, 6)]
 
@@ -160,7 +160,7 @@ def test_a_vanished_gpu_hands_over_to_the_cpu(start_system: StartSystem, long_jo
     gpu.kill()
     system.wait_all(jobs)
     assert system.results(jobs) == golden
-    reasons = {e.reason for job in jobs for e in (system.log(job.request)[1] or pytest.fail("no end")).fallbacks}
+    reasons = {e.reason for job in jobs for e in (system.log(job.request_id)[1] or pytest.fail("no end")).fallbacks}
     assert reasons == {"worker_death"}
 
 
@@ -169,9 +169,9 @@ def test_a_cancelled_request_frees_its_pages_at_once(start_system: StartSystem) 
     (job,) = make_jobs(1, seed=9, vocab=500, tokens=400)
     system.accept(job)
     wait_until(lambda: system.tokens_so_far([job]) > 3, "it runs")
-    assert system.scripts.run(calls.finish(job.request, "cancelled")) == "FINISHED"
+    assert system.scripts.run(calls.finish(job.request_id, "cancelled")) == "FINISHED"
     assert_nothing_is_held(system)
-    tokens, end = system.log(job.request)
+    tokens, end = system.log(job.request_id)
     assert end is not None and end.reason == "cancelled" and len(tokens) < 400
 
 

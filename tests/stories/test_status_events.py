@@ -74,17 +74,17 @@ def ask(up: UpProcess, key: str = "none", tokens: int = 4) -> str:
     return answer.headers["x-request-id"]
 
 
-def of(events: list[dict[str, Any]], request: str) -> list[dict[str, Any]]:
-    return [event for event in list(events) if event["request_id"] == request]
+def of(events: list[dict[str, Any]], request_id: str) -> list[dict[str, Any]]:
+    return [event for event in list(events) if event["request_id"] == request_id]
 
 
 def test_start_and_end_of_every_stage_s_steps_are_events(two_stages: UpProcess) -> None:
     up = two_stages
     with watching(up, workers=2) as heard:
-        request = ask(up)
+        request_id = ask(up)
         # Four tokens: the prompt and three more steps, each in two stages, begun and ended.
-        wait_until(lambda: len(of(heard, request)) == 16, "all its events are heard")
-        found = of(heard, request)
+        wait_until(lambda: len(of(heard, request_id)) == 16, "all its events are heard")
+        found = of(heard, request_id)
 
         base = {"model": "tiny", "start_layer": 0, "end_layer": 3, "n_layers": 4}
         assert all(event["type"] == "node_status" and event["base_shard"] == base for event in found)

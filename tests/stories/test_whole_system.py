@@ -176,6 +176,6 @@ def expected_answers(model: Path, jobs: list[Job]) -> list[tuple[list[int], str]
 
     def text(job: Job) -> str:  # what the tokens add to a prompt that may end within a character
         added = IncrementalText(tokenizer, job.prompt)
-        return "".join(added.push(token) for token in golden[job.request]) + added.finish()
+        return "".join(added.push(token) for token in golden[job.request_id]) + added.finish()
 
-    return [(golden[job.request], text(job)) for job in jobs]
+    return [(golden[job.request_id], text(job)) for job in jobs]

@@ -35,15 +35,15 @@ def begin_cell(client: redis.Redis, *cells: Keys) -> None:
     together.execute()
 
 
-def read_log(client: redis.Redis, keys: Keys, request: str) -> list[LogEntry]:
+def read_log(client: redis.Redis, keys: Keys, request_id: str) -> list[LogEntry]:
     """All entries of a request's log, wherever they are."""
-    record, log = client.hgetall(keys.request(request)), client.xrange(keys.log(request))
+    record, log = client.hgetall(keys.request(request_id)), client.xrange(keys.log(request_id))
     return decode_log(whole_log(record, log))  # pyright: ignore[reportArgumentType]
 
 
-def read_timeline(client: redis.Redis, keys: Keys, request: str) -> list[dict[str, Any]]:
+def read_timeline(client: redis.Redis, keys: Keys, request_id: str) -> list[dict[str, Any]]:
     """What happened to a request, running or ended."""
-    record, log = client.hgetall(keys.request(request)), client.xrange(keys.log(request))
+    record, log = client.hgetall(keys.request(request_id)), client.xrange(keys.log(request_id))
     return timeline(whole_record(record, log))  # pyright: ignore[reportArgumentType]
 
 
@@ -86,11 +86,11 @@ class Cell:
         """So that scripts read the registry again."""
         self.client.delete(self.keys.fleet(MODEL))
 
-    def accept(self, request: str = "req-1", *, need: int = 2, limit: int = 100, **more: object) -> calls.Accepted:
+    def accept(self, request_id: str = "req-1", *, need: int = 2, limit: int = 100, **more: object) -> calls.Accepted:
         content = more.pop("content", None)
         assert content is None or isinstance(content, RequestBody)
         return self.scripts.run(
-            calls.accept(request, content or body(), model=MODEL, pages_needed=need, max_in_flight=limit, **more)  # pyright: ignore[reportArgumentType]
+            calls.accept(request_id, content or body(), model=MODEL, pages_needed=need, max_in_flight=limit, **more)  # pyright: ignore[reportArgumentType]
         )
 
     def agree(self, *, retention_s: int = 60, dead_after_s: int = 3) -> None:
@@ -98,33 +98,33 @@ class Cell:
         settings = CellSettings(retention_s=retention_s, dead_after_ms=1000 * dead_after_s)
         publish_cell_settings(self.client, self.keys, settings)
 
-    def claim(self, worker: str, most: int = 8, *, free: int = 1000) -> list[Claimed]:
-        return self.scripts.run(calls.claim(worker, most, free_pages=free))
+    def claim(self, worker_id: str, most: int = 8, *, free: int = 1000) -> list[Claimed]:
+        return self.scripts.run(calls.claim(worker_id, most, free_pages=free))
 
     def commit(self, run: Claimed, position: int, tokens: list[int], *, end: str = "", **more: object) -> CommitAnswer:
         item = Commit(
-            request=run.request, run=run.run, position=position, tokens=tuple(tokens), end=end, **more  # pyright: ignore[reportArgumentType]
+            request_id=run.request_id, run_id=run.run_id, position=position, tokens=tuple(tokens), end=end, **more  # pyright: ignore[reportArgumentType]
         )  # fmt: skip
         return self.scripts.run(calls.commit([item]))[0]
 
     def rerun(self, run: Claimed, reason: str = "stalled", **more: object) -> bool:
-        return self.scripts.run(calls.rerun(run.request, run.run, reason, **more)).ended  # pyright: ignore[reportArgumentType]
+        return self.scripts.run(calls.rerun(run.request_id, run.run_id, reason, **more)).ended  # pyright: ignore[reportArgumentType]
 
-    def record(self, request: str = "req-1") -> dict[str, str]:
-        raw = self.client.hgetall(self.keys.request(request))
+    def record(self, request_id: str = "req-1") -> dict[str, str]:
+        raw = self.client.hgetall(self.keys.request(request_id))
         return {k.decode(): v.decode("latin-1") for k, v in raw.items()}  # pyright: ignore
 
-    def log(self, request: str = "req-1") -> list[LogEntry]:
-        return read_log(self.client, self.keys, request)
+    def log(self, request_id: str = "req-1") -> list[LogEntry]:
+        return read_log(self.client, self.keys, request_id)
 
-    def timeline(self, request: str = "req-1") -> list[dict[str, Any]]:
-        return read_timeline(self.client, self.keys, request)
+    def timeline(self, request_id: str = "req-1") -> list[dict[str, Any]]:
+        return read_timeline(self.client, self.keys, request_id)
 
-    def reserved(self, worker: str) -> int:
-        return int(self.client.hget(self.keys.worker(worker), "pages_reserved") or 0)  # pyright: ignore
+    def reserved(self, worker_id: str) -> int:
+        return int(self.client.hget(self.keys.worker(worker_id), "pages_reserved") or 0)  # pyright: ignore
 
-    def requests_of_worker(self, worker: str) -> set[str]:
-        return {m.decode() for m in self.client.smembers(self.keys.worker_requests(worker))}  # pyright: ignore
+    def requests_of_worker(self, worker_id: str) -> set[str]:
+        return {m.decode() for m in self.client.smembers(self.keys.worker_requests(worker_id))}  # pyright: ignore
 
     def queued(self, stream: str = "queue", route_class: str = "cpu") -> list[str]:
         """First runs by rank, or all re-runs that are due."""
@@ -139,7 +139,7 @@ class Cell:
     def pinned(self, numerics: str, route_class: str = "cpu") -> list[str]:
         """Re-runs for workers of a numerics id; `*`: of each."""
         keys = sorted(self.client.keys(self.keys.pinned(MODEL, route_class, numerics)))  # pyright: ignore
-        return [request for key in keys for request in self._entries(key)]
+        return [request_id for key in keys for request_id in self._entries(key)]
 
     def _entries(self, key: str | bytes) -> list[str]:
         return [f[b"request"].decode() for _, f in self.client.xrange(key)]  # pyright: ignore
@@ -165,6 +165,6 @@ class Cell:
         """The content of every key but those that only repeat what others say."""
         return {key: self.client.dump(key) for key in self.client.keys("*") if b":fleet:" not in key}  # pyright: ignore
 
-    def inbox(self, worker: str, kind: bytes = b"next_job") -> list[dict[bytes, bytes]]:
+    def inbox(self, worker_id: str, kind: bytes = b"next_job") -> list[dict[bytes, bytes]]:
         """Entries of one kind: next_job or ended."""
-        return [f for _, f in self.client.xrange(self.keys.inbox(worker)) if kind in f]  # pyright: ignore
+        return [f for _, f in self.client.xrange(self.keys.inbox(worker_id)) if kind in f]  # pyright: ignore

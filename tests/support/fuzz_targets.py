@@ -99,13 +99,13 @@ def _page(data: bytes) -> object:
 
 
 _half = np.arange(SHAPE.half_bytes // 2, dtype=np.float16)
-_segment = ForwardSegment(request="req-1", run="ab", sequence=0, position=4, token_ids=(7, 9), ends_known=True)
+_segment = ForwardSegment(request_id="req-1", run_id="ab", sequence=0, position=4, token_ids=(7, 9), ends_known=True)
 _rows = Forward(sender="w", segments=(_segment,), rows=np.ones((2, 3), np.float32), block_seconds={"block_1": 0.5})
 _parts = [NamedTensors(rows=1, arrays={"x": np.ones((1, 1, 3), np.float16), "y": np.ones(1, np.int64)})] * 2
 _named = Forward(sender="w", segments=(_segment,), tensors=[_parts])
 _body = RequestBody(prompt=np.array([1, 2], np.int32), params={"max_tokens": 3, "stop": ["x"]}, session="s", step=1)
 _step = StageSpan(
-    run=1, worker="host:1:ab", stage=0, first=1, last=4, number=7, kind="decode", position=9, rows=1, batch_rows=3,
+    run=1, worker_id="host:1:ab", stage=0, first=1, last=4, number=7, kind="decode", position=9, rows=1, batch_rows=3,
     ready_us=1_800_000_000_000_000, waited_us=20, computed_us=900,
 )  # fmt: skip
 _FALLBACKS = (
@@ -120,7 +120,7 @@ TARGETS: dict[str, Target] = {
     "forward": Target(_forward, (WireError,), (join(*_rows.encode().values()),)),
     "forward of tensors": Target(_forward_tensors, (WireError,), (join(*_named.encode().values()),)),
     "next job": Target(
-        NextJob.decode, (WireError,), (NextJob(request="q", run="r", position=4, tokens=(7, 8)).encode(),)
+        NextJob.decode, (WireError,), (NextJob(request_id="q", run_id="r", position=4, tokens=(7, 8)).encode(),)
     ),
     "hello of a worker": Target(Hello.decode, (WireError,), (Hello("w", "ab").encode(),)),
     "descriptor": Target(

@@ -184,7 +184,7 @@ class Replay:
 
     def _claimed(self, c: Claimed) -> scripts.Claimed:
         route = tuple(self.number(w) for w in c.route)
-        found = scripts.Claimed(self.number(c.request), int(c.run), route, c.quarantined, len(c.tokens))
+        found = scripts.Claimed(self.number(c.request_id), int(c.run_id), route, c.quarantined, len(c.tokens))
         if not self.bounds.handover:
             return found
         return found._replace(reusable=-1 if c.reusable is None else c.reusable, private=c.private)
@@ -192,7 +192,7 @@ class Replay:
     def _commit(self, items: tuple[data.Commit, ...], **_: Any) -> list[tuple[str, int]]:
         sent = [
             Commit(
-                request=self.request(i.request), run=str(i.run), position=i.position, tokens=i.tokens, end=i.end  # pyright: ignore
+                request_id=self.request(i.request), run_id=str(i.run), position=i.position, tokens=i.tokens, end=i.end  # pyright: ignore
             )
             for i in items
         ]  # fmt: skip
@@ -209,7 +209,7 @@ class Replay:
         if reason == "denied":
             reason, meta = "error", {"code": "fallback_denied"}
         name = self.request(request)
-        call = calls.finish(name, reason, meta=meta, run=str(run) if run else "", denied=denied, abandoned=abandoned)
+        call = calls.finish(name, reason, meta=meta, run_id=str(run) if run else "", denied=denied, abandoned=abandoned)
         return self.cell.scripts.run(call)
 
     def _dead(self, worker: int, reason: Any = "death") -> tuple[bool, int]:
@@ -225,8 +225,8 @@ class Replay:
         return self.cell.scripts.run(calls.forget(1))[0] == 1
 
     def _beat(self, worker: int) -> dict[int, int] | None:
-        answer = self.cell.scripts.run(calls.beat(self.worker(worker)))
-        return None if answer is None else {self.number(r): int(run) for r, run in answer.items()}
+        answer = self.cell.scripts.run(calls.heartbeat(self.worker(worker)))
+        return None if answer is None else {self.number(r): int(run_id) for r, run_id in answer.items()}
 
     def _migrate(self, **_: Any) -> int:
         call = calls.migrate(MODEL, patience_s=0)
@@ -340,7 +340,7 @@ class Replay:
         return data.WorkerRecord(
             pages=int(self.client.hget(self.keys.worker(name), "pages") or 0),  # pyright: ignore
             reserved=self.cell.reserved(name),
-            inbox=tuple(data.NextJob(self.number(j.request), int(j.run), j.position, j.tokens) for j in jobs),
+            inbox=tuple(data.NextJob(self.number(j.request_id), int(j.run_id), j.position, j.tokens) for j in jobs),
             on=tuple(sorted(self.number(r) for r in self.cell.requests_of_worker(name))),
             quarantine=None if quarantine is None else self.number(quarantine.decode()),  # pyright: ignore
         )

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from blockrelay.block_folder.analysis import BlockCost, ModelAnalysis
-from blockrelay.planning.devices import Device, Fleet, Link
+from blockrelay.planning.devices import Device, DeviceLink, Fleet
 from blockrelay.planning.profile import BlockProfile, Hop, Profile
 from blockrelay_scheduler.planning.cost_model import CostModel
 from blockrelay_scheduler.planning.problem import Objective, Problem, Promise, Wishes
@@ -60,7 +60,7 @@ def problem(
     context: int = 100,
     hop: Hop | None = None,
     hops: Sequence[tuple[int, int]] | None = None,
-    links: Sequence[Link] = (),
+    links: Sequence[DeviceLink] = (),
     wishes: Wishes | None = None,
 ) -> Problem:
     """`seconds` class -> of each block, by rows; `hops` as of `analysis`."""

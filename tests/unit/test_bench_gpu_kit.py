@@ -15,7 +15,7 @@ import pytest
 
 from bench.checkpoint import write_checkpoint
 from bench.gpu_kit import machine
-from bench.gpu_kit.contents import MOST_BYTES, fits, lacking, pins_of, release, too_large, wheel_of
+from bench.gpu_kit.contents import MAX_BYTES, fits, lacking, pins_of, release, too_large, wheel_of
 from bench.gpu_kit.make import needed
 from bench.gpu_kit.parts import ALL_S, NOT_HERE, Part, judged, limit_of, parts, run
 from bench.gpu_kit.report import Report, Result, exit_code, last_lines
@@ -87,8 +87,8 @@ def test_names_are_those_of_indexes() -> None:
 
 
 def test_a_kit_that_cannot_travel_is_refused_with_what_is_large() -> None:
-    assert not too_large({"a": MOST_BYTES - 1, "b": 1})
-    problem = too_large({"a": MOST_BYTES, "b": 1})
+    assert not too_large({"a": MAX_BYTES - 1, "b": 1})
+    problem = too_large({"a": MAX_BYTES, "b": 1})
     assert problem == "the kit has 45,000,001 bytes, and 45,000,000 may travel; the largest: a 45,000,000, b 1"
 
 

@@ -19,7 +19,7 @@ from blockrelay_launcher.background import running_redis
 from blockrelay_worker.engine.mailbox import Mailbox
 from blockrelay_worker.transport.inbox_reader import Reader
 from blockrelay_worker.transport.redis_links import Links
-from blockrelay_worker.transport.stage_sender import Sender
+from blockrelay_worker.transport.stage_sender import StageSender
 
 #: (rows, requests) of each message forwards, tokens of each message back, and repetitions.
 FORWARDS, BACK, TIMES = ((1, 1), (4, 4), (16, 16), (64, 1), (256, 1)), (1, 4, 16), 200
@@ -52,7 +52,7 @@ def hop_costs(hidden: int) -> HopCosts:
         mailbox = Mailbox()
         reader = Reader(connect(url), inbox, [], mailbox, stop, watch)
         reader.start()
-        sender = Sender(links, WorkerMetrics(CollectorRegistry()))
+        sender = StageSender(links, WorkerMetrics(CollectorRegistry()))
         did: list[tuple[float, ...]] = []
         seconds: list[float] = []
 
@@ -88,7 +88,12 @@ def _forward(rows: int, parts: int, hidden: int) -> Forward:
     tokens = (1,) * (rows // parts)
     segments = [
         ForwardSegment(
-            request=f"req-{number:024d}", run="0" * 16, sequence=number, position=64, token_ids=tokens, ends_known=True
+            request_id=f"req-{number:024d}",
+            run_id="0" * 16,
+            sequence=number,
+            position=64,
+            token_ids=tokens,
+            ends_known=True,
         )
         for number in range(parts)
     ]
@@ -96,4 +101,4 @@ def _forward(rows: int, parts: int, hidden: int) -> Forward:
 
 
 def _commit(number: int) -> tuple[str, Commit]:
-    return _OTHER, Commit(request=f"req-{number:024d}", run="0" * 16, position=64, tokens=(1,))
+    return _OTHER, Commit(request_id=f"req-{number:024d}", run_id="0" * 16, position=64, tokens=(1,))

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from blockrelay.block_folder.manifest import BlockSpec, TensorSpec, place_tensors
 from blockrelay.block_folder.model import GROUP, ModelConfig, Precision, block_tensors, in_groups, ungroupable
 from blockrelay.errors import UnsupportedModel, UsageError
-from blockrelay_converter.quantisation.folding import NO_FOLDING, Folding
 from blockrelay_converter.quantisation.groups import group_values, quantise_groups
+from blockrelay_converter.quantisation.smoothing_scales import NO_SMOOTHING, Smoothing
 from blockrelay_converter.weight_source import SourceTensor, WeightSource
 
 _CHUNK_VALUES = 1 << 20
@@ -103,9 +103,10 @@ class BlockSource:
         return np.concatenate([embedding.rows(token, token + 1) for token in tokens.tolist()])
 
     def write(
-        self, index: int, folder: Path, name: str, progress: Progress, folding: Folding = NO_FOLDING
+        self, index: int, folder: Path, name: str, progress: Progress, smoothing: Smoothing = NO_SMOOTHING
     ) -> BlockSpec:
-        """Writes block `index` to the file `name` in `folder`, synced to disk, with the smoothing of `folding` applied.
+        """Writes block `index` to the file `name` in `folder`, synced to disk, with the smoothing of `smoothing`
+        applied.
 
         The file is written under another name and then renamed, so it is complete or absent. A file that an interrupted
         run has already written is kept. Raises UsageError for a value that does not fit float16.
@@ -128,14 +129,14 @@ class BlockSource:
             for name in out:
                 stem, _, part = name.partition(".")
                 if part == "q":
-                    self._quantise(index, stem, out[name], out[f"{stem}.scale"], progress, folding)
+                    self._quantise(index, stem, out[name], out[f"{stem}.scale"], progress, smoothing)
                 elif part == "q4":
                     tensors = (out[name], out[f"{stem}.gs"], out[f"{stem}.scale"])
-                    self._quantise_groups(index, stem, tensors, progress, folding)
+                    self._quantise_groups(index, stem, tensors, progress, smoothing)
                 elif part == "w":
-                    self._transpose(index, stem, out[name], progress, folding)
+                    self._transpose(index, stem, out[name], progress, smoothing)
                 elif part not in ("gs", "scale"):
-                    self._copy(index, name, out[name], progress, folding)
+                    self._copy(index, name, out[name], progress, smoothing)
             mapped.flush()
             os.fsync(file.fileno())
         partial.rename(target)
@@ -152,33 +153,33 @@ class BlockSource:
         q: NDArray[np.int8],
         scale: NDArray[np.float32],
         progress: Progress,
-        folding: Folding,
+        smoothing: Smoothing,
     ) -> None:
         for columns, weights in self.chunks(index, stem):
-            q[:, columns], scale[columns] = quantise(folding.apply(stem, columns, weights))
+            q[:, columns], scale[columns] = quantise(smoothing.apply(stem, columns, weights))
             progress(weights.size + scale[columns].nbytes)
 
     def _quantise_groups(
-        self, index: int, stem: str, out: tuple[NDArray[Any], ...], progress: Progress, folding: Folding
+        self, index: int, stem: str, out: tuple[NDArray[Any], ...], progress: Progress, smoothing: Smoothing
     ) -> None:
         for columns, source, start, stop in self._pieces(index, stem):
-            found = source.groups(start, stop) if folding is NO_FOLDING else None
-            if found is None:
-                found = quantise_groups(folding.apply(stem, columns, source.rows(start, stop)))
-            for tensor, part in zip(out, found, strict=True):
+            stored_groups = source.groups(start, stop) if smoothing is NO_SMOOTHING else None
+            if stored_groups is None:
+                stored_groups = quantise_groups(smoothing.apply(stem, columns, source.rows(start, stop)))
+            for tensor, part in zip(out, stored_groups, strict=True):
                 tensor[..., columns] = part
                 progress(part.nbytes)
 
-    def _transpose(self, index: int, stem: str, out: NDArray[Any], progress: Progress, folding: Folding) -> None:
+    def _transpose(self, index: int, stem: str, out: NDArray[Any], progress: Progress, smoothing: Smoothing) -> None:
         for columns, weights in self.chunks(index, stem):
             self._check_range(index, stem, weights, out)
-            out[:, columns] = folding.apply(stem, columns, weights).T
+            out[:, columns] = smoothing.apply(stem, columns, weights).T
             progress(out[:, columns].nbytes)
 
-    def _copy(self, index: int, name: str, out: NDArray[Any], progress: Progress, folding: Folding) -> None:
+    def _copy(self, index: int, name: str, out: NDArray[Any], progress: Progress, smoothing: Smoothing) -> None:
         for rows, values in self.chunks(index, name):
             self._check_range(index, name, values, out)
-            out[rows] = folding.apply(name, rows, values)
+            out[rows] = smoothing.apply(name, rows, values)
             progress(out[rows].nbytes)
 
     def _check_range(self, index: int, name: str, values: NDArray[np.float32], out: NDArray[Any]) -> None:

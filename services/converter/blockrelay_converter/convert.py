@@ -29,7 +29,7 @@ from blockrelay_converter.checkpoint.source import read_source
 from blockrelay_converter.golden_answers import known_answers
 from blockrelay_converter.linear_graphs import graphs
 from blockrelay_converter.quantisation.calibration import REPORT_NAME, Calibration, calibrate, sequences
-from blockrelay_converter.quantisation.folding import NO_FOLDING, Folding
+from blockrelay_converter.quantisation.smoothing_scales import NO_SMOOTHING, Smoothing
 from blockrelay_converter.rotary import Rotation, write_rotary
 from blockrelay_converter.staging import staged_folder
 
@@ -88,7 +88,7 @@ def convert(
         calibration = None if run_calibration is None else run_calibration(calibrated)
         if calibration is not None:
             (folder / REPORT_NAME).write_bytes(calibration.report())
-        foldings = {} if calibration is None else calibration.foldings
+        foldings = {} if calibration is None else calibration.smoothings
         write = FolderWriter(source, config.rotary, texts, lambda what, done: report(what, done, total))
         return write.files(folder, foldings, answered=answered)
 
@@ -126,13 +126,13 @@ class FolderWriter:
     report: Callable[[str, int], None]
     imported_from: str | None = None
 
-    def files(self, folder: Path, foldings: Mapping[int, Folding], *, answered: Sequence[int]) -> Manifest:
+    def files(self, folder: Path, smoothings: Mapping[int, Smoothing], *, answered: Sequence[int]) -> Manifest:
         """Writes all files into `folder`, the manifest last, and returns the manifest.
 
-        `foldings` holds the smoothing of each block by its index, `answered` the indexes of blocks that get known
+        `smoothings` holds the smoothing of each block by its index, `answered` the indexes of blocks that get known
         answers. Block files that an interrupted run has already written are kept. Raises what `convert` raises.
         """
-        manifest = self._write(folder, foldings)
+        manifest = self._write(folder, smoothings)
         (folder / MANIFEST_NAME).write_bytes(manifest.encode())
         if answered:
             self.report("known answers", 0)
@@ -144,7 +144,7 @@ class FolderWriter:
             (folder / MANIFEST_NAME).write_bytes(manifest.encode())
         return manifest
 
-    def _write(self, folder: Path, foldings: Mapping[int, Folding]) -> Manifest:
+    def _write(self, folder: Path, smoothings: Mapping[int, Smoothing]) -> Manifest:
         source, texts = self.source, self.texts
         model = source.model
         files: list[str] = [ROTARY_NAME]
@@ -168,7 +168,7 @@ class FolderWriter:
             def written(done: int, index: int = index) -> None:
                 self.report(f"block_{index}", done)
 
-            blocks.append(source.write(index, folder, file, written, foldings.get(index, NO_FOLDING)))
+            blocks.append(source.write(index, folder, file, written, smoothings.get(index, NO_SMOOTHING)))
         files += [*graph_files.values(), *(block.file for block in blocks)]
         manifest = Manifest(
             model=model,

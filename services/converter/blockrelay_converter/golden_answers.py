@@ -20,7 +20,7 @@ def known_answers(
     `blocks` are the indexes of all blocks in exact precisions, in order. `done` is called with each index as soon as
     its answer is there. Raises ExecutionError with the worker's last line if the worker fails.
     """
-    found: dict[int, str] = {}
+    answers: dict[int, str] = {}
     command = [sys.executable, "-m", _MODULE, str(folder)]
     # w4a8 has many small matmuls: threads of NumPy's BLAS wait for each other, which takes ten times as long.
     env = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
@@ -28,9 +28,9 @@ def known_answers(
     with command_lines(command, what, env=env, unusable=ExecutionError) as lines:
         for index, line in zip(blocks, lines, strict=False):
             answer = Fields.parse(line, _MODULE, ExecutionError)
-            found[index] = answer.text(f"block_{index}")
+            answers[index] = answer.text(f"block_{index}")
             answer.done()
             done(index)
-    if len(found) != len(blocks):
-        raise ExecutionError(f"{what}: only {len(found)} of {len(blocks)} have come")
-    return found
+    if len(answers) != len(blocks):
+        raise ExecutionError(f"{what}: only {len(answers)} of {len(blocks)} have come")
+    return answers

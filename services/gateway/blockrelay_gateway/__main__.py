@@ -84,8 +84,8 @@ class GatewayServer(uvicorn.Server):
             under_way=self._course,
         )
         if first:
-            told = signal.Signals(number).name if number else ""
-            logs.get().info("NODE_DRAINING", signal=told, connections=len(self.server_state.connections))
+            signal_name = signal.Signals(number).name if number else ""
+            logs.get().info("NODE_DRAINING", signal=signal_name, connections=len(self.server_state.connections))
         self._follow(self._course)
 
     def _follow(self, course: Course) -> None:
@@ -184,9 +184,9 @@ def _look_at(url: str, cell: str, name: str, *, join: Keys | None) -> None:
 def allow_files(wanted: int) -> None:
     """Raises the limit of open files to `wanted`, or as far as allowed: a lost Redis connection needs a new file."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-    if soft != resource.RLIM_INFINITY and soft < most:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < limit:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
 def tcp_socket(host: str) -> socket.socket:

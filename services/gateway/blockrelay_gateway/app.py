@@ -29,7 +29,7 @@ from blockrelay_gateway.http.authentication import Authentication, KeyRing
 from blockrelay_gateway.http.background import Background
 from blockrelay_gateway.http.body_limit import BodyLimit
 from blockrelay_gateway.http.connection_limit import ConnectionLimit
-from blockrelay_gateway.http.front import Front, Options
+from blockrelay_gateway.http.front import Front, OptionsResponder
 from blockrelay_gateway.http.origins import Origins
 from blockrelay_gateway.http.targets import Targets
 from blockrelay_gateway.policy import KEY_FILE_POLL_S, READY_POLL_S
@@ -66,7 +66,7 @@ def create_app(settings: GatewaySettings) -> FastAPI:
         servers=_servers(settings),
     )  # fmt: skip
     app.state.gateway, app.state.scrape = gateway, scrape
-    http_errors.install(app, gateway.responder, gateway.cells.met)
+    http_errors.install(app, gateway.responder, gateway.cells.count_error)
     app.add_middleware(
         BodyLimit,
         max_bytes=settings.max_body_bytes,
@@ -81,7 +81,7 @@ def create_app(settings: GatewaySettings) -> FastAPI:
     app.add_middleware(ConnectionLimit, max_connections=settings.max_connections, responder=gateway.responder)
     app.add_middleware(Authentication, ring=ring, responder=gateway.responder)
     # The last one added is the first to run.
-    app.add_middleware(Options, routes=[*app.routes, *routes])
+    app.add_middleware(OptionsResponder, routes=[*app.routes, *routes])
     app.add_middleware(Origins, rules=rules, routes=routes, responder=gateway.responder)
     app.add_middleware(Front, root_path=settings.root_path, drain=gateway.drain)
     # Not include_router: it would analyse each handler again for every application, at the first request.

@@ -23,7 +23,7 @@ from blockrelay_gateway.draining.drain import Drain
 from blockrelay_gateway.helpers.pool import Helpers
 from blockrelay_gateway.http.body_budget import BodyBudget, BodyTimeout
 from blockrelay_gateway.http.errors import ErrorResponder
-from blockrelay_gateway.policy import BODIES_DIVISOR, MOST_BODIES_BYTES
+from blockrelay_gateway.policy import BODIES_DIVISOR, MAX_BODIES_BYTES
 from blockrelay_gateway.tracing.ended_requests import Traces
 from blockrelay_gateway.tracing.wanted import traces_wanted
 
@@ -54,7 +54,7 @@ def build(settings: GatewaySettings, folder: BlockFolder, *, tenants: Sequence[s
         traces=traces,
         body_timeout=BodyTimeout(settings.arrival_timeout_s),
         bodies=BodyBudget(
-            settings.max_bodies_bytes or min(MOST_BODIES_BYTES, available_bytes() // BODIES_DIVISOR),
+            settings.max_bodies_bytes or min(MAX_BODIES_BYTES, available_bytes() // BODIES_DIVISOR),
             largest_body=settings.max_body_bytes,
         ),
     )
@@ -64,15 +64,15 @@ def _cells(
     settings: GatewaySettings, served: ServedModel, traces: Traces | None, tenants: Sequence[str], drain: Drain
 ) -> Cells:
     broken = asyncio.Event()
-    found = cells_of(settings)
-    home = found.home(settings.cell)
+    cells = cells_of(settings)
+    home = cells.home(settings.cell)
     make = partial(
         build_cell, served=served, settings=settings, traces=traces, broken=broken, drain=drain, names=tenants
     )
     return Cells(
-        found,
+        cells,
         make,
-        make(found.places[home], registry=service_registry("gateway", cell=home, model=served.name)),
+        make(cells.places[home], registry=service_registry("gateway", cell=home, model=served.name)),
         path=settings.cells,
         retention_s=settings.keyed_retention_s,
         broken=broken,

@@ -43,7 +43,7 @@ PAYLOAD_POLL_S = 1.0
 #: Memory for bodies and answers without a setting: the available memory divided by the first number, at most the second
 #: (bytes).
 BODIES_DIVISOR = 4
-MOST_BODIES_BYTES = 320 << 20
+MAX_BODIES_BYTES = 320 << 20
 #: The most bytes of a small body, which never waits for large ones.
 SMALL_BODY_BYTES = 64 << 10
 #: Share of the budget that large bodies that wait may take together, and with parsed JSON and answers: the rest is for

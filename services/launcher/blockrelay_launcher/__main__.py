@@ -5,7 +5,7 @@ import sys
 
 from blockrelay.errors import UsageError
 from blockrelay.exit_codes import UNUSABLE, complain
-from blockrelay_launcher.passed_on import become_at_once
+from blockrelay_launcher.other_services import become_at_once
 
 
 def main() -> None:

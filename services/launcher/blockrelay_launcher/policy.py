@@ -35,7 +35,7 @@ LONG_LIFE_S = 2.0
 #: refused again.
 REFUSAL_STANDS_S = 60.0
 #: Deaths of a child before the system is ready that end `up`: the child is broken, and more restarts do not help.
-MOST_EARLY_DEATHS = 3
+MAX_EARLY_DEATHS = 3
 
 # The start of a system
 

@@ -22,7 +22,7 @@ from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.planned_split import PlannedSplit, equal_parts
 from blockrelay.redis.client import Scripts, connect
 from blockrelay.settings import SchedulerSettings, read_settings
-from blockrelay_scheduler.loop import Link, Scheduler
+from blockrelay_scheduler.loop import Scheduler, SchedulerLinks
 from blockrelay_scheduler.plan_command.inputs import PlanOptions, read_problem
 from blockrelay_scheduler.planning.problem import Wishes
 from blockrelay_scheduler.planning.strategies.registry import goes_by, place
@@ -40,7 +40,7 @@ def serve(settings: SchedulerSettings, stop: threading.Event) -> None:
     keys = Keys(settings.cell)
     client = connect(settings.control_redis, cell=settings.cell)
     payload = connect(settings.payload_redis, cell=settings.cell) if settings.payload_redis else client
-    link = Link(client, payload, keys, Scripts(client, keys))
+    link = SchedulerLinks(client, payload, keys, Scripts(client, keys))
     metrics = SchedulerMetrics(
         service_registry("scheduler", cell=settings.cell, model=settings.served_name(folder.model.name))
     )

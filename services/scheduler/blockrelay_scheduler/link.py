@@ -9,7 +9,7 @@ from blockrelay.redis.client import Scripts
 
 
 @dataclass(slots=True)
-class Link:
+class SchedulerLinks:
     """Clients for the Redis servers of one cell, with its keys and Lua scripts."""
 
     client: redis.Redis

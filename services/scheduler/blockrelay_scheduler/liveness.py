@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from blockrelay.observability import logs
 from blockrelay.protocol.transitions import calls
-from blockrelay_scheduler.link import Link
+from blockrelay_scheduler.link import SchedulerLinks
 from blockrelay_scheduler.recovery import dead_workers
 
 
@@ -19,7 +19,7 @@ from blockrelay_scheduler.recovery import dead_workers
 class Liveness:
     """Declares silent workers dead, by the script DEAD. One thread calls it."""
 
-    link: Link
+    link: SchedulerLinks
     dead_after_ms: int
     """The silence that makes a worker dead; the cell's setting, which may change."""
     trusted_from: float = field(default=float("inf"), init=False)

@@ -22,7 +22,7 @@ from blockrelay.redis.errors import RedisWatch
 from blockrelay.settings import SchedulerSettings
 from blockrelay_scheduler.cell_metrics.gauges import set_gauges
 from blockrelay_scheduler.inbox_sweeper import InboxSweeper
-from blockrelay_scheduler.link import Link
+from blockrelay_scheduler.link import SchedulerLinks
 from blockrelay_scheduler.liveness import Liveness
 from blockrelay_scheduler.plan_publisher import PlanPublisher
 from blockrelay_scheduler.planning.assignment import empty_stages
@@ -37,7 +37,7 @@ class Scheduler:
     """Schedules one model of one cell. One thread calls `run` (or `tick`); any thread may call `gaps`."""
 
     settings: SchedulerSettings
-    link: Link
+    link: SchedulerLinks
     metrics: SchedulerMetrics
     model: str
     """The model's key in Redis."""
@@ -97,7 +97,7 @@ class Scheduler:
             try:
                 check_redis(self.link.payload, "payload Redis")
             except RedisTrouble as error:
-                self._watch.met(error)  # not fatal: the sweeper tries again
+                self._watch.count_error(error)  # not fatal: the sweeper tries again
 
     def _trouble(self, error: RedisTrouble) -> None:
         self._watch.failed("schedule", error)

@@ -11,7 +11,7 @@ from blockrelay.protocol.planned_split import PlannedSplit
 from blockrelay.protocol.transitions import calls
 from blockrelay.redis import plan_history, registry
 from blockrelay.redis.plan_history import Origin, PlanEntry
-from blockrelay_scheduler.link import Link
+from blockrelay_scheduler.link import SchedulerLinks
 from blockrelay_scheduler.planning.assignment import empty_stages
 from blockrelay_scheduler.planning.plan_builder import decide, waits_for_more
 from blockrelay_scheduler.policy import READY_EVERY_S
@@ -21,7 +21,7 @@ from blockrelay_scheduler.policy import READY_EVERY_S
 class PlanPublisher:
     """Publishes plans of one model, in the stages of the newest entry of its plan history. One thread calls it."""
 
-    link: Link
+    link: SchedulerLinks
     model: str
     """The model's key in Redis."""
     planned: PlannedSplit

@@ -10,7 +10,7 @@ from blockrelay.observability import logs
 from blockrelay.protocol.messages import RequestBody
 from blockrelay.protocol.transitions import calls
 from blockrelay.settings import SchedulerSettings
-from blockrelay_scheduler.link import Link
+from blockrelay_scheduler.link import SchedulerLinks
 from blockrelay_scheduler.policy import LOOK_LIMIT
 from blockrelay_scheduler.recovery import UnfinishedRequest, rescues
 
@@ -19,7 +19,7 @@ from blockrelay_scheduler.recovery import UnfinishedRequest, rescues
 class Rescuer:
     """Walks through the unfinished requests of the cell, about LOOK_LIMIT at each look. One thread calls it."""
 
-    link: Link
+    link: SchedulerLinks
     settings: SchedulerSettings
     _cursor: int = field(default=0, init=False)  # of ZSCAN
 

@@ -16,7 +16,7 @@ from blockrelay.protocol.number import PROTOCOL, is_spoken
 from blockrelay.protocol.transitions import calls
 from blockrelay.redis.cell_settings import CellSettings, read_cell_settings
 from blockrelay.redis.protocol_check import check_protocol, parse_number, services_below
-from blockrelay_scheduler.link import Link
+from blockrelay_scheduler.link import SchedulerLinks
 from blockrelay_scheduler.policy import RAISE_EVERY_S
 from blockrelay_scheduler.recovery import dead_workers
 
@@ -25,7 +25,7 @@ from blockrelay_scheduler.recovery import dead_workers
 class CellUpgrade:
     """Keeps the protocol number of the cell of `link`, and raises it to `highest`. One thread calls it."""
 
-    link: Link
+    link: SchedulerLinks
     raises: bool = True
     """False: it never raises a number, and only writes one to a cell without."""
     highest: int = PROTOCOL

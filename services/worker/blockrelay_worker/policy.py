@@ -37,7 +37,7 @@ SECOND_BACKEND_COPIES = 2
 WORTHWHILE_SHARE = 0.95
 #: Recorded steps that are kept, since each holds memory of the device; the least recently used one is dropped for a new
 #: one.
-MOST_GRAPHS = 24
+MAX_GRAPHS = 24
 #: Bytes of pages that the standard operators of `plain` may copy in a step: a recorded step keeps its memory.
 MOST_COPIED_BYTES = 32 << 20
 #: Bytes of all files of the cache of graphs together: a graph of 32 layers has 0.2 MB.
@@ -67,9 +67,9 @@ RENEWAL_S = int(LOAD_LIMIT_S) + 60
 RECORDING_S = 180.0
 #: Seconds to wait after the first, second and third loss of a device within OF_LATE_S: most losses pass at once.
 BACKOFF_S = (1.0, 5.0, 30.0)
-#: MOST_LOSSES losses within OF_LATE_S seconds put a device in quarantine: it is tried once in QUARANTINE_S seconds,
+#: MAX_LOSSES losses within OF_LATE_S seconds put a device in quarantine: it is tried once in QUARANTINE_S seconds,
 #: because every loss repeats the steps of its requests.
-MOST_LOSSES = 3
+MAX_LOSSES = 3
 OF_LATE_S = 600.0
 QUARANTINE_S = 3600.0
 #: Seconds between two renewals of a process that was not lost: if one did not help, the next will not either.

@@ -266,10 +266,10 @@ def check_manifest(manifest: Manifest) -> None:
         if block.index != index:
             fail(f"blocks[{index - 1}] must be block_{index}")
         expected = {} if foreign else block_tensors(model, manifest.precision_of(index), index)
-        found = {name: (spec.dtype, spec.shape) for name, spec in block.tensors.items()}
-        for name in sorted(expected.keys() | found.keys()):
-            if expected.get(name) != found.get(name):
-                fail(f"{block.name}: tensor {name} is {found.get(name)}, expected {expected.get(name)}")
+        actual = {name: (spec.dtype, spec.shape) for name, spec in block.tensors.items()}
+        for name in sorted(expected.keys() | actual.keys()):
+            if expected.get(name) != actual.get(name):
+                fail(f"{block.name}: tensor {name} is {actual.get(name)}, expected {expected.get(name)}")
         size = manifest.files[block.file].bytes
         for name, spec in block.tensors.items():
             if spec.offset % ALIGNMENT or spec.offset + spec.nbytes > size:

@@ -18,10 +18,10 @@ def check_threads(threads: int | None) -> int | None:
 
     It ignores quotas of processor time, which may change while the process runs.
     """
-    most = THREADS_PER_CORE * _affinity()
-    if threads is not None and threads > most:
+    limit = THREADS_PER_CORE * _affinity()
+    if threads is not None and threads > limit:
         raise UsageError(
-            f"{threads} threads are too many for the {_affinity()} cores of this machine: take at most {most}"
+            f"{threads} threads are too many for the {_affinity()} cores of this machine: take at most {limit}"
         )
     return threads
 

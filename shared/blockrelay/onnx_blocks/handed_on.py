@@ -125,7 +125,7 @@ def row_bytes(wiring: Wiring, last: int, max_position: int) -> int:
     return total
 
 
-def most_rows(wiring: Wiring, stage: Stage, max_position: int, most: int) -> int:
+def max_rows(wiring: Wiring, stage: Stage, max_position: int, most: int) -> int:
     """Returns the number of rows (tokens) that a step of the stage may have, `most` at most.
 
     With that many rows, neither what the stage takes nor what it hands on exceeds MAX_BYTES, at any context. Raises as

@@ -44,7 +44,7 @@ class Device:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Link:
+class DeviceLink:
     """The time that the network between two hosts adds to a hop between stages, in either direction."""
 
     between: tuple[str, str]
@@ -60,7 +60,7 @@ class Fleet:
     """At least one device, with distinct ids, and the links between their hosts (`checked`)."""
 
     devices: tuple[Device, ...]
-    links: tuple[Link, ...] = ()
+    links: tuple[DeviceLink, ...] = ()
 
     def device(self, device_id: str) -> Device:
         """Returns the device with this id. Raises UsageError if there is none."""
@@ -69,7 +69,7 @@ class Fleet:
                 return device
         raise UsageError(f"there is no device {device_id}: there are {', '.join(d.id for d in self.devices)}")
 
-    def link(self, a: str, b: str) -> Link | None:
+    def link(self, a: str, b: str) -> DeviceLink | None:
         """Returns the link between the hosts `a` and `b`; None if the file has none."""
         return next((link for link in self.links if set(link.between) == {a, b}), None)
 
@@ -164,11 +164,11 @@ def _device(fields: Fields) -> Device:
     return device
 
 
-def _link(fields: Fields) -> Link:
+def _link(fields: Fields) -> DeviceLink:
     between = fields.texts("between")
     if len(set(between)) != 2 or len(between) != 2:
         fields.fail("between must be a list of two hosts")
-    link = Link(
+    link = DeviceLink(
         between=(between[0], between[1]),
         seconds=fields.positive("seconds", zero=True),
         seconds_per_byte=fields.positive("seconds_per_byte", zero=True),

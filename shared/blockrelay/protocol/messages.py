@@ -105,8 +105,8 @@ class RequestBody:
                 prompt=prompt,
                 params=params,
                 logits=_one_of(m.get("logits", "none"), get_args(Logits)),
-                prior=count(m.get("prior", 0), most=prompt.size),
-                kv_given=count(m.get("kv_given", 0), most=prompt.size),
+                prior=count(m.get("prior", 0), limit=prompt.size),
+                kv_given=count(m.get("kv_given", 0), limit=prompt.size),
                 kv_asked=tokens(m.get("kv_asked", [])),
                 traceparent=text(m.get("trace", "")),
                 session=text(m.get("session", "")),
@@ -114,7 +114,7 @@ class RequestBody:
                 background=flag(m.get("background", False)),
                 salt=text(m.get("salt", "")),
                 group=text(m.get("group", "")),
-                choices=count(m.get("choices", 1), most=MAX_CHOICES) or 1,
+                choices=count(m.get("choices", 1), limit=MAX_CHOICES) or 1,
                 gateway=text(m.get("gateway", "")),
                 exact=flag(m.get("exact", False)),
                 traced=flag(m.get("traced", False)),
@@ -126,8 +126,8 @@ class RequestBody:
 class Claimed:
     """A request that CLAIM gave to a worker of the first stage, with all it needs to start or continue."""
 
-    request: str
-    run: str
+    request_id: str
+    run_id: str
     route: tuple[str, ...]  # worker ids, one for each stage
     route_class: Device
     waited_s: float  # since ACCEPT
@@ -191,8 +191,8 @@ class Forward:
 class Commit:
     """New tokens of one request, from the worker of the last stage to COMMIT."""
 
-    request: str
-    run: str
+    request_id: str
+    run_id: str
     position: int  # log length before `tokens`
     tokens: tuple[int, ...]
     logprobs: tuple[str, ...] = ()  # one encoded TokenLogprobs per token, or empty
@@ -203,8 +203,8 @@ class Commit:
     def to_script(self) -> dict[str, Any]:
         """Returns the commit as the script COMMIT reads it, without empty fields."""
         item: dict[str, Any] = {
-            "request": self.request,
-            "run": self.run,
+            "request": self.request_id,
+            "run": self.run_id,
             "position": self.position,
             "tokens": list(self.tokens),
         }
@@ -233,20 +233,20 @@ class NextJob:
     receiver recognises the second one by its `position`.
     """
 
-    request: str
-    run: str
+    request_id: str
+    run_id: str
     position: int  # log length before `tokens`
     tokens: tuple[int, ...]
     received_ns: int = field(default=0, compare=False)  # as in `Forward`
 
     def encode(self) -> bytes:
-        return codec.pack_list([self.request, self.run, self.position, list(self.tokens)])
+        return codec.pack_list([self.request_id, self.run_id, self.position, list(self.tokens)])
 
     @classmethod
     def decode(cls, data: bytes, received_ns: int = 0) -> "NextJob":
         with reading("a next job"):
             request, run, position, known = codec.unpack_list(data)
-            names = {"request": text(request), "run": text(run)}
+            names = {"request_id": text(request), "run_id": text(run)}
             return cls(**names, position=count(position), tokens=tokens(known), received_ns=received_ns)
 
 
@@ -272,14 +272,14 @@ class TokenLogprobs:
 class Ended:
     """Tells a worker that a run is over and can be forgotten; scripts write it to the inboxes of the route."""
 
-    request: str
-    run: str
+    request_id: str
+    run_id: str
 
     @classmethod
     def decode(cls, data: bytes) -> "Ended":
         with reading("the end of a run"):
             request, run = codec.unpack_list(data)
-            return cls(request=text(request), run=text(run))
+            return cls(request_id=text(request), run_id=text(run))
 
 
 @dataclass(frozen=True, slots=True)

@@ -151,7 +151,7 @@ class WorkerInfo:
 
     @classmethod
     def from_redis(
-        cls, worker: str, f: Mapping[bytes, bytes], *, ready: bool, running: int, silent_ms: int, dead_after_ms: int
+        cls, worker_id: str, f: Mapping[bytes, bytes], *, ready: bool, running: int, silent_ms: int, dead_after_ms: int
     ) -> "WorkerInfo":
         """Builds the info of a worker from `f`, the fields of `worker:<id>`. Raises KeyError if one is missing."""
 
@@ -159,7 +159,7 @@ class WorkerInfo:
             return int(f.get(name, b"0"))
 
         return cls(
-            id=worker,
+            id=worker_id,
             model=f[b"model"].decode(),
             device=GPU if f[b"device"] == GPU.encode() else CPU,
             numerics=f[b"numerics"].decode(),

@@ -49,7 +49,7 @@ class NodeStatus:
     moment: Moment
     prompt: bool  # prompt tokens enter the model in this stage; else later tokens, or hidden states from another stage
     shard: Shard
-    request: str
+    request_id: str
     position: int  # of the step's first token
     rows: int  # tokens of the request in the step
     prompt_tokens: int  # length of the whole prompt
@@ -65,7 +65,7 @@ class NodeStatus:
             "status": f"{self.moment}_process_{'prompt' if self.prompt else 'tensor'}",
             "base_shard": whole.to_json(),
             "shard": self.shard.to_json(),
-            "request_id": self.request,
+            "request_id": self.request_id,
             "inference_state": {"position": self.position, "rows": self.rows},
             "prompt_tokens": self.prompt_tokens,
         }

@@ -29,7 +29,7 @@ _OF_SENTINELS = {"sentinel_username", "sentinel_password", f"sentinel_{PARAMETER
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class RedisNode:
     """Host and port of one Redis server or Sentinel."""
 
     host: str
@@ -44,20 +44,20 @@ class LookedUpAddress:
     """A URL whose server must be looked up, by asking Sentinels or the nodes of a cluster."""
 
     kind: Literal["sentinel", "cluster"]
-    seeds: tuple[Node, ...]  # Sentinels or cluster nodes to ask first
+    seeds: tuple[RedisNode, ...]  # Sentinels or cluster nodes to ask first
     name: str  # of the master; "" for a cluster
     _scheme: str
     _database: str
     _user: str = field(repr=False)  # USER:PASSWORD, or ""
     _parameters: tuple[tuple[str, str], ...] = field(repr=False)
 
-    def server_url(self, node: Node) -> str:
+    def server_url(self, node: RedisNode) -> str:
         """Returns the URL of the Redis server `node`, as redis-py reads it."""
         user = f"{self._user}@" if self._user else ""
         own = [(name, value) for name, value in self._parameters if not name.startswith("sentinel_")]
         return f"{self._scheme}://{user}{node}/{self._database}?{urlencode(own)}"
 
-    def seed_url(self, node: Node) -> str:
+    def seed_url(self, node: RedisNode) -> str:
         """Returns the URL of `node`, a Sentinel or cluster node that is asked for the server."""
         if self.kind == "cluster":
             return self.server_url(node)
@@ -127,7 +127,7 @@ def _parse(url: str, scheme: str, kind: Literal["sentinel", "cluster"]) -> Looke
     return LookedUpAddress(kind, seeds, name, scheme, database, user, rest)
 
 
-def _node(text: str, port: int) -> Node:
+def _node(text: str, port: int) -> RedisNode:
     parts = urlsplit(f"//{text}")
     if not parts.hostname or parts.path or parts.query:
         raise _Unusable("a host is missing")
@@ -137,7 +137,7 @@ def _node(text: str, port: int) -> Node:
         port = 0
     if not port > 0:
         raise _Unusable("a port is not a number from 1 to 65535")
-    return Node(parts.hostname, port)
+    return RedisNode(parts.hostname, port)
 
 
 def _name_and_database(kind: Literal["sentinel", "cluster"], path: str) -> tuple[str, str]:

@@ -29,12 +29,12 @@ class CellSettings:
         return cls(retention_s=settings.retention_s, dead_after_ms=int(1000 * settings.dead_after_s))
 
     @classmethod
-    def from_redis(cls, found: Mapping[bytes, bytes]) -> "CellSettings | None":
+    def from_redis(cls, record: Mapping[bytes, bytes]) -> "CellSettings | None":
         """Reads the fields of `{cell}:settings`; None while no scheduler has published any."""
         names = [field.name for field in fields(cls)]
-        if not all(name.encode() in found for name in names):
+        if not all(name.encode() in record for name in names):
             return None
-        return cls(**{name: int(found[name.encode()]) for name in names})
+        return cls(**{name: int(record[name.encode()]) for name in names})
 
     def differences(self, own: "CellSettings") -> str:
         """Returns in one line how the cell's settings differ from `own`, one service's; empty if they do not."""

@@ -20,7 +20,7 @@ from redis.crc import key_slot
 
 from blockrelay.auth.redis_credentials import take_password_file
 from blockrelay.errors import RedisRefused, RedisTrouble, RedisUnavailable
-from blockrelay.redis.address import LookedUpAddress, Node
+from blockrelay.redis.address import LookedUpAddress, RedisNode
 from blockrelay.redis.errors import CommandError, translated
 
 #: Seconds that a Sentinel or node has to answer: a host that is gone must not hold up a failover.
@@ -30,10 +30,10 @@ CHECK_S, CHECK_LATER_S = 1.0, 5.0
 #: `RedisTrouble.code` of an address whose server will never be found, by the answers of those that were asked.
 NOT_FOUND = "ADDRESS"
 #: Yields each node to ask, is sent its answer or RedisTrouble, and returns the server's place. Raises RedisTrouble.
-Search = Generator[Node, Any, Node]
+Search = Generator[RedisNode, Any, RedisNode]
 
 
-class Places(Protocol):
+class MasterSearch(Protocol):
     """The way to find a server: which nodes to ask, and what follows from their answers."""
 
     question: str  # the command to send
@@ -42,11 +42,11 @@ class Places(Protocol):
         """Starts a search. Only one may run at a time."""
         ...
 
-    def witness(self) -> Node | None:
+    def witness(self) -> RedisNode | None:
         """Returns the node to ask whether the server is still the same; None if the server itself reports a change."""
         ...
 
-    def contradicts(self, answer: Any, place: Node) -> bool:
+    def contradicts(self, answer: Any, place: RedisNode) -> bool:
         """Returns whether the witness's answer means that the server may not be at `place` any more."""
         ...
 
@@ -60,12 +60,12 @@ class Sentinels:
 
     question = "SENTINEL MASTERS"
 
-    def __init__(self, seeds: Sequence[Node], name: str) -> None:
+    def __init__(self, seeds: Sequence[RedisNode], name: str) -> None:
         self._seeds, self._name, self._epoch = list(seeds), name, 0
 
     def search(self) -> Search:
         answers: list[Mapping[str, Mapping[str, Any]]] = []
-        failed: dict[Node, RedisTrouble] = {}
+        failed: dict[RedisNode, RedisTrouble] = {}
         for seed in list(self._seeds):
             answer = yield seed
             if isinstance(answer, RedisTrouble):
@@ -81,11 +81,11 @@ class Sentinels:
         self._epoch = max(masters[self._name]["config-epoch"] for masters in answers if self._name in masters)
         return place
 
-    def witness(self) -> Node | None:
+    def witness(self) -> RedisNode | None:
         self._seeds.append(self._seeds.pop(0))  # each in turn: one may be cut off
         return self._seeds[-1]
 
-    def contradicts(self, answer: Any, place: Node) -> bool:
+    def contradicts(self, answer: Any, place: RedisNode) -> bool:
         state = answer.get(self._name)
         if state is None or state["config-epoch"] < self._epoch:
             return False  # its configuration is older than the one that was found
@@ -94,8 +94,8 @@ class Sentinels:
         return not _is_replaced(state)  # else `place` may be the new master that replaces the one it names
 
 
-def _place(state: Mapping[str, Any]) -> Node:
-    return Node(state["ip"], state["port"])
+def _place(state: Mapping[str, Any]) -> RedisNode:
+    return RedisNode(state["ip"], state["port"])
 
 
 def _is_well(state: Mapping[str, Any]) -> bool:
@@ -110,7 +110,7 @@ def _is_replaced(state: Mapping[str, Any]) -> bool:
     return "failover_in_progress" in state["flags"]
 
 
-def named_master(name: str, answers: Sequence[Mapping[str, Mapping[str, Any]]]) -> Node:
+def named_master(name: str, answers: Sequence[Mapping[str, Mapping[str, Any]]]) -> RedisNode:
     """Returns the master called `name` by Sentinels' answers to SENTINEL MASTERS, as redis-py reads them.
 
     Raises:
@@ -138,12 +138,12 @@ class Slots:
 
     question = "CLUSTER SLOTS"
 
-    def __init__(self, seeds: Sequence[Node], slot: int) -> None:
+    def __init__(self, seeds: Sequence[RedisNode], slot: int) -> None:
         self._seeds, self._slot = tuple(seeds), slot
         self._nodes = list(seeds)
 
     def search(self) -> Search:
-        failed: dict[Node, RedisTrouble] = {}
+        failed: dict[RedisNode, RedisTrouble] = {}
         answered = False
         for node in list(self._nodes):
             answer = yield node
@@ -152,7 +152,7 @@ class Slots:
                 failed[node] = answer
                 continue
             answered = True
-            masters = masters_of_slots(answer, asked=node)
+            masters = masters_of_slots(answer, node=node)
             self._learn(set(masters.values()))
             for (first, last), master in masters.items():
                 if first <= self._slot <= last:
@@ -161,31 +161,31 @@ class Slots:
             raise RedisUnavailable(f"Redis does not answer: no node of the cluster owns slot {self._slot}")
         raise unanswered("no node of the cluster answers", failed)
 
-    def witness(self) -> Node | None:
+    def witness(self) -> RedisNode | None:
         return None
 
-    def contradicts(self, answer: Any, place: Node) -> bool:
+    def contradicts(self, answer: Any, place: RedisNode) -> bool:
         return False
 
-    def _learn(self, masters: set[Node]) -> None:
+    def _learn(self, masters: set[RedisNode]) -> None:
         """Adds the current masters to the nodes to ask, since all seeds may be gone one day; drops former masters."""
         kept = [node for node in self._nodes if node in masters or node in self._seeds]
         self._nodes = [*sorted(masters.difference(kept), key=str), *kept]
 
 
-def masters_of_slots(answer: Sequence[Sequence[Any]], *, asked: Node) -> dict[tuple[int, int], Node]:
+def masters_of_slots(answer: Sequence[Sequence[Any]], *, node: RedisNode) -> dict[tuple[int, int], RedisNode]:
     """Returns the master of each range of slots (first, last) from the raw answer of CLUSTER SLOTS.
 
-    A node without a host, or with the host `?`, has the host of `asked`, the node that answered.
+    A node without a host, or with the host `?`, has the host of `node`, the node that answered.
     """
-    masters: dict[tuple[int, int], Node] = {}
+    masters: dict[tuple[int, int], RedisNode] = {}
     for first, last, master, *_ in answer:
         host = master[0].decode() if isinstance(master[0], bytes) else master[0]
-        masters[int(first), int(last)] = Node(host if host and host != "?" else asked.host, int(master[1]))
+        masters[int(first), int(last)] = RedisNode(host if host and host != "?" else node.host, int(master[1]))
     return masters
 
 
-def unanswered(what: str, failed: Mapping[Node, RedisTrouble]) -> RedisTrouble:
+def unanswered(what: str, failed: Mapping[RedisNode, RedisTrouble]) -> RedisTrouble:
     """Returns the error for a search without an answer: RedisRefused if any node refused, else RedisUnavailable."""
     node, worst = min(failed.items(), key=lambda item: not isinstance(item[1], RedisRefused))
     if isinstance(worst, RedisRefused):
@@ -194,7 +194,7 @@ def unanswered(what: str, failed: Mapping[Node, RedisTrouble]) -> RedisTrouble:
     return RedisUnavailable(f"Redis does not answer: {what} ({node}{others}): {worst}")
 
 
-def places_of(address: LookedUpAddress, cell: str | None) -> Places:
+def places_of(address: LookedUpAddress, cell: str | None) -> MasterSearch:
     """Returns the way to find the server of a cell. Raises ValueError if `cell` is None and the address a cluster's."""
     if address.kind == "sentinel":
         return Sentinels(address.seeds, address.name)
@@ -216,8 +216,8 @@ class _Location:
         self._options = {**options, "socket_timeout": patience, "socket_connect_timeout": patience}
         self.names_masters = address.kind == "sentinel"
         self.generation = 0
-        self._place: Node | None = None
-        self._former: Node | None = None
+        self._place: RedisNode | None = None
+        self._former: RedisNode | None = None
         self._searches, self._failure = 0, RedisUnavailable("")
         self._check_at = float("-inf")
 
@@ -234,7 +234,7 @@ class _Location:
             self._place = None
             self.generation += demoted
 
-    def _settled(self, searches: int) -> tuple[Node, int] | None:
+    def _settled(self, searches: int) -> tuple[RedisNode, int] | None:
         """Returns place and generation if they are known; None if a search is needed.
 
         `searches` is the number of searches when the caller began to wait. If one has failed since, its error is raised
@@ -246,7 +246,7 @@ class _Location:
             raise type(self._failure)(str(self._failure), code=self._failure.code)
         return None
 
-    def _set_place(self, place: Node) -> tuple[Node, int]:
+    def _set_place(self, place: RedisNode) -> tuple[RedisNode, int]:
         self._searches += 1
         self._failure = RedisUnavailable("")
         self.generation += self._former not in (place, None)
@@ -258,7 +258,7 @@ class _Location:
         self._searches += 1
         self._failure = error
 
-    def _due_witness(self) -> Node | None:
+    def _due_witness(self) -> RedisNode | None:
         """Returns the node to ask now whether the server is still the same; None while no check is due."""
         now = time.monotonic()
         if self._place is None or now < self._check_at:
@@ -281,7 +281,7 @@ class Lookup(_Location):
         super().__init__(address, cell, options)
         self._lock = threading.Lock()
 
-    def find(self) -> tuple[Node, int]:
+    def find(self) -> tuple[RedisNode, int]:
         """Returns the server and the generation of connections to it; searches if needed. Raises RedisTrouble."""
         searches = self._searches
         with self._lock:
@@ -293,7 +293,7 @@ class Lookup(_Location):
             self._take_answer(generation, self._ask(witness))
         return self.holds(generation)
 
-    def _search(self) -> tuple[Node, int]:
+    def _search(self) -> tuple[RedisNode, int]:
         search = self._places.search()
         try:
             node = next(search)
@@ -305,7 +305,7 @@ class Lookup(_Location):
             self._set_failure(error)
             raise
 
-    def _ask(self, node: Node) -> Any:
+    def _ask(self, node: RedisNode) -> Any:
         pool = redis.ConnectionPool.from_url(self._address.seed_url(node), **self._options)
         take_password_file(pool.connection_kwargs)
         try:
@@ -329,7 +329,7 @@ class AsyncLookup(_Location):
         super().__init__(address, cell, options)
         self._interruptible, self._lock = interruptible, asyncio.Lock()
 
-    async def find(self) -> tuple[Node, int]:
+    async def find(self) -> tuple[RedisNode, int]:
         """Returns the server and the generation of connections to it; searches if needed. Raises RedisTrouble."""
         searches = self._searches
         async with self._lock:
@@ -341,7 +341,7 @@ class AsyncLookup(_Location):
             self._take_answer(generation, await self._ask(witness))
         return self.holds(generation)
 
-    async def _search(self) -> tuple[Node, int]:
+    async def _search(self) -> tuple[RedisNode, int]:
         search = self._places.search()
         try:
             node = next(search)
@@ -353,7 +353,7 @@ class AsyncLookup(_Location):
             self._set_failure(error)
             raise
 
-    async def _ask(self, node: Node) -> Any:
+    async def _ask(self, node: RedisNode) -> Any:
         pool = redis.asyncio.ConnectionPool.from_url(self._address.seed_url(node), **self._options)
         pool.connection_class = self._interruptible(pool.connection_class)
         take_password_file(pool.connection_kwargs)

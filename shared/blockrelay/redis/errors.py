@@ -211,7 +211,7 @@ class RedisWatch:
                     **self._named,
                 )
 
-    def met(self, error: RedisTrouble) -> None:
+    def count_error(self, error: RedisTrouble) -> None:
         """Reports an error of work that is not tried again; logged unless a line was logged in the last 10 s."""
         self.count(1)
         with self._lock:

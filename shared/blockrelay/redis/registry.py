@@ -15,10 +15,10 @@ from blockrelay.protocol.plan import Plan, WorkerInfo
 from blockrelay.redis.cell_settings import CellSettings
 
 
-def _ask(pipeline: Any, keys: Keys, worker: str) -> None:
-    pipeline.hgetall(keys.worker(worker))
-    pipeline.exists(keys.inbox(worker))
-    pipeline.scard(keys.worker_requests(worker))
+def _ask(pipeline: Any, keys: Keys, worker_id: str) -> None:
+    pipeline.hgetall(keys.worker(worker_id))
+    pipeline.exists(keys.inbox(worker_id))
+    pipeline.scard(keys.worker_requests(worker_id))
 
 
 def _head(pipeline: Any, keys: Keys) -> None:
@@ -78,7 +78,7 @@ async def read_plan_async(client: redis.asyncio.Redis, keys: Keys, model: str) -
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Books:
+class Accounting:
     """The accounting of a cell: its requests, re-runs and worker deaths since it began."""
 
     accepted: int  # requests
@@ -88,7 +88,7 @@ class Books:
     reruns: Mapping[str, int]  # runs that were ended and queued again, by reason
 
 
-def read_books(client: redis.Redis, keys: Keys, model: str) -> Books:
+def read_accounting(client: redis.Redis, keys: Keys, model: str) -> Accounting:
     """Returns the accounting of a cell at one moment: an ACCEPT between two reads would look like a lost request."""
     pipeline = client.pipeline(transaction=True)
     pipeline.hgetall(keys.totals(model))
@@ -99,7 +99,7 @@ def read_books(client: redis.Redis, keys: Keys, model: str) -> Books:
     def by_reason(kind: str) -> dict[str, int]:
         return {name.removeprefix(kind): count for name, count in counts.items() if name.startswith(kind)}
 
-    return Books(
+    return Accounting(
         accepted=counts.get("accepted", 0),
         ended=by_reason("ended:"),
         in_flight=in_flight,

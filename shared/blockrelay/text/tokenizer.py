@@ -29,7 +29,7 @@ LONG_TEXT = 1 << 14
 #: Most bytes that a normaliser composes into one.
 COMPOSED = 3
 #: Most bytes of a UTF-8 character that is not complete yet.
-_MOST_INCOMPLETE = 3
+_MAX_INCOMPLETE = 3
 
 
 class TokenList(Protocol):
@@ -152,7 +152,7 @@ class IncrementalText:
         end = b""
         for at in range(len(prompt) - 1, -1, -1):
             end = self._bytes.of(int(prompt[at])) + end
-            if len(end) > _MOST_INCOMPLETE:
+            if len(end) > _MAX_INCOMPLETE:
                 break
         return end
 

@@ -132,14 +132,14 @@ def forwards(b: Bounds, state: State, slot: int, me: Process) -> Steps:
 def _forwards(b: Bounds, state: State, slot: int, me: Process, run: Run, sent: Run, stored: str) -> Steps:
     """The rows between what is computed of `run` and of `sent`."""
     target, end = run.route[1], sent.computed
-    segment = Segment(run.request, run.run, run.sequence, run.computed, end, end == run.known)
+    segment = Segment(run.request_id, run.run, run.sequence, run.computed, end, end == run.known)
     if b.handover:
         segment = segment._replace(tokens=run.tokens[: max(0, end - b.prompt)], varied=run.varied)
     after = state.with_process(slot, me._replace(table=put(me.table, sent)))
-    name = f"worker {slot} forwards {run.request}[{segment.first}:{end}] of run {run.run}{stored}"
+    name = f"worker {slot} forwards {run.request_id}[{segment.first}:{end}] of run {run.run}{stored}"
     inbox = state.payload(target)
     if inbox is None:
-        yield f"{name}: no inbox", rerun(b, after, slot, run.request, run.run, "no_inbox"), False
+        yield f"{name}: no inbox", rerun(b, after, slot, run.request_id, run.run, "no_inbox"), False
         return
     delivered = after.with_payload(target, (*inbox, segment))
     yield name, delivered, False
@@ -149,5 +149,5 @@ def _forwards(b: Bounds, state: State, slot: int, me: Process, run: Run, sent: R
         yield f"{name} twice", twice._replace(budget=spent), True
     if state.budget.lost_reply:
         spent = state.budget._replace(lost_reply=state.budget.lost_reply - 1)
-        lost = rerun(b, delivered._replace(budget=spent), slot, run.request, run.run, "no_inbox")
+        lost = rerun(b, delivered._replace(budget=spent), slot, run.request_id, run.run, "no_inbox")
         yield f"{name}, reply lost", lost, True

@@ -1,8 +1,8 @@
 """Pages that leave a worker, and the runs that go on from them; tokens of devices that vary (`Bounds.handover`).
 
 A page is a unit here. Each leaves its worker with the step that fills it, or never does: then whoever takes the place
-of the worker does not find it. Its name says what a worker puts into names (`kv/page_names.py`), and it also keeps what
-it was made of, so that a run which computes on the wrong one is seen.
+of the worker does not find it. Its name says what a worker puts into names (`kv/block_hashes.py`), and it also keeps
+what it was made of, so that a run which computes on the wrong one is seen.
 """
 
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ def _named(b: Bounds, run: Run, worker: int, units: int) -> tuple[int, int, int,
     """Root, stage, units and tokens: what the name of the page that ends behind so many units is made of."""
     root = SHARED - b.numerics(worker)
     if run.private and b.rules.varying_pages_are_private:
-        root = run.request if b.rules.private_names_name_the_request else ALL_PRIVATE
+        root = run.request_id if b.rules.private_names_name_the_request else ALL_PRIVATE
     tokens = _under(b, run, units) if b.rules.names_chain_tokens else ()
     return root, b.stage(worker), units, tokens
 
@@ -38,7 +38,7 @@ def adopted(b: Bounds, state: State, run: Run, worker: int, most: int) -> Run:
         page = stored.get(_named(b, run, worker, units))
         if page is None:
             break
-        if page.request != run.request and run.private:
+        if page.request != run.request_id and run.private:
             run = run._replace(wrong=f"a page of request {page.request}")
         elif page.under != _under(b, run, units):
             run = run._replace(wrong=f"a page of the tokens {page.under}")
@@ -61,7 +61,7 @@ def stores(b: Bounds, state: State, run: Run, worker: int, before: int) -> Itera
     for units in range(1, run.computed + 1):
         name = _named(b, run, worker, units)
         if units > before and name not in known:
-            fresh.append(Page(*name, run.request, _under(b, run, units), run.varied))
+            fresh.append(Page(*name, run.request_id, _under(b, run, units), run.varied))
         elif name not in known:
             break  # nobody finds what is behind
     if run.private or not fresh:

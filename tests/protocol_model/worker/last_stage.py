@@ -27,7 +27,7 @@ def receives(b: Bounds, state: State, slot: int, me: Process) -> Steps:
         if (not current and b.rules.foreign_runs_are_dropped) or record is None:
             yield f"{name}: foreign", state, False
             return
-        if len(me.table) >= b.room and not any(r.request == segment.request for r in me.table):
+        if len(me.table) >= b.room and not any(r.request_id == segment.request for r in me.table):
             yield f"{name}: no room", rerun(b, state, slot, segment.request, segment.run, "missing_pages"), False
             return
         run = _first_sight(b, state, me.id, segment, record)
@@ -73,8 +73,8 @@ def _first_sight(b: Bounds, state: State, worker: int, segment: Segment, record:
 def sample(b: Bounds, run: Run, units: int) -> tuple[Run, Commit]:
     """The token after `units` known ones. It depends on them alone; where it belongs is what the run has committed."""
     if b.sessions:
-        return run._replace(ended=True), Commit(run.request, run.run, 0, (), "tensor")
+        return run._replace(ended=True), Commit(run.request_id, run.run, 0, (), "tensor")
     token = units - b.prompt + 1
     end = "length" if token >= b.tokens else ""
-    item = Commit(run.request, run.run, run.committed, (token,), end)
+    item = Commit(run.request_id, run.run, run.committed, (token,), end)
     return run._replace(committed=run.committed + 1, ended=bool(end)), item

@@ -55,8 +55,8 @@ def _beats(b: Bounds, state: State, slot: int, me: Process) -> Steps:
     if redis != state.redis:
         yield f"worker {slot} beats: delayed re-runs are due", after, False
     for run in me.table:
-        if rules.foreign_runs_are_dropped and there.get(run.request) != run.run:
-            table = dropped(me.table, run.request, run.run)
+        if rules.foreign_runs_are_dropped and there.get(run.request_id) != run.run:
+            table = dropped(me.table, run.request_id, run.run)
             forgotten = after.with_process(slot, me._replace(table=table))
             yield f"worker {slot} drops run {run.run}: not on it", forgotten, False
     if b.stage(me.id) == 0 and rules.beat_finds_orphans:

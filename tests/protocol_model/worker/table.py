@@ -27,18 +27,18 @@ def next_life(process: Process) -> int:
 
 
 def dropped(table: tuple[Run, ...], request: int, run: int) -> tuple[Run, ...]:
-    return tuple(r for r in table if (r.request, r.run) != (request, run))
+    return tuple(r for r in table if (r.request_id, r.run) != (request, run))
 
 
 def find(table: tuple[Run, ...], request: int, run: int) -> Run | None:
-    return next((r for r in table if (r.request, r.run) == (request, run)), None)
+    return next((r for r in table if (r.request_id, r.run) == (request, run)), None)
 
 
 def put(table: tuple[Run, ...], run: Run) -> tuple[Run, ...]:
     """In place of an older run of the request, else at the end: the table is ordered by age."""
-    if any(r.request == run.request and r.run == run.run for r in table):
-        return tuple(run if r.request == run.request else r for r in table)
-    return (*(r for r in table if r.request != run.request), run)
+    if any(r.request_id == run.request_id and r.run == run.run for r in table):
+        return tuple(run if r.request_id == run.request_id else r for r in table)
+    return (*(r for r in table if r.request_id != run.request_id), run)
 
 
 def pages(table: tuple[Run, ...]) -> int:

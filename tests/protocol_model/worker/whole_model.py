@@ -15,7 +15,7 @@ def computes(b: Bounds, state: State, slot: int, me: Process) -> Steps:
     """
     ready = [r for r in me.table if not r.ended]
     if me.quarantine >= 0:
-        run = next((r for r in ready if r.request == me.quarantine), None)
+        run = next((r for r in ready if r.request_id == me.quarantine), None)
         if run is not None:
             yield from _computes(b, state, slot, me, [run])
         if not me.pending:
@@ -24,17 +24,17 @@ def computes(b: Bounds, state: State, slot: int, me: Process) -> Steps:
         return
     suspects = [r for r in ready if r.quarantined and b.rules.suspects_run_alone]
     for run in suspects:
-        named = state._replace(redis=scripts.name(state.redis, me.id, run.request))
-        named = named.with_process(slot, me._replace(quarantine=run.request))
-        yield f"worker {slot} tries {run.request} alone", named, False
+        named = state._replace(redis=scripts.name(state.redis, me.id, run.request_id))
+        named = named.with_process(slot, me._replace(quarantine=run.request_id))
+        yield f"worker {slot} tries {run.request_id} alone", named, False
     together = [r for r in ready if r not in suspects]
     if together:
         yield from _computes(b, state, slot, me, together)
 
 
 def _computes(b: Bounds, state: State, slot: int, me: Process, batch: list[Run]) -> Steps:
-    names = " ".join(str(r.request) for r in batch)
-    if any(r.request in b.poison for r in batch):
+    names = " ".join(str(r.request_id) for r in batch)
+    if any(r.request_id in b.poison for r in batch):
         died = Process(id=me.id, up="dead")
         yield f"worker {slot} dies of {names}", state.with_process(slot, died), False
         return
@@ -43,7 +43,7 @@ def _computes(b: Bounds, state: State, slot: int, me: Process, batch: list[Run])
         return
     table, pending = me.table, me.pending
     for run in batch:
-        current = find(table, run.request, run.run)
+        current = find(table, run.request_id, run.run)
         if current is None or current.computed != run.computed:
             continue  # preempted in this very round
         table, room = _make_room(b, b.pool(me.id), table, current)
@@ -63,13 +63,17 @@ def _computes_one(b: Bounds, state: State, slot: int, me: Process, run: Run) -> 
         for now, item in handover.chosen(b, *sample(b, computed, computed.known)):
             now = now._replace(known=now.known + 1, tokens=(*now.tokens, *item.tokens))
             new = me._replace(table=put(me.table, now), pending=(*me.pending, item))
-            yield f"worker {slot} computes {run.request}: {item.tokens}{stored}", after.with_process(slot, new), False
+            yield (
+                f"worker {slot} computes {run.request_id}: {item.tokens}{stored}",
+                after.with_process(slot, new),
+                False,
+            )
 
 
 def _make_room(b: Bounds, pool: int, table: tuple[Run, ...], run: Run) -> tuple[tuple[Run, ...], bool]:
     """Pages for all known tokens of `run`, taken from younger runs where there are too few."""
     while pages(table) + run.known - run.computed > pool:
-        younger = table[[r.request for r in table].index(run.request) + 1 :]
+        younger = table[[r.request_id for r in table].index(run.request_id) + 1 :]
         victim = next((r for r in reversed(younger) if r.computed), None)
         if victim is None or not b.rules.youngest_is_preempted:
             return table, False

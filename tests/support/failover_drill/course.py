@@ -13,11 +13,11 @@ import httpx
 from blockrelay.block_folder.folder import open_block_folder
 from blockrelay.protocol.encoding.request_ids import parse_id
 from blockrelay.settings import BUNDLED_MODEL
-from blockrelay_launcher.drill.clients import PATIENCE_S, Seen
+from blockrelay_launcher.drill.clients import PATIENCE_S, RequestRecord
 from blockrelay_launcher.drill.from_logs import own_ends, refusals, run_starts
 from blockrelay_launcher.drill.report import Report, judge
 from blockrelay_launcher.drill.system import DrilledSystem, drilled_system
-from blockrelay_launcher.drill.workload import References, make_asks
+from blockrelay_launcher.drill.workload import References, make_requests
 from blockrelay_launcher.up_options.options import names_of
 from tests.support.failover_drill.failovers import Failovers
 from tests.support.failover_drill.load import FailoverLoad
@@ -98,12 +98,12 @@ def run(redis: str, replicas: int, *, secured: bool, seconds: float, seed: int, 
     with ExitStack() as stack:
         servers = stack.enter_context(arranged(KINDS[redis], data / "redis", secured=secured))
         systems = _start(stack, redis, cells, servers, replicas, data)
-        asks = make_asks(30, rng=Random(seed), folder=open_block_folder(BUNDLED_MODEL, blocks=[]))
+        asks = make_requests(30, rng=Random(seed), folder=open_block_folder(BUNDLED_MODEL, blocks=[]))
         own = systems[0].numerics_id()
-        references = References(model=BUNDLED_MODEL, asks=asks, ids={own: ""})
+        references = References(model=BUNDLED_MODEL, requests=asks, ids={own: ""})
         references.prepare((number, own) for number in range(len(asks)))
         urls = [url for system in systems for url in system.urls]
-        load = FailoverLoad(urls=urls, asks=asks, clients=requests, rng=Random(f"{seed} load"))
+        load = FailoverLoad(urls=urls, requests=asks, clients=requests, rng=Random(f"{seed} load"))
         failovers = Failovers(systems, servers, cells, Random(f"{seed} failovers"))
         started = time.monotonic()
         load.start()
@@ -117,7 +117,7 @@ def run(redis: str, replicas: int, *, secured: bool, seconds: float, seed: int, 
         taken_back, troubles = _settle(systems, load)
         troubles += failovers.troubles
         load.join()
-        references.prepare((one.ask, fingerprint) for one in load.seen for fingerprint in one.fingerprints)
+        references.prepare((one.number, fingerprint) for one in load.seen for fingerprint in one.fingerprints)
         said = "".join((system.data / "up.log").read_text() for system in systems)
         troubles += own_ends(said, failovers.done)
         troubles += [line for system in systems for line in refusals(system.logs)]
@@ -207,9 +207,9 @@ def _elected(data: Path) -> int:
     return sum(log.read_text().count(said) for log, said in found.items())
 
 
-def _by_cell(seen: Sequence[Seen], cells: Sequence[str]) -> dict[str, int]:
+def _by_cell(seen: Sequence[RequestRecord], cells: Sequence[str]) -> dict[str, int]:
     """How many accepted requests were in each. Sessions have names of their own."""
-    names = [found.cell for one in seen if (found := parse_id(one.request))]
+    names = [found.cell for one in seen if (found := parse_id(one.request_id))]
     return {cell: names.count(cell) for cell in cells}
 
 
@@ -218,7 +218,7 @@ def _ended(systems: Sequence[DrilledSystem]) -> list[str]:
     return [f"the `up` of {cell} ended with code {code}" for cell, code in codes.items() if code is not None]
 
 
-def longest_pause(seen: Sequence[Seen]) -> float:
+def longest_pause(seen: Sequence[RequestRecord]) -> float:
     """Seconds that the client of a stream waited for its next event, the first one included. Who cancels does not read
     meanwhile."""
     streams = [[one.started, *one.events] for one in seen if one.kind == "stream"]

@@ -8,7 +8,7 @@ from random import Random
 from typing import Any
 
 from blockrelay_launcher.client.resuming import Refused
-from blockrelay_launcher.drill.clients import Load, Seen
+from blockrelay_launcher.drill.clients import Load, RequestRecord
 
 #: A gateway that follows a forgotten request accepts it again sooner than this. Seconds.
 GONE_S = 30.0
@@ -34,15 +34,15 @@ class FailoverLoad(Load):
         states = {name: self._state(name, rng) for name in self.cancelled}
         return [f"{name} was cancelled and is {state}" for name, state in states.items() if state != "cancelled"]
 
-    def _state(self, request: str, rng: Random) -> str:
+    def _state(self, request_id: str, rng: Random) -> str:
         try:
-            return self._ask("GET", f"/v1/requests/{request}", rng).json()["status"]
+            return self._ask("GET", f"/v1/requests/{request_id}", rng).json()["status"]
         except Refused as error:
             if error.status != 404:
                 raise
             return "forgotten"
 
-    def _delete(self, seen: Seen, rng: Random) -> None:
+    def _delete(self, seen: RequestRecord, rng: Random) -> None:
         """What nobody knows any more cannot be cancelled: its stream goes on, and brings it back with its key."""
         began = time.monotonic()
 
@@ -51,16 +51,16 @@ class FailoverLoad(Load):
                 raise Gone
 
         with suppress(Gone):
-            answer = self._ask("DELETE", f"/v1/requests/{seen.request}", rng, missing=missing)
+            answer = self._ask("DELETE", f"/v1/requests/{seen.request_id}", rng, missing=missing)
             if answer.json().get("status") == "cancelled":
-                self.cancelled.append(seen.request)
+                self.cancelled.append(seen.request_id)
 
-    def _background(self, seen: Seen, body: dict[str, Any], key: str, rng: Random) -> None:
+    def _background(self, seen: RequestRecord, body: dict[str, Any], key: str, rng: Random) -> None:
         if rng.random() < 0.5:
             Load._background(self, seen, body, key, rng)
             return
         answer = self._ask("POST", "/v1/completions", rng, {**body, "background": True})
-        seen.request = json.loads(answer.content)["id"]
+        seen.request_id = json.loads(answer.content)["id"]
         asked = 0
         unknown_since = time.monotonic()
 
@@ -75,10 +75,10 @@ class FailoverLoad(Load):
             self._poll(seen, rng, missing)
         except Gone:
             with self._lock:
-                self.gone.append(seen.request)
+                self.gone.append(seen.request_id)
                 self.seen[:] = [one for one in self.seen if one is not seen]
 
-    def _session(self, seen: Seen, key: str, rng: Random) -> None:
+    def _session(self, seen: RequestRecord, key: str, rng: Random) -> None:
         while True:
             try:
                 Load._session(self, seen, key, rng)

@@ -107,10 +107,10 @@ class PlayedWorker:
         meta: Mapping[str, Any] | None = None,
     ) -> None:
         """Commit the next tokens of a run."""
-        position = self.positions.get(claimed.run, len(claimed.tokens))
+        position = self.positions.get(claimed.run_id, len(claimed.tokens))
         item = Commit(
-            request=claimed.request,
-            run=claimed.run,
+            request_id=claimed.request_id,
+            run_id=claimed.run_id,
             position=position,
             tokens=tuple(tokens),
             logprobs=tuple(one.encode() for one in logprobs or ()),
@@ -119,20 +119,20 @@ class PlayedWorker:
         )
         (answer,) = self.scripts.run(calls.commit([item]))
         assert answer.verdict == "OK", answer
-        self.positions[claimed.run] = position + len(tokens)
+        self.positions[claimed.run_id] = position + len(tokens)
 
     def finish_tensor(self, claimed: Claimed, logits: "np.ndarray[Any, np.dtype[np.float32]]") -> None:
         """What the last stage does with a tensor step: the result first, then the terminal commit."""
-        self.client.set(self.keys.result(claimed.request), encode_result(logits), ex=60)
+        self.client.set(self.keys.result(claimed.request_id), encode_result(logits), ex=60)
         times = {"block_1": 0.25, "block_2": 0.5}
         self.say(claimed, [], end="tensor", meta={"execution_times": times, "route": list(self.names)})
 
     def public(self, claimed: Claimed) -> str:
         """What clients call its request."""
-        return public_id(claimed.request, self.keys.cell)
+        return public_id(claimed.request_id, self.keys.cell)
 
-    def record(self, request: str) -> dict[bytes, bytes]:
-        return self.client.hgetall(self.keys.request(request))  # pyright: ignore[reportReturnType]
+    def record(self, request_id: str) -> dict[bytes, bytes]:
+        return self.client.hgetall(self.keys.request(request_id))  # pyright: ignore[reportReturnType]
 
 
 @contextmanager
@@ -212,7 +212,7 @@ class EndingGateway(RunningGateway):
     def tell(self, number: int) -> None:
         """Send it a signal, which no thread but the main one can get, and wait until it has acted on it."""
         self.server.handle_exit(number, None)
-        wait_until(lambda: self.gateway.drain.begun, "it has heard the signal")
+        wait_until(lambda: self.gateway.drain.has_begun, "it has heard the signal")
 
     @property
     def listens(self) -> bool:

@@ -19,7 +19,7 @@ import httpx
 from blockrelay.auth.api_keys import Tenant, add_key
 from blockrelay.redis.registry import read_plan
 from blockrelay_launcher.supervisor.ports import kept_ports
-from blockrelay_worker.policy import MOST_LOSSES
+from blockrelay_worker.policy import MAX_LOSSES
 from tests.support.prometheus import Prometheus, running_exporter, running_prometheus, through_exporter
 from tests.support.systems.device_processes import child_of, children_of
 from tests.support.systems.system import StartSystem, System, make_jobs
@@ -244,7 +244,7 @@ def device(on: Watched) -> Iterator[None]:
         on.watch(system, scheduler=False)
         canaries = 'increase(blockrelay_worker_canaries_total{result="right"}[15s]) > 0'
         wait_until(lambda: on.seen(canaries), "Prometheus has seen one canary and another")
-        for number in range(MOST_LOSSES):
+        for number in range(MAX_LOSSES):
             wait_until(lambda: _plan_has_gpu(system), "a GPU has the stage")
             jobs = make_jobs(4, seed=30 + number, vocab=POISON, tokens=300)
             for job in jobs:

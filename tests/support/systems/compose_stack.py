@@ -136,8 +136,8 @@ class ComposeStack:
 
     def wait_worker_ready(self, workers: Sequence[str], *, timeout_s: float = 60.0) -> None:
         """Each of them has a stage."""
-        for worker in workers:
-            ready = lambda: self.python(worker, READY).returncode == 0  # noqa: B023, E731  # called at once
+        for worker_id in workers:
+            ready = lambda: self.python(worker_id, READY).returncode == 0  # noqa: B023, E731  # called at once
             wait_until(ready, "a worker has its stage", timeout_s=timeout_s, poll_s=0.1)
 
     def running_requests(self) -> float:

@@ -74,7 +74,7 @@ class Stand:
     def jobs(self) -> list[Job]:
         """The same requests for every case, under new names."""
         case = next(self._cases)
-        return [replace(job, request=f"req-{case}-{i}") for i, job in enumerate(shapes())]
+        return [replace(job, request_id=f"req-{case}-{i}") for i, job in enumerate(shapes())]
 
     def accept(self, count: int = len(SHAPES)) -> list[Job]:
         """Queue the first `count` of them."""
@@ -91,8 +91,8 @@ class Stand:
 
     def check_failed(self, job: Job) -> None:
         """It ends with an error, behind tokens of the undisturbed run."""
-        wait_until(lambda: self.system.log(job.request)[1] is not None, "it ends")
-        tokens, end = self.system.log(job.request)
+        wait_until(lambda: self.system.log(job.request_id)[1] is not None, "it ends")
+        tokens, end = self.system.log(job.request_id)
         assert end is not None and end.reason == "error"
         assert tokens == self.golden[0][: len(tokens)]
         assert_nothing_is_held(self.system)
@@ -129,7 +129,7 @@ def shapes() -> list[Job]:
     prompt = tuple(range(3, 43))
     return [
         Job(
-            request="",
+            request_id="",
             prompt=prompt[:length],
             params=SamplingParams(max_tokens=TOKENS, temperature=temperature, seed=7, ignore_eos=True),
         )
@@ -156,7 +156,7 @@ def standing(model: Path, **settings: str) -> Iterator[Stand]:
         system = System(folder=folder, model=model, control=control, payload=payload, stages=2)
         system.scheduler_env = {"BLOCKRELAY_DEAD_AFTER_S": str(DEAD_AFTER_S)}
         stack.callback(system.stop)
-        jobs = [replace(job, request=str(i)) for i, job in enumerate(shapes())]
+        jobs = [replace(job, request_id=str(i)) for i, job in enumerate(shapes())]
         golden = list(golden_tokens(system.block_folder, jobs, seed=7).values())
         stand = Stand(system, pages, golden, settings)
         stand.full()

@@ -58,12 +58,12 @@ def begun(system: System, jobs: list[Job], least: int = 1) -> dict[str, list[int
     """All run, and none has ended: what their clients have seen so far, at least so many tokens each."""
     for job in jobs:
         system.accept(job)
-    wait_until(lambda: all(len(system.log(job.request)[0]) >= least for job in jobs), "every request has its tokens")
-    return {job.request: system.log(job.request)[0] for job in jobs}
+    wait_until(lambda: all(len(system.log(job.request_id)[0]) >= least for job in jobs), "every request has its tokens")
+    return {job.request_id: system.log(job.request_id)[0] for job in jobs}
 
 
 def end_of(system: System, job: Job) -> EndEntry:
-    _, end = system.log(job.request)
+    _, end = system.log(job.request_id)
     assert end is not None
     return end
 
@@ -79,16 +79,16 @@ def assert_went_on(
     system.wait_all(jobs)
     moved = 0
     for job in jobs:
-        tokens, end = system.log(job.request)
+        tokens, end = system.log(job.request_id)
         assert end is not None and end.reason == "length" and len(tokens) == job.params.max_tokens
-        shown = seen.get(job.request, [])
+        shown = seen.get(job.request_id, [])
         assert tokens[: len(shown)] == shown, "what was shown stays"
         assert len(end.fallbacks) in (0, stages)
         for event in end.fallbacks:
             moved += 1
             assert event.block_id.startswith("block_") and (event.source, event.target) == ("GPU", "CPU")
             assert (event.reason, event.error_code, event.success) == (*why, True)
-            assert event.position is not None and event.position >= len(seen.get(job.request, []))
+            assert event.position is not None and event.position >= len(seen.get(job.request_id, []))
         if end.fallbacks:  # no token was guessed, so each is a step
             on_gpus = sum(len(event.blocks) * (event.position or 0) for event in end.fallbacks)
             assert end.executed == (on_gpus, system.block_folder.model.blocks * len(tokens) - on_gpus)

@@ -22,7 +22,7 @@ from blockrelay.protocol.plan import WorkerInfo, missing_stages
 from blockrelay.protocol.sampling_params import SamplingParams, derive_seed
 from blockrelay.protocol.transitions import calls
 from blockrelay.redis.client import Scripts
-from blockrelay.redis.registry import read_books, read_plan, read_workers
+from blockrelay.redis.registry import read_accounting, read_plan, read_workers
 from blockrelay.text.tokenizer import Tokenizer
 from blockrelay_launcher.supervisor.ports import kept_ports
 from blockrelay_worker.offline.pipeline import Pipeline, generate
@@ -39,7 +39,7 @@ SLOW_WORKER = "tests.support.worker.slow_worker"
 class Job:
     """A request as the tests know it; `golden` is what an undisturbed solo run gives."""
 
-    request: str
+    request_id: str
     prompt: tuple[int, ...]
     params: SamplingParams
 
@@ -60,7 +60,7 @@ def make_jobs(count: int, *, seed: int, vocab: int, longest: int = 60, tokens: i
         prompt = tuple(int(t) for t in rng.integers(3, vocab, rng.integers(1, longest)))
         temperature = 0.0 if i % 2 else 0.8
         params = SamplingParams(max_tokens=tokens, temperature=temperature, top_p=0.9, ignore_eos=True)
-        jobs.append(Job(request=f"req-{seed}-{i}", prompt=prompt, params=params))
+        jobs.append(Job(request_id=f"req-{seed}-{i}", prompt=prompt, params=params))
     return jobs
 
 
@@ -72,12 +72,12 @@ def golden_tokens(folder: BlockFolder, jobs: Sequence[Job], *, seed: int | None 
 
     def seed_of(job: Job) -> int:
         own = job.params.seed if seed is None else seed
-        return derive_seed(job.request) if own is None else own
+        return derive_seed(job.request_id) if own is None else own
 
     pipeline = Pipeline(folder, stages=1, threads=1, tokens=folder.model.max_position)
     tokenizer = Tokenizer.from_file(folder.tokenizer_path) if folder.tokenizer_path else None
     return {
-        job.request: generate(
+        job.request_id: generate(
             pipeline,
             job.prompt,
             job.params,
@@ -209,7 +209,7 @@ class System:
 
     def reruns(self) -> Mapping[str, int]:
         """How many runs were ever ended and queued again, by reason; without those that none had."""
-        return read_books(self.client, self.keys, self.model_key).reruns
+        return read_accounting(self.client, self.keys, self.model_key).reruns
 
     def refused_commits(self, pid: int) -> bool:
         """Whether COMMIT has told this process that a run of it is no longer the current one.
@@ -223,7 +223,7 @@ class System:
     def accept(self, job: Job, *, fallback: Fallback = "allow", **more: object) -> None:
         need = -(-(len(job.prompt) + job.params.max_tokens) // 16)
         call = calls.accept(
-            job.request,
+            job.request_id,
             replace(job.body, fallback=fallback),
             model=self.model_key,
             pages_needed=need,
@@ -233,10 +233,10 @@ class System:
         answer = self.scripts.run(call)
         assert answer.status == "OK", answer
 
-    def log(self, request: str) -> tuple[list[int], EndEntry | None]:
+    def log(self, request_id: str) -> tuple[list[int], EndEntry | None]:
         tokens: list[int] = []
         end: EndEntry | None = None
-        for entry in read_log(self.client, self.keys, request):
+        for entry in read_log(self.client, self.keys, request_id):
             if isinstance(entry, TokenEntry):
                 tokens.append(entry.token)
             else:
@@ -245,12 +245,12 @@ class System:
 
     def all_ended(self, jobs: Sequence[Job]) -> bool:
         try:
-            return all(self.log(job.request)[1] is not None for job in jobs)
+            return all(self.log(job.request_id)[1] is not None for job in jobs)
         except RedisTrouble:
             return False
 
     def tokens_so_far(self, jobs: Sequence[Job]) -> int:
-        return sum(len(self.log(job.request)[0]) for job in jobs)
+        return sum(len(self.log(job.request_id)[0]) for job in jobs)
 
     def wait_all(self, jobs: Sequence[Job], timeout_s: float = 90) -> None:
         wait_until(lambda: self.all_ended(jobs), "all requests ended", timeout_s=timeout_s)
@@ -259,9 +259,9 @@ class System:
         """Tokens of every request; fails unless each ended by length or stop."""
         found: dict[str, list[int]] = {}
         for job in jobs:
-            tokens, end = self.log(job.request)
-            assert end is not None and end.reason in ("length", "stop"), (job.request, end)
-            found[job.request] = tokens
+            tokens, end = self.log(job.request_id)
+            assert end is not None and end.reason in ("length", "stop"), (job.request_id, end)
+            found[job.request_id] = tokens
         return found
 
     def stop(self) -> None:

@@ -16,7 +16,7 @@ from blockrelay.block_folder.folder import BlockFolder, open_block_folder
 from blockrelay.protocol.plan import uniform_split
 from blockrelay.protocol.sampling_params import SamplingParams
 from blockrelay_worker.execution.batch import Batch, Segment
-from blockrelay_worker.execution.cpu.linears import Variant
+from blockrelay_worker.execution.cpu.linears import Backend
 from blockrelay_worker.execution.cpu.loading import load_stage
 from blockrelay_worker.execution.cpu.stage import StageExecutor
 from blockrelay_worker.execution.numerics_id import numerics_id
@@ -36,10 +36,10 @@ PAGES_EACH = 3
 
 
 def logits_digest(
-    folder: BlockFolder, *, stages: int, threads: int, kernels_named: str | None = None, products: Variant | None = None
+    folder: BlockFolder, *, stages: int, threads: int, kernels_named: str | None = None, products: Backend | None = None
 ) -> tuple[str, str, str]:
     """(kernel variant, product variant, digest); the variants are those that this CPU gets, or the named ones."""
-    kernels = load_kernels(threads, variant=kernels_named)
+    kernels = load_kernels(threads, isa=kernels_named)
     executors: list[StageExecutor] = []
     for stage in uniform_split(folder.model.blocks, stages):
         first, last = stage.first, stage.last
@@ -48,7 +48,7 @@ def logits_digest(
             executors.append(load_stage(folder, first, last, pages=pages, threads=threads, kernels=kernels))
         else:
             executors.append(
-                StageExecutor(folder, first, last, pages=pages, threads=threads, kernels=kernels, variant=products)
+                StageExecutor(folder, first, last, pages=pages, threads=threads, kernels=kernels, backend=products)
             )
     done, digest = [0] * 4, hashlib.sha256()
     for step in SCHEDULE:
@@ -67,7 +67,7 @@ def logits_digest(
             hidden, logits = output.hidden, output.logits
         assert logits is not None
         digest.update(logits.astype("<f4").tobytes())
-    return kernels.variant, executors[0].variant, digest.hexdigest()
+    return kernels.isa, executors[0].backend, digest.hexdigest()
 
 
 def _token(folder: BlockFolder, request: int, position: int) -> int:

@@ -21,7 +21,7 @@ from blockrelay_worker.scheduling.route_members import RouteMembers
 from blockrelay_worker.scheduling.step_cost import StepCost
 from blockrelay_worker.scheduling.work import Work
 from blockrelay_worker.transport.redis_links import Links
-from blockrelay_worker.transport.stage_sender import Sender
+from blockrelay_worker.transport.stage_sender import StageSender
 from blockrelay_worker.transport.worker_records import read_fields
 from tests.support.cell import Cell
 from tests.support.worker.runs import new_run
@@ -36,8 +36,8 @@ class Stage:
     ) -> None:
         cell, metrics = Cell(client, keys, scripts), WorkerMetrics(CollectorRegistry())
         self.route = tuple(cell.worker(name, stage=stage) for stage, name in enumerate("ab"))
-        for worker in self.route:
-            client.hset(keys.worker(worker), mapping={"node": "host", "cores": 2, "threads": 1})
+        for worker_id in self.route:
+            client.hset(keys.worker(worker_id), mapping={"node": "host", "cores": 2, "threads": 1})
         links = Links(client, client, keys, scripts, RedisWatch(metrics.redis_errors), threading.Event())
         self.role = stage_role(folder, "a", split="1-2,3-5", stage=0, first=1, last=last)
         self.iteration = 0
@@ -46,7 +46,7 @@ class Stage:
             self.role.limits,
             self.table,
             RouteMembers(partial(read_fields, links), self.role.limits),
-            Sender(links, metrics).full_targets,
+            StageSender(links, metrics).full_targets,
             metrics,
             whole_model=self.role.last_stage,
         )

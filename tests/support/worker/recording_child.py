@@ -23,7 +23,7 @@ def _warmed(self: captured.CapturedSteps) -> None:
 
 
 if __name__ == "__main__":
-    captured.MOST_GRAPHS = 2
+    captured.MAX_GRAPHS = 2
     captured.CapturedSteps.warm = _warmed
     CpuProvider.captures = True
     sys.exit(child.main())

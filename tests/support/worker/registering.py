@@ -55,7 +55,15 @@ def _registration(
 ) -> Registration:
     links = Links(client, client, keys, Scripts(client, keys), _watch, threading.Event())
     registration = Registration(
-        links, model=model, device=device, numerics=numerics, host="h", port=0, threads=1, varies=varies, slow=slow
+        links,
+        model=model,
+        device=device,
+        numerics=numerics,
+        host="h",
+        port=0,
+        threads=1,
+        nondeterministic=varies,
+        slow=slow,
     )
-    registration.worker = name
+    registration.worker_id = name
     return registration

@@ -80,7 +80,7 @@ def _stage(
     cell: Cell,
     split: str,
     stage: int,
-    worker: str,
+    worker_id: str,
     broken: Break,
     metrics: WorkerMetrics,
     *,
@@ -90,8 +90,8 @@ def _stage(
 ) -> Iterator[RunTable]:
     """A worker of that stage, in threads of the test."""
     client, keys, stop, blocks = cell.client, cell.keys, threading.Event(), parse_split(split)[stage]
-    client.delete(keys.worker(worker))  # of a life before, which may have been about to leave
-    name = cell.worker(worker, split=split, stage=stage, device=device)
+    client.delete(keys.worker(worker_id))  # of a life before, which may have been about to leave
+    name = cell.worker(worker_id, split=split, stage=stage, device=device)
     executor = broken(StageExecutor(folder, blocks.first, blocks.last, pages=100, threads=1, kernels=load_kernels(1)))
     mailbox, table = Mailbox(), RunTable(executor.pool)
     links = Links(client, client, keys, cell.scripts, RedisWatch(metrics.redis_errors), stop)
@@ -125,6 +125,6 @@ def _stage(
         table.check_integrity()
 
 
-def end_of(cell: Cell, request: str) -> EndEntry | None:
-    log = cell.log(request)
+def end_of(cell: Cell, request_id: str) -> EndEntry | None:
+    log = cell.log(request_id)
     return log[-1] if log and isinstance(log[-1], EndEntry) else None

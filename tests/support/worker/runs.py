@@ -13,7 +13,7 @@ GREEDY = SamplingParams(max_tokens=100, temperature=0)
 
 
 def new_run(
-    request: str,
+    request_id: str,
     prompt: Sequence[int],
     *,
     route: tuple[str, ...] = ("w",),
@@ -24,11 +24,11 @@ def new_run(
     limit: int | None = None,
     **body: Any,
 ) -> Run:
-    """Run `request` of that request, with a last stage's state; `limit`: how many tokens it may find; `body`:
+    """Run `request_id` of that request, with a last stage's state; `limit`: how many tokens it may find; `body`:
     fields of its body."""
     identity = RunIdentity(
-        request=request,
-        id=request,
+        request_id=request_id,
+        run_id=request_id,
         route=route,
         body=RequestBody(prompt=np.array(prompt, np.int32), params={}, **body),
         params=params,

@@ -17,7 +17,7 @@ _USUAL: dict[str, Any] = {
 
 
 def stage_role(
-    folder: BlockFolder, worker: str, *, split: str, stage: int, max_rows: int = 64, **more: Any
+    folder: BlockFolder, worker_id: str, *, split: str, stage: int, max_rows: int = 64, **more: Any
 ) -> StageRole:
     """Stage `stage` of `split`; `more`: first and last block, and any other field."""
     fields = {**_USUAL, **more}
@@ -31,4 +31,4 @@ def stage_role(
         kv_tokens=0,
     )
     fields.setdefault("capabilities", capabilities)
-    return StageRole(worker=worker, split=split, stage=stage, blocks=folder.model.blocks, **fields)
+    return StageRole(worker_id=worker_id, split=split, stage=stage, blocks=folder.model.blocks, **fields)

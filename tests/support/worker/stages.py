@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from blockrelay.block_folder.folder import BlockFolder
 from blockrelay_worker.execution.batch import Batch, Segment
-from blockrelay_worker.execution.cpu.linears import Variant
+from blockrelay_worker.execution.cpu.linears import Backend
 from blockrelay_worker.execution.cpu.stage import StageExecutor
 from blockrelay_worker.execution.self_test import first_mismatch
 from blockrelay_worker.kernels import load_kernels
@@ -24,14 +24,14 @@ class Part:
     pages: Sequence[int]
 
 
-_RIGHT: dict[Path, Variant] = {}
+_RIGHT: dict[Path, Backend] = {}
 
 
-def _right_variant(folder: BlockFolder) -> Variant:
+def _right_variant(folder: BlockFolder) -> Backend:
     """By known answer, as workers choose: uint8 x int8 saturates on CPUs with AVX2 and without VNNI."""
     if folder.root not in _RIGHT:
         blocks, kernels = folder.model.blocks, load_kernels(1)
-        stage = StageExecutor(folder, 1, blocks, pages=4, threads=1, kernels=kernels, variant="u8s8")
+        stage = StageExecutor(folder, 1, blocks, pages=4, threads=1, kernels=kernels, backend="u8s8")
         _RIGHT[folder.root] = "u8s8" if first_mismatch(stage) is None else "u8u8"
         stage.close()
     return _RIGHT[folder.root]
@@ -46,7 +46,7 @@ class Chain:
         ends: Sequence[int] | None = None,
         *,
         threads: int = 1,
-        variant: Variant | None = None,
+        variant: Backend | None = None,
         pages: int = 200,
     ) -> None:
         """`variant`: of the products; default: the fastest of ONNX Runtime's that is right on this machine."""
@@ -56,7 +56,7 @@ class Chain:
         variant = variant or _right_variant(folder)
         for first, last in zip(starts, ends, strict=True):
             stage = StageExecutor(
-                folder, first, last, pages=pages, threads=threads, kernels=load_kernels(threads), variant=variant
+                folder, first, last, pages=pages, threads=threads, kernels=load_kernels(threads), backend=variant
             )
             for array in (*stage.memory.k_pages, *stage.memory.v_pages):
                 array.fill(np.nan)  # whoever reads what he did not write shows it

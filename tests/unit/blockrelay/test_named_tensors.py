@@ -54,7 +54,7 @@ def rows_of(segments: Sequence[Sequence[NamedTensors]]) -> list[int]:
 @settings(max_examples=60)
 def test_forwarded_tensors_come_back_as_they_were(made: list[list[NamedTensors]]) -> None:
     segments = tuple(
-        ForwardSegment(request=f"q{i}", run="r", sequence=i, position=i, token_ids=(7,) * rows, ends_known=True)
+        ForwardSegment(request_id=f"q{i}", run_id="r", sequence=i, position=i, token_ids=(7,) * rows, ends_known=True)
         for i, rows in enumerate(rows_of(made))
     )
     message = Forward(sender="w", segments=segments, tensors=made, block_seconds={"block_1": 0.5})
@@ -124,7 +124,7 @@ def test_what_is_no_such_message_is_refused(counts: list[int], groups: Any, why:
 
 def decode(data: bytes) -> object:
     """In a message of one row."""
-    segment = ForwardSegment(request="q", run="r", sequence=0, position=0, token_ids=(7,), ends_known=True)
+    segment = ForwardSegment(request_id="q", run_id="r", sequence=0, position=0, token_ids=(7,), ends_known=True)
     head = Forward(sender="w", segments=(segment,)).encode()["head"]
     return Forward.decode({b"head": head, b"tensors": data})
 

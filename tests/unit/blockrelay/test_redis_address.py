@@ -10,12 +10,12 @@ from redis.crc import key_slot
 
 from blockrelay.errors import RedisRefused, RedisTrouble, RedisUnavailable, UsageError
 from blockrelay.protocol.keys import FAMILIES, Keys
-from blockrelay.redis.address import LookedUpAddress, Node, parse_address, shown
+from blockrelay.redis.address import LookedUpAddress, RedisNode, parse_address, shown
 from blockrelay.redis.client import connect, connect_async
 from blockrelay.redis.connections import checked_url
 from blockrelay.redis.discovery import NOT_FOUND, Search, Sentinels, Slots, masters_of_slots, named_master
 
-A, B, C = (Node(host, 1) for host in "abc")
+A, B, C = (RedisNode(host, 1) for host in "abc")
 
 
 def parsed(url: str) -> LookedUpAddress:
@@ -41,7 +41,7 @@ def test_what_an_address_says(url: str, seeds: str, name: str, server: str) -> N
     found = parsed(url)
     assert " ".join(map(str, found.seeds)) == seeds
     assert found.name == name and found.kind in url
-    assert found.server_url(Node("x", 1)) == server
+    assert found.server_url(RedisNode("x", 1)) == server
     assert checked_url(url) == url
 
 
@@ -141,7 +141,7 @@ def test_a_cluster_wants_to_know_the_cell() -> None:
 # --- what follows from the answers ---
 
 
-def state(place: Node, epoch: int, *, down: bool = False, replaced: bool = False) -> dict[str, dict[str, Any]]:
+def state(place: RedisNode, epoch: int, *, down: bool = False, replaced: bool = False) -> dict[str, dict[str, Any]]:
     flags = "master" + ",o_down" * down + ",failover_in_progress" * replaced
     found = {"ip": place.host, "port": place.port, "config-epoch": epoch, "flags": flags}
     return {"m": {**found, "is_master": True, "is_sdown": down, "is_odown": down}}
@@ -160,7 +160,7 @@ def state(place: Node, epoch: int, *, down: bool = False, replaced: bool = False
     ],
     ids=["one", "newest", "newest is down", "to one alone", "replaced", "replaced by", "one that knows nothing"],
 )
-def test_the_master_that_sentinels_name(told: list[dict[str, dict[str, Any]]], place: Node | None) -> None:
+def test_the_master_that_sentinels_name(told: list[dict[str, dict[str, Any]]], place: RedisNode | None) -> None:
     if place is None:
         with pytest.raises(RedisUnavailable):
             named_master("m", told)
@@ -177,7 +177,7 @@ def test_a_name_that_no_sentinel_knows() -> None:
 AWAY = RedisUnavailable("away")
 
 
-def run(search: Search, answers: Mapping[Node, Any]) -> tuple[Node, list[Node]]:
+def run(search: Search, answers: Mapping[RedisNode, Any]) -> tuple[RedisNode, list[RedisNode]]:
     """What a search finds, and whom it has asked."""
     asked = [next(search)]
     try:
@@ -229,8 +229,13 @@ def slots(*masters: tuple[int, int, object, int]) -> list[list[Any]]:
 
 def test_the_owner_of_a_slot() -> None:
     answer = slots((0, 99, b"b", 1), (100, 200, None, 2), (201, 300, b"", 3), (301, 301, b"?", 4))
-    assert list(masters_of_slots(answer, asked=A).values()) == [B, Node("a", 2), Node("a", 3), Node("a", 4)]
-    for slot, owner in ((0, B), (99, B), (100, Node("a", 2)), (301, Node("a", 4))):
+    assert list(masters_of_slots(answer, node=A).values()) == [
+        B,
+        RedisNode("a", 2),
+        RedisNode("a", 3),
+        RedisNode("a", 4),
+    ]
+    for slot, owner in ((0, B), (99, B), (100, RedisNode("a", 2)), (301, RedisNode("a", 4))):
         assert run(Slots([A], slot).search(), {A: answer}) == (owner, [A])
     with pytest.raises(RedisUnavailable, match="no node of the cluster owns slot 302"):
         run(Slots([A], 302).search(), {A: answer})

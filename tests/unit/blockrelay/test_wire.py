@@ -57,7 +57,7 @@ def test_a_request_body_comes_back_as_it_was(tokens: list[int], session: str, st
 @given(st.lists(st.tuples(names, st.lists(token_ids, min_size=1, max_size=4), st.booleans()), min_size=1, max_size=5))
 def test_forwarded_rows_come_back_bit_by_bit(parts: list[tuple[str, list[int], bool]]) -> None:
     segments = tuple(
-        ForwardSegment(request=name, run="r", sequence=i, position=i, token_ids=tuple(ids), ends_known=ends)
+        ForwardSegment(request_id=name, run_id="r", sequence=i, position=i, token_ids=tuple(ids), ends_known=ends)
         for i, (name, ids, ends) in enumerate(parts)
     )
     count = sum(len(s.token_ids) for s in segments)
@@ -70,7 +70,7 @@ def test_forwarded_rows_come_back_bit_by_bit(parts: list[tuple[str, list[int], b
 
 def test_rows_travel_in_the_bytes_of_releases_before() -> None:
     """Whose workers read them, and send such."""
-    segment = ForwardSegment(request="q", run="ab", sequence=2, position=4, token_ids=(7, 9), ends_known=True)
+    segment = ForwardSegment(request_id="q", run_id="ab", sequence=2, position=4, token_ids=(7, 9), ends_known=True)
     message = Forward(
         sender="w", segments=(segment,), rows=np.ones((2, 1), np.float32), block_seconds={"b": 0.5}, gpu_blocks=("b",)
     )
@@ -82,8 +82,10 @@ def test_rows_travel_in_the_bytes_of_releases_before() -> None:
 
 
 def test_small_messages_of_the_scripts_are_read() -> None:
-    assert NextJob.decode(packed(["q", "r", 4, [7, 8]])) == NextJob(request="q", run="r", position=4, tokens=(7, 8))
-    assert Ended.decode(packed(["q", "r"])) == Ended(request="q", run="r")
+    assert NextJob.decode(packed(["q", "r", 4, [7, 8]])) == NextJob(
+        request_id="q", run_id="r", position=4, tokens=(7, 8)
+    )
+    assert Ended.decode(packed(["q", "r"])) == Ended(request_id="q", run_id="r")
     assert decode_log_entry(b"3-0", {b"token": b"42"}) == [TokenEntry(3, 42)]
     (end,) = decode_log_entry(b"4-0", {b"end": b"error", b"meta": b'{"error":"x"}', b"numerics": b"n"})
     assert end == EndEntry(4, "error", {"error": "x"}, (), "n")

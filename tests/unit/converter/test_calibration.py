@@ -18,8 +18,8 @@ from blockrelay.errors import UsageError
 from blockrelay.text.tokenizer import Tokenizer
 from blockrelay_converter.convert import convert
 from blockrelay_converter.quantisation.calibration import REPORT_NAME, report_table, sequences
-from blockrelay_converter.quantisation.folding import Folding, channels_of, layer_folding
 from blockrelay_converter.quantisation.smoothing import exponents_for
+from blockrelay_converter.quantisation.smoothing_scales import Smoothing, channels_of, layer_smoothing
 from blockrelay_worker.execution.batch import Batch, Segment
 from blockrelay_worker.execution.cpu.loading import load_stage
 from blockrelay_worker.execution.page_layout import pages_for
@@ -198,12 +198,12 @@ def test_query_heads_of_a_group_share_the_channels_of_their_values(tmp_path: Pat
     model = converted(write_checkpoint(tmp_path / "c", seed=1), tmp_path / "out").model
     assert channels_of(model, "o").tolist() == [*range(16), *range(16), *range(16, 32), *range(16, 32)]
     exponents = {"o": np.arange(32, dtype=np.int32)}
-    folding = layer_folding(model, exponents)
+    folding = layer_smoothing(model, exponents)
     assert folding.rows["qkv"].tolist() == [0] * 96 + [-n for n in range(32)]
     folded = folding.apply("o", slice(0, 2), np.ones((2, 64), np.float32))
     assert folded[1, 63] == 2.0**31
     values = np.ones((2, 64), np.float32)
-    assert Folding().apply("o", slice(0, 2), values) is values
+    assert Smoothing().apply("o", slice(0, 2), values) is values
 
 
 def test_the_report_becomes_a_table() -> None:

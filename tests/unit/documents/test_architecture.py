@@ -36,8 +36,8 @@ def test_every_step_of_the_walk_names_a_place() -> None:
 
 def test_the_page_is_read_in_one_sitting() -> None:
     assert len(ARCHITECTURE.splitlines()) <= 300
-    request = ARCHITECTURE.split("## One request\n")[1].split("\n## ")[0]
-    assert len(request.strip().splitlines()) <= 40
+    request_id = ARCHITECTURE.split("## One request\n")[1].split("\n## ")[0]
+    assert len(request_id.strip().splitlines()) <= 40
 
 
 @pytest.mark.parametrize("recipe", ["A sampling parameter", "A model family", "A metric", "A kind of device"])

@@ -49,11 +49,11 @@ async def idle(
 def followed() -> ActiveRequest:
     params = SamplingParams(max_tokens=4, temperature=0.0)
     body = RequestBody(prompt=np.array([1], np.int32), params=params.to_dict())
-    return ActiveRequest(Acceptance(request="req-1", body=body, model="m", pages_needed=1), params, created=0)
+    return ActiveRequest(Acceptance(request_id="req-1", body=body, model="m", pages_needed=1), params, created=0)
 
 
 def tell_tailer(gateway: Gateway) -> None:
-    gateway.cells.home.tailer.follow("req-1", lambda _: None)
+    gateway.cells.home.tailer.subscribe("req-1", lambda _: None)
 
 
 def tell_repair(gateway: Gateway) -> None:

@@ -23,11 +23,11 @@ def begun(gateway: RunningGateway, worker: PlayedWorker, route: str, **more: Any
     worker.say(claimed, [7, 8])
     for name in worker.names:
         worker.scripts.run(calls.dead(name, silent_s=0, reason="drain"))
-    return claimed.request
+    return claimed.request_id
 
 
-def shown(gateway: RunningGateway, request: str) -> dict[str, Any]:
-    return gateway.http.get(f"/v1/requests/{request}").json()
+def shown(gateway: RunningGateway, request_id: str) -> dict[str, Any]:
+    return gateway.http.get(f"/v1/requests/{request_id}").json()
 
 
 def newcomers_take(worker: PlayedWorker) -> list[calls.Claimed]:
@@ -42,14 +42,14 @@ def newcomers_take(worker: PlayedWorker) -> list[calls.Claimed]:
 
 
 def test_a_request_says_whom_it_waits_for_and_who_computed_what(gateway: RunningGateway, worker: PlayedWorker) -> None:
-    request = begun(gateway, worker, "/v1/completions")
-    seen = shown(gateway, request)
+    request_id = begun(gateway, worker, "/v1/completions")
+    seen = shown(gateway, request_id)
     assert (seen["status"], seen["waits_for_numerics_id"], seen["system_fingerprint"]) == ("queued", NUMERICS, NUMERICS)
     assert seen["timeline"][-1]["numerics_id"] == NUMERICS
     (claimed,) = newcomers_take(worker)
-    assert shown(gateway, request)["waits_for_numerics_id"] is None
+    assert shown(gateway, request_id)["waits_for_numerics_id"] is None
     worker.say(claimed, [9], end="stop")
-    seen = shown(gateway, request)
+    seen = shown(gateway, request_id)
     assert (seen["status"], seen["token_ids"]) == ("completed", [7, 8, 9])
     assert seen["system_fingerprint"] == f"{NUMERICS}+other@2"
 
@@ -58,9 +58,9 @@ def test_a_request_says_whom_it_waits_for_and_who_computed_what(gateway: Running
 def test_an_exact_request_ends_with_an_error_that_says_why(
     gateway: RunningGateway, worker: PlayedWorker, route: str
 ) -> None:
-    request = begun(gateway, worker, route, exact=True)
+    request_id = begun(gateway, worker, route, exact=True)
     assert newcomers_take(worker) == []
-    seen = shown(gateway, request)
+    seen = shown(gateway, request_id)
     assert (seen["status"], seen["error"]["code"]) == ("failed", "numerics_changed")
     assert NUMERICS in seen["error"]["message"] and seen["system_fingerprint"] == NUMERICS
 

@@ -54,7 +54,7 @@ def test_a_stream_goes_on_over_a_restart_of_redis(
         wait_until(lambda: not own_gateway.cell.tailer.connected, "the gateway noticed")
         own_redis.start()
         again = own_worker(after, folder)
-        again.positions = {claimed.run: 2}
+        again.positions = {claimed.run_id: 2}
         again.say(claimed, said[2:], end="stop")
         got += list(events)
     assert "".join(event.data["choices"][0]["text"] for event in got[:-1]) == TEXT
@@ -109,7 +109,7 @@ def test_a_request_that_redis_forgot_is_accepted_again_and_its_stream_goes_on(
     with gateway.http.stream("POST", "/v1/completions", json=BODY) as response:
         events = read_events(response)
         got, first, second = two_tokens_then_forgotten(worker, events, said)
-        assert second.request == first.request
+        assert second.request_id == first.request_id
         assert second.body.params == first.body.params, "the seed above all"
         for token in said:
             worker.say(second, [token])
@@ -128,12 +128,12 @@ def test_an_end_at_a_shorter_log_than_was_heard_is_heard(
         events = read_events(response)
         got, first, second = two_tokens_then_forgotten(worker, events, said)
         worker.say(second, said[:1])
-        assert worker.scripts.run(calls.finish(first.request, "cancelled")) == "FINISHED"
+        assert worker.scripts.run(calls.finish(first.request_id, "cancelled")) == "FINISHED"
         got += list(events)
     assert [event.id for event in got[:-1]] == [f"{worker.public(first)}:{at}" for at in (1, 2, 3)]
     assert "cancelled" in got[2].data["error"]["message"]
-    path = f"/v1/requests/{first.request}/events"
-    with gateway.http.stream("GET", path, headers={"Last-Event-ID": f"{first.request}:2"}) as response:
+    path = f"/v1/requests/{first.request_id}/events"
+    with gateway.http.stream("GET", path, headers={"Last-Event-ID": f"{first.request_id}:2"}) as response:
         (end, _) = read_events(response)
     assert "error" in end.data, "a bad end is told to everybody who asks"
     assert end.id == f"{worker.public(first)}:3", (
@@ -148,12 +148,12 @@ def test_a_gateway_that_only_resumed_a_request_accepts_it_again_too(
     with running_gateway(settings) as first:
         name = first.post("/v1/completions", prompt="x", background=True, timeout=600).json()["id"]
     (claimed,) = worker.claim()
-    deadline = worker.record(claimed.request)[b"deadline_ms"]
+    deadline = worker.record(claimed.request_id)[b"deadline_ms"]
     with running_gateway(settings) as other, other.http.stream("GET", f"/v1/requests/{name}/events") as response:
         worker.client.flushall()
         (again,) = worker.register().claim()
-        assert (again.request, again.body.params) == (claimed.request, claimed.body.params)
-        assert worker.record(again.request)[b"deadline_ms"] == deadline
+        assert (again.request_id, again.body.params) == (claimed.request_id, claimed.body.params)
+        assert worker.record(again.request_id)[b"deadline_ms"] == deadline
         worker.say(again, said, end="stop")
         events = list(read_events(response))
     assert "".join(event.data["choices"][0]["text"] for event in events[:-1]) == TEXT

@@ -2,8 +2,8 @@
 
 from blockrelay.protocol.keys import Keys
 from blockrelay.redis.client import Scripts
-from blockrelay.redis.registry import read_books
-from blockrelay_scheduler.link import Link
+from blockrelay.redis.registry import read_accounting
+from blockrelay_scheduler.link import SchedulerLinks
 from blockrelay_scheduler.liveness import Liveness
 from tests.support.cell import MODEL, Cell, begin_cell
 from tests.support.redis.redis_server import RedisServer
@@ -14,13 +14,13 @@ def test_another_server_may_not_have_the_last_beats(own_redis: RedisServer) -> N
     client, keys = own_redis.client(), Keys("t")
     begin_cell(client, keys)
     cell = Cell(client, keys, Scripts(client, keys))
-    liveness = Liveness(Link(client, client, keys, cell.scripts), dead_after_ms=1000)
+    liveness = Liveness(SchedulerLinks(client, client, keys, cell.scripts), dead_after_ms=1000)
 
     def look() -> int:
         """How many workers were declared dead so far, after a look at a time at which silence means something."""
         liveness.trusted_from = float("-inf")
         liveness.declare_dead()
-        return read_books(client, keys, MODEL).deaths
+        return read_accounting(client, keys, MODEL).deaths
 
     cell.worker("a", stage=0)
     assert look() == 0

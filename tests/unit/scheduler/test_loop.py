@@ -25,7 +25,7 @@ from blockrelay.redis.client import Scripts
 from blockrelay.redis.plan_history import append, read_history
 from blockrelay.redis.registry import read_plan
 from blockrelay.settings import SchedulerSettings
-from blockrelay_scheduler.link import Link
+from blockrelay_scheduler.link import SchedulerLinks
 from blockrelay_scheduler.loop import Scheduler
 from blockrelay_scheduler.policy import LOOK_LIMIT
 from tests.support.cell import MODEL, Cell
@@ -44,7 +44,7 @@ def scheduler(url: str, payload_url: str | None = None, **settings: object) -> S
     options: dict[str, object] = {"stages": 2, "cell": "t", "dead_after_s": 0.4, "tick_s": 0.02, **settings}
     client, keys = redis_link.connect(url), Keys("t")
     payload = redis_link.connect(payload_url) if payload_url else client
-    link = Link(client, payload, keys, Scripts(client, keys))
+    link = SchedulerLinks(client, payload, keys, Scripts(client, keys))
     checked = SchedulerSettings.model_validate(options)
     return Scheduler(
         settings=checked,
@@ -156,7 +156,7 @@ def test_workers_get_stages_and_the_requests_of_a_dead_one_run_again(cell: Cell,
 def test_the_scheduler_tells_the_books_and_what_is_called_for(cell: Cell, redis_server: RedisServer) -> None:
     one = scheduler(redis_server.url, stages=1, dead_after_s=60, target_backlog_s=1)
     cell.worker("a", split="1-4")
-    cell.scripts.run(calls.beat("a", Pace(row_s=0.1, steps={1: 0.2})))
+    cell.scripts.run(calls.heartbeat("a", Pace(row_s=0.1, steps={1: 0.2})))
     for request in ("req-1", "req-2", "req-3"):
         cell.accept(request)
     cell.scripts.run(calls.finish("req-3", "cancelled"))

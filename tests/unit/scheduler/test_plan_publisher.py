@@ -10,7 +10,7 @@ from blockrelay.protocol.transitions import calls
 from blockrelay.redis.client import Scripts
 from blockrelay.redis.registry import read_workers
 from blockrelay_scheduler import plan_publisher
-from blockrelay_scheduler.link import Link
+from blockrelay_scheduler.link import SchedulerLinks
 from blockrelay_scheduler.plan_publisher import PlanPublisher
 from tests.support.cell import MODEL, Cell
 from tests.support.worker.registering import enter
@@ -28,7 +28,7 @@ def cell(client: redis.Redis, keys: Keys, scripts: Scripts) -> Cell:
 
 @pytest.fixture
 def publisher(cell: Cell) -> PlanPublisher:
-    link = Link(cell.client, cell.client, cell.keys, cell.scripts)
+    link = SchedulerLinks(cell.client, cell.client, cell.keys, cell.scripts)
     return PlanPublisher(link, MODEL, equal_parts(4, 2), vacancy_s=60, name="one")
 
 

@@ -102,11 +102,11 @@ class Checkpoint:
         self._stored: dict[str, _Stored] = {}
         self._opened: dict[str, SourceTensor] = {}
         for path, names in _files(folder):
-            found = _read_file(path)
-            for name in names if names is not None else found:
-                if name not in found:
+            tensors = _read_file(path)
+            for name in names if names is not None else tensors:
+                if name not in tensors:
                     raise UsageError(f"tensor {name} is not in {path.name}, where the index says it is")
-                self._stored[name] = found[name]
+                self._stored[name] = tensors[name]
 
     def names(self) -> frozenset[str]:
         """Returns the names of all tensors that may be weights; tensors of integers are counters and are left out."""
@@ -118,10 +118,10 @@ class Checkpoint:
             raise UsageError(f"tensor {name} is missing from the checkpoint{_REMEDIES.get(name, '')}")
         if name not in self._opened:
             self._opened[name] = self._stored[name].opened(name)
-        found = self._opened[name]
-        if found.shape != shape:
-            raise UsageError(f"tensor {name} has shape {list(found.shape)}, but config.json asks for {list(shape)}")
-        return found
+        stored = self._opened[name]
+        if stored.shape != shape:
+            raise UsageError(f"tensor {name} has shape {list(stored.shape)}, but config.json asks for {list(shape)}")
+        return stored
 
 
 def _files(folder: Path) -> Iterator[tuple[Path, list[str] | None]]:
@@ -168,9 +168,9 @@ def _read_file(path: Path) -> dict[str, _Stored]:
             return {}
         mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     data = np.frombuffer(mapping, np.uint8, offset=8 + length)
-    found: dict[str, _Stored] = {}
+    tensors: dict[str, _Stored] = {}
     for name in header.names():
         if name != "__metadata__":
             entry = header.nested(name)
-            found[name] = _Stored(path.name, entry.text("dtype"), entry, data, mapping)
-    return found
+            tensors[name] = _Stored(path.name, entry.text("dtype"), entry, data, mapping)
+    return tensors

@@ -19,7 +19,7 @@ _NAME = re.compile(r"\w[\w.-]*", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class CheckpointSource:
     """A checkpoint whose JSON files describe a model that can be converted."""
 
     config: SourceConfig
@@ -29,7 +29,7 @@ class Source:
     """Lines for the user: one for each thing that is lacking, not applied, or may surprise."""
 
 
-def read_source(checkpoint: Path, *, name: str | None = None, max_position: int | None = None) -> Source:
+def read_source(checkpoint: Path, *, name: str | None = None, max_position: int | None = None) -> CheckpointSource:
     """Reads the JSON files of a checkpoint.
 
     `name` is the model's name for clients (default: `model_name`, or `original_name` for a folder that is a mount
@@ -74,7 +74,7 @@ def read_source(checkpoint: Path, *, name: str | None = None, max_position: int 
         notes.append(f"clients call the model {name}: its folder is where something was mounted; --name names it")
     if (checkpoint / ADAPTER_NAME).exists():
         notes.append(f"{ADAPTER_NAME}: the adapter is not applied, the model is converted without it")
-    return Source(config=config, texts=texts, model=model, notes=tuple(notes))
+    return CheckpointSource(config=config, texts=texts, model=model, notes=tuple(notes))
 
 
 def original_name(config: bytes) -> str:

@@ -18,7 +18,7 @@ from blockrelay_converter.checkpoint.source import read_source
 from blockrelay_converter.convert import Note, Report, convert, ignore
 from blockrelay_converter.mixing.linked_folder import link_mix
 from blockrelay_converter.mixing.measured_perplexity import perplexity
-from blockrelay_converter.mixing.search import Found, Mix, cheapest
+from blockrelay_converter.mixing.search import Mix, MixSearchResult, cheapest
 from blockrelay_converter.staging import staged_folder
 
 REPORT_NAME = "precisions.json"
@@ -99,15 +99,15 @@ def convert_within_budget(
         report("perplexity of fp32", 0, 0)
         reference, scored = perplexity(original.root, text, tokens)
         saved = [_bytes(exact[0], index) - _bytes(exact[1], index) for index in range(1, model.blocks + 1)]
-        found = cheapest(base, cheaper, saved, limit=reference * (1 + budget), measure=measure)
-        if found is None:
+        result = cheapest(base, cheaper, saved, limit=reference * (1 + budget), measure=measure)
+        if result is None:
             cost = measured[base] / reference - 1
             raise UsageError(
                 f"{BASE} alone costs {cost:.2%} of perplexity, more than {budget:.2%}: give a larger budget, or "
                 "--calibrate with another text"
             )
-        manifest = link_mix(exact, found.precisions, folder)
-        content = _report(found, reference, budget, scored, saved)
+        manifest = link_mix(exact, result.precisions, folder)
+        content = _report(result, reference, budget, scored, saved)
         (folder / REPORT_NAME).write_text(json.dumps(content, indent=1) + "\n")
         shutil.rmtree(parts)
     return manifest
@@ -125,21 +125,23 @@ def report_lines(folder: Path) -> list[str]:
     return lines
 
 
-def _report(found: Found, reference: float, budget: float, tokens: int, saved: Sequence[int]) -> dict[str, Any]:
+def _report(
+    result: MixSearchResult, reference: float, budget: float, tokens: int, saved: Sequence[int]
+) -> dict[str, Any]:
     """Returns the content of precisions.json; costs are shares of the reference's perplexity.
 
     The file is not in the manifest: its last digit may differ between machines, and the model hash must not.
     """
     return {
-        "precision": format_precisions(found.precisions),
+        "precision": format_precisions(result.precisions),
         "budget": budget,
         "tokens": tokens,
         "reference": reference,
-        "perplexity": found.perplexity,
-        "cost": found.perplexity / reference - 1,
+        "perplexity": result.perplexity,
+        "cost": result.perplexity / reference - 1,
         "costs": {
             f"block_{index}": {"perplexity": cost / reference, "bytes": saved[index - 1]}
-            for index, cost in found.costs.items()
+            for index, cost in result.costs.items()
         },
     }
 

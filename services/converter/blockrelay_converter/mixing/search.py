@@ -10,7 +10,7 @@ Mix = tuple[Precision, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class MixSearchResult:
     """The result of a search: the precisions and the perplexity that was measured with them.
 
     `costs` holds, by block index, the perplexity that the cheaper precision adds in this block alone. It is empty where
@@ -24,7 +24,7 @@ class Found:
 
 def cheapest(
     base: Mix, cheaper: Mix, saved: Sequence[int], *, limit: float, measure: Callable[[Mix], float]
-) -> Found | None:
+) -> MixSearchResult | None:
     """Returns `base` with as many blocks of `cheaper` as stay within `limit`; None if `base` itself is above it.
 
     The search is greedy by measured sensitivity. Each block is first changed alone; blocks are then changed for good
@@ -37,7 +37,7 @@ def cheapest(
         return None
     at_cheaper = measure(cheaper)
     if at_cheaper <= limit:
-        return Found(precisions=cheaper, perplexity=at_cheaper)
+        return MixSearchResult(precisions=cheaper, perplexity=at_cheaper)
 
     def changed(mix: Mix, index: int) -> Mix:
         return (*mix[: index - 1], cheaper[index - 1], *mix[index:])
@@ -50,4 +50,4 @@ def cheapest(
         measured = measure(tried)
         if measured <= limit:
             mix, perplexity = tried, measured
-    return Found(precisions=mix, perplexity=perplexity, costs=costs)
+    return MixSearchResult(precisions=mix, perplexity=perplexity, costs=costs)

@@ -26,15 +26,15 @@ def compare(
     ExecutionError if the worker fails.
     """
     command = [sys.executable, "-P", "-m", _COMPARE, "--", str(originals), str(imported)]
-    found: list[ComparedBlock] = []
+    compared: list[ComparedBlock] = []
     what, stdin = "the blocks could not be compared", encode(places).encode()
     with command_lines(command, what, stdin=stdin, unusable=OnnxBlocksError) as lines:
         for line in lines:
-            found.append(decode(ComparedBlock, line))
-            if found[-1].problem:
-                raise OnnxBlocksError(found[-1].problem)
-            done(found[-1])
-    return tuple(found)
+            compared.append(decode(ComparedBlock, line))
+            if compared[-1].problem:
+                raise OnnxBlocksError(compared[-1].problem)
+            done(compared[-1])
+    return tuple(compared)
 
 
 def evaluated_cost(folder: Path, against: Path, text: Path) -> float:

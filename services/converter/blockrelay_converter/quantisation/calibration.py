@@ -15,8 +15,8 @@ from blockrelay.text.tokenizer import Tokenizer
 from blockrelay_converter.block_writer import BlockSource, rounded
 from blockrelay_converter.checkpoint.config import Rotary
 from blockrelay_converter.quantisation.float_model import F64, FloatModel
-from blockrelay_converter.quantisation.folding import Exponents, Folding, channels_of, layer_folding
 from blockrelay_converter.quantisation.smoothing import Smoothed, smooth
+from blockrelay_converter.quantisation.smoothing_scales import Exponents, Smoothing, channels_of, layer_smoothing
 from blockrelay_converter.rotary import rotary_tables
 
 REPORT_NAME = "calibration.json"
@@ -33,7 +33,7 @@ class Calibration:
 
     text_sha256: str
     tokens: int
-    foldings: Mapping[int, Folding]
+    smoothings: Mapping[int, Smoothing]
     linears: Mapping[int, Mapping[str, Smoothed]]
     """The measurement of each linear layer, by block index, then by kind."""
 
@@ -96,7 +96,7 @@ def calibrate(
     floats = FloatModel(source, cos, sin)
     x = floats.embed(tokens.reshape(-1))
     measured = np.linspace(0, x.shape[0] - 1, min(_MEASURED_ROWS, x.shape[0])).astype(int)
-    foldings: dict[int, Folding] = {}
+    foldings: dict[int, Smoothing] = {}
     by_block: dict[int, dict[str, Smoothed]] = {}
     for index in range(1, model.blocks + 1):
         linears: dict[str, Smoothed] = {}
@@ -129,10 +129,10 @@ def calibrate(
         source.forget(index)
         by_block[index] = linears
         exponents: dict[str, Exponents] = {name: one.exponents for name, one in linears.items()}
-        foldings[index] = layer_folding(model, exponents)
+        foldings[index] = layer_smoothing(model, exponents)
         done(index)
     digest = hashlib.sha256(text.encode()).hexdigest()
-    return Calibration(text_sha256=digest, tokens=tokens.size, foldings=foldings, linears=by_block)
+    return Calibration(text_sha256=digest, tokens=tokens.size, smoothings=foldings, linears=by_block)
 
 
 def _largest(source: BlockSource, index: int, linear: str) -> NDArray[np.float32]:

@@ -35,17 +35,17 @@ class FloatModel:
         model, width = self._model, self._model.intermediate_size
         normed = self._norm(x, index, "norm_attention")
         watch("qkv", normed)
-        mixed = self._attention(self._product(normed, index, "qkv"), index)
+        mixed = self._attention(self._linear(normed, index, "qkv"), index)
         watch("o", mixed)
-        x += self._product(mixed, index, "o")
+        x += self._linear(mixed, index, "o")
         normed = self._norm(x, index, "norm_mlp")
         watch("gate_up", normed)
-        gate_up = self._product(normed, index, "gate_up")
+        gate_up = self._linear(normed, index, "gate_up")
         gate = gate_up[:, :width]
         with np.errstate(over="ignore"):  # exp of a large negative gate: the quotient is 0, as it should be
             inner = gate / (1 + np.exp(-gate)) * gate_up[:, width:]
         watch("down", inner)
-        x += self._product(inner, index, "down")
+        x += self._linear(inner, index, "down")
         assert x.shape[1] == model.hidden_size
 
     def head(self, x: F64, watch: Watch) -> None:
@@ -54,7 +54,7 @@ class FloatModel:
 
     def logits(self, x: F64) -> F64:
         """Returns all logits, [rows, vocab]. Only tests use it: it takes much memory."""
-        return self._product(self._norm(x, self._model.blocks, "norm_final"), self._model.blocks, "head")
+        return self._linear(self._norm(x, self._model.blocks, "norm_final"), self._model.blocks, "head")
 
     def _norm(self, x: F64, index: int, name: str) -> F64:
         return self._normed(x, self._source.whole(index, name))
@@ -62,7 +62,7 @@ class FloatModel:
     def _normed(self, x: F64, weight: NDArray[np.float32]) -> F64:
         return x / np.sqrt(np.square(x).mean(axis=-1, keepdims=True) + self._model.rms_norm_eps) * weight
 
-    def _product(self, x: F64, index: int, linear: str) -> F64:
+    def _linear(self, x: F64, index: int, linear: str) -> F64:
         out = np.empty((x.shape[0], self._model.linear_shape(linear)[1]))
         for columns, weights in self._source.chunks(index, linear):
             out[:, columns] = x @ weights.astype(np.float64).T

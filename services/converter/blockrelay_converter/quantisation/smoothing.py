@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from blockrelay_converter.quantisation.folding import Exponents
+from blockrelay_converter.quantisation.smoothing_scales import Exponents
 
 #: Shares of a channel's magnitude that move into the weights (alpha in the paper): 0 none, 1 all of it.
 SHARES = (0.25, 0.5, 0.75, 1.0)

@@ -33,10 +33,10 @@ from blockrelay_gateway.admission.limits import counted_again, limits_for, prior
 from blockrelay_gateway.admission.namespaces import scoped
 from blockrelay_gateway.admission.open_ended import PoolShares, bounded
 from blockrelay_gateway.admission.refusals import memory_used_up, pages_of, refusal
-from blockrelay_gateway.admission.submission import Effect, Event, State, answered, step
-from blockrelay_gateway.admission.tensor_results import Results
+from blockrelay_gateway.admission.submission_states import Effect, Event, State, answered, step
+from blockrelay_gateway.admission.tensor_results import TensorResults
 from blockrelay_gateway.policy import ACCEPT_RETRY_S
-from blockrelay_gateway.streaming.active_requests.acceptance import NO_MOST, Acceptance
+from blockrelay_gateway.streaming.active_requests.acceptance import NO_LIMIT_OF_REQUESTS, Acceptance
 from blockrelay_gateway.streaming.active_requests.active_request import ActiveRequest
 from blockrelay_gateway.streaming.active_requests.gateway_lease import GatewayLease
 from blockrelay_gateway.streaming.active_requests.request_registry import RequestRegistry
@@ -74,7 +74,7 @@ class Admission:
         scripts: AsyncScripts,
         streaming: Streaming,
         cell: CellWatch,
-        results: Results,
+        results: TensorResults,
         pools: PoolShares,
         metrics: GatewayMetrics,
         tenants: TenantMetrics,
@@ -114,7 +114,7 @@ class Admission:
         await self._check_room(requests)
         for request in requests:
             if request.given:
-                await self._results.give(request.request, request.given)
+                await self._results.give(request.request_id, request.given)
         if any(request.open_ended for request in requests):
             share = await self._pools.pages()
             requests = [bounded(request, tenant, share) for request in requests]
@@ -127,7 +127,7 @@ class Admission:
                 submitted.append(one)
                 await self._apply(one, Event.SUBMIT)
                 if together and not first:
-                    answer = await self._accept(one, NO_LIMITS, NO_MOST)
+                    answer = await self._accept(one, NO_LIMITS, NO_LIMIT_OF_REQUESTS)
                 else:
                     limits = await self._limits(request, tenant, requests[index + 1 :], each=not together)
                     limits = limits if first else counted_again(limits)
@@ -142,7 +142,7 @@ class Admission:
             await self._withdraw(submitted, error)
             for request in requests:
                 if request.given:
-                    await self._results.take_back(request.request)
+                    await self._results.take_back(request.request_id)
             if isinstance(error, NotFound):
                 raise ServiceUnavailable("the request was forgotten at this very moment; try again") from error
             raise
@@ -159,7 +159,7 @@ class Admission:
         if self._cell.full:
             await self._cell.look_again()
         full = self._cell.full or self._results.full
-        if full and not await self._streaming.records.exist([request.request for request in requests]):
+        if full and not await self._streaming.records.exist([request.request_id for request in requests]):
             raise memory_used_up(f"the queue's memory is nearly used up: {full}")
 
     async def _limits(
@@ -176,12 +176,12 @@ class Admission:
         one.state = state
 
     async def _perform(self, effect: Effect, one: _Submitted) -> None:
-        streaming, request, answer = self._streaming, one.request.request, one.answer
+        streaming, request_id, answer = self._streaming, one.request.request_id, one.answer
         match effect:
             case Effect.FOLLOW:
                 streaming.registry.start(one.active)
             case Effect.SEEK:
-                streaming.registry.seek(request)
+                streaming.registry.seek(request_id)
             case Effect.DATE:
                 assert answer is not None
                 one.active.created = int(answer.detail) // 1000
@@ -191,16 +191,16 @@ class Admission:
                 self._announce(one.request, one.active)
             case Effect.RESUME:
                 assert answer is not None
-                name = answer.detail if answer.status == "REPEAT" else request
+                name = answer.detail if answer.status == "REPEAT" else request_id
                 one.active = await streaming.resumption.resume(name, one.tenant.name)
             case Effect.DROP:
                 streaming.registry.drop(one.active)
             case Effect.RELEASE:
                 Readers(streaming.registry, [one.active]).close()
             case Effect.TAKE_BACK:
-                streaming.lease.refused(request)
+                streaming.lease.refused(request_id)
             case Effect.LEAVE:
-                streaming.lease.left(request)
+                streaming.lease.left(request_id)
 
     async def _withdraw(self, submitted: Sequence[_Submitted], error: BaseException) -> None:
         """Takes back all requests after the last one failed with `error`, here and, once it answers, in Redis."""
@@ -216,7 +216,7 @@ class Admission:
         try:
             await self._streaming.lease.settle(self._streaming.registry)
         except RedisTrouble as error:  # background work tries again once Redis answers
-            self._watch.met(error)
+            self._watch.count_error(error)
 
     def _prepare(self, request: AdmissionRequest, tenant: Tenant, pages: int, binding: Binding | None) -> _Submitted:
         """The request in its first state, with the arguments of ACCEPT.
@@ -227,7 +227,7 @@ class Admission:
         deadline_ms = 0 if timeout_s is None else self._cell.now_ms() + int(timeout_s * 1000)
         own = scoped(request, tenant)
         acceptance = Acceptance(
-            request=own.request,
+            request_id=own.request_id,
             body=replace(own.body, gateway=self._gateway),
             model=self._model,
             pages_needed=pages,
@@ -264,7 +264,7 @@ class Admission:
             try:
                 return await self._scripts.run(call, replicas=replicas)
             except RedisFull as error:
-                self._watch.met(error)
+                self._watch.count_error(error)
                 raise memory_used_up("the queue's memory is used up") from error
             except RedisTrouble as error:
                 self._metrics.redis_errors.inc()
@@ -279,7 +279,7 @@ class Admission:
         self._cell.accepted()
         self._metrics.prompt_tokens.inc(body.prompt.size - body.prior)
         self._tenants.accepted(active.tenant, body.prompt.size - body.prior)
-        log = logs.get().bind(request_id=request.request, traceparent=body.traceparent or None)
+        log = logs.get().bind(request_id=request.request_id, traceparent=body.traceparent or None)
         if body.session:
             log = log.bind(session_id=body.session, step=body.step)
         content = {"prompt_token_ids": body.prompt.tolist()} if self._settings.log_prompts else {}

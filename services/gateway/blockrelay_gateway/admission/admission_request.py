@@ -12,7 +12,7 @@ from blockrelay.protocol.transitions.calls import SessionStep
 class AdmissionRequest:
     """One prompt, or one row of a tensor step, with everything that decides its answer."""
 
-    request: str
+    request_id: str
     """The request id."""
     fingerprint: str = ""
     """Hash of the body of a keyed request; "" without an Idempotency-Key."""

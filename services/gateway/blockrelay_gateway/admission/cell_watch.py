@@ -138,7 +138,7 @@ class CellWatch:
         try:
             await self.poll()
         except RedisTrouble as error:
-            self._watch.met(error)
+            self._watch.count_error(error)
 
     async def _make_room(self, used: int, limit: int) -> int:
         """Forgets ended requests, oldest first, until half the memory is free; returns the bytes in use then."""

@@ -27,7 +27,7 @@ _DELIVERY = {"stream", "stream_options", "return_token_ids", "id", "idempotency_
 class Name:
     """The id of one prompt's request, and its place among the prompts of a body."""
 
-    request: str
+    request_id: str
     fingerprint: str = ""
     group: str = ""
     """Request id of the first of several prompts; "" for a single prompt."""
@@ -47,10 +47,10 @@ class Identity:
     def names(self, prompts: int = 1) -> list[Name]:
         """The names of the requests, one for each prompt of the body."""
         if prompts == 1:
-            return [Name(request=self.base, fingerprint=self.fingerprint)]
+            return [Name(request_id=self.base, fingerprint=self.fingerprint)]
         return [
             Name(
-                request=sibling(self.base, index),
+                request_id=sibling(self.base, index),
                 fingerprint=self.fingerprint,
                 group=self.base,
                 choices=1 if index else prompts,

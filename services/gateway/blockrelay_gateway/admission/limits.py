@@ -41,10 +41,10 @@ def limits_for(
     from the wait limit.
     """
     theirs_bytes = sum(other.result_bytes for other in others)
-    most = min((limit for limit in results if limit), default=0)
-    if most and request.result_bytes + theirs_bytes > most:
+    maximum = min((limit for limit in results if limit), default=0)
+    if maximum and request.result_bytes + theirs_bytes > maximum:
         what = (
-            f"the logits take {request.result_bytes + theirs_bytes} bytes; here results may take {most}: "
+            f"the logits take {request.result_bytes + theirs_bytes} bytes; here results may take {maximum}: "
             'send fewer tokens, or logits "last"'
         )
         raise BadRequest(what, param="logits")
@@ -59,10 +59,10 @@ def limits_for(
     kind, param = ("prompts", "prompt") if each else ("rows", "input_tensors.input_ids")
     share = bool(tenant.name) and tenant.concurrency is None
     half = (settings.max_in_flight + 1) // 2 if share else 0
-    for most, whose in ((tenant.concurrency or half, "this key"), (settings.max_in_flight, "all clients together")):
-        if others and most and len(others) >= most:
-            what = f"{len(others) + 1} {kind} count as requests of their own; {whose} may have {most} under way"
-            raise BadRequest(f"{what}: send at most {most} at a time", param=param)
+    for maximum, whose in ((tenant.concurrency or half, "this key"), (settings.max_in_flight, "all clients together")):
+        if others and maximum and len(others) >= maximum:
+            what = f"{len(others) + 1} {kind} count as requests of their own; {whose} may have {maximum} under way"
+            raise BadRequest(f"{what}: send at most {maximum} at a time", param=param)
     return Limits(
         tokens_per_minute=per_minute,
         concurrency=tenant.concurrency or 0,

@@ -60,8 +60,8 @@ def bounded(request: AdmissionRequest, tenant: Tenant, pages: int) -> AdmissionR
         return request
     room, prompt = request.params.max_tokens, int(request.body.prompt.size)
     expected = min(EXPECTED_TOKENS, room)
-    most = min(room, pages * PAGE_TOKENS - prompt, (tenant.tokens_per_minute or room + prompt) - prompt)
-    params = replace(request.params, max_tokens=max(expected, most))
+    limit = min(room, pages * PAGE_TOKENS - prompt, (tenant.tokens_per_minute or room + prompt) - prompt)
+    params = replace(request.params, max_tokens=max(expected, limit))
     return replace(
         request, params=params, body=replace(request.body, params=params.to_dict()), expected_tokens=expected
     )

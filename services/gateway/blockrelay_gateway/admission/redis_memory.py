@@ -5,15 +5,15 @@ from typing import Any, NamedTuple, cast
 import redis.asyncio
 
 
-class Memory(NamedTuple):
+class RedisMemory(NamedTuple):
     """Bytes in use, the limit `maxmemory` (0: none), and the memory of Redis' machine."""
 
     used: int
-    most: int
+    limit: int
     machine: int
 
 
-async def read_memory(client: redis.asyncio.Redis) -> Memory:
+async def read_memory(client: redis.asyncio.Redis) -> RedisMemory:
     """Reads the memory figures with INFO; 0 for one that Redis does not send. Raises RedisTrouble."""
     fields = cast(dict[str, Any], await cast(Any, client.info("memory")))
-    return Memory(*(int(fields.get(name, 0)) for name in ("used_memory", "maxmemory", "total_system_memory")))
+    return RedisMemory(*(int(fields.get(name, 0)) for name in ("used_memory", "maxmemory", "total_system_memory")))

@@ -37,7 +37,7 @@ from blockrelay_gateway.policy import (
 )
 
 
-class Results:
+class TensorResults:
     """The payload Redis as a gateway uses it. `full` says why nothing new may be accepted; it is empty otherwise."""
 
     def __init__(
@@ -53,7 +53,7 @@ class Results:
         self._client, self._payload, self._keys, self._watch = client, payload, keys, watch
         self._of_its_own = of_its_own
         self._reading = asyncio.Semaphore(RESULTS_READ_AT_ONCE)
-        self._most: int | None = None  # the most bytes of all results; None before the first `look`
+        self._limit_bytes: int | None = None  # the most bytes of all results; None before the first `look`
         self.full = ""
 
     @property
@@ -74,21 +74,21 @@ class Results:
 
     async def look(self) -> None:
         """Reads the payload Redis' memory once. Raises RedisTrouble."""
-        used, most, machine = await read_memory(self._payload)
+        used, memory_limit, machine = await read_memory(self._payload)
         share = RESULTS_SHARE if self._of_its_own else RESULTS_SHARE_OF_CONTROL
-        self._most = int(share * (most or UNLIMITED_REDIS_SHARE * machine))
-        full = self._of_its_own and most and used > PAYLOAD_FULL_SHARE * most
-        self.full = f"the payload Redis uses {used >> 20} of {most >> 20} MiB" if full else ""
+        self._limit_bytes = int(share * (memory_limit or UNLIMITED_REDIS_SHARE * machine))
+        full = self._of_its_own and memory_limit and used > PAYLOAD_FULL_SHARE * memory_limit
+        self.full = f"the payload Redis uses {used >> 20} of {memory_limit >> 20} MiB" if full else ""
 
     async def limits(self, tenant: Tenant) -> tuple[int, int]:
         """The most bytes of all results, and of this tenant's; 0: no limit. Raises RedisTrouble."""
-        if self._most is None:
+        if self._limit_bytes is None:
             await self.look()
-        most = self._most or 0
-        return most, int(TENANT_RESULTS_SHARE * most) if tenant.name else 0
+        limit_bytes = self._limit_bytes or 0
+        return limit_bytes, int(TENANT_RESULTS_SHARE * limit_bytes) if tenant.name else 0
 
     async def fetch(
-        self, request: str, into: NDArray[np.float16], *, now_ms: Callable[[], int], give_up: Callable[[], bool]
+        self, request_id: str, into: NDArray[np.float16], *, now_ms: Callable[[], int], give_up: Callable[[], bool]
     ) -> bool:
         """Reads the logits of an ended request into `into`, whose rows are positions; False if they are gone.
 
@@ -96,7 +96,7 @@ class Results:
         payload Redis fails: it raises RedisTrouble after RESULT_RETRY_S seconds, or if `give_up` returns True. Raises
         WireError for a result that cannot be decoded.
         """
-        name, reader = self._keys.result(request), ResultReader(into)
+        name, reader = self._keys.result(request_id), ResultReader(into)
 
         async def part(start: int, count: int) -> bytes:
             ask = partial(cast(Any, self._payload.getrange), name, start, start + count - 1)
@@ -116,18 +116,20 @@ class Results:
             reader.end()
         await self._read(lambda: cast(Any, self._payload.expire(name, READ_RESULT_S)), give_up)
         try:
-            gone = {request: now_ms() + 1000 * READ_RESULT_S}
+            gone = {request_id: now_ms() + 1000 * READ_RESULT_S}
             await cast(Any, self._client.zadd(self._keys.results, gone, xx=True, lt=True))
         except RedisTrouble as error:  # the accounting then frees the bytes as late as those of an unread result
-            self._watch.met(error)
+            self._watch.count_error(error)
         return True
 
-    async def fetch_kv(self, request: str, fields: Sequence[str], *, give_up: Callable[[], bool]) -> list[bytes] | None:
+    async def fetch_kv(
+        self, request_id: str, fields: Sequence[str], *, give_up: Callable[[], bool]
+    ) -> list[bytes] | None:
         """Reads the KV pages that a request asked for, in the order of `fields`; None if one is gone.
 
         It repeats, expires and raises like `fetch`.
         """
-        name, result = self._keys.kv_asked(request), list[bytes]()
+        name, result = self._keys.kv_asked(request_id), list[bytes]()
         for start in range(0, len(fields), KV_FIELDS_A_COMMAND):
             some = list(fields[start : start + KV_FIELDS_A_COMMAND])
             pages = await self._read(partial(cast(Any, self._payload.hmget), name, some), give_up)
@@ -138,13 +140,13 @@ class Results:
             await self._read(lambda: cast(Any, self._payload.expire(name, READ_RESULT_S)), give_up)
         return result
 
-    async def give(self, request: str, pages: Mapping[str, bytes]) -> None:
+    async def give(self, request_id: str, pages: Mapping[str, bytes]) -> None:
         """Writes KV pages that came with a request, for its workers.
 
         Pages that are there already stay: the body may be another one under a known request id. If Redis fails, the
         workers compute the KV.
         """
-        name, fields = self._keys.kv_given(request), list(pages)
+        name, fields = self._keys.kv_given(request_id), list(pages)
         try:
             if await cast(Any, self._payload.exists(name)):
                 return
@@ -155,14 +157,14 @@ class Results:
                 together.expire(name, GIVEN_S)
                 await cast(Any, together.execute())
         except RedisTrouble as error:
-            self._watch.met(error)
+            self._watch.count_error(error)
 
-    async def take_back(self, request: str) -> None:
+    async def take_back(self, request_id: str) -> None:
         """Deletes the KV pages that came with a request."""
         try:
-            await cast(Any, self._payload.unlink(self._keys.kv_given(request)))
+            await cast(Any, self._payload.unlink(self._keys.kv_given(request_id)))
         except RedisTrouble as error:  # they expire by themselves
-            self._watch.met(error)
+            self._watch.count_error(error)
 
     async def _read(self, ask: Callable[[], Awaitable[Any]], give_up: Callable[[], bool]) -> Any:
         """Repeats `ask` while Redis fails. Raises RedisTrouble after RESULT_RETRY_S seconds, or if `give_up()`."""
@@ -171,7 +173,7 @@ class Results:
             try:
                 return await ask()
             except RedisTrouble as error:
-                self._watch.met(error)
+                self._watch.count_error(error)
                 if time.monotonic() > until or give_up():
                     raise
                 await asyncio.sleep(backoff_s(attempt))

@@ -18,7 +18,7 @@ from blockrelay.errors import BadRequest, Conflict, NotFound, ServiceUnavailable
 from blockrelay.settings import GatewaySettings
 from blockrelay_gateway.admission.idempotency import HEADER
 from blockrelay_gateway.api.client_headers import client_headers
-from blockrelay_gateway.api.reading import Read, Reading, Sender, Tensors, reading_of
+from blockrelay_gateway.api.reading import BodyReader, Read, RequestOrigin, Tensors, reading_of
 from blockrelay_gateway.helpers.json_size import parsed_bytes
 from blockrelay_gateway.helpers.pool import Helpers
 from blockrelay_gateway.http import authentication
@@ -28,11 +28,11 @@ from blockrelay_gateway.policy import HELPER_BODY_BYTES, HELPER_NICENESS, HELPER
 
 T = TypeVar("T")
 #: A method of Reading: it reads the body of one route.
-How = Callable[[Reading, bytes, Sender], Read[T]]
+How = Callable[[BodyReader, bytes, RequestOrigin], Read[T]]
 #: Characters of an error message, and of a field's name, that a helper returns: both may repeat content of the body.
 MESSAGE_CHARS = 2000
 #: In a helper process: its Reading, by the model's name in Redis.
-_made: dict[str, Reading] = {}
+_made: dict[str, BodyReader] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Intake:
     """Reads bodies for one gateway: with `reading` in this process, or in one of its `helpers`."""
 
     settings: GatewaySettings
-    reading: Reading
+    reading: BodyReader
     helpers: Helpers
 
     async def body(self, request: Request, how: How[T]) -> T:
@@ -52,7 +52,7 @@ class Intake:
         received: ReceivedBody = request.scope[RECEIVED]
         keys = tuple(request.headers.getlist(HEADER))
         tenant = authentication.of(request)
-        sender = Sender(tenant.name, client_headers(request.headers), keys)
+        sender = RequestOrigin(tenant.name, client_headers(request.headers), keys)
         kept = False
         try:
             read = await self.read(received.take(), sender, received.share, how)
@@ -63,7 +63,7 @@ class Intake:
         request.state.session_id = read.session_id  # errors name it
         return content_of(read)
 
-    async def read(self, raw: bytes, sender: Sender, share: BodyShare, how: How[T]) -> Read[T]:
+    async def read(self, raw: bytes, sender: RequestOrigin, share: BodyShare, how: How[T]) -> Read[T]:
         """Reads `raw`, whose bytes `share` holds already; a helper's parsed JSON is added to `share`.
 
         The result has the refusal of a wrong body. Raises RequestTooLarge for a body that takes too much memory when
@@ -93,7 +93,7 @@ def content_of(read: Read[T]) -> T:
     return read.content
 
 
-def _read(settings: GatewaySettings, model_key: str, how: str, raw: bytes, sender: Sender) -> Read[object]:
+def _read(settings: GatewaySettings, model_key: str, how: str, raw: bytes, sender: RequestOrigin) -> Read[object]:
     """Reads a body in a helper process, with the method of Reading that is named `how`."""
     read: Read[object] = getattr(_reading(settings, model_key), how)(raw, sender)
     error = read.refusal
@@ -104,7 +104,7 @@ def _read(settings: GatewaySettings, model_key: str, how: str, raw: bytes, sende
     return read
 
 
-def _reading(settings: GatewaySettings, model_key: str) -> Reading:
+def _reading(settings: GatewaySettings, model_key: str) -> BodyReader:
     """The Reading of a helper process, made at its first body.
 
     Raises ServiceUnavailable if the model's folder is not the one that the gateway has opened.

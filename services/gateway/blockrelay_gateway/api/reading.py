@@ -39,13 +39,13 @@ from blockrelay_gateway.api.request_builder import RequestBuilder
 from blockrelay_gateway.http.errors import from_validation, unreadable
 
 #: Limits of the lists in a request, by field: the largest number of items, and what the items are called.
-MOST_ITEMS = {"stop": (MAX_STOP_STRINGS, "strings"), "stop_token_ids": (MAX_STOP_TOKENS, "ids")}
+MAX_ITEMS = {"stop": (MAX_STOP_STRINGS, "strings"), "stop_token_ids": (MAX_STOP_TOKENS, "ids")}
 Model = TypeVar("Model", bound=BaseModel)
 Content = TypeVar("Content", covariant=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Sender:
+class RequestOrigin:
     """The sender of a body: the `tenant`'s name, the checked headers, and the values of Idempotency-Key (`keys`)."""
 
     tenant: str
@@ -97,7 +97,7 @@ class Read(Generic[Content]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
+class BodyReader:
     """Reads the bodies of all routes for one model. A wrong body raises nothing: the result has its refusal."""
 
     openai: OpenAIRequests
@@ -112,7 +112,7 @@ class Reading:
         """The builder of requests for this model."""
         return self.openai.builder
 
-    def completion(self, raw: bytes, sender: Sender) -> Read[Text]:
+    def completion(self, raw: bytes, sender: RequestOrigin) -> Read[Text]:
         """Reads a body of POST /v1/completions."""
         try:
             body = _validated(CompletionRequest, _parsed(raw))
@@ -122,7 +122,7 @@ class Reading:
         except BlockrelayError as error:
             return _refused(error)
 
-    def chat(self, raw: bytes, sender: Sender) -> Read[Text]:
+    def chat(self, raw: bytes, sender: RequestOrigin) -> Read[Text]:
         """Reads a body of POST /v1/chat/completions."""
         try:
             parsed = _parsed(raw)
@@ -137,7 +137,7 @@ class Reading:
         except BlockrelayError as error:
             return _refused(error)
 
-    def infer(self, raw: bytes, sender: Sender) -> Read[Text | Tensors]:
+    def infer(self, raw: bytes, sender: RequestOrigin) -> Read[Text | Tensors]:
         """Reads a body of POST /v1/infer, of the text form or the tensor form."""
         session: str | None = None
         try:
@@ -154,7 +154,7 @@ class Reading:
         except BlockrelayError as error:
             return _refused(error, session=session)
 
-    def message(self, raw: bytes, sender: Sender) -> Read[Text | Tensors]:
+    def message(self, raw: bytes, sender: RequestOrigin) -> Read[Text | Tensors]:
         """Reads a message of /v1/infer's WebSocket. `sender` has no keys: each message has its own."""
         session, name = None, None
         try:
@@ -163,12 +163,12 @@ class Reading:
             body = _validated(InferRequest, parsed)
             del parsed
             keys = () if body.idempotency_key is None else (body.idempotency_key,)
-            content = self._infer(body, Sender(sender.tenant, sender.headers, keys))
+            content = self._infer(body, RequestOrigin(sender.tenant, sender.headers, keys))
             return Read(content=content, session_id=session, name=name)
         except BlockrelayError as error:
             return _refused(error, session=session, name=name)
 
-    def _infer(self, body: InferRequest, sender: Sender) -> Text | Tensors:
+    def _infer(self, body: InferRequest, sender: RequestOrigin) -> Text | Tensors:
         who = self._identify(body, sender, "infer")
         if not infer_requests.is_tensor_form(body):
             request = infer_requests.text_request(self.builder, body, sender.headers, who)
@@ -190,11 +190,11 @@ class Reading:
             layers=layers,
         )
 
-    def _identify(self, body: BaseModel, sender: Sender, route: str) -> Identity:
+    def _identify(self, body: BaseModel, sender: RequestOrigin, route: str) -> Identity:
         return identify(sender.keys, body, tenant=sender.tenant, route=route, model=self.model_key, secret=self.secret)
 
 
-def reading_of(settings: GatewaySettings, folder: BlockFolder) -> Reading:
+def reading_of(settings: GatewaySettings, folder: BlockFolder) -> BodyReader:
     """Builds the Reading for the model in `folder`.
 
     Raises BlockFolderError for a tokenizer or chat template that cannot be used.
@@ -210,7 +210,7 @@ def reading_of(settings: GatewaySettings, folder: BlockFolder) -> Reading:
         max_tokens_limit=settings.max_tokens_limit,
     )
     template = ChatTemplate(source, special_tokens=model.template_tokens) if source else None
-    return Reading(
+    return BodyReader(
         openai=OpenAIRequests(builder, template),
         kv=served_kv(folder),
         model_key=folder.model_key,
@@ -240,10 +240,10 @@ def _validated(model: type[Model], parsed: object) -> Model:
 
 
 def _check_counts(parsed: object) -> None:
-    """Raises BadRequest for a list over its limit in MOST_ITEMS: validating each item may take seconds."""
-    for field, (most, what) in MOST_ITEMS.items():
-        if (count := _count(parsed, field)) > most:
-            raise BadRequest(f"{field} takes at most {most} {what}, not {count}", param=field)
+    """Raises BadRequest for a list over its limit in MAX_ITEMS: validating each item may take seconds."""
+    for field, (limit, what) in MAX_ITEMS.items():
+        if (count := _count(parsed, field)) > limit:
+            raise BadRequest(f"{field} takes at most {limit} {what}, not {count}", param=field)
 
 
 def _count(parsed: object, field: str) -> int:

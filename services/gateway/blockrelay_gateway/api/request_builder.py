@@ -110,14 +110,14 @@ class RequestBuilder:
             check_logprobs(logprobs, param=names.logprobs)
         stop = (fields.stop,) if isinstance(fields.stop, str) else tuple(fields.stop or ())
         named = max_tokens or self.generation.max_tokens or self.default_max_tokens
-        asked = named or (context if open_ended else EXPECTED_TOKENS)
+        limit = named or (context if open_ended else EXPECTED_TOKENS)
         params = SamplingParams(
-            max_tokens=min(asked, self.max_tokens_limit or asked, max(1, context - len(prompt))),
+            max_tokens=min(limit, self.max_tokens_limit or limit, max(1, context - len(prompt))),
             temperature=_first(fields.temperature, self.generation.temperature, 1.0),
             top_k=0 if fields.top_k == -1 else _first(fields.top_k, self.generation.top_k, 0),
             top_p=_first(fields.top_p, self.generation.top_p, 1.0),
             min_p=_first(fields.min_p, self.generation.min_p, 0.0),
-            seed=derive_seed(name.request) if fields.seed is None else fields.seed,
+            seed=derive_seed(name.request_id) if fields.seed is None else fields.seed,
             stop=stop,
             stop_token_ids=self._stop_ids(stop, fields.stop_token_ids or ()),
             ignore_eos=bool(fields.ignore_eos),
@@ -140,7 +140,7 @@ class RequestBuilder:
             fallback=headers.fallback_of(fields),
         )
         return AdmissionRequest(
-            request=name.request,
+            request_id=name.request_id,
             fingerprint=name.fingerprint,
             body=body,
             params=params,

@@ -18,7 +18,7 @@ from blockrelay.settings import GatewaySettings
 from blockrelay_gateway.admission.accept import Admission, Streaming
 from blockrelay_gateway.admission.cell_watch import CellWatch
 from blockrelay_gateway.admission.open_ended import PoolShares
-from blockrelay_gateway.admission.tensor_results import Results
+from blockrelay_gateway.admission.tensor_results import TensorResults
 from blockrelay_gateway.cells.cell import Cell, ServedModel
 from blockrelay_gateway.cells.readiness import Readiness
 from blockrelay_gateway.draining.drain import Drain
@@ -32,7 +32,7 @@ from blockrelay_gateway.streaming.active_requests.request_registry import Reques
 from blockrelay_gateway.streaming.active_requests.resumption import Resumption
 from blockrelay_gateway.streaming.log_tailer import Tailer
 from blockrelay_gateway.streaming.records import Records
-from blockrelay_gateway.streaming.status_events import StatusEvents
+from blockrelay_gateway.streaming.status_events import StatusEventFeed
 from blockrelay_gateway.tracing.ended_requests import EndedRequests, Traces
 
 
@@ -82,9 +82,9 @@ def build_cell(
         client, keys, scripts, tailer, records, lease, active_requests, watch, gateway=name, now_ms=state.now_ms
     )
 
-    readiness = Readiness(client, keys, metrics, model=key, drain=drain, on_error=watch.met)
+    readiness = Readiness(client, keys, metrics, model=key, drain=drain, on_error=watch.count_error)
     of_its_own = place.payload_redis_url not in (None, place.redis_url)
-    results = Results(client, payload, keys, watch, of_its_own=of_its_own)
+    results = TensorResults(client, payload, keys, watch, of_its_own=of_its_own)
     admission = Admission(
         scripts,
         Streaming(registry=active_requests, lease=lease, records=records, resumption=resumption),
@@ -99,7 +99,7 @@ def build_cell(
         blocks=blocks,
         settings=settings,
     )
-    status_events = StatusEvents(client, keys, watch)
+    status_events = StatusEventFeed(client, keys, watch)
     works = {
         "tailer": tailer.run,
         "repair": repair.watch,

@@ -15,7 +15,7 @@ from blockrelay.redis.errors import RedisWatch
 from blockrelay.text.tokenizer import Tokenizer
 from blockrelay_gateway.admission.accept import Admission
 from blockrelay_gateway.admission.cell_watch import CellWatch
-from blockrelay_gateway.admission.tensor_results import Results
+from blockrelay_gateway.admission.tensor_results import TensorResults
 from blockrelay_gateway.cells.readiness import Readiness
 from blockrelay_gateway.http.background import Background
 from blockrelay_gateway.streaming.active_requests.active_request import ActiveRequest
@@ -25,7 +25,7 @@ from blockrelay_gateway.streaming.deltas import Relay, status_of_record
 from blockrelay_gateway.streaming.log_tailer import Tailer
 from blockrelay_gateway.streaming.readers import Readers
 from blockrelay_gateway.streaming.records import Records
-from blockrelay_gateway.streaming.status_events import StatusEvents
+from blockrelay_gateway.streaming.status_events import StatusEventFeed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,8 +56,8 @@ class Cell:
     resumption: Resumption
     state: CellWatch
     readiness: Readiness
-    results: Results
-    status_events: StatusEvents
+    results: TensorResults
+    status_events: StatusEventFeed
     admission: Admission
     background: Background
     keep_alive_s: float

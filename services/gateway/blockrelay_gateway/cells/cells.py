@@ -66,9 +66,9 @@ class Cells:
         """The cell of a request id. Raises NotFound if this gateway does not serve it."""
         return self.named(request_id.cell) if request_id.cell else self.home
 
-    def met(self, error: RedisTrouble) -> None:
+    def count_error(self, error: RedisTrouble) -> None:
         """Counts and logs a Redis error that a client gets, for the cell that it comes from."""
-        (self._cells.get(error.cell or "") or self.home).watch.met(error)
+        (self._cells.get(error.cell or "") or self.home).watch.count_error(error)
 
     def stopped(self) -> list[str]:
         """Names of the background work that has ended although the gateway runs."""

@@ -31,7 +31,7 @@ INSTEAD_OF = "blockrelay-instead-of"
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class CellChoice:
     """The cell of a request or session, and its binding to that cell (None: it may go elsewhere)."""
 
     cell: Cell
@@ -51,7 +51,7 @@ class Submission:
         tenant: Tenant,
         *,
         together: bool = False,
-        place: Place | None = None,
+        place: CellChoice | None = None,
     ) -> tuple[Cell, Readers]:
         """Calls `Admission.submit` in the cell where the requests belong and returns that cell and their readers.
 
@@ -59,22 +59,22 @@ class Submission:
         the cell that they must go to, if they must. Raises what `Admission.submit` raises.
         """
         if place is None and not self._cells.several:
-            place = Place(self._cells.home)
+            place = CellChoice(self._cells.home)
         if place is None and requests[0].fingerprint:
-            place = await self._place(requests[0].request, request=requests[0].request)
+            place = await self._place(requests[0].request_id, request_id=requests[0].request_id)
         if place is not None:
             cell = place.cell
             return cell, await cell.admission.submit(requests, tenant, together=together, binding=place.binding)
         return await self._anywhere(requests, tenant, together=together)
 
-    async def of_session(self, tenant: Tenant, session: str, rows: Sequence[str], *, begins: bool) -> Place:
+    async def of_session(self, tenant: Tenant, session: str, rows: Sequence[str], *, begins: bool) -> CellChoice:
         """The place of a session, or the place where it has to begin if this step `begins` it.
 
         `rows` are the names in Redis that it may have, one of which it has. Raises ServiceUnavailable if a cell that
         may have it is away.
         """
         if not self._cells.several:
-            return Place(self._cells.home)
+            return CellChoice(self._cells.home)
         name = session_name(tenant, session)
         if begins:
             return await self._place(name, sessions=rows)
@@ -84,10 +84,10 @@ class Submission:
         candidates = dict.fromkeys((current, *likely, *self._cells))
         for cell in filter(lambda one: one.reachable, candidates):
             if await _has_session(cell, rows):
-                return Place(cell, binding)
+                return CellChoice(cell, binding)
         for cell in candidates:  # a cell that is away may have it
             self._check_there(cell)
-        return Place(current, binding)  # its ACCEPT answers that it expects another step
+        return CellChoice(current, binding)  # its ACCEPT answers that it expects another step
 
     async def _anywhere(
         self, requests: Sequence[AdmissionRequest], tenant: Tenant, *, together: bool
@@ -109,7 +109,7 @@ class Submission:
             except (LimitExceeded, ServiceUnavailable) as error:
                 if isinstance(error, LimitExceeded) and error.scope == "client":
                     raise
-                logs.get().info("CELL_PASSED_OVER", cell=name, request_id=requests[0].request, error=str(error))
+                logs.get().info("CELL_PASSED_OVER", cell=name, request_id=requests[0].request_id, error=str(error))
         cell = self._cells.named(last)
         return cell, self._noted(await cell.admission.submit(requests, tenant, together=together), cell, belongs)
 
@@ -118,7 +118,7 @@ class Submission:
             readers.notes[INSTEAD_OF] = belongs
         return readers
 
-    async def _place(self, name: str, *, request: str = "", sessions: Sequence[str] = ()) -> Place:
+    async def _place(self, name: str, *, request_id: str = "", sessions: Sequence[str] = ()) -> CellChoice:
         """The place of a keyed request, or of a session that begins.
 
         Raises ServiceUnavailable if a cell that may have it is away.
@@ -126,16 +126,16 @@ class Submission:
         current, *former = self._winners(name)
         binding, kept_s = self._binding(name), self._retention_s + LONGEST_REQUEST_S
         for cell in former:
-            if not cell.reachable and current.reachable and await _has(current, request, sessions):
+            if not cell.reachable and current.reachable and await _has(current, request_id, sessions):
                 # It has begun in the current cell and so nowhere else. If it is abandoned right now and begins
                 # elsewhere, the record of that move refuses version 0, whatever its own version is.
-                return Place(current, replace(binding, version=0))
+                return CellChoice(current, replace(binding, version=0))
             self._check_there(cell)
-            call = calls.move(binding, retention_s=kept_s, request=request, sessions=sessions)
+            call = calls.move(binding, retention_s=kept_s, request_id=request_id, sessions=sessions)
             if await cell.scripts.run(call, replicas=self._replicas):
-                return Place(cell, binding)
+                return CellChoice(cell, binding)
         self._check_there(current)
-        return Place(current, binding)
+        return CellChoice(current, binding)
 
     def _winners(self, name: str) -> list[Cell]:
         """The cell for a name by the list in force, then those by earlier ones, the newest first, each once."""
@@ -153,11 +153,11 @@ class Submission:
             raise ServiceUnavailable(f"cell {cell.name}, to which this request belongs, is away; try again later")
 
 
-async def _has(cell: Cell, request: str, sessions: Sequence[str]) -> bool:
+async def _has(cell: Cell, request_id: str, sessions: Sequence[str]) -> bool:
     """True if MOVE would find the request in the cell (not abandoned), or one of the sessions. Raises RedisTrouble."""
-    if not request:
+    if not request_id:
         return await _has_session(cell, sessions)
-    state, abandoned = await cast(Any, cell.client.hmget(cell.keys.request(request), "state", "abandoned"))
+    state, abandoned = await cast(Any, cell.client.hmget(cell.keys.request(request_id), "state", "abandoned"))
     return state is not None and abandoned is None
 
 

@@ -21,25 +21,25 @@ class Drain:
 
     def __init__(self) -> None:
         self.phase = Phase.SERVING
-        self._begun, self._deaf = asyncio.Event(), asyncio.Event()
+        self._has_begun, self._deaf = asyncio.Event(), asyncio.Event()
 
     def enter(self, phase: Phase) -> None:
         """Enters a later phase; an earlier one changes nothing."""
         self.phase = max(self.phase, phase)
         if self.phase >= Phase.LINGERING:
-            self._begun.set()
+            self._has_begun.set()
         if self.phase >= Phase.FINISHING:
             self._deaf.set()
 
     @property
-    def begun(self) -> bool:
+    def has_begun(self) -> bool:
         """True from LINGERING on: the gateway got a signal to end."""
-        return self._begun.is_set()
+        return self._has_begun.is_set()
 
     @property
     def why_not_ready(self) -> str:
         """The reason for /readyz; empty while the gateway serves."""
-        if not self.begun:
+        if not self.has_begun:
             return ""
         return DRAINING if self.phase < Phase.CUTTING else SHUTTING_DOWN
 
@@ -49,4 +49,4 @@ class Drain:
         That is when the gateway begins to end. A WebSocket that opens while the gateway lingers is served until
         FINISHING: its client may have no other gateway yet, and would come back here again and again.
         """
-        return self._deaf if self.begun else self._begun
+        return self._deaf if self.has_begun else self._has_begun

@@ -48,7 +48,7 @@ class Turns:
                 queue.popleft()
             if not queue:
                 del self._waiting[tenant]
-            elif self._taken[tenant] < self._most(tenant):
+            elif self._taken[tenant] < self._limit_of(tenant):
                 queue.popleft().set_result(None)
                 self._free -= 1
                 self._taken[tenant] += 1
@@ -56,5 +56,5 @@ class Turns:
                 self._hand_on()
                 return
 
-    def _most(self, tenant: str) -> int:
+    def _limit_of(self, tenant: str) -> int:
         return -(-self._places // 2) if tenant else self._places

@@ -32,9 +32,9 @@ class BodyBudget:
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._watching: list[asyncio.Future[None]] = []
 
-    def room(self, count: int, most: int) -> bool:
-        """True if `count` bytes more fit below `most`."""
-        return self.used + count <= most
+    def room(self, count: int, limit: int) -> bool:
+        """True if `count` bytes more fit below `limit`."""
+        return self.used + count <= limit
 
     def given_back(self) -> Awaitable[None]:
         """Returns an awaitable that ends when bytes are given back."""
@@ -117,9 +117,11 @@ class BodyShare:
         """Raises RequestTooLarge if `count` bytes of parsed JSON can never fit; a key's body leaves room for others."""
         self._check(count, self._budget.max_large // 2 if self._tenant else self._budget.max_large)
 
-    def _check(self, count: int, most: int) -> None:
-        if self._bytes + count > most:
-            cause = f"the request takes {count >> 20} MiB of memory here, and at most {most >> 20} MiB are there for it"
+    def _check(self, count: int, limit: int) -> None:
+        if self._bytes + count > limit:
+            cause = (
+                f"the request takes {count >> 20} MiB of memory here, and at most {limit >> 20} MiB are there for it"
+            )
             raise RequestTooLarge(f"{cause}: send less at a time, and tensors as data_b64")
 
     def take_parsed(self, count: int) -> Awaitable[None] | None:

@@ -68,7 +68,7 @@ _BY_TYPE: tuple[tuple[type[BlockrelayError], int, str, str | None], ...] = (
 IN_VAIN = (ExecutionError, DeadlineExceeded)
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 #: The most digits of a whole number that Python reads: more would take minutes.
-MOST_DIGITS = sys.get_int_max_str_digits()
+MAX_DIGITS = sys.get_int_max_str_digits()
 #: The reason in `blockrelay_refused_requests_total` by the error's class; the first row that fits counts.
 _REASONS: tuple[tuple[type[BlockrelayError], str], ...] = (
     (RequestTooLarge, "too_long"),
@@ -200,7 +200,7 @@ def unreadable(cause: BaseException | None, what: str = "body") -> BadRequest:
     if isinstance(cause, RecursionError):
         return BadRequest(f"the {what} cannot be read as JSON: its lists and objects are nested too deeply")
     if isinstance(cause, ValueError):  # the only other ValueError of the parser
-        return BadRequest(f"the {what} cannot be read as JSON: a whole number in it has more than {MOST_DIGITS} digits")
+        return BadRequest(f"the {what} cannot be read as JSON: a whole number in it has more than {MAX_DIGITS} digits")
     return BadRequest(f"the {what} cannot be read as JSON")
 
 

@@ -58,7 +58,7 @@ class Front:
         await self._app(scope, receive, send)
 
 
-class Options:
+class OptionsResponder:
     """ASGI middleware that answers OPTIONS with the methods of a path, without a key.
 
     Browsers' preflights do not get here: `Origins` answers them.
@@ -95,7 +95,7 @@ def _with_farewell(send: Send, drain: Drain) -> Send:
     """Returns a `send` that adds `Connection: close` to an answer that begins while the gateway ends."""
 
     async def sends(message: Message) -> None:
-        if message["type"] == "http.response.start" and drain.begun:
+        if message["type"] == "http.response.start" and drain.has_begun:
             headers = [header for header in message.get("headers", ()) if header[0].lower() != CLOSE[0]]
             message = {**message, "headers": [*headers, CLOSE]}
         await send(message)

@@ -58,8 +58,8 @@ class Origins:
             (b"access-control-max-age", str(PREFLIGHT_S).encode()),
             (b"vary", b"origin, access-control-request-method, access-control-request-headers"),
         ]
-        if asked := _values(scope, b"access-control-request-headers"):
-            headers.append((b"access-control-allow-headers", ", ".join(asked).encode("latin-1")))
+        if wanted_headers := _values(scope, b"access-control-request-headers"):
+            headers.append((b"access-control-allow-headers", ", ".join(wanted_headers).encode("latin-1")))
         private = _values(scope, b"access-control-request-private-network") == ["true"]
         if private and guest.lower() in self._rules.origins:
             headers.append((b"access-control-allow-private-network", b"true"))

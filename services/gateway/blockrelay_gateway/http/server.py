@@ -79,12 +79,12 @@ async def accept_the_last(listeners: Sequence[socket.socket]) -> None:
             await asyncio.sleep(0)
 
 
-def _patient_for(arrival_s: float, most: int, drain: Drain) -> type[H11Protocol]:
+def _patient_for(arrival_s: float, max_connections: int, drain: Drain) -> type[H11Protocol]:
     """Returns the HTTP protocol class, which closes connections whose request head is late.
 
     A head must be complete `arrival_s` seconds after the connection opened, or after the head's first byte; uvicorn
-    itself waits without end. If more than `most` connections have no request, the one that has waited longest is
-    closed: so clients that only connect keep no other client out, whose request comes at once.
+    itself waits without end. If more than `max_connections` connections have no request, the one that has waited
+    longest is closed: so clients that only connect keep no other client out, whose request comes at once.
 
     When the server ends, idle connections are closed: at once, or after LAST_REQUEST_S while requests still go on.
     """
@@ -143,7 +143,7 @@ def _patient_for(arrival_s: float, most: int, drain: Drain) -> type[H11Protocol]
 
         def _count(self) -> None:
             silent.setdefault(self)
-            if len(silent) > most:
+            if len(silent) > max_connections:
                 longest = next(iter(silent))
                 del silent[longest]
                 longest.timeout_keep_alive_handler()
@@ -165,7 +165,7 @@ def _socket_for(arrival_s: float, bodies: BodyBudget, drain: Drain, most: int) -
             super().__init__(*args, **kwargs)
             self._share = BodyShare(bodies)
             self._held = self._fragments = 0  # bytes of the fragments that are there, and how many they are
-            self._passed_on: list[ReceivedBody] = []
+            self._forwarded_bodies: list[ReceivedBody] = []
             self._overdue: asyncio.TimerHandle | None = None
             self._waiting: asyncio.TimerHandle | None = None  # for room
             self._lingering: asyncio.TimerHandle | None = None
@@ -208,7 +208,7 @@ def _socket_for(arrival_s: float, bodies: BodyBudget, drain: Drain, most: int) -
                 self.transport.close()
 
         def shutdown(self) -> None:
-            if drain.begun and not self.close_sent:
+            if drain.has_begun and not self.close_sent:
                 self.close_timeout = LAST_CLOSE_S
             else:
                 super().shutdown()
@@ -217,7 +217,7 @@ def _socket_for(arrival_s: float, bodies: BodyBudget, drain: Drain, most: int) -
             self._settle()
             if self._lingering is not None:
                 self._lingering.cancel()
-            for message in self._passed_on:
+            for message in self._forwarded_bodies:
                 if not message.taken:  # nobody will
                     message.take()
                     message.share.give_back()
@@ -231,7 +231,7 @@ def _socket_for(arrival_s: float, bodies: BodyBudget, drain: Drain, most: int) -
                 share = BodyShare(bodies)
                 share.add(len(content))  # what has arrived of it leaves this socket's share at the same moment
                 received = ReceivedBody(bytes(content), share)
-                self._passed_on = [one for one in self._passed_on if not one.taken] + [received]
+                self._forwarded_bodies = [one for one in self._forwarded_bodies if not one.taken] + [received]
                 self.queue.put_nowait(cast(Any, {"type": "websocket.receive", "text": "", RECEIVED: received}))
                 if not self.read_paused:
                     self.read_paused = True
@@ -279,13 +279,13 @@ def _socket_for(arrival_s: float, bodies: BodyBudget, drain: Drain, most: int) -
             if pieces is None:
                 await super().send(message)
                 return
-            begun = False
+            has_begun = False
             try:
                 async for piece in pieces:
                     async with asyncio.timeout(arrival_s):  # it holds memory until it is read
                         await self.writable.wait()
-                    (self.conn.send_continuation if begun else self.conn.send_text)(piece, fin=False)
-                    begun = True
+                    (self.conn.send_continuation if has_begun else self.conn.send_text)(piece, fin=False)
+                    has_begun = True
                     self.transport.write(b"".join(self.conn.data_to_send()))
                 self.conn.send_continuation(b"", fin=True)
                 self.transport.write(b"".join(self.conn.data_to_send()))

@@ -59,7 +59,7 @@ class Relay:
 
 
 @dataclass(slots=True)
-class Answer:
+class CollectedAnswer:
     """The deltas of one request so far, collected with `add`."""
 
     texts: list[str] = field(default_factory=list[str])

@@ -14,21 +14,21 @@ HEADER = "Last-Event-ID"
 _ID = re.compile(rf"(?:({PUBLIC_ID.pattern}):)?(?P<positions>[0-9]{{1,9}}(?:\.[0-9]{{1,9}})*)")
 
 
-def event_id(request: str, positions: Sequence[int]) -> str:
-    """The id of the event that brings a reader of `request` to `positions`."""
-    return f"{request}:{'.'.join(map(str, positions))}"
+def event_id(request_id: str, positions: Sequence[int]) -> str:
+    """The id of the event that brings a reader of `request_id` to `positions`."""
+    return f"{request_id}:{'.'.join(map(str, positions))}"
 
 
-def parse_event_id(text: str, request: str, *, param: str) -> tuple[int, ...]:
-    """The positions of an event id, which may lack the request's id before them; `request` is the id in its cell.
+def parse_event_id(text: str, request_id: str, *, param: str) -> tuple[int, ...]:
+    """The positions of an event id, which may lack the request's id before them; `request_id` is the id in its cell.
 
     Raises BadRequest, naming the field `param`, for a text that is no event id, and for one of another request.
     """
     match = _ID.fullmatch(text)
     if not match:
         raise BadRequest(f"{param} is not an event id: send that of an event, or a position", param=param)
-    if match[1] is not None and (named := parse_id(match[1])) is not None and named.request != request:
-        raise BadRequest(f"{param} is an event of another request ({match[1]}, not {request})", param=param)
+    if match[1] is not None and (named := parse_id(match[1])) is not None and named.request_id != request_id:
+        raise BadRequest(f"{param} is an event of another request ({match[1]}, not {request_id})", param=param)
     return tuple(int(position) for position in match["positions"].split("."))
 
 

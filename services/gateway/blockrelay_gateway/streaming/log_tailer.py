@@ -36,7 +36,7 @@ _RawEntry = tuple[bytes, list[bytes]]
 class _Tail:
     """One log that is followed: its request, its sink, and the position of the last entry that the sink got."""
 
-    request: str
+    request_id: str
     sink: Sink
     position: int = 0
 
@@ -73,15 +73,15 @@ class Tailer:
         #: Set at each first read after the start or a lost connection. The waiting task clears it.
         self.returned = asyncio.Event()
 
-    def follow(self, request: str, sink: Sink) -> None:
+    def subscribe(self, request_id: str, sink: Sink) -> None:
         """Starts to follow a log at position 1, also if it does not exist yet; ends behind its terminal entry."""
-        self._tails[self._keys.log(request).encode()] = _Tail(request, sink)
+        self._tails[self._keys.log(request_id).encode()] = _Tail(request_id, sink)
         if self._in_read:
             self._news.set()
 
-    def forget(self, request: str) -> None:
+    def unsubscribe(self, request_id: str) -> None:
         """Stops following a log; does nothing if it is not followed."""
-        self._tails.pop(self._keys.log(request).encode(), None)
+        self._tails.pop(self._keys.log(request_id).encode(), None)
 
     async def run(self) -> None:
         """Reads until cancelled, also through failures of Redis."""
@@ -148,13 +148,13 @@ class Tailer:
         """Decodes entries of one log for its sink; an entry that cannot be read ends the request with an error."""
         tail = self._tails.get(key)
         if tail is None:
-            return  # `forget` was called during the read
+            return  # `unsubscribe` was called during the read
         for entry_id, fields in entries:
             try:
                 named = dict(zip(fields[::2], fields[1::2], strict=True))
                 decoded = decode_log_entry(entry_id, named, after=tail.position)
             except WireError as error:
-                logs.get().error("LOG_ENTRY_UNREADABLE", request_id=tail.request, error=str(error))
+                logs.get().error("LOG_ENTRY_UNREADABLE", request_id=tail.request_id, error=str(error))
                 decoded = [EndEntry(tail.position + 1, "error", {"error": str(error), "code": "wire"}, (), "")]
             for entry in decoded:
                 tail.position = entry.position
@@ -166,7 +166,7 @@ class Tailer:
                     return
 
     async def _wake_for_ever(self) -> None:
-        """Interrupts the blocking read, with an entry in the wake stream, when `follow` has added a log."""
+        """Interrupts the blocking read, with an entry in the wake stream, when `subscribe` has added a log."""
         while True:
             await self._news.wait()
             self._news.clear()

@@ -56,8 +56,8 @@ class Readers:
         assert event is not None, "closed"
         read = [0] * len(self.requests)
         # One alarm that is set again when it rings: a timer for every wait would be a tenth of a token's work.
-        heard = loop.time()
-        alarm = None if quiet_s is None else loop.call_at(heard + quiet_s, event.set)
+        last_entry_at = loop.time()
+        alarm = None if quiet_s is None else loop.call_at(last_entry_at + quiet_s, event.set)
         try:
             while True:
                 event.clear()
@@ -67,7 +67,7 @@ class Readers:
                         batch += [(index, entry) for entry in active.entries[read[index] :]]
                         read[index] = len(active.entries)
                 if batch:
-                    heard = loop.time()
+                    last_entry_at = loop.time()
                     yield batch
                     continue
                 if all(active.end is not None for active in self.requests):
@@ -76,9 +76,9 @@ class Readers:
                     where = f"/v1/requests/{self.requests[0].public_id()}"
                     raise GatewayEnds(f"this gateway shuts down; the request goes on, read it at {where}")
                 if alarm is not None and quiet_s is not None and loop.time() >= alarm.when():
-                    quiet = loop.time() >= heard + quiet_s
-                    heard = loop.time() if quiet else heard
-                    alarm = loop.call_at(heard + quiet_s, event.set)
+                    quiet = loop.time() >= last_entry_at + quiet_s
+                    last_entry_at = loop.time() if quiet else last_entry_at
+                    alarm = loop.call_at(last_entry_at + quiet_s, event.set)
                     if quiet:
                         yield []
                         continue

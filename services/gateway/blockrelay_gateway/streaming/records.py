@@ -39,7 +39,7 @@ class Records:
         """`replicated` reads only what replicas of Redis have too, for tokens of nondeterministic devices."""
         self._client, self._keys, self._model, self._replicated = client, keys, model, replicated
 
-    async def read(self, request: str, *, whole: bool = True) -> tuple[dict[bytes, bytes], Log]:
+    async def read(self, request_id: str, *, whole: bool = True) -> tuple[dict[bytes, bytes], Log]:
         """Reads a request's record and log in one transaction; both are empty if the request does not exist.
 
         Without `whole` only the last entry of the log is read. Tokens of nondeterministic devices are read from what
@@ -47,35 +47,37 @@ class Records:
         another protocol.
         """
         both = self._client.pipeline(transaction=True)
-        both.hgetall(self._keys.request(request))
+        both.hgetall(self._keys.request(request_id))
         if whole:
-            both.xrange(self._keys.log(request))
+            both.xrange(self._keys.log(request_id))
         else:
-            both.xrevrange(self._keys.log(request), count=1)
+            both.xrevrange(self._keys.log(request_id), count=1)
         record, log = cast(tuple[dict[bytes, bytes], Log], await both.execute())
-        check_number(record, f"request {request}")
+        check_number(record, f"request {request_id}")
         log = whole_log(record, log)
         if self._replicated and any(b"varies" in fields for _, fields in log):
-            name = self._keys.log(request)
+            name = self._keys.log(request_id)
             entries = ("XRANGE", name, "-", "+") if whole else ("XREVRANGE", name, "+", "-", "COUNT", "1")
-            again = await self._replicated([("HGETALL", self._keys.request(request)), entries])
+            again = await self._replicated([("HGETALL", self._keys.request(request_id)), entries])
             record, log = cast(tuple[dict[bytes, bytes], Log], again)
             log = whole_log(record, log)
         return record, log
 
     async def exist(self, requests: Sequence[str]) -> bool:
         """True if all of these requests were accepted before."""
-        names = [self._keys.request(request) for request in requests]
+        names = [self._keys.request(request_id) for request_id in requests]
         return len(names) == await cast(Any, self._client.exists(*names))
 
-    async def state_and_end(self, request: str) -> tuple[str, str]:
+    async def state_and_end(self, request_id: str) -> tuple[str, str]:
         """The record's state and the reason of its end; "queued" and "" if they are missing."""
-        state, end = await cast(Any, self._client.hmget(self._keys.request(request), "state", "end"))
+        state, end = await cast(Any, self._client.hmget(self._keys.request(request_id), "state", "end"))
         return (state or b"queued").decode(), (end or b"").decode()
 
-    async def look_up(self, request: str, tenant: str) -> None:
+    async def look_up(self, request_id: str, tenant: str) -> None:
         """Raises NotFound unless this tenant may see the request."""
-        self.check(request, await cast(Any, self._client.hmget(self._keys.request(request), "model", "tenant")), tenant)
+        self.check(
+            request_id, await cast(Any, self._client.hmget(self._keys.request(request_id), "model", "tenant")), tenant
+        )
 
     def check(self, name: str, recorded: Sequence[bytes | None], tenant: str) -> None:
         """Raises NotFound for a request of another tenant, and of another model of the cell.
@@ -89,6 +91,6 @@ class Records:
         if recorded[0].decode() != self._model:
             raise NotFound(f"request {name} is for a model that this gateway does not serve", param="id")
 
-    def check_followed(self, name: str, active: ActiveRequest, tenant: str) -> None:
+    def check_active(self, name: str, active: ActiveRequest, tenant: str) -> None:
         """Raises NotFound unless the tenant may see a request that this gateway follows, which is of its model."""
         self.check(name, (self._model.encode(), active.tenant.encode()), tenant)

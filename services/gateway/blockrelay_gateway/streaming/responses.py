@@ -10,7 +10,7 @@ from blockrelay_gateway.draining.drain import GatewayEnds
 from blockrelay_gateway.http import sse
 from blockrelay_gateway.http.errors import error_body
 from blockrelay_gateway.streaming.active_requests.active_request import ActiveRequest
-from blockrelay_gateway.streaming.deltas import Answer, Delta, Relay, failure
+from blockrelay_gateway.streaming.deltas import CollectedAnswer, Delta, Relay, failure
 from blockrelay_gateway.streaming.event_ids import event_id
 from blockrelay_gateway.streaming.readers import Readers
 from blockrelay_gateway.streaming.records import Records
@@ -43,7 +43,7 @@ class ResponseFormat(Protocol):
         """The chunk after the last delta of requests that all ended well; None if the format has none."""
         ...
 
-    def whole(self, answers: Sequence[Answer], requests: Sequence[ActiveRequest]) -> dict[str, Any]:
+    def whole(self, answers: Sequence[CollectedAnswer], requests: Sequence[ActiveRequest]) -> dict[str, Any]:
         """The answer without streaming; every request has ended well."""
         ...
 
@@ -52,7 +52,7 @@ class ResponseFormat(Protocol):
         ...
 
 
-class Source(Protocol):
+class ResponseSource(Protocol):
     """The part of a cell that answers need."""
 
     @property
@@ -70,10 +70,10 @@ class Source(Protocol):
         ...
 
 
-async def collect(source: Source, readers: Readers) -> list[Answer]:
+async def collect(source: ResponseSource, readers: Readers) -> list[CollectedAnswer]:
     """Waits until every request has ended and returns their answers. Raises GatewayEnds if the gateway ends first."""
     relays = [source.relay(active) for active in readers.requests]
-    answers = [Answer() for _ in readers.requests]
+    answers = [CollectedAnswer() for _ in readers.requests]
     async for batch in readers.batches():
         for index, entry in batch:
             answers[index].add(relays[index].push(entry))
@@ -81,7 +81,7 @@ async def collect(source: Source, readers: Readers) -> list[Answer]:
 
 
 async def stream(
-    source: Source,
+    source: ResponseSource,
     readers: Readers,
     form: ResponseFormat,
     *,
@@ -97,10 +97,10 @@ async def stream(
     """
     requests = readers.requests
     relays = [source.relay(active) for active in requests]
-    request, seen = requests[0].public_id(), list(after or (0,) * len(requests))
+    request_id, seen = requests[0].public_id(), list(after or (0,) * len(requests))
 
     def event(data: dict[str, Any], positions: Sequence[int]) -> bytes:
-        return sse.event(data, event_id(request, positions) if with_ids else None)
+        return sse.event(data, event_id(request_id, positions) if with_ids else None)
 
     if with_ids:
         yield sse.RETRY

@@ -27,7 +27,7 @@ Event = dict[str, Any]
 class Listener:
     """One client that listens to status events; a context manager. `events` ends with the gateway."""
 
-    def __init__(self, sources: Sequence["StatusEvents"], tenant: Tenant) -> None:
+    def __init__(self, sources: Sequence["StatusEventFeed"], tenant: Tenant) -> None:
         self.tenant = tenant
         self._sources, self._dropped = sources, 0
         self._queue: asyncio.Queue[Event | None] = asyncio.Queue()
@@ -65,7 +65,7 @@ class Listener:
             yield event
 
 
-class StatusEvents:
+class StatusEventFeed:
     """Delivers the status events of one cell to its listeners. `run` is background work of the gateway."""
 
     def __init__(self, client: redis.asyncio.Redis, keys: Keys, watch: RedisWatch) -> None:
@@ -135,13 +135,13 @@ class StatusEvents:
 
     async def _look_up(self, requests: Iterable[str]) -> None:
         """Reads and remembers the tenants of requests; None for a request that Redis does not know."""
-        unknown = [request for request in requests if request not in self._tenants]
+        unknown = [request_id for request_id in requests if request_id not in self._tenants]
         if unknown:
             ask = self._client.pipeline(transaction=False)
-            for request in unknown:
-                ask.hmget(self._keys.request(request), "model", "tenant")
-            for request, (model, tenant) in zip(unknown, await cast(Any, ask.execute()), strict=True):
-                self._tenants[request] = None if model is None else (tenant or b"").decode()
+            for request_id in unknown:
+                ask.hmget(self._keys.request(request_id), "model", "tenant")
+            for request_id, (model, tenant) in zip(unknown, await cast(Any, ask.execute()), strict=True):
+                self._tenants[request_id] = None if model is None else (tenant or b"").decode()
         while len(self._tenants) > TENANTS_REMEMBERED:
             self._tenants.popitem(last=False)
 

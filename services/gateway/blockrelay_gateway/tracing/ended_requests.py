@@ -146,6 +146,6 @@ class EndedRequests:
         try:
             steps = await stored_steps(self._payload, self._keys, active.id)
         except RedisTrouble as error:
-            self._watch.met(error)
+            self._watch.count_error(error)
             return []
         return stages_of(active.id, spans, steps, record).spans

@@ -15,13 +15,13 @@ _REQUEST, _WORKERS = 1, 2
 _SPANS, _TILES = 1, 2
 
 
-def trace_events(request: str, spans: Sequence[Span], stages: Stages) -> dict[str, Any]:
+def trace_events(request_id: str, spans: Sequence[Span], stages: Stages) -> dict[str, Any]:
     """Returns the trace as an object for JSON. Times are Unix microseconds.
 
-    `request` is the request id that is shown, `spans` are those of `request_spans`, `stages` those of `stages_of`.
+    `request_id` is the request id that is shown, `spans` are those of `request_spans`, `stages` those of `stages_of`.
     """
     events = [
-        _named("process", _REQUEST, 0, f"request {request}"),
+        _named("process", _REQUEST, 0, f"request {request_id}"),
         _named("thread", _REQUEST, _SPANS, "queue and runs"),
         _named("process", _WORKERS, 0, "workers"),
     ]
@@ -39,8 +39,8 @@ def trace_events(request: str, spans: Sequence[Span], stages: Stages) -> dict[st
         who: dict[str, Value] = {"workers": ", ".join(tile.workers)}
         events.append(_slice(_REQUEST, _TILES, tile.doing, tile.start_us, tile.end_us, who))
     tracks = {worker: tid for tid, worker in enumerate(sorted({_worker(span) for span in stages.spans}), 1)}
-    for (stage, worker, blocks), tid in tracks.items():
-        events.append(_named("thread", _WORKERS, tid, f"stage {stage}, blocks {blocks}: {worker}"))
+    for (stage, worker_id, blocks), tid in tracks.items():
+        events.append(_named("thread", _WORKERS, tid, f"stage {stage}, blocks {blocks}: {worker_id}"))
     for span in stages.spans:
         kind = str(span.attributes["blockrelay.kind"])
         events.append(_slice(_WORKERS, tracks[_worker(span)], kind, span.start_us, span.end_us, span.attributes))

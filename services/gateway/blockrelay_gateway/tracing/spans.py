@@ -35,11 +35,11 @@ class TraceIdentity:
     """The client's header, or ""; it also says if the client's trace is sampled."""
 
     @classmethod
-    def of(cls, request: str, traceparent: str) -> "TraceIdentity":
+    def of(cls, request_id: str, traceparent: str) -> "TraceIdentity":
         """The client's trace; without one, a trace of its own whose id derives from the request id."""
         trace_id, parent_id = trace_and_parent(traceparent)
         if not trace_id:
-            return cls(trace_id=_digits(request, 32), parent_id="", traceparent="")
+            return cls(trace_id=_digits(request_id, 32), parent_id="", traceparent="")
         return cls(trace_id=trace_id, parent_id=parent_id, traceparent=traceparent)
 
 
@@ -72,7 +72,7 @@ class Span:
 
 
 def request_spans(
-    request: str, record: Mapping[bytes, bytes], end: EndEntry | None, *, model: str, cell: str, now_ms: int = 0
+    request_id: str, record: Mapping[bytes, bytes], end: EndEntry | None, *, model: str, cell: str, now_ms: int = 0
 ) -> list[Span]:
     """Returns the span of the request, then `queue` and `run` in turns, each run followed by `prefill` and `decode`.
 
@@ -81,11 +81,11 @@ def request_spans(
     cannot be read.
     """
     body = RequestBody.decode(record[b"body"])
-    identity = TraceIdentity.of(request, body.traceparent)
+    identity = TraceIdentity.of(request_id, body.traceparent)
     events = timeline(record)
     if end is None:
         events.append({"event": "end", "at_ms": now_ms})
-    attempts = _Attempts(request, 1000 * events[0]["at_ms"])
+    attempts = _Attempts(request_id, 1000 * events[0]["at_ms"])
     for event in events:
         attempts.next(event)
     error = "" if end is None or end.reason not in _FAILED else str(end.meta.get("code") or end.reason)
@@ -96,7 +96,7 @@ def request_spans(
         start_us=1000 * events[0]["at_ms"],
         end_us=attempts.now,
         server=True,
-        attributes=_attributes(request, body, record, end, model=model, cell=cell)
+        attributes=_attributes(request_id, body, record, end, model=model, cell=cell)
         | {"blockrelay.runs": attempts.runs}
         | attempts.first_token(),
         error=error,
@@ -113,8 +113,8 @@ class _Attempts:
     seen so far.
     """
 
-    def __init__(self, request: str, accepted_us: int) -> None:
-        self._request, self.root = request, span_id(request, "request")
+    def __init__(self, request_id: str, accepted_us: int) -> None:
+        self._request, self.root = request_id, span_id(request_id, "request")
         self.spans: list[Span] = []
         self.now = self._accepted = accepted_us
         self.runs = self._waits = 0
@@ -205,7 +205,7 @@ class _Attempts:
 
 
 def _attributes(
-    request: str, body: RequestBody, record: Mapping[bytes, bytes], end: EndEntry | None, *, model: str, cell: str
+    request_id: str, body: RequestBody, record: Mapping[bytes, bytes], end: EndEntry | None, *, model: str, cell: str
 ) -> dict[str, Value]:
     """The attributes of the span of the whole request."""
     attributes: dict[str, Value] = {
@@ -213,7 +213,7 @@ def _attributes(
         "gen_ai.provider.name": "blockrelay",
         "gen_ai.request.model": model,
         "gen_ai.response.model": model,
-        "gen_ai.response.id": request,
+        "gen_ai.response.id": request_id,
         "gen_ai.usage.input_tokens": int(body.prompt.size),
         "gen_ai.usage.output_tokens": int(record[b"committed"]),
         "blockrelay.cell": cell,
@@ -246,9 +246,9 @@ def _operation(body: RequestBody) -> str:
     return "text_completion" if body.logits == "none" else "tensor_step"
 
 
-def span_id(request: str, name: str, number: int = 0) -> str:
+def span_id(request_id: str, name: str, number: int = 0) -> str:
     """The id of a span, 16 hex digits, which derives from request id, name and number."""
-    return _digits(f"{request}/{name}/{number}", 16)
+    return _digits(f"{request_id}/{name}/{number}", 16)
 
 
 def _digits(name: str, length: int) -> str:

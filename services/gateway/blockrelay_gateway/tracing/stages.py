@@ -38,7 +38,9 @@ class Stages:
     tiles: list[Tile]
 
 
-def stages_of(request: str, spans: Sequence[Span], steps: Iterable[StageSpan], record: Mapping[bytes, bytes]) -> Stages:
+def stages_of(
+    request_id: str, spans: Sequence[Span], steps: Iterable[StageSpan], record: Mapping[bytes, bytes]
+) -> Stages:
     """Makes the spans and tiles of a request's steps.
 
     It changes `spans`, those of `request_spans`: each run gets the seconds of each kind of tile, the request the number
@@ -52,7 +54,7 @@ def stages_of(request: str, spans: Sequence[Span], steps: Iterable[StageSpan], r
     for step in sorted(steps, key=lambda step: (step.began_us, step.stage)):
         parent = _run_of(step, runs, record) or whole
         under[parent.span_id].append(step)
-        made.append(_span(request, parent, step))
+        made.append(_span(request_id, parent, step))
     for run in [run for run in runs if run.span_id in under]:
         spent = dict.fromkeys(get_args(Doing), 0)
         for tile in (run_tiles := tiles(run, under[run.span_id])):
@@ -70,14 +72,16 @@ def tiles(run: Span, steps: Iterable[StageSpan]) -> list[Tile]:
     changes: dict[int, list[tuple[Counter[str], str, int]]] = {run.start_us: [], run.end_us: []}
     computing, waiting = Counter[str](), Counter[str]()
     for one in bounded:
-        changes.setdefault(one.ready_us, []).append((waiting, one.step.worker, 1))
-        changes.setdefault(one.began_us, []).extend([(waiting, one.step.worker, -1), (computing, one.step.worker, 1)])
-        changes.setdefault(one.ended_us, []).append((computing, one.step.worker, -1))
+        changes.setdefault(one.ready_us, []).append((waiting, one.step.worker_id, 1))
+        changes.setdefault(one.began_us, []).extend(
+            [(waiting, one.step.worker_id, -1), (computing, one.step.worker_id, 1)]
+        )
+        changes.setdefault(one.ended_us, []).append((computing, one.step.worker_id, -1))
     between = _Between(run, bounded)
     result: list[Tile] = []
     for start, end in pairwise(sorted(changes)):
-        for counts, worker, change in changes[start]:
-            counts[worker] += change
+        for counts, worker_id, change in changes[start]:
+            counts[worker_id] += change
         doing, workers = between.at(start, end)
         if there := _present(computing):
             doing, workers = "computing", there
@@ -94,7 +98,7 @@ def _times(step: StageSpan) -> tuple[int, int, int]:
 
 
 def _present(counts: Counter[str]) -> tuple[str, ...]:
-    return tuple(sorted(worker for worker, count in counts.items() if count > 0))
+    return tuple(sorted(worker_id for worker_id, count in counts.items() if count > 0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,13 +127,13 @@ class _Between:
         before, after = bisect_right(self._ends, start), bisect_left(self._readies, end)
         coming = self._by_ready[after].step if after < len(self._readies) else None
         if not before:
-            return "claiming", (coming.worker,) if coming else ()
+            return "claiming", (coming.worker_id,) if coming else ()
         last = self._by_end[before - 1].step
         if coming:
-            return ("sending", (coming.worker,)) if coming.stage > last.stage else ("sampling", (last.worker,))
+            return ("sending", (coming.worker_id,)) if coming.stage > last.stage else ("sampling", (last.worker_id,))
         if self._failed:
-            return "silent", (last.worker,)
-        return ("committing" if last.stage == self._last_stage else "sending"), (last.worker,)
+            return "silent", (last.worker_id,)
+        return ("committing" if last.stage == self._last_stage else "sending"), (last.worker_id,)
 
 
 def missing(steps: Iterable[StageSpan]) -> int:
@@ -139,7 +143,7 @@ def missing(steps: Iterable[StageSpan]) -> int:
     """
     numbers: dict[tuple[int, str], list[int]] = defaultdict(list)
     for step in steps:
-        numbers[step.run, step.worker].append(step.number)
+        numbers[step.run, step.worker_id].append(step.number)
     return sum(max(some) + 1 - len(set(some)) for some in numbers.values())
 
 
@@ -153,17 +157,17 @@ def _run_of(step: StageSpan, runs: Sequence[Span], record: Mapping[bytes, bytes]
     return runs[min(max(step.run - before - 1, 0), len(runs) - 1)] if runs else None
 
 
-def _span(request: str, parent: Span, step: StageSpan) -> Span:
+def _span(request_id: str, parent: Span, step: StageSpan) -> Span:
     return Span(
         name="stage",
-        span_id=span_id(request, f"stage/{step.run}/{step.worker}", step.number),
+        span_id=span_id(request_id, f"stage/{step.run}/{step.worker_id}", step.number),
         parent_id=parent.span_id,
         start_us=step.began_us,
         end_us=step.ended_us,
         attributes={
             "blockrelay.stage": step.stage,
             "blockrelay.blocks": step.blocks,
-            "blockrelay.worker": step.worker,
+            "blockrelay.worker": step.worker_id,
             "blockrelay.run": step.run,
             "blockrelay.kind": step.kind,
             "blockrelay.position": step.position,

@@ -14,17 +14,17 @@ from blockrelay.protocol.keys import Keys
 _Entries = Sequence[tuple[bytes, Mapping[bytes, bytes]]]
 
 
-async def stored_steps(payload: redis.asyncio.Redis, keys: Keys, request: str) -> list[StageSpan]:
+async def stored_steps(payload: redis.asyncio.Redis, keys: Keys, request_id: str) -> list[StageSpan]:
     """The steps in the order in which they were written; empty if they are gone. Raises RedisTrouble."""
-    entries = cast(_Entries, await cast(Any, payload.xrange(keys.trace(request))))
-    return await asyncio.to_thread(_decode, request, entries) if entries else []
+    entries = cast(_Entries, await cast(Any, payload.xrange(keys.trace(request_id))))
+    return await asyncio.to_thread(_decode, request_id, entries) if entries else []
 
 
-def _decode(request: str, entries: _Entries) -> list[StageSpan]:
+def _decode(request_id: str, entries: _Entries) -> list[StageSpan]:
     steps: list[StageSpan] = []
     for _, fields in entries:
         try:
             steps.append(StageSpan.decode(fields))
         except WireError as error:  # the step counts as missing, as if it had never been written
-            logs.get().warning("STAGE_SPAN_REFUSED", request_id=request, error=str(error))
+            logs.get().warning("STAGE_SPAN_REFUSED", request_id=request_id, error=str(error))
     return steps

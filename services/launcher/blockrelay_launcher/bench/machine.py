@@ -23,7 +23,7 @@ def describe_machine() -> dict[str, Any]:
         "memory_gib": round(total_bytes() / 2**30, 1),
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
-        "versions": {name: found for name in _PACKAGES if (found := _version(name))},
+        "versions": {name: installed for name in _PACKAGES if (installed := _version(name))},
     }
 
 

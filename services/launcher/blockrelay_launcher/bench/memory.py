@@ -23,7 +23,7 @@ _PAGES_USED = re.compile(r"^blockrelay_worker_kv_pages_used\{.*\} (\S+)$", re.M)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Weight:
+class WorkerMemory:
     """The memory of one worker at one time, in bytes."""
 
     worker: str
@@ -50,7 +50,7 @@ class Weight:
 
     def entry(self) -> dict[str, Any]:
         """Returns the entry of the report."""
-        fields = {name: getattr(self, name) for name in Weight.__dataclass_fields__}
+        fields = {name: getattr(self, name) for name in WorkerMemory.__dataclass_fields__}
         return {**fields, "ratio": round(self.ratio, 3)}
 
 
@@ -72,7 +72,7 @@ def parse_status(text: str) -> dict[str, int]:
     return {name: int(kib) * 1024 for name, kib in sizes}
 
 
-def weigh(folder: BlockFolder, data: Path) -> list[Weight]:
+def weigh(folder: BlockFolder, data: Path) -> list[WorkerMemory]:
     """Returns the present memory of every ready worker of the `up` on the folder `data`."""
     running = read_running(data)
     cell = CellAddress(running.redis_url, Settings(cell=running.cell))
@@ -80,12 +80,12 @@ def weigh(folder: BlockFolder, data: Path) -> list[Weight]:
     return [_weigh_one(folder.manifest, worker) for worker in workers if worker["state"] == "ready"]
 
 
-def _weigh_one(manifest: Manifest, worker: dict[str, Any]) -> Weight:
+def _weigh_one(manifest: Manifest, worker: dict[str, Any]) -> WorkerMemory:
     first, last = worker["first"], worker["last"]
     url = f"http://{worker['host']}:{worker['port']}/metrics"
     used = _PAGES_USED.search(httpx.get(url, timeout=5, trust_env=False).text)
     memory = parse_status(Path(f"/proc/{worker['pid']}/status").read_text())
-    return Weight(
+    return WorkerMemory(
         worker=worker["id"],
         stage=worker["stage"],
         rss_anon=memory["RssAnon"],
@@ -103,23 +103,23 @@ class Scales(threading.Thread):
     def __init__(self, folder: BlockFolder, data: Path) -> None:
         super().__init__(name="scales", daemon=True)
         self._folder, self._data, self._done = folder, data, threading.Event()
-        self._seen: list[Weight] = []
+        self._seen: list[WorkerMemory] = []
 
     def run(self) -> None:
         """Measures until `stop`; Thread calls it."""
         while not self._done.wait(SAMPLE_EVERY_S):
             self._seen += weigh(self._folder, self._data)
 
-    def stop(self) -> list[Weight]:
+    def stop(self) -> list[WorkerMemory]:
         """Ends the thread and returns the memory of each worker at the time of its most KV pages."""
         self._done.set()
         self.join()
         return heaviest(self._seen or weigh(self._folder, self._data))
 
 
-def heaviest(seen: Sequence[Weight]) -> list[Weight]:
+def heaviest(seen: Sequence[WorkerMemory]) -> list[WorkerMemory]:
     """Returns for each worker the measurement with the most KV (the last of equals), in the order of stages."""
-    best: dict[str, Weight] = {}
+    best: dict[str, WorkerMemory] = {}
     for one in seen:
         if one.worker not in best or one.kv >= best[one.worker].kv:
             best[one.worker] = one

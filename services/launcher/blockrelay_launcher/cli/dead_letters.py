@@ -40,7 +40,7 @@ class DeadLetter:
 
     entry: str
     """Id of the stream entry; it begins with the time in milliseconds."""
-    request: str
+    request_id: str
     """Id of the request."""
     why: str
     error: str
@@ -59,7 +59,7 @@ class DeadLetter:
     def summary(self) -> dict[str, Any]:
         """Returns the letter as JSON fields, without the prompt, which is private to its sender."""
         facts: dict[str, Any] = {
-            "id": self.request,
+            "id": self.request_id,
             "when": self.when.isoformat(timespec="seconds"),
             "why": self.why,
             "error": self.error,
@@ -87,7 +87,7 @@ def read_letters(client: redis.Redis, keys: Keys) -> list[DeadLetter]:
     return [
         DeadLetter(
             entry=entry.decode(),
-            request=text(fields, b"request"),
+            request_id=text(fields, b"request"),
             why=text(fields, b"reason"),
             error=text(fields, b"error"),
             committed=int(fields[b"committed"]),
@@ -99,12 +99,12 @@ def read_letters(client: redis.Redis, keys: Keys) -> list[DeadLetter]:
     ]
 
 
-def _find(cell: CellAddress, request: str) -> DeadLetter:
+def _find(cell: CellAddress, request_id: str) -> DeadLetter:
     """Returns the newest dead letter of a request id. Raises UsageError if there is none."""
     with connected(cell) as client:
-        letters = [one for one in read_letters(client, cell.keys) if one.request == own_id(request)]
+        letters = [one for one in read_letters(client, cell.keys) if one.request_id == own_id(request_id)]
     if not letters:
-        raise UsageError(f"there is no dead letter of {request} (see: {typed('dead-letters list')})")
+        raise UsageError(f"there is no dead letter of {request_id} (see: {typed('dead-letters list')})")
     return letters[-1]
 
 
@@ -127,7 +127,7 @@ def show_all(
         for one in letters:
             facts = one.summary()
             when = one.when.strftime("%Y-%m-%d %H:%M:%S")
-            table.add_row(one.request, when, one.why, f"{facts['prompt_tokens'] or '?'} tokens", str(one.committed))
+            table.add_row(one.request_id, when, one.why, f"{facts['prompt_tokens'] or '?'} tokens", str(one.committed))
         Console(soft_wrap=True).print(table)
 
 
@@ -159,11 +159,11 @@ def replay(
     model_key = open_block_folder(folder, blocks=[]).model_key
     letter = _find(cell, request)
     if model_key != letter.model:
-        raise UsageError(f"{letter.request} was for another model than {folder}: choose it with --model")
-    typer.echo(f"{letter.request}: {letter.why}, {letter.committed} tokens were committed. Now alone:")
+        raise UsageError(f"{letter.request_id} was for another model than {folder}: choose it with --model")
+    typer.echo(f"{letter.request_id}: {letter.why}, {letter.committed} tokens were committed. Now alone:")
     sys.stdout.flush()
     argv = [sys.executable, "-P", "-m", "blockrelay_worker.offline.replay"]
-    argv += ["--model", str(folder), "--request", letter.request]
+    argv += ["--model", str(folder), "--request", letter.request_id]
     code = subprocess.run(argv, input=letter.body, check=False, env=os.environ.copy()).returncode
     if code < 0:
         typer.echo(f"\nthe process was killed by signal {-code}: it kills its worker")

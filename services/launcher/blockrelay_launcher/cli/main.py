@@ -21,7 +21,7 @@ from blockrelay_launcher.cli.version import version_text
 from blockrelay_launcher.demo.options import DemoOptions
 from blockrelay_launcher.onnx_blocks import command as onnx_blocks
 from blockrelay_launcher.option_groups import with_option_groups
-from blockrelay_launcher.passed_on import PASSED_ON, become
+from blockrelay_launcher.other_services import OTHER_SERVICES, become
 from blockrelay_launcher.supervisor.up import up
 from blockrelay_launcher.up_options.groups import (
     AdvancedOptions,
@@ -143,19 +143,19 @@ def demo(options: DemoOptions) -> None:
     raise typer.Exit(run_demo(options))
 
 
-_PASSED_ON = {"ignore_unknown_options": True, "allow_interspersed_args": False, "help_option_names": []}
+_FORWARDED = {"ignore_unknown_options": True, "allow_interspersed_args": False, "help_option_names": []}
 Arguments = Annotated[list[str] | None, typer.Argument(metavar="...", help="See --help of the command itself.")]
 
 
 def _pass_on(name: str) -> None:
     """Adds a command that another process runs, with its own options and help."""
 
-    @app.command(name, context_settings=_PASSED_ON, add_help_option=False)
+    @app.command(name, context_settings=_FORWARDED, add_help_option=False)
     def command(arguments: Arguments = None) -> None:  # pyright: ignore[reportUnusedFunction]
         become(name, arguments)
 
 
-for _name in PASSED_ON:
+for _name in OTHER_SERVICES:
     _pass_on(_name)
 
 

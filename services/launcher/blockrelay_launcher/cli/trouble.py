@@ -14,7 +14,7 @@ import redis
 from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.plan import WorkerInfo, slow_workers
 from blockrelay.quantities import counted, format_seconds
-from blockrelay.redis.registry import read_books, read_lost_devices, read_oldest
+from blockrelay.redis.registry import read_accounting, read_lost_devices, read_oldest
 from blockrelay.typed_command import typed
 from blockrelay_launcher.policy import FULL_REDIS_SHARE, REDIS_MEASUREMENTS, SLOW_REDIS_S, STILL_S
 
@@ -29,7 +29,7 @@ def read_trouble(client: redis.Redis, keys: Keys, workers: Mapping[str, Sequence
     memory = client.info("memory")
     return {
         "oldest": _oldest(client, keys),
-        "books": {model: asdict(read_books(client, keys, model)) for model in workers},
+        "books": {model: asdict(read_accounting(client, keys, model)) for model in workers},
         "numerics": {model: _waiting_for_numerics(client, keys, model, there) for model, there in workers.items()},
         "slow": {model: slow_workers(there) for model, there in workers.items()},
         "lost_devices": [asdict(lost) for lost in read_lost_devices(client, keys)],
@@ -44,12 +44,12 @@ def sentences(trouble: Mapping[str, Any]) -> list[str]:
     if (oldest := trouble["oldest"]) and oldest["seconds"] >= STILL_S:
         where = f"on {', '.join(oldest['workers'])}" if oldest["workers"] else "waits for a worker"
         lines.append(f"no progress for {format_seconds(oldest['seconds'])}: {oldest['request']}, {where}")
-    for books in trouble["books"].values():
-        if missing := books["accepted"] - sum(books["ended"].values()) - books["in_flight"]:
-            ended = ", ".join(f"{reason} {count}" for reason, count in sorted(books["ended"].items())) or "none"
+    for accounting in trouble["books"].values():
+        if missing := accounting["accepted"] - sum(accounting["ended"].values()) - accounting["in_flight"]:
+            ended = ", ".join(f"{reason} {count}" for reason, count in sorted(accounting["ended"].items())) or "none"
             lines.append(
-                f"the books do not balance by {missing}: {books['accepted']} accepted, "
-                f"ended {ended}, {books['in_flight']} in flight"
+                f"the books do not balance by {missing}: {accounting['accepted']} accepted, "
+                f"ended {ended}, {accounting['in_flight']} in flight"
             )
     for waiting in trouble["numerics"].values():
         lines += [

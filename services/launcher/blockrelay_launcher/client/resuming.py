@@ -48,7 +48,7 @@ def resuming_stream(
     headers: Mapping[str, str] | None = None,
     patience_s: float = 300.0,
     retrying: Callable[[str], None] = lambda why: None,
-    accepted: Callable[[str], None] = lambda request: None,
+    accepted: Callable[[str], None] = lambda request_id: None,
     http: httpx.Client | None = None,
 ) -> Generator[Event, None, None]:
     """Yields every event of the answer once, in order. The last one may have "error", if the request failed.

@@ -22,9 +22,9 @@ PATIENCE_S = 60.0
 class Answer:
     """One request and its answer so far. Times are of the monotonic clock, in seconds."""
 
-    asked: float
+    asked_at: float
     """Time at which the request was sent."""
-    request: str = ""
+    request_id: str = ""
     """Id of the request; empty until a gateway has accepted it."""
     first: float | None = None
     last: float | None = None
@@ -42,7 +42,7 @@ class Answer:
 
     def accepted(self, request_id: str) -> None:
         """Stores the id that a gateway gave the request."""
-        self.request = request_id
+        self.request_id = request_id
 
     def take(self, chunk: Mapping[str, Any]) -> str:
         """Stores the fields of a chunk (completion or chat) and returns its text."""
@@ -108,9 +108,9 @@ def streamed(
 
 def cancel(http: httpx.Client, url: str, answer: Answer) -> None:
     """Cancels the request, if it was accepted. A request whose reader only disconnects is kept for a while."""
-    if answer.request:
+    if answer.request_id:
         with contextlib.suppress(httpx.HTTPError):
-            http.delete(f"{url}/v1/requests/{answer.request}")
+            http.delete(f"{url}/v1/requests/{answer.request_id}")
 
 
 def error_fields(refused: Refused) -> dict[str, Any]:

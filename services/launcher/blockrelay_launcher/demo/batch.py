@@ -93,7 +93,9 @@ class _Batch:
             error = one_line(refused)
         finally:
             del self._under_way[index]
-        return Result(index=index, prompt=prompt, answer=answer, total_s=time.monotonic() - answer.asked, error=error)
+        return Result(
+            index=index, prompt=prompt, answer=answer, total_s=time.monotonic() - answer.asked_at, error=error
+        )
 
     def _check_over(self, why: str = "") -> None:
         if self._over.is_set():

@@ -24,7 +24,7 @@ class Result:
     @property
     def first_token_s(self) -> float | None:
         """Seconds from the request to the first text; None without one."""
-        return None if self.answer.first is None else self.answer.first - self.answer.asked
+        return None if self.answer.first is None else self.answer.first - self.answer.asked_at
 
     def to_json(self) -> dict[str, Any]:
         """Returns the object that `--json` prints for this prompt."""

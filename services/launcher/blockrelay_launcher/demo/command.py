@@ -87,7 +87,7 @@ def _rows(manifest: Manifest, stages: int, ready_s: float, answer: Answer) -> di
         "tokens": f"{answer.tokens} (finish reason: {answer.reason})",
     }
     if answer.first is not None and answer.last is not None:
-        rows["time to first token"] = f"{1000 * (answer.first - answer.asked):.0f} ms"
+        rows["time to first token"] = f"{1000 * (answer.first - answer.asked_at):.0f} ms"
         if answer.last > answer.first:
             rows["tokens per second"] = f"{(answer.tokens - 1) / (answer.last - answer.first):.0f}"
     rows["fallbacks"] = str(answer.fallbacks)

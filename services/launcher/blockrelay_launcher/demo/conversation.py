@@ -54,7 +54,7 @@ class Conversation:
 
 
 @dataclass(slots=True)
-class Totals:
+class ConversationTotals:
     """The figures of a chat; times in seconds."""
 
     turns: int = 0

@@ -28,7 +28,7 @@ from blockrelay_launcher.demo.answer import (
 from blockrelay_launcher.demo.conversation import (
     COMMANDS,
     Conversation,
-    Totals,
+    ConversationTotals,
     command_of,
     is_beyond_the_context,
     left_out,
@@ -72,7 +72,7 @@ class _Chat:
     interrupts: Interrupts
     terminal: bool
     conversation: Conversation = field(default_factory=Conversation, init=False)
-    totals: Totals = field(default_factory=Totals, init=False)
+    totals: ConversationTotals = field(default_factory=ConversationTotals, init=False)
 
     def run(self) -> None:
         """Reads and answers turns until the end of the input, /quit, or Ctrl-C between answers."""
@@ -144,8 +144,8 @@ class _Chat:
         self.totals.cancelled += cancelled
         self.totals.add(
             tokens=answer.tokens,
-            first_s=answer.first and answer.first - answer.asked,
-            last_s=answer.last and answer.last - answer.asked,
+            first_s=answer.first and answer.first - answer.asked_at,
+            last_s=answer.last and answer.last - answer.asked_at,
         )
         if answer.text or not cancelled:
             self.conversation.add(question, answer.text, without=forgotten)

@@ -15,7 +15,7 @@ import httpx
 from blockrelay.protocol.tensors import decode_tensor
 from blockrelay_launcher.client import resuming
 from blockrelay_launcher.client.resuming import TRY_AGAIN, Refused
-from blockrelay_launcher.drill.workload import Ask
+from blockrelay_launcher.drill.workload import DrillRequest
 
 Kind = Literal["stream", "background", "cancelled", "session"]
 #: Kinds of requests other than sessions, and their shares.
@@ -27,14 +27,14 @@ POLL_S = 0.25
 
 
 @dataclass(slots=True, kw_only=True)
-class Seen:
+class RequestRecord:
     """The record that a client keeps of one request. Times are of the monotonic clock, in seconds."""
 
-    ask: int
+    number: int
     """Number of the request's `Ask`."""
     kind: Kind
     started: float
-    request: str = ""
+    request_id: str = ""
     """Id of the request; empty until it was accepted."""
     events: list[float] = field(default_factory=list[float])
     """Time of each event."""
@@ -60,13 +60,13 @@ class Seen:
     @property
     def accepted(self) -> bool:
         """True once a gateway has accepted the request."""
-        return bool(self.request)
+        return bool(self.request_id)
 
     def take(self, event_id: str, data: dict[str, Any]) -> None:
         """Records one event of the stream."""
         request_id, _, position = event_id.rpartition(":")
         self.events.append(time.monotonic())
-        self.request = request_id or self.request
+        self.request_id = request_id or self.request_id
         if int(position) <= self.position:
             self.repeated += 1
             return
@@ -88,15 +88,15 @@ class Abandoned(Exception):
 
 @dataclass(slots=True)
 class Load:
-    """The load of a drill: threads that each have one request under way, drawn at random from `asks`."""
+    """The load of a drill: threads that each have one request under way, drawn at random from `requests`."""
 
     urls: Sequence[str]
     """The gateways."""
-    asks: Sequence[Ask]
+    requests: Sequence[DrillRequest]
     clients: int
     """Number of threads."""
     rng: Random
-    seen: list[Seen] = field(default_factory=list[Seen], init=False)
+    seen: list[RequestRecord] = field(default_factory=list[RequestRecord], init=False)
     """The records of all requests so far."""
     logits: dict[str, str] = field(default_factory=dict[str, str], init=False)
     """Base64 of the float16 logits of all steps of sessions, by their digests."""
@@ -133,12 +133,12 @@ class Load:
 
     def _client(self, rng: Random) -> None:
         while not self._over.is_set():
-            ask = rng.randrange(len(self.asks))
-            kind: Kind = "session" if self.asks[ask].cuts else rng.choices(KINDS, SHARES)[0]
-            seen = Seen(ask=ask, kind=kind, started=time.monotonic())
+            number = rng.randrange(len(self.requests))
+            kind: Kind = "session" if self.requests[number].cuts else rng.choices(KINDS, SHARES)[0]
+            seen = RequestRecord(number=number, kind=kind, started=time.monotonic())
             with self._lock:
                 self.seen.append(seen)
-            body = self.asks[ask].body()
+            body = self.requests[number].body()
             if rng.random() < 0.5:  # a salt of its own: no prefix hit
                 body["cache_salt"] = f"{rng.getrandbits(64):x}"
             key = f"drill-{rng.getrandbits(96):024x}"
@@ -161,7 +161,7 @@ class Load:
         if self._now.is_set():
             raise Abandoned
 
-    def _events(self, seen: Seen, body: dict[str, Any], key: str) -> Iterator[resuming.Event]:
+    def _events(self, seen: RequestRecord, body: dict[str, Any], key: str) -> Iterator[resuming.Event]:
         def cut(why: str) -> None:
             seen.cuts.append(time.monotonic())
             self._check_abandoned()
@@ -170,13 +170,13 @@ class Load:
             self.urls, "/v1/completions", body, key=key, patience_s=PATIENCE_S, retrying=cut
         )
 
-    def _stream(self, seen: Seen, body: dict[str, Any], key: str, rng: Random) -> None:
+    def _stream(self, seen: RequestRecord, body: dict[str, Any], key: str, rng: Random) -> None:
         for event in self._events(seen, body, key):
             seen.take(event.id, event.data)
             self._check_abandoned()
         seen.ended = time.monotonic()
 
-    def _cancel(self, seen: Seen, body: dict[str, Any], key: str, rng: Random) -> None:
+    def _cancel(self, seen: RequestRecord, body: dict[str, Any], key: str, rng: Random) -> None:
         """Streams a request and cancels it after some tokens."""
         enough = rng.randint(1, 30)
         for event in self._events(seen, body, key):
@@ -186,33 +186,33 @@ class Load:
                 self._delete(seen, rng)
         seen.ended = time.monotonic()
 
-    def _delete(self, seen: Seen, rng: Random) -> None:
+    def _delete(self, seen: RequestRecord, rng: Random) -> None:
         """Cancels a request. An unknown one (404) is no error, and its stream goes on.
 
         It had ended and was forgotten early for lack of memory, or Redis lost the end of its log.
         """
         try:
-            self._ask("DELETE", f"/v1/requests/{seen.request}", rng)
+            self._ask("DELETE", f"/v1/requests/{seen.request_id}", rng)
         except Refused as error:
             if error.status != 404:
                 raise
 
-    def _background(self, seen: Seen, body: dict[str, Any], key: str, rng: Random) -> None:
+    def _background(self, seen: RequestRecord, body: dict[str, Any], key: str, rng: Random) -> None:
         """Sends a background request and polls it, at any gateway, until it has ended."""
 
         def send() -> None:
             answer = self._ask("POST", "/v1/completions", rng, {**body, "background": True}, {"Idempotency-Key": key})
-            seen.request = json.loads(answer.content)["id"]
+            seen.request_id = json.loads(answer.content)["id"]
 
         send()
         self._poll(seen, rng, missing=send)
 
-    def _poll(self, seen: Seen, rng: Random, missing: Callable[[], None]) -> None:
+    def _poll(self, seen: RequestRecord, rng: Random, missing: Callable[[], None]) -> None:
         """Polls a request until it has ended; `missing` is called if it is unknown (see `_ask`)."""
         while True:
             self._now.wait(POLL_S)
             self._check_abandoned()
-            answer = self._ask("GET", f"/v1/requests/{seen.request}", rng, missing=missing)
+            answer = self._ask("GET", f"/v1/requests/{seen.request_id}", rng, missing=missing)
             state = answer.json()
             seen.events.append(time.monotonic())
             if state["status"] not in ("queued", "running"):
@@ -224,13 +224,13 @@ class Load:
                 seen.ended = time.monotonic()
                 return
 
-    def _session(self, seen: Seen, key: str, rng: Random) -> None:
+    def _session(self, seen: RequestRecord, key: str, rng: Random) -> None:
         """Runs the steps of a tensor session in order. Each step has an idempotency key, so that it may be repeated."""
-        for number in range(1, len(self.asks[seen.ask].cuts) + 1):
-            body = {**self.asks[seen.ask].step(number), "session_id": key}
+        for number in range(1, len(self.requests[seen.number].cuts) + 1):
+            body = {**self.requests[seen.number].step(number), "session_id": key}
             answer = self._ask("POST", "/v1/infer", rng, body, {"Idempotency-Key": f"{key}-{number}"}).json()
             seen.events.append(time.monotonic())
-            seen.request = key
+            seen.request_id = key
             logits = decode_tensor(answer["outputs"]["logits"], param="logits", max_elements=1 << 24)
             seen.fingerprints.append(answer["system_fingerprint"] or "")
             seen.fallbacks += len(answer.get("fallback_events") or ())

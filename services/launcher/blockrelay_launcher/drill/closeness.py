@@ -13,14 +13,14 @@ from typing import Any, Literal, NamedTuple
 
 from blockrelay.errors import ServiceUnavailable
 from blockrelay.host.child_command import run_command
-from blockrelay_launcher.drill.clients import Seen
-from blockrelay_launcher.drill.workload import Ask, incomplete
+from blockrelay_launcher.drill.clients import RequestRecord
+from blockrelay_launcher.drill.workload import DrillRequest, incomplete
 
 
 class Claim(NamedTuple):
     """The part of an answer that a reference can check."""
 
-    ask: int
+    number: int
     """Number of the request's `Ask`."""
     given: tuple[int, ...] | tuple[str, ...]
     """The tokens of a greedy answer, or the digests of the logits of a session's steps."""
@@ -39,12 +39,12 @@ class Verdict(NamedTuple):
     """True if a GPU computed a part of it."""
 
 
-def claim_of(asks: Sequence[Ask], one: Seen) -> Claim | None:
+def claim_of(requests: Sequence[DrillRequest], one: RequestRecord) -> Claim | None:
     """Returns what a reference can check of a request; None for a sampled answer and for one without content."""
     if one.kind == "session":
-        return Claim(one.ask, tuple(one.digests)) if one.digests else None
-    greedy = asks[one.ask].params.temperature == 0
-    return Claim(one.ask, tuple(one.tokens)) if greedy and one.tokens else None
+        return Claim(one.number, tuple(one.digests)) if one.digests else None
+    greedy = requests[one.number].params.temperature == 0
+    return Claim(one.number, tuple(one.tokens)) if greedy and one.tokens else None
 
 
 def computed_by(fingerprints: Iterable[str], ids: Collection[str]) -> bool:
@@ -61,7 +61,7 @@ def longest_of(claims: Iterable[Claim]) -> dict[Claim, Claim]:
     by_claim: dict[Claim, Claim] = {}
     longest: Claim | None = None
     for claim in sorted(set(claims), reverse=True):  # a claim comes right after the ones that begin with it
-        if longest is None or longest.ask != claim.ask or longest.given[: len(claim.given)] != claim.given:
+        if longest is None or longest.number != claim.number or longest.given[: len(claim.given)] != claim.given:
             longest = claim
         by_claim[claim] = longest
     return by_claim
@@ -75,31 +75,31 @@ class Closeness:
     """
 
     model: Path
-    asks: Sequence[Ask]
+    requests: Sequence[DrillRequest]
     logits: Mapping[str, str]
     _tolerance: Mapping[str, float] = field(default_factory=dict[str, float], init=False)
     _off: dict[Claim, Sequence[float]] = field(default_factory=dict[Claim, Sequence[float]], init=False)
 
-    def prepare(self, seen: Iterable[Seen]) -> None:
+    def prepare(self, seen: Iterable[RequestRecord]) -> None:
         """Measures all answers in `seen` with the reference. Raises ServiceUnavailable if it fails."""
-        whole = longest_of(claim for one in seen if (claim := claim_of(self.asks, one)) is not None)
+        whole = longest_of(claim for one in seen if (claim := claim_of(self.requests, one)) is not None)
         claims = sorted(set(whole.values()))
         if claims:
             self._tolerance, measured = _measured(self.model, [self._question(claim) for claim in claims])
             of = dict(zip(claims, measured, strict=True))
             self._off = {claim: of[longest][: len(claim.given)] for claim, longest in whole.items()}
 
-    def verdict(self, one: Seen, *, on_gpu: bool) -> Verdict:
+    def verdict(self, one: RequestRecord, *, on_gpu: bool) -> Verdict:
         """Returns the verdict on a request that has ended."""
-        claim = claim_of(self.asks, one)
+        claim = claim_of(self.requests, one)
         if one.kind != "session" and (one.kind != "cancelled" or one.finish_reason):
-            wrong = incomplete(self.asks[one.ask], len(one.tokens), one.finish_reason)
+            wrong = incomplete(self.requests[one.number], len(one.tokens), one.finish_reason)
         else:
             wrong = ""
         beyond = "" if wrong or claim is None else self._beyond(claim, one)
         return Verdict(wrong or beyond, bool(beyond), "whole" if claim is None else "tolerance", on_gpu)
 
-    def _beyond(self, claim: Claim, one: Seen) -> str:
+    def _beyond(self, claim: Claim, one: RequestRecord) -> str:
         """Returns a sentence on the first distance beyond the tolerance; "" if there is none."""
         of_rows = one.kind == "session"
         tolerance = self._tolerance["row" if of_rows else "token"]
@@ -112,11 +112,11 @@ class Closeness:
 
     def _question(self, claim: Claim) -> dict[str, Any]:
         """Returns the JSON object with which the reference process checks a claim."""
-        ask = self.asks[claim.ask]
-        if not ask.cuts:
-            return {"prompt": ask.prompt, "answer": claim.given}
+        request = self.requests[claim.number]
+        if not request.cuts:
+            return {"prompt": request.prompt, "answer": claim.given}
         logits = [self.logits[str(digest)] for digest in claim.given]
-        return {"prompt": ask.prompt, "cuts": ask.cuts[: len(logits)], "logits": logits}
+        return {"prompt": request.prompt, "cuts": request.cuts[: len(logits)], "logits": logits}
 
 
 def first_beyond(off: Sequence[float], tolerance: float) -> tuple[int, float] | None:

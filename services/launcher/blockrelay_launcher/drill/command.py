@@ -19,7 +19,7 @@ from blockrelay.block_folder.folder import BlockFolder, open_block_folder
 from blockrelay.errors import UsageError
 from blockrelay.planning.plan_file import read_plan_file
 from blockrelay.protocol.plan import CPU, GPU
-from blockrelay_launcher.drill.clients import PATIENCE_S, Load, Seen
+from blockrelay_launcher.drill.clients import PATIENCE_S, Load, RequestRecord
 from blockrelay_launcher.drill.closeness import Closeness, Verdict, computed_by
 from blockrelay_launcher.drill.faults import Fault, possible, strikes
 from blockrelay_launcher.drill.from_logs import own_ends, refusals, run_starts
@@ -32,7 +32,7 @@ from blockrelay_launcher.drill.parts.upgrade import SALT, Upgrade
 from blockrelay_launcher.drill.report import Report, judge, show
 from blockrelay_launcher.drill.system import DrilledSystem, check_release, drilled_system, lasting_ports
 from blockrelay_launcher.drill.users import put_in_force
-from blockrelay_launcher.drill.workload import Ask, References, make_asks, parts_of
+from blockrelay_launcher.drill.workload import DrillRequest, References, make_requests, parts_of
 from blockrelay_launcher.onnx_blocks.describe import described
 from blockrelay_launcher.up_options.options import names_of
 
@@ -59,14 +59,14 @@ def _drill(options: DrillOptions, folder: BlockFolder, *, as_json: bool) -> int:
     data = Path(tempfile.mkdtemp(prefix="blockrelay-drill-"))
     exact = folder.manifest.exact
     try:
-        asks = make_asks(
-            options.asks,
+        requests = make_requests(
+            options.different_requests,
             rng=Random(seed),
             folder=folder,
             longest_answer=options.longest_answer,
             exact_every=5 if options.gpu and exact else None,
         )
-        report = _drilled(_Course(options, seed, asks, data, exact=exact))
+        report = _drilled(_Course(options, seed, requests, data, exact=exact))
     except BaseException:
         shutil.rmtree(data, ignore_errors=True)
         raise
@@ -136,21 +136,23 @@ class _Course:
     `exact`: CPUs give one right answer, bit by bit.
     """
 
-    def __init__(self, options: DrillOptions, seed: int, asks: Sequence[Ask], data: Path, *, exact: bool) -> None:
+    def __init__(
+        self, options: DrillOptions, seed: int, requests: Sequence[DrillRequest], data: Path, *, exact: bool
+    ) -> None:
         self.options, self.data = options, data
-        self._seed, self._asks, self._exact = seed, asks, exact
+        self._seed, self._requests, self._exact = seed, requests, exact
         self._faults: list[Fault] = []
         self._troubles: list[str] = []
         self._seconds = 0.0
-        self._load = Load(urls=[], asks=asks, clients=options.requests, rng=Random(f"{seed} load"))
-        self._begun = False
+        self._load = Load(urls=[], requests=requests, clients=options.requests, rng=Random(f"{seed} load"))
+        self._has_begun = False
         self._of_cpus: set[str] = set()
-        self._references = References(model=options.model, asks=asks, ids={})
-        self._closeness = Closeness(options.model, asks, self._load.logits)
+        self._references = References(model=options.model, requests=requests, ids={})
+        self._closeness = Closeness(options.model, requests, self._load.logits)
 
     def run(self, system: DrilledSystem, interrupts: list[int], *, seconds: float, last: bool) -> None:
         """Hurts a ready system for `seconds`; the last one is then left alone until all requests have ended."""
-        if not self._begun:
+        if not self._has_begun:
             self._begin(system)
         release = "" if last else f" with the release of {self.options.upgrade_from}"
         _say(f"under load for {seconds:.0f} s{release}; data and logs: {self.data}")
@@ -173,12 +175,12 @@ class _Course:
 
     def _begin(self, system: DrilledSystem) -> None:
         """Computes the reference answers, waits for the GPUs, and starts the load."""
-        self._begun = True
-        _say(f"seed {self._seed}; {len(self._asks)} different requests" + (", first alone" if self._exact else ""))
+        self._has_begun = True
+        _say(f"seed {self._seed}; {len(self._requests)} different requests" + (", first alone" if self._exact else ""))
         if self._exact:
             own = system.numerics_id()
             self._references.ids = {own: "", f"{own}-{SALT}": SALT}
-            self._references.prepare((n, own) for n in range(len(self._asks)))
+            self._references.prepare((n, own) for n in range(len(self._requests)))
         if self.options.gpu:
             _say(f"waiting until {self.options.gpu} serves")
             system.wait_for_gpus(len(self.options.gpu.split(",")))
@@ -202,7 +204,7 @@ class _Course:
         seen, logs = self._load.seen, self.data / "logs"
         inexact = [one for one in seen if not self._is_exact(one)]
         exact = [one for one in seen if self._is_exact(one)]
-        self._references.prepare((one.ask, fingerprint) for one in exact for fingerprint in one.fingerprints)
+        self._references.prepare((one.number, fingerprint) for one in exact for fingerprint in one.fingerprints)
         _say(f"{len(inexact)} answers are measured by reference logits") if inexact else None
         self._closeness.prepare(inexact)
         return judge(
@@ -216,13 +218,13 @@ class _Course:
             inexact=self._inexact,
         )
 
-    def _inexact(self, one: Seen) -> Verdict | None:
+    def _inexact(self, one: RequestRecord) -> Verdict | None:
         """Returns the verdict on a request with nondeterministic bits; None for one with a single right answer."""
         if self._is_exact(one):
             return None
         return self._closeness.verdict(one, on_gpu=not computed_by(one.fingerprints, self._of_cpus))
 
-    def _is_exact(self, one: Seen) -> bool:
+    def _is_exact(self, one: RequestRecord) -> bool:
         """True if the request has one right answer, bit by bit.
 
         In a drill with GPUs an unknown fingerprint counts as a GPU's; in any other its answer is wrong.

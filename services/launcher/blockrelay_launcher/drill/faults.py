@@ -61,13 +61,13 @@ def strikes(rng: Random, *, kinds: Sequence[Kind], roles: Sequence[Role], every_
     while True:
         kind = rng.choice(list(hurt))
         role = rng.choice(hurt[kind])
-        least, most = LASTS_S.get(kind, (0.0, 0.0))
+        min_s, max_s = LASTS_S.get(kind, (0.0, 0.0))
         yield Strike(
             after_s=every_s * rng.uniform(0.5, 1.5),
             kind=kind,
             target=rng.choice(SERVERS) if role == "redis" else role,
             pick=rng.random(),
-            lasts_s=rng.uniform(least, most),
+            lasts_s=rng.uniform(min_s, max_s),
             everybody=kind == "cut" and rng.random() < CUT_ALL,
         )
 

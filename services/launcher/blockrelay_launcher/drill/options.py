@@ -13,7 +13,7 @@ from blockrelay_launcher.up_options.groups import ModelOrBlocksOptions, absolute
 #: Default for the tokens of the longest answer, and tokens of the shortest; a short context limits both.
 LONGEST_ANSWER, SHORTEST_ANSWER = 200, 4
 #: Number of different requests; each is sent many times, with other salts and beside others.
-ASKS = 60
+DIFFERENT_REQUESTS = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +89,7 @@ class DrillOptions(DrilledSystemOptions):
     ] = None
     apply: Annotated[Path | None, option("FILE", "Apply this plan in the middle.", callback=absolute)] = None
     seed: Annotated[int | None, option("N", "Seed of requests, victims and times; default: a new one.")] = None
-    asks: int = ASKS
+    different_requests: int = DIFFERENT_REQUESTS
     """Number of different requests."""
 
     @property

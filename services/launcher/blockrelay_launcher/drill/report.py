@@ -10,10 +10,10 @@ from rich.console import Console
 from rich.table import Table
 
 from blockrelay.protocol.encoding.request_ids import own_id
-from blockrelay_launcher.drill.clients import Seen
+from blockrelay_launcher.drill.clients import RequestRecord
 from blockrelay_launcher.drill.closeness import Verdict
 from blockrelay_launcher.drill.faults import Fault
-from blockrelay_launcher.drill.workload import Answer
+from blockrelay_launcher.drill.workload import ReferenceAnswer
 from blockrelay_launcher.percentile import percentile
 
 #: The kind and the target of a fault.
@@ -96,7 +96,7 @@ class Report:
         }
 
 
-def difference(seen: Seen, answers: Sequence[Answer | None]) -> str:
+def difference(seen: RequestRecord, answers: Sequence[ReferenceAnswer | None]) -> str:
     """Returns the error in the content of a request that ended; "" if there is none.
 
     `answers` are the right answers for its fingerprints, None for an unknown one.
@@ -121,15 +121,15 @@ def difference(seen: Seen, answers: Sequence[Answer | None]) -> str:
 
 
 def judge(
-    seen: Sequence[Seen],
-    answer: Callable[[int, str], Answer | None],
+    seen: Sequence[RequestRecord],
+    answer: Callable[[int, str], ReferenceAnswer | None],
     faults: Sequence[Fault],
     *,
     seconds: float,
     interrupted: bool = False,
     runs: Iterable[Mapping[str, Any]] = (),
     troubles: Sequence[str] = (),
-    inexact: Callable[[Seen], Verdict | None] = lambda one: None,
+    inexact: Callable[[RequestRecord], Verdict | None] = lambda one: None,
 ) -> Report:
     """Judges all requests and returns the report.
 
@@ -141,7 +141,7 @@ def judge(
     served: Counter[Served] = Counter()
     wrong, unfinished, by = list[str](), list[str](), Counter[str]()
     for one in seen:
-        name = f"{one.request or '(not accepted)'} ({one.kind})"
+        name = f"{one.request_id or '(not accepted)'} ({one.kind})"
         count["accepted"] += one.accepted
         count["tokens"] += len(one.tokens)
         count["duplicated"] += one.repeated
@@ -149,7 +149,7 @@ def judge(
         if one.repeated:
             wrong.append(f"{name}: {one.repeated} events came twice")
         if one.ended is None and interrupted and not one.error:
-            unfinished.append(one.request)
+            unfinished.append(one.request_id)
         elif not one.accepted:
             count["refused"] += 1
             wrong.append(f"{name}: {one.error or 'no answer'}")
@@ -195,13 +195,15 @@ def judge(
 
 
 def _content(
-    one: Seen, answer: Callable[[int, str], Answer | None], inexact: Callable[[Seen], Verdict | None]
+    one: RequestRecord,
+    answer: Callable[[int, str], ReferenceAnswer | None],
+    inexact: Callable[[RequestRecord], Verdict | None],
 ) -> Verdict:
     """Returns the verdict on the content of a request: within a tolerance, else bit by bit."""
     verdict = inexact(one)
     if verdict is not None:
         return verdict
-    return Verdict(difference(one, [answer(one.ask, fingerprint) for fingerprint in one.fingerprints]))
+    return Verdict(difference(one, [answer(one.number, fingerprint) for fingerprint in one.fingerprints]))
 
 
 class PromptRows(NamedTuple):
@@ -234,7 +236,7 @@ def _blow(fault: Fault) -> Blow:
     return fault.kind, fault.target
 
 
-def _recoveries(seen: Sequence[Seen], faults: Sequence[Fault]) -> dict[Blow, list[float]]:
+def _recoveries(seen: Sequence[RequestRecord], faults: Sequence[Fault]) -> dict[Blow, list[float]]:
     """Returns the seconds from each fault to the next event of the streams that it concerned, by kind and target."""
     by_blow: dict[Blow, list[float]] = {}
     for fault in faults:
@@ -248,11 +250,11 @@ def _recoveries(seen: Sequence[Seen], faults: Sequence[Fault]) -> dict[Blow, lis
     return {blow: sorted(times) for blow, times in sorted(by_blow.items())}
 
 
-def _concerns(fault: Fault, one: Seen, later: float) -> bool:
+def _concerns(fault: Fault, one: RequestRecord, later: float) -> bool:
     """True if the fault concerned a stream whose next event came at `later`."""
     if fault.target == "gateway":
         return any(fault.at < cut < later for cut in one.cuts)
-    return fault.requests is None or own_id(one.request) in fault.requests
+    return fault.requests is None or own_id(one.request_id) in fault.requests
 
 
 def show(report: Report, console: Console) -> None:

@@ -23,7 +23,7 @@ _WORDS = _TEXT.split()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
+class DrillRequest:
     """One request as a client sends it, or with `cuts` the steps of a tensor session."""
 
     prompt: tuple[int, ...]
@@ -58,7 +58,7 @@ Parts = tuple[tuple[str, int | None], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class ReferenceAnswer:
     """The right answer of a request; a tensor session has only `digests`, one for the logits of each step."""
 
     tokens: tuple[int, ...] = ()
@@ -67,14 +67,14 @@ class Answer:
     digests: tuple[str, ...] = ()
 
 
-def make_asks(
+def make_requests(
     count: int,
     *,
     rng: Random,
     folder: BlockFolder,
     longest_answer: int = LONGEST_ANSWER,
     exact_every: int | None = None,
-) -> list[Ask]:
+) -> list[DrillRequest]:
     """Returns `count` random requests: greedy and sampled, short and long; half of the prompts share a beginning.
 
     Every sixth is a tensor session; every `exact_every`-th is exact. `longest_answer` is in tokens, at least
@@ -90,7 +90,7 @@ def make_asks(
         return tokenizer.encode(" ".join(rng.choices(_WORDS, k=tokens)))[:tokens]
 
     shared = [document(longest) for _ in range(3)]
-    asks: list[Ask] = []
+    requests: list[DrillRequest] = []
     for number in range(count):
         length = max(1, int(longest ** rng.random()))
         prompt = document(length)
@@ -106,8 +106,8 @@ def make_asks(
         )
         steps = sorted(rng.sample(range(1, len(prompt) + 1), min(len(prompt), 3))) if number % 6 == 5 else ()
         exact = exact_every is not None and number % exact_every == 0
-        asks.append(Ask(prompt=tuple(prompt), params=params, cuts=tuple(steps), exact=exact))
-    return asks
+        requests.append(DrillRequest(prompt=tuple(prompt), params=params, cuts=tuple(steps), exact=exact))
+    return requests
 
 
 @dataclass(slots=True)
@@ -118,24 +118,26 @@ class References:
     """
 
     model: Path
-    asks: Sequence[Ask]
+    requests: Sequence[DrillRequest]
     ids: Mapping[str, str]
-    _known: dict[tuple[int, Parts], Answer] = field(default_factory=dict[tuple[int, Parts], Answer], init=False)
+    _known: dict[tuple[int, Parts], ReferenceAnswer] = field(
+        default_factory=dict[tuple[int, Parts], ReferenceAnswer], init=False
+    )
 
-    def answer(self, ask: int, fingerprint: str) -> Answer | None:
-        """Returns the right answer of ask number `ask` for a `system_fingerprint`; None for an unknown one.
+    def answer(self, number: int, fingerprint: str) -> ReferenceAnswer | None:
+        """Returns the right answer of ask number `number` for a `system_fingerprint`; None for an unknown one.
 
         Call `prepare` first.
         """
         parts = parts_of(fingerprint, self.ids)
-        return None if parts is None else self._known[ask, parts]
+        return None if parts is None else self._known[number, parts]
 
     def prepare(self, wanted: Iterable[tuple[int, str]]) -> None:
         """Computes the missing answers of these pairs (ask, fingerprint). Raises ServiceUnavailable."""
         pairs = {(ask, parts) for ask, name in wanted if (parts := parts_of(name, self.ids)) is not None}
         missing = sorted(pairs - self._known.keys(), key=repr)
         if missing:
-            answers = answers_alone(self.model, [(self.asks[ask], parts) for ask, parts in missing])
+            answers = answers_alone(self.model, [(self.requests[ask], parts) for ask, parts in missing])
             self._known.update(zip(missing, answers, strict=True))
 
 
@@ -155,28 +157,28 @@ def parts_of(fingerprint: str, ids: Mapping[str, str]) -> Parts | None:
     return tuple(zip((ids[name] for name in names), [*ends, None], strict=True))
 
 
-def incomplete(ask: Ask, tokens: int, finish_reason: str) -> str:
+def incomplete(request: DrillRequest, tokens: int, finish_reason: str) -> str:
     """Returns the error of an answer that was not complete (it ended too early or too late); "" for none.
 
     It is for answers whose tokens cannot be computed again.
     """
     if finish_reason not in ("stop", "length"):
         return f"it ended as {finish_reason!r}"
-    limit = ask.params.max_tokens
-    if tokens > limit or (tokens < limit and (finish_reason == "length" or ask.params.ignore_eos)):
+    limit = request.params.max_tokens
+    if tokens > limit or (tokens < limit and (finish_reason == "length" or request.params.ignore_eos)):
         return f"{tokens} tokens, {limit} were asked for, and it ended as {finish_reason!r}"
     return ""
 
 
-def answers_alone(model: Path, asks: Sequence[tuple[Ask, Parts]]) -> list[Answer]:
+def answers_alone(model: Path, requests: Sequence[tuple[DrillRequest, Parts]]) -> list[ReferenceAnswer]:
     """Computes the answers of asks in a new process, one after the other. Raises ServiceUnavailable if it fails."""
-    lines = "".join(json.dumps(ask.to_dict(parts)) + "\n" for ask, parts in asks)
+    lines = "".join(json.dumps(ask.to_dict(parts)) + "\n" for ask, parts in requests)
     argv = [sys.executable, "-P", "-m", "blockrelay_worker.offline.reference_answers", str(model)]
     stdout = run_command(argv, stdin=lines).check(
         "the requests cannot be answered alone", unusable=ServiceUnavailable, failed=ServiceUnavailable
     )
     answers = [json.loads(line) for line in stdout.splitlines()]
-    return [Answer(**{name: _frozen(value) for name, value in one.items()}) for one in answers]
+    return [ReferenceAnswer(**{name: _frozen(value) for name, value in one.items()}) for one in answers]
 
 
 def _frozen(value: Any) -> Any:

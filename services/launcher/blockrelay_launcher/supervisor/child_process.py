@@ -27,7 +27,7 @@ _libc: ctypes.CDLL | None = ctypes.CDLL(None, use_errno=True) if sys.platform ==
 
 
 @dataclass(slots=True, kw_only=True)
-class Child:
+class ChildProcess:
     """A child process that must always run. Only for the main thread."""
 
     name: str
@@ -154,7 +154,9 @@ class Child:
             self._tail = None
 
 
-def stop_all(children: list[Child], alarm: Alarm, *, patience_s: float, number: int = signal.SIGTERM) -> list[Child]:
+def stop_all(
+    children: list[ChildProcess], alarm: Alarm, *, patience_s: float, number: int = signal.SIGTERM
+) -> list[ChildProcess]:
     """Sends the signal `number` to all children, and SIGKILL to those that run after `patience_s` seconds.
 
     A second stop request ends the wait early. Returns the children that had to be killed; none runs afterwards.
@@ -173,7 +175,7 @@ def stop_all(children: list[Child], alarm: Alarm, *, patience_s: float, number: 
     return killed
 
 
-def _alive(child: Child) -> bool:
+def _alive(child: ChildProcess) -> bool:
     return child.process is not None and child.process.poll() is None
 
 

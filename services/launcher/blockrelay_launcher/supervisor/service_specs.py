@@ -10,7 +10,7 @@ from blockrelay.host.cpu import cores
 from blockrelay.host.memory import available_bytes
 from blockrelay.settings import GatewaySettings, WorkerSettings, environment_for
 from blockrelay_launcher.policy import KV_SHARE_OF_ALL_WORKERS
-from blockrelay_launcher.supervisor.child_process import Child
+from blockrelay_launcher.supervisor.child_process import ChildProcess
 from blockrelay_launcher.supervisor.embedded_redis import EmbeddedRedis
 from blockrelay_launcher.supervisor.shared_page_folder import default_limit
 from blockrelay_launcher.up_options.groups import LOOPBACK, NetworkOptions
@@ -18,7 +18,7 @@ from blockrelay_launcher.up_options.options import UpOptions, WorkerSpec, names_
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class ServiceLayout:
     """The configuration that the services of one `up` share."""
 
     options: UpOptions
@@ -35,7 +35,7 @@ class Layout:
     settings: Path | None = None
     """Folder with the settings of single services."""
 
-    def service(self, name: str, module: str, **settings: object) -> Child:
+    def service(self, name: str, module: str, **settings: object) -> ChildProcess:
         """Returns a child that runs `module` with these settings, by default on loopback.
 
         Only gateways are reached from other machines.
@@ -51,16 +51,16 @@ class Layout:
         )
         argv = [sys.executable, "-P", "-m", module]  # -P: nothing in the current folder shadows a module
         own = self.settings and self.settings / name
-        return Child(name=name, argv=argv, env=env, log=self.logs / f"{name}.log", settings=own)
+        return ChildProcess(name=name, argv=argv, env=env, log=self.logs / f"{name}.log", settings=own)
 
 
-def redis_server(name: str, server: EmbeddedRedis, logs: Path, lock: int) -> Child:
+def redis_server(name: str, server: EmbeddedRedis, logs: Path, lock: int) -> ChildProcess:
     """Returns the child that runs an embedded Redis.
 
     It inherits the lock of the data folder, so that the folder stays locked until it has ended. The kernel ends it with
     SIGTERM if this process dies.
     """
-    return Child(
+    return ChildProcess(
         name=name,
         argv=server.command(),
         env=environment_for(),
@@ -71,13 +71,13 @@ def redis_server(name: str, server: EmbeddedRedis, logs: Path, lock: int) -> Chi
     )
 
 
-def schedulers(layout: Layout) -> list[Child]:
+def schedulers(layout: ServiceLayout) -> list[ChildProcess]:
     """Returns the children that run schedulers."""
     names = names_of("scheduler", layout.options.topology.schedulers)
     return [layout.service(name, "blockrelay_scheduler", port=0, plan=layout.plan, stages=None) for name in names]
 
 
-def workers(layout: Layout) -> list[Child]:
+def workers(layout: ServiceLayout) -> list[ChildProcess]:
     """Returns the children that run workers, each with its share of the cores and of the free memory."""
     options, specs = layout.options, worker_specs(layout.options)
     share = int(available_bytes() * KV_SHARE_OF_ALL_WORKERS) // max(1, sum(spec.stages for spec in specs))
@@ -88,7 +88,7 @@ def workers(layout: Layout) -> list[Child]:
     if not options.advanced.speculation:
         common["speculation"] = "off"
     threads = options.limits.threads or _fair_threads(options, specs)
-    children: list[Child] = []
+    children: list[ChildProcess] = []
     for spec in specs:
         own: dict[str, object] = {"device": spec.device, "threads": spec.threads or threads}
         own["kv_bytes"] = WorkerSettings().kv_bytes or share * spec.stages
@@ -119,7 +119,7 @@ def _fair_threads(options: UpOptions, specs: Sequence[WorkerSpec]) -> int:
     return max(1, cores() // max(1, routes))
 
 
-def gateways(layout: Layout) -> list[Child]:
+def gateways(layout: ServiceLayout) -> list[ChildProcess]:
     """Returns the children that run gateways, one for each port."""
     network = layout.options.network
     given = given_to_gateways(network, layout.ports)
@@ -152,7 +152,7 @@ def url_host(host: str) -> str:
     return f"[{local}]" if ":" in local else local
 
 
-def _page_settings(layout: Layout) -> dict[str, object]:
+def _page_settings(layout: ServiceLayout) -> dict[str, object]:
     """Returns the workers' settings of the prefix cache and the shared KV pages.
 
     A folder in the environment overrides the one of `up`.

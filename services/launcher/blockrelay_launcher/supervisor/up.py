@@ -28,13 +28,13 @@ from blockrelay_launcher.policy import (
     LONGEST_DELAY_S,
     LOOK_LOGS_S,
     LOOK_READY_S,
-    MOST_EARLY_DEATHS,
+    MAX_EARLY_DEATHS,
     REDIS_END_S,
     SAY_WHY_S,
     SCHEDULERS_END_S,
     WORKERS_END_S,
 )
-from blockrelay_launcher.supervisor.child_process import Child, is_worth_showing, plain, stop_all
+from blockrelay_launcher.supervisor.child_process import ChildProcess, is_worth_showing, plain, stop_all
 from blockrelay_launcher.supervisor.data_folder import DataFolder, open_data_folder
 from blockrelay_launcher.supervisor.death_reports import DeathReports
 from blockrelay_launcher.supervisor.embedded_redis import EmbeddedRedis, find_server_program, place, unplace
@@ -43,7 +43,7 @@ from blockrelay_launcher.supervisor.preflight import check_services, check_setti
 from blockrelay_launcher.supervisor.readiness import why_not_ready, why_workers_are_slow, why_workers_wait
 from blockrelay_launcher.supervisor.redis_checks import warnings_about
 from blockrelay_launcher.supervisor.service_specs import (
-    Layout,
+    ServiceLayout,
     gateways,
     local_host,
     redis_server,
@@ -136,10 +136,10 @@ class _Up:
     pages: Path | None
     model_key: str
     embedded: list[EmbeddedRedis] = field(default_factory=list[EmbeddedRedis])
-    redis: list[Child] = field(default_factory=list[Child])
-    schedulers: list[Child] = field(default_factory=list[Child])
-    workers: list[Child] = field(default_factory=list[Child])
-    gateways: list[Child] = field(default_factory=list[Child])
+    redis: list[ChildProcess] = field(default_factory=list[ChildProcess])
+    schedulers: list[ChildProcess] = field(default_factory=list[ChildProcess])
+    workers: list[ChildProcess] = field(default_factory=list[ChildProcess])
+    gateways: list[ChildProcess] = field(default_factory=list[ChildProcess])
     death_reports: DeathReports | None = None
     control_url: str = ""
     payload_url: str | None = None
@@ -150,7 +150,7 @@ class _Up:
     shown: dict[str, str] = field(default_factory=dict[str, str])  # the last printed log line of each child
 
     @property
-    def children(self) -> list[Child]:
+    def children(self) -> list[ChildProcess]:
         return [*self.redis, *self.schedulers, *self.workers, *self.gateways]
 
     @property
@@ -185,7 +185,7 @@ class _Up:
             self._wait_for(server, child)
         return self.embedded[0].url, self.embedded[1].url
 
-    def _wait_for(self, server: EmbeddedRedis, child: Child) -> None:
+    def _wait_for(self, server: EmbeddedRedis, child: ChildProcess) -> None:
         """Waits until a Redis answers, which may take long: it first loads its append-only file.
 
         Raises ServiceUnavailable if it ends.
@@ -212,7 +212,7 @@ class _Up:
         plan = self.folder.path / "plan.json"
         assert self.options.planned is not None
         plan.write_text(self.options.planned.to_json())
-        layout = Layout(
+        layout = ServiceLayout(
             options=self.options,
             control_url=control,
             payload_url=payload,
@@ -265,13 +265,13 @@ class _Up:
         sleep = LOOK_LOGS_S if self.ready else LOOK_READY_S
         self.alarm.wait(max(0.0, min([sleep, *(c.start_at - now for c in waiting if not c.running)])))
 
-    def _on_exit(self, child: Child, code: int) -> None:
+    def _on_exit(self, child: ChildProcess, code: int) -> None:
         """Reports and prints the end of a child. Raises UsageError or ServiceUnavailable if the system cannot start."""
         lines = list(child.new_lines())
         on_gpu = child.name.startswith(GPU_WORKER)
         early = not (self.gpus_ready if on_gpu else self.ready)
         # CPUs stand in for a GPU that fails, at the start or later; an unusable configuration is fatal all the same.
-        fatal = early and (code == UNUSABLE or (not on_gpu and not self.ready and child.deaths >= MOST_EARLY_DEATHS))
+        fatal = early and (code == UNUSABLE or (not on_gpu and not self.ready and child.deaths >= MAX_EARLY_DEATHS))
         if fatal or code == UNUSABLE:
             self.repeated.add(plain(child.last_log_line))
         self._show(child, lines)
@@ -330,7 +330,7 @@ class _Up:
         for child in self.children:
             self._show(child, child.new_lines())
 
-    def _show(self, child: Child, lines: Iterable[str]) -> None:
+    def _show(self, child: ChildProcess, lines: Iterable[str]) -> None:
         for line in lines:
             worth = self.options.advanced.verbose or (not child.plain_log and is_worth_showing(line))
             if worth and plain(line) not in self.repeated:

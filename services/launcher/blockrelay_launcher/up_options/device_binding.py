@@ -64,9 +64,11 @@ def _wanted(planned: PlannedSplit, named: Sequence[HostGpu]) -> list[str]:
     """Returns the ids of the plan's GPUs, in order, each once."""
     names = {name for gpu in named for name in (gpu.id, gpu.device)}
     wanted: dict[str, None] = {}
-    for ids, told in zip(planned.devices, planned.told_classes, strict=True):
+    for ids, class_name in zip(planned.devices, planned.told_classes, strict=True):
         for device in ids:
-            if device not in (ANY_GPU, ANY_CPU) and (is_gpu(told) if told else is_gpu(device) or device in names):
+            if device not in (ANY_GPU, ANY_CPU) and (
+                is_gpu(class_name) if class_name else is_gpu(device) or device in names
+            ):
                 wanted[device] = None
     return list(wanted)
 
@@ -74,11 +76,15 @@ def _wanted(planned: PlannedSplit, named: Sequence[HostGpu]) -> list[str]:
 def _with_real_ids(planned: PlannedSplit, bound: dict[str, HostGpu]) -> PlannedSplit:
     """Returns the plan with real ids in place of its GPU names. CPU workers may stand in on stages with GPUs."""
     devices, classes, reasons = list(planned.devices), list(planned.told_classes), list(planned.reasons)
-    for stage, (ids, told) in enumerate(zip(planned.devices, planned.told_classes, strict=True)):
-        gpus = {} if told and not is_gpu(told) else {device: bound[device].id for device in ids if device in bound}
+    for stage, (ids, class_name) in enumerate(zip(planned.devices, planned.told_classes, strict=True)):
+        gpus = (
+            {}
+            if class_name and not is_gpu(class_name)
+            else {device: bound[device].id for device in ids if device in bound}
+        )
         if gpus:
             devices[stage] = tuple(dict.fromkeys((*(gpus.get(device, device) for device in ids), ANY_CPU)))
-            classes[stage] = told or "GPU"
+            classes[stage] = class_name or "GPU"
             renamed = [f"{device} is {real}" for device, real in gpus.items() if device != real]
             reasons[stage] = "; ".join([planned.reasons[stage], *renamed])
     return replace(

@@ -67,18 +67,18 @@ def checked(devices: Sequence[Device], names: Sequence[str], option: str = "--gp
     taken: dict[str, HostGpu] = {}
     for name in names:
         # A provider without devices is listed by its own name alone, with the problem.
-        found = [one for one in devices if name == one["id"] or str(one.get("uuid") or "").startswith(name)]
-        found = found or [one for one in devices if one["id"] == name.partition(":")[0] and one["problem"]]
-        if not found:
+        matches = [one for one in devices if name == one["id"] or str(one.get("uuid") or "").startswith(name)]
+        matches = matches or [one for one in devices if one["id"] == name.partition(":")[0] and one["problem"]]
+        if not matches:
             usable = ", ".join(str(one["id"]) for one in devices if one["kind"] != CPU and not one["problem"])
             there = f"but {usable}" if usable else "nor another GPU that can be used"
             raise UsageError(f"{option} {name}: no such device here, {there}; see {typed('devices')}")
-        if _is_missing(found[0]):
-            raise UsageError(f"{option} {name}: {found[0]['problem']}")
-        device = str(found[0]["id"])
+        if _is_missing(matches[0]):
+            raise UsageError(f"{option} {name}: {matches[0]['problem']}")
+        device = str(matches[0]["id"])
         if device in taken:
             raise UsageError(f"{option} {name}: {device} is named twice; it has a process for all its stages")
-        taken[device] = HostGpu(id=device, device=name, problem=str(found[0]["problem"]))
+        taken[device] = HostGpu(id=device, device=name, problem=str(matches[0]["problem"]))
     return tuple(taken.values())
 
 

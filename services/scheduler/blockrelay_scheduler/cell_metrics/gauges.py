@@ -7,17 +7,17 @@ from typing import Any, cast
 from blockrelay.observability.metrics.scheduler import SchedulerMetrics
 from blockrelay.protocol.plan import DEVICES, WORKER_STATES, Plan, WorkerInfo, parse_split
 from blockrelay.protocol.transitions import calls
-from blockrelay.redis.registry import read_books, read_oldest
+from blockrelay.redis.registry import read_accounting, read_oldest
 from blockrelay.settings import SchedulerSettings
 from blockrelay_scheduler.cell_metrics.autoscaling import Outstanding, demand, workers_wanted
-from blockrelay_scheduler.link import Link
+from blockrelay_scheduler.link import SchedulerLinks
 
 #: Each kind of queue with each route class.
 _STREAMS = [(name, route_class) for name in ("jobs", "reruns") for route_class in DEVICES]
 
 
 def set_gauges(
-    link: Link,
+    link: SchedulerLinks,
     metrics: SchedulerMetrics,
     settings: SchedulerSettings,
     model: str,
@@ -41,9 +41,11 @@ def set_gauges(
     ask.llen(keys.ended("last"))
     ask.xlen(keys.dead_letters)
     ask.hgetall(keys.outstanding(model))
-    books, oldest = read_books(client, keys, model), read_oldest(client, keys)
+    accounting, oldest = read_accounting(client, keys, model), read_oldest(client, keys)
     *depths, first, last, letters, outstanding = cast(Any, ask.execute())
-    metrics.totals.set(books.accepted, books.ended, books.in_flight, deaths=books.deaths, reruns=books.reruns)
+    metrics.totals.set(
+        accounting.accepted, accounting.ended, accounting.in_flight, deaths=accounting.deaths, reruns=accounting.reruns
+    )
     metrics.ended.set(first + last)
     metrics.dead_letters.set(letters)
     metrics.oldest_waiting.set(oldest[1] if oldest else 0)
@@ -51,7 +53,7 @@ def set_gauges(
         pinned = sum(a.waiting for a in awaited if name == "reruns" and a.route_class == route_class)
         metrics.queue_depth.labels(f"{name}:{route_class}").set(depth + pinned)
     metrics.without_numerics.set(sum(a.waiting for a in awaited if a.absent_s is not None))
-    _set_demand(metrics, settings, books.in_flight, Outstanding.from_redis(outstanding), workers, plan)
+    _set_demand(metrics, settings, accounting.in_flight, Outstanding.from_redis(outstanding), workers, plan)
 
 
 def _set_workers(metrics: SchedulerMetrics, workers: Sequence[WorkerInfo], plan: Plan) -> None:

@@ -81,7 +81,7 @@ def _add_steps(table: Table, name: str, report: PlanReport) -> None:
         table.add_row(name, *(format_seconds(one.seconds) for one in report.predicted))
         return
     table.add_row(f"{name}, at least", *(format_seconds(least) for least, _ in report.spreads))
-    table.add_row(f"{name}, at most", *(format_seconds(most) for _, most in report.spreads))
+    table.add_row(f"{name}, at most", *(format_seconds(upper) for _, upper in report.spreads))
 
 
 def _add_rates(table: Table, name: str, report: PlanReport) -> None:
@@ -90,7 +90,7 @@ def _add_rates(table: Table, name: str, report: PlanReport) -> None:
         table.add_row(name, *(_rate(one.tokens_per_second) for one in report.predicted))
         return
     pairs = list(zip(report.predicted, report.spreads, strict=True))
-    table.add_row(f"{name}, at least", *(_rate(one.requests / most) for one, (_, most) in pairs))
+    table.add_row(f"{name}, at least", *(_rate(one.requests / upper) for one, (_, upper) in pairs))
     table.add_row(f"{name}, at most", *(_rate(one.requests / least) for one, (least, _) in pairs))
 
 
@@ -110,8 +110,8 @@ def _print_notes(console: Console, report: PlanReport) -> None:
     if report.measured:
         console.print(f"profile: {report.measured}")
     if report.spreads:
-        run = typed("profile")
-        console.print(f"not profiled: run `{run}` and give --profile FILE; until then speeds are ranges")
+        run_id = typed("profile")
+        console.print(f"not profiled: run `{run_id}` and give --profile FILE; until then speeds are ranges")
     if report.estimated:
         console.print(f"estimated, not profiled: {', '.join(report.estimated)}")
     for assumed in report.assumed:

@@ -84,8 +84,8 @@ class PlanReport:
             "predicted_step_seconds": {str(one.requests): one.seconds for one in self.predicted},
             "predicted_tokens_per_second": {str(one.requests): one.tokens_per_second for one in self.predicted},
             "tokens_per_second_range": {
-                str(one.requests): [one.requests / most, one.requests / least]
-                for one, (least, most) in zip(self.predicted, self.spreads, strict=False)
+                str(one.requests): [one.requests / upper, one.requests / lower]
+                for one, (lower, upper) in zip(self.predicted, self.spreads, strict=False)
             },
             "profile": self.measured,
             "estimated": list(self.estimated),

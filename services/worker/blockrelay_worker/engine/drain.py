@@ -33,4 +33,4 @@ class Departure:
             close(self._links, self._worker_id)
             self._closed = True
             get().info("DRAIN_STARTED", worker=self._worker_id, runs=runs)
-        return not runs and not self._links.run_until_reachable(calls.beat(self._worker_id))
+        return not runs and not self._links.run_until_reachable(calls.heartbeat(self._worker_id))

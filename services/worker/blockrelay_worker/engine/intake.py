@@ -45,8 +45,8 @@ class Intake:
         """
         body = job.body
         run = self._new_run(
-            job.request,
-            job.run,
+            job.request_id,
+            job.run_id,
             job.route,
             body,
             job.tokens,
@@ -57,12 +57,12 @@ class Intake:
             private=job.private,
         )
         self._table.add(run)
-        self._table.adopt(run)
+        self._table.attach_prefix(run)
         get().info(
             "RUN_START",
-            request_id=job.request,
+            request_id=job.request_id,
             traceparent=body.traceparent or None,
-            run=job.run,
+            run=job.run_id,
             route=job.route,
             prompt_tokens=run.prompt_length,
             committed=len(job.tokens),
@@ -72,7 +72,7 @@ class Intake:
 
     def next_job(self, message: NextJob) -> bool:
         """Adds committed tokens to a run of the first stage. False if tokens before them are missing: then RERUN."""
-        run = self._table.get(message.request, message.run)
+        run = self._table.get(message.request_id, message.run_id)
         if run is None:
             return True  # the run ended meanwhile
         committed = len(run.tokens) - run.prompt_length
@@ -93,7 +93,7 @@ class Intake:
         page is missing (pages of ended runs may still be held). "later": the page store is loading the pages before
         these rows.
         """
-        run = self._table.get(segment.request, segment.run)
+        run = self._table.get(segment.request_id, segment.run_id)
         if run is None:
             if segment.sequence != 0:
                 return "rerun" if self._is_current(segment) else "drop"
@@ -107,7 +107,7 @@ class Intake:
         end = segment.position + len(segment.token_ids)
         if segment.sequence > run.later.expected or segment.position > run.computed:
             return "rerun"
-        if segment.position < run.kv.sealed * PAGE or not self._table.grow(run, end):
+        if segment.position < run.kv.published * PAGE or not self._table.grow(run, end):
             return "rerun"
         run.receive(segment.position, segment.token_ids)
         run.later.expected += 1
@@ -116,48 +116,48 @@ class Intake:
             run.trace.ready_ns = message.received_ns
         return run
 
-    def found(self, segment: ForwardSegment) -> int | None:
+    def reusable(self, segment: ForwardSegment) -> int | None:
         """How many leading tokens of a refused segment's run have their KV pages here.
 
         None unless the segment is the run's first one and was refused because pages before it are missing.
         """
-        run = self._table.get(segment.request, segment.run)
+        run = self._table.get(segment.request_id, segment.run_id)
         return run.computed if run is not None and segment.sequence == 0 and segment.position > run.computed else None
 
     def _is_current(self, segment: ForwardSegment) -> bool:
         current = self._links.retry_until_reachable(
-            lambda: self._links.control.hget(self._links.keys.request(segment.request), "run"), "read request"
+            lambda: self._links.control.hget(self._links.keys.request(segment.request_id), "run"), "read request"
         )
-        return cast(bytes | None, current) == segment.run.encode()
+        return cast(bytes | None, current) == segment.run_id.encode()
 
     def _first_sight(self, segment: ForwardSegment) -> Run | None:
         """Creates the run of a first segment from the request's record and log, read in one transaction.
 
         None if another run is current, or if body or log cannot be decoded: then the request ends with an error.
         """
-        keys, request = self._links.keys, segment.request
+        keys, request_id = self._links.keys, segment.request_id
 
         def read() -> Any:
             pipeline = self._links.control.pipeline(transaction=True)
-            pipeline.hmget(keys.request(request), "run", "route", "body", "quarantined", "reruns", "private")
-            pipeline.xrange(keys.log(request))
+            pipeline.hmget(keys.request(request_id), "run", "route", "body", "quarantined", "reruns", "private")
+            pipeline.xrange(keys.log(request_id))
             return pipeline.execute()
 
         (current, route, body, solo, reruns, private), log = self._links.retry_until_reachable(read, "read request")
-        if current is None or current.decode() != segment.run:
+        if current is None or current.decode() != segment.run_id:
             return None
         try:
             entries = decode_log(log)
             decoded = RequestBody.decode(body)
         except WireError as error:
-            get().error("REQUEST_REFUSED", request_id=request, error=str(error))
+            get().error("REQUEST_REFUSED", request_id=request_id, error=str(error))
             meta = {"error": str(error), "code": "wire"}
-            self._links.run_until_reachable(calls.finish(request, "error", meta=meta, run=segment.run))
+            self._links.run_until_reachable(calls.finish(request_id, "error", meta=meta, run_id=segment.run_id))
             return None
         committed = tuple(e.token for e in entries if isinstance(e, TokenEntry))
         run = self._new_run(
-            request,
-            segment.run,
+            request_id,
+            segment.run_id,
             tuple(route.decode().split(",")),
             decoded,
             committed,
@@ -168,7 +168,7 @@ class Intake:
         self._table.add(run)
         # The first stage reuses the pages before its first row; this stage must have them too.
         if 0 < segment.position <= run.reusable:
-            self._table.adopt(run, exactly=segment.position)
+            self._table.attach_prefix(run, exactly=segment.position)
         run.forget_from(segment.position)  # later stages learn them with the rows
         return run
 
@@ -201,8 +201,8 @@ class Intake:
                 advance(progress, token)
         tokens = [*body.prompt.tolist(), *committed]
         identity = RunIdentity(
-            request=request_id,
-            id=run_id,
+            request_id=request_id,
+            run_id=run_id,
             route=route,
             body=body,
             params=params,
@@ -211,7 +211,7 @@ class Intake:
             quarantined_until=len(tokens) if quarantined else 0,
             reusable_limit=reusable_limit if params.use_cache else 0,
             private=private or body.kv_given > 0,  # no other request may use KV that a client supplied
-            guessing=not private or self._role.inexact_sharing,
+            may_draft=not private or self._role.inexact_sharing,
             deadline=deadline,
         )
         last = None

@@ -35,10 +35,10 @@ from blockrelay_worker.transport.committer import Committer
 from blockrelay_worker.transport.events import DeviceEnded, Gone, Orphan, Restarted, Verdicts, Wake
 from blockrelay_worker.transport.local_rows.links import LocalLinks
 from blockrelay_worker.transport.redis_links import Links, Stopping
-from blockrelay_worker.transport.stage_sender import Sender
+from blockrelay_worker.transport.stage_sender import StageSender
 from blockrelay_worker.transport.stage_spans import StageSpans
-from blockrelay_worker.transport.status_events import StatusEvents
-from blockrelay_worker.transport.tensor_results import Results
+from blockrelay_worker.transport.status_events import StatusEventPublisher
+from blockrelay_worker.transport.tensor_results import TensorResultWriter
 from blockrelay_worker.transport.worker_records import read_fields
 
 
@@ -68,9 +68,9 @@ class Engine:
         self._state = state
         self.role, self.table, self.links, self.mailbox, self.metrics = role, table, links, mailbox, metrics
         self._committer = Committer(links, mailbox, metrics)
-        self._results = Results(links, self._committer)
+        self._results = TensorResultWriter(links, self._committer)
         self._intake = Intake(role, model, tokenizer, links, table, metrics)
-        self._sender = Sender(links, metrics, local)
+        self._sender = StageSender(links, metrics, local)
         self._first = FirstStageBatcher(
             role.limits,
             table,
@@ -80,10 +80,12 @@ class Engine:
             whole_model=role.last_stage,
         )
         self._later = LaterStageBatcher(role.limits, self._intake.segment)
-        self._status_events = StatusEvents(links)
-        self._stage_spans = StageSpans(links, worker=role.worker, stage=role.stage, first=role.first, last=role.last)
+        self._status_events = StatusEventPublisher(links)
+        self._stage_spans = StageSpans(
+            links, worker_id=role.worker_id, stage=role.stage, first=role.first, last=role.last
+        )
         shard = Shard.of_blocks(model.name, role.first, role.last, role.blocks)
-        self._quarantine = Quarantine(links, role.worker)
+        self._quarantine = Quarantine(links, role.worker_id)
         self._endings = Endings(role, links, table, metrics, self._room_came)
         self._steps = Steps(
             role,
@@ -100,7 +102,7 @@ class Engine:
         )
         self.pace = self._steps.pace
         self._claim_due = role.first_stage
-        self._departure = Departure(links, role.worker)
+        self._departure = Departure(links, role.worker_id)
         self._log = get()
         self._register_gauges()
 
@@ -124,7 +126,9 @@ class Engine:
                     if isinstance(event, Gone):
                         return event.why
                     self._handle(event)
-                if self._state.state != "draining" and (self.links.drain.asked or (self._care and self._care.renews)):
+                if self._state.state != "draining" and (
+                    self.links.drain.is_requested or (self._care and self._care.renews)
+                ):
                     self._state.on("drain")
                 if self._state.state == "draining":
                     self._claim_due = False
@@ -172,9 +176,9 @@ class Engine:
                 self._claim_due = self.role.first_stage
             case NextJob():
                 if not self._intake.next_job(event):
-                    self._endings.rerun(event.request, event.run, "missing_pages")
+                    self._endings.rerun(event.request_id, event.run_id, "missing_pages")
             case Ended():
-                self._endings.forget(event.request, event.run)
+                self._endings.forget(event.request_id, event.run_id)
             case Forward():
                 self._later.add(event)
             case Verdicts(answers):
@@ -193,35 +197,35 @@ class Engine:
 
     def _on_verdict(self, commit: Commit, answer: CommitAnswer) -> None:
         """Drops a run that has ended, or whose commit was refused; runs it again if its log and the commit disagree."""
-        run = self.table.get(commit.request, commit.run)
+        run = self.table.get(commit.request_id, commit.run_id)
         if answer.verdict == "OK":
             if run is not None and commit.end:
-                self._endings.forget(commit.request, commit.run)
+                self._endings.forget(commit.request_id, commit.run_id)
             return
-        self._log.warning("COMMIT_REFUSED", request_id=commit.request, verdict=answer.verdict, length=answer.length)
+        self._log.warning("COMMIT_REFUSED", request_id=commit.request_id, verdict=answer.verdict, length=answer.length)
         if answer.verdict in ("GAP", "DIVERGED"):
             # The token log is the truth: the next run starts from it.
-            self._endings.rerun(commit.request, commit.run, "restart")
-        self._endings.forget(commit.request, commit.run)
+            self._endings.rerun(commit.request_id, commit.run_id, "restart")
+        self._endings.forget(commit.request_id, commit.run_id)
 
     def _on_restart(self) -> None:
         """Drops all runs after a restart of the control Redis, and runs those again that its records place here."""
         self._log.warning("REDIS_RESTARTED", runs=len(self.table))
         self.table.clear()
         self._later.clear()
-        for request, run in (self.links.run_until_reachable(calls.beat(self.role.worker)) or {}).items():
-            if run:
-                self._endings.rerun(request, run, "restart")
+        for request_id, run_id in (self.links.run_until_reachable(calls.heartbeat(self.role.worker_id)) or {}).items():
+            if run_id:
+                self._endings.rerun(request_id, run_id, "restart")
         self._claim_due = self.role.first_stage
 
     def _end_overdue(self, now: float) -> None:
         """Ends requests whose deadline has passed at `now` (monotonic seconds)."""
         for run in [run for run in self.table.all() if run.is_overdue(now)]:
-            answer = self.links.run_until_reachable(calls.finish(run.request, "expired", run=run.id))
+            answer = self.links.run_until_reachable(calls.finish(run.request_id, "expired", run_id=run.run_id))
             if answer == "EARLY":  # the clock of Redis was put back since CLAIM
                 run.put_off(now + EARLY_S)
             else:
-                self._endings.forget(run.request, run.id)
+                self._endings.forget(run.request_id, run.run_id)
 
     def _room_came(self) -> None:
         self._claim_due = self.role.first_stage
@@ -234,15 +238,15 @@ class Engine:
             return
         limit = min(room, 16)
         free = self._first.claimable_pages()
-        call = calls.claim(self.role.worker, limit, free_pages=free)
+        call = calls.claim(self.role.worker_id, limit, free_pages=free)
         claimed = self.links.run_until_reachable(call)
         for job in claimed:
             try:
                 self._intake.claimed(job)
             except WireError as error:
-                self._log.error("REQUEST_BODY_REFUSED", request_id=job.request, error=str(error))
+                self._log.error("REQUEST_BODY_REFUSED", request_id=job.request_id, error=str(error))
                 meta = {"error": str(error), "code": "wire"}
-                self.links.run_until_reachable(calls.finish(job.request, "error", meta=meta, run=job.run))
+                self.links.run_until_reachable(calls.finish(job.request_id, "error", meta=meta, run_id=job.run_id))
             self.metrics.queue_wait.observe(job.waited_s)
         quarantined = any(job.quarantined for job in claimed)
         if quarantined:
@@ -265,8 +269,8 @@ class Engine:
         else:
             work, refused = self._later.take(self._steps.cost)
             for segment in refused:
-                tokens = self._intake.found(segment)
-                self._endings.rerun(segment.request, segment.run, "missing_pages", found=tokens)
+                tokens = self._intake.reusable(segment)
+                self._endings.rerun(segment.request_id, segment.run_id, "missing_pages", reusable=tokens)
         if work:
             if self._state.state in ("idle", "waiting"):
                 self._state.on("rows_ready")

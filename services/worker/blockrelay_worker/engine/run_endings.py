@@ -44,23 +44,23 @@ class Endings:
         commits are refused.
         """
         links, give_up = self._links, time.monotonic() + timeout_s
-        key, known = links.keys.request(run.request), len(run.tokens) - run.prompt_length
+        key, known = links.keys.request(run.request_id), len(run.tokens) - run.prompt_length
         while time.monotonic() < give_up:
             current, committed = links.retry_until_reachable(
                 lambda: links.control.hmget(key, "run", "committed"), "read request"
             )
-            if current != run.id.encode() or int(committed or 0) >= known:
+            if current != run.run_id.encode() or int(committed or 0) >= known:
                 return
             links.stop.wait(LOG_POLL_S)
 
     def close(self) -> None:
         """Marks this worker as draining, so that no new route takes it."""
-        close(self._links, self._role.worker)
+        close(self._links, self._role.worker_id)
 
     def unseen(self) -> dict[str, str]:
         """Run ids, by request id, of runs that are routed through this worker but have sent no row here yet."""
-        here = {run.request for run in self._table.all()}
-        known = self._links.run_until_reachable(calls.beat(self._role.worker)) or {}
+        here = {run.request_id for run in self._table.all()}
+        known = self._links.run_until_reachable(calls.heartbeat(self._role.worker_id)) or {}
         return {request_id: run_id for request_id, run_id in known.items() if run_id and request_id not in here}
 
     def rerun(
@@ -70,13 +70,13 @@ class Endings:
         reason: RerunReason,
         block: str = "",
         *,
-        found: int | None = None,
+        reusable: int | None = None,
         alone: bool = False,
         error: ExecutionError | None = None,
     ) -> None:
         """Calls RERUN and drops the run here. A `block` names where a GPU failed: then it is a fallback to a CPU.
 
-        `found`: the next run reuses the KV pages of at most that many leading tokens, which are here or were written
+        `reusable`: the next run reuses the KV pages of at most that many leading tokens, which are here or were written
         to the page store. `alone` as in `calls.rerun`. `error` is the failure: the fallback event carries its detailed
         reason and its error code.
         """
@@ -87,7 +87,7 @@ class Endings:
             reason,
             block=block,
             stage=self._role.stage,
-            found=found,
+            found=reusable,
             alone=alone,
             detail=detail,
             code=code,
@@ -108,7 +108,7 @@ class Endings:
         """
         if run.body.fallback == "deny":
             return False
-        key = self._links.keys.request(run.request)
+        key = self._links.keys.request(run.request_id)
         field = self._links.retry_until_reachable(lambda: self._links.control.hget(key, "fallbacks"), "read request")
         events: list[dict[str, str]] = json.loads(cast(bytes, field)) if field else []
         here = {f"block_{index}" for index in range(self._role.first, self._role.last + 1)}
@@ -129,10 +129,10 @@ class Endings:
             "execution_times": {**run.block_seconds_before, **(seconds or {})},
             "route": list(run.route),
         }
-        names = self._names(run.request, run.id)
+        names = self._names(run.request_id, run.run_id)
         self._log.error("PIPELINE_EXECUTION_FAILED", **names, error=message, failed_block=block)
-        self._links.run_until_reachable(calls.finish(run.request, "error", meta=meta, run=run.id))
-        self.forget(run.request, run.id)
+        self._links.run_until_reachable(calls.finish(run.request_id, "error", meta=meta, run_id=run.run_id))
+        self.forget(run.request_id, run.run_id)
 
     def _names(self, request_id: str, run_id: str) -> dict[str, Any]:
         """The fields of a log line that identify a run: request id, and session and step if it has a session."""

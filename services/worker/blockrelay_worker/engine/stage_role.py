@@ -12,7 +12,7 @@ from blockrelay_worker.scheduling.limits import BatchLimits
 class StageRole:
     """Stage `stage` (from 0) of `split`: blocks `first` to `last` (from 1, both included) of `blocks`."""
 
-    worker: str
+    worker_id: str
     """The worker's id in the registry."""
     split: str
     stage: int

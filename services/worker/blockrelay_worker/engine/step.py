@@ -30,7 +30,7 @@ from blockrelay_worker.execution.executor import Executor
 from blockrelay_worker.execution.page_layout import pages_for
 from blockrelay_worker.execution.process.care import DeviceCare
 from blockrelay_worker.execution.selection import LogitRows
-from blockrelay_worker.kv.asked import read_asked
+from blockrelay_worker.kv.requested_kv import read_requested
 from blockrelay_worker.kv.run_table import RunTable
 from blockrelay_worker.policy import EXPORT_S, QUARANTINE_COMMIT_S
 from blockrelay_worker.runs.run import Run
@@ -39,8 +39,8 @@ from blockrelay_worker.scheduling.throughput import PaceMeter
 from blockrelay_worker.scheduling.work import Work
 from blockrelay_worker.states import ENGINE, EngineEvent, EngineMachine, EngineState, WorkerMachine, failure_event
 from blockrelay_worker.transport.committer import Committer
-from blockrelay_worker.transport.stage_sender import Sender
-from blockrelay_worker.transport.tensor_results import Results
+from blockrelay_worker.transport.stage_sender import StageSender
+from blockrelay_worker.transport.tensor_results import TensorResultWriter
 
 
 @dataclass(slots=True, eq=False)
@@ -66,9 +66,9 @@ class Steps:
         table: RunTable,
         endings: Endings,
         quarantine: Quarantine,
-        sender: Sender,
+        sender: StageSender,
         committer: Committer,
-        results: Results,
+        results: TensorResultWriter,
         reports: StepReports,
         metrics: WorkerMetrics,
         worker_state: WorkerMachine,
@@ -141,16 +141,18 @@ class Steps:
         If the CPU's own ONNX Runtime process ended, they run again on a worker of this stage.
         """
         for run in runs:
-            found = None
+            reusable = None
             if run.private and not self.lost:
                 self._endings.wait_for_log(run, EXPORT_S)
                 self._table.export(run, EXPORT_S)
-                found = run.computed
+                reusable = run.computed
             if self._role.device == CPU:  # a CPU has no stand-in: any worker of the stage may continue
-                alone = run.request == self._quarantine.now
-                self._endings.rerun(run.request, run.id, "death", found=found, alone=alone)
+                alone = run.request_id == self._quarantine.now
+                self._endings.rerun(run.request_id, run.run_id, "death", reusable=reusable, alone=alone)
                 continue
-            self._endings.rerun(run.request, run.id, "gpu_error", self._block_of(error), found=found, error=error)
+            self._endings.rerun(
+                run.request_id, run.run_id, "gpu_error", self._block_of(error), reusable=reusable, error=error
+            )
 
     def _block_of(self, error: ExecutionError) -> str:
         return error.block or f"block_{self._role.first}"
@@ -169,7 +171,7 @@ class Steps:
             return None
         work = self._batches.popleft()
         if is_quarantined(work[0]):
-            self._quarantine.enter(work[0].run.request)
+            self._quarantine.enter(work[0].run.request_id)
         self._now = InFlight(work, time.monotonic_ns())
         return "batch_ready"
 
@@ -190,7 +192,7 @@ class Steps:
             reach("worker.before_compute", (token for w in work for token in w.tokens))
             output = self._executor.run(batch)
             self._measure(output)
-            kv_fields = self._asked_kv(work)
+            kv_fields = self._requested_kv(work)
             reach("worker.after_compute")
         except ExecutionError as error:
             return self._failed(error)
@@ -207,7 +209,7 @@ class Steps:
         """Error: gives up requests of the batch, or has parts of it tried next (`after_failure`)."""
         work, error = self._now.work, self._now.error
         assert error is not None
-        names = [item.run.request for item in work]
+        names = [item.run.request_id for item in work]
         self._log.error("BLOCK_EXECUTION_FAILED", error=str(error), block=error.block, requests=names)
         self._worker_state.on("failed")
         given_up, again = after_failure(work, error, gpu=self._role.device == GPU)
@@ -225,9 +227,9 @@ class Steps:
 
     def _pass_on(self, work: list[Work], output: StageOutput, kv_fields: dict[str, dict[str, bytes]]) -> None:
         """Hands the results of a batch to COMMIT or the next stage; rows that are not finite end their requests."""
-        bad = {work[i].run.request for i in output.not_finite}
+        bad = {work[i].run.request_id for i in output.not_finite}
         prompt_rows = 0
-        for item in [w for w in work if w.run.request not in bad] if bad else work:
+        for item in [w for w in work if w.run.request_id not in bad] if bad else work:
             run = item.run
             run.rows_computed(item.known_end if self._role.first_stage else item.position + item.rows)
             run.last_step = self._number
@@ -247,15 +249,17 @@ class Steps:
             self._commit(split(work, logits, [len(wanted_rows(w)) for w in work]), bad)
             self._metrics.token_generation_seconds.inc(time.perf_counter() - passing_on)
         else:
-            self._forward([part for part in _handed_on(work, output) if part[0].run.request not in bad], output.seconds)
+            self._forward(
+                [part for part in _handed_on(work, output) if part[0].run.request_id not in bad], output.seconds
+            )
             self._metrics.state_transfer_seconds.inc(time.perf_counter() - passing_on)
-        failed = [w for w in work if w.run.request in bad]
+        failed = [w for w in work if w.run.request_id in bad]
         for item in [w for w in failed if not w.drafts]:
             if not self.lost:
                 self._on_not_finite(item)
         for item in work:
-            if item.run.request not in bad and self._table.get(item.run.request, item.run.id) is item.run:
-                self._table.seal(item.run, None if self._role.last_stage else item.known_end)
+            if item.run.request_id not in bad and self._table.get(item.run.request_id, item.run.run_id) is item.run:
+                self._table.publish(item.run, None if self._role.last_stage else item.known_end)
         # The draft may be what overflowed: the request did not ask for it.
         self._batches.extendleft([item.without_drafts()] for item in reversed(failed) if item.drafts)
 
@@ -283,14 +287,14 @@ class Steps:
         self.pace.add(rows=rows - decode_rows, tokens=sum(1 for w in work if w.samples))
         self._metrics.block_seconds.observe(output.seconds, self._role.device, str(output.estimated).lower())
 
-    def _asked_kv(self, work: list[Work]) -> dict[str, dict[str, bytes]]:
+    def _requested_kv(self, work: list[Work]) -> dict[str, dict[str, bytes]]:
         """KV of this stage that clients asked for, by request id and field, for requests whose last token is here."""
         fields_by_request = {
-            item.run.request: read_asked(
-                self._executor, self._role.first, asked, item.run.pages[: pages_for(item.known_end)]
+            item.run.request_id: read_requested(
+                self._executor, self._role.first, layers, item.run.pages[: pages_for(item.known_end)]
             )
             for item in work
-            if item.samples and (asked := item.run.body.kv_asked)
+            if item.samples and (layers := item.run.body.kv_asked)
         }
         return {request_id: fields for request_id, fields in fields_by_request.items() if fields}
 
@@ -313,7 +317,7 @@ class Steps:
         for target, forward, carried in forwards(sent, seconds, self._role):
             if not self._sender.forward(target, forward):
                 for lost in carried:
-                    self._endings.rerun(lost.run.request, lost.run.id, "no_inbox")
+                    self._endings.rerun(lost.run.request_id, lost.run.run_id, "no_inbox")
 
     def _commit(self, parts: list[tuple[Work, LogitRows]], bad: set[str]) -> None:
         """Chooses the next tokens from the wanted logits of each Work and hands them to the committer.
@@ -325,7 +329,7 @@ class Steps:
         generated = 0
         for item, logits in parts:
             run = item.run
-            if run.request in bad or run.last is None:
+            if run.request_id in bad or run.last is None:
                 continue
             if run.body.logits != "none":
                 if len(logits):

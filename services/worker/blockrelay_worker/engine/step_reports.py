@@ -10,25 +10,27 @@ from blockrelay_worker.execution.batch import StageOutput
 from blockrelay_worker.execution.selection import Largest
 from blockrelay_worker.scheduling.work import Work
 from blockrelay_worker.transport.stage_spans import StageSpans
-from blockrelay_worker.transport.status_events import StatusEvents
+from blockrelay_worker.transport.status_events import StatusEventPublisher
 
 
 class StepReports:
     """Reports when a batch begins and ends. Used by the engine thread only; waits for nothing."""
 
-    def __init__(self, role: StageRole, status_events: StatusEvents, stage_spans: StageSpans, shard: Shard) -> None:
+    def __init__(
+        self, role: StageRole, status_events: StatusEventPublisher, stage_spans: StageSpans, shard: Shard
+    ) -> None:
         self._role, self._status_events, self._stage_spans, self._shard = role, status_events, stage_spans, shard
 
     def tell_start(self, work: list[Work]) -> None:
         """Reports the start of a batch to readers of status events."""
-        if self._status_events.followed:
+        if self._status_events.has_subscribers:
             self._status_events.put([self._status(item, "start") for item in work])
 
     def tell_end(self, work: list[Work], began_ns: int, output: StageOutput | None) -> None:
         """Reports the end of a batch to traces and to readers of status events. `output` None: the batch failed."""
         if traced := [item for item in work if item.run.trace is not None]:
             self._trace(traced, sum(item.rows for item in work), began_ns)
-        if not self._status_events.followed:
+        if not self._status_events.has_subscribers:
             return
         elapsed_ns = time.monotonic_ns() - began_ns
         counts = [len(wanted_rows(item)) for item in work]
@@ -52,7 +54,7 @@ class StepReports:
         for item in traced:
             assert item.run.trace is not None
             self._stage_spans.tell(
-                item.run.request,
+                item.run.request_id,
                 item.run.trace,
                 "decode" if item.decodes else "prefill",
                 position=item.position,
@@ -65,11 +67,11 @@ class StepReports:
     def _status(self, item: Work, moment: Moment) -> NodeStatus:
         run = item.run
         return NodeStatus(
-            node=self._role.worker,
+            node=self._role.worker_id,
             moment=moment,
             prompt=self._role.first_stage and item.position < run.prompt_length,
             shard=self._shard,
-            request=run.request,
+            request_id=run.request_id,
             position=item.position,
             rows=item.rows,
             prompt_tokens=run.prompt_length,

@@ -27,16 +27,16 @@ class DeviceMemory:
     """KV pages that each stage keeps for its canary, beside those of requests."""
     budget_bytes: int | None
     """Bytes that may be used by default; None for a device that does not report its free memory."""
-    most_sessions: int | None = None
+    max_sessions: int | None = None
     """Limit of warm ONNX sessions at once; None: no limit."""
-    most_bytes: int | None = None
+    max_bytes: int | None = None
     """Limit of the bytes of warm ONNX sessions, of which one is always allowed; None: no limit."""
 
     def weight_bytes(self, *stages: Stage) -> int:
         """Returns the bytes of the weights of `stages` together; blocks that they share count once."""
         blocks = {block for stage in stages for block in range(stage.first, stage.last + 1)}
         layers = any(self._layers(stage) for stage in stages)
-        held = held_at_once([self.block_bytes[block - 1] for block in blocks], self.most_sessions, self.most_bytes)
+        held = held_at_once([self.block_bytes[block - 1] for block in blocks], self.max_sessions, self.max_bytes)
         return held + (self.table_bytes if layers else 0)
 
     def page_bytes(self, stage: Stage) -> int:
@@ -51,13 +51,13 @@ class DeviceMemory:
         return sum(self.block_layers[stage.first - 1 : stage.last])
 
 
-def held_at_once(sizes: Sequence[int], sessions: int | None, most: int | None) -> int:
+def held_at_once(sizes: Sequence[int], sessions: int | None, max_bytes: int | None) -> int:
     """Returns the most bytes that blocks of these sizes take when at most `sessions` are loaded at once.
 
-    `most` limits the bytes too, but one block always fits. None stands for no limit.
+    `max_bytes` limits the bytes too, but one block always fits. None stands for no limit.
     """
     held = sum(sorted(sizes, reverse=True)[:sessions])
-    return held if most is None else min(held, max(most, max(sizes, default=0)))
+    return held if max_bytes is None else min(held, max(max_bytes, max(sizes, default=0)))
 
 
 @dataclass(frozen=True, slots=True)

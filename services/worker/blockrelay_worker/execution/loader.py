@@ -27,7 +27,7 @@ class Executors(Protocol):
 
     device: ClassVar[Device]
     #: Nondeterministic: other workers can continue its output but cannot reproduce its bits.
-    varies: ClassVar[bool]
+    nondeterministic: ClassVar[bool]
 
     @staticmethod
     def serves(device: Device, precisions: Collection[Precision]) -> bool:

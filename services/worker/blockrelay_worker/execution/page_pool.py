@@ -17,7 +17,7 @@ class PagePool:
     Not thread-safe: the engine loop owns the pool.
 
     A page is free, used (with a reference count) or cached: it has a block hash and no user, and is kept until its
-    room is needed. The owner of a page may write it until it gets its block hash (`name`); from then on it is
+    room is needed. The owner of a page may write it until it gets its block hash (`publish`); from then on it is
     read-only, and `share` finds it. A freed page keeps its old contents.
     """
 
@@ -90,24 +90,24 @@ class PagePool:
             else:
                 self._free.append(page)
 
-    def name(self, page: int, block_hash: bytes) -> bool:
+    def publish(self, page: int, block_hash: bytes) -> bool:
         """Publishes a used page under the hash of the tokens whose KV it holds; it is read-only from now on.
 
         Returns False when another page has this block hash: then the page stays unpublished.
         """
-        assert page in self._users and page not in self._hash_of, f"page {page} cannot be named"
+        assert page in self._users and page not in self._hash_of, f"page {page} cannot be published"
         if block_hash in self._page_of:
             return False
         self._page_of[block_hash], self._hash_of[page] = page, block_hash
         return True
 
-    def unname(self, page: int) -> None:
+    def unpublish(self, page: int) -> None:
         """Removes the block hash of a used page, if it has one: its contents are not what the hash promises."""
         assert page in self._users, f"page {page} is not allocated"
         if (block_hash := self._hash_of.pop(page, None)) is not None:
             del self._page_of[block_hash]
 
-    def is_named(self, page: int) -> bool:
+    def is_published(self, page: int) -> bool:
         """Returns whether the page has a block hash."""
         return page in self._hash_of
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 #: Most logits that are returned in place of a whole row.
-MOST = 256
+MAX_LARGEST = 256
 #: Relative error allowed in a device's sum over a row: twice the worst case of 2,048 additions of float32.
 TOTAL_ERROR = 2.0**-12
 
@@ -20,8 +20,8 @@ TOTAL_ERROR = 2.0**-12
 class Need:
     """Sampling parameters that decide which logits the choice of one token needs (see SamplingParams).
 
-    Temperature 0 needs the largest logit. Otherwise at least one of `top_k` up to MOST, `top_p` below 1 and `min_p`
-    above 0 excludes tokens.
+    Temperature 0 needs the largest logit. Otherwise at least one of `top_k` up to MAX_LARGEST, `top_p` below 1 and
+    `min_p` above 0 excludes tokens.
     """
 
     temperature: float

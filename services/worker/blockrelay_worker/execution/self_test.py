@@ -95,7 +95,7 @@ def known_answers(folder: BlockFolder) -> Iterator[tuple[str, str]]:
     for block, precision in enumerate(folder.manifest.precisions, 1):
         if not is_exact(precision):
             continue
-        executor = StageExecutor(folder, block, block, pages=2, threads=1, kernels=ReferenceKernels(), variant="exact")
+        executor = StageExecutor(folder, block, block, pages=2, threads=1, kernels=ReferenceKernels(), backend="exact")
         yield f"block_{block}", answer(executor, block)
         executor.close()
 

@@ -3,7 +3,7 @@
 import logging
 
 from blockrelay_worker.kernels.interface import Kernels
-from blockrelay_worker.kernels.libraries import shortcoming, supported_variants
+from blockrelay_worker.kernels.libraries import shortcoming, supported_isas
 from blockrelay_worker.kernels.native import NativeKernels
 from blockrelay_worker.kernels.reference import ReferenceKernels
 from blockrelay_worker.kernels.specification import FLOAT16_MAX, KERNEL_NUMERICS_VERSION, LANES, PAGE, ZERO_POINT
@@ -16,24 +16,24 @@ __all__ = [
     "ZERO_POINT",
     "Kernels",
     "load_kernels",
-    "supported_variants",
+    "supported_isas",
 ]
 
 _log = logging.getLogger(__name__)
 
 
-def load_kernels(threads: int, *, variant: str | None = None) -> Kernels:
+def load_kernels(threads: int, *, isa: str | None = None) -> Kernels:
     """Returns the fastest kernels that this machine can run, or those of the named variant (`reference` included).
 
     `threads` is the number of threads that one call may use, the caller's among them; no result depends on it or on the
     variant. Without compiled kernels it returns the NumPy reference. It logs a warning where a faster variant is
     missing. Raises UsageError for a named variant that cannot run here.
     """
-    if variant == "reference":
+    if isa == "reference":
         return ReferenceKernels()
-    usable = supported_variants()
-    if variant is None and (slow := shortcoming()):
+    usable = supported_isas()
+    if isa is None and (slow := shortcoming()):
         _log.warning("%s", slow)
-    if variant is None and not usable:
+    if isa is None and not usable:
         return ReferenceKernels()
-    return NativeKernels(variant or usable[0], threads)
+    return NativeKernels(isa or usable[0], threads)

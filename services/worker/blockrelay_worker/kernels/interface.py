@@ -15,7 +15,7 @@ I64: TypeAlias = NDArray[np.int64]
 Pages: TypeAlias = NDArray[np.float16] | NDArray[np.float32]
 
 
-class Product(Protocol):
+class Matmul(Protocol):
     """A matmul with quantised weights; `execution.cpu.linears` defines its bits."""
 
     def __call__(self, rows: U8, out: F32) -> None:
@@ -42,7 +42,7 @@ class Kernels(Protocol):
     """
 
     @property
-    def variant(self) -> str:
+    def isa(self) -> str:
         """Name of the instruction set: a key of `libraries.VARIANTS`, or `reference`. For logs only."""
         ...
 
@@ -124,20 +124,20 @@ class Kernels(Protocol):
         ...
 
     @property
-    def multiplies(self) -> bool:
-        """True if `product` may be called: these kernels have a w8a8 matmul."""
+    def has_matmul(self) -> bool:
+        """True if `matmul` may be called: these kernels have a w8a8 matmul."""
         ...
 
-    def product(self, q: I8, scale: F32) -> Product:
+    def matmul(self, q: I8, scale: F32) -> Matmul:
         """Makes the w8a8 matmul with weights q [K,N] and column scales [N]. It copies `q` and keeps `scale`."""
         ...
 
     @property
-    def group_multiplies(self) -> bool:
-        """True if `group_product` may be called: these kernels have a w4a8 matmul."""
+    def has_group_matmul(self) -> bool:
+        """True if `group_matmul` may be called: these kernels have a w4a8 matmul."""
         ...
 
-    def group_product(self, q4: U8, gs: F16, scale: F32) -> Product:
+    def group_matmul(self, q4: U8, gs: F16, scale: F32) -> Matmul:
         """Makes the w4a8 matmul with nibbles q4 [K/2,N], group factors gs [K/32,N] and column scales [N].
 
         It copies `q4` and `gs` and keeps `scale`.

@@ -19,7 +19,7 @@ from blockrelay.extras import checkout
 #: Bits of the result of `blockrelay_cpu_features`.
 AVX2, AVX512, VNNI, TILES, TILES_GRANTED = 1, 2, 4, 8, 16
 #: CPU features that each variant needs, fastest variant first. Linux grants the use of tiles (AMX) to each process.
-VARIANTS: Final = {
+ISAS: Final = {
     "avx512amx": AVX2 | AVX512 | VNNI | TILES | TILES_GRANTED,
     "avx512vnni": AVX2 | AVX512 | VNNI,
     "avx512": AVX2 | AVX512,
@@ -46,11 +46,11 @@ class Library:
     """True if no file was found at all."""
 
 
-def look(folder: Path, variant: str) -> Library:
+def look(folder: Path, isa: str) -> Library:
     """Returns the shared object of a variant in `folder`, after loading it and checking its version."""
-    path = next((path for s in EXTENSION_SUFFIXES if (path := folder / f"_{variant}{s}").is_file()), None)
+    path = next((path for s in EXTENSION_SUFFIXES if (path := folder / f"_{isa}{s}").is_file()), None)
     if path is None:
-        others = sorted(folder.glob(f"_{variant}.*"))
+        others = sorted(folder.glob(f"_{isa}.*"))
         problem = f"are for another Python or machine ({others[0].name})" if others else "are missing"
         return Library(problem=problem, missing=not others)
     try:
@@ -65,9 +65,9 @@ def look(folder: Path, variant: str) -> Library:
 
 
 @cache
-def library(variant: str) -> Library:
+def library(isa: str) -> Library:
     """Returns the shared object of a variant that the install put beside this file."""
-    return look(FOLDER, variant)
+    return look(FOLDER, isa)
 
 
 @cache
@@ -77,17 +77,17 @@ def cpu_features() -> int:
     return 0 if baseline is None else int(ctypes.CDLL(str(baseline)).blockrelay_cpu_features())
 
 
-def variants_for(features: int) -> tuple[str, ...]:
+def isas_for(features: int) -> tuple[str, ...]:
     """Returns the variants that a CPU with these features can run, fastest first. Pure."""
-    return tuple(name for name, needed in VARIANTS.items() if not needed & ~features)
+    return tuple(name for name, needed in ISAS.items() if not needed & ~features)
 
 
 @cache
-def supported_variants() -> tuple[str, ...]:
+def supported_isas() -> tuple[str, ...]:
     """Returns the installed variants that this CPU and operating system can run, fastest first."""
     if library("baseline").path is None:
         return ()
-    return tuple(name for name in variants_for(cpu_features()) if is_usable(library(name)))
+    return tuple(name for name in isas_for(cpu_features()) if is_usable(library(name)))
 
 
 def is_usable(library: Library) -> bool:
@@ -111,7 +111,7 @@ def shortcoming() -> str:
     """
     if sys.platform == "win32":
         return "NumPy computes in place of our C++ kernels, some 30 times slower: there are none for Windows yet"
-    wanted = variants_for(cpu_features())
+    wanted = isas_for(cpu_features())
     libraries = {name: library(name) for name in (*wanted, "baseline")}
     compiler = any(map(shutil.which, filter(None, (os.environ.get("CXX"), *COMPILERS))))
     return describe(wanted, libraries, compiler=compiler, source=checkout())

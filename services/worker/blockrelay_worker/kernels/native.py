@@ -12,10 +12,10 @@ from typing import Any, Final, final
 
 from blockrelay.errors import ExecutionError, UsageError
 from blockrelay_worker.kernels import arguments
-from blockrelay_worker.kernels.interface import F16, F32, I8, I32, I64, U8, Pages, Product, Program
-from blockrelay_worker.kernels.libraries import library, supported_variants
-from blockrelay_worker.kernels.products import ChannelProduct, GroupProduct
-from blockrelay_worker.kernels.recorded import Call, Recorded, Runner, Value, word, words_of
+from blockrelay_worker.kernels.interface import F16, F32, I8, I32, I64, U8, Matmul, Pages, Program
+from blockrelay_worker.kernels.libraries import library, supported_isas
+from blockrelay_worker.kernels.matmuls import ChannelMatmul, GroupMatmul
+from blockrelay_worker.kernels.recorded import KernelCall, RecordedProgram, Runner, Value, word, words_of
 from blockrelay_worker.kernels.specification import PAGE
 
 _P = ctypes.c_void_p
@@ -92,19 +92,17 @@ def _require(status: int) -> None:
 class NativeKernels:
     """`Kernels` in C++, with the same bits as `ReferenceKernels` for any number of threads."""
 
-    def __init__(self, variant: str, threads: int) -> None:
+    def __init__(self, isa: str, threads: int) -> None:
         """Starts `threads` - 1 threads, which sleep between calls; the caller is the other one.
 
         Raises UsageError for a variant that this machine cannot run, ExecutionError if the threads cannot be started.
         """
-        path = library(variant).path if variant in supported_variants() else None
+        path = library(isa).path if isa in supported_isas() else None
         if path is None:
-            raise UsageError(
-                f"kernel variant {variant!r} cannot run here; usable: {', '.join(supported_variants()) or 'none'}"
-            )
+            raise UsageError(f"kernel variant {isa!r} cannot run here; usable: {', '.join(supported_isas()) or 'none'}")
         if threads < 1:
             raise UsageError(f"kernels need at least one thread, got {threads}")
-        self._variant = variant
+        self._isa = isa
         self._functions = functions = _functions(path)
         self._pool: int = functions["open"](threads) or 0
         if not self._pool:
@@ -112,11 +110,11 @@ class NativeKernels:
         # Not at interpreter exit: another thread may be inside a kernel, and the process ends anyway.
         weakref.finalize(self, functions["close"], self._pool).atexit = False
         self._runner = _runner(path)
-        self._recording: list[Call] | None = None
+        self._recording: list[KernelCall] | None = None
 
     @property
-    def variant(self) -> str:
-        return self._variant
+    def isa(self) -> str:
+        return self._isa
 
     def norm_quantise(
         self, x: F32, weight: F32, eps: float, *, u: U8 | None = None, scale: F32 | None = None
@@ -240,18 +238,18 @@ class NativeKernels:
         return out
 
     @property
-    def multiplies(self) -> bool:
+    def has_matmul(self) -> bool:
         return "multiply" in self._functions
 
-    def product(self, q: I8, scale: F32) -> Product:
-        return ChannelProduct(self, q, scale)
+    def matmul(self, q: I8, scale: F32) -> Matmul:
+        return ChannelMatmul(self, q, scale)
 
     @property
-    def group_multiplies(self) -> bool:
+    def has_group_matmul(self) -> bool:
         return True
 
-    def group_product(self, q4: U8, gs: F16, scale: F32) -> Product:
-        return GroupProduct(self, q4, gs, scale)
+    def group_matmul(self, q4: U8, gs: F16, scale: F32) -> Matmul:
+        return GroupMatmul(self, q4, gs, scale)
 
     @property
     def records(self) -> bool:
@@ -259,7 +257,7 @@ class NativeKernels:
 
     def record(self, parts: Sequence[Callable[[], None]]) -> Program:
         assert self._recording is None, "a part records"
-        recorded: list[list[Call]] = []
+        recorded: list[list[KernelCall]] = []
         try:
             for part in parts:
                 self._recording = []
@@ -267,7 +265,7 @@ class NativeKernels:
                 recorded.append(self._recording)
         finally:
             self._recording = None
-        return Recorded(self._runner, self._pool, recorded)
+        return RecordedProgram(self._runner, self._pool, recorded)
 
     def call(self, name: str, *values: Value, refused: Callable[[int], None] = _require) -> None:
         """Calls a function of the shared object with this object's threads; while recording, only records the call.
@@ -275,6 +273,6 @@ class NativeKernels:
         `refused` is called with a status that is not 0, and must raise; by default it raises ExecutionError.
         """
         if self._recording is not None:
-            self._recording.append(Call(name, values, refused))
+            self._recording.append(KernelCall(name, values, refused))
         elif status := self._functions[name](self._pool, *map(word, values)):
             refused(status)

@@ -31,7 +31,7 @@ class Direct:
             seconds.append(time.perf_counter() - started)
 
 
-class Call(NamedTuple):
+class KernelCall(NamedTuple):
     """One recorded call of a native function."""
 
     name: str
@@ -61,13 +61,13 @@ _STATUS: Final = 256
 
 
 @final
-class Recorded:
+class RecordedProgram:
     """A program that makes all its native calls in one call of the shared object.
 
     Arguments were checked when the calls were recorded.
     """
 
-    def __init__(self, runner: Runner, pool: int, parts: Sequence[Sequence[Call]]) -> None:
+    def __init__(self, runner: Runner, pool: int, parts: Sequence[Sequence[KernelCall]]) -> None:
         """Prepares the calls of each part; no part may be empty. It keeps the arrays that the calls use alive."""
         self._calls = [call for part in parts for call in part]
         self._ends = np.cumsum([len(part) for part in parts]) - 1

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockrelay_worker.kernels import arguments, float32
-from blockrelay_worker.kernels.interface import F16, F32, I8, I32, I64, U8, Pages, Product, Program
+from blockrelay_worker.kernels.interface import F16, F32, I8, I32, I64, U8, Matmul, Pages, Program
 from blockrelay_worker.kernels.specification import FLOAT16_MAX, PAGE
 
 _LOWEST = np.float32(-1e30)
@@ -19,7 +19,7 @@ class ReferenceKernels:
     """`Kernels` as `specification` defines them, vectorised over rows and heads. One thread, about 100 times slower."""
 
     @property
-    def variant(self) -> str:
+    def isa(self) -> str:
         return "reference"
 
     def norm_quantise(
@@ -128,17 +128,17 @@ class ReferenceKernels:
         return out
 
     @property
-    def multiplies(self) -> bool:
+    def has_matmul(self) -> bool:
         return False
 
-    def product(self, q: I8, scale: F32) -> Product:
+    def matmul(self, q: I8, scale: F32) -> Matmul:
         raise AssertionError("the reference kernels have no matmul: `exact_linears` is its reference")
 
     @property
-    def group_multiplies(self) -> bool:
+    def has_group_matmul(self) -> bool:
         return False
 
-    def group_product(self, q4: U8, gs: F16, scale: F32) -> Product:
+    def group_matmul(self, q4: U8, gs: F16, scale: F32) -> Matmul:
         raise AssertionError("the reference kernels have no matmul: `exact_linears` is its reference")
 
     @property

@@ -1,10 +1,10 @@
 """The prefix cache: a run reuses KV pages that hold its first tokens, and publishes the pages that it fills.
 
-In precisions marked exact a page's name (block hash) decides its bits, and any run may reuse it. Pages of a
+In precisions marked exact a page's block hash decides its bits, and any run may reuse it. Pages of a
 nondeterministic device are private: only later runs of the same request reuse them, on the device's CPU stand-in too.
 Within the pool of one worker, later steps of the same session reuse them as well, behind the same workers of the
 earlier stages. If inexact sharing is allowed and the worker has the whole model, any request of equal salt does. This
-goes by local names, which never reach the page store; each such page has its private name too.
+goes by local hashes, which never reach the page store; each such page has its private hash too.
 
 A run starts behind the tokens whose pages the first stage has. If a later stage has fewer, it says how many, and the
 request runs again from there (RERUN, `found`).
@@ -16,12 +16,12 @@ from collections.abc import Callable
 from blockrelay.observability.metrics.worker import WorkerMetrics
 from blockrelay_worker.execution.page_pool import PagePool
 from blockrelay_worker.kernels.specification import PAGE
-from blockrelay_worker.kv.page_names import (
-    begun_page_name,
-    extend_names,
-    local_root_name,
-    private_root_name,
-    root_name,
+from blockrelay_worker.kv.block_hashes import (
+    extend_hashes,
+    local_root_hash,
+    partial_page_hash,
+    private_root_hash,
+    root_hash,
 )
 from blockrelay_worker.kv.store.store import PageStore
 from blockrelay_worker.runs.kv_load import Given, Load, Loaded
@@ -56,41 +56,44 @@ class PrefixCache:
         self._pool, self._metrics, self._exact, self._counts = pool, metrics, exact, stage == 0
         self._store, self._deliver = store, deliver
         self._stage, self._shares_private = stage, shares_private
-        self._life = secrets.token_hex(16)
+        self._pool_id = secrets.token_hex(16)
         self._model_hash, self._numerics = model_hash, numerics
         pool.on_evict = metrics.prefix_cache_evictions.inc
 
     def attach(self, run: Run, exactly: int | None) -> None:
-        """Gives a run without pages those of its longest cached prefix, or starts to load them (`RunTable.adopt`)."""
+        """Gives a run without pages those of its longest cached prefix, or starts to load them
+        (`RunTable.attach_prefix`)."""
         if not (self._exact or run.private):
             return
         kv, wanted = run.kv, run.reusable if exactly is None else exactly
         pages, rest = divmod(wanted, PAGE)
         self._extend(run, pages)
         local = self._pool.share(self._local(run, pages))
-        kv.adopt(local + self._pool.share(kv.names[len(local) : pages]), len(local))
+        kv.attach(local + self._pool.share(kv.hashes[len(local) : pages]), len(local))
         if self._store is not None:
-            for page, name in zip(local, kv.names, strict=False):  # a stand-in looks them up by this request's names
-                self._store.put(page, name)
+            for page, block_hash in zip(
+                local, kv.hashes, strict=False
+            ):  # a stand-in looks them up by this request's names
+                self._store.put(page, block_hash)
         if self._counts and not kv.preemptions and self._shares(run):
             self._metrics.prefix_cache_queries.inc(len(run.tokens))
-        names, begun = kv.names[kv.sealed : pages], 0
+        hashes, partial_tokens = kv.hashes[kv.published : pages], 0
         if rest and run.private and (exactly is not None or run.identity.reusable_limit is not None):
-            candidates = self._begun_names(run, pages, rest)
-            if not names and (page := self._pool.take_first(candidates)) is not None:
-                kv.adopt_begun(page, rest)
-            elif self._store is not None and (name := next(filter(self._store.may_have, candidates), None)):
-                names, begun = [*names, name], rest
+            candidates = self._partial_hashes(run, pages, rest)
+            if not hashes and (page := self._pool.take_first(candidates)) is not None:
+                kv.attach_partial(page, rest)
+            elif self._store is not None and (block_hash := next(filter(self._store.may_have, candidates), None)):
+                hashes, partial_tokens = [*hashes, block_hash], rest
         self._count(run, kv.computed)
-        given = Given(run.request, kv.sealed, run.given_pages) if kv.sealed < run.given_pages else None
-        self._look_further(kv, names, begun, given)
+        given = Given(run.request_id, kv.published, run.given_pages) if kv.published < run.given_pages else None
+        self._look_further(kv, hashes, partial_tokens, given)
 
     def take(self, run: Run, done: Loaded) -> None:
         """Ends the load that `run` waited for: the run keeps the pages that were filled, the others are freed."""
         kv, before = run.kv, run.kv.computed
-        first, full = kv.sealed, done.count - (done.load.begun > 0 and done.count == len(done.load.names))
+        first, full = kv.published, done.count - (done.load.partial_tokens > 0 and done.count == len(done.load.hashes))
         for index in range(first, first + full):
-            self._pool.name(kv.pages[index], kv.names[index])
+            self._pool.publish(kv.pages[index], kv.hashes[index])
         self._pool.free(kv.loaded(done.count))  # the rest is allocated again when rows come to it
         self._count(run, kv.computed - before)
 
@@ -99,32 +102,32 @@ class PrefixCache:
         if self._store is not None:
             self._store.settle()
 
-    def seal(self, run: Run, tokens: int) -> None:
+    def publish(self, run: Run, tokens: int) -> None:
         """Publishes the run's full pages within the first `tokens` tokens, which are known and computed."""
         kv, full = run.kv, tokens // PAGE
-        if full <= kv.sealed or not (self._exact or run.private):
+        if full <= kv.published or not (self._exact or run.private):
             return
         self._extend(run, full)
         # Pages that came from another worker have no local name, and then pages behind them get none.
-        local = self._local(run, full) if kv.shared == kv.sealed else []
-        for index in range(kv.sealed, full):
-            page, name = kv.pages[index], kv.names[index]
+        local = self._local(run, full) if kv.shared == kv.published else []
+        for index in range(kv.published, full):
+            page, block_hash = kv.pages[index], kv.hashes[index]
             if local:
-                named = self._pool.name(page, local[index]) or self._pool.name(page, name)
+                named = self._pool.publish(page, local[index]) or self._pool.publish(page, block_hash)
             else:
-                named = self._pool.name(page, name)
+                named = self._pool.publish(page, block_hash)
             if named and self._store is not None:
-                self._store.put(page, name)
-        kv.seal(full, full if local else kv.shared)
+                self._store.put(page, block_hash)
+        kv.mark_published(full, full if local else kv.shared)
 
     def distrust(self, run: Run, tokens: int) -> None:
         """Removes the pages behind the run's first `tokens` tokens from pool index and store: they are wrong."""
-        names = run.kv.names
+        hashes = run.kv.hashes
         spoiled = run.kv.distrust(tokens)
         for index in spoiled:
-            self._pool.unname(run.kv.pages[index])
+            self._pool.unpublish(run.kv.pages[index])
         if self._store is not None and spoiled:
-            self._store.discard([names[index] for index in spoiled])
+            self._store.discard([hashes[index] for index in spoiled])
 
     def _local(self, run: Run, pages: int) -> list[bytes]:
         """Names by which other requests of this worker may reuse the first `pages` pages of a private run.
@@ -134,11 +137,11 @@ class PrefixCache:
         if not run.private or run.given_pages or not self._shares(run):
             return []
         session, behind = "" if self._shares_private else run.body.session, run.route[: self._stage]
-        root = local_root_name(
-            life=self._life, salt=run.body.salt, model_hash=self._model_hash, session=session, behind=behind
+        root = local_root_hash(
+            pool_id=self._pool_id, salt=run.body.salt, model_hash=self._model_hash, session=session, behind=behind
         )
-        extend_names(run.kv.local, root, run.tokens, pages)
-        return run.kv.local[:pages]
+        extend_hashes(run.kv.local_hashes, root, run.tokens, pages)
+        return run.kv.local_hashes[:pages]
 
     def _shares(self, run: Run) -> bool:
         """True if other requests may reuse the run's pages."""
@@ -151,56 +154,56 @@ class PrefixCache:
         """
         kv = run.kv
         full, rest = divmod(kv.computed, PAGE)
-        if not run.private or not rest or full != kv.sealed or full >= len(kv.pages):
+        if not run.private or not rest or full != kv.published or full >= len(kv.pages):
             return False
-        if self._pool.is_named(kv.pages[full]):
+        if self._pool.is_published(kv.pages[full]):
             return False
-        (name, *_) = self._begun_names(run, full, rest)
-        return self._pool.name(kv.pages[full], name)
+        (block_hash, *_) = self._partial_hashes(run, full, rest)
+        return self._pool.publish(kv.pages[full], block_hash)
 
     def export(self, run: Run, timeout_s: float) -> None:
         """Writes the pages of a private run to the store, the partial last one too. Waits up to `timeout_s` seconds."""
         if self.leave(run) and self._store is not None:
             full, rest = divmod(run.kv.computed, PAGE)
-            self._store.put(run.kv.pages[full], self._begun_names(run, full, rest)[0])
+            self._store.put(run.kv.pages[full], self._partial_hashes(run, full, rest)[0])
             self._store.flush(timeout_s)
 
-    def _begun_names(self, run: Run, full: int, rest: int) -> list[bytes]:
+    def _partial_hashes(self, run: Run, full: int, rest: int) -> list[bytes]:
         """Names of the page behind `full` pages, for each number of tokens from `rest` on that it may hold.
 
         A page with more of the run's tokens holds the first `rest` too. The last name is the full page's, if known.
         """
         self._extend(run, min(full + 1, len(run.tokens) // PAGE))
-        names, tokens = run.kv.names, run.tokens[full * PAGE : (full + 1) * PAGE]
-        before = names[full - 1] if full else self._root(run)
-        begun = [begun_page_name(before, tokens[:n]) for n in range(rest, min(len(tokens), PAGE - 1) + 1)]
-        return begun + names[full : full + 1]
+        hashes, tokens = run.kv.hashes, run.tokens[full * PAGE : (full + 1) * PAGE]
+        before = hashes[full - 1] if full else self._root(run)
+        partial = [partial_page_hash(before, tokens[:n]) for n in range(rest, min(len(tokens), PAGE - 1) + 1)]
+        return partial + hashes[full : full + 1]
 
     def _root(self, run: Run) -> bytes:
         if run.private:
-            return private_root_name(request=run.request, model_hash=self._model_hash)
-        return root_name(salt=run.body.salt, model_hash=self._model_hash, numerics=self._numerics)
+            return private_root_hash(request_id=run.request_id, model_hash=self._model_hash)
+        return root_hash(salt=run.body.salt, model_hash=self._model_hash, numerics=self._numerics)
 
     def _extend(self, run: Run, pages: int) -> None:
-        extend_names(run.kv.names, self._root(run), run.tokens, pages)
+        extend_hashes(run.kv.hashes, self._root(run), run.tokens, pages)
 
-    def _look_further(self, kv: KvState, names: list[bytes], begun: int, given: Given | None) -> None:
-        """Starts to load the pages `names`, which follow the run's own, if the store may have them.
+    def _look_further(self, kv: KvState, hashes: list[bytes], partial_tokens: int, given: Given | None) -> None:
+        """Starts to load the pages `hashes`, which follow the run's own, if the store may have them.
 
-        The last one is a partial page of which `begun` tokens are wanted, unless that is 0. `given`: KV that the client
-        supplied for them.
+        The last one is a partial page of which `partial_tokens` tokens are wanted, unless that is 0. `given`: KV that
+        the client supplied for them.
         """
-        room = min(len(names), self._pool.free_pages)
-        if self._store is None or not room or not (given or self._store.may_have(names[0])):
+        room = min(len(hashes), self._pool.free_pages)
+        if self._store is None or not room or not (given or self._store.may_have(hashes[0])):
             return
-        last = begun if room == len(names) else 0
-        load = Load(tuple(names[:room]), tuple(self._pool.allocate(room)), last, given)
+        last = partial_tokens if room == len(hashes) else 0
+        load = Load(tuple(hashes[:room]), tuple(self._pool.allocate(room)), last, given)
         kv.wait_for(load)
         self._store.load(load, self._deliver)
 
-    def _count(self, run: Run, found: int) -> None:
+    def _count(self, run: Run, tokens: int) -> None:
         if run.kv.preemptions:
             return
-        run.kv.cached += found
+        run.kv.cached += tokens
         if self._counts and self._shares(run):
-            self._metrics.prefix_cache_hits.inc(found)
+            self._metrics.prefix_cache_hits.inc(tokens)

@@ -58,13 +58,13 @@ class RunTable:
     def get(self, request_id: str, run_id: str) -> Run | None:
         """Returns the run; None if it is not here, or if another run of the request is."""
         run = self._runs.get(request_id)
-        return run if run is not None and run.id == run_id else None
+        return run if run is not None and run.run_id == run_id else None
 
     def add(self, run: Run) -> None:
         """Adds a run; an older run of the same request is dropped."""
-        self._drop_request(run.request)
-        self._runs[run.request] = run
-        self.view = {r.request: r.id for r in self._runs.values()}
+        self._drop_request(run.request_id)
+        self._runs[run.request_id] = run
+        self.view = {r.request_id: r.run_id for r in self._runs.values()}
 
     @_timed
     def drop(self, request_id: str, run_id: str) -> bool:
@@ -99,7 +99,7 @@ class RunTable:
         return True
 
     @_timed
-    def adopt(self, run: Run, *, exactly: int | None = None) -> None:
+    def attach_prefix(self, run: Run, *, exactly: int | None = None) -> None:
         """Gives a run without pages those of the longest cached prefix of its tokens, at most `run.reusable` tokens.
 
         A later stage asks for `exactly` as many tokens as its first row's position; `run.computed` tells afterwards
@@ -107,7 +107,7 @@ class RunTable:
         """
         run.kv.searched = True
         if exactly and not self.pool.layout.layers:
-            run.kv.adopt_nothing(exactly)  # a stage with the head alone has no KV
+            run.kv.count_reused(exactly)  # a stage with the head alone has no KV
         elif self._cache is not None and run.identity.reusable_limit != 0:
             self._cache.attach(run, exactly)
 
@@ -126,13 +126,13 @@ class RunTable:
                 self._cache.take(run, done)
 
     @_timed
-    def seal(self, run: Run, known: int | None = None) -> None:
+    def publish(self, run: Run, known: int | None = None) -> None:
         """Publishes the run's full pages to the prefix cache.
 
         `known`: number of leading tokens of run.tokens that are no drafts (default: all).
         """
         if self._cache is not None and run.params.use_cache:
-            self._cache.seal(run, min(run.computed, len(run.tokens) if known is None else known))
+            self._cache.publish(run, min(run.computed, len(run.tokens) if known is None else known))
 
     @_timed
     def distrust(self, run: Run, tokens: int) -> None:
@@ -173,7 +173,7 @@ class RunTable:
         if self._cache is not None and run.params.use_cache:
             self._cache.leave(run)
         self._release(run)
-        self.view = {r.request: r.id for r in self._runs.values()}
+        self.view = {r.request_id: r.run_id for r in self._runs.values()}
 
     def _release(self, run: Run) -> None:
         pages, load = run.kv.release()

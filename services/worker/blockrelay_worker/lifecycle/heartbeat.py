@@ -57,7 +57,7 @@ class Heartbeat(threading.Thread):
         links: Links,
         mailbox: EventSink,
         *,
-        worker: str,
+        worker_id: str,
         run_id: str,
         model: str,
         split: str,
@@ -73,7 +73,7 @@ class Heartbeat(threading.Thread):
     ) -> None:
         super().__init__(name="beat", daemon=True)
         self._links, self._mailbox = links, mailbox
-        self._worker, self._model, self._split, self._stage = worker, model, split, stage
+        self._worker, self._model, self._split, self._stage = worker_id, model, split, stage
         self._view, self._step_age, self._pace, self._pages_used = view, step_age, pace, pages_used
         self._every_s, self._step_limit_s, self._stopped = every_s, step_limit_s, stop
         self._parts, self._parts_before = parts, 0
@@ -88,7 +88,7 @@ class Heartbeat(threading.Thread):
                 get().error("WORKER_STUCK", seconds=round(age_s, 1), limit=round(limit_s, 1))
                 os._exit(BROKEN)
             try:
-                why = self._beat()
+                why = self._send()
             except RedisTrouble as error:
                 self._links.watch.failed("beat", error)
                 continue
@@ -107,7 +107,7 @@ class Heartbeat(threading.Thread):
             self._links.payload.expire(self._links.keys.inbox(self._worker), INBOX_TTL_S)
         )
 
-    def _beat(self) -> str | None:
+    def _send(self) -> str | None:
         """Sends one heartbeat. Returns the reason why this worker is gone, or None. Raises RedisTrouble."""
         run_id = server_run_id(self._links.control)
         if run_id != self._run_id:
@@ -118,14 +118,14 @@ class Heartbeat(threading.Thread):
         before = self._view()
         parts, parts_before = self._parts(), self._parts_before
         there = self._links.scripts.run(
-            calls.beat(self._worker, self._pace(), pages_used=self._pages_used(), goes_on=parts > parts_before)
+            calls.heartbeat(self._worker, self._pace(), pages_used=self._pages_used(), goes_on=parts > parts_before)
         )
         self._parts_before = parts
         if there is None:
             return "declared dead"
         comparison = compare(before, self._view(), there)
         for request_id, run in comparison.ended:
-            self._mailbox.put(Ended(request=request_id, run=run))
+            self._mailbox.put(Ended(request_id=request_id, run_id=run))
         if self._stage == 0:  # it claims runs; to later stages a run that they have not seen yet is still on its way
             for request_id, run in comparison.strange & self._strange:
                 self._mailbox.put(Orphan(request_id, run))

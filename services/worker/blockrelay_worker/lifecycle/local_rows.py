@@ -54,12 +54,12 @@ def open_local_rows(
     try:
         inbox, deaths = LocalInbox(mailbox), Deaths(links)
     except OSError as error:
-        get().warning("LOCAL_ROWS_NOT_POSSIBLE", worker=role.worker, error=str(error))
+        get().warning("LOCAL_ROWS_NOT_POSSIBLE", worker=role.worker_id, error=str(error))
         return LocalRows()
     inbox.start()
     deaths.start()
     size = ring_bytes(role.limits, None if role.named_tensors else model.hidden_size)
-    return LocalRows(inbox, LocalLinks(role.worker, size, partial(read_fields, links), deaths))
+    return LocalRows(inbox, LocalLinks(role.worker_id, size, partial(read_fields, links), deaths))
 
 
 def ring_bytes(limits: BatchLimits, hidden: int | None) -> int:

@@ -52,7 +52,7 @@ class OnDevice:
     def wait(self) -> bool:
         """Waits until the device, or another one in its place, may be used. Returns False if the worker should end."""
         self._sharing.waits_for_stage(self._number)
-        worker = self._settings.node_id or node_name(self._settings.device)
+        worker_id = self._settings.node_id or node_name(self._settings.device)
         with self._sharing.one_waits:
             before = self._executors.name
             has_moved = self._others.take_next(self._executors, self._should_end)
@@ -61,11 +61,13 @@ class OnDevice:
             self._registers = self._executors.name
             if has_moved:
                 return True
-            return wait_for_device(self._executors, self._links, self._metrics.device, self._links.stop, worker=worker)
+            return wait_for_device(
+                self._executors, self._links, self._metrics.device, self._links.stop, worker_id=worker_id
+            )
 
-    def comes(self) -> None:
-        """Enters the device with a stage, until `leaves`. Waits while all workers have to leave it for a renewal."""
-        self._sharing.comes(self._number, self._should_end)
+    def join(self) -> None:
+        """Enters the device with a stage, until `leave`. Waits while all workers have to leave it for a renewal."""
+        self._sharing.join(self._number, self._should_end)
 
     def pages(self, folder: BlockFolder, stage: Stage, *, useful: int, kv_bytes: int) -> int:
         """Returns the number of KV pages, `useful` at most, of the stage that is about to be loaded.
@@ -87,12 +89,12 @@ class OnDevice:
         """
         assert isinstance(executor, DeviceStage), "nothing else is loaded on a device"
         executor.waiting = self._links.clock.waiting  # time for other stages does not count as time of our step
-        executor.went_on = self._links.clock.went_on
+        executor.on_progress = self._links.clock.progressed
         executor.allowed_s = lambda: self._links.clock.allowed_s
         self._stage = executor
         pool_bytes = self._executors.memory(executor.folder).pool_bytes(stage, executor.pool.pages)
         self._sharing.has_loaded(self._number, stage, pool_bytes)
-        for reason in self._executors.begun_again():
+        for reason in self._executors.restart_reasons():
             self._metrics.device.renewals.labels(reason).inc()
         if self._executors.name != self._registers:
             raise DeviceLost(f"the device is {self._executors.name} now", reason=MOVED, code="INTERNAL")
@@ -142,12 +144,12 @@ class OnDevice:
             )
             self._renewing = False
 
-    def leaves(self) -> None:
+    def leave(self) -> None:
         """Leaves the device, on which the worker computes nothing any more.
 
         In a renewal it returns when all workers have left; the next stage is then loaded in a new process.
         """
-        self._renewing |= self._sharing.leaves(self._number, self._executors.renew, self._should_end)
+        self._renewing |= self._sharing.leave(self._number, self._executors.renew, self._should_end)
 
     def _turn_to_renew(self) -> bool:
         """Returns whether this device may get a new process now: one per model at a time, none twice within an hour."""

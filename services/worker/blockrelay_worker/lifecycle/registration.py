@@ -56,15 +56,15 @@ class Registration:
         port: int,
         threads: int,
         device_id: str = "",
-        varies: bool = False,
+        nondeterministic: bool = False,
         slow: str = "",
     ) -> None:
         """Collects the fields of the worker's record; nothing is sent yet.
 
-        `varies`: its device is nondeterministic. `slow`: a line for users that says why it computes more slowly than
-        its CPU can.
+        `nondeterministic`: its device is nondeterministic. `slow`: a line for users that says why it computes more
+        slowly than its CPU can.
         """
-        self.worker = _new_id()
+        self.worker_id = _new_id()
         self._links, self._model = links, model
         self._fields: Mapping[Any, Any] = {
             #: The lowest protocol: services of the release before must be able to read this record.
@@ -81,7 +81,7 @@ class Registration:
             "node": host_name(),
             "cores": cores(),
             "threads": threads,
-            "varies": int(varies),
+            "varies": int(nondeterministic),
             **({"slow": slow} if slow else {}),
         }
 
@@ -94,13 +94,13 @@ class Registration:
         self._enter()
         while not self._links.stop.wait(PLAN_POLL_S):
             if self.forgotten():
-                self.worker = _new_id()
+                self.worker_id = _new_id()
                 self._enter()
             plan: Plan | None = self._links.retry_until_reachable(
                 lambda: read_plan(self._links.control, self._links.keys, self._model), "read plan"
             )
-            if plan and self.worker in plan.assignments:
-                stage = plan.assignments[self.worker]
+            if plan and self.worker_id in plan.assignments:
+                stage = plan.assignments[self.worker_id]
                 return Assignment(plan.split, stage, parse_split(plan.split)[stage], plan.epoch)
         raise Stopping
 
@@ -143,9 +143,9 @@ class Registration:
         return run_id
 
     def _open_payload_inbox(self) -> None:
-        inbox = self._links.keys.inbox(self.worker)
+        inbox = self._links.keys.inbox(self.worker_id)
         both = self._links.payload.pipeline(transaction=False)
-        both.xadd(inbox, {"hello": self.worker})
+        both.xadd(inbox, {"hello": self.worker_id})
         if self._links.payload is not self._links.control:  # on the control Redis the inbox stays until DEAD
             both.expire(inbox, INBOX_TTL_S)
         both.execute()
@@ -153,27 +153,27 @@ class Registration:
     def _tell(self, fields: Mapping[Any, Any]) -> None:
         """Writes the record, and deletes the cached fleet so that readers of the registry see the change."""
         both = self._links.control.pipeline(transaction=True)
-        both.hset(self._links.keys.worker(self.worker), mapping=fields)
+        both.hset(self._links.keys.worker(self.worker_id), mapping=fields)
         both.delete(self._links.keys.fleet(self._model))
         both.execute()
 
     def _open_inbox(self) -> None:
         reach("worker.before_announce")
-        self._links.control.xadd(self._links.keys.inbox(self.worker), {"hello": self.worker})
+        self._links.control.xadd(self._links.keys.inbox(self.worker_id), {"hello": self.worker_id})
         reach("worker.after_announce")
 
     def leave_payload(self) -> None:
         """Deletes the inbox on the payload Redis; messages left in it belong to runs that have ended."""
         try:
-            self._links.payload.delete(self._links.keys.inbox(self.worker))
+            self._links.payload.delete(self._links.keys.inbox(self.worker_id))
         except RedisTrouble as error:
-            self._links.watch.met(error)  # it has a time to live
+            self._links.watch.count_error(error)  # it has a time to live
 
     def forgotten(self) -> bool:
         """Returns True if this worker's record is gone; otherwise this counts as a heartbeat."""
         if self._links.retry_until_reachable(self._sign_of_life, "register"):
             return False
-        get().warning("WORKER_FORGOTTEN", worker=self.worker)
+        get().warning("WORKER_FORGOTTEN", worker=self.worker_id)
         return True
 
     def _enter(self) -> None:
@@ -184,20 +184,20 @@ class Registration:
                 get().warning("CELL_FULL", limit=MAX_WORKERS, reason="the cell has no room for another worker; waiting")
             if self._links.stop.wait(REGISTER_RETRY_S):
                 raise Stopping
-        get().info("WORKER_REGISTERED", worker=self.worker, device=self._fields["device"])
+        get().info("WORKER_REGISTERED", worker=self.worker_id, device=self._fields["device"])
 
     def _write_record(self) -> bool:
         """Writes the record and the first heartbeat together. Returns False, undoing both, if the cell is full."""
         keys, control = self._links.keys, self._links.control
         reach("worker.before_register")
         both = control.pipeline(transaction=True)
-        both.hset(keys.worker(self.worker), mapping=self._fields)
-        both.zadd(keys.workers, {self.worker: self._now_ms()})
+        both.hset(keys.worker(self.worker_id), mapping=self._fields)
+        both.zadd(keys.workers, {self.worker_id: self._now_ms()})
         both.zcard(keys.workers)
         *_, workers = both.execute()
         if workers > MAX_WORKERS:
-            both.delete(keys.worker(self.worker))
-            both.zrem(keys.workers, self.worker)
+            both.delete(keys.worker(self.worker_id))
+            both.zrem(keys.workers, self.worker_id)
             both.execute()
             return False
         reach("worker.after_register")
@@ -207,11 +207,11 @@ class Registration:
         """Sends a heartbeat without BEAT, which fails before the inbox exists. Returns False if there is no record."""
         keys, control = self._links.keys, self._links.control
         beat = control.pipeline(transaction=True)
-        beat.exists(keys.worker(self.worker))
-        beat.zadd(keys.workers, {self.worker: self._now_ms()})
+        beat.exists(keys.worker(self.worker_id))
+        beat.zadd(keys.workers, {self.worker_id: self._now_ms()})
         known, _ = beat.execute()
         if not known:
-            control.zrem(keys.workers, self.worker)
+            control.zrem(keys.workers, self.worker_id)
         return bool(known)
 
     def _now_ms(self) -> int:

@@ -83,7 +83,7 @@ class Worker:
         """Registers and serves, again after every loss of the registration or the device, until stopped or drained."""
         try:
             self._find_redis()
-            while not self._stop.is_set() and not self._links.drain.asked:
+            while not self._stop.is_set() and not self._links.drain.is_requested:
                 self._register_and_serve()
         except Stopping:
             pass
@@ -106,10 +106,10 @@ class Worker:
         try:
             check_redis(self._links.payload, "payload Redis")
         except RedisTrouble as error:
-            self._links.watch.met(error)  # code that needs the payload Redis waits for it later
+            self._links.watch.count_error(error)  # code that needs the payload Redis waits for it later
 
     def _gaps(self) -> list[str]:
-        if self._links.drain.asked or self._stop.is_set():
+        if self._links.drain.is_requested or self._stop.is_set():
             return ["this worker is draining: it takes nothing new"]
         return [] if self._ready else [self._links.watch.trouble or "this worker has no stage yet"]
 
@@ -131,7 +131,7 @@ class Worker:
             host=settings.host,
             port=self._status.port,
             threads=settings.threads,
-            varies=self._executors.varies,
+            nondeterministic=self._executors.nondeterministic,
             slow="" if self._device else shortcoming(),
         )
         assignment = registration.wait_for_assignment()
@@ -140,7 +140,7 @@ class Worker:
             self._load_and_serve(registration, assignment)
         finally:
             if self._device:
-                self._device.leaves()
+                self._device.leave()
 
     def _load_and_serve(self, registration: Registration, assignment: Assignment) -> None:
         """Loads the assigned stage and serves it until the registration or the device is lost, or the drain is over."""
@@ -160,7 +160,7 @@ class Worker:
             self._state.on("forgotten")
             return  # the loaded stage is kept for the next registration
         executor = self._with_faults(assignment, executor)
-        role = self._role(registration.worker, assignment, executor)
+        role = self._role(registration.worker_id, assignment, executor)
         self._serve(registration, assignment, role, executor)
 
     def _numerics_now(self) -> str:
@@ -170,7 +170,7 @@ class Worker:
     def _load(self, assignment: Assignment) -> Executor:
         """Returns the stage's executor: the last one if it has the same blocks and is usable, else a new one."""
         if self._device:
-            self._device.comes()
+            self._device.join()
         if self._loaded and self._loaded[0].blocks == assignment.blocks and self._loaded[1].usable:
             return self._loaded[1]
         if self._loaded:
@@ -207,12 +207,12 @@ class Worker:
         page_bytes = layout_of(folder, blocks.first, blocks.last).bytes_per_page
         return useful if page_bytes == 0 else max(2, min(useful, budget // page_bytes))
 
-    def _role(self, worker: str, assignment: Assignment, executor: Executor) -> StageRole:
+    def _role(self, worker_id: str, assignment: Assignment, executor: Executor) -> StageRole:
         """Returns what the engine must know of the stage: its place in the split, and its limits by the settings."""
         settings, able = self._settings, executor.capabilities
         assert able.numerics_id == self._numerics, "the executor computes other bits than those that were registered"
         return StageRole(
-            worker=worker,
+            worker_id=worker_id,
             split=assignment.split,
             stage=assignment.stage,
             first=assignment.blocks.first,
@@ -229,7 +229,7 @@ class Worker:
             step_limit_s=settings.session_timeout_s,
             speculation=settings.speculation == "on",
             inexact_sharing=settings.inexact_sharing == "on"
-            and self._executors.varies
+            and self._executors.nondeterministic
             and (assignment.blocks.first, assignment.blocks.last) == (1, self._folder.model.blocks),
             named_tensors=self._folder.model.onnx_blocks is not None,
         )
@@ -267,7 +267,7 @@ class Worker:
         counts = {device: int(device == role.device) for device in DEVICES}
         get().info(
             "NODE_READY",
-            worker=role.worker,
+            worker=role.worker_id,
             workers={name: count > 0 for name, count in counts.items()},
             worker_counts=counts,
             stage=role.stage,
@@ -281,7 +281,7 @@ class Worker:
             Heartbeat(
                 self._links,
                 mailbox,
-                worker=role.worker,
+                worker_id=role.worker_id,
                 run_id=run_id,
                 model=self._model,
                 split=role.split,
@@ -289,7 +289,7 @@ class Worker:
                 view=lambda: table.view,
                 step_age=engine.step_age,
                 parts=lambda: self._links.clock.parts,
-                pace=lambda: engine.pace.told(time.monotonic()) if role.first_stage else None,
+                pace=lambda: engine.pace.pace_at(time.monotonic()) if role.first_stage else None,
                 pages_used=lambda: table.pool.used_pages,
                 every_s=self._settings.beat_s,
                 step_limit_s=self._step_limit_s,
@@ -301,15 +301,15 @@ class Worker:
         gc.collect()
         gc.freeze()  # objects that exist now live on: scanning them all would delay every request
         try:
-            self._links.drain.possible = True
+            self._links.drain.is_possible = True
             why = engine.run()
         finally:
-            self._links.drain.possible = False
+            self._links.drain.is_possible = False
             self._ready = False
             over.set()
         if self._state.state != "draining":
             self._state.on("drain")
-        get().info("NODE_DRAINING", worker=role.worker, reason=why)
+        get().info("NODE_DRAINING", worker=role.worker_id, reason=why)
         self._leave(registration, role.split)
         local.close()
         for thread in threads:
@@ -362,7 +362,7 @@ class Worker:
 
     def _readers(self, role: StageRole, mailbox: Mailbox, over: threading.Event) -> list[threading.Thread]:
         """Makes the threads that read the inboxes and, for the first stage, the streams of jobs into `mailbox`."""
-        keys, inbox = self._links.keys, self._links.keys.inbox(role.worker)
+        keys, inbox = self._links.keys, self._links.keys.inbox(role.worker_id)
         streams: list[str] = []
         if role.first_stage:
             classes = (GPU,) if role.device == GPU else DEVICES
@@ -384,10 +384,10 @@ class Worker:
 
     def _leave(self, registration: Registration, split: str) -> None:
         """Leaves the registry in one try, so that the requests of this worker run again elsewhere."""
-        call = calls.dead(registration.worker, silent_s=0, reason="drain")
+        call = calls.dead(registration.worker_id, silent_s=0, reason="drain")
         try:
             self._links.scripts.run(call)
         except RedisTrouble as error:
-            self._links.watch.met(error)  # the scheduler will notice the missing heartbeats
+            self._links.watch.count_error(error)  # the scheduler will notice the missing heartbeats
         if rows_arrive(split):
             registration.leave_payload()

@@ -38,8 +38,8 @@ class Workers:
             raise SystemExit(0)  # the device is still being opened
         drained: list[threading.Event] = []
         for stop, drain in self._ends:
-            if drain.possible and not drain.asked and self._settings.drain_s > 0:
-                drain.asked = True
+            if drain.is_possible and not drain.is_requested and self._settings.drain_s > 0:
+                drain.is_requested = True
                 drained.append(stop)
             else:
                 stop.set()
@@ -128,6 +128,6 @@ class Workers:
         """Sets these events. When no worker serves or will serve, it also ends the device's process, even in a load."""
         for stop in stops:
             stop.set()
-        over = all(stop.is_set() and not drain.possible for stop, drain in self._ends)
+        over = all(stop.is_set() and not drain.is_possible for stop, drain in self._ends)
         if over and isinstance(self._executors, DeviceExecutors):
             self._executors.abandon()

@@ -44,7 +44,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_mar
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Window:
+class ScoredWindow:
     """Tokens `first` to `end` - 1 of a text, of which those from `scored` on are scored."""
 
     first: int
@@ -52,16 +52,16 @@ class Window:
     end: int
 
 
-def windows(tokens: int, *, context: int, stride: int) -> list[Window]:
+def windows(tokens: int, *, context: int, stride: int) -> list[ScoredWindow]:
     """The windows over a text of `tokens` >= 2 tokens, which score each token but the first once.
 
     Needs 1 <= stride < context.
     """
-    result = [Window(first=0, scored=1, end=min(context, tokens))]
+    result = [ScoredWindow(first=0, scored=1, end=min(context, tokens))]
     while result[-1].end < tokens:
         last = result[-1]
         first = last.first + stride
-        result.append(Window(first=first, scored=last.end, end=min(first + context, tokens)))
+        result.append(ScoredWindow(first=first, scored=last.end, end=min(first + context, tokens)))
     return result
 
 
@@ -169,7 +169,7 @@ def main(
         raise UsageError(f"--context {context} is beyond the model's context of {limit}")
     if stride >= context:
         raise UsageError(f"--stride {stride} must be below the context of {context}: every token needs one before it")
-    reading = Reading(
+    reading = EvaluatedText(
         file=text, text=content, tokens=tokens, context=context, stride=stride, threads=threads or cores()
     )
     other = None if against is None else open_block_folder(against)
@@ -183,7 +183,7 @@ def main(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
+class EvaluatedText:
     """A text, and the settings with which it is read."""
 
     file: Path
@@ -195,7 +195,7 @@ class Reading:
     threads: int
 
 
-def _evaluate(folder: BlockFolder, reading: Reading) -> dict[str, Any]:
+def _evaluate(folder: BlockFolder, reading: EvaluatedText) -> dict[str, Any]:
     """Scores one model and returns its report. Raises UsageError without a tokenizer, or for a text too short."""
     started = time.perf_counter()
     if folder.tokenizer_path is None:

@@ -8,7 +8,7 @@ from typing import Any
 from blockrelay.protocol.plan import GPU, split_text
 from blockrelay.text.tokenizer import Tokenizer
 from blockrelay_worker.execution.loader import CPU_PROVIDER
-from blockrelay_worker.offline.pipeline import StageRun, Step
+from blockrelay_worker.offline.pipeline import PipelineStep, StageRun
 
 _HEAD = ("step", "stage", "device", "blocks", "input", "output", "transfer", "compute", "KV", "token")
 #: Widths of the table's columns; the last one, the token, has no width.
@@ -19,7 +19,7 @@ _SHOWN = 24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Totals:
+class StepTotals:
     """Sums over all steps of one request, in seconds, named as `blockrelay status` names a worker's.
 
     `inference_s` is the time of the blocks alone, `total_s` that of the steps; `first_token_s` includes the prompt.
@@ -54,7 +54,7 @@ class Totals:
 
     def record(self) -> dict[str, Any]:
         """The totals as a JSON object."""
-        fields = {name: getattr(self, name) for name in Totals.__dataclass_fields__}
+        fields = {name: getattr(self, name) for name in StepTotals.__dataclass_fields__}
         return {
             **fields,
             "other_s": self.other_s,
@@ -80,10 +80,10 @@ class Totals:
         ]
 
 
-def totals(steps: Sequence[Step]) -> Totals:
+def totals(steps: Sequence[PipelineStep]) -> StepTotals:
     """Sums the times of one request's steps (at least one); the first one reads the prompt."""
     runs = [run for step in steps for run in step.runs]
-    return Totals(
+    return StepTotals(
         inferences=len(steps),
         inference_s=sum(run.compute_s for run in runs),
         token_generation_s=sum(step.sampling_s for step in steps),
@@ -96,7 +96,7 @@ def totals(steps: Sequence[Step]) -> Totals:
     )
 
 
-def step_records(steps: Sequence[Step], tokenizer: Tokenizer | None) -> list[dict[str, Any]]:
+def step_records(steps: Sequence[PipelineStep], tokenizer: Tokenizer | None) -> list[dict[str, Any]]:
     """The steps as JSON objects, times in seconds."""
     return [
         {
@@ -132,7 +132,7 @@ def heading(prompt_tokens: int) -> list[str]:
     return [f"step 1 reads the prompt of {prompt_tokens} tokens; transfer, compute and KV in ms", _line(_HEAD)]
 
 
-def step_lines(number: int, step: Step, tokenizer: Tokenizer | None) -> list[str]:
+def step_lines(number: int, step: PipelineStep, tokenizer: Tokenizer | None) -> list[str]:
     """The table's lines for step `number`, one for each run of a stage; the last one shows the token."""
     lines: list[str] = []
     for index, run in enumerate(step.runs):

@@ -32,7 +32,7 @@ from blockrelay.settings import BUNDLED_MODEL, WorkerSettings
 from blockrelay.text.tokenizer import Tokenizer, VisibleText
 from blockrelay_worker.execution.loader import Gpu, gpu_of
 from blockrelay_worker.offline.explanation import heading, step_lines, step_records, totals
-from blockrelay_worker.offline.pipeline import Generated, Pipeline, Step, generate
+from blockrelay_worker.offline.pipeline import Generated, Pipeline, PipelineStep, generate
 
 DEFAULT_MAX_TOKENS = 128
 
@@ -161,12 +161,12 @@ class _Steps:
 
     def __init__(self, tokenizer: Tokenizer | None, *, show: bool) -> None:
         self._tokenizer, self._show = tokenizer, show
-        self.all: list[Step] = []
+        self.all: list[PipelineStep] = []
 
     def begin(self, prompt_tokens: int) -> None:
         self._print(heading(prompt_tokens))
 
-    def add(self, step: Step) -> None:
+    def add(self, step: PipelineStep) -> None:
         self.all.append(step)
         self._print(step_lines(len(self.all), step, self._tokenizer))
 

@@ -53,7 +53,7 @@ class StageRun:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class PipelineStep:
     """One pass through all stages, and the token that it gave. A stage has one run, or several for a long prompt."""
 
     runs: tuple[StageRun, ...]
@@ -213,7 +213,7 @@ def generate(
     seed: int,
     tokenizer: Tokenizer | None,
     on_token: Callable[[int], None] = lambda token: None,
-    on_step: Callable[[Step], None] | None = None,
+    on_step: Callable[[PipelineStep], None] | None = None,
     known: Sequence[int] = (),
 ) -> Generated:
     """Runs `prompt` and samples until the request ends. Calls `on_token` with each new token, `on_step` with its step.
@@ -240,7 +240,7 @@ def generate(
         reason = advance(progress, token)
         on_token(token)
         if on_step is not None:
-            on_step(Step(runs=tuple(runs), token=token, sampling_s=chosen - ran, total_s=chosen - began))
+            on_step(PipelineStep(runs=tuple(runs), token=token, sampling_s=chosen - ran, total_s=chosen - began))
         if reason is not None:
             break
         before.append(token)

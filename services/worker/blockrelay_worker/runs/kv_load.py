@@ -7,7 +7,7 @@ from dataclasses import dataclass
 class Given:
     """KV supplied by a client, as seen from a sequence of pages to fill."""
 
-    request: str
+    request_id: str
     """The request's id."""
     first: int
     """Index, in the request, of the first page to fill."""
@@ -23,11 +23,11 @@ class Given:
 class Load:
     """Pages of the pool to be filled from the store, in order. Until it has ended the pages belong to the load."""
 
-    names: tuple[bytes, ...]
-    """Names of the pages, as in `kv.page_names`."""
+    hashes: tuple[bytes, ...]
+    """Names of the pages, as in `kv.block_hashes`."""
     pages: tuple[int, ...]
     """Indexes in the pool."""
-    begun: int = 0
+    partial_tokens: int = 0
     """Tokens wanted of the last page, if it is a partial one; 0: it is full."""
     given: Given | None = None
     """KV that the client supplied for some of the pages."""

@@ -17,11 +17,11 @@ class KvState:
 
     pages: list[int] = field(default_factory=list[int])
     """Indexes of the run's pages in the pool, in token order."""
-    names: list[bytes] = field(default_factory=list[bytes])
+    hashes: list[bytes] = field(default_factory=list[bytes])
     """Names (block hashes) of the leading full pages, as far as they were needed."""
-    local: list[bytes] = field(default_factory=list[bytes])
+    local_hashes: list[bytes] = field(default_factory=list[bytes])
     """Names under which other requests find leading pages in this worker's pool alone."""
-    sealed: int = 0
+    published: int = 0
     """Number of leading pages that are published or came from the prefix cache: they are never written again."""
     shared: int = 0
     """Number of leading pages that have local names too."""
@@ -50,43 +50,43 @@ class KvState:
         if computed < self._computed:
             self._set(computed)
 
-    def adopt(self, pages: list[int], shared: int = 0) -> None:
+    def attach(self, pages: list[int], shared: int = 0) -> None:
         """Takes over full pages from the prefix cache, of which the first `shared` have local names."""
         assert not self.pages and self._computed == 0, "only a run without pages adopts some"
-        self.pages, self.sealed, self.shared = pages, len(pages), shared
-        self._set(self.sealed * PAGE)
+        self.pages, self.published, self.shared = pages, len(pages), shared
+        self._set(self.published * PAGE)
 
-    def adopt_begun(self, page: int, tokens: int) -> None:
+    def attach_partial(self, page: int, tokens: int) -> None:
         """Appends a partial page from the prefix cache with the next `tokens` tokens, which this run completes."""
         assert self._computed == len(self.pages) * PAGE and 0 < tokens < PAGE
         self.pages.append(page)
         self._set(self._computed + tokens)
 
-    def adopt_nothing(self, computed: int) -> None:
+    def count_reused(self, computed: int) -> None:
         """Counts the first `computed` tokens as reused, on a stage that has no KV."""
         assert not self.pages and self._computed == 0, "only a run without pages adopts some"
         self._computed = self.cached = computed
 
     def wait_for(self, load: Load) -> None:
         """Appends the pages of a load. The page store writes into them until `loaded` is called."""
-        assert self.loading is None and self._computed == self.sealed * PAGE
+        assert self.loading is None and self._computed == self.published * PAGE
         self.pages += load.pages
         self.loading = load
 
     def loaded(self, count: int) -> list[int]:
         """Ends the load: its first `count` pages were filled. Returns the others, which the caller frees."""
         assert self.loading is not None and count <= len(self.loading.pages)
-        rest = self.pages[self.sealed + count :]
-        del self.pages[self.sealed + count :]
-        begun = self.loading.begun if count == len(self.loading.pages) else 0
+        rest = self.pages[self.published + count :]
+        del self.pages[self.published + count :]
+        begun = self.loading.partial_tokens if count == len(self.loading.pages) else 0
         self.loading = None
-        self.sealed += count - (begun > 0)
-        self._set(self.sealed * PAGE + begun)
+        self.published += count - (begun > 0)
+        self._set(self.published * PAGE + begun)
         return rest
 
-    def seal(self, pages: int, shared: int = 0) -> None:
+    def mark_published(self, pages: int, shared: int = 0) -> None:
         """Records that the first `pages` pages are full and published, the first `shared` with local names too."""
-        self.sealed, self.shared = pages, shared
+        self.published, self.shared = pages, shared
         self._set(self._computed)
 
     def distrust(self, tokens: int) -> range:
@@ -95,8 +95,8 @@ class KvState:
         Returns the indexes in `pages` of pages that were published and are no longer.
         """
         full = tokens // PAGE
-        spoiled = range(full, max(full, self.sealed))
-        self.sealed, self.shared = min(self.sealed, full), min(self.shared, full)
+        spoiled = range(full, max(full, self.published))
+        self.published, self.shared = min(self.published, full), min(self.shared, full)
         self.rewind(min(self._computed, tokens))
         return spoiled
 
@@ -105,11 +105,11 @@ class KvState:
         pages, load = self.pages, self.loading
         if load is not None:
             del pages[len(pages) - len(load.pages) :]
-        self.pages, self.sealed, self.shared, self.loading = [], 0, 0, None
+        self.pages, self.published, self.shared, self.loading = [], 0, 0, None
         self._computed = 0
         return pages, load
 
     def _set(self, computed: int) -> None:
         self._computed = computed
-        assert self.sealed * PAGE <= computed, "a sealed page is not computed"
+        assert self.published * PAGE <= computed, "a published page is not computed"
         assert computed <= len(self.pages) * PAGE, "tokens are computed that no page holds"

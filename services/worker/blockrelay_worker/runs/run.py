@@ -23,9 +23,9 @@ SUMMED_TOGETHER = 64
 class RunIdentity:
     """The properties of a run that do not change while it runs (but for `Run.put_off`)."""
 
-    request: str
+    request_id: str
     """The request's id."""
-    id: str
+    run_id: str
     """The run's id: a random nonce."""
     route: tuple[str, ...]
     """The id of the worker of each stage."""
@@ -40,7 +40,7 @@ class RunIdentity:
     """Leading tokens, at most, whose KV pages may be reused instead of computed; None: no limit."""
     private: bool = False
     """Its KV pages are not decided by its tokens alone, so other runs of the same request alone reuse them."""
-    guessing: bool = True
+    may_draft: bool = True
     """Drafts may be computed in one batch with its tokens."""
     deadline: float | None = None
     """When the first stage ends the request, in seconds of the monotonic clock; None: never."""
@@ -135,7 +135,7 @@ class Run:
     """
 
     __slots__ = (
-        "_tokens", "ended", "first", "identity", "kv", "last", "last_step", "later", "request", "sent", "trace",
+        "_tokens", "ended", "first", "identity", "kv", "last", "last_step", "later", "request_id", "sent", "trace",
     )  # fmt: skip
 
     def __init__(
@@ -147,7 +147,7 @@ class Run:
         last: LastStageState | None = None,
         trace: RunTrace | None = None,
     ) -> None:
-        self.identity, self.request = identity, identity.request
+        self.identity, self.request_id = identity, identity.request_id
         self.kv = KvState()
         self.first = FirstStageState() if first else None
         self.later = None if first else LaterStageState()
@@ -160,8 +160,8 @@ class Run:
     # --- what it is ---
 
     @property
-    def id(self) -> str:
-        return self.identity.id
+    def run_id(self) -> str:
+        return self.identity.run_id
 
     @property
     def route(self) -> tuple[str, ...]:
@@ -294,12 +294,12 @@ class Run:
         if not self.params.use_cache:
             self.kv.rewind(0)
 
-    def guesses(self, limit: int) -> list[int]:
+    def draft_tokens(self, limit: int) -> list[int]:
         """Returns at most `limit` draft tokens to follow the last known one (first stage).
 
         Returns none for tensor steps, without a KV cache, and if drafts could change the bits of other rows.
         """
-        if self.body.logits != "none" or not self.params.use_cache or not self.identity.guessing:
+        if self.body.logits != "none" or not self.params.use_cache or not self.identity.may_draft:
             return []
         assert self.first is not None
         if self.first.drafter is None:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 #: Lengths (in tokens) of the n-grams that are looked up, longest first. Single tokens match too much and draft badly.
 GROUPS = (4, 3, 2)
 #: Maximum number of draft tokens of one run in one step.
-MOST = 8
+MAX_DRAFTS = 8
 #: Last positions that a run's index covers, up to twice as many; and the maximum that one step adds to it.
 INDEXED, INDEXED_AT_ONCE = 2048, 256
 #: Positions per chunk of a search without index.
@@ -117,7 +117,7 @@ class Drafter:
         if drafted == 0:
             return
         if accepted == drafted:
-            self.length, self._pause = min(MOST, max(self.length, drafted) + 2), FIRST_PAUSE
+            self.length, self._pause = min(MAX_DRAFTS, max(self.length, drafted) + 2), FIRST_PAUSE
         elif accepted * 2 < drafted:
             self.length = drafted // 2
         if self.length == 0:

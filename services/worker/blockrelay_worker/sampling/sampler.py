@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockrelay.protocol.sampling_params import SamplingParams
-from blockrelay_worker.execution.selection import MOST, Largest, LogitRow, Need
+from blockrelay_worker.execution.selection import MAX_LARGEST, Largest, LogitRow, Need
 from blockrelay_worker.sampling import exact_math
 
 #: Tokens whose logit lies this far (after temperature) below the best one are never drawn: all of a vocabulary of a
@@ -39,7 +39,7 @@ def need_of(params: SamplingParams) -> Need | None:
         return None
     if params.temperature == 0:
         return Need(temperature=0.0)
-    if 0 < params.top_k <= MOST or (params.top_k == 0 and (params.top_p < 1 or params.min_p > 0)):
+    if 0 < params.top_k <= MAX_LARGEST or (params.top_k == 0 and (params.top_p < 1 or params.min_p > 0)):
         return Need(temperature=params.temperature, top_k=params.top_k, top_p=params.top_p, min_p=params.min_p)
     return None
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 class Candidate:
     """A run with `missing` >= 1 tokens to compute; `last_step` is the number of the step that last computed some."""
 
-    request: str
+    request_id: str
     missing: int
     quarantined: bool = False
     last_step: int = 0
@@ -33,7 +33,7 @@ def choose_rows(
     """
     waiting = sorted(candidates, key=lambda c: c.last_step)
     if waiting and waiting[0].quarantined:
-        return [(waiting[0].request, min(waiting[0].missing, max_rows, prompt_rows or max_rows))]
+        return [(waiting[0].request_id, min(waiting[0].missing, max_rows, prompt_rows or max_rows))]
     together = [c for c in waiting if not c.quarantined]
     places = max_rows if max_sequences is None else min(max_rows, max_sequences)
     prompts = [c for c in together if c.missing > 1]
@@ -42,19 +42,19 @@ def choose_rows(
         decoding, prompts = ([], prompts) if together[0].missing > 1 else (decoding, [])
     if len(decoding) >= places and together[0].missing > 1:
         decoding = decoding[: places - 1]  # a prompt that has waited longest has a place
-    chosen = [(c.request, 1) for c in decoding[:places]]
+    chosen = [(c.request_id, 1) for c in decoding[:places]]
     room = max_rows - len(chosen)
     if prompt_rows is not None:
         room = min(room, prompt_rows)
     if not ragged and prompts:
         rows = min(prompts[0].missing, room)
         fitting = [c for c in prompts if c.missing >= rows][: room // max(1, rows)]
-        return chosen + [(c.request, rows) for c in fitting[:places] if rows]
+        return chosen + [(c.request_id, rows) for c in fitting[:places] if rows]
     for candidate in prompts:
         if room == 0 or len(chosen) == places:
             break
         rows = min(candidate.missing, room)
-        chosen.append((candidate.request, rows))
+        chosen.append((candidate.request_id, rows))
         room -= rows
     return chosen
 
@@ -63,7 +63,7 @@ def choose_rows(
 class Arrived:
     """A segment that waits in a later stage; `decodes`: it has one known token of a running request."""
 
-    request: str
+    request_id: str
     rows: int
     decodes: bool
 
@@ -85,9 +85,9 @@ def choose_arrived(
     """
     heads: dict[str, int] = {}
     for index, segment in enumerate(waiting):
-        heads.setdefault(segment.request, index)
+        heads.setdefault(segment.request_id, index)
     if not ragged:
-        heads = {request: i for request, i in heads.items() if waiting[i].rows == waiting[0].rows}
+        heads = {request_id: i for request_id, i in heads.items() if waiting[i].rows == waiting[0].rows}
     places = len(heads) if max_sequences is None else max_sequences
     decoding = [i for i in heads.values() if waiting[i].decodes]
     prompts = [i for i in heads.values() if not waiting[i].decodes]

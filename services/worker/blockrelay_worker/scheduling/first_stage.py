@@ -38,10 +38,12 @@ class FirstStageBatcher:
 
     def take(self, cost: StepCost) -> list[Work]:
         """Returns the next batch. Gives its runs the pages they need, and preempts younger runs if too few are free."""
-        runs = {run.request: run for run in self._runs.all() if run.missing}
+        runs = {run.request_id: run for run in self._runs.all() if run.missing}
         if not runs:
             return []
-        candidates = {r.request: Candidate(r.request, r.missing, r.quarantined, r.last_step) for r in self._ready(runs)}
+        candidates = {
+            r.request_id: Candidate(r.request_id, r.missing, r.quarantined, r.last_step) for r in self._ready(runs)
+        }
         everything = self._runs.all()
         shape = self._shape_of(everything)
         groups, limits = shape.groups, shape.limits
@@ -78,23 +80,29 @@ class FirstStageBatcher:
     ) -> list[Work]:
         """The chosen rows of each run, as far as there are pages for them, with drafts behind them."""
         work: list[Work] = []
-        decoding = sum(1 for request, rows in chosen.items() if runs[request].missing == rows == 1)
+        decoding = sum(1 for request_id, rows in chosen.items() if runs[request_id].missing == rows == 1)
         drafts = limits.drafts and decoding == len(chosen)  # beside prompt rows a draft is not cheap
         drafts_left = min(draft_rows(cost, decoding), limits.max_rows - decoding) if drafts else 0
-        for request, run in runs.items():  # oldest first, so that no run of this batch is preempted for a later one
-            rows = chosen.get(request, 0)
-            if not rows or run.missing != candidates[request].missing or not self._grow(run, run.computed + rows):
+        for request_id, run in runs.items():  # oldest first, so that no run of this batch is preempted for a later one
+            rows = chosen.get(request_id, 0)
+            if not rows or run.missing != candidates[request_id].missing or not self._grow(run, run.computed + rows):
                 continue  # not its turn, preempted just now, or no page left
             end = run.computed + rows
             samples = end == len(run.tokens)
             tokens = list(run.tokens[run.computed : end])
-            guesses: list[int] = []
+            draft_tokens: list[int] = []
             if samples and rows == 1 and drafts_left:
-                guesses = self._guesses(run, -(-drafts_left // max(1, decoding)))
-                drafts_left -= len(guesses)
+                draft_tokens = self._draft_tokens(run, -(-drafts_left // max(1, decoding)))
+                drafts_left -= len(draft_tokens)
                 decoding -= 1
             work.append(
-                Work(run=run, position=run.computed, tokens=tokens + guesses, samples=samples, drafts=len(guesses))
+                Work(
+                    run=run,
+                    position=run.computed,
+                    tokens=tokens + draft_tokens,
+                    samples=samples,
+                    drafts=len(draft_tokens),
+                )
             )
         return work
 
@@ -104,10 +112,10 @@ class FirstStageBatcher:
             if all(run.pages for run in runs.values()):
                 return list(runs.values())
             allowed = startable(self._holdings(), self._runs.free_pages)
-            ready = [run for run in runs.values() if run.request in allowed]
+            ready = [run for run in runs.values() if run.request_id in allowed]
             for run in ready:
                 if not run.kv.searched:
-                    self._runs.adopt(run)
+                    self._runs.attach_prefix(run)
             return [run for run in ready if run.missing]
         full = self._full_workers()
         return [r for r in runs.values() if r.missing == 1 or r.route[1] not in full]
@@ -115,25 +123,25 @@ class FirstStageBatcher:
     def _shape_of(self, runs: Sequence[Run]) -> RouteShape:
         if self._whole_model:
             return self._alone
-        return self._members.shape(frozenset(worker for run in runs for worker in run.route))
+        return self._members.shape(frozenset(worker_id for run in runs for worker_id in run.route))
 
     def _grow(self, run: Run, tokens: int) -> bool:
         """Gives a run pages for `tokens` tokens, and may preempt younger runs for that. False: the run must wait."""
         while not self._runs.grow(run, tokens):
             # With reserved pages this run waits: a run that ended elsewhere frees its pages when the event arrives.
             # A run whose pages are being loaded cannot give them back at once.
-            holdings = [h for h in self._holdings() if not self._runs.is_loading(h.request)]
-            victim_id = victim(holdings, run.request) if self._whole_model else None
+            holdings = [h for h in self._holdings() if not self._runs.is_loading(h.request_id)]
+            victim_id = victim(holdings, run.request_id) if self._whole_model else None
             if victim_id is None:
                 return False
-            self._runs.preempt(next(r for r in self._runs.all() if r.request == victim_id))
+            self._runs.preempt(next(r for r in self._runs.all() if r.request_id == victim_id))
             self._metrics.preemptions.inc()
         return True
 
     def _holdings(self) -> list[Holding]:
-        return [Holding(r.request, len(r.pages), pages_for(len(r.tokens) + 1)) for r in self._runs.all()]
+        return [Holding(r.request_id, len(r.pages), pages_for(len(r.tokens) + 1)) for r in self._runs.all()]
 
-    def _guesses(self, run: Run, limit: int) -> list[int]:
+    def _draft_tokens(self, run: Run, limit: int) -> list[int]:
         """Draft tokens behind the last known token; none if there are no pages for them."""
-        guesses = [] if run.quarantined else run.guesses(limit)
-        return guesses if guesses and self._runs.grow(run, len(run.tokens) + len(guesses)) else []
+        draft_tokens = [] if run.quarantined else run.draft_tokens(limit)
+        return draft_tokens if draft_tokens and self._runs.grow(run, len(run.tokens) + len(draft_tokens)) else []

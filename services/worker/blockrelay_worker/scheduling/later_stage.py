@@ -36,7 +36,7 @@ class Waiting:
         """The segment as the batch policy sees it."""
         segment = self.segment
         rows = len(segment.token_ids)
-        return Arrived(segment.request, rows, segment.ends_known and rows == 1 + segment.drafts)
+        return Arrived(segment.request_id, rows, segment.ends_known and rows == 1 + segment.drafts)
 
 
 class LaterStageBatcher:

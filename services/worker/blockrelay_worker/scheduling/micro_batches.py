@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class WorkerCores:
     """The place where a worker computes: its host's name and cores, and the number of the worker's threads."""
 
     node: str
@@ -18,17 +18,17 @@ class Seat:
     threads: int
 
 
-def groups_of(seats: Sequence[Seat]) -> int:
+def groups_of(workers: Sequence[WorkerCores]) -> int:
     """Number of micro-batches for a route over these workers: stages that can compute at once; at least 1."""
-    hosts: dict[str, list[Seat]] = defaultdict(list)
-    for seat in seats:
-        hosts[seat.node].append(seat)
+    hosts: dict[str, list[WorkerCores]] = defaultdict(list)
+    for worker in workers:
+        hosts[worker.node].append(worker)
     return sum(_at_once(on_host) for on_host in hosts.values()) or 1
 
 
-def _at_once(seats: list[Seat]) -> int:
-    cores, threads = max(s.cores for s in seats), sum(s.threads for s in seats)
-    return max(1, min(len(seats), cores * len(seats) // max(1, threads)))
+def _at_once(workers: list[WorkerCores]) -> int:
+    cores, threads = max(s.cores for s in workers), sum(s.threads for s in workers)
+    return max(1, min(len(workers), cores * len(workers) // max(1, threads)))
 
 
 def decode_share(flights: Sequence[int | None], groups: int) -> int:

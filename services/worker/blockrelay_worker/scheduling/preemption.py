@@ -12,7 +12,7 @@ from dataclasses import dataclass
 class Holding:
     """The pages of a run: the number that it `has`, and the number that its known tokens and the next one `need`."""
 
-    request: str
+    request_id: str
     has: int
     need: int
 
@@ -25,24 +25,24 @@ def startable(oldest_first: Sequence[Holding], free: int) -> frozenset[str]:
     may always compute.
     """
     room = free - sum(max(0, h.need - h.has) for h in oldest_first if h.has)
-    chosen = {h.request for h in oldest_first if h.has} | {h.request for h in oldest_first[:1]}
+    chosen = {h.request_id for h in oldest_first if h.has} | {h.request_id for h in oldest_first[:1]}
     for holding in oldest_first:
         if holding.has:
             continue
         if holding.need > room:
             break
         room -= holding.need
-        chosen.add(holding.request)
+        chosen.add(holding.request_id)
     return frozenset(chosen)
 
 
 def victim(oldest_first: Sequence[Holding], grower: str) -> str | None:
     """Id of the request to preempt for request `grower`: the youngest one with pages, if younger. None: wait."""
     for holding in reversed(oldest_first):
-        if holding.request == grower:
+        if holding.request_id == grower:
             return None
         if holding.has:
-            return holding.request
+            return holding.request_id
     return None
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from blockrelay.protocol.capabilities import Capabilities
 from blockrelay_worker.scheduling.limits import BatchLimits
-from blockrelay_worker.scheduling.micro_batches import Seat, groups_of
+from blockrelay_worker.scheduling.micro_batches import WorkerCores, groups_of
 
 #: Fields of a worker's registry record that are read here.
 FIELDS = ("node", "cores", "threads", "capabilities")
@@ -19,15 +19,15 @@ MAX_MEMBERS = 64
 class Member:
     """One worker of a route. `capabilities` is None for a worker that is gone."""
 
-    seat: Seat
+    cores: WorkerCores
     capabilities: Capabilities | None
 
     @classmethod
     def from_record(cls, worker_id: str, fields: Sequence[bytes | None]) -> "Member":
         """A member from the FIELDS of its record. A worker without a record counts as alone on a host."""
         node, cores, threads, capabilities = fields
-        seat = Seat((node or worker_id.encode()).decode(), int(cores or 1), int(threads or 1))
-        return cls(seat, Capabilities.from_json(capabilities))
+        cores_of_worker = WorkerCores((node or worker_id.encode()).decode(), int(cores or 1), int(threads or 1))
+        return cls(cores_of_worker, Capabilities.from_json(capabilities))
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class RouteMembers:
             self._forget_others(workers)
             members = [self._member(worker_id) for worker_id in workers]
             capabilities = [member.capabilities for member in members if member.capabilities is not None]
-            shape = RouteShape(groups_of([member.seat for member in members]), self._own.obeying(capabilities))
+            shape = RouteShape(groups_of([member.cores for member in members]), self._own.obeying(capabilities))
             self._shapes[workers] = shape
         return shape
 

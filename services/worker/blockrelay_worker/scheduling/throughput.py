@@ -27,7 +27,7 @@ REST_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class PaceWindow:
     """One window of work: its `seconds`, the average number of `running` requests, its prompt `rows` and `tokens`."""
 
     seconds: float
@@ -42,7 +42,7 @@ class Window:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredPace:
     """Measured costs in smoothed seconds: of a prompt row, and of a token by its bucket in SIZES."""
 
     row_s: float | None = None
@@ -53,7 +53,7 @@ def _smoothed(before: float | None, now: float) -> float:
     return smoothed(before, now, max_growth=MAX_GROWTH)
 
 
-def observed(known: Measured, window: Window) -> Measured:
+def observed(known: MeasuredPace, window: PaceWindow) -> MeasuredPace:
     """Returns the costs `known`, updated by a window."""
     if not window.rows and not window.tokens:
         return known
@@ -66,32 +66,32 @@ def observed(known: Measured, window: Window) -> Measured:
         return replace(known, token_s={**known.token_s, size: _smoothed(token_s, window.seconds / window.tokens)})
     if row_s is None and token_s is None:
         both = window.seconds / (window.tokens + FIRST_ROW_SHARE * window.rows)
-        return Measured(FIRST_ROW_SHARE * both, {**known.token_s, size: both})
+        return MeasuredPace(FIRST_ROW_SHARE * both, {**known.token_s, size: both})
     if row_s is None:
         row_s = FIRST_ROW_SHARE * (token_s or 0.0)
     if token_s is None:
         token_s = max(window.seconds - row_s * window.rows, 0.1 * window.seconds) / window.tokens
     # One window cannot tell which of the two costs is wrong: both are corrected by the same factor.
     factor = window.seconds / (row_s * window.rows + token_s * window.tokens)
-    return Measured(_smoothed(row_s, row_s * factor), {**known.token_s, size: _smoothed(token_s, token_s * factor)})
+    return MeasuredPace(_smoothed(row_s, row_s * factor), {**known.token_s, size: _smoothed(token_s, token_s * factor)})
 
 
-def best_of(best: Measured, known: Measured) -> Measured:
+def best_of(best: MeasuredPace, known: MeasuredPace) -> MeasuredPace:
     """Returns the lower of both costs, each by itself, in the buckets of `known`."""
     rows = [r for r in (best.row_s, known.row_s) if r is not None]
     token_s = {size: min(s, best.token_s.get(size, s)) for size, s in known.token_s.items()}
-    return Measured(min(rows, default=None), token_s)
+    return MeasuredPace(min(rows, default=None), token_s)
 
 
-def rested(known: Measured, best: Measured, idle_s: float) -> Measured:
+def rested(known: MeasuredPace, best: MeasuredPace, idle_s: float) -> MeasuredPace:
     """Returns `known` after `idle_s` seconds without work: decayed towards `best`."""
     left = 0.5 ** (idle_s / REST_S)
     token_s = {size: best.token_s[size] + (s - best.token_s[size]) * left for size, s in known.token_s.items()}
     row_s = None if known.row_s is None or best.row_s is None else best.row_s + (known.row_s - best.row_s) * left
-    return Measured(row_s, token_s)
+    return MeasuredPace(row_s, token_s)
 
 
-def pace(known: Measured, *, recent_concurrency: int = 1) -> Pace | None:
+def pace(known: MeasuredPace, *, recent_concurrency: int = 1) -> Pace | None:
     """The pace to publish; None before any token. `recent_concurrency`: the highest one lately, of SIZES."""
     if not known.token_s:
         return None
@@ -100,17 +100,17 @@ def pace(known: Measured, *, recent_concurrency: int = 1) -> Pace | None:
 
 
 class PaceMeter:
-    """Measures the pace in windows. The engine thread calls `look` and `add`; any thread may call `told`."""
+    """Measures the pace in windows. The engine thread calls `look` and `add`; any thread may call `pace_at`."""
 
     def __init__(self) -> None:
-        self._measured = self._best = Measured()
+        self._measured = self._best = MeasuredPace()
         self._seen: dict[int, float] = {}  # end of the last window in each bucket of SIZES
         self._at: float | None = None  # time of the last look with requests here
         self._worked = float("-inf")  # time until which there was work
         self._seconds = self._weighted = 0.0
         self._running = self._rows = self._tokens = 0
 
-    def told(self, now: float) -> Pace | None:
+    def pace_at(self, now: float) -> Pace | None:
         """Returns the pace at `now` (monotonic seconds); None before any token."""
         idle_s = now - self._worked if self._at is None else 0.0
         recent_concurrency = max((size for size, at in self._seen.copy().items() if now - at < RECENT_S), default=1)
@@ -127,9 +127,9 @@ class PaceMeter:
         self._at = now if running else None
         self._running = running
         if self._seconds >= WINDOW_S:
-            window = Window(self._seconds, self._weighted / self._seconds, self._rows, self._tokens)
+            window = PaceWindow(self._seconds, self._weighted / self._seconds, self._rows, self._tokens)
             known = observed(self._measured, window)
-            self._best = best_of(self._best, known)  # set first: `told`, in another thread, needs it for every size
+            self._best = best_of(self._best, known)  # set first: `pace_at`, in another thread, needs it for every size
             self._measured = known
             self._seen[window.size] = now
             self._seconds = self._weighted = 0.0

@@ -22,11 +22,11 @@ class Verdicts:
 class Orphan:
     """A run that Redis places on this worker and that is not here: the reply of a CLAIM was lost.
 
-    `request` and `run` are ids.
+    `request_id` and `run_id` are ids.
     """
 
-    request: str
-    run: str
+    request_id: str
+    run_id: str
 
 
 @dataclass(frozen=True, slots=True)

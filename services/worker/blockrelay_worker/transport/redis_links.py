@@ -28,9 +28,9 @@ class Stopping(Exception):
 class Drain:
     """The request to drain a worker, from the thread that received the signal to the engine."""
 
-    asked: bool = False
+    is_requested: bool = False
     """The worker should take no new requests, finish those it has, and end."""
-    possible: bool = False
+    is_possible: bool = False
     """The worker serves a stage, so that it can drain."""
 
 
@@ -44,7 +44,7 @@ class StepClock:
         self.allowed_s = 0.0
         """Seconds that the current step may take."""
         self.parts = 0
-        """Number of calls of `went_on`."""
+        """Number of calls of `progressed`."""
 
     def begin(self) -> float:
         """Begins a step of the calling thread; returns the monotonic time in seconds."""
@@ -55,7 +55,7 @@ class StepClock:
         """Sets how long the current step may take."""
         self.allowed_s = seconds
 
-    def went_on(self) -> None:
+    def progressed(self) -> None:
         """Restarts the count after a part of the step that may be long by itself."""
         self.parts += 1
         if self._started is not None:

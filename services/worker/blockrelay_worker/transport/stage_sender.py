@@ -19,7 +19,7 @@ from blockrelay_worker.transport.local_rows.links import LocalLinks
 from blockrelay_worker.transport.redis_links import Links
 
 
-class Sender:
+class StageSender:
     """Sends a stage's messages to other workers. Used by the engine thread only."""
 
     def __init__(self, links: Links, metrics: WorkerMetrics, local: LocalLinks | None = None) -> None:
@@ -52,7 +52,7 @@ class Sender:
                 self._send_jobs(commits)
             reach("worker.after_early_job")
         except RedisTrouble as error:
-            self._links.watch.met(error)
+            self._links.watch.count_error(error)
 
     def full_targets(self) -> frozenset[str]:
         """Ids of workers whose inbox is full now. Checks only those whose inbox was full when something was sent."""
@@ -63,7 +63,7 @@ class Sender:
                     if length is None:
                         length = self._links.payload.xlen(self._links.keys.inbox(target))
             except RedisTrouble as error:
-                self._links.watch.met(error)
+                self._links.watch.count_error(error)
                 length = 0
             if length < FULL_INBOX_MESSAGES:
                 self._full.discard(target)
@@ -73,7 +73,7 @@ class Sender:
         """Sends the tokens of commits; drops those for a worker of this host without room now. Raises RedisTrouble."""
         pipeline = self._links.payload.pipeline(transaction=False)
         for worker_id, c in commits:
-            job = NextJob(request=c.request, run=c.run, position=c.position, tokens=c.tokens).encode()
+            job = NextJob(request_id=c.request_id, run_id=c.run_id, position=c.position, tokens=c.tokens).encode()
             if self._local is not None and self._local.takes(worker_id, {"next_job": job}):
                 self._local.send(worker_id, {"next_job": job}, 0.0)
             elif self._links.payload is not self._links.control:
@@ -96,7 +96,7 @@ class Sender:
                 entry, length = self._add(self._links.keys.inbox(target), fields)
                 arrives = entry is not None
         except RedisTrouble as error:
-            self._links.watch.met(error)
+            self._links.watch.count_error(error)
             return False
         arrives = arrives and length is not None  # else it may have left before it took them
         if length is not None and length >= FULL_INBOX_MESSAGES:
@@ -104,7 +104,7 @@ class Sender:
         if arrives:
             self._metrics.forwarded.labels(way).inc(sum(len(value) for name, value in fields.items() if name != "head"))
         else:
-            requests = [segment.request for segment in message.segments]
+            requests = [segment.request_id for segment in message.segments]
             logs.get().warning("FORWARD_UNDELIVERED", worker=target, requests=requests, error=why)
         return arrives
 
@@ -124,7 +124,7 @@ class Sender:
                 reach("worker.after_forward")
                 return entry, length
             except RedisFull as error:
-                self._links.watch.met(error)
+                self._links.watch.count_error(error)
                 if time.monotonic() > give_up or self._links.stop.wait(backoff_s(attempt)):
                     raise
                 attempt += 1

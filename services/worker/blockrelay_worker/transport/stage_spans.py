@@ -25,19 +25,19 @@ class StageSpans(threading.Thread):
     Spans that cannot be written are lost. The log gets one line for the first ones, and another only after a success.
     """
 
-    def __init__(self, links: Links, *, worker: str, stage: int, first: int, last: int) -> None:
+    def __init__(self, links: Links, *, worker_id: str, stage: int, first: int, last: int) -> None:
         super().__init__(name="stage spans", daemon=True)
         self._links, self._closed = links, threading.Event()
-        self._worker, self._stage, self._first, self._last = worker, stage, first, last
+        self._worker, self._stage, self._first, self._last = worker_id, stage, first, last
         self._queue: SimpleQueue[_Item | None] = SimpleQueue()
         self._offset_us, self._compare_at, self._paused_until = 0, float("-inf"), float("-inf")
         self._losing = False
 
     def tell(
-        self, request: str, trace: RunTrace, kind: Kind, *, position: int, rows: int, batch_rows: int,
+        self, request_id: str, trace: RunTrace, kind: Kind, *, position: int, rows: int, batch_rows: int,
         began_ns: int, ended_ns: int,
     ) -> None:  # fmt: skip
-        """Reports one step of a run as a span of request id `request`. Does not wait. Changes `trace`.
+        """Reports one step of a run as a span of request id `request_id`. Does not wait. Changes `trace`.
 
         `rows` are the run's rows from `position` on, `batch_rows` those of the whole batch. `began_ns` and `ended_ns`
         are nanoseconds of the monotonic clock. Dropped if SPANS_KEPT spans wait.
@@ -45,7 +45,7 @@ class StageSpans(threading.Thread):
         ready_ns = min(trace.ready_ns, began_ns)
         span = StageSpan(
             run=trace.run,
-            worker=self._worker,
+            worker_id=self._worker,
             stage=self._stage,
             first=self._first,
             last=self._last,
@@ -61,7 +61,7 @@ class StageSpans(threading.Thread):
         trace.steps += 1
         trace.ready_ns = ended_ns
         if self._queue.qsize() < SPANS_KEPT:
-            self._queue.put((request, span))
+            self._queue.put((request_id, span))
 
     def run(self) -> None:
         while (item := self._queue.get()) is not None:
@@ -90,12 +90,12 @@ class StageSpans(threading.Thread):
         try:
             offset_us = self._offset()
             pipeline = self._links.payload.pipeline(transaction=False)
-            for request, span in batch:
+            for request_id, span in batch:
                 fields = replace(span, ready_us=span.ready_us + offset_us).encode()
-                name = self._links.keys.trace(request)
+                name = self._links.keys.trace(request_id)
                 pipeline.xadd(name, cast(Any, fields), maxlen=TRACE_STEPS, approximate=False)
-            for request in {request for request, _ in batch}:
-                pipeline.expire(self._links.keys.trace(request), TRACE_S)
+            for request_id in {request_id for request_id, _ in batch}:
+                pipeline.expire(self._links.keys.trace(request_id), TRACE_S)
             pipeline.info("memory")
             memory = pipeline.execute()[-1]
             if memory.get("maxmemory") and memory["used_memory"] > SPANS_FULL_SHARE * memory["maxmemory"]:

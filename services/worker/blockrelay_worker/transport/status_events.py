@@ -16,7 +16,7 @@ from blockrelay_worker.policy import (
 from blockrelay_worker.transport.redis_links import Links
 
 
-class StatusEvents(threading.Thread):
+class StatusEventPublisher(threading.Thread):
     """Publishes events in a thread; one other thread calls `put` while `followed` is true.
 
     Events that cannot be published are lost. `followed` is true while there is a subscriber.
@@ -24,7 +24,7 @@ class StatusEvents(threading.Thread):
 
     def __init__(self, links: Links) -> None:
         super().__init__(name="status events", daemon=True)
-        self.followed = False
+        self.has_subscribers = False
         self._pause_s = SUBSCRIBER_POLL_S
         self._links, self._closed = links, threading.Event()
         self._waiting: deque[NodeStatus] = deque(maxlen=STATUS_EVENTS_KEPT)
@@ -41,7 +41,7 @@ class StatusEvents(threading.Thread):
         """Publishes what waits and ends the thread; does not wait longer than 1 s if Redis does not answer."""
         self._closed.set()
         self.join(1.0)
-        if self.followed and not self.is_alive():
+        if self.has_subscribers and not self.is_alive():
             self._publish()
 
     def _publish(self) -> None:
@@ -52,10 +52,10 @@ class StatusEvents(threading.Thread):
                 listeners = self._links.control.publish(self._links.keys.status_channel, encode_events(batch))
                 self._pause_s = STATUS_PUBLISH_S if listeners else SUBSCRIBER_POLL_S
             except RedisTrouble as error:
-                self._links.watch.met(error)
+                self._links.watch.count_error(error)
                 listeners, self._pause_s = 0, STATUS_PAUSE_S
-            self.followed = bool(listeners)
-            if not self.followed:
+            self.has_subscribers = bool(listeners)
+            if not self.has_subscribers:
                 self._waiting.clear()
             if not self._waiting:
                 return

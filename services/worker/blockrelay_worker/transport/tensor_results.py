@@ -22,7 +22,7 @@ from blockrelay_worker.transport.redis_links import Links, Stopping
 _Item = tuple[list[NDArray[np.float32]], Commit] | threading.Event | None
 
 
-class Results(threading.Thread):
+class TensorResultWriter(threading.Thread):
     """Stores each result before it submits the commit, so that a reader who sees the end finds the result.
 
     It is a thread of its own: a result of a hundred megabytes, or a payload Redis that does not answer, delays neither
@@ -38,13 +38,13 @@ class Results(threading.Thread):
         """Queues a result and its commit. Returns at once. `logits` must not change afterwards."""
         self._queue.put((logits, commit))
 
-    def store_kv(self, request: str, fields: Mapping[str, bytes]) -> None:
-        """Stores the `fields` that `read_asked` returned for request id `request`, where the gateway reads them.
+    def store_kv(self, request_id: str, fields: Mapping[str, bytes]) -> None:
+        """Stores the `fields` that `read_requested` returned for request id `request_id`, where the gateway reads them.
 
         Waits for Redis: the KV must be there before the last stage commits. Raises Stopping when the process should
         end meanwhile.
         """
-        key = self._links.keys.kv_asked(request)
+        key = self._links.keys.kv_asked(request_id)
 
         def store() -> None:
             reach("worker.before_result")
@@ -75,16 +75,16 @@ class Results(threading.Thread):
                 continue
             logits, commit = item
             try:
-                self._store(commit.request, encode_result(np.concatenate(logits)))
+                self._store(commit.request_id, encode_result(np.concatenate(logits)))
             except Stopping:
                 continue
             self._committer.submit([commit])
             del item, logits
 
-    def _store(self, request: str, value: bytes) -> None:
+    def _store(self, request_id: str, value: bytes) -> None:
         def store() -> None:
             reach("worker.before_result")
-            self._links.payload.set(self._links.keys.result(request), value, ex=RESULT_S)
+            self._links.payload.set(self._links.keys.result(request_id), value, ex=RESULT_S)
             reach("worker.after_result")
 
         self._links.retry_until_reachable(store, "store result")

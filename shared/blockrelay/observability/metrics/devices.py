@@ -11,7 +11,7 @@ from blockrelay.observability.metrics.instruments import counter
 RENEWALS = ("lost", "slow")
 
 
-class Memory(Protocol):
+class DeviceMemoryFigures(Protocol):
     """The last memory figures of a device, in bytes. 0 stands for a figure that its provider does not report."""
 
     @property
@@ -145,10 +145,10 @@ class DeviceMetrics:
             registry=registry,
         )
 
-    def show(self, memory: Callable[[], Memory | None]) -> None:
+    def show(self, memory: Callable[[], DeviceMemoryFigures | None]) -> None:
         """Has the gauges call `memory` when they are scraped. It returns None while no stage is on the device."""
 
-        def read(figure: Callable[[Memory], int]) -> Callable[[], float]:
+        def read(figure: Callable[[DeviceMemoryFigures], int]) -> Callable[[], float]:
             def now() -> float:
                 figures = memory()
                 return 0.0 if figures is None else float(figure(figures))

@@ -136,12 +136,12 @@ class GatewayMetrics:
             "Ended requests that were deleted before their retention was over, because memory was short",
             registry,
         )
-        self.followed_running = Gauge(
+        self.running_requests = Gauge(
             "blockrelay_gateway_requests_running",
             "Requests whose tokens this gateway reads and that have at least one token",
             registry=registry,
         )
-        self.followed_waiting = Gauge(
+        self.waiting_requests = Gauge(
             "blockrelay_gateway_requests_waiting",
             "Requests whose tokens this gateway reads and that have no token yet",
             registry=registry,

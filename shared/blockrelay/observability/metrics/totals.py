@@ -19,7 +19,7 @@ class Totals(Collector):
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._books: tuple[int, Mapping[str, int], int] | None = None
+        self._accounting: tuple[int, Mapping[str, int], int] | None = None
         self._deaths, self._reruns = 0, dict[str, int]()
         registry.register(self)
 
@@ -27,7 +27,7 @@ class Totals(Collector):
         self, accepted: int, ended: Mapping[str, int], in_flight: int, *, deaths: int, reruns: Mapping[str, int]
     ) -> None:
         """Sets the values to export. `ended` and `reruns` have counts by reason; a missing reason counts as 0."""
-        self._books, self._deaths, self._reruns = (accepted, ended, in_flight), deaths, dict(reruns)
+        self._accounting, self._deaths, self._reruns = (accepted, ended, in_flight), deaths, dict(reruns)
 
     def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
         accepted = CounterMetricFamily(
@@ -48,11 +48,11 @@ class Totals(Collector):
             "Runs of the cell that were ended and queued again since it began, by reason (kept by Redis)",
             labels=["reason"],
         )
-        if self._books is not None:
-            accepted.add_metric([], self._books[0])
+        if self._accounting is not None:
+            accepted.add_metric([], self._accounting[0])
             for reason in get_args(EndReason):
-                ended.add_metric([reason], self._books[1].get(reason, 0))
-            running.add_metric([], self._books[2])
+                ended.add_metric([reason], self._accounting[1].get(reason, 0))
+            running.add_metric([], self._accounting[2])
             deaths.add_metric([], self._deaths)
             for reason in get_args(RerunReason):
                 reruns.add_metric([reason], self._reruns.get(reason, 0))

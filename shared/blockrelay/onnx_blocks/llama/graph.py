@@ -70,7 +70,7 @@ class BlockGraph:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TensorPlace:
     """A tensor in the graph of one block."""
 
     block: int
@@ -95,10 +95,10 @@ class Graph:
     cache_dims: tuple[int | str, ...]
     """The dimensions that the first past declares; empty if it declares none."""
 
-    def place(self, tensor: str) -> Place:
+    def place(self, tensor: str) -> TensorPlace:
         """Returns the block, and the name in its file, of a tensor that a node makes."""
         block, _, name = tensor.partition(":")
-        return Place(int(block), name)
+        return TensorPlace(int(block), name)
 
 
 def own_name(tensor: str) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from blockrelay.onnx_blocks.llama.graph import Constant, Place
+from blockrelay.onnx_blocks.llama.graph import Constant, TensorPlace
 from blockrelay.onnx_blocks.llama.operators import Weight
 
 
@@ -54,10 +54,10 @@ class Tables:
 class RowPlaces:
     """The places of one layer's results in the graphs."""
 
-    hidden: tuple[Place, ...]
+    hidden: tuple[TensorPlace, ...]
     """Tensors whose sum is the hidden states behind the layer."""
-    keys: Place
-    values: Place
+    keys: TensorPlace
+    values: TensorPlace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +75,7 @@ class Llama:
     qk_norm: bool
     rotary: Frequencies | Tables
     layers: tuple[RowPlaces, ...]
-    logits: Place
+    logits: TensorPlace
 
     @property
     def hidden_size(self) -> int:

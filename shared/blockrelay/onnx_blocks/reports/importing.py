@@ -6,7 +6,7 @@ original graphs: the worker gets a ComparedPlaces and sends a ComparedBlock for 
 
 from dataclasses import dataclass
 
-from blockrelay.onnx_blocks.llama.graph import Place
+from blockrelay.onnx_blocks.llama.graph import TensorPlace
 from blockrelay.onnx_blocks.llama.model import RowPlaces
 
 
@@ -15,7 +15,7 @@ class ComparedPlaces:
     """The tensors of the original graphs that are compared with the import."""
 
     layers: tuple[RowPlaces, ...]
-    logits: Place
+    logits: TensorPlace
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,10 +38,10 @@ def flag(value: object) -> bool:
     return value
 
 
-def count(value: object, most: int = MAX_COUNT) -> int:
+def count(value: object, limit: int = MAX_COUNT) -> int:
     """Returns `value` if it is an integer in 0..most, else raises WireError."""
-    if type(value) is not int or not 0 <= value <= most:
-        raise WireError(f"expected a whole number in 0..{most}, not {value!r:.40}")
+    if type(value) is not int or not 0 <= value <= limit:
+        raise WireError(f"expected a whole number in 0..{limit}, not {value!r:.40}")
     return value
 
 

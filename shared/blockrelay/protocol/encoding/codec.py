@@ -56,15 +56,15 @@ def pack(message: dict[str, Any]) -> bytes:
     return cast(bytes, msgpack.packb({"v": WIRE_VERSION, **message}, default=msgpack_numpy.encode, use_bin_type=True))
 
 
-def unpack(data: bytes, *, most: int = MAX_CONTROL_BYTES, longest: int | None = None) -> dict[str, Any]:
+def unpack(data: bytes, *, max_bytes: int = MAX_CONTROL_BYTES, longest: int | None = None) -> dict[str, Any]:
     """Returns the message in `data`; its arrays are read-only.
 
     Raises:
-        WireError: not msgpack, not a map, another version, more than `most` bytes, a list of more than `longest`
+        WireError: not msgpack, not a map, another version, more than `max_bytes` bytes, a list of more than `longest`
             values, or an array dtype outside ALLOWED_DTYPES.
     """
-    if len(data) > most:
-        raise WireError(f"message of {len(data)} bytes is over the limit of {most}")
+    if len(data) > max_bytes:
+        raise WireError(f"message of {len(data)} bytes is over the limit of {max_bytes}")
     longest = len(data) if longest is None else longest
     try:
         message = msgpack.unpackb(

@@ -82,7 +82,7 @@ def unpack_tensors(data: bytes, rows: Sequence[int]) -> tuple[tuple[NamedTensors
     Call it inside `checks.reading`, which makes WireErrors: when there are too many tensors or bytes, an array does not
     have the size that it says, or the parts of a segment do not have its number of tokens.
     """
-    message = codec.unpack(data, most=MAX_MESSAGE_WEIGHT, longest=_LONGEST)
+    message = codec.unpack(data, max_bytes=MAX_MESSAGE_WEIGHT, longest=_LONGEST)
     counts = [count(number) for number in items(message["parts"])]
     by_index: dict[int, NamedTensors] = {}
     weighs = 0

@@ -20,7 +20,7 @@ PUBLIC_ID = re.compile(rf"(req|cmpl|chatcmpl)-(?:({CELL})-)?([0-9a-f]{{{DIGITS}}
 class RequestId(NamedTuple):
     """The parts of a request id that a client sent."""
 
-    request: str  # the id inside the cell
+    request_id: str  # the id inside the cell
     cell: str  # empty where the id names none
     prefix: Prefix
 
@@ -33,13 +33,13 @@ def parse_id(text: str) -> RequestId | None:
     return RequestId(_OWN + match[3], match[2] or "", match[1])  # pyright: ignore[reportArgumentType]
 
 
-def public_id(request: str, cell: str, prefix: Prefix = "req") -> str:
-    """Returns the id that clients see for the `request` of `cell`."""
-    digits = request.removeprefix(_OWN)
+def public_id(request_id: str, cell: str, prefix: Prefix = "req") -> str:
+    """Returns the id that clients see for the `request_id` of `cell`."""
+    digits = request_id.removeprefix(_OWN)
     return f"{prefix}-{cell}-{digits}" if cell else f"{prefix}-{digits}"
 
 
 def own_id(text: str) -> str:
     """Returns the id inside the cell for an id that a client sent; `text` itself if it cannot be an id."""
     parsed = parse_id(text)
-    return parsed.request if parsed else text
+    return parsed.request_id if parsed else text

@@ -20,7 +20,7 @@ class StageSpan:
     """One step of one worker for one request."""
 
     run: int  # number of the run of the request, from 1
-    worker: str  # worker id
+    worker_id: str  # worker id
     stage: int  # from 0
     first: int  # first and last block of the stage
     last: int
@@ -48,7 +48,7 @@ class StageSpan:
 
     def encode(self) -> dict[str, bytes]:
         """Returns the fields of a stream entry."""
-        where = [self.run, self.worker, self.stage, self.first, self.last, self.number]
+        where = [self.run, self.worker_id, self.stage, self.first, self.last, self.number]
         what = [self.kind, self.position, self.rows, self.batch_rows]
         return {"span": codec.pack_list([*where, *what, self.ready_us, self.waited_us, self.computed_us])}
 
@@ -62,7 +62,7 @@ class StageSpan:
             position, rows, batch_rows, ready, waited, computed = counts
             return cls(
                 run=count(run),
-                worker=text(worker),
+                worker_id=text(worker),
                 stage=count(stage),
                 first=count(first),
                 last=count(last),
@@ -71,11 +71,11 @@ class StageSpan:
                 position=count(position),
                 rows=count(rows),
                 batch_rows=count(batch_rows),
-                ready_us=count(ready, _MOST_US),
+                ready_us=count(ready, _MAX_US),
                 waited_us=count(waited),
                 computed_us=count(computed),
             )
 
 
 #: Largest time that is accepted: the year 2255, and exact in a float.
-_MOST_US = 2**53
+_MAX_US = 2**53

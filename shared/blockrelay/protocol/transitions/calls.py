@@ -114,7 +114,7 @@ def _text(value: Any) -> str:
 
 
 def accept(
-    request: str,
+    request_id: str,
     body: RequestBody,
     *,
     model: str,
@@ -149,7 +149,7 @@ def accept(
     expected_tokens  new tokens to account for instead of max_tokens; more are charged at the end
     """
     arguments: dict[str, Any] = {
-        "request": request,
+        "request": request_id,
         "model": model,
         "pages_needed": pages_needed,
         "deadline_ms": deadline_ms,
@@ -180,8 +180,8 @@ def accept(
     return Call("accept", arguments, parse)
 
 
-def claim(worker: str, most: int, *, free_pages: int) -> Call[list[Claimed]]:
-    """Takes at most `most` queued requests for a worker of the first stage, each under a new random run id.
+def claim(worker_id: str, max_jobs: int, *, free_pages: int) -> Call[list[Claimed]]:
+    """Takes at most `max_jobs` queued requests for a worker of the first stage, each under a new random run id.
 
     `free_pages` are the KV pages free on a worker that runs the whole model: the present tokens of its requests must
     fit. A route of several workers reserves pages instead and ignores it.
@@ -190,8 +190,8 @@ def claim(worker: str, most: int, *, free_pages: int) -> Call[list[Claimed]]:
     def parse(answer: Any) -> list[Claimed]:
         return [
             Claimed(
-                request=_text(a[0]),
-                run=_text(a[1]),
+                request_id=_text(a[0]),
+                run_id=_text(a[1]),
                 route=tuple(_text(a[2]).split(",")),
                 route_class=cast(Any, _text(a[3])),
                 waited_s=int(a[4]) / 1000,
@@ -206,7 +206,7 @@ def claim(worker: str, most: int, *, free_pages: int) -> Call[list[Claimed]]:
             for a in answer
         ]
 
-    arguments = {"worker": worker, "free_pages": free_pages, "runs": [token_hex(8) for _ in range(most)]}
+    arguments = {"worker": worker_id, "free_pages": free_pages, "runs": [token_hex(8) for _ in range(max_jobs)]}
     return Call("claim", arguments, parse)
 
 
@@ -220,8 +220,8 @@ def commit(items: Sequence[Commit]) -> Call[list[CommitAnswer]]:
 
 
 def rerun(
-    request: str,
-    run: str,
+    request_id: str,
+    run_id: str,
     reason: RerunReason,
     *,
     block: str = "",
@@ -232,7 +232,7 @@ def rerun(
     code: str = "",
     lost: bool = False,
 ) -> Call[Requeued]:
-    """Ends the run `run`, if it is the current one, and queues the request again.
+    """Ends the run `run_id`, if it is the current one, and queues the request again.
 
     block, stage  where a GPU failed. It is recorded as a fallback, and the next route has a CPU there; or a GPU, if the
                   request denies fallbacks
@@ -248,16 +248,16 @@ def rerun(
 
     finer = {"detail": detail or None, "code": code or None, "lost": lost}
     about = {"block": block or None, "stage": stage, "found": found, "alone": alone, **finer}
-    arguments = {"request": request, "run": run, "reason": reason, **about}
+    arguments = {"request": request_id, "run": run_id, "reason": reason, **about}
     return Call("rerun", arguments, parse)
 
 
 def finish(
-    request: str,
+    request_id: str,
     reason: EndReason,
     *,
     meta: dict[str, Any] | None = None,
-    run: str = "",
+    run_id: str = "",
     denied: bool = False,
     abandoned: bool = False,
     confirm: bool = False,
@@ -270,10 +270,10 @@ def finish(
     confirm    writes even if the request has ended, so that a WAIT after the call covers that end too
     """
     arguments = {
-        "request": request,
+        "request": request_id,
         "reason": reason,
         "meta": json.dumps(meta) if meta else "",
-        "run": run or None,
+        "run": run_id or None,
         "denied": denied,
         "abandoned": abandoned,
         "confirm": confirm,
@@ -282,18 +282,18 @@ def finish(
 
 
 def dead(
-    worker: str, *, silent_s: float, reason: Literal["death", "drain", "forgotten"] = "death"
+    worker_id: str, *, silent_s: float, reason: Literal["death", "drain", "forgotten"] = "death"
 ) -> Call[tuple[bool, int]]:
     """Declares a worker dead if it had no heartbeat for `silent_s`, and queues its requests again.
 
     `silent_s` 0: its process was seen to end. Result: (whether this call declared it dead, number of re-runs).
     """
-    arguments = {"worker": worker, "silent_ms": int(silent_s * 1000), "reason": reason}
+    arguments = {"worker": worker_id, "silent_ms": int(silent_s * 1000), "reason": reason}
     return Call("dead", arguments, lambda a: (bool(a[0]), int(a[1])))
 
 
-def beat(
-    worker: str, pace: Pace | None = None, *, pages_used: int | None = None, goes_on: bool = False
+def heartbeat(
+    worker_id: str, pace: Pace | None = None, *, pages_used: int | None = None, goes_on: bool = False
 ) -> Call[dict[str, str] | None]:
     """Sends a worker's heartbeat. The result is request id -> run id of all that is on the worker; None if it is dead.
 
@@ -304,7 +304,7 @@ def beat(
     def parse(answer: Any) -> dict[str, str] | None:
         return None if answer is None else {_text(a[0]): _text(a[1]) for a in answer}
 
-    arguments: dict[str, Any] = {"worker": worker}
+    arguments: dict[str, Any] = {"worker": worker_id}
     if pages_used is not None:
         arguments["pages_used"] = pages_used
     if goes_on:
@@ -357,12 +357,12 @@ def upgrade(spoken: int, target: int) -> Call[bool]:
     return Call("upgrade", {"from": spoken, "to": target}, lambda answer: int(answer) == 1)
 
 
-def move(binding: Binding, *, retention_s: int, request: str = "", sessions: Sequence[str] = ()) -> Call[bool]:
+def move(binding: Binding, *, retention_s: int, request_id: str = "", sessions: Sequence[str] = ()) -> Call[bool]:
     """Records for `retention_s` that the key or session of `binding` belongs to another cell.
 
-    It records nothing, and the result is True, if the `request` or one of the `sessions` of that name is here.
+    It records nothing, and the result is True, if the `request_id` or one of the `sessions` of that name is here.
     """
-    arguments = {**asdict(binding), "retention_s": retention_s, "request": request, "sessions": list(sessions)}
+    arguments = {**asdict(binding), "retention_s": retention_s, "request": request_id, "sessions": list(sessions)}
     return Call("move", arguments, lambda answer: _text(answer) == "HERE")
 
 

@@ -24,7 +24,7 @@ _NEEDS = re.compile(r"^ *-- needs: (.*)\n", re.M)
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ScriptSource:
     """The text of a script as Redis gets it."""
 
     text: str
@@ -45,7 +45,7 @@ def script_text(name: str) -> str:
 
 
 @cache
-def source(name: str) -> Source:
+def source(name: str) -> ScriptSource:
     """Returns the complete script `name`, one of NAMES."""
     parts: list[str] = []
 
@@ -61,4 +61,4 @@ def source(name: str) -> Source:
     numbers = {"PROTOCOL": PROTOCOL, "LOWEST_PROTOCOL": LOWEST_PROTOCOL, **LUA}
     text = "".join(f"local {constant} = {value}\n" for constant, value in numbers.items())
     text += joined(f"-- needs: cell, {FENCE}\n{script_text(name)}")
-    return Source(text, tuple(parts), hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
+    return ScriptSource(text, tuple(parts), hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())

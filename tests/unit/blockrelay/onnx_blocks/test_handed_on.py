@@ -10,7 +10,7 @@ from blockrelay.onnx_blocks.handed_on import (
     bytes_handed_on,
     check_borders,
     handed_on,
-    most_rows,
+    max_rows,
     row_bytes,
 )
 from blockrelay.onnx_blocks.signature import Dimension, Signature, Tensor
@@ -95,10 +95,10 @@ def test_a_step_has_as_many_rows_as_its_borders_take() -> None:
     each = row_bytes(wiring, 1, long)
     assert each == 4 * long + 2 * 64
     for first, last in ((1, 1), (2, 2), (2, 3), (3, 3)):
-        assert most_rows(wiring, Stage(first=first, last=last), long, 4096) == MAX_BYTES // each == 15
+        assert max_rows(wiring, Stage(first=first, last=last), long, 4096) == MAX_BYTES // each == 15
     assert (
-        most_rows(wiring, Stage(first=1, last=3), long, 4096)
-        == most_rows(wiring, Stage(first=1, last=1), 64, 4096)
+        max_rows(wiring, Stage(first=1, last=3), long, 4096)
+        == max_rows(wiring, Stage(first=1, last=1), 64, 4096)
         == 4096
     )
 

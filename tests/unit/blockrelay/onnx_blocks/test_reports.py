@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from blockrelay.errors import WireError
-from blockrelay.onnx_blocks.llama.graph import Place
+from blockrelay.onnx_blocks.llama.graph import TensorPlace
 from blockrelay.onnx_blocks.llama.model import RowPlaces
 from blockrelay.onnx_blocks.reports.checking import CheckBegins, CheckedBlock, CheckedTensor
 from blockrelay.onnx_blocks.reports.codec import decode, encode, send
@@ -57,7 +57,8 @@ WRITTEN: list[tuple[Any, str]] = [
     (SplitWrites("block_1.onnx", 5), '{"file": "block_1.onnx", "bytes": 5}'),
     (
         ComparedPlaces(
-            (RowPlaces((Place(1, "sum"), Place(2, "down")), Place(1, "k"), Place(1, "v")),), Place(3, "logits")
+            (RowPlaces((TensorPlace(1, "sum"), TensorPlace(2, "down")), TensorPlace(1, "k"), TensorPlace(1, "v")),),
+            TensorPlace(3, "logits"),
         ),
         '{"layers": [{"hidden": [{"block": 1, "tensor": "sum"}, {"block": 2, "tensor": "down"}], "keys": {"block": 1, '
         '"tensor": "k"}, "values": {"block": 1, "tensor": "v"}}], "logits": {"block": 3, "tensor": "logits"}}',

@@ -74,7 +74,9 @@ def test_the_same_post_again_is_the_same_answer(gateway: RunningGateway, worker:
     assert "idempotent-replayed" not in first.headers
     assert second.headers["idempotent-replayed"] == response.headers["idempotent-replayed"] == "true"
     assert "".join(event.data["choices"][0]["text"] for event in streamed[:-1]) == TEXT
-    assert seen[0].body.params["seed"] == derive_seed(seen[0].request), "so that a lost request gives the same tokens"
+    assert seen[0].body.params["seed"] == derive_seed(seen[0].request_id), (
+        "so that a lost request gives the same tokens"
+    )
 
 
 def test_the_name_and_the_seed_outlive_the_retention(gateway: RunningGateway, worker: PlayedWorker) -> None:
@@ -269,10 +271,10 @@ def test_a_request_whose_client_stayed_away_too_long_begins_anew(
         (claimed,) = worker.claim()
         worker.say(claimed, said[:2])
         last = [event for _, event in zip(range(2), read_events(response), strict=False)][-1]
-    wait_until(lambda: worker.record(claimed.request)[b"state"] == b"done", "the grace period is over")
+    wait_until(lambda: worker.record(claimed.request_id)[b"state"] == b"done", "the grace period is over")
     with streaming(gateway, after=last.id) as response:
         (again,) = worker.claim()
-        assert (again.request, again.body.params, again.tokens) == (claimed.request, claimed.body.params, ())
+        assert (again.request_id, again.body.params, again.tokens) == (claimed.request_id, claimed.body.params, ())
         worker.say(again, said, end="stop")
         rest = list(read_events(response))
     assert [event.id for event in rest[:-1]] == [f"{worker.public(claimed)}:{at}" for at in range(3, len(said) + 2)]
@@ -296,7 +298,7 @@ def test_readers_of_two_gateways_hold_one_request_together(
         disconnected = lambda: other.metric("blockrelay_disconnected_clients_total") == 1  # noqa: E731
         wait_until(disconnected, "the other gateway has no reader")
         # Its grace period passes: it asks who else reads, takes itself off the list, and leaves the request alone.
-        followers = worker.keys.followers(claimed.request)
+        followers = worker.keys.followers(claimed.request_id)
         wait_until(lambda: worker.client.hlen(followers) == 1, "it has looked")
         worker.say(claimed, said[1:], end="stop")
         assert list(read_events(stays))[-2].data["choices"][0]["finish_reason"] == "stop"
@@ -308,7 +310,7 @@ def test_a_gateway_that_is_gone_holds_nothing(gateway: RunningGateway, worker: P
         (claimed,) = worker.claim()
         worker.client.hset(worker.keys.followers(name), "gone", "")
         worker.client.expire(worker.keys.followers(name), 60)
-    wait_until(lambda: worker.record(claimed.request)[b"state"] == b"done", "it is cancelled all the same")
+    wait_until(lambda: worker.record(claimed.request_id)[b"state"] == b"done", "it is cancelled all the same")
 
 
 def test_a_background_request_again_is_the_same_one(gateway: RunningGateway, worker: PlayedWorker) -> None:

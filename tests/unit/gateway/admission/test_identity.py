@@ -83,19 +83,19 @@ def test_several_keys_are_none() -> None:
 
 def test_prompts_of_one_body_are_named_after_the_first() -> None:
     names = who().names(3)
-    assert [name.request for name in names] == [sibling(who().base, index) for index in range(3)]
-    assert len({name.request for name in names}) == 3 and {name.group for name in names} == {names[0].request}
+    assert [name.request_id for name in names] == [sibling(who().base, index) for index in range(3)]
+    assert len({name.request_id for name in names}) == 3 and {name.group for name in names} == {names[0].request_id}
     assert [name.choices for name in names] == [3, 1, 1]
     (alone,) = who().names()
-    assert (alone.request, alone.group, alone.choices) == (who().base, "", 1)
+    assert (alone.request_id, alone.group, alone.choices) == (who().base, "", 1)
 
 
 @given(st.lists(st.integers(0, 10**9 - 1), min_size=1, max_size=128))
 def test_an_event_id_says_how_far_a_reader_is_in_each_log(positions: list[int]) -> None:
-    request = random_identity().base
-    text = event_id(request, positions)
-    assert parse_event_id(text, request, param="x") == tuple(positions)
-    assert parse_event_id(text.partition(":")[2], request, param="x") == tuple(positions)
+    request_id = random_identity().base
+    text = event_id(request_id, positions)
+    assert parse_event_id(text, request_id, param="x") == tuple(positions)
+    assert parse_event_id(text.partition(":")[2], request_id, param="x") == tuple(positions)
     with pytest.raises(BadRequest, match="another request"):
         parse_event_id(text, random_identity().base, param="x")
 

@@ -48,7 +48,7 @@ def fill(worker: PlayedWorker, most: int) -> int:
         worker.scripts.run(
             calls.commit(
                 [
-                    Commit(request=run.request, run=run.run, position=0, tokens=tuple(FIVE), end="length")
+                    Commit(request_id=run.request_id, run_id=run.run_id, position=0, tokens=tuple(FIVE), end="length")
                     for run in worker.claim(64)
                 ]
             )

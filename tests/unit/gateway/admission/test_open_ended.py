@@ -29,7 +29,7 @@ SPLITS = {"1-2": (0,), "1-1,2-2": (0, 1), "1-1,2-2,3-3": (0, 1, 2)}
 def asked(*, prompt: int = 20, room: int = 4000, open_ended: bool = True) -> AdmissionRequest:
     params = SamplingParams(max_tokens=room)
     body = RequestBody(prompt=np.zeros(prompt, dtype=np.int32), params=params.to_dict())
-    return AdmissionRequest(request="req-1", body=body, params=params, open_ended=open_ended)
+    return AdmissionRequest(request_id="req-1", body=body, params=params, open_ended=open_ended)
 
 
 @pytest.mark.parametrize(

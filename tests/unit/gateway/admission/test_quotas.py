@@ -161,7 +161,7 @@ def test_a_key_made_without_options_leaves_room_for_others(
 def test_a_key_for_later_comes_later(worker: PlayedWorker, ask: Any) -> None:
     for name, priority in (("later", None), ("free", 7), ("free", None), ("first", -3), ("later", 5)):
         assert ask(name, prompt=[9], **({} if priority is None else {"priority": priority})).status_code == 202
-    order = [worker.record(claimed.request)[b"tenant"].decode() for claimed in worker.claim(5)]
+    order = [worker.record(claimed.request_id)[b"tenant"].decode() for claimed in worker.claim(5)]
     assert order == ["first", "free", "later", "later", "free"]
     for name, priority in (("later", 4), ("first", -6), ("first", -101), ("free", 101)):
         refused = ask(name, priority=priority)
@@ -179,7 +179,7 @@ def test_a_key_made_without_options_overtakes_nobody(worker: PlayedWorker, ask: 
 def test_a_timeout_that_cannot_be_kept_is_refused_at_once(
     gateway: RunningGateway, worker: PlayedWorker, ask: Any
 ) -> None:
-    worker.scripts.run(calls.beat(worker.names[0], Pace(row_s=0.1, steps={1: 1.0})))
+    worker.scripts.run(calls.heartbeat(worker.names[0], Pace(row_s=0.1, steps={1: 1.0})))
     late = ask("free", timeout=5)
     assert late.status_code == 503 and int(late.headers["retry-after"]) >= 1
     assert "timeout" in late.json()["error"]["message"] and refused_by(gateway, "deadline") == 1
@@ -189,7 +189,7 @@ def test_a_timeout_that_cannot_be_kept_is_refused_at_once(
 def test_a_wait_that_is_too_long_is_refused_unless_in_the_background(
     gateway: RunningGateway, worker: PlayedWorker, ask: Any
 ) -> None:
-    worker.scripts.run(calls.beat(worker.names[0], Pace(row_s=1.0, steps={1: 1.0})))
+    worker.scripts.run(calls.heartbeat(worker.names[0], Pace(row_s=1.0, steps={1: 1.0})))
     assert ask("free", prompt=[3] * 400).status_code == 202
     late = ask("free", prompt=[3] * 400, background=False)
     assert late.status_code == 503 and refused_by(gateway, "wait") == 1

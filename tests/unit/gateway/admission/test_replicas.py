@@ -268,22 +268,22 @@ async def test_tokens_that_nobody_could_commit_again_are_shown_when_the_replica_
     tailer = Tailer(client, keys, "g", metrics, RedisWatch(metrics.redis_errors), replicated=replicated)
     records = Records(client, keys, MODEL, replicated=replicated)
 
-    def hear(request: str, entry: LogEntry) -> None:
-        heard[request].append(entry)
+    def hear(request_id: str, entry: LogEntry) -> None:
+        heard[request_id].append(entry)
         came.set()
 
-    async def add(request: str, position: int) -> None:
-        entry = {"token": "7"} | ({"varies": "1"} if request == "varying" else {})
-        await client.xadd(keys.log(request), entry, id=f"{position}-0")  # pyright: ignore[reportArgumentType]
+    async def add(request_id: str, position: int) -> None:
+        entry = {"token": "7"} | ({"varies": "1"} if request_id == "varying" else {})
+        await client.xadd(keys.log(request_id), entry, id=f"{position}-0")  # pyright: ignore[reportArgumentType]
 
-    async def until(request: str, count: int) -> None:
+    async def until(request_id: str, count: int) -> None:
         async with asyncio.timeout(20):
-            while len(heard[request]) < count:
+            while len(heard[request_id]) < count:
                 await came.wait()
                 came.clear()
 
-    for request in heard:
-        tailer.follow(request, partial(hear, request))
+    for request_id in heard:
+        tailer.subscribe(request_id, partial(hear, request_id))
     reading = asyncio.create_task(tailer.run())
     await add("varying", 1)
     await until("varying", 1)
@@ -328,7 +328,7 @@ async def test_a_token_that_another_master_does_not_have_is_not_shown(
                 other.xadd(log, {"token": "8", "varies": "1"}, id="1-0")
 
     monkeypatch.setattr(log_tailer, "reach", after_read)
-    tailer.follow("varying", hear)
+    tailer.subscribe("varying", hear)
     reading = asyncio.create_task(tailer.run())
     await client.xadd(log, {"token": "7", "varies": "1"}, id="1-0")
     async with asyncio.timeout(20):

@@ -61,11 +61,11 @@ def test_what_is_promised_is_there_for_nobody_else_until_it_is_read(
         assert tight.zcard(keys.running) == 1, "a refusal leaves nothing"
         worker.finish_tensor(claimed, np.ones((300, VOCAB), np.float32))
         assert first.result().status_code == 200
-        assert 0 <= int(tight.ttl(keys.result(claimed.request))) <= READ_RESULT_S  # pyright: ignore[reportArgumentType]
-        gone_ms = tight.zscore(keys.results, claimed.request)
+        assert 0 <= int(tight.ttl(keys.result(claimed.request_id))) <= READ_RESULT_S  # pyright: ignore[reportArgumentType]
+        gone_ms = tight.zscore(keys.results, claimed.request_id)
         seconds, _ = tight.time()  # pyright: ignore[reportGeneralTypeIssues]
         assert isinstance(gone_ms, float) and gone_ms <= 1000 * (int(seconds) + 1 + READ_RESULT_S)
-        tight.zadd(keys.results, {claimed.request: 1})  # some seconds later
+        tight.zadd(keys.results, {claimed.request_id: 1})  # some seconds later
         last = threads.submit(lambda: httpx.post(f"{gateway.url}/v1/infer", json=step(300), timeout=30))
         worker.finish_tensor(worker.claim()[0], np.ones((300, VOCAB), np.float32))
         assert last.result().status_code == 200

@@ -69,6 +69,6 @@ def test_a_request_that_waited_for_a_gpu_in_vain_ends_with_an_error(
     answer = gateway.http.post("/v1/completions", json=TEXT | {"background": True, "fallback": "deny"})
     (claimed,) = worker.claim()
     meta = {"error": "no GPU came", "code": "fallback_denied"}
-    worker.scripts.run(calls.finish(claimed.request, "error", meta=meta, run=claimed.run))
+    worker.scripts.run(calls.finish(claimed.request_id, "error", meta=meta, run_id=claimed.run_id))
     shown = gateway.http.get(f"/v1/requests/{answer.json()['id']}").json()
     assert (shown["status"], shown["error"]["code"]) == ("failed", "fallback_denied"), shown

@@ -156,10 +156,10 @@ def test_the_same_step_again_returns_the_stored_result_without_work(
     first, claimed = run_step(gateway, worker, pool, tensor_body([5, 6]))
     again = ask(gateway, pool, tensor_body([5, 6])).result().json()
     assert again["outputs"] == first["outputs"]
-    worker.client.delete(worker.keys.result(claimed.request))
+    worker.client.delete(worker.keys.result(claimed.request_id))
     recomputed, other = run_step(gateway, worker, pool, tensor_body([5, 6]))
     assert recomputed["outputs"] == first["outputs"]
-    assert other.request != claimed.request
+    assert other.request_id != claimed.request_id
     run_step(gateway, worker, pool, tensor_body([7], step=2, start=2))
 
 
@@ -207,7 +207,7 @@ def test_a_spoiled_result_is_an_error_and_not_an_answer(
 ) -> None:
     waiting = ask(gateway, pool, tensor_body([5]))
     (claimed,) = worker.claim()
-    worker.client.set(worker.keys.result(claimed.request), b"BRRTnonsense", ex=60)
+    worker.client.set(worker.keys.result(claimed.request_id), b"BRRTnonsense", ex=60)
     worker.say(claimed, [], end="tensor")
     assert waiting.result().status_code == 500
 
@@ -232,9 +232,9 @@ def test_the_text_form_may_run_in_the_background(gateway: RunningGateway, worker
     response = gateway.post("/v1/infer", prompt="Anna", background=True)
     assert response.status_code == 202
     (claimed,) = worker.claim()
-    assert response.json()["request_id"] == public_id(claimed.request, "t") == response.headers["x-request-id"]
+    assert response.json()["request_id"] == public_id(claimed.request_id, "t") == response.headers["x-request-id"]
     worker.say(claimed, [5], end="stop")
-    shown = gateway.http.get(f"/v1/requests/{claimed.request}").json()
+    shown = gateway.http.get(f"/v1/requests/{claimed.request_id}").json()
     assert (shown["status"], shown["token_ids"]) == ("completed", [5])
 
 
@@ -332,6 +332,6 @@ def test_a_socket_that_closes_cancels_what_ran_on_it(
     socket.send(json.dumps({"prompt": "x"}))
     (claimed,) = worker.claim()
     socket.close()
-    wait_until(lambda: b"end" in worker.record(claimed.request), "the request has ended")
-    assert worker.record(claimed.request)[b"end"] == b"cancelled"
+    wait_until(lambda: b"end" in worker.record(claimed.request_id), "the request has ended")
+    assert worker.record(claimed.request_id)[b"end"] == b"cancelled"
     assert gateway.metric("blockrelay_disconnected_clients_total") == 1

@@ -94,7 +94,7 @@ def test_a_stream_goes_on_while_a_large_answer_is_made(
         asked = threads.submit(ask, gateway)
         (claimed,) = worker.claim()
         store = payload.client()
-        store.set(worker.keys.result(claimed.request), encode_result(logits))
+        store.set(worker.keys.result(claimed.request_id), encode_result(logits))
         store.close()
         worker.say(claimed, [], end="tensor", meta={"execution_times": {}, "route": list(worker.names)})
         assert begun.wait(20)

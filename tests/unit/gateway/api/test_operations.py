@@ -104,7 +104,7 @@ def test_the_gauges_of_the_cell_are_there_for_balancers(gateway: RunningGateway,
         return sampled(gateway.http.get("/metrics").text, f"blockrelay_{name}", model="tiny", **labels)
 
     for stage, used in enumerate((30, 60)):
-        worker.scripts.run(calls.beat(worker.names[stage], pages_used=used))
+        worker.scripts.run(calls.heartbeat(worker.names[stage], pages_used=used))
     for _ in range(3):
         assert gateway.post("/v1/completions", prompt=[1, 2], background=True).status_code == 202
     worker.claim(1)
@@ -166,7 +166,7 @@ def test_every_instrument_of_the_gateway_is_observed(gateway: RunningGateway, wo
     response = gateway.post("/v1/completions", prompt=[1, 2, 3], background=True)
     assert gateway.metric("blockrelay_gateway_requests_waiting") == 1
     (claimed,) = worker.claim()
-    failed = (claimed.request, claimed.run, "gpu_error")
+    failed = (claimed.request_id, claimed.run_id, "gpu_error")
     worker.scripts.run(calls.rerun(*failed, block="block_2", stage=1, detail="gpu_timeout", code="TIMEOUT"))
     (claimed,) = worker.claim()
     worker.say(claimed, [5])
@@ -232,7 +232,7 @@ def test_the_log_of_a_session_step_names_session_and_step_and_what_fell_back(
     ):
         answer = pool.submit(gateway.post, "/v1/infer", **step)
         (claimed,) = worker.claim()
-        worker.scripts.run(calls.rerun(claimed.request, claimed.run, "gpu_error", block="block_2", stage=1))
+        worker.scripts.run(calls.rerun(claimed.request_id, claimed.run_id, "gpu_error", block="block_2", stage=1))
         (claimed,) = worker.claim()
         worker.finish_tensor(claimed, np.zeros((1, 512), np.float32))
         stats = answer.result().json()["execution_stats"]

@@ -26,7 +26,7 @@ def test_a_plain_prompt_becomes_a_request_with_openai_defaults(requests: OpenAIR
     assert asked.params.temperature == 1.0
     assert asked.params.top_p == 1.0
     assert asked.params.max_tokens == 128
-    assert asked.params.seed == derive_seed(asked.request)
+    assert asked.params.seed == derive_seed(asked.request_id)
     assert asked.body.params == asked.params.to_dict()
     assert not asked.body.background
 

@@ -38,8 +38,8 @@ def shape_of(folder: BlockFolder) -> KvShape:
 def finish(worker: PlayedWorker, claimed: Claimed, vocabulary: int, kept: dict[str, bytes] | None = None) -> None:
     """End the step; `kept` is stored as the KV that it asked for."""
     if kept:
-        worker.client.hset(worker.keys.kv_asked(claimed.request), mapping=kept)  # pyright: ignore
-        worker.client.expire(worker.keys.kv_asked(claimed.request), 60)
+        worker.client.hset(worker.keys.kv_asked(claimed.request_id), mapping=kept)  # pyright: ignore
+        worker.client.expire(worker.keys.kv_asked(claimed.request_id), 60)
     worker.finish_tensor(claimed, np.zeros((1, vocabulary), np.float32))
 
 
@@ -51,16 +51,16 @@ def test_given_kv_is_there_before_the_step_is_and_gone_when_it_is_answered(
         waiting = pool.submit(gateway.post, "/v1/infer", **step(TOKENS, past))
         (claimed,) = worker.claim()
         assert (claimed.body.kv_given, claimed.body.kv_asked) == (16, ())
-        stored: Any = worker.client.hgetall(worker.keys.kv_given(claimed.request))
+        stored: Any = worker.client.hgetall(worker.keys.kv_given(claimed.request_id))
         (page,) = shape.to_pages(*(array[0] for array in past.values()))
         assert stored == {field(0, 0).encode(): page}, "full pages only"
         keys, values = shape.split(page)
         assert (keys.transpose(0, 2, 1) == past["past_key_values.0.key"][0, :, :16]).all()
         assert (values == past["past_key_values.0.value"][0, :, :16]).all()
-        assert 0 < worker.client.ttl(worker.keys.kv_given(claimed.request)) <= 600  # pyright: ignore
+        assert 0 < worker.client.ttl(worker.keys.kv_given(claimed.request_id)) <= 600  # pyright: ignore
         finish(worker, claimed, folder.model.vocab_size)
         assert waiting.result().status_code == 200
-        wait_until(lambda: not worker.client.exists(worker.keys.kv_given(claimed.request)), "it is needed no more")
+        wait_until(lambda: not worker.client.exists(worker.keys.kv_given(claimed.request_id)), "it is needed no more")
 
 
 def test_what_a_refused_step_gave_is_gone(gateway: RunningGateway, worker: PlayedWorker, folder: BlockFolder) -> None:
@@ -79,7 +79,7 @@ def test_the_kv_of_blocks_is_an_output_of_the_step(
         waiting = pool.submit(gateway.post, "/v1/infer", **step([TOKENS] * rows, blocks="1-2"))
         for claimed in worker.claim(rows):
             assert claimed.body.kv_asked == (0,)
-            row = min(rows - 1, int(claimed.body.group != "" and claimed.request != claimed.body.group))
+            row = min(rows - 1, int(claimed.body.group != "" and claimed.request_id != claimed.body.group))
             pages = shape.to_pages(*(array[row] for array in padded.values()))
             finish(worker, claimed, folder.model.vocab_size, {field(i, 0): page for i, page in enumerate(pages)})
         outputs = waiting.result().json()["outputs"]
@@ -100,7 +100,7 @@ def test_kv_that_is_gone_is_computed_once_more(
         (first,) = worker.claim()
         finish(worker, first, folder.model.vocab_size, {field(0, 0): pages[0]})  # the second page is lost
         (again,) = worker.claim()
-        assert again.body.kv_asked == (0,) and again.request != first.request
+        assert again.body.kv_asked == (0,) and again.request_id != first.request_id
         finish(worker, again, folder.model.vocab_size, kept)
         assert "present.0.key" in waiting.result().json()["outputs"]
 

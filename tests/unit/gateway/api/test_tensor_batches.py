@@ -109,7 +109,7 @@ def test_the_same_step_again_computes_nothing_and_only_what_failed_runs_again(
     assert failed.status_code == 500 and failed.json()["failed_block"] == "block_2"
     assert run(gateway, worker, pool, body, 1) == [[5], [6]]
     assert first_column(ask(gateway.url, pool, body).result()) == [[5], [6]]
-    worker.client.delete(worker.keys.result(first.request))
+    worker.client.delete(worker.keys.result(first.request_id))
     assert run(gateway, worker, pool, body, 1) == [[5], [6]], "a result that is gone is computed once more"
     assert worker.client.zcard(worker.keys.running) == 0
 
@@ -245,7 +245,7 @@ def test_what_the_cpu_took_over_is_told_for_every_row(
     waiting = ask(gateway.url, pool, batch([5], [6]))
     for claimed in worker.claim(2):
         if claimed.body.prompt[0] == 6:
-            worker.scripts.run(calls.rerun(claimed.request, claimed.run, "gpu_error", block="block_2", stage=1))
+            worker.scripts.run(calls.rerun(claimed.request_id, claimed.run_id, "gpu_error", block="block_2", stage=1))
             (claimed,) = worker.claim()
         worker.finish_tensor(claimed, logits_of(claimed))
     answer = waiting.result().json()

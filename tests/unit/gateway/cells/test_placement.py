@@ -22,7 +22,7 @@ def request(tokens: int, *, salt: str = "", last: int = 1) -> AdmissionRequest:
     params = SamplingParams(max_tokens=4, temperature=0.0)
     prompt = np.array([*range(tokens - 1), last], np.int32)
     return AdmissionRequest(
-        request="req-1", body=RequestBody(prompt=prompt, params=params.to_dict(), salt=salt), params=params
+        request_id="req-1", body=RequestBody(prompt=prompt, params=params.to_dict(), salt=salt), params=params
     )
 
 

@@ -65,7 +65,7 @@ def test_another_signal_waits_for_nothing(number: int, after_s: float) -> None:
 
 def test_no_phase_comes_back() -> None:
     drain = Drain()
-    assert not drain.begun and drain.why_not_ready == ""
+    assert not drain.has_begun and drain.why_not_ready == ""
     drain.enter(Phase.FINISHING)
     drain.enter(Phase.LINGERING)
     assert drain.phase is Phase.FINISHING and "draining" in drain.why_not_ready

@@ -80,7 +80,7 @@ def test_a_known_key_gets_in(gateway: RunningGateway, ada: dict[str, str], worke
     assert gateway.http.get("/v1/models", headers=ada).status_code == 200
     queued(gateway, ada)
     (claimed,) = worker.claim()
-    assert worker.record(claimed.request)[b"tenant"] == b"ada"
+    assert worker.record(claimed.request_id)[b"tenant"] == b"ada"
 
 
 def test_the_body_of_a_stranger_is_not_read(gateway: RunningGateway) -> None:
@@ -151,7 +151,7 @@ def test_a_web_socket_needs_a_key(
         socket.send(json.dumps({"prompt": "x", "background": True}))
         assert json.loads(socket.recv(timeout=10))["status"] == "queued"
     (claimed,) = worker.claim()
-    assert worker.record(claimed.request)[b"tenant"] == b"ada"
+    assert worker.record(claimed.request_id)[b"tenant"] == b"ada"
 
 
 def test_a_changed_file_counts_at_once_and_a_broken_one_changes_nothing(

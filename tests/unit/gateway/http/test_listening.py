@@ -48,7 +48,7 @@ async def test_a_signal_touches_nothing_in_the_middle_of_other_work(settings: Ga
     serving = asyncio.create_task(server.serve([listener]))
     await asyncio.to_thread(wait_until, lambda: server.started, "the gateway listens")
     signal.raise_signal(signal.SIGTERM)
-    assert not gateway.drain.begun, "the handler itself has told the others"
+    assert not gateway.drain.has_begun, "the handler itself has told the others"
     await asyncio.sleep(0)
-    assert gateway.drain.begun
+    assert gateway.drain.has_begun
     await serving

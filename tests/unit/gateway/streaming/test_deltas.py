@@ -8,7 +8,7 @@ from blockrelay.errors import Cancelled, DeadlineExceeded, ExecutionError
 from blockrelay.protocol.messages import EndEntry, EndReason, LogEntry, TokenEntry, TokenLogprobs
 from blockrelay.protocol.sampling_params import SamplingParams
 from blockrelay.text.tokenizer import Tokenizer
-from blockrelay_gateway.streaming.deltas import Answer, Relay, failure, finish_reason
+from blockrelay_gateway.streaming.deltas import CollectedAnswer, Relay, failure, finish_reason
 
 
 def end(position: int, reason: EndReason = "length", **meta: object) -> EndEntry:
@@ -19,8 +19,8 @@ def log(tokens: list[int], reason: EndReason = "length") -> list[LogEntry]:
     return [*(TokenEntry(at, token) for at, token in enumerate(tokens, 1)), end(len(tokens) + 1, reason)]
 
 
-def answer(tokenizer: Tokenizer | None, params: SamplingParams, entries: list[LogEntry]) -> Answer:
-    relay, collected = Relay(tokenizer, params, (2,), ()), Answer()
+def answer(tokenizer: Tokenizer | None, params: SamplingParams, entries: list[LogEntry]) -> CollectedAnswer:
+    relay, collected = Relay(tokenizer, params, (2,), ()), CollectedAnswer()
     for entry in entries:
         collected.add(relay.push(entry))
     return collected

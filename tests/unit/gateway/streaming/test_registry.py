@@ -32,10 +32,10 @@ from blockrelay_gateway.streaming.records import Records
 from tests.support.redis.redis_server import RedisServer
 
 
-def followed(request: str = "req-1") -> ActiveRequest:
+def followed(request_id: str = "req-1") -> ActiveRequest:
     params = SamplingParams(max_tokens=4, temperature=0.0)
     body = RequestBody(prompt=np.array([1], np.int32), params=params.to_dict())
-    return ActiveRequest(Acceptance(request=request, body=body, model="m", pages_needed=1), params, created=0)
+    return ActiveRequest(Acceptance(request_id=request_id, body=body, model="m", pages_needed=1), params, created=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +66,9 @@ def registry() -> RequestRegistry:
 async def test_the_first_entry_says_which_numerics_id_it_has(registry: RequestRegistry) -> None:
     one = followed()
     registry.start(one)
-    registry.hear(one, TokenEntry(1, 7, numerics="n1"))
+    registry.receive(one, TokenEntry(1, 7, numerics="n1"))
     assert one.numerics == "n1"
-    registry.hear(one, TokenEntry(2, 8))
+    registry.receive(one, TokenEntry(2, 8))
     assert one.numerics == "n1"
 
 
@@ -91,8 +91,8 @@ async def test_a_redis_that_stands_still_costs_one_timeout_for_all_requests(own_
     hasty = redis_link.connect_async(f"{own_redis.url}?socket_timeout=0.2", connections=1)
     parts = parts_on(hasty)
     requests = [f"req-{i}" for i in range(4)]
-    for request in requests:
-        parts.registry.start(followed(request))
+    for request_id in requests:
+        parts.registry.start(followed(request_id))
     assert own_redis.process is not None
     own_redis.process.send_signal(signal.SIGSTOP)
     with pytest.raises(RedisUnavailable):
@@ -105,7 +105,7 @@ async def test_a_redis_that_stands_still_costs_one_timeout_for_all_requests(own_
         heard = [str(cast(Any, monitor.next_command())["command"]) for _ in range(1 + len(requests))]
     assert heard == [
         f"SET {{t}}:gateway:g {PROTOCOL} EX 15",
-        *(f"HGET {{t}}:request:{request} state" for request in requests),
+        *(f"HGET {{t}}:request:{request_id} state" for request_id in requests),
     ]
     client.close()
     await hasty.aclose()

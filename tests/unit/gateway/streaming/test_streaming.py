@@ -195,8 +195,8 @@ def test_a_client_that_goes_away_has_its_request_cancelled_after_the_grace_perio
         (claimed,) = worker.claim()
         worker.say(claimed, said[:1])
         assert next(read_events(response)).id == f"{worker.public(claimed)}:1"
-    wait_until(lambda: worker.record(claimed.request)[b"state"] == b"done", "the request is cancelled")
-    assert worker.record(claimed.request)[b"end"] == b"cancelled"
+    wait_until(lambda: worker.record(claimed.request_id)[b"state"] == b"done", "the request is cancelled")
+    assert worker.record(claimed.request_id)[b"end"] == b"cancelled"
     wait_until(lambda: len(gateway.cell.registry) == 0, "the gateway has heard of it, and nothing is left")
     assert gateway.metric("blockrelay_disconnected_clients_total") == 1
     assert gateway.metric("blockrelay_finished_requests_total", finished_reason="cancelled") == 1
@@ -210,7 +210,7 @@ def test_a_client_that_waits_without_streaming_may_go_away_too(gateway: RunningG
     ):
         client.completions.create(model="tiny", prompt="x")
     (claimed,) = worker.claim()
-    wait_until(lambda: worker.record(claimed.request)[b"state"] == b"done", "the request is cancelled")
+    wait_until(lambda: worker.record(claimed.request_id)[b"state"] == b"done", "the request is cancelled")
 
 
 def test_a_client_that_comes_back_in_time_keeps_its_request(
@@ -245,7 +245,7 @@ def test_a_background_request_needs_nobody(gateway: RunningGateway, worker: Play
     assert done["usage"]["completion_tokens"] == len(said)
     assert done["seed"] == 3
     assert done["system_fingerprint"] == NUMERICS
-    assert own_id(done["request_id"]) == claimed.request
+    assert own_id(done["request_id"]) == claimed.request_id
     with gateway.http.stream("GET", f"/v1/requests/{name}/events", params={"include_usage": True}) as stream_of:
         assert text_of(list(read_events(stream_of))) == TEXT
     assert gateway.metric("blockrelay_disconnected_clients_total") == 0
@@ -340,7 +340,7 @@ def test_a_clock_that_is_set_anew_beside_the_gateway_ends_nothing(
     assert before.status_code == after.status_code == 202, after.text
     claimed = worker.claim(2)
     for one in claimed:
-        left_s = int(worker.record(one.request)[b"deadline_ms"]) / 1000 - true()
+        left_s = int(worker.record(one.request_id)[b"deadline_ms"]) / 1000 - true()
         assert 590 < left_s < 610, "it is that of Redis' clock"
     (beat,) = worker.client.keys(worker.keys.gateway("*"))  # pyright: ignore[reportGeneralTypeIssues]
     for _ in range(2):  # then a whole round of its care for requests has passed
@@ -348,8 +348,8 @@ def test_a_clock_that_is_set_anew_beside_the_gateway_ends_nothing(
         wait_until(lambda: worker.client.exists(beat) == 1, "it says again that it lives")
     for one in claimed:
         worker.say(one, [5], end="stop")
-        wait_until(lambda: worker.record(one.request)[b"state"] == b"done", "it ends")  # noqa: B023
-        assert worker.record(one.request)[b"end"] == b"stop"
+        wait_until(lambda: worker.record(one.request_id)[b"state"] == b"done", "it ends")  # noqa: B023
+        assert worker.record(one.request_id)[b"end"] == b"stop"
 
 
 def test_a_gateway_that_shuts_down_tells_its_readers_and_leaves_the_request_alone(
@@ -369,7 +369,7 @@ def test_a_gateway_that_shuts_down_tells_its_readers_and_leaves_the_request_alon
     rest = worker.public(claimed).replace("req-", "/v1/requests/cmpl-") + "/events?starting_after=1"
     assert error.data["error"]["message"].endswith(rest)
     assert done.data == "DONE"
-    assert worker.record(claimed.request)[b"state"] == b"running"
+    assert worker.record(claimed.request_id)[b"state"] == b"running"
 
 
 def test_the_trace_of_the_caller_travels_with_the_request(gateway: RunningGateway, worker: PlayedWorker) -> None:

@@ -33,17 +33,17 @@ def end(worker: PlayedWorker, claimed: Claimed) -> None:
 
 def tell(worker: PlayedWorker, claimed: Claimed, **more: Any) -> None:
     """What a worker would write of one step."""
-    now_us = 1000 * int(worker.record(claimed.request)[b"claimed_ms"])
+    now_us = 1000 * int(worker.record(claimed.request_id)[b"claimed_ms"])
     told: dict[str, Any] = {
-        "run": 1, "worker": "w0", "stage": 0, "first": 1, "last": 1, "number": 0, "kind": "prefill",
+        "run": 1, "worker_id": "w0", "stage": 0, "first": 1, "last": 1, "number": 0, "kind": "prefill",
         "position": 0, "rows": 4, "batch_rows": 4, "ready_us": now_us, "waited_us": 10, "computed_us": 900,
     } | more  # fmt: skip
-    worker.client.xadd(worker.keys.trace(claimed.request), StageSpan(**told).encode())  # pyright: ignore
-    worker.client.expire(worker.keys.trace(claimed.request), 60)
+    worker.client.xadd(worker.keys.trace(claimed.request_id), StageSpan(**told).encode())  # pyright: ignore
+    worker.client.expire(worker.keys.trace(claimed.request_id), 60)
 
 
-def trace_of(gateway: RunningGateway, request: str) -> httpx.Response:
-    return gateway.http.get(f"/v1/requests/{request}/trace")
+def trace_of(gateway: RunningGateway, request_id: str) -> httpx.Response:
+    return gateway.http.get(f"/v1/requests/{request_id}/trace")
 
 
 @pytest.mark.parametrize(("path", "body"), ROUTES)
@@ -94,29 +94,31 @@ def test_the_same_key_with_and_without_a_trace_is_one_request(gateway: RunningGa
 def test_a_trace_is_there_while_its_request_runs_and_when_it_has_ended(
     gateway: RunningGateway, worker: PlayedWorker
 ) -> None:
-    request = ask(gateway, **PROMPT, trace=True)
-    queued = trace_of(gateway, request).json()["traceEvents"]
+    request_id = ask(gateway, **PROMPT, trace=True)
+    queued = trace_of(gateway, request_id).json()["traceEvents"]
     assert [event["name"] for event in queued if event["ph"] == "X"] == ["text_completion tiny", "queue"]
     (claimed,) = worker.claim()
     tell(worker, claimed)
-    worker.client.xadd(worker.keys.trace(claimed.request), {"span": b"not a step"})
-    running = trace_of(gateway, request).json()["traceEvents"]
+    worker.client.xadd(worker.keys.trace(claimed.request_id), {"span": b"not a step"})
+    running = trace_of(gateway, request_id).json()["traceEvents"]
     (step,) = [event for event in running if event["ph"] == "X" and event["pid"] == 2]
     assert (step["name"], step["dur"], step["args"]["blockrelay.rows"]) == ("prefill", 900, 4)
     end(worker, claimed)
-    ended = trace_of(gateway, request)
+    ended = trace_of(gateway, request_id)
     assert ended.status_code == 200 and "Anna" not in ended.text
     (whole,) = [event for event in ended.json()["traceEvents"] if event["name"] == "text_completion tiny"]
     assert whole["args"]["gen_ai.response.finish_reasons"] == ["length"]
     assert whole["args"]["blockrelay.stage_steps"] == 1
-    assert own_id(whole["args"]["gen_ai.response.id"]) == claimed.request
+    assert own_id(whole["args"]["gen_ai.response.id"]) == claimed.request_id
 
 
 def test_without_what_stages_told_there_is_no_trace(gateway: RunningGateway, worker: PlayedWorker) -> None:
     plain, gone = ask(gateway, **PROMPT), ask(gateway, **PROMPT, trace=True)
     for claimed in worker.claim(2):
         end(worker, claimed)
-    answers = [trace_of(gateway, request) for request in (plain, gone, "req-000000000000000000000000", "nonsense")]
+    answers = [
+        trace_of(gateway, request_id) for request_id in (plain, gone, "req-000000000000000000000000", "nonsense")
+    ]
     assert [answer.status_code for answer in answers] == [404] * 4
     words = ["was not sent with trace: true", "are gone, or were never written", "unknown", "is not a request id"]
     for answer, expected in zip(answers, words, strict=True):
@@ -124,7 +126,7 @@ def test_without_what_stages_told_there_is_no_trace(gateway: RunningGateway, wor
 
 
 def test_another_tenants_trace_is_unknown(gateway: RunningGateway, worker: PlayedWorker) -> None:
-    request = ask(gateway, **PROMPT, trace=True)
-    worker.client.hset(worker.keys.request(own_id(request)), "tenant", "somebody")
-    refused = trace_of(gateway, request)
+    request_id = ask(gateway, **PROMPT, trace=True)
+    worker.client.hset(worker.keys.request(own_id(request_id)), "tenant", "somebody")
+    refused = trace_of(gateway, request_id)
     assert refused.status_code == 404 and "unknown" in refused.json()["error"]["message"]

@@ -43,18 +43,18 @@ def ask(gateway: RunningGateway, worker: PlayedWorker, *, sampled: str | None = 
     assert answer.status_code == 202, answer.text
     claimed = worker.claim()[0]
     worker.say(claimed, [7])
-    tell(worker, claimed.request, steps or 0)
+    tell(worker, claimed.request_id, steps or 0)
     worker.say(claimed, [8], end="length", meta={"route": ["w0", "w1"], "cached_tokens": 0})
     return own_id(answer.json()["request_id"])
 
 
-def tell(worker: PlayedWorker, request: str, steps: int) -> None:
+def tell(worker: PlayedWorker, request_id: str, steps: int) -> None:
     """What stages would write, one step each 10 us."""
-    began_us, name = 1000 * int(worker.record(request)[b"claimed_ms"]), worker.keys.trace(request)
+    began_us, name = 1000 * int(worker.record(request_id)[b"claimed_ms"]), worker.keys.trace(request_id)
     together = worker.client.pipeline(transaction=False)
     for number in range(steps):
         step = StageSpan(
-            run=1, worker="w0", stage=0, first=1, last=1, number=number, kind="decode", position=number, rows=1,
+            run=1, worker_id="w0", stage=0, first=1, last=1, number=number, kind="decode", position=number, rows=1,
             batch_rows=1, ready_us=began_us + 10 * number, waited_us=2, computed_us=5,
         )  # fmt: skip
         together.xadd(name, step.encode())  # pyright: ignore[reportArgumentType]
@@ -62,9 +62,9 @@ def tell(worker: PlayedWorker, request: str, steps: int) -> None:
     together.execute()
 
 
-def read_events_of(gateway: RunningGateway, request: str) -> None:
+def read_events_of(gateway: RunningGateway, request_id: str) -> None:
     """All events of a request that has ended."""
-    answer = gateway.http.get(f"/v1/requests/{request}/events")
+    answer = gateway.http.get(f"/v1/requests/{request_id}/events")
     assert answer.status_code == 200 and "[DONE]" in answer.text
 
 
@@ -72,14 +72,14 @@ def test_a_trace_server_gets_the_spans_of_a_request(
     receiver: TraceReceiver, settings: GatewaySettings, worker: PlayedWorker
 ) -> None:
     with running_gateway(settings.model_copy(update={"node_id": "gateway-of-the-test"})) as gateway:
-        request = ask(gateway, worker, sampled="01")
+        request_id = ask(gateway, worker, sampled="01")
         wait_until(lambda: len(receiver.spans) >= 5, "the spans have come")
     (whole,), (queue,), (run,) = receiver.named("text_completion"), receiver.named("queue"), receiver.named("run")
     assert (whole.trace_id.hex(), whole.parent_span_id.hex(), whole.kind) == (TRACE, PARENT, whole.SPAN_KIND_SERVER)
     assert {queue.parent_span_id, run.parent_span_id} == {whole.span_id}
-    assert attributes(whole)["gen_ai.response.id"] == request
+    assert attributes(whole)["gen_ai.response.id"] == request_id
     assert attributes(run)["blockrelay.route"] == ["w0", "w1"]
-    record = worker.record(request)
+    record = worker.record(request_id)
     assert whole.end_time_unix_nano == int(record[b"progress_ms"]) * 1_000_000
     said, _ = receiver.spans[0]
     assert (said["service.name"], said["service.instance.id"]) == ("blockrelay-gateway", "gateway-of-the-test")
@@ -109,8 +109,8 @@ def test_what_was_heard_is_sent_before_a_gateway_ends(
 ) -> None:
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "600000")
     with running_gateway(settings) as gateway:
-        request = ask(gateway, worker)
-        wait_until(lambda: request not in gateway.cell.registry, "the gateway has heard the end")
+        request_id = ask(gateway, worker)
+        wait_until(lambda: request_id not in gateway.cell.registry, "the gateway has heard the end")
         assert not receiver.spans
     assert len(receiver.named("text_completion")) == 1
 
@@ -135,8 +135,8 @@ def test_a_gateway_that_ends_tells_what_has_just_been_traced(
 ) -> None:
     monkeypatch.setattr(ended_requests, "STEPS_SETTLE_S", 3600)
     with running_gateway(settings) as gateway:
-        request = ask(gateway, worker, steps=2)
-        wait_until(lambda: request not in gateway.cell.registry, "the gateway has heard the end")
+        request_id = ask(gateway, worker, steps=2)
+        wait_until(lambda: request_id not in gateway.cell.registry, "the gateway has heard the end")
     assert (len(receiver.named("text_completion")), len(receiver.named("stage"))) == (1, 2)
 
 
@@ -145,9 +145,9 @@ def test_without_a_payload_redis_a_request_is_told_without_its_stages(
 ) -> None:
     away = settings.model_copy(update={"payload_redis_url": f"unix://{tmp_path}/nobody"})
     with running_gateway(away) as gateway:
-        request = ask(gateway, worker, steps=2)
+        request_id = ask(gateway, worker, steps=2)
         wait_until(lambda: receiver.named("run"), "the gateway has told")
-        assert gateway.http.get(f"/v1/requests/{request}/trace").status_code == 503
+        assert gateway.http.get(f"/v1/requests/{request_id}/trace").status_code == 503
     assert not receiver.named("stage")
 
 

@@ -34,10 +34,10 @@ def spans_of(record: dict[bytes, bytes], *, now_ms: int = 0) -> list[Span]:
 
 def step(
     ready_ms: float, waited_ms: float, computed_ms: float, *,
-    run: int = 1, worker: str = "a", stage: int = 0, number: int = 0, kind: Kind = "decode",
+    run: int = 1, worker_id: str = "a", stage: int = 0, number: int = 0, kind: Kind = "decode",
 ) -> StageSpan:  # fmt: skip
     return StageSpan(
-        run=run, worker=worker, stage=stage, first=2 * stage + 1, last=2 * stage + 2, number=number, kind=kind,
+        run=run, worker_id=worker_id, stage=stage, first=2 * stage + 1, last=2 * stage + 2, number=number, kind=kind,
         position=4, rows=1, batch_rows=3,
         ready_us=int(1000 * ready_ms), waited_us=int(1000 * waited_ms), computed_us=int(1000 * computed_ms),
     )  # fmt: skip
@@ -46,9 +46,9 @@ def step(
 #: Two stages of the first run, of which the second one died with its last steps, and one of the second run.
 STEPS = [
     step(1101, 9, 90, kind="prefill"),
-    step(1205, 5, 40, worker="b", stage=1, kind="prefill"),
+    step(1205, 5, 40, worker_id="b", stage=1, kind="prefill"),
     step(1310, 0, 50, number=1),
-    step(1560, 40, 300, run=2, worker="c"),
+    step(1560, 40, 300, run=2, worker_id="c"),
 ]
 
 
@@ -135,7 +135,7 @@ def test_tiles_leave_no_gap_whatever_stages_say(said: list[tuple[float, float, f
 
 
 def test_steps_that_were_lost_are_counted() -> None:
-    steps = [step(1200, 0, 1, number=number) for number in (2, 3, 5)] + [step(1300, 0, 1, worker="b", number=0)]
+    steps = [step(1200, 0, 1, number=number) for number in (2, 3, 5)] + [step(1300, 0, 1, worker_id="b", number=0)]
     assert missing(steps) == 3
     assert missing(steps + steps) == 3
 

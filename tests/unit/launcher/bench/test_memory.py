@@ -4,12 +4,12 @@ from pathlib import Path
 
 from blockrelay.block_folder.folder import open_block_folder
 from blockrelay.settings import BUNDLED_MODEL
-from blockrelay_launcher.bench.memory import Weight, heaviest, page_bytes, parse_status, weight_bytes
+from blockrelay_launcher.bench.memory import WorkerMemory, heaviest, page_bytes, parse_status, weight_bytes
 
 
-def weight(worker: str, *, kv: int, anon: int = 100, stage: int = 0) -> Weight:
-    return Weight(
-        worker=worker, stage=stage, rss_anon=anon, rss_shmem=20, rss_file=7, peak_rss=150, weights=60, kv=kv
+def weight(worker_id: str, *, kv: int, anon: int = 100, stage: int = 0) -> WorkerMemory:
+    return WorkerMemory(
+        worker=worker_id, stage=stage, rss_anon=anon, rss_shmem=20, rss_file=7, peak_rss=150, weights=60, kv=kv
     )  # fmt: skip
 
 

@@ -81,7 +81,7 @@ def test_status_says_what_somebody_should_look_at(cell: Cell, address: CellAddre
     assert "no progress" not in shown(address) and "books" not in shown(address)
     cell.client.zadd(cell.keys.running, {"req-2": read_clock(cell) - 70_000})
     assert "no progress for 70" in shown(address) and "req-2, waits for a worker" in shown(address)
-    (run,) = [run for run in cell.claim("a", 2) if run.request == "req-2"]
+    (run,) = [run for run in cell.claim("a", 2) if run.request_id == "req-2"]
     cell.client.zadd(cell.keys.running, {"req-2": read_clock(cell) - 70_000})
     assert "req-2, on a" in shown(address)
     assert cell.commit(run, 0, [5]).verdict == "OK"

@@ -4,7 +4,13 @@ import pytest
 
 from blockrelay_launcher.client.resuming import Refused
 from blockrelay_launcher.demo.answer import Answer, error_fields, one_line
-from blockrelay_launcher.demo.conversation import Conversation, Totals, command_of, is_beyond_the_context, left_out
+from blockrelay_launcher.demo.conversation import (
+    Conversation,
+    ConversationTotals,
+    command_of,
+    is_beyond_the_context,
+    left_out,
+)
 
 
 @pytest.mark.parametrize(
@@ -76,7 +82,7 @@ def test_a_cancelled_answer_has_the_tokens_that_came() -> None:
 
 
 def test_the_summary_of_a_chat() -> None:
-    totals = Totals()
+    totals = ConversationTotals()
     assert totals.rows() == {"turns": "0", "tokens": "0"}
     totals.add(tokens=11, first_s=0.1, last_s=1.1)
     totals.add(tokens=1, first_s=0.3, last_s=0.3)

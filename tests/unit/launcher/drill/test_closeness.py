@@ -7,19 +7,21 @@ import pytest
 
 from blockrelay.protocol.sampling_params import SamplingParams
 from blockrelay.settings import BUNDLED_MODEL
-from blockrelay_launcher.drill.clients import Seen
+from blockrelay_launcher.drill.clients import RequestRecord
 from blockrelay_launcher.drill.closeness import Claim, Closeness, claim_of, computed_by, first_beyond, longest_of
-from blockrelay_launcher.drill.workload import Ask, References
+from blockrelay_launcher.drill.workload import DrillRequest, References
 
 PARAMS = SamplingParams(max_tokens=12, temperature=0.0, seed=1, ignore_eos=True)
-GREEDY = Ask(prompt=(5, 6, 7), params=PARAMS)
-DRAWN = Ask(prompt=(5, 6, 7), params=SamplingParams(max_tokens=12, temperature=0.8, seed=1, ignore_eos=True))
-SESSION = Ask(prompt=(5, 6, 7, 8), params=PARAMS, cuts=(2, 4))
+GREEDY = DrillRequest(prompt=(5, 6, 7), params=PARAMS)
+DRAWN = DrillRequest(prompt=(5, 6, 7), params=SamplingParams(max_tokens=12, temperature=0.8, seed=1, ignore_eos=True))
+SESSION = DrillRequest(prompt=(5, 6, 7, 8), params=PARAMS, cuts=(2, 4))
 ASKS = [GREEDY, DRAWN, SESSION]
 
 
-def seen(ask: int, tokens: list[int], **fields: object) -> Seen:
-    one = Seen(ask=ask, kind="stream", started=0.0, request="req-1", tokens=tokens, finish_reason="length")
+def seen(ask: int, tokens: list[int], **fields: object) -> RequestRecord:
+    one = RequestRecord(
+        number=ask, kind="stream", started=0.0, request_id="req-1", tokens=tokens, finish_reason="length"
+    )
     for name, value in fields.items():
         setattr(one, name, value)
     return one
@@ -56,7 +58,7 @@ def test_the_first_distance_beyond_the_tolerance_is_told_and_what_is_no_number_i
 
 
 def test_answers_are_measured_by_a_process_of_its_own() -> None:
-    references = References(model=BUNDLED_MODEL, asks=ASKS, ids={"own": ""})
+    references = References(model=BUNDLED_MODEL, requests=ASKS, ids={"own": ""})
     references.prepare([(0, "own")])
     answer = references.answer(0, "own")
     assert answer is not None

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from blockrelay.protocol.sampling_params import SamplingParams
-from blockrelay_launcher.drill.clients import Kind, Load, Seen
+from blockrelay_launcher.drill.clients import Kind, Load, RequestRecord
 from blockrelay_launcher.drill.report import judge
-from blockrelay_launcher.drill.workload import Ask
+from blockrelay_launcher.drill.workload import DrillRequest
 from tests.support.failover_drill import load as failover_load
 from tests.support.failover_drill.course import Verdict, longest_pause
 from tests.support.failover_drill.load import FailoverLoad
@@ -73,12 +73,12 @@ def gateway() -> Iterator[Played]:
 
 @pytest.fixture
 def load(gateway: Played) -> FailoverLoad:
-    ask = Ask(prompt=(5, 6), params=SamplingParams(max_tokens=2), cuts=(1,))
-    return FailoverLoad(urls=[gateway.url], asks=[ask], clients=1, rng=Random(1))
+    ask = DrillRequest(prompt=(5, 6), params=SamplingParams(max_tokens=2), cuts=(1,))
+    return FailoverLoad(urls=[gateway.url], requests=[ask], clients=1, rng=Random(1))
 
 
-def seen_of(load: FailoverLoad, kind: Kind) -> Seen:
-    load.seen.append(Seen(ask=0, kind=kind, started=0.0))
+def seen_of(load: FailoverLoad, kind: Kind) -> RequestRecord:
+    load.seen.append(RequestRecord(number=0, kind=kind, started=0.0))
     return load.seen[-1]
 
 
@@ -131,7 +131,7 @@ def test_a_cancellation_that_was_answered_must_stay(
     gateway: Played, load: FailoverLoad, later: tuple[int, dict[str, Any]], state: str
 ) -> None:
     gateway.answers = {"DELETE /v1/requests": [(503, {}), (200, {"status": "cancelled"})], "GET /v1/requests": [later]}
-    seen = Seen(ask=0, kind="cancelled", started=0.0, request=f"req-{NAME}")
+    seen = RequestRecord(number=0, kind="cancelled", started=0.0, request_id=f"req-{NAME}")
     load._delete(seen, Random(1))  # pyright: ignore[reportPrivateUsage]
     taken_back = load.no_longer_cancelled()
     assert taken_back == [f"req-{NAME} was cancelled and is {state}"]
@@ -145,7 +145,7 @@ def test_what_is_forgotten_cannot_be_cancelled_and_its_stream_goes_on(
 ) -> None:
     monkeypatch.setattr(failover_load, "GONE_S", 0.0)
     gateway.answers = {"DELETE /v1/requests": [(404, {})]}
-    load._delete(Seen(ask=0, kind="cancelled", started=0.0, request=f"req-{NAME}"), Random(1))  # pyright: ignore[reportPrivateUsage]
+    load._delete(RequestRecord(number=0, kind="cancelled", started=0.0, request_id=f"req-{NAME}"), Random(1))  # pyright: ignore[reportPrivateUsage]
     assert not load.cancelled
 
 
@@ -154,7 +154,7 @@ def test_so_it_is_where_nothing_fails_over_but_room_is_short(
     gateway: Played, load: FailoverLoad, answers: list[tuple[int, dict[str, Any]]]
 ) -> None:
     gateway.answers = {"DELETE /v1/requests": answers}
-    seen = Seen(ask=0, kind="cancelled", started=0.0, request=f"req-{NAME}")
+    seen = RequestRecord(number=0, kind="cancelled", started=0.0, request_id=f"req-{NAME}")
     Load._delete(load, seen, Random(1))  # pyright: ignore[reportPrivateUsage]
     assert gateway.asked == ["DELETE /v1/requests"] * (1 if answers[0][0] == 404 else 2)
 
@@ -171,7 +171,7 @@ def test_a_session_that_forgot_a_step_begins_again_and_is_counted(gateway: Playe
 
 def test_the_longest_pause_is_what_a_stream_waited_for_an_event() -> None:
     streams = [[1.0, 1.5, 4.0], [1.0, 8.0]]
-    seen = [Seen(ask=0, kind="stream", started=0.0, events=events) for events in streams]
-    background = Seen(ask=0, kind="background", started=0.0, events=[1.0, 99.0])
+    seen = [RequestRecord(number=0, kind="stream", started=0.0, events=events) for events in streams]
+    background = RequestRecord(number=0, kind="background", started=0.0, events=[1.0, 99.0])
     assert longest_pause([*seen, background]) == 7.0
-    assert longest_pause([*seen, Seen(ask=0, kind="stream", started=-8.0, events=[1.0])]) == 9.0
+    assert longest_pause([*seen, RequestRecord(number=0, kind="stream", started=-8.0, events=[1.0])]) == 9.0

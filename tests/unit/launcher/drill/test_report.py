@@ -10,28 +10,28 @@ import pytest
 from rich.console import Console
 
 from blockrelay.exit_codes import BROKEN
-from blockrelay_launcher.drill.clients import Seen
+from blockrelay_launcher.drill.clients import RequestRecord
 from blockrelay_launcher.drill.closeness import Verdict
 from blockrelay_launcher.drill.faults import Fault
 from blockrelay_launcher.drill.from_logs import own_ends, refusals, run_starts
 from blockrelay_launcher.drill.report import Report, judge, show
-from blockrelay_launcher.drill.workload import Answer
+from blockrelay_launcher.drill.workload import ReferenceAnswer
 from blockrelay_launcher.percentile import percentile
 
-ANSWER = Answer(tokens=(5, 6, 7), text="a b c", finish_reason="length", digests=("x", "y"))
-OTHER = Answer(tokens=(5, 8, 9), text="a d e", finish_reason="length", digests=("x", "v"))
+ANSWER = ReferenceAnswer(tokens=(5, 6, 7), text="a b c", finish_reason="length", digests=("x", "y"))
+OTHER = ReferenceAnswer(tokens=(5, 8, 9), text="a d e", finish_reason="length", digests=("x", "v"))
 BY = {(0, "old"): ANSWER, (0, "new"): OTHER, (0, "old+new@1"): OTHER}
 
 
-def seen(**fields: Any) -> Seen:
+def seen(**fields: Any) -> RequestRecord:
     good: dict[str, Any] = {
-        "ask": 0, "kind": "stream", "started": 0.0, "request": "req-1", "events": [1.0, 2.0, 3.0], "ended": 3.0,
+        "number": 0, "kind": "stream", "started": 0.0, "request_id": "req-1", "events": [1.0, 2.0, 3.0], "ended": 3.0,
         "tokens": [5, 6, 7], "text": "a b c", "finish_reason": "length", "fingerprints": ["old"],
     }  # fmt: skip
-    return Seen(**{**good, **fields})
+    return RequestRecord(**{**good, **fields})
 
 
-def verdict(*requests: Seen, faults: tuple[Fault, ...] = (), **more: Any) -> Report:
+def verdict(*requests: RequestRecord, faults: tuple[Fault, ...] = (), **more: Any) -> Report:
     return judge(requests, lambda ask, fingerprint: BY.get((ask, fingerprint)), faults, seconds=10, **more)
 
 
@@ -70,11 +70,13 @@ def test_each_answer_is_judged_by_its_fingerprint() -> None:
         (seen(fingerprints=[]), "mismatched", "tokens without a fingerprint"),
         (seen(ended=None), "lost", "no end"),
         (seen(error="the record is gone"), "lost", "the record is gone"),
-        (seen(request="", ended=None, error="refused: 503"), "refused", "refused: 503"),
+        (seen(request_id="", ended=None, error="refused: 503"), "refused", "refused: 503"),
         (seen(repeated=2), "duplicated", "2 events came twice"),
     ],
 )
-def test_every_broken_promise_is_counted_and_makes_the_drill_fail(request_: Seen, counted: str, told: str) -> None:
+def test_every_broken_promise_is_counted_and_makes_the_drill_fail(
+    request_: RequestRecord, counted: str, told: str
+) -> None:
     report = verdict(seen(), request_)
     assert getattr(report, counted) > 0 and not report.good
     assert len(report.wrong) == 1 and told in report.wrong[0]
@@ -84,7 +86,7 @@ def test_every_broken_promise_is_counted_and_makes_the_drill_fail(request_: Seen
 
 
 def test_what_gpus_had_a_part_in_is_judged_by_itself() -> None:
-    def inexact(one: Seen) -> Verdict | None:
+    def inexact(one: RequestRecord) -> Verdict | None:
         if one.fingerprints == ["old"]:
             return None
         return Verdict("" if len(one.tokens) == 3 else "it is not whole", how="whole", on_gpu=True)
@@ -117,22 +119,22 @@ def test_a_trouble_of_the_system_makes_it_fail_too() -> None:
 
 
 def test_an_interruption_is_no_loss() -> None:
-    report = verdict(seen(), seen(request="req-2", ended=None), interrupted=True)
+    report = verdict(seen(), seen(request_id="req-2", ended=None), interrupted=True)
     assert not report.wrong and list(report.unfinished) == ["req-2"] and not report.good
 
 
 def test_events_that_come_again_are_not_taken_twice() -> None:
-    one = Seen(ask=0, kind="stream", started=0.0)
+    one = RequestRecord(number=0, kind="stream", started=0.0)
     for position, token in ((0, None), (1, 5), (2, 6), (2, 6), (1, 5), (3, 7)):
         choices = [{"token_ids": [token], "text": f"{token}"}] if token else []
         one.take(f"req-1:{position}", {"choices": choices})
-    assert (one.request, one.tokens, one.text, one.repeated) == ("req-1", [5, 6, 7], "567", 2)
+    assert (one.request_id, one.tokens, one.text, one.repeated) == ("req-1", [5, 6, 7], "567", 2)
 
 
 class TestRecovery:
     def test_a_kill_lasts_until_the_next_event_of_the_streams_that_were_on_the_worker(self) -> None:
         kill = Fault(at=1.5, kind="kill", target="worker", requests=frozenset({"req-1"}))
-        report = verdict(seen(), seen(request="req-2", events=[1.0, 9.0], ended=9.0), faults=(kill,))
+        report = verdict(seen(), seen(request_id="req-2", events=[1.0, 9.0], ended=9.0), faults=(kill,))
         assert report.faults == {("kill", "worker"): 1} and report.recovery_s == {("kill", "worker"): [0.5]}
 
     def test_a_gateway_concerns_whom_it_cut(self) -> None:
@@ -157,9 +159,9 @@ class TestRecovery:
 
 
 def test_rows_of_later_runs_are_work_done_again(tmp_path: Path) -> None:
-    def line(at: int, request: str, committed: int, found: int) -> str:
+    def line(at: int, request_id: str, committed: int, found: int) -> str:
         data = {"prompt_tokens": 20, "committed": committed, "found": found}
-        return json.dumps({"timestamp": f"{at}", "event_type": "RUN_START", "request_id": request, "data": data})
+        return json.dumps({"timestamp": f"{at}", "event_type": "RUN_START", "request_id": request_id, "data": data})
 
     (tmp_path / "worker-1.log").write_text(line(3, "req-1", 10, 16) + "\n" + line(1, "req-1", 0, 16) + "\n")
     (tmp_path / "worker-2.log").write_text(line(2, "req-2", 0, 0) + '\n{"event_type": "RUN_START", "request_i')

@@ -4,7 +4,7 @@ import pytest
 
 from blockrelay.protocol.sampling_params import SamplingParams
 from blockrelay.settings import BUNDLED_MODEL
-from blockrelay_launcher.drill.workload import Ask, References, incomplete, parts_of
+from blockrelay_launcher.drill.workload import DrillRequest, References, incomplete, parts_of
 
 IDS = {"w8a8-1": "", "w8a8-1-next": "next"}
 
@@ -28,9 +28,9 @@ def test_a_fingerprint_names_who_computed_which_tokens(fingerprint: str, parts: 
 
 
 def test_a_request_that_changed_its_id_goes_on_from_the_tokens_that_it_had() -> None:
-    ask = Ask(prompt=(5, 6, 7), params=SamplingParams(max_tokens=24, seed=1, ignore_eos=True))
-    session = Ask(prompt=(5, 6, 7, 8), params=ask.params, cuts=(2, 4))
-    references = References(model=BUNDLED_MODEL, asks=[ask, session], ids=IDS)
+    ask = DrillRequest(prompt=(5, 6, 7), params=SamplingParams(max_tokens=24, seed=1, ignore_eos=True))
+    session = DrillRequest(prompt=(5, 6, 7, 8), params=ask.params, cuts=(2, 4))
+    references = References(model=BUNDLED_MODEL, requests=[ask, session], ids=IDS)
     old, new, both = names = ["w8a8-1", "w8a8-1-next", "w8a8-1+w8a8-1-next@9"]
     references.prepare([*((0, name) for name in names), (1, old), (1, new)])
     tokens = {name: answer.tokens for name in names if (answer := references.answer(0, name))}
@@ -56,5 +56,5 @@ def test_a_request_that_changed_its_id_goes_on_from_the_tokens_that_it_had() -> 
 def test_an_answer_that_nobody_could_give_again_is_whole(
     ignore_eos: bool, tokens: int, reason: str, whole: bool
 ) -> None:
-    ask = Ask(prompt=(1,), params=SamplingParams(max_tokens=9, ignore_eos=ignore_eos))
+    ask = DrillRequest(prompt=(1,), params=SamplingParams(max_tokens=9, ignore_eos=ignore_eos))
     assert (incomplete(ask, tokens, reason) == "") == whole

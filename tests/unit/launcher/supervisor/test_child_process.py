@@ -11,7 +11,7 @@ import pytest
 
 from blockrelay.exit_codes import UNUSABLE
 from blockrelay_launcher.supervisor import child_process
-from blockrelay_launcher.supervisor.child_process import Child, is_worth_showing, plain, stop_all
+from blockrelay_launcher.supervisor.child_process import ChildProcess, is_worth_showing, plain, stop_all
 from blockrelay_launcher.supervisor.signals import Alarm
 from tests.support.systems.up_process import command_line
 from tests.support.waiting import wait_until
@@ -20,11 +20,13 @@ FOR_EVER = "import threading; print('started', flush=True); threading.Event().wa
 STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + FOR_EVER
 
 
-def child(tmp_path: Path, program: str, name: str = "child") -> Child:
-    return Child(name=name, argv=[sys.executable, "-c", program], env=dict(os.environ), log=tmp_path / f"{name}.log")
+def child(tmp_path: Path, program: str, name: str = "child") -> ChildProcess:
+    return ChildProcess(
+        name=name, argv=[sys.executable, "-c", program], env=dict(os.environ), log=tmp_path / f"{name}.log"
+    )
 
 
-def has_started(process: Child) -> bool:
+def has_started(process: ChildProcess) -> bool:
     return any(line == "started" for line in process.new_lines())
 
 
@@ -149,7 +151,7 @@ def test_quick_deaths_make_the_pauses_longer_up_to_a_limit(tmp_path: Path) -> No
     assert rough == sorted(rough) and rough[0] < 0.5 and rough[-1] == 5.0
 
 
-def wait_for_end(process: Child) -> float:
+def wait_for_end(process: ChildProcess) -> float:
     """Reap it; the time just before."""
     moments: list[float] = []
     wait_until(lambda: moments.append(time.monotonic()) or process.reap() is not None, "it has ended", poll_s=0.005)

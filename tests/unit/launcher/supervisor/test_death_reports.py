@@ -8,7 +8,7 @@ import redis
 from blockrelay.host.identity import process_prefix
 from blockrelay.protocol.keys import Keys
 from blockrelay.redis.client import Scripts
-from blockrelay.redis.registry import read_books
+from blockrelay.redis.registry import read_accounting
 from blockrelay.settings import Settings
 from blockrelay_launcher.supervisor.death_reports import DeathReports
 from tests.support.cell import MODEL, Cell, begin_cell
@@ -48,8 +48,8 @@ def test_what_redis_does_not_take_is_reported_later(own_redis: RedisServer) -> N
         wait_until(lambda: said, "it says that the report waits")
         assert not reports.flush(0.0) and client.zscore(keys.workers, name) is not None
     assert reports.flush(10)
-    assert client.zscore(keys.workers, name) is None and client.hget(keys.request(run.request), "state") == b"queued"
-    books = read_books(client, keys, MODEL)
+    assert client.zscore(keys.workers, name) is None and client.hget(keys.request(run.request_id), "state") == b"queued"
+    books = read_accounting(client, keys, MODEL)
     assert books.deaths == 1 and books.reruns == {"death": 1}, "what schedulers tell of it, who report no such death"
     assert "cannot be reported yet: Redis is full" in said[0] and "is reported" in said[-1] and len(said) == 2
     reports.close()

@@ -6,14 +6,14 @@ import pytest
 
 from blockrelay.protocol.planned_split import parse_planned
 from blockrelay_launcher.onnx_blocks.describe import ServedBlocks
-from blockrelay_launcher.supervisor.service_specs import Layout, gateways, schedulers, workers
+from blockrelay_launcher.supervisor.service_specs import ServiceLayout, gateways, schedulers, workers
 from blockrelay_launcher.up_options.device_binding import HostGpu, bind
 from blockrelay_launcher.up_options.groups import LimitOptions, NetworkOptions, TopologyOptions
 from blockrelay_launcher.up_options.options import UpOptions
 
 
-def layout_of(tmp_path: Path, options: UpOptions, count: int) -> Layout:
-    return Layout(
+def layout_of(tmp_path: Path, options: UpOptions, count: int) -> ServiceLayout:
+    return ServiceLayout(
         options=options,
         control_url="unix:///none",
         payload_url=None,

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from blockrelay.errors import UsageError
-from blockrelay.planning.devices import Device, Fleet, Link
+from blockrelay.planning.devices import Device, DeviceLink, Fleet
 from blockrelay.planning.profile import BlockProfile, Hop, ProductTimes, Profile
 from blockrelay_scheduler.planning.cost_model import DEFAULT_HOP, CostModel
 from tests.support.plan_problems import analysis, device
@@ -59,7 +59,7 @@ def test_or_what_its_products_take() -> None:
 
 def test_a_link_adds_to_the_way_over_redis() -> None:
     a, b = device("c", host="a"), GPU
-    linked = Fleet(devices=(a, b), links=(Link(between=("b", "a"), seconds=2.0, seconds_per_byte=0.1),))
+    linked = Fleet(devices=(a, b), links=(DeviceLink(between=("b", "a"), seconds=2.0, seconds_per_byte=0.1),))
     assert costs().hop_seconds(linked, a, b, 3 * 100) == pytest.approx(2.5 + 3 * 100 * 0.11)
     assert costs().hop_seconds(Fleet(devices=(a, b)), a, b, 3 * 100) == pytest.approx(0.5 + 3 * 100 * 0.01)
     assert costs(None).hop_seconds(Fleet(devices=(a, b)), a, b, 0) == DEFAULT_HOP.seconds

@@ -36,7 +36,7 @@ def work(count: int) -> list[Work]:
 
 
 def ids(work: list[Work]) -> str:
-    return "".join(item.run.request for item in work)
+    return "".join(item.run.request_id for item in work)
 
 
 @pytest.mark.parametrize(

@@ -53,10 +53,16 @@ def intake_of(w8a8: BlockFolder, links: Links) -> tuple[Intake, RunTable]:
 
 
 def first_rows(
-    request: str, run: str, *, position: int = 0, tokens: Sequence[int] = (1, 2, 3)
+    request_id: str, run_id: str, *, position: int = 0, tokens: Sequence[int] = (1, 2, 3)
 ) -> tuple[ForwardSegment, Forward]:
     segment = ForwardSegment(
-        request=request, run=run, sequence=0, position=position, token_ids=tuple(tokens), ends_known=False, drafts=0
+        request_id=request_id,
+        run_id=run_id,
+        sequence=0,
+        position=position,
+        token_ids=tuple(tokens),
+        ends_known=False,
+        drafts=0,
     )
     return segment, Forward(sender="a", segments=(segment,), rows=np.zeros((len(tokens), 8), np.float32))
 
@@ -68,8 +74,8 @@ def test_a_log_that_cannot_be_read_ends_its_request_alone(cell: Cell, intake: In
     cell.commit(broken, 0, [7])
     cell.client.delete(cell.keys.log("req-1"))
     cell.client.xadd(cell.keys.log("req-1"), {"token": "rubbish"}, id="1-0")
-    assert intake.segment(*first_rows("req-1", broken.run)) == "drop"
-    assert isinstance(intake.segment(*first_rows("req-2", good.run)), Run)
+    assert intake.segment(*first_rows("req-1", broken.run_id)) == "drop"
+    assert isinstance(intake.segment(*first_rows("req-2", good.run_id)), Run)
     (_, end), *_ = cast(Any, cell.client.xrevrange(cell.keys.log("req-1"), count=1))
     assert end[b"end"] == b"error" and b'"code": "wire"' in end[b"meta"]
     assert cell.record("req-1")["state"] == "done" and cell.requests_of_worker("b") == {"req-2"}
@@ -79,7 +85,7 @@ def test_a_body_that_cannot_be_read_ends_its_request_alone(cell: Cell, intake: I
     cell.accept("req-1")
     (run,) = cell.claim("a")
     cell.client.hset(cell.keys.request("req-1"), "body", b"\xc1rubbish")
-    assert intake.segment(*first_rows("req-1", run.run)) == "drop"
+    assert intake.segment(*first_rows("req-1", run.run_id)) == "drop"
     (end,) = cell.log("req-1")
     assert isinstance(end, EndEntry) and end.meta["code"] == "wire"
 
@@ -105,21 +111,21 @@ def test_rows_of_a_step_come_behind_the_pages_of_the_steps_before_or_say_how_man
 
     def arrive(job: Claimed, position: int) -> Run | str:
         length = job.body.prompt.size
-        rows = first_rows(job.request, job.run, position=position, tokens=tokens[position:length])
+        rows = first_rows(job.request_id, job.run_id, position=position, tokens=tokens[position:length])
         run = intake.segment(*rows)
         if isinstance(run, str):
-            said = intake.found(rows[0])
+            said = intake.reusable(rows[0])
             cell.rerun(job, "missing_pages", found=said)
             return f"{run}: {said}"
         run.rows_computed(length)
-        table.seal(run)
+        table.publish(run)
         return run
 
     assert isinstance(arrive(step(1, 40), 0), Run)
     second = step(2, 50)
     assert arrive(second, 48) == "rerun: 32", "the pages of the first step"
     again = claimed()
-    assert again.reusable == 32 and again.run != second.run
+    assert again.reusable == 32 and again.run_id != second.run_id
     run = arrive(again, 32)
     assert isinstance(run, Run) and (run.kv.cached, run.computed) == (32, 50)
     run = arrive(step(3, 60), 48)

@@ -24,7 +24,7 @@ from blockrelay_worker.engine.rows.forward_builder import forwards
 from blockrelay_worker.execution.batch import NamedTensors
 from blockrelay_worker.execution.executor import Executor
 from blockrelay_worker.scheduling.work import Work
-from blockrelay_worker.transport.status_events import StatusEvents
+from blockrelay_worker.transport.status_events import StatusEventPublisher
 from tests.support.cell import Cell, begin_cell, body
 from tests.support.models.planted_overflow import OVERFLOWING, overflowing_model
 from tests.support.scraping import sampled
@@ -134,11 +134,11 @@ def test_what_has_no_room_in_a_message_comes_in_others(w8a8: BlockFolder, monkey
     runs = {name: new_run(name, [7] * rows, route=("w0", "w1", "w2")) for name, rows in sizes.items()}
     work = [Work(run=run, position=0, tokens=run.tokens, samples=True) for run in runs.values()]
     sent = forwards([(item, [part(item.rows)]) for item in work], {}, role)
-    assert [[segment.request for segment in message.segments] for _, message, _ in sent] == [
+    assert [[segment.request_id for segment in message.segments] for _, message, _ in sent] == [
         ["q1", "q2"], ["q3"], ["q4"], ["q5"],
     ]  # fmt: skip
     for target, message, carried in sent:
-        assert target == "w1" and [item.run.request for item in carried] == [s.request for s in message.segments]
+        assert target == "w1" and [item.run.request_id for item in carried] == [s.request_id for s in message.segments]
         assert [own[0].rows for own in message.tensors] == [len(s.token_ids) for s in message.segments]
 
 
@@ -148,8 +148,10 @@ def test_followers_hear_how_many_values_came_out(
     with client.pubsub() as followed:
         followed.subscribe(keys.status_channel)
         with stages_running(w8a8, client, keys, scripts, split=SPLIT, broken=kept([]), named_tensors=True) as (cell, _):
-            threads = [thread for thread in threading.enumerate() if isinstance(thread, StatusEvents)]
-            wait_until(lambda: all(thread.followed for thread in threads), "every worker knows that it is followed")
+            threads = [thread for thread in threading.enumerate() if isinstance(thread, StatusEventPublisher)]
+            wait_until(
+                lambda: all(thread.has_subscribers for thread in threads), "every worker knows that it is followed"
+            )
             accept(cell, {"req-1": [7, 8, 9]})
             ends(cell, ["req-1"])
         told = list[dict[str, Any]]()

@@ -107,7 +107,7 @@ def test_sessions_that_come_and_go_share_one_room() -> None:
     """Whatever the number of stages; a part that is small has all of its own there."""
     for limits, first, head, both, all_ in (((2, None), 147, 60, 167, 167), ((None, 120), 127, 60, 127, 127)):
         sessions, size = limits
-        memory = replace(MEMORY, most_sessions=sessions, most_bytes=size)
+        memory = replace(MEMORY, max_sessions=sessions, max_bytes=size)
         assert (memory.weight_bytes(FIRST), memory.weight_bytes(HEAD)) == (first, head)
         assert (memory.weight_bytes(FIRST, HEAD), memory.weight_bytes(FIRST, SECOND, HEAD)) == (both, all_)
 

@@ -131,7 +131,7 @@ def test_it_says_what_it_is(both: Both) -> None:
     executors = executors_for("cpu", both.folder, threads=1, imported=both.imported)
     assert able.numerics_id == executors.numerics_id(both.folder.manifest)
     assert able.numerics_id.startswith(f"{both.folder.manifest.precision}-imported-")
-    assert executors.varies and executors.device == "cpu"
+    assert executors.nondeterministic and executors.device == "cpu"
     assert both.stand_in.details["blocks"] == "imported" and both.files.details["blocks"] == "as they are"
     assert both.stand_in.layout == both.files.layout
     output = both.stand_in.run(

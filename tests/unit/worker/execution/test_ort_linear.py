@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from blockrelay.block_folder.model import ModelConfig, Precision
 from blockrelay.errors import ExecutionError
 from blockrelay_converter.linear_graphs import graph
+from blockrelay_worker.execution.cpu.backends.ort_linear import OrtLinear
+from blockrelay_worker.execution.cpu.backends.ort_runtime import shared_runtime
 from blockrelay_worker.execution.cpu.exact_linears import ExactLinear
-from blockrelay_worker.execution.cpu.products.ort_linear import OrtLinear
-from blockrelay_worker.execution.cpu.products.ort_runtime import shared_runtime
 
 
 def _model(depth: int, columns: int) -> ModelConfig:
@@ -69,8 +69,8 @@ def test_the_bits_are_those_of_a_session_of_pythons(precision: Precision, column
 CODE = """
 import os, sys
 import numpy as np
-from blockrelay_worker.execution.cpu.products.ort_linear import OrtLinear
-from blockrelay_worker.execution.cpu.products.ort_runtime import shared_runtime
+from blockrelay_worker.execution.cpu.backends.ort_linear import OrtLinear
+from blockrelay_worker.execution.cpu.backends.ort_runtime import shared_runtime
 
 def resident():
     return int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from blockrelay.protocol.sampling_params import SamplingParams
-from blockrelay_worker.execution.selection import MOST, TOTAL_ERROR, Largest, LogitRow, enough
+from blockrelay_worker.execution.selection import MAX_LARGEST, TOTAL_ERROR, Largest, LogitRow, enough
 from blockrelay_worker.sampling.sampler import need_of, sample
 
 VOCABULARY = 5000
@@ -18,7 +18,7 @@ def given(row: NDArray[np.float32], params: SamplingParams, error: float = 0.0) 
     need = need_of(params)
     if need is None:
         return row
-    order = np.argsort(-row, kind="stable")[: 1 if need.greedy else MOST]
+    order = np.argsort(-row, kind="stable")[: 1 if need.greedy else MAX_LARGEST]
     with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
         inverse = np.float64(1) / need.temperature
         total = np.exp((row.astype(np.float64) - row.max()) * np.float32(inverse)).sum() * (1 + error)
@@ -31,7 +31,7 @@ def given(row: NDArray[np.float32], params: SamplingParams, error: float = 0.0) 
 @pytest.mark.parametrize("decimals", [None, 1], ids=["all differ", "many are equal"])
 def test_the_token_is_that_of_the_whole_row(decimals: int | None) -> None:
     random, fewer = np.random.default_rng(2), 0
-    settings = list(product((0.3, 1.0, 2.0), (0, 1, 40, MOST), (0.5, 0.95, 1.0), (0.0, 0.05)))
+    settings = list(product((0.3, 1.0, 2.0), (0, 1, 40, MAX_LARGEST), (0.5, 0.95, 1.0), (0.0, 0.05)))
     for round_ in range(6):
         row = (random.normal(size=VOCABULARY) * (2, 4, 8)[round_ % 3]).astype(np.float32)
         row = row if decimals is None else row.round(decimals)
@@ -52,7 +52,7 @@ def test_the_token_is_that_of_the_whole_row(decimals: int | None) -> None:
         (SamplingParams(temperature=0), Largest),
         (SamplingParams(temperature=0, logprobs=0), np.ndarray),  # of the model's own distribution
         (SamplingParams(temperature=0.7, top_k=20), Largest),
-        (SamplingParams(temperature=0.7, top_k=MOST + 1), np.ndarray),
+        (SamplingParams(temperature=0.7, top_k=MAX_LARGEST + 1), np.ndarray),
         (SamplingParams(temperature=0.7), np.ndarray),  # any token may be drawn
         (SamplingParams(temperature=0.7, min_p=0.05), Largest),
         (SamplingParams(temperature=0.7, top_p=0.9), Largest),

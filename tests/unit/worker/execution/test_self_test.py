@@ -16,8 +16,8 @@ from blockrelay_worker.execution.cpu.loading import load_stage
 from blockrelay_worker.execution.cpu.stage import StageExecutor
 from blockrelay_worker.execution.numerics_id import numerics_id
 from blockrelay_worker.execution.self_test import fixed_rows, fixed_tokens, known_answers
-from blockrelay_worker.kernels import load_kernels, supported_variants
-from blockrelay_worker.kernels.interface import F16, F32, U8, Product
+from blockrelay_worker.kernels import load_kernels, supported_isas
+from blockrelay_worker.kernels.interface import F16, F32, U8, Matmul
 from blockrelay_worker.kernels.native import NativeKernels
 
 
@@ -40,26 +40,26 @@ def exact(request: pytest.FixtureRequest) -> BlockFolder:
 
 @pytest.mark.parametrize(("first", "last", "threads"), [(1, 5, 1), (2, 3, 2), (5, 5, 1)])
 def test_a_good_stage_loads(exact: BlockFolder, first: int, last: int, threads: int) -> None:
-    assert _load(exact, first, last, threads).variant in ("native", "u8s8", "u8u8")
+    assert _load(exact, first, last, threads).backend in ("native", "u8s8", "u8u8")
 
 
-@pytest.mark.parametrize("kernels", ["reference", *supported_variants()])
+@pytest.mark.parametrize("kernels", ["reference", *supported_isas()])
 def test_groups_of_weights_give_their_answers_on_every_level_and_without_a_compiler(
     w4a8: BlockFolder, kernels: str
 ) -> None:
-    load_stage(w4a8, 1, 5, pages=4, threads=1, kernels=load_kernels(1, variant=kernels))
+    load_stage(w4a8, 1, 5, pages=4, threads=1, kernels=load_kernels(1, isa=kernels))
 
 
-@pytest.mark.skipif(not supported_variants(), reason="no native kernels were built")
+@pytest.mark.skipif(not supported_isas(), reason="no native kernels were built")
 def test_wrong_sums_of_groups_are_refused(w4a8: BlockFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = NativeKernels.group_product
+    right = NativeKernels.group_matmul
 
-    def wrong(self: NativeKernels, q4: U8, gs: F16, scale: F32) -> Product:
+    def wrong(self: NativeKernels, q4: U8, gs: F16, scale: F32) -> Matmul:
         other = scale.copy()
         other[0] += np.spacing(other[0])
         return right(self, q4, gs, other)
 
-    monkeypatch.setattr(NativeKernels, "group_product", wrong)
+    monkeypatch.setattr(NativeKernels, "group_matmul", wrong)
     with pytest.raises(KnownAnswerMismatch, match=r"block_2 of .* on this CPU"):
         _load(w4a8, 2, 4)
 
@@ -80,7 +80,7 @@ def test_the_slower_products_are_taken_when_the_fast_ones_are_wrong(
 
     monkeypatch.setattr(linears.OrtLinear, "__call__", saturating)
     monkeypatch.setattr(linears.NativeLinear, "__call__", wrong)
-    assert _load(w8a8, 1, 5).variant == "u8u8"
+    assert _load(w8a8, 1, 5).backend == "u8u8"
 
 
 def test_a_block_that_computes_other_bits_is_refused_by_name(w8a8: BlockFolder) -> None:

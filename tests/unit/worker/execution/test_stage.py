@@ -14,7 +14,7 @@ from blockrelay_worker.execution.batch import Batch, Segment
 from blockrelay_worker.kernels import load_kernels
 from tests.support.worker.stages import Chain, Part
 
-needs_products = pytest.mark.skipif(not load_kernels(1).multiplies, reason="no kernels of this CPU have products")
+needs_products = pytest.mark.skipif(not load_kernels(1).has_matmul, reason="no kernels of this CPU have products")
 
 
 def _tokens(count: int, seed: int = 0) -> list[int]:

@@ -12,11 +12,11 @@ import pytest
 from numpy.typing import NDArray
 
 from blockrelay_worker.execution.cpu.exact_linears import ExactLinear
-from blockrelay_worker.kernels import PAGE, Kernels, load_kernels, supported_variants
+from blockrelay_worker.kernels import PAGE, Kernels, load_kernels, supported_isas
 from tests.support.worker.kernel_cases import floats, same_bits
 
 _HERE = pytest.mark.skipif(
-    (platform.system(), platform.machine()) != ("Linux", "x86_64") or not supported_variants(),
+    (platform.system(), platform.machine()) != ("Linux", "x86_64") or not supported_isas(),
     reason="sets the floating-point environment of x86-64 Linux, and needs native kernels",
 )
 pytestmark = [pytest.mark.thorough, _HERE]
@@ -115,15 +115,15 @@ _CALLS = (
     *(_rotary_append, _attention),
 )
 
-each_variant = pytest.mark.parametrize("variant", supported_variants())
+each_variant = pytest.mark.parametrize("variant", supported_isas())
 each_call = pytest.mark.parametrize("call", _CALLS, ids=lambda call: call.__name__.lstrip("_"))
-multiplying = [name for name in supported_variants() if load_kernels(1, variant=name).multiplies]
+multiplying = [name for name in supported_isas() if load_kernels(1, isa=name).has_matmul]
 
 
 @cache
 def _of_the_reference(call: Callable[[Kernels], Results]) -> Results:
     """Computed once for all variants and modes."""
-    return call(load_kernels(1, variant="reference"))
+    return call(load_kernels(1, isa="reference"))
 
 
 @each_call
@@ -132,7 +132,7 @@ def _of_the_reference(call: Callable[[Kernels], Results]) -> Results:
 def test_a_caller_in_another_mode_gets_the_same_bits_and_keeps_its_mode(
     variant: str, call: Callable[[Kernels], Results], bits: int
 ) -> None:
-    kernels = load_kernels(1, variant=variant)
+    kernels = load_kernels(1, isa=variant)
     expected = _of_the_reference(call)
     with mxcsr(bits) as now:
         got = call(kernels)
@@ -148,7 +148,7 @@ def test_threads_that_were_started_in_another_mode_give_the_same_bits(
 ) -> None:
     expected = _of_the_reference(call)
     with mxcsr(_UPWARD | _NO_SUBNORMALS):
-        kernels = load_kernels(3, variant=variant)
+        kernels = load_kernels(3, isa=variant)
     for _ in range(5):  # which thread computes what is left to chance
         assert all(same_bits(left, right) for left, right in zip(call(kernels), expected, strict=True))
 
@@ -160,5 +160,5 @@ def test_products_give_the_same_bits_in_any_mode(variant: str) -> None:
     expected, found = np.empty((2, _ROWS, 1024), np.float32)
     ExactLinear(q, _WEIGHT)(u, expected)
     with mxcsr(_UPWARD | _NO_SUBNORMALS):
-        load_kernels(3, variant=variant).product(q, _WEIGHT)(u, found)
+        load_kernels(3, isa=variant).matmul(q, _WEIGHT)(u, found)
     assert same_bits(found, expected)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from blockrelay_worker.kernels import KERNEL_NUMERICS_VERSION, PAGE, Kernels, load_kernels, supported_variants
+from blockrelay_worker.kernels import KERNEL_NUMERICS_VERSION, PAGE, Kernels, load_kernels, supported_isas
 
 #: kernel numerics version -> SHA-256 of the results below, first 16 digits
 GOLDEN = {1: "499367194339cc61"}
@@ -53,6 +53,6 @@ def _digest(kernels: Kernels) -> str:
     return hashlib.sha256(b"".join(result.tobytes() for result in results)).hexdigest()[:16]
 
 
-@pytest.mark.parametrize("variant", ["reference", *supported_variants()])
+@pytest.mark.parametrize("variant", ["reference", *supported_isas()])
 def test_the_bits_are_those_of_this_numerics_version(variant: str) -> None:
-    assert _digest(load_kernels(2, variant=variant)) == GOLDEN[KERNEL_NUMERICS_VERSION]
+    assert _digest(load_kernels(2, isa=variant)) == GOLDEN[KERNEL_NUMERICS_VERSION]

@@ -17,7 +17,7 @@ from blockrelay_worker.kernels.libraries import (
     library,
     look,
     shortcoming,
-    supported_variants,
+    supported_isas,
 )
 from tests.support.project import ROOT
 
@@ -51,7 +51,7 @@ def test_a_library_that_is_none_of_ours(tmp_path: Path) -> None:
     assert look(tmp_path, "baseline").problem == "are of another release"
 
 
-@pytest.mark.skipif(not supported_variants(), reason="no native kernels were built")
+@pytest.mark.skipif(not supported_isas(), reason="no native kernels were built")
 def test_a_library_of_another_release(monkeypatch: pytest.MonkeyPatch) -> None:
     good, version = library("baseline").path, libraries.LIBRARY_VERSION
     assert good is not None and look(good.parent, "baseline") == Library(good)
@@ -99,7 +99,7 @@ def test_what_was_installed_from_a_wheel_is_installed_again() -> None:
 
 
 def test_here_the_fastest_kernels_are_in_use() -> None:
-    assert bool(shortcoming()) == (supported_variants()[:1] != libraries.variants_for(libraries.cpu_features())[:1])
+    assert bool(shortcoming()) == (supported_isas()[:1] != libraries.isas_for(libraries.cpu_features())[:1])
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="needs make")

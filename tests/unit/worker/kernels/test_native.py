@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 from blockrelay.errors import ExecutionError, UsageError
 from blockrelay.host.cpu import cpu_facts
 from blockrelay_worker import kernels as kernels_module
-from blockrelay_worker.kernels import PAGE, Kernels, float32, load_kernels, supported_variants
-from blockrelay_worker.kernels.libraries import AVX2, AVX512, TILES, TILES_GRANTED, VNNI, cpu_features, variants_for
+from blockrelay_worker.kernels import PAGE, Kernels, float32, load_kernels, supported_isas
+from blockrelay_worker.kernels.libraries import AVX2, AVX512, TILES, TILES_GRANTED, VNNI, cpu_features, isas_for
 from tests.support.worker.kernel_cases import Chunk, Rows, chunks, floats, rows, same_bits
 
-REFERENCE = load_kernels(1, variant="reference")
-NATIVE = {(name, threads): load_kernels(threads, variant=name) for name in supported_variants() for threads in (1, 3)}
+REFERENCE = load_kernels(1, isa="reference")
+NATIVE = {(name, threads): load_kernels(threads, isa=name) for name in supported_isas() for threads in (1, 3)}
 
 pytestmark = pytest.mark.skipif(not NATIVE, reason="no native kernels were built (no C++ compiler at install)")
 every_variant = pytest.mark.parametrize("kernels", NATIVE.values(), ids=[f"{n}-{t}" for n, t in NATIVE])
@@ -319,11 +319,11 @@ def test_no_rows_is_legal(kernels: Kernels) -> None:
 
 def test_a_cpu_with_tiles_keeps_vnni() -> None:
     with_vnni = ("avx512vnni", "avx512", "avx2", "baseline")
-    assert variants_for(AVX2 | AVX512 | VNNI | TILES | TILES_GRANTED) == ("avx512amx", *with_vnni)
-    assert variants_for(AVX2 | AVX512 | VNNI | TILES) == with_vnni, "tiles that Linux did not grant"
-    assert variants_for(AVX2 | AVX512) == ("avx512", "avx2", "baseline")
-    assert variants_for(AVX2 | VNNI) == ("avx2", "baseline"), "VNNI is used with AVX-512 only"
-    assert variants_for(0) == ("baseline",)
+    assert isas_for(AVX2 | AVX512 | VNNI | TILES | TILES_GRANTED) == ("avx512amx", *with_vnni)
+    assert isas_for(AVX2 | AVX512 | VNNI | TILES) == with_vnni, "tiles that Linux did not grant"
+    assert isas_for(AVX2 | AVX512) == ("avx512", "avx2", "baseline")
+    assert isas_for(AVX2 | VNNI) == ("avx2", "baseline"), "VNNI is used with AVX-512 only"
+    assert isas_for(0) == ("baseline",)
 
 
 @pytest.mark.skipif(not Path("/proc/cpuinfo").exists(), reason="compares with /proc/cpuinfo")
@@ -339,11 +339,11 @@ def test_features_are_those_that_the_system_names() -> None:
 
 
 def test_the_fastest_variant_is_taken_unless_another_is_named() -> None:
-    assert load_kernels(1).variant == supported_variants()[0]
-    assert load_kernels(1, variant="reference").variant == "reference"
-    assert load_kernels(1, variant="baseline").variant == "baseline"
+    assert load_kernels(1).isa == supported_isas()[0]
+    assert load_kernels(1, isa="reference").isa == "reference"
+    assert load_kernels(1, isa="baseline").isa == "baseline"
     with pytest.raises(UsageError, match="'sse9' cannot run here"):
-        load_kernels(1, variant="sse9")
+        load_kernels(1, isa="sse9")
     with pytest.raises(UsageError, match="at least one thread"):
         load_kernels(0)
 
@@ -351,8 +351,8 @@ def test_the_fastest_variant_is_taken_unless_another_is_named() -> None:
 def test_without_native_kernels_the_reference_serves_and_says_that_it_is_slow(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(kernels_module, "supported_variants", lambda: ())
+    monkeypatch.setattr(kernels_module, "supported_isas", lambda: ())
     monkeypatch.setattr(kernels_module, "shortcoming", lambda: "slower, for want of a compiler")
     with caplog.at_level(logging.WARNING):
-        assert load_kernels(1).variant == "reference"
+        assert load_kernels(1).isa == "reference"
     assert "slower" in caplog.text and "compiler" in caplog.text

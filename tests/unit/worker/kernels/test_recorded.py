@@ -7,17 +7,17 @@ import numpy as np
 import pytest
 
 from blockrelay.errors import ExecutionError
-from blockrelay_worker.kernels import Kernels, load_kernels, supported_variants
+from blockrelay_worker.kernels import Kernels, load_kernels, supported_isas
 from blockrelay_worker.kernels.recorded import Direct
 from tests.support.worker.kernel_cases import floats
 
-pytestmark = pytest.mark.skipif(not supported_variants(), reason="no native kernels were built")
+pytestmark = pytest.mark.skipif(not supported_isas(), reason="no native kernels were built")
 
 
-@pytest.fixture(params=[(name, threads) for name in supported_variants() for threads in (1, 2)], ids=str)
+@pytest.fixture(params=[(name, threads) for name in supported_isas() for threads in (1, 2)], ids=str)
 def kernels(request: pytest.FixtureRequest) -> Kernels:
     name, threads = request.param
-    return load_kernels(threads, variant=name)
+    return load_kernels(threads, isa=name)
 
 
 class Buffers:
@@ -34,7 +34,7 @@ class Buffers:
     def parts(self, kernels: Kernels) -> list[Callable[[], None]]:
         """Quantised rows of a norm, then their product, scaled."""
         normed = np.zeros((4, 100), np.float32)
-        product = kernels.group_product(self.q4, self.gs, self.columns)
+        product = kernels.group_matmul(self.q4, self.gs, self.columns)
 
         def first() -> None:
             kernels.norm(self.x, self.weight, 1e-5, out=normed)

@@ -13,7 +13,7 @@ from blockrelay.errors import ExecutionError
 from blockrelay_worker.kernels import PAGE, load_kernels
 from tests.support.worker.kernel_cases import NOT_FINITE, Chunk, Rows, chunks, floats, rows, same_bits
 
-KERNELS = load_kernels(1, variant="reference")
+KERNELS = load_kernels(1, isa="reference")
 
 
 def _softmax_attention(chunk: Chunk, q: NDArray[Any], k_pages: NDArray[Any], v_pages: NDArray[Any]) -> NDArray[Any]:

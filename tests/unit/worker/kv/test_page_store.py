@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 from blockrelay.observability.metrics.worker import WorkerMetrics
 from blockrelay_worker.execution.cpu.page_memory import PageMemory
 from blockrelay_worker.execution.page_layout import PageLayout
-from blockrelay_worker.kv.page_names import extend_names, root_name
+from blockrelay_worker.kv.block_hashes import extend_hashes, root_hash
 from blockrelay_worker.kv.prefix_cache import PrefixCache
 from blockrelay_worker.kv.run_table import RunTable
 from blockrelay_worker.kv.store.record import PageShape
@@ -46,11 +46,11 @@ class Worker:
         self.table = RunTable(self.pool, cache)
         self._count = 0
 
-    def run(self, prompt: list[int], *, request: str = "", **more: Any) -> Run:
+    def run(self, prompt: list[int], *, request_id: str = "", **more: Any) -> Run:
         self._count += 1
-        run = new_run(request or f"req-{self._count}", prompt, **more)
+        run = new_run(request_id or f"req-{self._count}", prompt, **more)
         self.table.add(run)
-        self.table.adopt(run)
+        self.table.attach_prefix(run)
         return run
 
     def loaded(self) -> None:
@@ -64,7 +64,7 @@ class Worker:
                 self.memory.k_pages[layer][run.pages[position // 16], :, :, position % 16] = run.tokens[position]
                 self.memory.v_pages[layer][run.pages[position // 16], :, position % 16] = run.tokens[position] + layer
         run.rows_computed(end)
-        self.table.seal(run)
+        self.table.publish(run)
 
     def content(self, run: Run, tokens: int) -> list[list[float]]:
         """First key and value of each position and layer."""
@@ -130,7 +130,7 @@ def test_what_the_pool_has_is_not_loaded(tmp_path: Path) -> None:
 def test_pages_that_are_not_what_they_should_be_are_computed_again(tmp_path: Path, damage: str) -> None:
     filled(tmp_path)
     names: list[bytes] = []
-    extend_names(names, root_name(salt="", model_hash="m", numerics="n"), PROMPT, 4)
+    extend_hashes(names, root_hash(salt="", model_hash="m", numerics="n"), PROMPT, 4)
     files = [tmp_path / f"{name.hex()}.1-3" for name in names]
     third = files[2]
     match damage:
@@ -190,7 +190,7 @@ def test_pages_of_a_run_that_goes_while_they_are_loaded_come_back_afterwards(tmp
         run = worker.run(PROMPT)
         match how:
             case "dropped":
-                worker.table.drop(run.request, run.id)
+                worker.table.drop(run.request_id, run.run_id)
             case "preempted":
                 worker.table.preempt(run)
             case _:
@@ -211,7 +211,7 @@ def test_pages_of_a_run_that_goes_while_they_are_loaded_come_back_afterwards(tmp
 def test_a_page_that_changed_hands_before_it_was_written_is_not_written(tmp_path: Path) -> None:
     with working(tmp_path) as worker:
         (page,) = worker.pool.allocate(1)
-        assert worker.pool.name(page, bytes(32))
+        assert worker.pool.publish(page, bytes(32))
         fresh = Fresh(bytes(32), page, worker.pool.generations[page])
         room = memoryview(bytearray(LAYOUT.layers * SHAPE.record_bytes))
         assert worker.store.copied([fresh], [room])
@@ -234,47 +234,47 @@ def numbers(tokens: int) -> list[list[float]]:
 def test_who_goes_on_with_a_private_request_has_its_rows_to_the_last(tmp_path: Path) -> None:
     """The device has no room for the row behind token 70; a stand-in computes that row and no other."""
     with working(tmp_path) as device:
-        run = device.run(PROMPT, request="r", private=True)
+        run = device.run(PROMPT, request_id="r", private=True)
         device.compute(run)
         device.table.export(run, 10)
         device.table.drop("r", "r")
     with working(tmp_path) as stand_in:
-        run = stand_in.run([*PROMPT, 70], request="r", private=True, limit=70)
+        run = stand_in.run([*PROMPT, 70], request_id="r", private=True, limit=70)
         stand_in.loaded()
-        assert (run.computed, run.kv.cached, run.kv.sealed, run.missing) == (70, 70, 4, 1)
+        assert (run.computed, run.kv.cached, run.kv.published, run.missing) == (70, 70, 4, 1)
         assert stand_in.content(run, 70) == numbers(70)
         run.learn(list(range(71, 81)))
         stand_in.compute(run)
-        assert stand_in.content(run, 81) == numbers(81) and run.kv.sealed == 5, "its page goes on"
+        assert stand_in.content(run, 81) == numbers(81) and run.kv.published == 5, "its page goes on"
 
 
 def test_a_worker_that_stays_in_the_route_has_kept_them_itself(tmp_path: Path) -> None:
     """Also if it had come further than the stage that failed, and for a stage that learns tokens with rows."""
     with working(tmp_path) as worker:
-        run = worker.run([*PROMPT, 70], request="r", private=True)
+        run = worker.run([*PROMPT, 70], request_id="r", private=True)
         worker.compute(run)
         (page,) = run.pages[4:]
-        again = worker.run([*PROMPT, 70], request="r", private=True, limit=68)
+        again = worker.run([*PROMPT, 70], request_id="r", private=True, limit=68)
         assert (again.computed, again.pages[4:], again.missing) == (68, [page], 3)
-        assert not worker.pool.is_named(page), "its own, to be written"
+        assert not worker.pool.is_published(page), "its own, to be written"
         worker.compute(again)
         worker.table.drop("r", "r")
         later = new_run("r", [*PROMPT, 70], first=False, private=True)
         worker.table.add(later)
-        worker.table.adopt(later, exactly=71)
+        worker.table.attach_prefix(later, exactly=71)
         assert later.computed == 71 and worker.content(later, 71) == numbers(71)
 
 
 def test_of_a_page_that_was_filled_meanwhile_the_store_has_the_beginning(tmp_path: Path) -> None:
     with working(tmp_path) as worker:
-        run = worker.run(PROMPT, request="r", private=True)
+        run = worker.run(PROMPT, request_id="r", private=True)
         worker.compute(run)
         worker.store.flush(10)
-        again = worker.run(PROMPT, request="r", private=True, limit=37)
+        again = worker.run(PROMPT, request_id="r", private=True, limit=37)
         if again.kv.loading:
             worker.loaded()
         assert again.computed == 37 and worker.content(again, 37) == numbers(37)
-        assert not worker.pool.is_named(again.pages[2])
+        assert not worker.pool.is_published(again.pages[2])
 
 
 @pytest.mark.parametrize(
@@ -284,7 +284,7 @@ def test_of_a_page_that_was_filled_meanwhile_the_store_has_the_beginning(tmp_pat
 )
 def test_nobody_else_gets_a_page_that_is_begun(tmp_path: Path, other: dict[str, Any]) -> None:
     with working(tmp_path) as worker:
-        run = worker.run(PROMPT, request="r", private=True)
+        run = worker.run(PROMPT, request_id="r", private=True)
         worker.compute(run)
         worker.table.export(run, 10)
         worker.table.drop("r", "r")
@@ -297,12 +297,12 @@ def test_nobody_else_gets_a_page_that_is_begun(tmp_path: Path, other: dict[str, 
 
 def test_a_page_that_is_begun_and_gone_costs_its_rows(tmp_path: Path) -> None:
     with working(tmp_path) as worker:
-        run = worker.run(PROMPT, request="r", private=True)
+        run = worker.run(PROMPT, request_id="r", private=True)
         worker.compute(run)
         assert worker.store.flush(10)
         worker.table.drop("r", "r")
         worker.pool.free(worker.pool.allocate(worker.pool.free_pages))
-        again = worker.run([*PROMPT, 70], request="r", private=True, limit=70)
+        again = worker.run([*PROMPT, 70], request_id="r", private=True, limit=70)
         if again.kv.loading:
             worker.loaded()
         assert again.computed == 64
@@ -314,10 +314,10 @@ def test_pages_that_turn_out_to_be_wrong_are_found_nowhere(tmp_path: Path) -> No
         run = worker.run(PROMPT)
         worker.compute(run)
         worker.table.distrust(run, 40)
-        assert (run.computed, run.kv.sealed) == (40, 2)
+        assert (run.computed, run.kv.published) == (40, 2)
         beside = worker.run(PROMPT)
         assert (beside.computed, beside.kv.loading) == (32, None) or beside.kv.loading is not None
-        worker.table.drop(beside.request, beside.id)
+        worker.table.drop(beside.request_id, beside.run_id)
         assert worker.store.flush(10)
     with working(tmp_path) as worker:
         run = worker.run(PROMPT)

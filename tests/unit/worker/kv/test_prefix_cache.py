@@ -52,7 +52,7 @@ class Desk:
         run = new_run(f"req-{self._count}", prompt, first=not later, skip_prefix_cache=skip_cache, **body)
         self.table.add(run)
         if not later:
-            self.table.adopt(run)
+            self.table.attach_prefix(run)
         return run
 
     def compute(self, run: Run, tokens: int | None = None) -> None:
@@ -60,7 +60,7 @@ class Desk:
         end = len(run.tokens) if tokens is None else tokens
         assert self.table.grow(run, end)
         run.rows_computed(end)
-        self.table.seal(run)
+        self.table.publish(run)
 
     def value(self, name: str) -> float | None:
         return self.registry.get_sample_value(f"blockrelay_worker_prefix_cache_{name}_total")
@@ -75,7 +75,7 @@ def test_a_second_request_with_the_same_beginning_computes_only_the_rest(desk: D
     first = desk.run(PROMPT)
     desk.compute(first)
     pages = list(first.pages)
-    desk.table.drop(first.request, first.id)
+    desk.table.drop(first.request_id, first.run_id)
     second = desk.run([*PROMPT[:40], 7, 8, 9])
     assert (second.computed, second.pages, second.kv.cached) == (32, pages[:2], 32)
     assert second.missing == 11
@@ -88,7 +88,7 @@ def test_requests_under_way_share_pages_at_once(desk: Desk) -> None:
     desk.compute(first)
     second = desk.run(PROMPT)
     assert second.pages == first.pages[:3] and desk.pool.used_pages == 4
-    desk.table.drop(first.request, first.id)
+    desk.table.drop(first.request_id, first.run_id)
     desk.table.check_integrity()
     desk.compute(second)
     assert desk.pool.used_pages == 4
@@ -127,7 +127,7 @@ def test_without_a_cache_nothing_is_kept() -> None:
     desk = Desk(cache=False)
     first = desk.run(PROMPT)
     desk.compute(first)
-    desk.table.drop(first.request, first.id)
+    desk.table.drop(first.request_id, first.run_id)
     assert desk.pool.cached_pages == 0
     assert desk.run(PROMPT).computed == 0
 
@@ -136,14 +136,14 @@ def test_pages_behind_rows_that_were_wrong_lose_their_names(desk: Desk) -> None:
     first, beside = desk.run(PROMPT), desk.run(PROMPT)
     desk.compute(first)
     desk.table.distrust(first, 20)
-    assert (first.computed, first.kv.sealed) == (20, 1)
+    assert (first.computed, first.kv.published) == (20, 1)
     assert desk.run([*PROMPT, 7]).computed == 16, "the first page is right"
     desk.compute(beside)
     assert desk.run([*PROMPT, 8]).computed == 48, "others name theirs"
-    desk.table.drop(first.request, first.id)
+    desk.table.drop(first.request_id, first.run_id)
     desk.table.check_integrity()
     desk.table.distrust(beside, 50)
-    assert (beside.computed, beside.kv.sealed) == (50, 3), "nothing lies behind"
+    assert (beside.computed, beside.kv.published) == (50, 3), "nothing lies behind"
 
 
 def test_drafts_are_not_named(desk: Desk) -> None:
@@ -151,11 +151,11 @@ def test_drafts_are_not_named(desk: Desk) -> None:
     run.receive(0, [*PROMPT[:30], 1, 2, 3])
     assert desk.table.grow(run, 33)
     run.rows_computed(33)
-    desk.table.seal(run, known=30)
-    assert run.kv.sealed == 1
+    desk.table.publish(run, known=30)
+    assert run.kv.published == 1
     run.receive(30, [4, 5, 6])  # the drafts were wrong
     desk.compute(run, 33)
-    assert run.kv.sealed == 2
+    assert run.kv.published == 2
     assert desk.run([*PROMPT[:30], 4, 5, 9]).computed == 32
     assert desk.run([*PROMPT[:30], 1, 2, 9]).computed == 16
 
@@ -178,7 +178,7 @@ def test_a_preempted_run_finds_its_own_pages_again(desk: Desk) -> None:
     run.last.logits.append(np.zeros((1, 4), np.float32))
     desk.table.preempt(run)
     assert (run.computed, run.pages, run.last.logits, desk.pool.used_pages) == (0, [], [], 0)
-    desk.table.adopt(run)
+    desk.table.attach_prefix(run)
     assert (run.computed, run.pages) == (48, pages[:3])
     assert desk.value("queries") == 50, "it is asked for once"
     desk.compute(run)
@@ -189,7 +189,7 @@ def test_what_was_evicted_is_computed_again_and_counted() -> None:
     desk = Desk(pages=6)
     first = desk.run(PROMPT)
     desk.compute(first)
-    desk.table.drop(first.request, first.id)
+    desk.table.drop(first.request_id, first.run_id)
     other = desk.run(list(range(64)))
     desk.compute(other)
     assert desk.value("evictions") == 1
@@ -201,18 +201,18 @@ def test_a_later_stage_adopts_exactly_what_the_first_rows_lie_behind() -> None:
     desk = Desk(stage=1)
     desk.compute(desk.run(PROMPT))
     run = desk.run(PROMPT, later=True)
-    desk.table.adopt(run, exactly=32)
+    desk.table.attach_prefix(run, exactly=32)
     assert run.computed == 32 and len(run.pages) == 2
     assert desk.value("hits") == 0, "the first stage counts"
     unknown = desk.run(PROMPT[:20] + list(range(60)), later=True)
-    desk.table.adopt(unknown, exactly=32)
+    desk.table.attach_prefix(unknown, exactly=32)
     assert unknown.computed == 16, "the caller sees that it is not enough"
 
 
 def test_a_stage_of_the_head_alone_lacks_nothing() -> None:
     desk = Desk(layout=PageLayout(layers=0, kv_heads=1, head_dim=8), cache=False)
     run = desk.run(PROMPT, later=True)
-    desk.table.adopt(run, exactly=48)
+    desk.table.attach_prefix(run, exactly=48)
     assert run.computed == 48
     desk.compute(run)
     desk.table.check_integrity()
@@ -252,8 +252,8 @@ class TestPrivatePages:
         assert Desk(shares_private=True).run(PROMPT, private=True, salt="tenant").computed == 0
         # And a stand-in finds them in the store by the names of either request, which are not the pool's
         assert len(own) == 3 and len(store.names) == 6 and len(set(store.names)) == 6
-        assert own == first.kv.names and store.names[3:] == second.kv.names
-        assert not set(store.names) & set(first.kv.local) and first.kv.local == second.kv.local
+        assert own == first.kv.hashes and store.names[3:] == second.kv.hashes
+        assert not set(store.names) & set(first.kv.local_hashes) and first.kv.local_hashes == second.kv.local_hashes
 
     def test_are_found_by_later_steps_of_the_session(self) -> None:
         """And a stand-in finds them in the store by the names of each step."""
@@ -263,7 +263,7 @@ class TestPrivatePages:
         desk.compute(first)
         second = desk.run(PROMPT, private=True, session="s", salt="tenant")
         assert second.pages == first.pages[:3] and (second.computed, second.kv.cached) == (48, 48)
-        assert len(set(store.names)) == 6 and store.names[3:] == second.kv.names
+        assert len(set(store.names)) == 6 and store.names[3:] == second.kv.hashes
         for session, salt in (("t", "tenant"), ("s", "other"), ("", "tenant")):
             assert desk.run(PROMPT, private=True, session=session, salt=salt).computed == 0, (session, salt)
         assert desk.run(PROMPT, session="s", salt="tenant").computed == 0, "nor by one that is exact"
@@ -284,9 +284,9 @@ class TestPrivatePages:
             (begun("stand-in"), 0),
             (begun("gpu-again"), 0),
         ):
-            desk.table.adopt(step, exactly=32)
+            desk.table.attach_prefix(step, exactly=32)
             assert (step.computed, step.kv.cached) == (found, found), step.route
-            desk.table.drop(step.request, step.id)
+            desk.table.drop(step.request_id, step.run_id)
         # And what is computed there is found there
         desk.compute(begun("stand-in"))
         assert begun("stand-in", later=False).computed == 48
@@ -297,10 +297,10 @@ class TestPrivatePages:
         desk = Desk(stage=1)
         desk.compute(desk.run(PROMPT, private=True, session="s"), 32)
         step = desk.run(PROMPT, later=True, private=True, session="s")
-        desk.table.adopt(step, exactly=48)
+        desk.table.attach_prefix(step, exactly=48)
         assert step.computed == 32
         again = desk.run(PROMPT, later=True, private=True, session="s")
-        desk.table.adopt(again, exactly=step.computed)
+        desk.table.attach_prefix(again, exactly=step.computed)
         assert again.computed == 32 and again.pages == step.pages[:2]
 
     def test_are_not_taken_where_the_client_gives_its_own(self) -> None:
@@ -318,7 +318,7 @@ class TestPrivatePages:
         third = desk.run(PROMPT, private=True)
         assert third.pages == first.pages[:3]
         for run in (first, second, third):
-            desk.table.drop(run.request, run.id)
+            desk.table.drop(run.request_id, run.run_id)
         desk.table.check_integrity()
         assert desk.run(PROMPT, private=True).computed == 48
 
@@ -331,5 +331,5 @@ class TestPrivatePages:
         desk.compute(first)
         assert desk.run(PROMPT, private=True).computed == 16, "what was computed before it"
         desk.table.preempt(first)
-        desk.table.adopt(first)
+        desk.table.attach_prefix(first)
         assert first.computed == 48, "by the names of the request"

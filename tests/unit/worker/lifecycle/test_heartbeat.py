@@ -51,7 +51,7 @@ class Beating:
         self.thread = Heartbeat(
             links,
             self.mailbox,
-            worker="a",
+            worker_id="a",
             run_id=run_id,
             model=MODEL,
             split="1-4",
@@ -83,7 +83,7 @@ def test_a_lost_claim_reply_is_found_after_two_beats(client: redis.Redis, keys: 
     beating = Beating(client, keys, scripts, server_run_id(client))
     beating.cell.accept()
     (run,) = beating.cell.claim("a")
-    beating.wait_for(Orphan("req-1", run.run))
+    beating.wait_for(Orphan("req-1", run.run_id))
     beating.end()
 
 
@@ -91,7 +91,7 @@ def test_requests_of_a_step_that_goes_on_are_not_stuck(client: redis.Redis, keys
     beating = Beating(client, keys, scripts, server_run_id(client))
     beating.cell.accept()
     (run,) = beating.cell.claim("a")
-    beating.view = {"req-1": run.run}
+    beating.view = {"req-1": run.run_id}
 
     def moved_ms() -> float:
         return float(str(client.zscore(keys.running, "req-1")))
@@ -109,7 +109,7 @@ def test_requests_of_a_step_that_goes_on_are_not_stuck(client: redis.Redis, keys
 def test_a_run_that_ended_elsewhere_is_dropped(client: redis.Redis, keys: Keys, scripts: Scripts) -> None:
     beating = Beating(client, keys, scripts, server_run_id(client))
     beating.view = {"req-9": "r"}
-    beating.wait_for(Ended(request="req-9", run="r"))
+    beating.wait_for(Ended(request_id="req-9", run_id="r"))
     beating.end()
 
 

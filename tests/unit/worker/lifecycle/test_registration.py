@@ -61,17 +61,17 @@ def there(cell: Cell) -> list[str]:
     return [worker.id for worker in read_workers(cell.client, cell.keys, MODEL)]
 
 
-def assign(cell: Cell, worker: str) -> None:
-    plan = Plan(epoch=0, split="1-4", route_class="cpu", assignments={worker: 0}, blocks={}, reasons=())
+def assign(cell: Cell, worker_id: str) -> None:
+    plan = Plan(epoch=0, split="1-4", route_class="cpu", assignments={worker_id: 0}, blocks={}, reasons=())
     call = calls.publish_plan(MODEL, replaces_epoch=0, inputs="i", route_class="cpu", plan=plan.to_json())
     assert cell.scripts.run(call) == 1
 
 
-def declared_dead(cell: Cell, worker: str) -> None:
-    assert cell.scripts.run(calls.dead(worker, silent_s=0)) == (True, 0)
+def declared_dead(cell: Cell, worker_id: str) -> None:
+    assert cell.scripts.run(calls.dead(worker_id, silent_s=0)) == (True, 0)
 
 
-def everything_lost(cell: Cell, worker: str) -> None:
+def everything_lost(cell: Cell, worker_id: str) -> None:
     begin_cell(cell.client, cell.keys)
 
 
@@ -87,17 +87,17 @@ def test_a_worker_whose_record_vanishes_while_it_waits_registers_anew(
         (after,) = there(cell)
         assign(cell, after)
         worker.thread.join(10)
-        assert worker.assignment is not None and worker.registration.worker == after
+        assert worker.assignment is not None and worker.registration.worker_id == after
         assert [name.decode() for name in cell.client.zrange(cell.keys.workers, 0, -1)] == [after]  # pyright: ignore
 
 
 def test_who_was_forgotten_while_it_loaded_learns_it_before_it_announces(cell: Cell) -> None:
     with waiting(cell) as worker:
         wait_until(lambda: there(cell), "it has registered")
-        assign(cell, worker.registration.worker)
+        assign(cell, worker.registration.worker_id)
         worker.thread.join(10)
         assert not worker.registration.forgotten()
-        declared_dead(cell, worker.registration.worker)
+        declared_dead(cell, worker.registration.worker_id)
         assert worker.registration.forgotten()
         assert not cell.client.exists(cell.keys.workers)
 
@@ -105,7 +105,7 @@ def test_who_was_forgotten_while_it_loaded_learns_it_before_it_announces(cell: C
 def test_whoever_has_read_the_registry_lately_reads_it_again_for_a_newcomer(cell: Cell) -> None:
     with waiting(cell) as worker:
         wait_until(lambda: there(cell), "it has registered")
-        assign(cell, worker.registration.worker)
+        assign(cell, worker.registration.worker_id)
         worker.thread.join(10)
     assert worker.assignment is not None
     cell.accept()

@@ -6,7 +6,7 @@ import pytest
 
 from blockrelay.protocol.plan import Stage
 from blockrelay_worker.offline.explanation import heading, step_lines, step_records, totals
-from blockrelay_worker.offline.pipeline import StageRun, Step
+from blockrelay_worker.offline.pipeline import PipelineStep, StageRun
 
 
 def run(stage: int, rows: int, given: tuple[int, ...], *, on: str = "cpu", device: bool = False) -> StageRun:
@@ -24,9 +24,9 @@ def run(stage: int, rows: int, given: tuple[int, ...], *, on: str = "cpu", devic
     )
 
 
-def step(rows: int, token: int, total_s: float) -> Step:
+def step(rows: int, token: int, total_s: float) -> PipelineStep:
     runs = run(0, rows, (rows, 4096)), run(1, rows, (1, 128256), on="webgpu:0", device=True)
-    return Step(runs=runs, token=token, sampling_s=0.01, total_s=total_s)
+    return PipelineStep(runs=runs, token=token, sampling_s=0.01, total_s=total_s)
 
 
 TEXT_COLUMNS, TIMES = ("step", "stage", "device", "blocks", "input", "output"), ("transfer", "compute", "KV")
@@ -59,13 +59,13 @@ def test_a_step_has_a_line_for_each_stage_that_fits_a_terminal() -> None:
 
 
 def test_onnx_runtime_on_a_cpu_is_told_from_our_own_kernels() -> None:
-    one = Step(runs=(run(0, 1, (1, 9), device=True),), token=1, sampling_s=0.0, total_s=1.0)
+    one = PipelineStep(runs=(run(0, 1, (1, 9), device=True),), token=1, sampling_s=0.0, total_s=1.0)
     assert "cpu device" in step_lines(1, one, None)[0]
 
 
 def test_a_prompt_in_chunks_has_a_line_for_each_run_and_its_token_once() -> None:
     chunks = (*STEPS[0].runs, *STEPS[0].runs)
-    one = Step(runs=chunks, token=5, sampling_s=0.0, total_s=3.0)
+    one = PipelineStep(runs=chunks, token=5, sampling_s=0.0, total_s=3.0)
     assert one.rows == 1024
     ends = [line.split()[-1] for line in step_lines(1, one, None)]
     assert ends == ["1.000", "1.000", "1.000", "5"]

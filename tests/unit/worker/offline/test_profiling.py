@@ -14,7 +14,7 @@ from blockrelay_worker.execution.page_layout import layout_of
 from blockrelay_worker.kernels import load_kernels
 from blockrelay_worker.offline.profiling import __main__ as profiling
 from blockrelay_worker.offline.profiling import block_times, samples
-from blockrelay_worker.offline.profiling.block_times import ROWS, Shape, shapes, windows
+from blockrelay_worker.offline.profiling.block_times import ROWS, BatchShape, shapes, windows
 from blockrelay_worker.offline.profiling.hop_times import redis_hop, rows_of_ours, shared_memory_hop
 from blockrelay_worker.offline.profiling.samples import Samples
 from blockrelay_worker.offline.profiling.targets import stage_bytes
@@ -39,7 +39,7 @@ def test_every_block_is_measured_in_every_shape(folder: Path, tmp_path: Path, mo
     assert set(profile.blocks) == {f"block_{n}" for n in range(1, BLOCKS + 1)}
     assert set(profile.hop) == {"shared_memory"}, "no Redis was named"
     kernels = load_kernels(1)
-    possible = {"w8a8": kernels.multiplies, "w4a8": kernels.group_multiplies}
+    possible = {"w8a8": kernels.has_matmul, "w4a8": kernels.has_group_matmul}
     assert set(profile.products["CPU"]) == {precision for precision, is_so in possible.items() if is_so}
     for times in profile.products["CPU"].values():
         assert set(times.layer) == set(times.head) == set(ROWS)
@@ -60,7 +60,7 @@ def test_shapes_end_at_the_model_s_context(folder: Path) -> None:
 def test_a_model_that_does_not_fit_is_measured_in_windows(folder: Path) -> None:
     opened = open_block_folder(folder)
     measured = stage_bytes(opened, executors_for("cpu", opened, threads=1))
-    wanted = [Shape(4, 128), Shape(64, 128)]
+    wanted = [BatchShape(4, 128), BatchShape(64, 128)]
     sizes = [opened.manifest.files[block.file].bytes for block in opened.manifest.blocks]
     pages = 64 * 8 * layout_of(opened, 1, 1).bytes_per_page
     found = list(windows(opened, replace(measured, room=max(sizes) + pages), wanted))
@@ -74,7 +74,7 @@ def test_a_block_that_does_not_fit_is_named(folder: Path) -> None:
     opened = open_block_folder(folder)
     measured = stage_bytes(opened, executors_for("cpu", opened, threads=1))
     with pytest.raises(UsageError, match="block_1 does not fit into the 0 MiB"):
-        list(windows(opened, replace(measured, room=1000), [Shape(1, 128)]))
+        list(windows(opened, replace(measured, room=1000), [BatchShape(1, 128)]))
 
 
 def test_a_device_that_is_named_is_measured_block_by_block(

@@ -13,7 +13,7 @@ from blockrelay.planning.costs import costs_of
 from blockrelay.planning.profile import decode_profile
 from blockrelay_worker.offline.profiling import __main__ as profiling
 from blockrelay_worker.offline.profiling import block_times, samples, targets
-from blockrelay_worker.offline.profiling.block_times import Shape, Window, whole_window
+from blockrelay_worker.offline.profiling.block_times import BatchShape, BlockWindow, whole_window
 from blockrelay_worker.offline.profiling.hop_times import rows_of_onnx_blocks
 from blockrelay_worker.offline.profiling.targets import StageBytes
 from tests.support.models.onnx_blocks_served import opened
@@ -94,10 +94,10 @@ def test_what_cannot_be_measured_is_refused(
 
 def test_all_blocks_are_one_window_with_as_many_pages_as_have_room(folder: BlockFolder) -> None:
     sizes = StageBytes(weights=lambda first, last: 100 * (last - first + 1), page=lambda _first, _last: 10, room=1000)
-    wanted = [Shape(1, 128), Shape(4, 128), Shape(4, 160)]  # 8, 32 and 40 pages
-    assert whole_window(folder, sizes, wanted) == (Window(1, 5, 40), None)
-    assert whole_window(folder, replace(sizes, room=850), wanted) == (Window(1, 5, 35), None)
-    assert whole_window(folder, replace(sizes, room=819), wanted) == (Window(1, 5, 32), 499)
+    wanted = [BatchShape(1, 128), BatchShape(4, 128), BatchShape(4, 160)]  # 8, 32 and 40 pages
+    assert whole_window(folder, sizes, wanted) == (BlockWindow(1, 5, 40), None)
+    assert whole_window(folder, replace(sizes, room=850), wanted) == (BlockWindow(1, 5, 35), None)
+    assert whole_window(folder, replace(sizes, room=819), wanted) == (BlockWindow(1, 5, 32), 499)
     with pytest.raises(UsageError, match="block_1 does not fit into the 0 MiB"):
         whole_window(folder, replace(sizes, room=419), wanted)
 

@@ -51,9 +51,9 @@ def test_a_sealed_page_is_never_computed_again() -> None:
     run = new_run("p", [1] * 20, first=False)
     on_a_table(run)
     run.rows_computed(20)
-    run.kv.seal(1)
+    run.kv.mark_published(1)
     run.receive(17, [3, 3])
-    with pytest.raises(AssertionError, match="a sealed page is not computed"):
+    with pytest.raises(AssertionError, match="a published page is not computed"):
         run.receive(15, [3])
 
 

@@ -14,7 +14,7 @@ from blockrelay_worker.sampling.prompt_lookup import (
     INDEXED,
     INDEXED_AT_ONCE,
     LONGEST_PAUSE,
-    MOST,
+    MAX_DRAFTS,
     Drafter,
     KnownTokens,
     right_drafts,
@@ -43,10 +43,10 @@ def test_nothing_is_guessed_without_a_repetition_or_room() -> None:
 @given(st.lists(st.integers(0, 3), max_size=60), st.integers(1, 8))
 def test_it_is_a_function_of_the_tokens_however_they_came(tokens: list[int], most: int) -> None:
     """The incremental index gives what a plain search over all tokens gives."""
-    growing = Drafter(length=MOST)
+    growing = Drafter(length=MAX_DRAFTS)
     for end in range(len(tokens) + 1):
         found = growing.draft(tokens[:end], most)
-        assert found == Drafter(length=MOST).draft(tokens[:end], most) == searched(tokens[:end], most)
+        assert found == Drafter(length=MAX_DRAFTS).draft(tokens[:end], most) == searched(tokens[:end], most)
 
 
 @given(st.lists(st.integers(0, 3), max_size=60), st.integers(0, 60), st.lists(st.integers(1, 9), min_size=60))
@@ -54,7 +54,7 @@ def test_what_the_index_does_not_know_is_searched(tokens: list[int], first: int,
     """With an index of very few tokens, after a prompt of any length, however many tokens come at once."""
     few = {"INDEXED": 5, "INDEXED_AT_ONCE": 2, "SEARCHED": 4}
     with mock.patch.dict(vars(prompt_lookup), few):
-        drafter = Drafter(length=MOST, known=KnownTokens(np.array(tokens[:first], np.int32)))
+        drafter = Drafter(length=MAX_DRAFTS, known=KnownTokens(np.array(tokens[:first], np.int32)))
         end = min(first, len(tokens))
         for new in news:
             assert drafter.draft(tokens[:end], 8) == searched(tokens[:end], 8)
@@ -98,7 +98,7 @@ def test_success_lengthens_drafts_and_failure_ends_them() -> None:
         drafts = drafter.draft(repeating, 100)
         lengths.append(len(drafts))
         drafter.verdict(len(drafts), len(drafts))
-    assert lengths == [2, 4, 6, 8, MOST]
+    assert lengths == [2, 4, 6, 8, MAX_DRAFTS]
     for _ in range(4):
         drafter.verdict(len(drafter.draft(repeating, 100)), 0)
     assert drafter.draft(repeating, 100) == []

@@ -38,33 +38,33 @@ def test_prompts_that_arrive_together_wait_for_each_other_where_they_take_too_lo
 candidate_lists = st.lists(
     st.builds(Candidate, st.uuids().map(str), st.integers(1, 600), st.booleans(), st.integers(0, 50)),
     max_size=40,
-    unique_by=lambda c: c.request,
+    unique_by=lambda c: c.request_id,
 )
 
 
 @given(candidate_lists, st.integers(1, 512))
 def test_a_batch_is_bounded_ragged_and_never_empty_while_somebody_waits(candidates: list[Candidate], room: int) -> None:
     chosen = choose_rows(candidates, room)
-    by_name = {c.request: c for c in candidates}
+    by_name = {c.request_id: c for c in candidates}
     assert sum(rows for _, rows in chosen) <= room
-    assert len({request for request, _ in chosen}) == len(chosen)
-    assert all(1 <= rows <= by_name[request].missing for request, rows in chosen)
+    assert len({request_id for request_id, _ in chosen}) == len(chosen)
+    assert all(1 <= rows <= by_name[request_id].missing for request_id, rows in chosen)
     assert bool(chosen) == bool(candidates)
-    if any(by_name[request].quarantined for request, _ in chosen):
+    if any(by_name[request_id].quarantined for request_id, _ in chosen):
         assert len(chosen) == 1
 
 
 @given(candidate_lists, st.integers(1, 64))
 def test_everybody_is_served_at_last(candidates: list[Candidate], room: int) -> None:
     iteration = 51
-    left = {c.request: c for c in candidates}
+    left = {c.request_id: c for c in candidates}
     for _ in range(sum(c.missing for c in candidates) + 1):
         if not left:
             break
-        for request, rows in choose_rows(list(left.values()), room):
-            old = left.pop(request)
+        for request_id, rows in choose_rows(list(left.values()), room):
+            old = left.pop(request_id)
             if old.missing > rows:
-                left[request] = Candidate(request, old.missing - rows, old.quarantined, iteration)
+                left[request_id] = Candidate(request_id, old.missing - rows, old.quarantined, iteration)
         iteration += 1
     assert not left
 
@@ -113,12 +113,12 @@ def test_arrived_segments_are_all_served_in_each_requests_order(
         chosen = choose_arrived([s for _, s in left], max_rows, prompt_rows)
         batch = [left[i] for i in chosen]
         assert batch, "never nothing"
-        assert len({s.request for _, s in batch}) == len(batch)
+        assert len({s.request_id for _, s in batch}) == len(batch)
         assert sum(s.rows for _, s in batch) <= max_rows or len(batch) == 1
         served += [i for i, _ in batch]
         left = [item for i, item in enumerate(left) if i not in chosen]
     for name in "abcdef":
-        order = [i for i in served if waiting[i].request == name]
+        order = [i for i in served if waiting[i].request_id == name]
         assert order == sorted(order)
 
 
@@ -128,7 +128,7 @@ def test_everybody_is_served_at_last_within_an_executors_limits(
 ) -> None:
     """Also beside requests that decode for ever."""
     iteration = 51
-    left = {c.request: c for c in candidates}
+    left = {c.request_id: c for c in candidates}
     endless = {f"endless-{i}" for i in range(10)}
     left |= {name: Candidate(name, 1) for name in endless}
     for _ in range(20 * sum(c.missing for c in candidates) + 20):
@@ -137,11 +137,11 @@ def test_everybody_is_served_at_last_within_an_executors_limits(
         chosen = choose_rows(list(left.values()), max_rows, max_sequences=max_sequences, ragged=ragged)
         assert 0 < len(chosen) <= max_sequences and 0 < sum(rows for _, rows in chosen) <= max_rows
         assert ragged or len({rows for _, rows in chosen}) == 1
-        for request, rows in chosen:
-            old = left.pop(request)
-            missing = 1 if request in endless else old.missing - rows
+        for request_id, rows in chosen:
+            old = left.pop(request_id)
+            missing = 1 if request_id in endless else old.missing - rows
             if missing:
-                left[request] = Candidate(request, missing, old.quarantined, iteration)
+                left[request_id] = Candidate(request_id, missing, old.quarantined, iteration)
         iteration += 1
     assert left.keys() == endless
 
@@ -158,7 +158,7 @@ def test_what_arrived_is_taken_within_an_executors_limits(
     taken = 0
     while waiting:
         chosen = choose_arrived(waiting, max_rows, 16, max_sequences=max_sequences, ragged=ragged)
-        assert 0 < len(chosen) <= max_sequences and len({waiting[i].request for i in chosen}) == len(chosen)
+        assert 0 < len(chosen) <= max_sequences and len({waiting[i].request_id for i in chosen}) == len(chosen)
         assert len(chosen) == 1 or sum(waiting[i].rows for i in chosen) <= max_rows
         assert ragged or len({waiting[i].rows for i in chosen}) == 1
         waiting = [segment for i, segment in enumerate(waiting) if i not in chosen]

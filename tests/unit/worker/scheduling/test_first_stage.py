@@ -26,7 +26,7 @@ def alone(w8a8: BlockFolder, client: redis.Redis, keys: Keys, scripts: Scripts) 
 
 
 def names(work: list[Work]) -> set[str]:
-    return {item.run.request for item in work}
+    return {item.run.request_id for item in work}
 
 
 def test_decode_rows_are_split_into_groups_that_stay_balanced(pipeline: Stage) -> None:
@@ -43,8 +43,8 @@ def test_stages_that_share_their_cores_get_the_whole_batch(
     w8a8: BlockFolder, client: redis.Redis, keys: Keys, scripts: Scripts
 ) -> None:
     stage = Stage(w8a8, client, keys, scripts, last=2)
-    for worker in stage.route:
-        client.hset(keys.worker(worker), "threads", 2)
+    for worker_id in stage.route:
+        client.hset(keys.worker(worker_id), "threads", 2)
     for n in "pqrstu":
         stage.run(n, [5, 6, 7], computed=2)
     assert len(stage.step()) == 6
@@ -68,7 +68,7 @@ def test_nobody_is_guessed_for_beside_a_prompt_nor_in_a_tensor_step(pipeline: St
     assert prompt.computed > 0
     pipeline.table.drop("long", "long")
     pipeline.table.get("tensors", "tensors").learn([3])  # pyright: ignore[reportOptionalMemberAccess]
-    assert [item.drafts for item in pipeline.step(FREE_ROWS) if item.run.request == "tensors"] == [0]
+    assert [item.drafts for item in pipeline.step(FREE_ROWS) if item.run.request_id == "tensors"] == [0]
 
 
 def test_guesses_never_reach_beyond_what_may_be_generated(pipeline: Stage) -> None:

@@ -26,13 +26,13 @@ class Runs:
         self.refusals: dict[str, Refusal] = {}
 
     def of(self, segment: ForwardSegment, message: Forward) -> Run | Refusal:
-        return self.refusals.get(segment.request) or new_run(segment.request, [7], first=False)
+        return self.refusals.get(segment.request_id) or new_run(segment.request_id, [7], first=False)
 
 
 def message(rows: Mapping[str, int], *, named: bool, first: int = 0) -> Forward:
     """Rows of each request from position `first` on. Tensors come in parts of one row each."""
     segments = tuple(
-        ForwardSegment(request=q, run="r", sequence=0, position=first, token_ids=(7,) * n, ends_known=n == 1)
+        ForwardSegment(request_id=q, run_id="r", sequence=0, position=first, token_ids=(7,) * n, ends_known=n == 1)
         for q, n in rows.items()
     )
     matrix = np.arange(sum(rows.values()), dtype=np.float32)[:, None]
@@ -51,7 +51,7 @@ def values(work: Work) -> list[float]:
 
 def take(batcher: LaterStageBatcher) -> dict[str, list[float]]:
     work, _ = batcher.take(StepCost())
-    return {item.run.request: values(item) for item in work}
+    return {item.run.request_id: values(item) for item in work}
 
 
 @pytest.mark.parametrize("named", [False, True])
@@ -71,7 +71,7 @@ class TestEitherWay:
         runs.refusals = {"gone": "drop", "missing": "rerun", "loading": "later"}
         batcher.add(message({"gone": 1, "missing": 1, "loading": 1, "here": 1}, named=named))
         work, refused = batcher.take(StepCost())
-        assert [item.run.request for item in work] == ["here"] and [s.request for s in refused] == ["missing"]
+        assert [item.run.request_id for item in work] == ["here"] and [s.request_id for s in refused] == ["missing"]
         assert len(batcher) == 1
         runs.refusals = {}
         assert take(batcher) == {"loading": [2.0]}

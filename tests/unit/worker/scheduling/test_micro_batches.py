@@ -2,22 +2,22 @@
 
 import pytest
 
-from blockrelay_worker.scheduling.micro_batches import Seat, decode_share, groups_of
+from blockrelay_worker.scheduling.micro_batches import WorkerCores, decode_share, groups_of
 
 
 @pytest.mark.parametrize(
     ("seats", "groups"),
     [
-        ([Seat("h", 2, 1), Seat("h", 2, 1)], 2),
-        ([Seat("h", 2, 2), Seat("h", 2, 2)], 1),
-        ([Seat("h", 2, 1)] * 3, 2),
-        ([Seat("h", 8, 2)] * 3, 3),
-        ([Seat("h", 4, 2), Seat("h", 4, 2), Seat("h", 4, 2)], 2),
-        ([Seat("a", 2, 2), Seat("b", 2, 2)], 2),
-        ([Seat("a", 1, 4)], 1),
+        ([WorkerCores("h", 2, 1), WorkerCores("h", 2, 1)], 2),
+        ([WorkerCores("h", 2, 2), WorkerCores("h", 2, 2)], 1),
+        ([WorkerCores("h", 2, 1)] * 3, 2),
+        ([WorkerCores("h", 8, 2)] * 3, 3),
+        ([WorkerCores("h", 4, 2), WorkerCores("h", 4, 2), WorkerCores("h", 4, 2)], 2),
+        ([WorkerCores("a", 2, 2), WorkerCores("b", 2, 2)], 2),
+        ([WorkerCores("a", 1, 4)], 1),
     ],
 )
-def test_as_many_groups_as_stages_that_compute_at_once(seats: list[Seat], groups: int) -> None:
+def test_as_many_groups_as_stages_that_compute_at_once(seats: list[WorkerCores], groups: int) -> None:
     assert groups_of(seats) == groups
 
 

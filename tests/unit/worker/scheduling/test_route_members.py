@@ -79,7 +79,7 @@ def test_what_a_newer_worker_says_beside_is_passed_over() -> None:
 
 
 def test_workers_that_are_gone_are_forgotten(links: Links) -> None:
-    members = RouteMembers(lambda worker, fields: read_fields(links, worker, fields), LIMITS)
+    members = RouteMembers(lambda worker_id, fields: read_fields(links, worker_id, fields), LIMITS)
     for life in range(500):
         assert members.shape(frozenset({"always", f"life-{life}"})).groups == 2
     assert len(members) <= MAX_MEMBERS + 2
@@ -88,8 +88,8 @@ def test_workers_that_are_gone_are_forgotten(links: Links) -> None:
 def test_a_record_is_read_once(links: Links) -> None:
     asked: list[str] = []
 
-    def read(worker: str, fields: tuple[str, ...]) -> list[bytes | None]:
-        asked.append(worker)
+    def read(worker_id: str, fields: tuple[str, ...]) -> list[bytes | None]:
+        asked.append(worker_id)
         return [b"h", b"2", b"1", ABLE.to_json().encode()]
 
     members = RouteMembers(read, LIMITS)
@@ -97,7 +97,7 @@ def test_a_record_is_read_once(links: Links) -> None:
         assert members.shape(frozenset("ab")).limits.max_sequences == 32
     members.shape(frozenset("bc"))
     assert sorted(asked) == ["a", "b", "c"]
-    assert Member.from_record("gone", [None] * 4).seat.node == "gone"
+    assert Member.from_record("gone", [None] * 4).cores.node == "gone"
 
 
 @pytest.fixture
@@ -105,8 +105,8 @@ def route(w8a8: BlockFolder, client: redis.Redis, keys: Keys, scripts: Scripts) 
     """A first stage, and a second one that can do little."""
     stage = Stage(w8a8, client, keys, scripts, last=2)
     client.hset(keys.worker(stage.route[1]), "capabilities", replace(ABLE, max_rows=6, max_sequences=2).to_json())
-    for worker in stage.route:
-        client.hset(keys.worker(worker), "threads", 2)  # one group: the limits show
+    for worker_id in stage.route:
+        client.hset(keys.worker(worker_id), "threads", 2)  # one group: the limits show
     return stage
 
 
@@ -144,7 +144,7 @@ def test_a_stage_that_is_not_ragged_gets_batches_of_equal_rows(
     for _ in range(30):
         work = stage.step()
         assert len({item.rows for item in work}) <= 1 and all(item.drafts == 0 for item in work)
-        served.update(item.run.request for item in work)
+        served.update(item.run.request_id for item in work)
         for item in work:
             if item.samples:
                 item.run.learn([8])

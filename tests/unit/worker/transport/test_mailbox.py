@@ -16,7 +16,7 @@ from blockrelay_worker.transport.events import Wake
 from blockrelay_worker.transport.inbox_reader import Reader
 from tests.support.waiting import wait_until
 
-JOB = NextJob(request="req-1", run="r", position=0, tokens=(5,))
+JOB = NextJob(request_id="req-1", run_id="r", position=0, tokens=(5,))
 
 
 @pytest.fixture

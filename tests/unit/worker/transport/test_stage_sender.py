@@ -18,10 +18,10 @@ from blockrelay.redis.errors import RedisWatch
 from blockrelay_worker.engine.intake import Intake
 from blockrelay_worker.transport.inbox_reader import decode_entry
 from blockrelay_worker.transport.redis_links import Links
-from blockrelay_worker.transport.stage_sender import Sender
+from blockrelay_worker.transport.stage_sender import StageSender
 from tests.support.worker.first_stage import Stage
 
-COMMIT = Commit(request="p", run="p", position=0, tokens=(8, 9))
+COMMIT = Commit(request_id="p", run_id="p", position=0, tokens=(8, 9))
 
 
 @pytest.fixture
@@ -36,10 +36,10 @@ def test_tokens_reach_the_first_worker_and_count_once(
 ) -> None:
     stage = Stage(w8a8, client, keys, scripts, last=2)
     run = stage.run("p", [1, 2, 3], computed=3)
-    sender = Sender(links, WorkerMetrics(CollectorRegistry()))
+    sender = StageSender(links, WorkerMetrics(CollectorRegistry()))
     sender.announce([("a", COMMIT)])
     entries = [fields for _, fields in client.xrange(keys.inbox("a")) if b"next_job" in fields]  # pyright: ignore
-    event = NextJob(request="p", run="p", position=0, tokens=(8, 9))
+    event = NextJob(request_id="p", run_id="p", position=0, tokens=(8, 9))
     assert [decode_entry(fields) for fields in entries] == [event]  # pyright: ignore
     metrics = WorkerMetrics(registry := CollectorRegistry())
     intake = Intake(stage.role, w8a8.model, None, links, stage.table, metrics)
@@ -53,16 +53,16 @@ def test_a_worker_that_is_gone_gets_no_inbox(
 ) -> None:
     Stage(w8a8, client, keys, scripts, last=2)
     client.delete(keys.inbox("a"))
-    Sender(links, WorkerMetrics(CollectorRegistry())).announce([("a", COMMIT)])
+    StageSender(links, WorkerMetrics(CollectorRegistry())).announce([("a", COMMIT)])
     assert not client.exists(keys.inbox("a"))
 
 
 def test_rows_for_a_worker_that_is_not_there_are_refused_by_its_name(
     client: redis.Redis, keys: Keys, links: Links
 ) -> None:
-    segment = ForwardSegment(request="p", run="p", sequence=0, position=0, token_ids=(7,), ends_known=True)
+    segment = ForwardSegment(request_id="p", run_id="p", sequence=0, position=0, token_ids=(7,), ends_known=True)
     message = Forward(sender="a", segments=(segment,), rows=np.zeros((1, 8), np.float32))
-    sender = Sender(links, WorkerMetrics(CollectorRegistry()))
+    sender = StageSender(links, WorkerMetrics(CollectorRegistry()))
     with capture_logs() as said:
         assert not sender.forward("nobody", message)
         client.xadd(keys.inbox("b"), {"x": "y"})

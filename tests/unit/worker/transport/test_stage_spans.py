@@ -40,15 +40,22 @@ def telling(client: redis.Redis, keys: Keys, scripts: Scripts, payload: str) -> 
     """`tell(steps, request="q")` of a fresh run; all that can be written is written at the end."""
     watch = RedisWatch(Counter("errors", "", registry=None))
     links = Links(client, connect(payload, cell=keys.cell), keys, scripts, watch, threading.Event())
-    spans = StageSpans(links, worker="w", stage=1, first=3, last=4)
+    spans = StageSpans(links, worker_id="w", stage=1, first=3, last=4)
     spans.start()
 
-    def tell(steps: int, request: str = "q") -> RunTrace:
+    def tell(steps: int, request_id: str = "q") -> RunTrace:
         trace = RunTrace(run=2, ready_ns=time.monotonic_ns())
         for number in range(steps):
             began = time.monotonic_ns()
             spans.tell(
-                request, trace, "decode", position=number, rows=1, batch_rows=3, began_ns=began, ended_ns=began + 5000
+                request_id,
+                trace,
+                "decode",
+                position=number,
+                rows=1,
+                batch_rows=3,
+                began_ns=began,
+                ended_ns=began + 5000,
             )
         return trace
 
@@ -60,8 +67,8 @@ def telling(client: redis.Redis, keys: Keys, scripts: Scripts, payload: str) -> 
         links.payload.close()
 
 
-def steps_in(client: redis.Redis, keys: Keys, request: str = "q") -> list[StageSpan]:
-    entries: Any = client.xrange(keys.trace(request))
+def steps_in(client: redis.Redis, keys: Keys, request_id: str = "q") -> list[StageSpan]:
+    entries: Any = client.xrange(keys.trace(request_id))
     return [StageSpan.decode(fields) for _, fields in entries]
 
 
@@ -81,7 +88,7 @@ def test_steps_are_written_in_order_on_the_clock_of_the_control_redis(
         steps = steps_in(other, keys)
         assert [step.number for step in steps] == [step.position for step in steps] == list(range(5))
         first = steps[0]
-        assert (first.run, first.worker, first.stage, first.blocks, first.kind) == (2, "w", 1, "3-4", "decode")
+        assert (first.run, first.worker_id, first.stage, first.blocks, first.kind) == (2, "w", 1, "3-4", "decode")
         assert (first.rows, first.batch_rows, first.computed_us) == (1, 3, 5)
         took_us = after - before  # no error of the comparison is longer than that
         assert all(before - took_us <= step.ready_us <= step.ended_us <= after + took_us for step in steps)
@@ -91,7 +98,7 @@ def test_steps_are_written_in_order_on_the_clock_of_the_control_redis(
 
 def test_a_step_waits_since_the_one_before_unless_its_rows_came_later() -> None:
     trace = RunTrace(run=1, ready_ns=1_000_000)
-    spans = StageSpans(None, worker="w", stage=0, first=1, last=2)  # pyright: ignore[reportArgumentType]
+    spans = StageSpans(None, worker_id="w", stage=0, first=1, last=2)  # pyright: ignore[reportArgumentType]
     for began, ready in ((3_000_000, None), (9_000_000, None), (20_000_000, 16_000_000), (29_000_000, 30_000_000)):
         trace.ready_ns = ready or trace.ready_ns
         spans.tell("q", trace, "decode", position=0, rows=1, batch_rows=1, began_ns=began, ended_ns=began + 2_000_000)

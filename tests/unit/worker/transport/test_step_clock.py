@@ -36,11 +36,11 @@ def test_it_stands_still_while_its_thread_waits(now: list[float]) -> None:
 
 def test_a_part_that_is_done_counts_no_more(now: list[float]) -> None:
     clock = StepClock()
-    clock.went_on()
+    clock.progressed()
     assert clock.age() == 0.0, "there is no step"
     clock.begin()
     now[0] += 20
-    clock.went_on()
+    clock.progressed()
     now[0] += 1
     assert clock.age() == 1.0
 

@@ -14,7 +14,7 @@ from blockrelay.protocol.messages import EndEntry
 from blockrelay_gateway.admission.admission_request import AdmissionRequest
 from blockrelay_gateway.admission.namespaces import scoped_session
 from blockrelay_gateway.api.infer import requests
-from blockrelay_gateway.api.infer.layout import Layout, answer_bytes, layout_of
+from blockrelay_gateway.api.infer.layout import TensorLayout, answer_bytes, layout_of
 from blockrelay_gateway.api.infer.responses import InferFormat, execution, pipeline_error, tensor_success
 from blockrelay_gateway.api.infer.session_kv import (
     ServedKv,
@@ -33,7 +33,7 @@ from blockrelay_gateway.api.infer.tensor_steps import (
 from blockrelay_gateway.api.reading import Tensors
 from blockrelay_gateway.api.state import Gateway
 from blockrelay_gateway.cells.cell import Cell
-from blockrelay_gateway.cells.submission import Place
+from blockrelay_gateway.cells.submission import CellChoice
 from blockrelay_gateway.helpers.offload import by_size
 from blockrelay_gateway.http.body_budget import BodyBudget, BodyShare
 from blockrelay_gateway.policy import ANSWER_ROOM_S, MAX_RESULT_BYTES
@@ -82,7 +82,7 @@ class AcceptedStep:
     """Memory of the answer, from the end of the step until the answer is sent or given up."""
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> TensorLayout:
         """The place of each row's logits in the answer's tensor."""
         whole = self.rows[0].body.logits == "all"
         return layout_of(self.steps if whole else None, rows=len(self.rows))
@@ -181,14 +181,14 @@ async def finish_tensors(accepted: AcceptedStep, session_id: str | None, tenant:
 
 async def _rows(
     gateway: Gateway, tensors: Tensors, tenant: Tenant
-) -> tuple[Place | None, list[TensorStep], list[AdmissionRequest]]:
+) -> tuple[CellChoice | None, list[TensorStep], list[AdmissionRequest]]:
     """The place of the step's session (None: any cell), and for each row its step and its request.
 
     Raises BadRequest for a step that asks for more than an answer may have, Conflict for a wrong step number.
     """
     model, served = gateway.folder.model, gateway.kv
     request, number, inputs = tensors.request, tensors.number, tensors.inputs
-    given, asked = tensors.given, tensors.layers
+    given, wanted_layers = tensors.given, tensors.layers
     sessions, place = [Session()] * inputs.rows, None
     if (session := request.session_id) is not None:
         names = [row_session(session, 0, inputs.rows), *other_shapes(session, inputs.rows)]
@@ -196,9 +196,9 @@ async def _rows(
         place = await gateway.submission.of_session(tenant, session, names, begins=number == 1)
         sessions = await _sessions(place.cell, tenant, session, inputs.rows, number)
     logits = request.logits or "last"
-    kv = f"{asked}{given.digest if given else ''}" if asked or given else ""
+    kv = f"{wanted_layers}{given.digest if given else ''}" if wanted_layers or given else ""
     steps = read_steps(inputs, sessions, session_id=request.session_id, step=number, logits=logits, kv=kv)
-    check_kv_lengths([len(step.tokens) for step in steps], served, given=given, asked=asked)
+    check_kv_lengths([len(step.tokens) for step in steps], served, given=given, wanted_layers=wanted_layers)
     if logits == "all":
         _check_logits(layout_of(steps, rows=len(steps)), model.vocab_size, gateway.bodies)
     rows = [
@@ -209,18 +209,20 @@ async def _rows(
             name,
             logits=logits,
             headers=tensors.headers,
-            kv=row_kv(served, row, len(step.tokens), given=given, asked=asked),
+            kv=row_kv(served, row, len(step.tokens), given=given, wanted_layers=wanted_layers),
         )
         for row, (step, name) in enumerate(zip(steps, tensors.who.names(inputs.rows), strict=True))
     ]
     layout, limit = layout_of(steps if logits == "all" else None, rows=len(rows)), gateway.bodies.max_large
     if (size := answer_bytes(layout, model.vocab_size, served, rows)) > limit:
         cause = f"the answer takes {size >> 20} MiB, and at most {limit >> 20} MiB are there for it"
-        raise BadRequest(f"{cause}: ask for fewer blocks, or tokens, at a time", param="blocks" if asked else "logits")
+        raise BadRequest(
+            f"{cause}: ask for fewer blocks, or tokens, at a time", param="blocks" if wanted_layers else "logits"
+        )
     return place, steps, rows
 
 
-def _check_logits(layout: Layout, vocab: int, bodies: BodyBudget) -> None:
+def _check_logits(layout: TensorLayout, vocab: int, bodies: BodyBudget) -> None:
     """Raises BadRequest if the logits of all tokens are more than an answer may have."""
     limit = min(MAX_RESULT_BYTES // 2, bodies.max_large) // (2 * vocab)
     tokens = len(layout.places) * layout.width
@@ -275,15 +277,15 @@ async def _ended(
     with readers:
         await _wait(readers)
         ended: list[Row] = []
-        for active, asked, place in zip(readers.requests, rows, places, strict=True):
+        for active, tensor_row, place in zip(readers.requests, rows, places, strict=True):
             assert active.end is not None
             row = Row(active.end)
             if active.end.reason == "tensor":
-                fields = fields_of(asked.body.kv_asked, asked.body.prompt.size)
+                fields = fields_of(tensor_row.body.kv_asked, tensor_row.body.prompt.size)
                 kv = await cell.results.fetch_kv(active.id, fields, give_up=give_up)
                 there = await cell.results.fetch(active.id, place, now_ms=cell.state.now_ms, give_up=give_up)
                 row = Row(active.end, there, kv)
-            if asked.body.kv_given:
-                await cell.results.take_back(asked.request)
+            if tensor_row.body.kv_given:
+                await cell.results.take_back(tensor_row.request_id)
             ended.append(row)
         return ended

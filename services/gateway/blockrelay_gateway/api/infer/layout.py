@@ -9,7 +9,7 @@ from blockrelay_gateway.api.infer.tensor_steps import TensorStep
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class TensorLayout:
     """The columns of logits in the answer's tensor, whose rows all have `width` columns."""
 
     places: tuple[tuple[int, int], ...]
@@ -22,19 +22,19 @@ class Layout:
         return sum(end - begin for begin, end in self.places)
 
 
-def layout_of(steps: Sequence[TensorStep] | None, *, rows: int) -> Layout:
+def layout_of(steps: Sequence[TensorStep] | None, *, rows: int) -> TensorLayout:
     """Lays out the logits of all new tokens of `steps`, or without `steps` those of the last token of each row.
 
     A token's logits stand in the token's column of `input_ids`; columns in which no row has a token are left out.
     """
     if steps is None:
-        return Layout(((0, 1),) * rows, 1)
+        return TensorLayout(((0, 1),) * rows, 1)
     first = min(step.column for step in steps)
     places = tuple((step.column - first, step.column - first + step.new) for step in steps)
-    return Layout(places, max(end for _, end in places))
+    return TensorLayout(places, max(end for _, end in places))
 
 
-def answer_bytes(layout: Layout, vocab: int, kv: ServedKv, rows: Sequence[AdmissionRequest]) -> int:
+def answer_bytes(layout: TensorLayout, vocab: int, kv: ServedKv, rows: Sequence[AdmissionRequest]) -> int:
     """Bytes of the answer in memory: its logits as float16, and the KV that the rows ask for."""
     pages = sum(len(fields_of(row.body.kv_asked, int(row.body.prompt.size))) for row in rows)
     return len(layout.places) * layout.width * vocab * 2 + pages * 2 * kv.shape.half_bytes

@@ -59,7 +59,7 @@ def tensor_request(
 
     Its prompt has all tokens of the session; the first `step.prior` of them are from earlier steps. Raises BadRequest.
     """
-    params = SamplingParams(max_tokens=0, temperature=0.0, seed=derive_seed(name.request))
+    params = SamplingParams(max_tokens=0, temperature=0.0, seed=derive_seed(name.request_id))
     tokens = list(step.tokens)
     check_prompt(
         tokens,
@@ -74,7 +74,7 @@ def tensor_request(
         logits=logits,
         prior=step.prior,
         kv_given=kv.given_tokens,
-        kv_asked=kv.asked,
+        kv_asked=kv.wanted_layers,
         traceparent=headers.traceparent,
         session=step.session.session if step.session else "",
         step=step.session.step if step.session else 0,
@@ -86,7 +86,7 @@ def tensor_request(
         fallback=headers.fallback_of(request),
     )
     return AdmissionRequest(
-        request=name.request,
+        request_id=name.request_id,
         fingerprint=name.fingerprint,
         body=body,
         params=params,
@@ -106,4 +106,4 @@ def accepted(request: AdmissionRequest) -> AdmissionRequest:
 def renamed(request: AdmissionRequest) -> AdmissionRequest:
     """The same work under a new request id and outside its session; KV that the client sent is computed instead."""
     body = replace(request.body, kv_given=0)
-    return replace(request, request=random_identity().base, fingerprint="", session=None, body=body, given={})
+    return replace(request, request_id=random_identity().base, fingerprint="", session=None, body=body, given={})

@@ -14,7 +14,7 @@ from blockrelay.protocol.tensors import base64_pieces
 from blockrelay_gateway.api.openai.responses import in_force, usage
 from blockrelay_gateway.http.errors import infer_error, to_json
 from blockrelay_gateway.streaming.active_requests.active_request import ActiveRequest
-from blockrelay_gateway.streaming.deltas import Answer, Delta, finish_reason
+from blockrelay_gateway.streaming.deltas import CollectedAnswer, Delta, finish_reason
 
 
 def execution(*ends: EndEntry) -> dict[str, Any]:
@@ -103,7 +103,7 @@ class TensorAnswer:
             yield self._behind + text
 
 
-def text_success(answer: Answer, active: ActiveRequest, *, seconds: float, **more: Any) -> dict[str, Any]:
+def text_success(answer: CollectedAnswer, active: ActiveRequest, *, seconds: float, **more: Any) -> dict[str, Any]:
     """The whole answer to the text form; `seconds` is its total pipeline time."""
     assert answer.end is not None
     return {
@@ -145,7 +145,7 @@ class InferFormat:
 
     def __init__(self) -> None:
         self.prefix: Prefix = "req"
-        self._answers: dict[int, Answer] = {}
+        self._answers: dict[int, CollectedAnswer] = {}
 
     def opening(self, active: ActiveRequest) -> dict[str, Any] | None:
         """The first event: the request id, the values in force, and the path that continues an interrupted stream."""
@@ -155,7 +155,7 @@ class InferFormat:
 
     def chunk(self, index: int, delta: Delta, active: ActiveRequest, fingerprint: str) -> dict[str, Any]:
         """The event of one token, or the whole answer at the end."""
-        answer = self._answers.setdefault(index, Answer())
+        answer = self._answers.setdefault(index, CollectedAnswer())
         answer.add(delta)
         if delta.end is not None:
             return self.whole([answer], [active])
@@ -175,11 +175,11 @@ class InferFormat:
         """None: nothing follows the whole answer."""
         return None
 
-    def whole(self, answers: Sequence[Answer], requests: Sequence[ActiveRequest]) -> dict[str, Any]:
+    def whole(self, answers: Sequence[CollectedAnswer], requests: Sequence[ActiveRequest]) -> dict[str, Any]:
         """The answer without streaming, of the one request."""
         (answer,), (active,) = answers, requests
         assert answer.end is not None
-        seconds = active.heard - active.started
+        seconds = active.last_entry_at - active.started
         return text_success(answer, active, seconds=seconds, **execution(answer.end))
 
     def background(self, active: ActiveRequest, status: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from blockrelay_gateway.api.infer.responses import InferFormat, TensorAnswer
 from blockrelay_gateway.api.infer.schemas import InferRequest
 from blockrelay_gateway.api.infer.websocket import converse
 from blockrelay_gateway.api.intake import accepted
-from blockrelay_gateway.api.reading import Reading, Tensors
+from blockrelay_gateway.api.reading import BodyReader, Tensors
 from blockrelay_gateway.http import authentication, openapi, sse
 from blockrelay_gateway.http.errors import JsonAnswer, status_of
 from blockrelay_gateway.streaming.event_ids import HEADER as LAST_EVENT_ID
@@ -26,7 +26,7 @@ router = APIRouter(responses=openapi.WORK, route_class=OwnBodyRoute)
 async def infer_once(request: Request) -> Response:
     """The tensor form or the text form."""
     gateway, tenant = state.of(request), authentication.of(request)
-    body = await gateway.intake.body(request, Reading.infer)
+    body = await gateway.intake.body(request, BodyReader.infer)
     if isinstance(body, Tensors):
         session = body.request.session_id
         step = await handlers.submit_tensors(gateway, body, tenant)
@@ -39,7 +39,7 @@ async def infer_once(request: Request) -> Response:
                 answer, within_s = TensorAnswer(done.body, done.tensors), gateway.settings.arrival_timeout_s
                 return sse.LargeAnswer(answer.pieces(), answer.size, room.pop_all(), step.readers.headers, within_s)
         return _answer(done, step.readers.headers)
-    names = [one.request for one in body.requests]
+    names = [one.request_id for one in body.requests]
     after = starting_after(request.headers.get(LAST_EVENT_ID), names, streamed=body.stream)
     cell, readers = await gateway.submission.submit(body.requests, tenant)
     if body.stream:

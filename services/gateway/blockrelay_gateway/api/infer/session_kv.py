@@ -64,7 +64,7 @@ class RowKv:
     given: Mapping[str, bytes] = field_of(default_factory=dict[str, bytes])
     """KV pages that the client sent, by their field in Redis: of the first `given_tokens` positions."""
     given_tokens: int = 0
-    asked: tuple[int, ...] = ()
+    wanted_layers: tuple[int, ...] = ()
     """Layers whose KV the answer has."""
     bytes: int = 0
     """Bytes that both take of the payload Redis."""
@@ -164,12 +164,14 @@ def read_given(served: ServedKv, past: Mapping[CacheSlot, Any], *, rows: int, co
     return GivenKv(positions, pages, digest.hexdigest())
 
 
-def check_kv_lengths(lengths: Sequence[int], served: ServedKv, *, given: GivenKv | None, asked: Sequence[int]) -> None:
+def check_kv_lengths(
+    lengths: Sequence[int], served: ServedKv, *, given: GivenKv | None, wanted_layers: Sequence[int]
+) -> None:
     """Raises BadRequest if rows with `lengths` tokens cannot have the KV that is sent and asked for.
 
     KV needs rows of one length, at least one token behind the KV that is sent, and at most MAX_KV_BYTES in the answer.
     """
-    if (given or asked) and len(set(lengths)) > 1:
+    if (given or wanted_layers) and len(set(lengths)) > 1:
         raise BadRequest("rows of one length only have KV in common: send them without padding", param="input_tensors")
     if given is not None and given.tokens >= lengths[0]:
         raise BadRequest(
@@ -177,19 +179,19 @@ def check_kv_lengths(lengths: Sequence[int], served: ServedKv, *, given: GivenKv
             "tokens of those positions too, which decide what KV is, and at least one behind them",
             param="input_tensors.input_ids",
         )
-    each = len(asked) * served.shape.token_bytes
+    each = len(wanted_layers) * served.shape.token_bytes
     if each * sum(lengths) > MAX_KV_BYTES:
         message = f"the KV of these blocks is at most that of {MAX_KV_BYTES // each} tokens, not {sum(lengths)}"
         raise BadRequest(f"{message}: ask for fewer blocks at a time", param="blocks")
 
 
-def row_kv(served: ServedKv, row: int, tokens: int, *, given: GivenKv | None, asked: tuple[int, ...]) -> RowKv:
+def row_kv(served: ServedKv, row: int, tokens: int, *, given: GivenKv | None, wanted_layers: tuple[int, ...]) -> RowKv:
     """The KV that is sent and asked for of the row number `row`, which has `tokens` tokens after the step."""
-    taken = len(fields_of(asked, tokens)) * 2 * served.shape.half_bytes
+    taken = len(fields_of(wanted_layers, tokens)) * 2 * served.shape.half_bytes
     if given is None:
-        return RowKv(asked=asked, bytes=taken)
+        return RowKv(wanted_layers=wanted_layers, bytes=taken)
     pages = given.pages[row]
-    return RowKv(pages, given.whole, asked, taken + sum(map(len, pages.values())))
+    return RowKv(pages, given.whole, wanted_layers, taken + sum(map(len, pages.values())))
 
 
 def _row_pages(

@@ -57,9 +57,9 @@ def stages(rows: Sequence[SessionRow], workers: Mapping[str, WorkerInfo], served
     """The KV pages that the last steps of `rows` filled, by stage and worker; 0 for a worker that is gone. Pure."""
     pages: dict[tuple[int, str], int] = {}
     for row in rows:
-        for stage, worker in enumerate(row.route):
+        for stage, worker_id in enumerate(row.route):
             filled = -(-len(row.session.tokens) // PAGE_TOKENS)
-            pages[stage, worker] = pages.get((stage, worker), 0) + filled
+            pages[stage, worker_id] = pages.get((stage, worker_id), 0) + filled
     return [_stage(stage, name, workers.get(name), count, served) for (stage, name), count in sorted(pages.items())]
 
 

@@ -18,7 +18,7 @@ from blockrelay_gateway.api.client_headers import client_headers
 from blockrelay_gateway.api.infer import handlers
 from blockrelay_gateway.api.infer.responses import TensorAnswer
 from blockrelay_gateway.api.intake import Intake, content_of
-from blockrelay_gateway.api.reading import Reading, Sender, Tensors, Text
+from blockrelay_gateway.api.reading import BodyReader, RequestOrigin, Tensors, Text
 from blockrelay_gateway.api.state import Gateway
 from blockrelay_gateway.cells.cell import Cell
 from blockrelay_gateway.draining.drain import RESTART_CODE, RESTART_REASON
@@ -123,7 +123,7 @@ class SocketMessage:
         except LimitExceeded as error:
             self._refusal = error
 
-    async def read(self, intake: Intake, sender: Sender) -> Text | Tensors:
+    async def read(self, intake: Intake, sender: RequestOrigin) -> Text | Tensors:
         """Reads the message, once. Afterwards `name` and `session` have the ids that its answer repeats.
 
         Raises LimitExceeded, the refusal of a wrong message (BadRequest, NotFound, ...) and what `Helpers.run` raises.
@@ -132,7 +132,7 @@ class SocketMessage:
         self.name, self.session = names_at_start(raw)
         if self._refusal is not None:
             raise self._refusal
-        read = await intake.read(raw, sender, self._share, Reading.message)
+        read = await intake.read(raw, sender, self._share, BodyReader.message)
         self.name, self.session = read.name, read.session_id
         return content_of(read)
 
@@ -176,7 +176,7 @@ class Conversation:
             await finish
         except BlockrelayError as error:
             if isinstance(error, RedisTrouble):
-                self._gateway.cells.met(error)
+                self._gateway.cells.count_error(error)
             await self._refuse(error, message)
         finally:
             message.close()
@@ -192,7 +192,7 @@ class Conversation:
     async def _begin(self, message: SocketMessage) -> Coroutine[Any, Any, None]:
         """Has the request of a message accepted; the coroutine that it returns sends the answer without the message."""
         gateway = self._gateway
-        sender = Sender(authentication.of(self._socket).name, client_headers(self._socket.headers))
+        sender = RequestOrigin(authentication.of(self._socket).name, client_headers(self._socket.headers))
         body = await message.read(gateway.intake, sender)
         tenant = authentication.current_tenant(self._socket)  # the same tenant, with its current limits
         if isinstance(body, Tensors):

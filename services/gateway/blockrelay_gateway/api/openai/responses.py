@@ -15,7 +15,7 @@ from blockrelay.protocol.messages import TokenLogprobs
 from blockrelay.text.tokenizer import Tokenizer
 from blockrelay_gateway.http.errors import error_body
 from blockrelay_gateway.streaming.active_requests.active_request import ActiveRequest
-from blockrelay_gateway.streaming.deltas import Answer, Delta, finish_reason
+from blockrelay_gateway.streaming.deltas import CollectedAnswer, Delta, finish_reason
 from blockrelay_gateway.streaming.responses import ResponseFormat
 
 Kind = Literal["completion", "chat"]
@@ -23,7 +23,7 @@ _PREFIXES: Mapping[Kind, Prefix] = {"completion": "cmpl", "chat": "chatcmpl"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class ResponseOptions:
     """The optional parts of an answer that the client asked for."""
 
     include_usage: bool = False
@@ -79,7 +79,7 @@ class _Base:
 
     opens_early: ClassVar[bool] = False  # like OpenAI's servers: benchmarks take the first event for the first token
 
-    def __init__(self, kind: Kind, model: str, tokenizer: Tokenizer | None, options: Options) -> None:
+    def __init__(self, kind: Kind, model: str, tokenizer: Tokenizer | None, options: ResponseOptions) -> None:
         self._kind: Kind = kind
         self.prefix: Prefix = _PREFIXES[kind]
         self._model, self._tokenizer, self._options = model, tokenizer, options
@@ -152,7 +152,7 @@ class _Base:
 class CompletionFormat(_Base):
     """The answers of POST /v1/completions."""
 
-    def __init__(self, model: str, tokenizer: Tokenizer | None, options: Options) -> None:
+    def __init__(self, model: str, tokenizer: Tokenizer | None, options: ResponseOptions) -> None:
         super().__init__("completion", model, tokenizer, options)
 
     def opening(self, active: ActiveRequest) -> dict[str, Any] | None:
@@ -171,7 +171,7 @@ class CompletionFormat(_Base):
         }
         return self._chunk(active, fingerprint, choice, delta)
 
-    def whole(self, answers: Sequence[Answer], requests: Sequence[ActiveRequest]) -> dict[str, Any]:
+    def whole(self, answers: Sequence[CollectedAnswer], requests: Sequence[ActiveRequest]) -> dict[str, Any]:
         """The answer without streaming, with one choice for each of `requests`."""
         choices = [
             {
@@ -207,7 +207,7 @@ class CompletionFormat(_Base):
 class ChatFormat(_Base):
     """The answers of POST /v1/chat/completions."""
 
-    def __init__(self, model: str, tokenizer: Tokenizer | None, options: Options) -> None:
+    def __init__(self, model: str, tokenizer: Tokenizer | None, options: ResponseOptions) -> None:
         super().__init__("chat", model, tokenizer, options)
 
     def opening(self, active: ActiveRequest) -> dict[str, Any] | None:
@@ -233,7 +233,7 @@ class ChatFormat(_Base):
         }
         return self._chunk(active, fingerprint, choice, delta)
 
-    def whole(self, answers: Sequence[Answer], requests: Sequence[ActiveRequest]) -> dict[str, Any]:
+    def whole(self, answers: Sequence[CollectedAnswer], requests: Sequence[ActiveRequest]) -> dict[str, Any]:
         """The answer without streaming."""
         answer, active = answers[0], requests[0]
         choice: dict[str, Any] = {
@@ -263,7 +263,7 @@ class ChatFormat(_Base):
         return {"token": raw.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(raw)}
 
 
-def format_of(kind: Kind, model: str, tokenizer: Tokenizer | None, options: Options) -> ResponseFormat:
+def format_of(kind: Kind, model: str, tokenizer: Tokenizer | None, options: ResponseOptions) -> ResponseFormat:
     """Returns the format of the answers of `kind`."""
     if kind == "completion":
         return CompletionFormat(model, tokenizer, options)

@@ -7,10 +7,10 @@ from blockrelay.observability import logs
 from blockrelay_gateway.admission.idempotency import HEADER
 from blockrelay_gateway.api import state
 from blockrelay_gateway.api.body_route import OwnBodyRoute, described_by
-from blockrelay_gateway.api.openai.responses import Kind, Options, accepted_headers, format_of
+from blockrelay_gateway.api.openai.responses import Kind, ResponseOptions, accepted_headers, format_of
 from blockrelay_gateway.api.openai.schemas import ChatRequest, CompletionRequest, StreamOptions
 from blockrelay_gateway.api.openai.strictness import header, label
-from blockrelay_gateway.api.reading import Reading, Text
+from blockrelay_gateway.api.reading import BodyReader, Text
 from blockrelay_gateway.http import authentication, openapi, sse
 from blockrelay_gateway.http.errors import JsonAnswer, error_body, headers_of, status_of
 from blockrelay_gateway.streaming.deltas import failure
@@ -24,14 +24,14 @@ router = APIRouter(responses=openapi.WORK, route_class=OwnBodyRoute)
 @router.post("/v1/completions", dependencies=[described_by(CompletionRequest)])
 async def completions(request: Request) -> Response:
     """Continue one or more prompts."""
-    body = await state.of(request).intake.body(request, Reading.completion)
+    body = await state.of(request).intake.body(request, BodyReader.completion)
     return await _answer(request, body, "completion")
 
 
 @router.post("/v1/chat/completions", dependencies=[described_by(ChatRequest)])
 async def chat_completions(request: Request) -> Response:
     """Write the assistant's next message."""
-    body = await state.of(request).intake.body(request, Reading.chat)
+    body = await state.of(request).intake.body(request, BodyReader.chat)
     return await _answer(request, body, "chat")
 
 
@@ -39,17 +39,19 @@ async def _answer(request: Request, body: Text, kind: Kind) -> Response:
     """Submits the requests of `body` and answers: a stream, the id of a background request, or the whole answer."""
     gateway, requests, ignored = state.of(request), body.requests, body.ignored
     stream_options = body.stream_options or StreamOptions()
-    options = Options(
+    options = ResponseOptions(
         include_usage=bool(stream_options.include_usage),
         continuous_usage=bool(stream_options.continuous_usage_stats),
         return_token_ids=body.return_token_ids or gateway.served.tokenizer is None,
     )
     form = format_of(kind, gateway.model_name, gateway.served.tokenizer, options)
-    after = starting_after(request.headers.get(LAST_EVENT_ID), [one.request for one in requests], streamed=body.stream)
+    after = starting_after(
+        request.headers.get(LAST_EVENT_ID), [one.request_id for one in requests], streamed=body.stream
+    )
     cell, readers = await gateway.submission.submit(requests, authentication.of(request))
     headers = {**readers.headers, **header(ignored)}
     if ignored:
-        logs.get().info("FIELDS_IGNORED", request_id=requests[0].request, fields=list(ignored))
+        logs.get().info("FIELDS_IGNORED", request_id=requests[0].request_id, fields=list(ignored))
         for field in sorted({label(name) for name in ignored}):
             cell.metrics.ignored_fields.labels(field).inc()
     if body.stream:

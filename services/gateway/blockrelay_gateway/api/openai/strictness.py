@@ -14,7 +14,7 @@ from blockrelay_gateway.api.openai.schemas import ChatMessage, ChatRequest, Comp
 
 HEADER = "x-blockrelay-ignored"
 #: The most names in the header.
-MOST_NAMES = 20
+MAX_NAMES = 20
 #: The values of each field that leave the text as it is; all others are refused.
 REFUSED: Mapping[str, tuple[Any, ...]] = {
     "n": (1,),
@@ -91,8 +91,8 @@ def ignored_fields(request: CompletionRequest | ChatRequest, *, strict: bool = F
 
 
 def header(ignored: Sequence[str]) -> dict[str, str]:
-    """The response header that names up to MOST_NAMES ignored fields; no header if none is ignored."""
-    return {HEADER: ",".join(ignored[:MOST_NAMES])} if ignored else {}
+    """The response header that names up to MAX_NAMES ignored fields; no header if none is ignored."""
+    return {HEADER: ",".join(ignored[:MAX_NAMES])} if ignored else {}
 
 
 def label(name: str) -> str:

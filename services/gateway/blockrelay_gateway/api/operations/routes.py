@@ -167,7 +167,9 @@ def _plan(plan: Plan, workers: list[WorkerInfo]) -> dict[str, Any]:
             "class": plan.blocks[f"block_{stage.first}"],
             "devices": plan.devices[index] if plan.devices else (),
             "workers": [
-                {"id": worker, "ready": worker in ready} for worker, at in plan.assignments.items() if at == index
+                {"id": worker_id, "ready": worker_id in ready}
+                for worker_id, at in plan.assignments.items()
+                if at == index
             ],
             "reason": plan.reasons[index],
         }

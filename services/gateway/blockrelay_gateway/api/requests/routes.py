@@ -21,14 +21,14 @@ from blockrelay.protocol.transitions import calls
 from blockrelay_gateway.admission.idempotency import sibling
 from blockrelay_gateway.api import state
 from blockrelay_gateway.api.infer.responses import InferFormat
-from blockrelay_gateway.api.openai.responses import Options, format_of
+from blockrelay_gateway.api.openai.responses import ResponseOptions, format_of
 from blockrelay_gateway.api.state import Gateway
 from blockrelay_gateway.cells.cell import Cell
 from blockrelay_gateway.http import authentication, openapi, sse
 from blockrelay_gateway.http.errors import JsonAnswer, error_body
 from blockrelay_gateway.policy import STEPS_SETTLE_S
 from blockrelay_gateway.streaming.active_requests.active_request import ActiveRequest
-from blockrelay_gateway.streaming.deltas import Answer, Relay, failure, finish_reason, status_of_record
+from blockrelay_gateway.streaming.deltas import CollectedAnswer, Relay, failure, finish_reason, status_of_record
 from blockrelay_gateway.streaming.event_ids import HEADER, check_choices, parse_event_id
 from blockrelay_gateway.streaming.readers import Readers
 from blockrelay_gateway.streaming.responses import ResponseFormat, stream
@@ -128,7 +128,7 @@ async def events(
     if prefix == "req":
         form = InferFormat()
     else:
-        options = Options(
+        options = ResponseOptions(
             include_usage=include_usage,
             continuous_usage=continuous_usage_stats,
             return_token_ids=return_token_ids or gateway.served.tokenizer is None,
@@ -163,8 +163,8 @@ async def _follow(cell: Cell, name: str, tenant: str, after: tuple[int, ...] | N
 
 async def _look(cell: Cell, name: str, tenant: str) -> RequestBody:
     """The body of a request, read without following it. Raises NotFound."""
-    if active := cell.registry.known(name):
-        cell.records.check_followed(name, active, tenant)
+    if active := cell.registry.get(name):
+        cell.records.check_active(name, active, tenant)
         return active.body
     record, log = await cell.records.read(name, whole=False)
     cell.records.check(name, (record.get(b"model"), record.get(b"tenant")), tenant)
@@ -178,7 +178,10 @@ async def _view(gateway: Gateway, request_id: str, tenant: str) -> dict[str, Any
     cell.records.check(request_id, (record.get(b"model"), record.get(b"tenant")), tenant)
     body = body_of(record, log)
     params = SamplingParams.from_dict(body.params)
-    relay, answer = Relay(gateway.served.tokenizer, params, gateway.folder.model.eos_ids, body.prompt), Answer()
+    relay, answer = (
+        Relay(gateway.served.tokenizer, params, gateway.folder.model.eos_ids, body.prompt),
+        CollectedAnswer(),
+    )
     for entry in decode_log(log):
         answer.add(relay.push(entry))
     end = answer.end

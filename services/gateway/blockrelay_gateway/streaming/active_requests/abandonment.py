@@ -54,7 +54,7 @@ class Abandonment:
                 attempt = 0
                 await asyncio.sleep(max(self._grace_s, CANCEL_AGAIN_S))
             except RedisTrouble as error:
-                self._watch.met(error)
+                self._watch.count_error(error)
                 await asyncio.sleep(backoff_s(attempt))
                 attempt += 1
 

@@ -7,7 +7,7 @@ from blockrelay.protocol.transitions import calls
 from blockrelay.protocol.transitions.calls import NO_LIMITS, Accepted, Binding, Call, Limits, SessionStep
 
 #: Stands for no limit: a request that was accepted once is never refused.
-NO_MOST = 2**31
+NO_LIMIT_OF_REQUESTS = 2**31
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,7 +15,7 @@ class Acceptance:
     """The arguments of ACCEPT without its limits. `deadline_ms` is of Redis' clock, 0: none. `reader`: the gateway that
     is written down as one that reads the log."""
 
-    request: str
+    request_id: str
     body: RequestBody
     model: str
     pages_needed: int
@@ -32,11 +32,11 @@ class Acceptance:
     binding: Binding | None = None
 
     def call(
-        self, *, max_in_flight: int = NO_MOST, limits: Limits = NO_LIMITS, confirm: bool = False
+        self, *, max_in_flight: int = NO_LIMIT_OF_REQUESTS, limits: Limits = NO_LIMITS, confirm: bool = False
     ) -> Call[Accepted]:
         """The call; the same request, seed and deadline each time, so the same tokens. `confirm`: WAIT follows."""
         return calls.accept(
-            self.request,
+            self.request_id,
             self.body,
             model=self.model,
             pages_needed=self.pages_needed,

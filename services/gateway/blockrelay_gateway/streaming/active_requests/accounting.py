@@ -17,38 +17,38 @@ class Accounting:
         self, metrics: GatewayMetrics, tenants: TenantMetrics, ended: Sequence[Callable[[ActiveRequest], None]] = ()
     ) -> None:
         """`ended` are called with each request that ends, whichever gateway accepted it."""
-        self._metrics, self._tenants, self._told = metrics, tenants, ended
+        self._metrics, self._tenants, self._on_end = metrics, tenants, ended
 
     def started(self) -> None:
         """Counts a request that became active."""
-        self._metrics.followed_waiting.inc()
+        self._metrics.waiting_requests.inc()
 
     def dropped(self, active: ActiveRequest) -> None:
         """Counts a request that is no longer active, whether it has ended or not."""
         if active.end is None:
-            (self._metrics.followed_running if active.tokens else self._metrics.followed_waiting).dec()
+            (self._metrics.running_requests if active.tokens else self._metrics.waiting_requests).dec()
 
-    def heard(self, active: ActiveRequest, entry: LogEntry, now: float) -> None:
+    def received(self, active: ActiveRequest, entry: LogEntry, now: float) -> None:
         """Counts the next entry of a request's log; `now` is of the monotonic clock."""
         metrics, owned = self._metrics, active.owned
         if isinstance(entry, TokenEntry):
             if not active.entries:
-                metrics.followed_waiting.dec()
-                metrics.followed_running.inc()
+                metrics.waiting_requests.dec()
+                metrics.running_requests.inc()
                 active.first = now
                 if owned:
                     metrics.time_to_first_token.observe(now - active.started)
                     self._tenants.first_token(active.tenant, now - active.started)
             elif owned:
-                metrics.inter_token_latency.observe(now - active.heard)
+                metrics.inter_token_latency.observe(now - active.last_entry_at)
             if owned:
                 metrics.generation_tokens.inc()
                 self._tenants.tokens(active.tenant)
         else:
-            (metrics.followed_running if active.entries else metrics.followed_waiting).dec()
+            (metrics.running_requests if active.entries else metrics.waiting_requests).dec()
             if owned:
                 self._ended(active, entry, now)
-            for tell in self._told:
+            for tell in self._on_end:
                 tell(active)
 
     def disconnected(self, active: ActiveRequest) -> None:

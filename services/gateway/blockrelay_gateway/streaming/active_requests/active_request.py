@@ -30,7 +30,7 @@ class ActiveRequest:
     numerics: str = ""
     readers: int = 0
     first: float | None = None  # the time of token 1
-    heard: float = field(default_factory=time.monotonic)  # the time of the last entry
+    last_entry_at: float = field(default_factory=time.monotonic)  # the time of the last entry
     checked: float = field(default_factory=time.monotonic)  # the time of the last look at the record
     events: set[asyncio.Event] = field(default_factory=set[asyncio.Event])
     grace: asyncio.TimerHandle | None = None
@@ -39,7 +39,7 @@ class ActiveRequest:
 
     @property
     def id(self) -> str:
-        return self.acceptance.request
+        return self.acceptance.request_id
 
     def public_id(self, prefix: Prefix = "req") -> str:
         """The id that clients use. With another prefix than our own, it names all prompts of one body together."""

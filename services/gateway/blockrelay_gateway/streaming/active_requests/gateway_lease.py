@@ -27,57 +27,57 @@ class GatewayLease:
         self._left: set[str] = set()
         self._refused: set[str] = set()
 
-    async def add(self, request: str, gateway: str) -> None:
+    async def add(self, request_id: str, gateway: str) -> None:
         """Registers that `gateway` reads the request."""
         both = self._client.pipeline(transaction=False)
-        both.hset(self._keys.followers(request), gateway, "")
-        both.expire(self._keys.followers(request), self.retention_s)
+        both.hset(self._keys.followers(request_id), gateway, "")
+        both.expire(self._keys.followers(request_id), self.retention_s)
         await both.execute()
 
-    async def remove(self, request: str) -> None:
+    async def remove(self, request_id: str) -> None:
         """Removes the registration of this gateway."""
-        await cast(Any, self._client.hdel(self._keys.followers(request), self._gateway))
+        await cast(Any, self._client.hdel(self._keys.followers(request_id), self._gateway))
 
     @asynccontextmanager
-    async def joining(self, request: str) -> AsyncIterator[None]:
+    async def joining(self, request_id: str) -> AsyncIterator[None]:
         """Registers before the block reads the request: either FINISH sees the registration, or the block sees the end.
 
         If the block fails, the registration is taken back unless another client of this gateway reads the request.
         """
-        self._joining[request] += 1
+        self._joining[request_id] += 1
         try:
-            await self.add(request, self._gateway)
+            await self.add(request_id, self._gateway)
             yield
         except BaseException:
-            self.left(request)
+            self.left(request_id)
             raise
         finally:
-            self._joining[request] -= 1
+            self._joining[request_id] -= 1
             self._joining += Counter()  # without zeros
 
-    def left(self, request: str) -> None:
+    def left(self, request_id: str) -> None:
         """Notes that Redis may have a registration of ours for a request without a reader here."""
-        self._left.add(request)
+        self._left.add(request_id)
 
-    def refused(self, request: str) -> None:
+    def refused(self, request_id: str) -> None:
         """Notes that Redis may have accepted a request whose client was refused."""
-        self._refused.add(request)
+        self._refused.add(request_id)
 
     async def settle(self, active: Container[str]) -> None:
         """Take back what Redis should not have; `active` are the requests that this gateway follows.
 
         Raises RedisTrouble; the next call tries again.
         """
-        for request in sorted(self._left):
-            if request in self._joining:
+        for request_id in sorted(self._left):
+            if request_id in self._joining:
                 continue
-            if request in self._left and request not in active:
-                await self.remove(request)
-                if request in self._joining or request in active:  # a reader has come in the meantime
-                    await self.add(request, self._gateway)
-            self._left.discard(request)
-        for request in sorted(self._refused):
-            if request in self._refused and request not in active:
+            if request_id in self._left and request_id not in active:
+                await self.remove(request_id)
+                if request_id in self._joining or request_id in active:  # a reader has come in the meantime
+                    await self.add(request_id, self._gateway)
+            self._left.discard(request_id)
+        for request_id in sorted(self._refused):
+            if request_id in self._refused and request_id not in active:
                 meta = {"error": "it was not accepted"}
-                await self._scripts.run(calls.finish(request, "cancelled", meta=meta, abandoned=True))
-            self._refused.discard(request)
+                await self._scripts.run(calls.finish(request_id, "cancelled", meta=meta, abandoned=True))
+            self._refused.discard(request_id)

@@ -77,7 +77,7 @@ class LostRequestRepair:
         another gateway asks, and a frozen one costs one timeout, not one for each request. Raises RedisTrouble.
         """
         unfinished = self._registry.unfinished()
-        silent = [active for active in unfinished if max(active.heard, active.checked) < since]
+        silent = [active for active in unfinished if max(active.last_entry_at, active.checked) < since]
         ask = self._client.pipeline(transaction=False)
         ask.set(self._keys.gateway(self._gateway), PROTOCOL, ex=GATEWAY_TTL_S)
         for active in silent:
@@ -87,18 +87,18 @@ class LostRequestRepair:
         now_ms = self._now_ms()
         overdue = [f.id for f in unfinished if f.owned and 0 < f.acceptance.deadline_ms < now_ms]
         acts = [partial(self._lease.settle, self._registry)]
-        acts += [partial(self._check_record, *found) for found in zip(silent, states, strict=True)]
-        acts += [partial(self._expire, request) for request in overdue]
+        acts += [partial(self._check_record, *pair) for pair in zip(silent, states, strict=True)]
+        acts += [partial(self._expire, request_id) for request_id in overdue]
         for act in acts:
             try:
                 await act()
             except RedisUnavailable:
                 raise
             except RedisTrouble as error:  # the other requests are still checked
-                self._watch.met(error)
+                self._watch.count_error(error)
 
-    async def _expire(self, request: str) -> None:
-        await self._scripts.run(calls.finish(request, "expired"))
+    async def _expire(self, request_id: str) -> None:
+        await self._scripts.run(calls.finish(request_id, "expired"))
 
     async def _check_record(self, active: ActiveRequest, state: bytes | RedisTrouble | None) -> None:
         """Acts on the record of a silent request; `state` is its field of that name, None if the record is gone."""
@@ -107,7 +107,7 @@ class LostRequestRepair:
         if state is not None:
             active.checked = time.monotonic()
             if state == b"done":
-                await self._hear_an_early_end(active)
+                await self._receive_an_early_end(active)
             return
         logs.get().warning("REQUEST_LOST", request_id=active.id, tokens=active.tokens)
         answer = await self._scripts.run(active.acceptance.call())
@@ -118,9 +118,9 @@ class LostRequestRepair:
         if answer.status == "STEP":  # Redis has lost the step before, too
             body = active.body
             lost = {"error": f"session {body.session!r} expects step {answer.detail}, not {body.step}", "code": "step"}
-        self._registry.hear_end(active, EndEntry(active.tokens + 1, "error", lost, (), ""))
+        self._registry.receive_end(active, EndEntry(active.tokens + 1, "error", lost, (), ""))
 
-    async def _hear_an_early_end(self, active: ActiveRequest) -> None:
+    async def _receive_an_early_end(self, active: ActiveRequest) -> None:
         """Passes on an end that the tailer cannot bring: at a position that clients have seen (Redis lost tokens), or
         in a log that is gone. Clients get it behind all that they have seen (I8)."""
         record, log = await self._records.read(active.id, whole=False)
@@ -128,6 +128,6 @@ class LostRequestRepair:
         if active.end is not None or not entries or not isinstance(entries[-1], EndEntry):
             return
         if entries[-1].position <= active.tokens:
-            self._registry.hear_end(active, replace(entries[-1], position=active.tokens + 1))
+            self._registry.receive_end(active, replace(entries[-1], position=active.tokens + 1))
         elif b"0" in record:
-            self._registry.hear_all(active, entries)
+            self._registry.receive_all(active, entries)

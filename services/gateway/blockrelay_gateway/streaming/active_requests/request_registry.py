@@ -32,9 +32,9 @@ class RequestRegistry:
         """Returns the requests whose end has not come yet."""
         return [active for active in self._by_id.values() if active.end is None]
 
-    def known(self, request: str) -> ActiveRequest | None:
+    def get(self, request_id: str) -> ActiveRequest | None:
         """Returns the request, unless it failed: a cancelled one may have begun again at another gateway."""
-        active = self._by_id.get(request)
+        active = self._by_id.get(request_id)
         ended_badly = active is not None and active.end is not None and failure(active.end) is not None
         return None if ended_badly else active
 
@@ -42,7 +42,7 @@ class RequestRegistry:
         """Begins to read the log of a request. Called before ACCEPT, so that no entry waits for a second read."""
         self._by_id[active.id] = active
         self._accounting.started()
-        self._tailer.follow(active.id, lambda entry: self.hear(active, entry))
+        self._tailer.subscribe(active.id, lambda entry: self.receive(active, entry))
 
     def join(self, active: ActiveRequest) -> ActiveRequest:
         """Returns the active request of this id, which may be another object: keyed requests can be active already."""
@@ -58,13 +58,13 @@ class RequestRegistry:
         """Forgets a request that was refused, unless it has a reader."""
         if self._by_id.get(active.id) is not active or active.readers:
             return
-        self._tailer.forget(active.id)
+        self._tailer.unsubscribe(active.id)
         del self._by_id[active.id]
         self._accounting.dropped(active)
 
-    def seek(self, request: str) -> None:
+    def seek(self, request_id: str) -> None:
         """Delays a cancellation by SOUGHT_S, because a client is about to attach."""
-        if known := self._by_id.get(request):
+        if known := self._by_id.get(request_id):
             known.sought = time.monotonic()
 
     def attach(self, active: ActiveRequest) -> None:
@@ -81,31 +81,31 @@ class RequestRegistry:
             self._accounting.disconnected(active)
             self._abandonment.begin(active)
 
-    def hear(self, active: ActiveRequest, entry: LogEntry) -> None:
+    def receive(self, active: ActiveRequest, entry: LogEntry) -> None:
         """Adds the next entry of a request's log and wakes its readers."""
         now = time.monotonic()
-        self._accounting.heard(active, entry, now)
+        self._accounting.received(active, entry, now)
         active.numerics = entry.numerics or active.numerics
         if isinstance(entry, EndEntry):
             active.end = entry
         active.entries.append(entry)
-        active.heard = now
+        active.last_entry_at = now
         for event in active.events:
             event.set()
         if active.end is not None:
             self._retire(active)
 
-    def hear_all(self, active: ActiveRequest, entries: Sequence[LogEntry]) -> None:
+    def receive_all(self, active: ActiveRequest, entries: Sequence[LogEntry]) -> None:
         """Adds the new entries of a whole log, which the tailer may not find any more."""
-        self._tailer.forget(active.id)
+        self._tailer.unsubscribe(active.id)
         for entry in entries:
             if entry.position > active.tokens and active.end is None:
-                self.hear(active, entry)
+                self.receive(active, entry)
 
-    def hear_end(self, active: ActiveRequest, end: EndEntry) -> None:
+    def receive_end(self, active: ActiveRequest, end: EndEntry) -> None:
         """Adds an end that the tailer will not bring."""
-        self._tailer.forget(active.id)
-        self.hear(active, end)
+        self._tailer.unsubscribe(active.id)
+        self.receive(active, end)
 
     def close(self) -> None:
         """Wakes all readers with an error that says where to continue; the requests themselves go on."""

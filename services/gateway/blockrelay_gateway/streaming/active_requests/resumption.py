@@ -29,33 +29,33 @@ class Resumption:
         self._client, self._keys, self._records = client, keys, records
         self._lease, self._registry, self._model = lease, registry, model
 
-    async def resume(self, request: str, tenant: str) -> ActiveRequest:
+    async def resume(self, request_id: str, tenant: str) -> ActiveRequest:
         """Returns the active request of this id and tenant, which this gateway reads from now on.
 
         Raises NotFound when there is no such record (any more), or when it is of another tenant or model.
         """
-        self._registry.seek(request)
-        if known := self._registry.known(request):
-            self._records.check_followed(request, known, tenant)
+        self._registry.seek(request_id)
+        if known := self._registry.get(request_id):
+            self._records.check_active(request_id, known, tenant)
         else:
-            await self._records.look_up(request, tenant)
-        async with self._lease.joining(request):
-            return await self._read(request, tenant)
+            await self._records.look_up(request_id, tenant)
+        async with self._lease.joining(request_id):
+            return await self._read(request_id, tenant)
 
-    async def _read(self, request: str, tenant: str) -> ActiveRequest:
-        if known := self._registry.known(request):
+    async def _read(self, request_id: str, tenant: str) -> ActiveRequest:
+        if known := self._registry.get(request_id):
             return known
-        record, log = await self._records.read(request, whole=False)
+        record, log = await self._records.read(request_id, whole=False)
         if not record:
-            await self._client.delete(self._keys.followers(request))
-            raise NotFound(f"request {request} is unknown or was forgotten after its retention", param="id")
+            await self._client.delete(self._keys.followers(request_id))
+            raise NotFound(f"request {request_id} is unknown or was forgotten after its retention", param="id")
         body = body_of(record, log)
         if body.gateway:
-            await self._lease.add(request, body.gateway)  # it did not know that it would not be the only one
-        if known := self._registry.known(request):  # another reader resumed it while this one was reading
+            await self._lease.add(request_id, body.gateway)  # it did not know that it would not be the only one
+        if known := self._registry.get(request_id):  # another reader resumed it while this one was reading
             return known
         acceptance = Acceptance(
-            request=request,
+            request_id=request_id,
             body=body,
             model=self._model,
             pages_needed=int(record.get(b"pages_needed", b"0")),
@@ -74,5 +74,5 @@ class Resumption:
         )
         self._registry.start(active)
         if record[b"state"] == b"done" and b"0" in record:
-            self._registry.hear_all(active, decode_log(log))
+            self._registry.receive_all(active, decode_log(log))
         return active

@@ -36,26 +36,26 @@ class Upgrade(DrillPart):
     @property
     def troubles(self) -> list[str]:
         """A sentence for each worker that was not replaced."""
-        return [f"{worker} was not upgraded" for worker in self.workers if worker not in self._upgraded]
+        return [f"{worker_id} was not upgraded" for worker_id in self.workers if worker_id not in self._upgraded]
 
     def _run(self) -> None:
         pause = (self.end - self.begin) / len(self.workers)
-        for number, worker in enumerate(self.workers):
+        for number, worker_id in enumerate(self.workers):
             if self._over.wait(max(0.0, self.begin + number * pause - time.monotonic())):
                 return
-            self.system.set_for_next_start(worker, f"BLOCKRELAY_INJECT_NUMERICS={SALT}")
+            self.system.set_for_next_start(worker_id, f"BLOCKRELAY_INJECT_NUMERICS={SALT}")
             signals: Counter[int] = Counter()
-            while not self._is_new(worker, signals):
+            while not self._is_new(worker_id, signals):
                 if self._over.wait(LOOK_S):
                     return
-            self._upgraded.append(worker)
+            self._upgraded.append(worker_id)
 
-    def _is_new(self, worker: str, signals: Counter[int]) -> bool:
-        """Returns True if `worker` runs with the new settings; else tells its process to drain, once.
+    def _is_new(self, worker_id: str, signals: Counter[int]) -> bool:
+        """Returns True if `worker_id` runs with the new settings; else tells its process to drain, once.
 
         `signals` counts the calls for each process.
         """
-        process = self.system.process_of(worker)
+        process = self.system.process_of(worker_id)
         if process is None:
             return False
         pid, settings = process
@@ -63,7 +63,7 @@ class Upgrade(DrillPart):
             return True
         if signals[pid] == 0:
             self._send(signal.SIGTERM, "drain", pid)
-        elif signals[pid] == 1 and worker == self.workers[-1]:
+        elif signals[pid] == 1 and worker_id == self.workers[-1]:
             self._send(signal.SIGKILL, "kill", pid)
         signals[pid] += 1
         return False

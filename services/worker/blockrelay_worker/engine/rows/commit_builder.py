@@ -38,8 +38,8 @@ def next_tokens(run: Run, drafts: Sequence[int], logits: LogitRows, role: StageR
     run.ended = end is not None
     known, last.known_before = last.known_before, None
     return Commit(
-        request=run.request,
-        run=run.id,
+        request_id=run.request_id,
+        run_id=run.run_id,
         position=position,
         tokens=tuple(tokens),
         logprobs=tuple(logprobs),
@@ -52,7 +52,9 @@ def next_tokens(run: Run, drafts: Sequence[int], logits: LogitRows, role: StageR
 def tensor_end(run: Run, role: StageRole) -> Commit:
     """The commit that ends a tensor step: it has no token, the result is on the payload Redis. Sets `run.ended`."""
     run.ended = True
-    return Commit(request=run.request, run=run.id, position=0, tokens=(), end="tensor", meta=end_meta(run, role))
+    return Commit(
+        request_id=run.request_id, run_id=run.run_id, position=0, tokens=(), end="tensor", meta=end_meta(run, role)
+    )
 
 
 def end_meta(run: Run, role: StageRole) -> str:

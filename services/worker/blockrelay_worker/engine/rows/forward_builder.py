@@ -51,7 +51,7 @@ def _forward(group: Sequence[Part], seconds: dict[str, float], role: StageRole) 
     first = group[0][0].run
     rows = [output for _, output in group if isinstance(output, np.ndarray)]
     return Forward(
-        sender=role.worker,
+        sender=role.worker_id,
         segments=tuple(_segment(work) for work, _ in group),
         rows=np.concatenate(rows) if rows else None,
         tensors=[output for _, output in group if not isinstance(output, np.ndarray)],
@@ -65,8 +65,8 @@ def _segment(work: Work) -> ForwardSegment:
     run = work.run
     run.sent += 1
     return ForwardSegment(
-        request=run.request,
-        run=run.id,
+        request_id=run.request_id,
+        run_id=run.run_id,
         sequence=run.sent - 1,
         position=work.position,
         token_ids=tuple(work.tokens),

@@ -35,7 +35,7 @@ class SpoiledRows:
         self._table.distrust(item.run, self._finite(item))
         if self._role.device != GPU or not self._endings.cpu_may_take(item.run):
             return None
-        get().error("BLOCK_EXECUTION_FAILED", error=self._stage, block=None, requests=[item.run.request])
+        get().error("BLOCK_EXECUTION_FAILED", error=self._stage, block=None, requests=[item.run.request_id])
         return DeviceFailed(self._stage, reason=WRONG_WHEN_FAILED, code="INTERNAL", capacity=False)
 
     def end(self, item: Work) -> None:
@@ -46,7 +46,7 @@ class SpoiledRows:
         except DeviceLost:
             raise
         except ExecutionError as error:
-            get().warning("BLOCK_NOT_NAMED", request_id=run.request, error=str(error))
+            get().warning("BLOCK_NOT_NAMED", request_id=run.request_id, error=str(error))
         if fault is None:
             message, block, seconds = f"{self._stage}, and not again when these ran one by one", None, {}
         else:

@@ -25,7 +25,7 @@ class ImportedExecutors:
     """Loads the whole model as one stage, from the block folder that was imported from its ONNX files."""
 
     device: ClassVar[Device] = CPU
-    varies: ClassVar[bool] = True
+    nondeterministic: ClassVar[bool] = True
 
     def __init__(self, threads: int, folder: BlockFolder, imported: Path) -> None:
         """Opens the block folder `imported`, to be computed with `threads` threads.

@@ -7,8 +7,8 @@ from numpy.typing import NDArray
 
 from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.block_folder.model import quantises_rows
-from blockrelay_worker.execution.cpu.linears import Linear, Variant, load_linear
-from blockrelay_worker.execution.cpu.slot_mapping import Rows
+from blockrelay_worker.execution.cpu.linears import Backend, Linear, load_linear
+from blockrelay_worker.execution.cpu.slot_mapping import SlotMapping
 from blockrelay_worker.execution.cpu.workspace import Workspace
 from blockrelay_worker.kernels.interface import Kernels
 
@@ -20,7 +20,7 @@ Pages = NDArray[np.float16] | NDArray[np.float32]
 class Layer:
     """One layer: attention and MLP as in Llama, with Qwen's bias and head norms where the folder has them."""
 
-    def __init__(self, folder: BlockFolder, index: int, *, variant: Variant, threads: int, kernels: Kernels) -> None:
+    def __init__(self, folder: BlockFolder, index: int, *, backend: Backend, threads: int, kernels: Kernels) -> None:
         """Loads block `index` (from 1) of the folder. Raises BlockFolderError as `load_linear` does."""
         model, tensors = folder.model, {name: np.asarray(array) for name, array in folder.tensors(index).items()}
         self._kernels = kernels
@@ -34,11 +34,11 @@ class Layer:
         self._norm_q = cast(F32 | None, tensors.get("norm_q"))
         self._norm_k = cast(F32 | None, tensors.get("norm_k"))
         self.linears = {
-            kind: load_linear(folder, index, kind, tensors, variant=variant, threads=threads, kernels=kernels)
+            kind: load_linear(folder, index, kind, tensors, backend=backend, threads=threads, kernels=kernels)
             for kind in ("qkv", "o", "gate_up", "down")
         }
 
-    def run(self, x: F32, rows: Rows, space: Workspace, k_pages: Pages, v_pages: Pages) -> None:
+    def run(self, x: F32, rows: SlotMapping, space: Workspace, k_pages: Pages, v_pages: Pages) -> None:
         """Runs the layer on x [R, H] in place, and writes the rows' keys and values to their KV pages."""
         q = self._append(x, rows, space, k_pages, v_pages)
         self._finish(x, q, rows.page_table, rows.segments, space, k_pages, v_pages)
@@ -46,7 +46,7 @@ class Layer:
     def run_wanted(
         self,
         x: F32,
-        rows: Rows,
+        rows: SlotMapping,
         space: Workspace,
         k_pages: Pages,
         v_pages: Pages,
@@ -62,7 +62,7 @@ class Layer:
             np.take(x, wanted, axis=0, out=result)
             self._finish(result, q[wanted], *rows.single(wanted), space, k_pages, v_pages)
 
-    def _append(self, x: F32, rows: Rows, space: Workspace, k_pages: Pages, v_pages: Pages) -> F32:
+    def _append(self, x: F32, rows: SlotMapping, space: Workspace, k_pages: Pages, v_pages: Pages) -> F32:
         """Returns the rotated queries [R, heads, head_dim] of x [R, H]; writes keys and values to their KV pages."""
         model = self._model
         y, scale = self._normed_linear(self.linears["qkv"], x, self._norm_attention, space, model.qkv_columns)
@@ -129,7 +129,7 @@ class Layer:
 class Head:
     """The last block: the final norm and the linear layer to the logits of the vocabulary."""
 
-    def __init__(self, folder: BlockFolder, index: int, *, variant: Variant, threads: int, kernels: Kernels) -> None:
+    def __init__(self, folder: BlockFolder, index: int, *, backend: Backend, threads: int, kernels: Kernels) -> None:
         """Loads block `index`, the last one of the folder. Raises BlockFolderError as `load_linear` does."""
         tensors = {name: np.asarray(array) for name, array in folder.tensors(index).items()}
         self._kernels = kernels
@@ -138,7 +138,7 @@ class Head:
         self._quantised = quantises_rows(folder.manifest.precision_of(index))
         self._norm = cast(F32, tensors["norm_final"])
         self.linears = {
-            "head": load_linear(folder, index, "head", tensors, variant=variant, threads=threads, kernels=kernels)
+            "head": load_linear(folder, index, "head", tensors, backend=backend, threads=threads, kernels=kernels)
         }
 
     def run_wanted(self, x: F32, wanted: NDArray[np.intp], space: Workspace, out: F32) -> None:

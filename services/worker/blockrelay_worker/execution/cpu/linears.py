@@ -24,13 +24,13 @@ from numpy.typing import NDArray
 from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.block_folder.model import FLOATS, float_graph, in_groups
 from blockrelay.errors import BlockFolderError, ExecutionError
+from blockrelay_worker.execution.cpu.backends.both_linear import BothLinear
+from blockrelay_worker.execution.cpu.backends.ort_linear import OrtLinear
+from blockrelay_worker.execution.cpu.backends.ort_runtime import shared_runtime
 from blockrelay_worker.execution.cpu.exact_linears import ExactGroupLinear, ExactLinear
-from blockrelay_worker.execution.cpu.products.both_linear import BothLinear
-from blockrelay_worker.execution.cpu.products.ort_linear import OrtLinear
-from blockrelay_worker.execution.cpu.products.ort_runtime import shared_runtime
-from blockrelay_worker.kernels.interface import Kernels, Product
+from blockrelay_worker.kernels.interface import Kernels, Matmul
 
-Variant = Literal["both", "native", "u8s8", "u8u8", "exact"]
+Backend = Literal["both", "native", "u8s8", "u8u8", "exact"]
 #: More rows than any batch has.
 _ALL_ROWS = 1 << 31
 
@@ -55,11 +55,11 @@ class Linear(Protocol):
 class NativeLinear:
     """A linear layer computed by our own matmul kernels."""
 
-    def __init__(self, product: Product) -> None:
-        self._product = product
+    def __init__(self, matmul: Matmul) -> None:
+        self._matmul = matmul
 
     def __call__(self, rows: NDArray[Any], out: NDArray[np.float32]) -> None:
-        self._product(rows, out)
+        self._matmul(rows, out)
 
     @property
     def recorded_rows(self) -> int:
@@ -76,13 +76,13 @@ def load_linear(
     kind: str,
     tensors: Mapping[str, NDArray[Any]],
     *,
-    variant: Variant,
+    backend: Backend,
     threads: int,
     kernels: Kernels,
 ) -> Linear:
     """Makes the linear layer `kind` (qkv, o, gate_up, down, head) of block `index` from the block's tensors.
 
-    fp32 and fp16 ignore `variant`: ONNX Runtime computes them, with weights widened to float32. `native` and `both`
+    fp32 and fp16 ignore `backend`: ONNX Runtime computes them, with weights widened to float32. `native` and `both`
     need kernels that multiply. With `both`, our matmul serves until both are measured (`both_linear.settle`).
 
     Raises BlockFolderError if ONNX Runtime refuses the folder's graph.
@@ -94,22 +94,22 @@ def load_linear(
             cast(NDArray[np.float16], tensors[f"{kind}.gs"]),
             cast(NDArray[np.float32], tensors[f"{kind}.scale"]),
         )
-        by_definition = variant == "exact" or not kernels.group_multiplies
-        return ExactGroupLinear(*parts) if by_definition else NativeLinear(kernels.group_product(*parts))
+        by_definition = backend == "exact" or not kernels.has_group_matmul
+        return ExactGroupLinear(*parts) if by_definition else NativeLinear(kernels.group_matmul(*parts))
     if precision in FLOATS:
         name = float_graph(kind, folder.manifest.precisions)
         return _ort(folder, name, {"w": tensors[f"{kind}.w"].astype(np.float32, copy=False)}, threads)
     q = cast(NDArray[np.int8], tensors[f"{kind}.q"])
     scale = cast(NDArray[np.float32], tensors[f"{kind}.scale"])
-    if variant == "exact":
+    if backend == "exact":
         return ExactLinear(q, scale)
-    if variant == "native":
-        return NativeLinear(kernels.product(q, scale))
-    if variant == "u8u8":
+    if backend == "native":
+        return NativeLinear(kernels.matmul(q, scale))
+    if backend == "u8u8":
         # Flipping the top bit adds 128 to a two's complement byte.
         return _ort(folder, f"{kind}.u8u8", {"q": q.view(np.uint8) ^ np.uint8(128), "scale": scale}, threads)
     linear = _ort(folder, kind, {"q": q, "scale": scale}, threads)
-    return BothLinear(kernels.product(q, scale), linear, shape=q.shape) if variant == "both" else linear
+    return BothLinear(kernels.matmul(q, scale), linear, shape=q.shape) if backend == "both" else linear
 
 
 def _ort(folder: BlockFolder, graph: str, weights: Mapping[str, NDArray[Any]], threads: int) -> OrtLinear:

@@ -11,8 +11,8 @@ from blockrelay.errors import KnownAnswerMismatch
 from blockrelay.host.cpu import cpu_name
 from blockrelay.host.memory import available_bytes
 from blockrelay.protocol.plan import CPU, Device
-from blockrelay_worker.execution.cpu.linears import Variant
-from blockrelay_worker.execution.cpu.products.both_linear import NEVER, BothLinear, fits_twice, settle
+from blockrelay_worker.execution.cpu.backends.both_linear import NEVER, BothLinear, fits_twice, settle
+from blockrelay_worker.execution.cpu.linears import Backend
 from blockrelay_worker.execution.cpu.stage import StageExecutor
 from blockrelay_worker.execution.numerics_id import numerics_id
 from blockrelay_worker.execution.page_layout import layout_of
@@ -28,7 +28,7 @@ class CpuExecutors:
     """Factory of executors that use our kernels, and ONNX Runtime where we have none, with `threads` threads."""
 
     device: ClassVar[Device] = CPU
-    varies: ClassVar[bool] = False
+    nondeterministic: ClassVar[bool] = False
 
     def __init__(self, threads: int) -> None:
         self._threads, self._kernels = threads, load_kernels(threads)
@@ -64,36 +64,36 @@ def load_stage(
     known answers and are not checked.
     """
     wrong: str | None = None
-    variants = _variants(folder, first_block, last_block, pages, kernels, has_tiles() if tiles is None else tiles)
-    for variant in variants:
+    backends = _backends(folder, first_block, last_block, pages, kernels, has_tiles() if tiles is None else tiles)
+    for backend in backends:
         executor = StageExecutor(
-            folder, first_block, last_block, pages=pages, threads=threads, kernels=kernels, variant=variant
+            folder, first_block, last_block, pages=pages, threads=threads, kernels=kernels, backend=backend
         )
         wrong = _first_wrong(executor)
         if wrong is None:
             return executor
-        if variant != variants[-1]:
+        if backend != backends[-1]:
             _log.info(
-                "linear layers by %s give wrong results on this CPU (%s): trying the next variant", variant, wrong
+                "linear layers by %s give wrong results on this CPU (%s): trying the next variant", backend, wrong
             )
         executor.close()
     raise KnownAnswerMismatch(
-        f"{wrong} of {folder.root} computes other bits on this CPU ({cpu_name()}) with {kernels.variant} kernels than "
+        f"{wrong} of {folder.root} computes other bits on this CPU ({cpu_name()}) with {kernels.isa} kernels than "
         "when it was converted: refusing to serve it; convert the model again, or report this CPU",
         block=str(wrong),
     )
 
 
-def _variants(
+def _backends(
     folder: BlockFolder, first_block: int, last_block: int, pages: int, kernels: Kernels, tiles: bool
-) -> list[Variant]:
+) -> list[Backend]:
     """Returns the variants of linear layers to try, fastest first."""
     precisions = folder.manifest.precisions[first_block - 1 : last_block]
     if not any(map(is_exact, precisions)):
         return ["u8s8"]
-    if not kernels.multiplies:
+    if not kernels.has_matmul:
         return ["u8s8", "u8u8"]
-    variants: list[Variant] = ["native", "u8s8", "u8u8"]
+    backends: list[Backend] = ["native", "u8s8", "u8u8"]
     if tiles:
         weights = sum(
             depth * columns
@@ -103,8 +103,8 @@ def _variants(
         )
         kv = layout_of(folder, first_block, last_block).bytes_per_page * pages
         if weights and fits_twice(weights, available_bytes(), kv):
-            variants.insert(0, "both")
-    return variants
+            backends.insert(0, "both")
+    return backends
 
 
 def _first_wrong(executor: StageExecutor) -> str | None:

@@ -14,7 +14,7 @@ from blockrelay_worker.kernels.specification import PAGE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rows:
+class SlotMapping:
     """Position, KV page and slot of each of the R rows of a batch with S segments.
 
     positions, page and slot are int32 [R]; page_table int32 [S, maxpages] and segments int64 [S, 3] are as in
@@ -44,7 +44,7 @@ class Rows:
         return self.page_table[self.owner[wanted]], segments
 
 
-def place(segments: Sequence[Segment], space: Workspace, cos: F32, sin: F32, *, keeps_pages: bool) -> Rows:
+def place(segments: Sequence[Segment], space: Workspace, cos: F32, sin: F32, *, keeps_pages: bool) -> SlotMapping:
     """Maps segments, which `check_segments` has accepted, to rows in buffers of the workspace.
 
     With `keeps_pages` False (a stage without layers) all rows map to page 0, which is never read.
@@ -69,6 +69,6 @@ def place(segments: Sequence[Segment], space: Workspace, cos: F32, sin: F32, *, 
         positions[:] = np.arange(first_row) - places[owner, 0] + places[owner, 2]
         page[:] = table[owner, positions // PAGE]
     slot[:] = positions % PAGE
-    return Rows(
+    return SlotMapping(
         positions=positions, page=page, slot=slot, page_table=table, segments=places, owner=owner, cos=cos, sin=sin
     )

@@ -12,9 +12,9 @@ from blockrelay.errors import BlockFolderError, BlockrelayError, ExecutionError
 from blockrelay.protocol.capabilities import Capabilities
 from blockrelay_worker.execution.batch import Batch, BlockFault, StageOutput, check_segments, hidden_of, tokens_of
 from blockrelay_worker.execution.cpu.layers import Head, Layer
-from blockrelay_worker.execution.cpu.linears import Linear, Variant
+from blockrelay_worker.execution.cpu.linears import Backend, Linear
 from blockrelay_worker.execution.cpu.page_memory import PageMemory
-from blockrelay_worker.execution.cpu.slot_mapping import Rows, place
+from blockrelay_worker.execution.cpu.slot_mapping import SlotMapping, place
 from blockrelay_worker.execution.cpu.workspace import Workspace
 from blockrelay_worker.execution.executor import PageContent
 from blockrelay_worker.execution.numerics_id import numerics_id
@@ -46,7 +46,7 @@ class StageExecutor:
         pages: int,
         threads: int,
         kernels: Kernels,
-        variant: Variant = "u8s8",
+        backend: Backend = "u8s8",
     ) -> None:
         """Loads the blocks of `folder` (from `open_block_folder`) with `pages` KV pages; `threads` >= 1.
 
@@ -59,8 +59,8 @@ class StageExecutor:
         self.first_block, self.last_block = first_block, last_block
         self.memory = PageMemory(layout_of(folder, first_block, last_block), pages)
         self.layout, self.pool = self.memory.layout, self.memory.pool
-        self.variant: Variant = variant
-        self.details = {"kernels": kernels.variant, "products": variant}
+        self.backend: Backend = backend
+        self.details = {"kernels": kernels.isa, "products": backend}
         self.capabilities = Capabilities(
             exact=folder.manifest.exact,
             ragged=True,
@@ -72,11 +72,11 @@ class StageExecutor:
         )
         self._cos, self._sin = folder.rotary()
         self._layers = [
-            Layer(folder, index, variant=variant, threads=threads, kernels=kernels)
+            Layer(folder, index, backend=backend, threads=threads, kernels=kernels)
             for index in range(first_block, min(last_block, model.layers) + 1)
         ]
         self._head = (
-            Head(folder, last_block, variant=variant, threads=threads, kernels=kernels)
+            Head(folder, last_block, backend=backend, threads=threads, kernels=kernels)
             if last_block == model.blocks
             else None
         )
@@ -174,7 +174,7 @@ class StageExecutor:
         )
 
     def _program(
-        self, x: F32, rows: Rows, wanted: Sequence[int], logits: F32 | None, first_block: int, last_block: int
+        self, x: F32, rows: SlotMapping, wanted: Sequence[int], logits: F32 | None, first_block: int, last_block: int
     ) -> Program:
         """Returns the calls of these blocks on these buffers: recorded and kept for few rows, direct otherwise.
 
@@ -193,7 +193,7 @@ class StageExecutor:
         return program
 
     def _parts(
-        self, x: F32, rows: Rows, wanted: Sequence[int], logits: F32 | None, first_block: int, last_block: int
+        self, x: F32, rows: SlotMapping, wanted: Sequence[int], logits: F32 | None, first_block: int, last_block: int
     ) -> list[Callable[[], None]]:
         """Returns one call per block: layers change `x` in place, the last block writes `logits` [wanted, vocab]."""
         space, chosen = self._space, np.asarray(wanted, np.intp)

@@ -24,7 +24,7 @@ DeviceKind = Device | Literal["npu"]
 #: PCI vendor ids of GPUs, as in Linux's sysfs and ONNX Runtime.
 _VENDORS = {0x1002: "AMD", 0x10DE: "NVIDIA", 0x8086: "Intel", 0x106B: "Apple", 0x5143: "Qualcomm", 0x13B5: "Arm"}
 #: Adapters that are tried: DirectML does not say how many there are.
-_MOST_ADAPTERS = 8
+_MAX_ADAPTERS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +148,7 @@ def _directml() -> list[FoundDevice]:
     if _lacking(DirectMlProvider):
         return []
     devices: list[FoundDevice] = []
-    for index in range(_MOST_ADAPTERS):
+    for index in range(_MAX_ADAPTERS):
         tried = _tried(lambda index=index: DirectMlProvider(index))
         if tried.problem and index:
             break

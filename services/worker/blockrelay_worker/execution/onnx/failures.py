@@ -100,7 +100,7 @@ TABLE = (
 )
 
 
-def judged(text: str) -> Failure:
+def classify(text: str) -> Failure:
     """Returns the failure that an error with this text stands for. Pure."""
     match = _BLOCK.search(text)
     block = match[1] if match else None
@@ -119,7 +119,7 @@ class Judge:
 
     def judge(self, text: str) -> Failure:
         """Returns the failure that an error with this text stands for, given the errors before it."""
-        failure = judged(text)
+        failure = classify(text)
         if failure.kind == "unknown":
             if self._unknown:
                 return replace(failure, kind="device", reason="unknown_twice")

@@ -34,7 +34,7 @@ PAGE_TOLERANCE = 2.0**-10
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class KnownStep:
     """A known batch of (tokens, first position, pages). Before it runs, the contents of pages are `moved` (from, to),
     as if they came from another executor."""
 
@@ -47,7 +47,7 @@ class Step:
         """Tokens of the whole batch."""
         return sum(rows for rows, _, _ in self.parts)
 
-    def at(self, first_page: int) -> "Step":
+    def at(self, first_page: int) -> "KnownStep":
         """Returns the same step on pages from `first_page` on."""
         parts = tuple((rows, first, tuple(first_page + page for page in own)) for rows, first, own in self.parts)
         return replace(self, parts=parts, moved=tuple((first_page + a, first_page + b) for a, b in self.moved))
@@ -55,20 +55,20 @@ class Step:
 
 _SCATTERED, _A, _B, _C = (5, 0, 7, 2, 4), (3, 6), (1, 7, 0), (4,)
 STEPS = (
-    *(Step(f"a prompt of {rows}", ((rows, 0, _SCATTERED),)) for rows in (1, 31, 32, 33, 65)),
-    Step("the first 40 rows", ((40, 0, _SCATTERED),)),
-    Step("20 rows behind 40", ((20, 40, _SCATTERED),)),
-    Step("one row behind 60", ((1, 60, _SCATTERED),)),
-    Step("prompts of 20 and 3", ((20, 0, _A), (3, 0, _B))),
-    Step("one row behind 20, 33 behind 3, a prompt of 9", ((1, 20, _A), (33, 3, _B), (9, 0, _C))),
-    Step("one row behind 21, one behind 36, two behind 9", ((1, 21, _A), (1, 36, _B), (2, 9, _C))),
-    Step("one row behind pages that were moved", ((1, 22, (2, 5)),), moved=((3, 2), (6, 5))),
+    *(KnownStep(f"a prompt of {rows}", ((rows, 0, _SCATTERED),)) for rows in (1, 31, 32, 33, 65)),
+    KnownStep("the first 40 rows", ((40, 0, _SCATTERED),)),
+    KnownStep("20 rows behind 40", ((20, 40, _SCATTERED),)),
+    KnownStep("one row behind 60", ((1, 60, _SCATTERED),)),
+    KnownStep("prompts of 20 and 3", ((20, 0, _A), (3, 0, _B))),
+    KnownStep("one row behind 20, 33 behind 3, a prompt of 9", ((1, 20, _A), (33, 3, _B), (9, 0, _C))),
+    KnownStep("one row behind 21, one behind 36, two behind 9", ((1, 21, _A), (1, 36, _B), (2, 9, _C))),
+    KnownStep("one row behind pages that were moved", ((1, 22, (2, 5)),), moved=((3, 2), (6, 5))),
 )
 #: Enough for a stage whose blocks have passed all of STEPS: many tokens and few, several sequences, and tokens with a
 #: past, so that each block gets the output of the one before it.
 OF_A_COMPOSITION = (
-    Step("prompts of 33 and 3", ((33, 0, _SCATTERED), (3, 0, _A))),
-    Step("one row behind 33, two behind 3", ((1, 33, _SCATTERED), (2, 3, _A))),
+    KnownStep("prompts of 33 and 3", ((33, 0, _SCATTERED), (3, 0, _A))),
+    KnownStep("one row behind 33, two behind 3", ((1, 33, _SCATTERED), (2, 3, _A))),
 )
 
 
@@ -79,7 +79,7 @@ class Answers:
 
     first_block: int
     last_block: int
-    steps: tuple[Step, ...]
+    steps: tuple[KnownStep, ...]
     inputs: tuple[NDArray[Any], ...]
     outputs: tuple[NDArray[np.float32], ...]
     pages: tuple[NDArray[Any], ...]
@@ -95,7 +95,7 @@ class Answers:
         result is further than `tolerance` from the known one, ExecutionError if there is no result. `where` begins the
         message."""
         step = self.steps[number].at(first_page)
-        output, _ = taken(stage, step, self.inputs[number])
+        output, _ = run_step(stage, step, self.inputs[number])
         compare(step.case, output, self.outputs[number], self, where, tolerance)
 
 
@@ -163,7 +163,7 @@ def _results(stage: Executor, answers: Answers) -> tuple[tuple[NDArray[np.float3
         stage.pool.free(taken)
 
 
-def possible(steps: Sequence[Step], model: ModelConfig) -> tuple[Step, ...]:
+def possible(steps: Sequence[KnownStep], model: ModelConfig) -> tuple[KnownStep, ...]:
     """Returns the steps without those beyond the model's longest context."""
     return tuple(step for step in steps if all(first + rows <= model.max_position for rows, first, _ in step.parts))
 
@@ -173,20 +173,22 @@ def _input(model: ModelConfig, rows: int, *, tokens: bool) -> NDArray[Any]:
 
 
 def _walked(
-    executor: Executor, steps: Sequence[Step], inputs: Sequence[NDArray[Any]]
+    executor: Executor, steps: Sequence[KnownStep], inputs: Sequence[NDArray[Any]]
 ) -> tuple[tuple[NDArray[np.float32], ...], tuple[NDArray[Any], ...]]:
     """Returns the output of each step, and the keys and values, [kv_heads, ...], of each layer of each page that
     moved."""
     outputs: list[NDArray[np.float32]] = []
     pages: list[NDArray[Any]] = []
     for step, given in zip(steps, inputs, strict=True):
-        output, moved = taken(executor, step, given)
+        output, moved = run_step(executor, step, given)
         outputs.append(output)
         pages += moved
     return tuple(outputs), tuple(pages)
 
 
-def taken(executor: Executor, step: Step, given: NDArray[Any]) -> tuple[NDArray[np.float32], list[NDArray[Any]]]:
+def run_step(
+    executor: Executor, step: KnownStep, given: NDArray[Any]
+) -> tuple[NDArray[np.float32], list[NDArray[Any]]]:
     """Returns the output of a step, and the keys and values of the pages that moved before it."""
     pages: list[NDArray[Any]] = []
     for source, target in step.moved:
@@ -206,7 +208,7 @@ def taken(executor: Executor, step: Step, given: NDArray[Any]) -> tuple[NDArray[
     return result.copy(), pages
 
 
-def _by_page(moved: Sequence[tuple[NDArray[Any], ...]], steps: Sequence[Step]) -> tuple[NDArray[Any], ...]:
+def _by_page(moved: Sequence[tuple[NDArray[Any], ...]], steps: Sequence[KnownStep]) -> tuple[NDArray[Any], ...]:
     """Returns the moved pages ordered by page and then block, from lists ordered by block and then page."""
     count = sum(len(step.moved) for step in steps)
     return tuple(half for page in range(count) for block in moved for half in block[2 * page : 2 * page + 2])

@@ -31,7 +31,7 @@ from blockrelay_worker.execution.onnx.known_answers import (
     composed_answers,
     known_answers,
 )
-from blockrelay_worker.execution.onnx.probe import PagedAttention, failure, multiplies, paged_attention
+from blockrelay_worker.execution.onnx.probe import PagedAttention, can_multiply, failure, paged_attention
 from blockrelay_worker.execution.onnx.providers.provider import CpuProvider, Provider
 from blockrelay_worker.execution.onnx.stage import OnnxStage
 from blockrelay_worker.execution.onnx.weights.arrays import bits_of
@@ -51,14 +51,14 @@ class OnnxExecutors:
     """Makes executors that compute on one device. One thread uses it."""
 
     device: ClassVar[Device] = GPU
-    varies: ClassVar[bool] = True
+    nondeterministic: ClassVar[bool] = True
 
     def __init__(self, provider: Provider, *, per_block: bool = False, capture: bool | None = None) -> None:
         """`per_block` and `capture` as in OnnxStage; `capture` None: as the provider recommends."""
         self._provider, self._per_block = provider, per_block
         self._capture = (provider.captures if capture is None else capture) and not per_block
         self._attention: dict[tuple[int, int, int], PagedAttention] = {}
-        self._multiplies: dict[tuple[int, FloatType], bool] = {}
+        self._can_multiply: dict[tuple[int, FloatType], bool] = {}
         self._models: dict[str, _OfModel] = {}
         self._composed: weakref.WeakKeyDictionary[OnnxStage, Answers] = weakref.WeakKeyDictionary()
 
@@ -174,7 +174,7 @@ class OnnxExecutors:
         """Returns details of the stage for the log: kept graphs and recorded steps."""
         graphs, steps, details = self._provider.compiled, stage.captured, dict[str, str]()
         if graphs is not None:
-            details["graphs"] = f"{graphs.found} kept from before, {graphs.made} made"
+            details["graphs"] = f"{graphs.hits} kept from before, {graphs.made} made"
         if steps is not None:
             details["recorded"] = (steps.off and f"none: {steps.off}") or f"decode steps of {steps.graphs} shapes"
         return details
@@ -242,9 +242,9 @@ class OnnxExecutors:
         dtype = self._flavour_of(manifest).dtype
         small: list[int] = []
         for bits in {BITS[precision] for precision in manifest.precisions if precision in BITS}:
-            if (bits, dtype) not in self._multiplies:
-                self._multiplies[bits, dtype] = multiplies(self._provider, bits, dtype)
-            small += [bits] if self._multiplies[bits, dtype] else []
+            if (bits, dtype) not in self._can_multiply:
+                self._can_multiply[bits, dtype] = can_multiply(self._provider, bits, dtype)
+            small += [bits] if self._can_multiply[bits, dtype] else []
         return small
 
     def _longest(self, model: ModelConfig, flavour: Flavour) -> int | None:

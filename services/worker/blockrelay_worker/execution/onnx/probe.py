@@ -19,7 +19,7 @@ from blockrelay.errors import KnownAnswerMismatch, UsageError
 from blockrelay.observability.logs import get
 from blockrelay_worker.execution.batch import Segment
 from blockrelay_worker.execution.onnx.batches import batch_inputs, cut
-from blockrelay_worker.execution.onnx.failures import judged
+from blockrelay_worker.execution.onnx.failures import classify
 from blockrelay_worker.execution.onnx.graphs.flavours import PAGED, PLAIN, Flavour, FloatType
 from blockrelay_worker.execution.onnx.known_answers import PAGES_NEEDED, STEPS, TOLERANCES, row_error
 from blockrelay_worker.execution.onnx.providers.provider import CpuProvider, Provider
@@ -61,7 +61,7 @@ def failure_there(provider: Provider, dtype: FloatType) -> str:
     return "" if np.array_equal(np.asarray(result), ones + ones) else "the device computes 1 + 1 wrongly"
 
 
-def multiplies(provider: Provider, bits: int, dtype: FloatType) -> bool:
+def can_multiply(provider: Provider, bits: int, dtype: FloatType) -> bool:
     """Returns whether the device multiplies rightly by small weights of `bits` bits: with few rows and many, to take
     every path through the kernels."""
     from blockrelay_worker.execution.onnx.graphs.linears import matmul_graph, shapes
@@ -143,7 +143,7 @@ def paged_attention(provider: Provider, model: ModelConfig) -> PagedAttention:
     except KnownAnswerMismatch:
         raise
     except Exception as error:  # ONNX Runtime's own exception types have no public common base
-        if judged(str(error)).kind in ("device", "capacity"):
+        if classify(str(error)).kind in ("device", "capacity"):
             raise
         refusal = str(error).strip().rpartition(": ")[2] or type(error).__name__
         heads = f"{model.heads} heads on {model.kv_heads} of {model.head_dim}"

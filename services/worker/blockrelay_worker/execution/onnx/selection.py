@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from blockrelay_worker.execution.onnx.graphs.selection import best_graph, largest_graph, rows_graph
 from blockrelay_worker.execution.onnx.providers.provider import Provider
-from blockrelay_worker.execution.selection import MOST, TOTAL_ERROR, Largest, LogitRow, Need, enough
+from blockrelay_worker.execution.selection import MAX_LARGEST, TOTAL_ERROR, Largest, LogitRow, Need, enough
 
 #: Rows of logits in a probe.
 _PROBE_ROWS = 3
@@ -24,8 +24,8 @@ class Selection:
         """Probes the device. The logits must lie at `provider.place`, which must not be None."""
         self._provider, self._vocabulary = provider, vocabulary
         self._graphs = {"best": best_graph(vocabulary), "rows": rows_graph(vocabulary)}
-        if vocabulary > MOST:
-            self._graphs["largest"] = largest_graph(vocabulary, MOST)
+        if vocabulary > MAX_LARGEST:
+            self._graphs["largest"] = largest_graph(vocabulary, MAX_LARGEST)
         self._sessions: dict[str, Any] = {}
         self._down = 0
         self.refused: dict[str, str] = {}
@@ -114,7 +114,7 @@ class Selection:
         right: dict[str, list[NDArray[Any]]] = {
             "rows": [logits],
             "best": [order[:, 0]],
-            "largest": [np.take_along_axis(logits, order[:, :MOST], 1), order[:, :MOST]],
+            "largest": [np.take_along_axis(logits, order[:, :MAX_LARGEST], 1), order[:, :MAX_LARGEST]],
         }
         which = np.arange(_PROBE_ROWS)[::-1]
         for name in list(self._graphs):

@@ -28,7 +28,7 @@ from blockrelay_worker.execution.onnx.block_times import BlockTimes
 from blockrelay_worker.execution.onnx.bound.pages import DevicePages
 from blockrelay_worker.execution.onnx.bound.session import Arrays, BoundSession
 from blockrelay_worker.execution.onnx.compiled.captured import SPARE_PAGES, CapturedSteps
-from blockrelay_worker.execution.onnx.failures import judged
+from blockrelay_worker.execution.onnx.failures import classify
 from blockrelay_worker.execution.onnx.graphs.flavours import Flavour
 from blockrelay_worker.execution.onnx.graphs.stage import stage_graph
 from blockrelay_worker.execution.onnx.known_answers import TOLERANCES
@@ -328,7 +328,7 @@ class OnnxStage:
         return batch.segments if self._longest is None else cut(batch.segments, self._longest), given
 
     def _failed(self, error: Exception) -> ExecutionError:
-        block = judged(str(error)).block or f"block_{self.first_block}"
+        block = classify(str(error)).block or f"block_{self.first_block}"
         return ExecutionError(f"{block} failed: {error}", block=block)
 
     def _computed(self, inputs: Mapping[str, NDArray[Any]], stays: Mapping[str, Place] | None = None) -> Arrays:

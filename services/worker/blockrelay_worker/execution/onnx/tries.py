@@ -13,7 +13,7 @@ from typing import Literal
 
 from blockrelay.errors import BlockrelayError, ExecutionError
 from blockrelay.observability.logs import get
-from blockrelay_worker.execution.onnx.failures import judged
+from blockrelay_worker.execution.onnx.failures import classify
 
 Next = Literal["again", "next_device", "wait"]
 #: Reasons of DeviceFailed and DeviceLost with which a device is still there but cannot do its work: another device may.
@@ -25,10 +25,10 @@ _NEVER = ("INVALID_GRAPH", "INVALID_PROTOBUF", "NO_SUCHFILE", "NO_MODEL", "NOT_I
 
 @dataclass(frozen=True, slots=True)
 class TryLimits:
-    """Limits of repeating: at most `most` tries, and no try that is likely to end later than `within_s` seconds after
-    the first one began."""
+    """Limits of repeating: at most `max_tries` tries, and no try that is likely to end later than `within_s` seconds
+    after the first one began."""
 
-    most: int = 3
+    max_tries: int = 3
     within_s: float = 30.0
 
 
@@ -41,7 +41,7 @@ def what_next(reason: str, tries: Sequence[float], limits: TryLimits, *, others:
 
     The next try is expected to take as long as the longest one.
     """
-    if reason == "unknown" and 0 < len(tries) < limits.most and sum(tries) + max(tries) <= limits.within_s:
+    if reason == "unknown" and 0 < len(tries) < limits.max_tries and sum(tries) + max(tries) <= limits.within_s:
         return "again"
     return "next_device" if reason in CANNOT and others else "wait"
 
@@ -51,7 +51,7 @@ def reason_of(error: Exception) -> str:
     cause = error.__cause__ if isinstance(error, ExecutionError) else error
     if cause is None or isinstance(cause, BlockrelayError) or any(text in str(cause) for text in _NEVER):
         return ""
-    return "out_of_memory" if isinstance(cause, MemoryError) else judged(str(cause)).reason
+    return "out_of_memory" if isinstance(cause, MemoryError) else classify(str(cause)).reason
 
 
 class Tries:

@@ -61,11 +61,11 @@ class DeviceProcess:
         *,
         limit_s: float,
         waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
-        went_on: Callable[[], None] = _nothing,
+        on_progress: Callable[[], None] = _nothing,
     ) -> Message:
         """Sends `message` and returns the answer. `limit_s` counts from the moment when earlier requests are answered;
-        `waiting` is entered while this one waits for them. When the process sends GOES_ON, `went_on` is called and the
-        limit starts again.
+        `waiting` is entered while this one waits for them. When the process sends GOES_ON, `on_progress` is called and
+        the limit starts again.
 
         Raises DeviceFailed when the request failed and the process still runs; DeviceLost when the process is gone, and
         always from then on; KnownAnswerMismatch for a stage with wrong numbers; UsageError or BlockFolderError for what
@@ -81,7 +81,7 @@ class DeviceProcess:
                 write(cast(Any, self._process.stdin), message)
                 while (answer := read(cast(Any, self._process.stdout))).kind == GOES_ON:
                     self._deadline = time.monotonic() + limit_s
-                    went_on()
+                    on_progress()
             except (Ended, OSError) as error:
                 raise self._gone(limit_s) from error
             finally:

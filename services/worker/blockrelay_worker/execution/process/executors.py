@@ -29,7 +29,7 @@ class DeviceExecutors:
     counts once, however many stages it took."""
 
     device: ClassVar[Device] = GPU
-    varies: ClassVar[bool] = True
+    nondeterministic: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class DeviceExecutors:
         threads: int = 1,
         quarantine: bool = True,
         warm: tuple[int | None, int | None, bool] = (None, None, False),
-        tries: int = TRIES.most,
+        tries: int = TRIES.max_tries,
         module: str = CHILD,
     ) -> None:
         """Starts the process and opens `folder` on `device`. Raises UsageError where this device will never run stages
@@ -71,7 +71,7 @@ class DeviceExecutors:
         self._begin = partial(DeviceProcess, python=python, module=module)
         self._lock = threading.RLock()
         self._renewed: float | None = None
-        self._begun_again: list[str] = []
+        self._restart_reasons: list[str] = []
         self._set_budget = budget_bytes
         self._unable = ""
         self._slow = False  # the process was ended because it was slow
@@ -176,10 +176,10 @@ class DeviceExecutors:
             limit_s=self._limit_s,
         )
 
-    def begun_again(self) -> list[str]:
+    def restart_reasons(self) -> list[str]:
         """Returns why the process was replaced each time (`lost`, `slow`) since the last call."""
         with self._lock:
-            reasons, self._begun_again = self._begun_again, []
+            reasons, self._restart_reasons = self._restart_reasons, []
             return reasons
 
     @property
@@ -243,7 +243,7 @@ class DeviceExecutors:
             lost = self._process.lost
             if lost is not None:
                 self._process, opened = self._opened(self.name)
-                self._begun_again.append("slow" if self._slow else "lost")
+                self._restart_reasons.append("slow" if self._slow else "lost")
                 self._slow = False
                 if opened.numerics != self._now.numerics:
                     before = self._now.numerics

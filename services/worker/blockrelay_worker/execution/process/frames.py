@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 GOES_ON = "goes on"
 _LENGTH = struct.Struct("<Q")
 #: More bytes than any message has: a larger length means that the stream is broken.
-_MOST_BYTES = 1 << 40
+_MAX_FRAME_BYTES = 1 << 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ def write(stream: BinaryIO, message: Message) -> None:
 def read(stream: BinaryIO) -> Message:
     """Returns the next message, whose arrays are new and writable. Raises Ended."""
     (length,) = _LENGTH.unpack(_exactly(stream, _LENGTH.size))
-    if length > _MOST_BYTES:
+    if length > _MAX_FRAME_BYTES:
         raise Ended
     kind, fields, about = msgpack.unpackb(_exactly(stream, length), strict_map_key=False)
     arrays: list[NDArray[Any]] = []

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from blockrelay_worker.policy import BACKOFF_S, MOST_LOSSES, OF_LATE_S, OPENED_AGAIN_S, QUARANTINE_S, RENEWALS_APART_S
+from blockrelay_worker.policy import BACKOFF_S, MAX_LOSSES, OF_LATE_S, OPENED_AGAIN_S, QUARANTINE_S, RENEWALS_APART_S
 
 
 def opened_again_in_s(failures: int) -> float:
@@ -16,8 +16,8 @@ def may_be_renewed(renewed: float | None, now: float) -> bool:
 
 
 def in_quarantine(losses: Sequence[float]) -> bool:
-    """Returns whether the last MOST_LOSSES of `losses` (seconds, ascending) came within OF_LATE_S seconds."""
-    return len(losses) >= MOST_LOSSES and losses[-1] - losses[-MOST_LOSSES] <= OF_LATE_S
+    """Returns whether the last MAX_LOSSES of `losses` (seconds, ascending) came within OF_LATE_S seconds."""
+    return len(losses) >= MAX_LOSSES and losses[-1] - losses[-MAX_LOSSES] <= OF_LATE_S
 
 
 def usable_in_s(losses: Sequence[float], now: float) -> float:

@@ -14,7 +14,7 @@ from blockrelay_worker.policy import STAGES_S
 LOOK_S = 0.1
 
 #: Returns whether the calling worker was asked to end.
-Asked = Callable[[], bool]
+ShouldEnd = Callable[[], bool]
 
 
 class Sharing:
@@ -35,14 +35,14 @@ class Sharing:
 
     # --- memory ---
 
-    def neighbours(self, worker: int, stage: Stage, asked: Asked) -> Neighbours:
+    def neighbours(self, worker: int, stage: Stage, should_end: ShouldEnd) -> Neighbours:
         """Returns the other stages on the device, for `worker`, which will load `stage` and has none now. Waits up to
         STAGES_S seconds until the stages of all workers are known."""
         until = time.monotonic() + STAGES_S
         with self._changed:
             self._assigned[worker] = stage
             self._changed.notify_all()
-            while len(self._known()) < self._workers and time.monotonic() < until and not asked():
+            while len(self._known()) < self._workers and time.monotonic() < until and not should_end():
                 self._changed.wait(LOOK_S)
             return Neighbours(
                 loaded=tuple(self._loaded.values()),
@@ -99,14 +99,14 @@ class Sharing:
         with self._changed:
             self._leave_at = at
 
-    def comes(self, worker: int, asked: Asked) -> None:
-        """Notes that `worker` will have a stage there, until it `leaves`. Waits while the others are leaving."""
+    def join(self, worker: int, should_end: ShouldEnd) -> None:
+        """Notes that `worker` will have a stage there, until it `leave`. Waits while the others are leaving."""
         with self._changed:
-            while self._leave_at is not None and not asked():
+            while self._leave_at is not None and not should_end():
                 self._changed.wait(LOOK_S)
             self._present.add(worker)
 
-    def leaves(self, worker: int, end: Callable[[], None], asked: Asked) -> bool:
+    def leave(self, worker: int, end: Callable[[], None], should_end: ShouldEnd) -> bool:
         """Notes that `worker` does nothing there any more. Returns True if all were asked to leave: then it waits for
         the last one, which calls `end`."""
         with self._changed:
@@ -118,6 +118,6 @@ class Sharing:
                 self._loaded.clear()
                 self._leave_at = None
                 self._changed.notify_all()
-            while self._leave_at is not None and not asked():
+            while self._leave_at is not None and not should_end():
                 self._changed.wait(LOOK_S)
             return True

@@ -73,7 +73,7 @@ class DeviceStage:
         self.drift, self.figures = StepDrift(), Figures()
         self.figures.hear(loaded["figures"])
         self.waiting: Callable[[], AbstractContextManager[None]] = nullcontext
-        self.went_on: Callable[[], None] = lambda: None
+        self.on_progress: Callable[[], None] = lambda: None
         self.allowed_s: Callable[[], float] = lambda: 0.0
 
     @property
@@ -170,4 +170,4 @@ class DeviceStage:
     def _ask(self, kind: str, fields: Mapping[str, Any] | None = None, arrays: Sequence[NDArray[Any]] = ()) -> Message:
         message = Message(kind, {"stage": self._stage, **(fields or {})}, arrays)
         limit_s = max(self._limit_s, self.allowed_s())
-        return self._process.ask(message, limit_s=limit_s, waiting=self.waiting, went_on=self.went_on)
+        return self._process.ask(message, limit_s=limit_s, waiting=self.waiting, on_progress=self.on_progress)

@@ -12,12 +12,12 @@ from blockrelay.observability.metrics.worker import WorkerMetrics
 from blockrelay.protocol.keys import Keys
 from blockrelay.settings import WorkerSettings
 from blockrelay_worker.execution.executor import PageOwner
-from blockrelay_worker.kv.store.given import GivenPages
 from blockrelay_worker.kv.store.record import PageShape
 from blockrelay_worker.kv.store.redis_tier import RedisTier
 from blockrelay_worker.kv.store.shm_tier import ShmTier
 from blockrelay_worker.kv.store.store import PageStore
-from blockrelay_worker.kv.store.tier import Tier, Trouble
+from blockrelay_worker.kv.store.supplied_kv import SuppliedPages
+from blockrelay_worker.kv.store.tier import Tier, TierFailure
 
 
 def open_page_store(
@@ -38,7 +38,7 @@ def open_page_store(
     layout = owner.layout
     shape = PageShape(layout.kv_heads, layout.head_dim, layout.dtype)
 
-    def count(label: str, kind: Trouble) -> None:
+    def count(label: str, kind: TierFailure) -> None:
         metrics.page_store_trouble.labels(label, kind).inc()
 
     tiers: list[Tier] = []
@@ -68,5 +68,5 @@ def open_page_store(
             )
         )
     for tier in tiers:
-        metrics.expect_tier(tier.label, get_args(Trouble))
-    return PageStore(owner, tiers, first_block=first_block, metrics=metrics, given=GivenPages(client, keys))
+        metrics.expect_tier(tier.label, get_args(TierFailure))
+    return PageStore(owner, tiers, first_block=first_block, metrics=metrics, given=SuppliedPages(client, keys))

@@ -1,7 +1,7 @@
 """The record of one block's KV page as bytes: a header that says what it holds, then keys and values.
 
     magic, version   "BRPG", 1
-    block, name      the block number, and the page name (`kv.page_names`)
+    block, name      the block number, and the block hash (`kv.block_hashes`)
     dtype, kv_heads, head_dim, tokens, bytes   of the keys, and again of the values
     checksum         CRC-32 of all header fields before it and of the keys and values
 
@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 
 from blockrelay.protocol.encoding.kv_pages import KvShape
 from blockrelay_worker.kernels.specification import PAGE
-from blockrelay_worker.kv.page_names import NAME_BYTES
+from blockrelay_worker.kv.block_hashes import HASH_BYTES
 
 MAGIC = b"BRPG"
 VERSION = 1
-_FIELDS = struct.Struct(f"<4sHH{NAME_BYTES}s4sIIIQ")
+_FIELDS = struct.Struct(f"<4sHH{HASH_BYTES}s4sIIIQ")
 _CHECKSUM = struct.Struct("<I")
 HEADER_BYTES = _FIELDS.size + _CHECKSUM.size
 
@@ -38,7 +38,7 @@ class PageShape(KvShape):
 
 
 def encode_record(
-    name: bytes,
+    block_hash: bytes,
     block: int,
     shape: PageShape,
     keys: NDArray[Any],
@@ -53,14 +53,14 @@ def encode_record(
     middle = HEADER_BYTES + shape.half_bytes
     for half, array in ((record[HEADER_BYTES:middle], keys), (record[middle:], values)):
         np.frombuffer(half, array.dtype).reshape(array.shape)[...] = array
-    head = _head(name, block, shape)
+    head = _head(block_hash, block, shape)
     record[:HEADER_BYTES] = head + _CHECKSUM.pack(zlib.crc32(record[HEADER_BYTES:], zlib.crc32(head)))
     return record
 
 
-def decode_record(data: bytes, name: bytes, block: int, shape: PageShape) -> tuple[memoryview, memoryview] | None:
+def decode_record(data: bytes, block_hash: bytes, block: int, shape: PageShape) -> tuple[memoryview, memoryview] | None:
     """Returns keys and values as bytes (views); None unless `data` is an intact record of this page and block."""
-    head = _head(name, block, shape)
+    head = _head(block_hash, block, shape)
     if len(data) != shape.record_bytes or not data.startswith(head):
         return None
     view = memoryview(data)
@@ -71,6 +71,8 @@ def decode_record(data: bytes, name: bytes, block: int, shape: PageShape) -> tup
     return payload[: shape.half_bytes], payload[shape.half_bytes :]
 
 
-def _head(name: bytes, block: int, shape: PageShape) -> bytes:
+def _head(block_hash: bytes, block: int, shape: PageShape) -> bytes:
     dtype = np.dtype(shape.dtype).newbyteorder("<").str.encode()
-    return _FIELDS.pack(MAGIC, VERSION, block, name, dtype, shape.kv_heads, shape.head_dim, PAGE, shape.half_bytes)
+    return _FIELDS.pack(
+        MAGIC, VERSION, block, block_hash, dtype, shape.kv_heads, shape.head_dim, PAGE, shape.half_bytes
+    )

@@ -13,7 +13,7 @@ import redis
 from blockrelay.errors import RedisFull, RedisTrouble
 from blockrelay.protocol.keys import Keys
 from blockrelay.redis.errors import CommandError
-from blockrelay_worker.kv.store.tier import StoredPage, Trouble
+from blockrelay_worker.kv.store.tier import StoredPage, TierFailure
 from blockrelay_worker.policy import STORE_PAUSE_S
 
 
@@ -34,7 +34,7 @@ class RedisTier:
         limit: int,
         page_bytes: int,
         ttl_s: int,
-        trouble: Callable[[Trouble], None],
+        trouble: Callable[[TierFailure], None],
     ) -> None:
         """`page_bytes`: bytes of the records of one page over all blocks of the model."""
         self._client, self._keys, self._index = client, keys, keys.pages(model)
@@ -43,19 +43,19 @@ class RedisTier:
         self._pages = 0
         self._paused_until = 0.0
 
-    def may_have(self, name: bytes) -> bool:
+    def may_have(self, block_hash: bytes) -> bool:
         return time.monotonic() >= self._paused_until  # only Redis knows
 
-    def get(self, names: Sequence[bytes], blocks: range) -> list[list[bytes] | None]:
+    def get(self, hashes: Sequence[bytes], blocks: range) -> list[list[bytes] | None]:
         fields = [str(block) for block in blocks]
         pipeline = self._client.pipeline(transaction=False)
-        for name in names:
-            pipeline.hmget(self._keys.page(name.hex()), fields)
+        for block_hash in hashes:
+            pipeline.hmget(self._keys.page(block_hash.hex()), fields)
         answers = self._ask(pipeline)
         if answers is None:
-            return [None] * len(names)
+            return [None] * len(hashes)
         pages = [cast(list[bytes], records) if None not in records else None for records in answers]
-        self._used([name for name, records in zip(names, pages, strict=True) if records is not None])
+        self._used([block_hash for block_hash, records in zip(hashes, pages, strict=True) if records is not None])
         return pages
 
     def put(self, pages: Sequence[StoredPage], blocks: range) -> None:
@@ -63,7 +63,7 @@ class RedisTier:
             return
         pipeline = self._client.pipeline(transaction=False)
         for page in pages:
-            pipeline.hexists(self._keys.page(page.name.hex()), str(blocks[0]))
+            pipeline.hexists(self._keys.page(page.block_hash.hex()), str(blocks[0]))
         known = self._ask(pipeline)
         if known is None:
             return
@@ -71,7 +71,7 @@ class RedisTier:
         pipeline = self._client.pipeline(transaction=False)
         now = time.time_ns() // 1_000_000
         for page in new:
-            key = self._keys.page(page.name.hex())
+            key = self._keys.page(page.block_hash.hex())
             pipeline.zadd(self._index, {key: now})  # first: a page outside the index would never be evicted
             for block, record in zip(blocks, page.records, strict=True):
                 pipeline.hsetnx(key, str(block), cast(Any, record))
@@ -85,8 +85,8 @@ class RedisTier:
                 self._pages = answers[-1]
                 self._make_room()
 
-    def discard(self, name: bytes, blocks: range) -> None:
-        key = self._keys.page(name.hex())
+    def discard(self, block_hash: bytes, blocks: range) -> None:
+        key = self._keys.page(block_hash.hex())
         pipeline = self._client.pipeline(transaction=False)
         pipeline.unlink(key)
         pipeline.zrem(self._index, key)
@@ -95,12 +95,12 @@ class RedisTier:
     def used_bytes(self) -> int:
         return self._pages * self._page_bytes
 
-    def _used(self, names: Sequence[bytes]) -> None:
+    def _used(self, hashes: Sequence[bytes]) -> None:
         """Records the use of pages, later ones a little earlier: without the first ones they are worthless."""
-        if not names:
+        if not hashes:
             return
         now = time.time_ns() / 1e6
-        scores = {self._keys.page(name.hex()): now - index / 1000 for index, name in enumerate(names)}
+        scores = {self._keys.page(block_hash.hex()): now - index / 1000 for index, block_hash in enumerate(hashes)}
         pipeline = self._client.pipeline(transaction=False)
         pipeline.zadd(self._index, cast(Any, scores), xx=True)
         pipeline.pexpire(self._index, self._ttl_ms)

@@ -1,6 +1,6 @@
 """The shared-memory tier of one host: files in a folder on /dev/shm, shared by its workers.
 
-A file holds one page of consecutive blocks, one record after the other, and is named `<page name>.<first>-<last>`. It
+A file holds one page of consecutive blocks, one record after the other, and is named `<block hash>.<first>-<last>`. It
 appears by renaming, so that no reader sees half of one, and is never written again. Its modification time is its last
 use. A worker whose stage has other blocks than the writer's reads its records from the files that have them.
 """
@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from blockrelay_worker.kv.store.tier import StoredPage, Trouble
+from blockrelay_worker.kv.store.tier import StoredPage, TierFailure
 from blockrelay_worker.policy import ABANDONED_FILE_S
 
 _BEGUN = ".begun-"
@@ -33,7 +33,7 @@ class ShmTier:
         *,
         limit: int,
         record_bytes: int,
-        trouble: Callable[[Trouble], None],
+        trouble: Callable[[TierFailure], None],
         blocks: range = range(0),
     ) -> None:
         """`record_bytes`: size of every record of this model. Creates the folder if it is missing.
@@ -49,20 +49,20 @@ class ShmTier:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._look()
 
-    def may_have(self, name: bytes) -> bool:
-        return any(os.path.exists(self._path(name, *blocks)) for blocks in self._ranges)
+    def may_have(self, block_hash: bytes) -> bool:
+        return any(os.path.exists(self._path(block_hash, *blocks)) for blocks in self._ranges)
 
-    def get(self, names: Sequence[bytes], blocks: range) -> list[list[bytes] | None]:
+    def get(self, hashes: Sequence[bytes], blocks: range) -> list[list[bytes] | None]:
         now = time.time_ns()
-        found: list[list[bytes] | None] = []
-        for index, name in enumerate(names):
+        pages: list[list[bytes] | None] = []
+        for index, block_hash in enumerate(hashes):
             # Later pages are worth nothing without the earlier ones: they count as used a little before.
-            found.append(self._read(name, blocks, now - index * 1000))
-        return found
+            pages.append(self._read(block_hash, blocks, now - index * 1000))
+        return pages
 
     def put(self, pages: Sequence[StoredPage], blocks: range) -> None:
         for page in pages:
-            path = self._path(page.name, blocks[0], blocks[-1])
+            path = self._path(page.block_hash, blocks[0], blocks[-1])
             size = sum(map(len, page.records))
             if size > self._limit or os.path.exists(path):
                 continue
@@ -72,25 +72,25 @@ class ShmTier:
                 self._unseen += size
                 self._ranges |= {(blocks[0], blocks[-1])}
 
-    def discard(self, name: bytes, blocks: range) -> None:
+    def discard(self, block_hash: bytes, blocks: range) -> None:
         for first, last in self._ranges:
             if first < blocks.stop and last >= blocks.start:
-                _remove(self._path(name, first, last))
+                _remove(self._path(block_hash, first, last))
 
     def used_bytes(self) -> int:
         return self._used
 
-    def _path(self, name: bytes, first: int, last: int) -> str:
-        return f"{self._folder}/{name.hex()}.{first}-{last}"
+    def _path(self, block_hash: bytes, first: int, last: int) -> str:
+        return f"{self._folder}/{block_hash.hex()}.{first}-{last}"
 
-    def _read(self, name: bytes, blocks: range, used_ns: int) -> list[bytes] | None:
+    def _read(self, block_hash: bytes, blocks: range, used_ns: int) -> list[bytes] | None:
         """Reads the records from the file of exactly these blocks, else from those that overlap."""
         exact = (blocks[0], blocks[-1])
         records: dict[int, bytes] = {}
         for first, last in (exact, *(self._ranges - {exact})):
             wanted = [b for b in blocks if first <= b <= last and b not in records]
             if wanted:
-                records.update(self._read_file(self._path(name, first, last), first, wanted, used_ns))
+                records.update(self._read_file(self._path(block_hash, first, last), first, wanted, used_ns))
             if len(records) == len(blocks):
                 return [records[block] for block in blocks]
         return None
@@ -119,20 +119,20 @@ class ShmTier:
     def _write(self, path: str, records: Sequence[bytes | memoryview], size: int) -> bool:
         if sys.platform == "win32":
             return False  # Windows has no such folder
-        begun = f"{self._folder}/{_BEGUN}{os.getpid()}-{next(self._serial)}"
+        unfinished = f"{self._folder}/{_BEGUN}{os.getpid()}-{next(self._serial)}"
         try:
-            handle = os.open(begun, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            handle = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             try:
                 written = os.writev(handle, records)
             finally:
                 os.close(handle)
             if written == size:
-                os.rename(begun, path)
+                os.rename(unfinished, path)
                 return True
             self._trouble("full")
         except OSError as error:
             self._trouble("full" if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM) else "unreachable")
-        _remove(begun)
+        _remove(unfinished)
         return False
 
     def _make_room(self, size: int) -> None:

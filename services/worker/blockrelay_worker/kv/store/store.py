@@ -16,8 +16,8 @@ from blockrelay.failpoints import reach
 from blockrelay.observability.logs import get
 from blockrelay.observability.metrics.worker import WorkerMetrics
 from blockrelay_worker.execution.executor import PageOwner
-from blockrelay_worker.kv.store.given import GivenPages
 from blockrelay_worker.kv.store.record import PageShape, decode_record, encode_record
+from blockrelay_worker.kv.store.supplied_kv import SuppliedPages
 from blockrelay_worker.kv.store.tier import StoredPage, Tier
 from blockrelay_worker.policy import PAGES_QUEUED, STORE_CALL_BYTES, STORE_LOAD_S
 from blockrelay_worker.runs.kv_load import Load, Loaded
@@ -27,7 +27,7 @@ from blockrelay_worker.runs.kv_load import Load, Loaded
 class Fresh:
     """A published page to be written; dropped if its `generation` in the pool has changed by then."""
 
-    name: bytes
+    block_hash: bytes
     page: int
     generation: int
 
@@ -36,7 +36,7 @@ class Fresh:
 class Spoiled:
     """Names of pages to be removed from the tiers, since their content is wrong."""
 
-    names: tuple[bytes, ...]
+    hashes: tuple[bytes, ...]
 
 
 class PageStore:
@@ -53,7 +53,7 @@ class PageStore:
         *,
         first_block: int,
         metrics: WorkerMetrics,
-        given: GivenPages | None = None,
+        given: SuppliedPages | None = None,
     ) -> None:
         layout = owner.layout
         self.shape = PageShape(layout.kv_heads, layout.head_dim, layout.dtype)
@@ -77,22 +77,22 @@ class PageStore:
         for thread in self._threads:
             thread.start()
 
-    def may_have(self, name: bytes) -> bool:
+    def may_have(self, block_hash: bytes) -> bool:
         """False if no tier has the page of this name."""
-        return any(tier.may_have(name) for tier in self._tiers)
+        return any(tier.may_have(block_hash) for tier in self._tiers)
 
-    def put(self, page: int, name: bytes) -> None:
+    def put(self, page: int, block_hash: bytes) -> None:
         """Queues a published page to be written. Dropped if too many wait, or if the page is reused before that."""
         if not self._tiers:
             return
         if self._fresh.qsize() >= PAGES_QUEUED:
             self._metrics.page_store_dropped.inc()
             return
-        self._fresh.put(Fresh(name, page, self._pool.generations[page]))
+        self._fresh.put(Fresh(block_hash, page, self._pool.generations[page]))
 
-    def discard(self, names: Sequence[bytes]) -> None:
+    def discard(self, hashes: Sequence[bytes]) -> None:
         """Queues the removal of pages with wrong content from the tiers, also of those that wait to be written."""
-        self._fresh.put(Spoiled(tuple(names)))
+        self._fresh.put(Spoiled(tuple(hashes)))
 
     def load(self, load: Load, deliver: Callable[[Loaded], None]) -> None:
         """Starts to fill the pages of a load. `deliver` is called once, from another thread, when it has ended."""
@@ -141,9 +141,9 @@ class PageStore:
             reach("worker.after_page_put")
             if isinstance(behind, threading.Event):
                 behind.set()
-            for name in behind.names if isinstance(behind, Spoiled) else ():
+            for block_hash in behind.hashes if isinstance(behind, Spoiled) else ():
                 for tier in self._tiers:
-                    tier.discard(name, self._blocks)
+                    tier.discard(block_hash, self._blocks)
 
     def _next_batch(self) -> tuple[list[Fresh], Spoiled | threading.Event | None]:
         """Returns the next pages to write, for one call of a tier, and the item behind them if it is no page.
@@ -176,11 +176,11 @@ class PageStore:
         pages: list[StoredPage] = []
         for fresh, into, content in zip(batch, places, contents, strict=True):
             records = [
-                encode_record(fresh.name, block, self.shape, keys, values, into[layer * size :][:size])
+                encode_record(fresh.block_hash, block, self.shape, keys, values, into[layer * size :][:size])
                 for layer, (block, (keys, values)) in enumerate(zip(self._blocks, content, strict=True))
             ]
             if self._pool.generations[fresh.page] == fresh.generation:
-                pages.append(StoredPage(fresh.name, records))
+                pages.append(StoredPage(fresh.block_hash, records))
             else:
                 self._metrics.page_store_dropped.inc()
         return pages
@@ -210,33 +210,33 @@ class PageStore:
     def _fill(self, load: Load) -> int:
         """Fills the load's pages in order, up to the first that is missing; returns their number."""
         started, done = time.monotonic(), 0
-        while done < len(load.names) and not self._hurry and time.monotonic() - started < STORE_LOAD_S:
-            names = load.names[done : done + self._per_call]
-            filled = self._fill_some(names, load.pages[done : done + self._per_call])
-            if filled < len(names) and load.given is not None:
-                filled = self._fill_given(load, done, filled, len(names))
+        while done < len(load.hashes) and not self._hurry and time.monotonic() - started < STORE_LOAD_S:
+            hashes = load.hashes[done : done + self._per_call]
+            filled = self._fill_some(hashes, load.pages[done : done + self._per_call])
+            if filled < len(hashes) and load.given is not None:
+                filled = self._fill_given(load, done, filled, len(hashes))
             done += filled
-            if filled < len(names):
+            if filled < len(hashes):
                 break
         return done
 
-    def _fill_some(self, names: Sequence[bytes], pages: Sequence[int]) -> int:
+    def _fill_some(self, hashes: Sequence[bytes], pages: Sequence[int]) -> int:
         """Fills pages from the tiers; returns the number of leading pages that are filled."""
         filled: set[int] = set()
         for tier in self._tiers:
-            missing = [i for i in range(len(names)) if i not in filled]
-            for i, records in zip(missing, tier.get([names[i] for i in missing], self._blocks), strict=True):
+            missing = [i for i in range(len(hashes)) if i not in filled]
+            for i, records in zip(missing, tier.get([hashes[i] for i in missing], self._blocks), strict=True):
                 if records is None:
                     self._metrics.page_store_misses.labels(tier.label).inc()
-                elif self._copy_in(names[i], pages[i], records):
+                elif self._copy_in(hashes[i], pages[i], records):
                     self._metrics.page_store_hits.labels(tier.label).inc()
                     filled.add(i)
                 else:
                     self._metrics.page_store_trouble.labels(tier.label, "corrupt").inc()
-                    tier.discard(names[i], self._blocks)
-            if len(filled) == len(names):
+                    tier.discard(hashes[i], self._blocks)
+            if len(filled) == len(hashes):
                 break
-        return next((i for i in range(len(names)) if i not in filled), len(names))
+        return next((i for i in range(len(hashes)) if i not in filled), len(hashes))
 
     def _fill_given(self, load: Load, start: int, filled: int, end: int) -> int:
         """Fills pages `filled` to `end` - 1, counted from `start`, with KV that the client supplied.
@@ -248,7 +248,7 @@ class PageStore:
         places = [(i, page) for i in range(filled, end) if (page := given.page(start + i)) is not None]
         if self._given is None or not places:
             return filled
-        contents = self._given.get(given.request, [page for _, page in places], self._blocks)
+        contents = self._given.get(given.request_id, [page for _, page in places], self._blocks)
         for (index, _), halves in zip(places, contents, strict=True):
             if halves is None or any(len(both) != 2 * self.shape.half_bytes for both in halves):
                 break
@@ -257,11 +257,11 @@ class PageStore:
             filled = index + 1
         return filled
 
-    def _copy_in(self, name: bytes, page: int, records: Sequence[bytes]) -> bool:
+    def _copy_in(self, block_hash: bytes, page: int, records: Sequence[bytes]) -> bool:
         """Verifies the records of a page and copies them into the pool. False, copying nothing, if one is corrupt."""
         content: list[tuple[NDArray[Any], NDArray[Any]]] = []
         for block, record in zip(self._blocks, records, strict=True):
-            halves = decode_record(record, name, block, self.shape)
+            halves = decode_record(record, block_hash, block, self.shape)
             if halves is None:
                 return False
             content.append(self.shape.arrays(*halves))

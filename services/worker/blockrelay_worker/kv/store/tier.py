@@ -5,14 +5,14 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 #: The kinds of failures of a tier that are counted.
-Trouble = Literal["full", "corrupt", "unreachable"]
+TierFailure = Literal["full", "corrupt", "unreachable"]
 
 
 @dataclass(frozen=True, slots=True)
 class StoredPage:
     """A page of consecutive blocks: one record per block, in their order. Valid until `Tier.put` returns."""
 
-    name: bytes
+    block_hash: bytes
     records: Sequence[bytes | memoryview]
 
 
@@ -28,11 +28,11 @@ class Tier(Protocol):
         """The tier's name in metrics."""
         ...
 
-    def may_have(self, name: bytes) -> bool:
+    def may_have(self, block_hash: bytes) -> bool:
         """False if `get` would not find this page. Must not block: the engine loop calls it."""
         ...
 
-    def get(self, names: Sequence[bytes], blocks: range) -> list[list[bytes] | None]:
+    def get(self, hashes: Sequence[bytes], blocks: range) -> list[list[bytes] | None]:
         """Returns for each name the records of all `blocks`, unverified; None if one is missing. Counts as a use."""
         ...
 
@@ -40,7 +40,7 @@ class Tier(Protocol):
         """Stores pages of `blocks`; removes the least recently used ones if there is no room."""
         ...
 
-    def discard(self, name: bytes, blocks: range) -> None:
+    def discard(self, block_hash: bytes, blocks: range) -> None:
         """Removes this page, for `blocks` at least: its content is wrong or corrupt."""
         ...
 

@@ -27,7 +27,7 @@ from blockrelay_worker.execution.loader import Executors
 from blockrelay_worker.kernels import load_kernels
 from blockrelay_worker.offline.profiling.block_times import (
     NOISY,
-    Shape,
+    BatchShape,
     Times,
     load_times,
     measure,
@@ -114,7 +114,7 @@ def main(
 
 
 def _times(
-    folder: BlockFolder, target: Target, executors: Executors, sizes: StageBytes, steps: Sequence[Shape]
+    folder: BlockFolder, target: Target, executors: Executors, sizes: StageBytes, steps: Sequence[BatchShape]
 ) -> Times:
     """Measures all blocks in these steps on a device; `executors` are its open ones."""
     limit: int | None = None

@@ -24,7 +24,7 @@ ROWS = (1, 4, 16, 64, 256)
 LONG_CONTEXT = 2048
 #: Maximum number of rows for ONNX blocks of other makers at contexts above the base: they copy the keys and values of
 #: all rows in every layer, so that a step of 256 rows would take gigabytes and minutes.
-MOST_ROWS_OF_OTHERS = 16
+MAX_ROWS_OF_OTHERS = 16
 #: Additional rounds for noisy shapes.
 EXTRA_ROUNDS = 4
 #: Spread (half the distance of the quartiles, as a share of the median) above which a figure is noisy.
@@ -32,7 +32,7 @@ NOISY = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class BatchShape:
     """A step to measure: `rows` requests, each with one row that attends to `context` tokens."""
 
     rows: int
@@ -45,7 +45,7 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class BlockWindow:
     """Blocks `first` to `last` (included) that are measured together, with this many KV pages."""
 
     first: int
@@ -54,27 +54,27 @@ class Window:
 
 
 #: Samples by block and shape.
-Times = dict[tuple[int, Shape], Samples]
+Times = dict[tuple[int, BatchShape], Samples]
 
 
-def shapes(folder: BlockFolder) -> list[Shape]:
+def shapes(folder: BlockFolder) -> list[BatchShape]:
     """The steps to measure for a model: ROWS at the base, the long and the model's longest context."""
     longest, ours = folder.model.max_position, folder.model.onnx_blocks is None
     contexts = sorted({min(context, longest) for context in (BASE_CONTEXT, LONG_CONTEXT, longest)})
     return [
-        Shape(rows, context)
+        BatchShape(rows, context)
         for context in contexts
         for rows in ROWS
-        if ours or context == contexts[0] or rows <= MOST_ROWS_OF_OTHERS
+        if ours or context == contexts[0] or rows <= MAX_ROWS_OF_OTHERS
     ]
 
 
-def one_row(folder: BlockFolder) -> Shape:
+def one_row(folder: BlockFolder) -> BatchShape:
     """The only step of a profile in the source form: one row at the base context."""
-    return Shape(1, min(BASE_CONTEXT, folder.model.max_position))
+    return BatchShape(1, min(BASE_CONTEXT, folder.model.max_position))
 
 
-def windows(folder: BlockFolder, sizes: StageBytes, wanted: Sequence[Shape]) -> Iterator[Window]:
+def windows(folder: BlockFolder, sizes: StageBytes, wanted: Sequence[BatchShape]) -> Iterator[BlockWindow]:
     """Splits the model into windows that fit into `sizes.room`.
 
     A window has pages for its largest shape that fits, and always for those at the base context. Raises UsageError if
@@ -90,11 +90,13 @@ def windows(folder: BlockFolder, sizes: StageBytes, wanted: Sequence[Shape]) -> 
                 raise UsageError(f"block_{first} does not fit into the {sizes.room >> 20} MiB that may be taken here")
             last -= 1
         page_bytes = sizes.page(first, last)
-        yield Window(first, last, max(2, min(largest, left // page_bytes if page_bytes else largest)))
+        yield BlockWindow(first, last, max(2, min(largest, left // page_bytes if page_bytes else largest)))
         first = last + 1
 
 
-def whole_window(folder: BlockFolder, sizes: StageBytes, wanted: Sequence[Shape]) -> tuple[Window, int | None]:
+def whole_window(
+    folder: BlockFolder, sizes: StageBytes, wanted: Sequence[BatchShape]
+) -> tuple[BlockWindow, int | None]:
     """The one window with all blocks, for ONNX blocks of other makers, and the limit of their sessions in bytes.
 
     The limit is None if all sessions fit into memory together. The time to create sessions is not measured. Raises
@@ -106,16 +108,20 @@ def whole_window(folder: BlockFolder, sizes: StageBytes, wanted: Sequence[Shape]
     largest = max(shape.pages for shape in wanted)
     left = sizes.room - sizes.weights(1, blocks)
     if left >= base * page:
-        return Window(1, blocks, max(2, min(largest, left // page))), None
+        return BlockWindow(1, blocks, max(2, min(largest, left // page))), None
     left = sizes.room - base * page
     for block in range(1, blocks + 1):
         if sizes.weights(block, block) > left:
             raise UsageError(f"block_{block} does not fit into the {sizes.room >> 20} MiB that may be taken here")
-    return Window(1, blocks, base), left
+    return BlockWindow(1, blocks, base), left
 
 
 def measure(
-    folder: BlockFolder, executors: Executors, window: Window, wanted: Sequence[Shape], progress: Callable[[int], None]
+    folder: BlockFolder,
+    executors: Executors,
+    window: BlockWindow,
+    wanted: Sequence[BatchShape],
+    progress: Callable[[int], None],
 ) -> Times:
     """Measures the window's blocks in every shape that fits; calls `progress(1)` after each round."""
     executor = executors.load(folder, window.first, window.last, pages=window.pages)
@@ -151,7 +157,7 @@ def load_times(folder: BlockFolder, target: Target, progress: Callable[[int], No
     return loads
 
 
-def _round(executor: Executor, folder: BlockFolder, window: Window, shape: Shape, times: Times) -> None:
+def _round(executor: Executor, folder: BlockFolder, window: BlockWindow, shape: BatchShape, times: Times) -> None:
     """Runs the shape for one round, after a warm-up run that is not counted."""
     each = pages_for(shape.context)
     pages = executor.pool.allocate(shape.pages)
@@ -164,7 +170,7 @@ def _round(executor: Executor, folder: BlockFolder, window: Window, shape: Shape
     executor.pool.free(pages)
 
 
-def _batch(executor: Executor, folder: BlockFolder, shape: Shape, pages: Sequence[Sequence[int]]) -> Batch:
+def _batch(executor: Executor, folder: BlockFolder, shape: BatchShape, pages: Sequence[Sequence[int]]) -> Batch:
     """A batch of decode rows of long requests. The content of their pages does not change the time."""
     segments = [Segment(rows=1, first_position=shape.context - 1, pages=own) for own in pages]
     random = np.random.default_rng(1)

@@ -30,26 +30,26 @@ _CELL, _THERE, _BACK = "profile", b"{profile}:there", b"{profile}:back"
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class HopRows:
     """The messages of a stage: `bytes` of one row, and a function that makes a `message` with n rows."""
 
     bytes: int
     message: Callable[[int], Forward]
 
 
-def rows_of_ours(hidden: int) -> Rows:
+def rows_of_ours(hidden: int) -> HopRows:
     """Messages between stages of our own blocks: float32 rows of `hidden` columns."""
 
     def made(rows: int) -> Forward:
         segment = ForwardSegment(
-            request="req", run="run", sequence=0, position=0, token_ids=(0,) * rows, ends_known=True
+            request_id="req", run_id="run", sequence=0, position=0, token_ids=(0,) * rows, ends_known=True
         )
         return Forward(sender="worker", segments=(segment,), rows=np.zeros((rows, hidden), np.float32))
 
-    return Rows(4 * hidden, made)
+    return HopRows(4 * hidden, made)
 
 
-def rows_of_onnx_blocks(wiring: Wiring, last: int, context: int) -> Rows:
+def rows_of_onnx_blocks(wiring: Wiring, last: int, context: int) -> HopRows:
     """Messages of a stage of ONNX blocks of other makers that ends with block `last`.
 
     Each row is of a request of its own and attends to `context` tokens; it has the named tensors that later blocks
@@ -60,16 +60,18 @@ def rows_of_onnx_blocks(wiring: Wiring, last: int, context: int) -> Rows:
 
     def made(rows: int) -> Forward:
         segments = [
-            ForwardSegment(request=f"req-{at}", run="run", sequence=0, position=0, token_ids=(0,), ends_known=True)
+            ForwardSegment(
+                request_id=f"req-{at}", run_id="run", sequence=0, position=0, token_ids=(0,), ends_known=True
+            )
             for at in range(rows)
         ]
         parts = [(NamedTensors(rows=1, arrays=arrays),)] * rows
         return Forward(sender="worker", segments=tuple(segments), tensors=parts)
 
-    return Rows(sum(array.nbytes for array in arrays.values()), made)
+    return HopRows(sum(array.nbytes for array in arrays.values()), made)
 
 
-def redis_hop(url: str, rows: Rows) -> Hop:
+def redis_hop(url: str, rows: HopRows) -> Hop:
     """Measures hops over the Redis at `url`. Raises RedisTrouble."""
     context = multiprocessing.get_context("spawn")
     echo = context.Process(target=_echo, args=(url,), daemon=True)
@@ -86,7 +88,7 @@ def redis_hop(url: str, rows: Rows) -> Hop:
         client.ask("DEL", _THERE, _BACK)
 
 
-def shared_memory_hop(rows: Rows) -> Hop:
+def shared_memory_hop(rows: HopRows) -> Hop:
     """Measures writing and reading the bytes of messages in shared memory, without waking another process."""
     times: list[tuple[int, Samples]] = []
     for count in ROWS:

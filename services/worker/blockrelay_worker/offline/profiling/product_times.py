@@ -23,7 +23,7 @@ from blockrelay.block_folder.model import (
     ungroupable,
 )
 from blockrelay.planning.profile import ProductTimes
-from blockrelay_worker.kernels.interface import F32, U8, Kernels, Product
+from blockrelay_worker.kernels.interface import F32, U8, Kernels, Matmul
 from blockrelay_worker.offline.profiling.block_times import ROWS
 from blockrelay_worker.offline.profiling.samples import ROUNDS, Samples, runs_of_a_round
 
@@ -37,7 +37,7 @@ _SCALE = 2.0**-6
 class _Linears:
     """The linear layers of one block, each with its input rows and room for its output."""
 
-    products: tuple[tuple[Product, U8, F32], ...]
+    products: tuple[tuple[Matmul, U8, F32], ...]
 
     def multiply(self, rows: int) -> None:
         for product, given, out in self.products:
@@ -50,7 +50,7 @@ def product_times(model: ModelConfig, kernels: Kernels) -> dict[str, ProductTime
 
 
 def _is_possible(model: ModelConfig, precision: Precision, kernels: Kernels) -> bool:
-    multiplies = kernels.group_multiplies if in_groups(precision) else kernels.multiplies
+    multiplies = kernels.has_group_matmul if in_groups(precision) else kernels.has_matmul
     return multiplies and ungroupable(model, (precision,) * model.blocks) is None
 
 
@@ -102,7 +102,7 @@ def _seconds(part: Callable[[], None]) -> float:
 
 
 def _linears(model: ModelConfig, kinds: Sequence[str], precision: Precision, kernels: Kernels) -> _Linears:
-    dice, products = np.random.default_rng(1), list[tuple[Product, U8, F32]]()
+    dice, products = np.random.default_rng(1), list[tuple[Matmul, U8, F32]]()
     for kind in kinds:
         depth, width = model.linear_shape(kind)
         given = dice.integers(0, 256, (max(ROWS), depth), np.uint8)
@@ -112,9 +112,9 @@ def _linears(model: ModelConfig, kinds: Sequence[str], precision: Precision, ker
     return _Linears(tuple(products))
 
 
-def _product(depth: int, width: int, precision: Precision, kernels: Kernels, dice: np.random.Generator) -> Product:
+def _product(depth: int, width: int, precision: Precision, kernels: Kernels, dice: np.random.Generator) -> Matmul:
     scale = np.full(width, _SCALE, np.float32)
     if in_groups(precision):
         factors = np.full((depth // GROUP, width), _SCALE, np.float16)
-        return kernels.group_product(dice.integers(0, 256, (depth // 2, width), np.uint8), factors, scale)
-    return kernels.product(dice.integers(-127, 128, (depth, width), np.int8), scale)
+        return kernels.group_matmul(dice.integers(0, 256, (depth // 2, width), np.uint8), factors, scale)
+    return kernels.matmul(dice.integers(-127, 128, (depth, width), np.int8), scale)

@@ -63,11 +63,11 @@ class Address:
 class Hello:
     """The first packet of a connection: the id of the connecting worker, and the secret of the listening one."""
 
-    worker: str
+    worker_id: str
     secret: str
 
     def encode(self) -> bytes:
-        return codec.pack({"from": self.worker, "secret": self.secret})
+        return codec.pack({"from": self.worker_id, "secret": self.secret})
 
     @classmethod
     def decode(cls, data: bytes) -> "Hello":

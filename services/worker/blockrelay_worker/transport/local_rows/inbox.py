@@ -146,7 +146,7 @@ class LocalInbox(threading.Thread):
             hello = Hello.decode(packet)
             if not hmac.compare_digest(hello.secret.encode(), self.address.secret.encode()) or len(rings) != 1:
                 raise WireError("it does not know the secret, or has no ring")
-            sender.worker, sender.ring = hello.worker, map_ring(rings[0])
+            sender.worker, sender.ring = hello.worker_id, map_ring(rings[0])
         finally:
             for ring in rings:
                 os.close(ring)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from blockrelay.errors import WireError
 from blockrelay_worker.policy import CONNECT_S
 from blockrelay_worker.transport.local_rows.frames import WELCOME, Address, Hello, describe, read_count
-from blockrelay_worker.transport.local_rows.ring import Space, new_ring
+from blockrelay_worker.transport.local_rows.ring import RingSpace, new_ring
 from blockrelay_worker.transport.local_rows.system import (
     own_user,
     packet_socket,
@@ -28,8 +28,8 @@ class LinkLost(Exception):
 class LocalLink:
     """A connection to a worker of this host. `pidfd`: its process, None if the system does not give one."""
 
-    def __init__(self, address: Address, *, worker: str, ring_bytes: int) -> None:
-        """Connects to `address` as the worker with id `worker`. Raises OSError or LinkLost if that fails."""
+    def __init__(self, address: Address, *, worker_id: str, ring_bytes: int) -> None:
+        """Connects to `address` as the worker with id `worker_id`. Raises OSError or LinkLost if that fails."""
         self._socket = packet_socket()
         self.pidfd: int | None = None
         self._slow = False
@@ -41,10 +41,10 @@ class LocalLink:
                 raise LinkLost("who listens there runs as another user")
             ring, self._ring = new_ring(ring_bytes)
             try:
-                send_with(self._socket, Hello(worker, address.secret).encode(), ring)
+                send_with(self._socket, Hello(worker_id, address.secret).encode(), ring)
             finally:
                 os.close(ring)
-            self._space = Space(ring_bytes)
+            self._space = RingSpace(ring_bytes)
             if self._socket.recv(len(WELCOME)) != WELCOME:
                 raise LinkLost("it did not let us in")
             self._socket.setblocking(False)

@@ -29,13 +29,13 @@ class LocalLinks:
 
     def __init__(
         self,
-        worker: str,
+        worker_id: str,
         ring_bytes: int,
         read_address: Callable[[str, tuple[str, ...]], Sequence[bytes | None]],
         deaths: Deaths,
     ) -> None:
-        """`worker` is this worker's id. `read_address` returns fields of a worker's registry record, by its id."""
-        self._worker, self._ring_bytes = worker, ring_bytes
+        """`worker_id` is this worker's id. `read_address` returns fields of a worker's registry record, by its id."""
+        self._worker, self._ring_bytes = worker_id, ring_bytes
         self._read, self._deaths = read_address, deaths
         self._ways: dict[str, Way] = {}
 
@@ -96,7 +96,7 @@ class LocalLinks:
         if address is None:
             return "redis"
         try:
-            link = LocalLink(address, worker=self._worker, ring_bytes=self._ring_bytes)
+            link = LocalLink(address, worker_id=self._worker, ring_bytes=self._ring_bytes)
         except (OSError, LinkLost) as error:  # it is on another host, or of another user, or does not accept now
             get().info("LOCAL_ROWS_NOT_POSSIBLE", worker=target, error=str(error))
             return "redis"

@@ -9,7 +9,7 @@ from blockrelay.errors import WireError
 from blockrelay_worker.policy import MAX_RING_BYTES
 
 
-class Space:
+class RingSpace:
     """The allocation of a ring's bytes, as its writer sees it. Pure.
 
     A message takes consecutive bytes, and messages free them in the same order. When nothing is taken, the next one

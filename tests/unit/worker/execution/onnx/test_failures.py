@@ -3,7 +3,7 @@
 import pytest
 
 from blockrelay.observability.metrics.worker import DEVICE_LOSSES
-from blockrelay_worker.execution.onnx.failures import TABLE, Judge, judged
+from blockrelay_worker.execution.onnx.failures import TABLE, Judge, classify
 from blockrelay_worker.execution.onnx.tries import CANNOT
 
 NODE = "Non-zero status code returned while running {} node. Name:'block_7/{}' Status Message: "
@@ -44,7 +44,7 @@ TEXTS = [
 
 @pytest.mark.parametrize(("reason", "text"), TEXTS)
 def test_a_text_means_what_its_row_says(reason: str, text: str) -> None:
-    found = judged(text)
+    found = classify(text)
     assert found.reason == reason and found.text == text
     assert (found.code == "OOM") == (found.kind == "capacity")
     assert found.block == ("block_7" if "block_7/" in text else None)
@@ -53,7 +53,7 @@ def test_a_text_means_what_its_row_says(reason: str, text: str) -> None:
 def test_each_row_has_a_text_here_and_none_is_hidden_by_one_before_it() -> None:
     assert {row.reason for row in TABLE} == {reason for reason, _ in TEXTS} - {"unknown"}
     for row in TABLE:
-        assert all(judged(text.upper()).reason == row.reason for text in row.texts)
+        assert all(classify(text.upper()).reason == row.reason for text in row.texts)
 
 
 def test_what_nobody_knows_may_happen_once() -> None:

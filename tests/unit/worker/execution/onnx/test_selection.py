@@ -14,7 +14,7 @@ from blockrelay_worker.execution.onnx.providers.opening import open_provider
 from blockrelay_worker.execution.onnx.providers.provider import CpuProvider, Provider
 from blockrelay_worker.execution.onnx.selection import Selection
 from blockrelay_worker.execution.onnx.stage import OnnxStage
-from blockrelay_worker.execution.selection import MOST, Largest
+from blockrelay_worker.execution.selection import MAX_LARGEST, Largest
 from blockrelay_worker.sampling.sampler import need_of, sample
 from tests.support.worker.onnx_devices import NAMES
 
@@ -50,7 +50,7 @@ def test_each_row_brings_down_what_it_needs(device: str) -> None:
             of_row, of_whole = (sample(one, params, seed=3, position=position) for one in (row, whole))
             assert of_row == of_whole
     # Two arg-maxes with a sum; three times the largest with a total and a sum, one in vain; two whole rows.
-    assert down == 2 * 12 + 3 * (12 * MOST + 8) + 2 * 4 * VOCABULARY
+    assert down == 2 * 12 + 3 * (12 * MAX_LARGEST + 8) + 2 * 4 * VOCABULARY
 
 
 @pytest.mark.parametrize("device", NAMES)

@@ -13,7 +13,7 @@ from blockrelay_worker.execution.onnx.graphs import linears
 from blockrelay_worker.execution.onnx.graphs.graph import Graph
 from blockrelay_worker.execution.onnx.known_answers import PAGES_NEEDED, check, known_answers
 from blockrelay_worker.execution.onnx.loading import OnnxExecutors
-from blockrelay_worker.execution.onnx.probe import multiplies
+from blockrelay_worker.execution.onnx.probe import can_multiply
 from blockrelay_worker.execution.onnx.providers.opening import open_provider
 from blockrelay_worker.execution.onnx.providers.provider import CpuProvider
 from blockrelay_worker.execution.onnx.weights.arrays import bits_of, block_weights
@@ -88,7 +88,7 @@ def test_a_device_that_multiplies_wrongly_has_them_widened(
         return graph.node("Mul", [right, graph.number(1.01)], f"{output}_wrong") if bits else right
 
     monkeypatch.setattr(linears, "matmul", wrong)
-    assert not multiplies(CpuProvider(), 8, "float32")
+    assert not can_multiply(CpuProvider(), 8, "float32")
     executors = OnnxExecutors(CpuProvider())
     stage = executors.load(w8a8, 1, 2, pages=PAGES_NEEDED)
     monkeypatch.undo()
@@ -107,7 +107,7 @@ def test_a_device_that_multiplies_wrongly_has_them_widened(
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize(("device", "dtype"), DEVICES)
 def test_whether_a_device_multiplies_by_them_is_asked(device: str, dtype: loading.FloatType, bits: int) -> None:
-    assert multiplies(open_provider(device), bits, dtype)
+    assert can_multiply(open_provider(device), bits, dtype)
 
 
 @pytest.mark.parametrize(
@@ -118,4 +118,4 @@ def test_a_provider_without_the_operator_has_them_widened(
 ) -> None:
     graph = linears.matmul_graph
     monkeypatch.setattr(linears, "matmul_graph", lambda *about: spoil(graph(*about)))
-    assert not multiplies(CpuProvider(), 8, "float32")
+    assert not can_multiply(CpuProvider(), 8, "float32")

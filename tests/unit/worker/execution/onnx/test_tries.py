@@ -7,7 +7,7 @@ from blockrelay_worker.execution.onnx.failures import TABLE
 from blockrelay_worker.execution.onnx.tries import Next, Tries, TryLimits, reason_of, what_next
 from tests.support.worker.devices import Clock
 
-LIMITS = TryLimits(most=3, within_s=30.0)
+LIMITS = TryLimits(max_tries=3, within_s=30.0)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import pytest
 from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.errors import DeviceLost
 from blockrelay_worker.execution.process.renewal import in_quarantine, usable_in_s
-from blockrelay_worker.policy import MOST_LOSSES, OF_LATE_S, QUARANTINE_S
+from blockrelay_worker.policy import MAX_LOSSES, OF_LATE_S, QUARANTINE_S
 from tests.support.worker.devices import Misbehaving
 
 
@@ -21,7 +21,7 @@ def test_it_is_left_alone_longer_each_time(losses: list[float], wait_s: float) -
 
 
 def test_too_many_losses_of_late_are_quarantine() -> None:
-    losses = [100.0 + 10 * number for number in range(MOST_LOSSES)]
+    losses = [100.0 + 10 * number for number in range(MAX_LOSSES)]
     assert in_quarantine(losses) and usable_in_s(losses, losses[-1]) == QUARANTINE_S
     assert usable_in_s(losses, losses[-1] + QUARANTINE_S) == 0.0, "then it is tried again"
 
@@ -38,7 +38,7 @@ def test_a_process_that_ends_before_it_has_opened_its_device_is_a_loss_too(
     executors = misbehaving()
     executors.renew()
     monkeypatch.setenv("DIES_AT", "open")
-    for losses in range(1, MOST_LOSSES + 1):
+    for losses in range(1, MAX_LOSSES + 1):
         with pytest.raises(DeviceLost, match="status 3"):
             executors.load(fp32, 1, 2, pages=8)
         assert executors.usable_in_s() > 0 and executors.losses == losses

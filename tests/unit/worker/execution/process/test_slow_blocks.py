@@ -43,7 +43,7 @@ def slow(blocks: BlockFolder, request: pytest.FixtureRequest, monkeypatch: pytes
 @pytest.mark.parametrize("slow", ["0.5"], indirect=True)
 def test_a_step_may_take_as_long_as_its_blocks_together(slow: DeviceStage) -> None:
     went_on: list[int] = []
-    slow.went_on = lambda: went_on.append(1)
+    slow.on_progress = lambda: went_on.append(1)
     output = slow.run(BATCH)
     assert output.logits is not None and len(output.seconds) == LAYERS + 1
     assert sum(output.seconds.values()) > 2 * LIMIT_S * 0.9 and len(went_on) >= LAYERS

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(not HAS_LOCAL_ROWS, reason="rows go through Redi
 ROOT = pytest.mark.skipif(HAS_LOCAL_ROWS and os.geteuid() != 0, reason="only root can become somebody else")
 NOBODY = 65534
 RING = 1 << 16
-JOB = {"next_job": NextJob(request="q", run="r", position=0, tokens=(5,)).encode()}
+JOB = {"next_job": NextJob(request_id="q", run_id="r", position=0, tokens=(5,)).encode()}
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def inbox(mailbox: Mailbox) -> Iterator[LocalInbox]:
 
 
 def connect(inbox: LocalInbox) -> LocalLink:
-    return LocalLink(inbox.address, worker="a", ring_bytes=RING)
+    return LocalLink(inbox.address, worker_id="a", ring_bytes=RING)
 
 
 def raw(inbox: LocalInbox) -> socket.socket:
@@ -63,7 +63,7 @@ def is_closed(connection: socket.socket) -> bool:
 
 
 def test_messages_arrive_as_they_were_sent(inbox: LocalInbox, mailbox: Mailbox) -> None:
-    segment = ForwardSegment(request="q", run="r", sequence=0, position=0, token_ids=(7, 8), ends_known=True)
+    segment = ForwardSegment(request_id="q", run_id="r", sequence=0, position=0, token_ids=(7, 8), ends_known=True)
     rows = np.array([[np.nextafter(np.float32(1), np.float32(2)), -0.0], [1e-45, 3.4e38]], np.float32)
     message = Forward(sender="a", segments=(segment,), rows=rows)
     link = connect(inbox)
@@ -73,7 +73,7 @@ def test_messages_arrive_as_they_were_sent(inbox: LocalInbox, mailbox: Mailbox) 
     forward, job = events
     assert isinstance(forward, Forward) and forward.rows is not None and forward.rows.tobytes() == rows.tobytes()
     assert (forward.sender, forward.segments) == ("a", (segment,)) and forward.received_ns > 0
-    assert job == NextJob(request="q", run="r", position=0, tokens=(5,))
+    assert job == NextJob(request_id="q", run_id="r", position=0, tokens=(5,))
     link.close()
 
 
@@ -152,7 +152,7 @@ def test_what_its_sender_writes_over_it_later_changes_nothing(inbox: LocalInbox,
     assert link.send(JOB, 1.0)
     (event,) = mailbox.take(5.0)
     link._ring[:] = bytes(RING)  # pyright: ignore[reportPrivateUsage]
-    assert event == NextJob(request="q", run="r", position=0, tokens=(5,))
+    assert event == NextJob(request_id="q", run_id="r", position=0, tokens=(5,))
     link.close()
 
 
@@ -239,7 +239,7 @@ def test_another_user_who_listens_in_a_workers_place_does_not_learn_the_secret()
     with as_nobody(listen) as told:
         assert os.read(told, 1) == b"y"
         with pytest.raises(LinkLost, match="another user"):
-            LocalLink(address, worker="a", ring_bytes=RING)
+            LocalLink(address, worker_id="a", ring_bytes=RING)
         assert os.read(heard[0], 100) == b"nothing"
     for end in heard:
         os.close(end)

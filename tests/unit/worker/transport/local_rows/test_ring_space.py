@@ -5,11 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blockrelay.errors import WireError
-from blockrelay_worker.transport.local_rows.ring import Space
+from blockrelay_worker.transport.local_rows.ring import RingSpace
 
 
 def test_messages_lie_one_after_the_other_and_at_the_front_again_when_all_is_read() -> None:
-    space = Space(100)
+    space = RingSpace(100)
     assert [space.take(40), space.take(40)] == [0, 40]
     assert space.take(40) is None, "20 bytes are left behind, none in front"
     space.was_read(1)
@@ -22,7 +22,7 @@ def test_messages_lie_one_after_the_other_and_at_the_front_again_when_all_is_rea
 @given(st.lists(st.one_of(st.integers(1, 60), st.none()), max_size=60), st.integers(1, 64))
 def test_what_is_unread_is_never_written_over(steps: list[int | None], size: int) -> None:
     """`None`: the oldest message is read."""
-    space, taken, read = Space(size), list[range](), 0
+    space, taken, read = RingSpace(size), list[range](), 0
     for step in steps:
         if step is None:
             if taken:
@@ -43,7 +43,7 @@ def test_what_is_unread_is_never_written_over(steps: list[int | None], size: int
 
 @pytest.mark.parametrize("count", [0, 4, 2**63])
 def test_a_reader_that_counts_wrong_is_not_believed(count: int) -> None:
-    space = Space(100)
+    space = RingSpace(100)
     for _ in range(3):
         space.take(1)
     space.was_read(1)

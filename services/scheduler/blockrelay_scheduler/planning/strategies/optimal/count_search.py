@@ -42,7 +42,7 @@ class CountSearch:
         strides = np.array([prod(size + 1 for size in sizes[at + 1 :]) for at in range(len(sizes))], np.int64)
         self._steps = [option.replicas * int(strides[option.kind]) for option in space.options]
         limit = np.array(sizes)
-        self._most: float | None = None  # the bound for which `_layers` and `_firsts` hold
+        self._limit_s: float | None = None  # the bound for which `_layers` and `_firsts` hold
         self._layers: dict[int | None, list[F64]] = {}  # by the kind that the way begins on, one for each stage
         self._firsts: list[NDArray[np.int64]] = []  # by option: see `_first_allowed`
         self._from: list[NDArray[np.int64]] = []  # by option: the combinations with enough devices left for it
@@ -50,9 +50,9 @@ class CountSearch:
             left = self._used[:, option.kind] + option.replicas <= limit[option.kind]
             self._from.append(np.flatnonzero(left))
 
-    def is_possible(self, stages: int, most: float) -> bool:
-        """Returns whether `stages` stages can cover all blocks, each with at most `most` seconds for a group."""
-        allowed = [_first_allowed(table <= most) for table in self._tables.seconds]
+    def is_possible(self, stages: int, limit_s: float) -> bool:
+        """Returns whether `stages` stages can cover all blocks, each with at most `limit_s` seconds for a group."""
+        allowed = [_first_allowed(table <= limit_s) for table in self._tables.seconds]
         reached = np.zeros((self._blocks + 1, len(self._used)), np.bool_)
         reached[0, 0] = True
         for _ in range(stages):
@@ -67,14 +67,14 @@ class CountSearch:
                     reached[:, alive + step] |= seen[self._order] > seen[firsts]
         return bool(reached[self._blocks].any())
 
-    def quickest(self, stages: int, most: float) -> tuple[float, tuple[StageChoice, ...]] | None:
+    def quickest(self, stages: int, limit_s: float) -> tuple[float, tuple[StageChoice, ...]] | None:
         """Returns the way of `stages` stages with the least seconds in all, hops included, and these seconds.
 
-        Each stage has at most `most` seconds for a group. None when there is no such way.
+        Each stage has at most `limit_s` seconds for a group. None when there is no such way.
         """
-        if self._most != most:
-            self._most, self._layers = most, {}
-            self._firsts = [_first_allowed(table <= most) for table in self._tables.seconds]
+        if self._limit_s != limit_s:
+            self._limit_s, self._layers = limit_s, {}
+            self._firsts = [_first_allowed(table <= limit_s) for table in self._tables.seconds]
         ways = [way for start in self._tables.starts if (way := self._quickest_from(start, stages)) is not None]
         return min(ways, key=lambda way: way[0], default=None)
 

@@ -34,33 +34,35 @@ class PathSearch:
         self._blocks = space.problem.blocks
         self._known: dict[tuple[int, float], tuple[float, tuple[StageChoice, ...]] | None] = {}
 
-    def is_possible(self, stages: int, most: float) -> bool:
-        """Returns whether `stages` stages can cover all blocks, each with at most `most` seconds for a group.
+    def is_possible(self, stages: int, limit_s: float) -> bool:
+        """Returns whether `stages` stages can cover all blocks, each with at most `limit_s` seconds for a group.
 
         Raises OutOfTime.
         """
-        return self.quickest(stages, most) is not None
+        return self.quickest(stages, limit_s) is not None
 
-    def quickest(self, stages: int, most: float) -> tuple[float, tuple[StageChoice, ...]] | None:
+    def quickest(self, stages: int, limit_s: float) -> tuple[float, tuple[StageChoice, ...]] | None:
         """Returns the way of `stages` stages with the least seconds in all, hops included, and these seconds.
 
-        Each stage has at most `most` seconds for a group. None when there is no such way. Raises OutOfTime when the
+        Each stage has at most `limit_s` seconds for a group. None when there is no such way. Raises OutOfTime when the
         answer is not known at `until`.
         """
-        if (stages, most) not in self._known:
-            self._known[stages, most] = self._solve(stages, most)
-        return self._known[stages, most]
+        if (stages, limit_s) not in self._known:
+            self._known[stages, limit_s] = self._solve(stages, limit_s)
+        return self._known[stages, limit_s]
 
-    def _solve(self, stages: int, most: float) -> tuple[float, tuple[StageChoice, ...]] | None:
-        ways = [way for start in self._tables.starts if (way := self._solve_from(start, stages, most)) is not None]
+    def _solve(self, stages: int, limit_s: float) -> tuple[float, tuple[StageChoice, ...]] | None:
+        ways = [way for start in self._tables.starts if (way := self._solve_from(start, stages, limit_s)) is not None]
         return min(ways, key=lambda way: way[0], default=None)
 
-    def _solve_from(self, start: int | None, stages: int, most: float) -> tuple[float, tuple[StageChoice, ...]] | None:
+    def _solve_from(
+        self, start: int | None, stages: int, limit_s: float
+    ) -> tuple[float, tuple[StageChoice, ...]] | None:
         """Returns the quickest of the ways that begin on this kind (None: any kind)."""
         arcs = [
             StageChoice(option, int(first), int(last))
             for option, table in zip(self.space.options, self._tables.seconds, strict=True)
-            for first, last in np.argwhere(table <= most)
+            for first, last in np.argwhere(table <= limit_s)
             if first or start in (None, option.kind)
         ]
         if not arcs:

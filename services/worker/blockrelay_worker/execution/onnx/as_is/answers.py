@@ -32,7 +32,7 @@ from blockrelay_worker.execution.onnx.known_answers import (
     OF_A_COMPOSITION,
     PAGE_TOLERANCE,
     STEPS,
-    Step,
+    KnownStep,
     possible,
     row_error,
 )
@@ -49,7 +49,7 @@ class MadeUpTensors:
     """Made-up inputs, in known steps, for the tensors that a stage beginning with `first_block` takes from earlier
     blocks."""
 
-    def __init__(self, served: ServedBlocks, first_block: int, steps: Sequence[Step]) -> None:
+    def __init__(self, served: ServedBlocks, first_block: int, steps: Sequence[KnownStep]) -> None:
         """Computes the integers that earlier blocks give in `steps`, if the stage takes any."""
         self._taken = handed_on(served.wiring, first_block - 1)
         self._served, self._first_block = served, first_block
@@ -72,7 +72,7 @@ class MadeUpTensors:
             tensors[one.name] = made_up(file, one.tensor, source, shapes[one.name], sizes, vocabulary=None, given=given)
         return tensors
 
-    def tensors(self, step: Step) -> list[list[NamedTensors]]:
+    def tensors(self, step: KnownStep) -> list[list[NamedTensors]]:
         """Returns the tensors of a step, as a stage takes them: a list for each part of the step."""
         tensors: list[list[NamedTensors]] = [[] for _ in step.parts]
         for wave in waves(segments_of(step), one_by_one=self._served.one_by_one):
@@ -88,7 +88,7 @@ class PartAnswers:
 
     blocks: str
     """The blocks' names, for messages."""
-    steps: tuple[Step, ...]
+    steps: tuple[KnownStep, ...]
     batches: tuple[Batch, ...]
     outputs: tuple[tuple[tuple[str, NDArray[Any]], ...], ...]
     """For each step the name and content of each output."""
@@ -120,7 +120,7 @@ def part_answers(stage: Executor, served: ServedBlocks, first_block: int, last_b
     return PartAnswers(first if first == last else f"{first} to {last}", steps, batches, outputs)
 
 
-def segments_of(step: Step) -> list[Segment]:
+def segments_of(step: KnownStep) -> list[Segment]:
     """Returns the segments that the step runs."""
     return [Segment(rows=rows, first_position=first, pages=pages) for rows, first, pages in step.parts]
 
@@ -134,7 +134,7 @@ def _given(output: StageOutput) -> list[tuple[str, NDArray[Any]]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
+class StageSide:
     """The device, or the reference: the pages of its blocks' KV, and a function that opens block `index`."""
 
     pages: DevicePages
@@ -151,8 +151,8 @@ class _Run:
 
 
 def prove(
-    device: Side,
-    reference: Side,
+    device: StageSide,
+    reference: StageSide,
     served: ServedBlocks,
     blocks: range,
     *,
@@ -193,7 +193,7 @@ def prove(
                 _compare(f"block_{maker}", name, theirs_half, half, where, max(tolerance, PAGE_TOLERANCE), whole=True)
 
 
-def _runs(served: ServedBlocks, first_block: int, steps: Sequence[Step], *, single: bool) -> "list[_Run]":
+def _runs(served: ServedBlocks, first_block: int, steps: Sequence[KnownStep], *, single: bool) -> "list[_Run]":
     """Returns the runs of all steps, and one at the last position of the context if the blocks take positions."""
     taken = handed_on(served.wiring, first_block - 1)
     made = MadeUpTensors(served, first_block, steps) if taken else None

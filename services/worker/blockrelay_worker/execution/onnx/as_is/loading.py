@@ -13,7 +13,7 @@ from blockrelay.onnx_blocks.handed_on import check_borders
 from blockrelay.protocol.plan import Stage
 from blockrelay_worker.execution.device_memory import DeviceMemory
 from blockrelay_worker.execution.numerics_id import PAGE_LAYOUT, SAMPLER_VERSION
-from blockrelay_worker.execution.onnx.as_is.answers import TOLERANCES, Side, part_answers, prove
+from blockrelay_worker.execution.onnx.as_is.answers import TOLERANCES, StageSide, part_answers, prove
 from blockrelay_worker.execution.onnx.as_is.served_blocks import ServedBlocks
 from blockrelay_worker.execution.onnx.as_is.stage import AsIsStage
 from blockrelay_worker.execution.onnx.as_is.warm_blocks import ALL, WarmLimits
@@ -71,8 +71,8 @@ class AsIsExecutors:
             least_pages=PAGES_NEEDED,
             canary_pages=PAGES_NEEDED,
             budget_bytes=self._provider.budget_bytes(),
-            most_sessions=self._warm.sessions,
-            most_bytes=self._warm.bytes,
+            max_sessions=self._warm.sessions,
+            max_bytes=self._warm.bytes,
         )
 
     def resident(self, folder: BlockFolder, first_block: int, last_block: int) -> set[int]:
@@ -129,8 +129,8 @@ class AsIsExecutors:
         """Raises KnownAnswerMismatch if a block of the stage computes wrongly."""
         pages = served.pages_for_reference(blocks.start, blocks[-1], PAGES_NEEDED)
         prove(
-            Side(stage.pages, stage.blocks.get),
-            Side(pages, served.reference),
+            StageSide(stage.pages, stage.blocks.get),
+            StageSide(pages, served.reference),
             served,
             blocks,
             single=stage.single,

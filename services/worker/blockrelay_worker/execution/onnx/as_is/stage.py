@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockrelay.errors import BlockFolderError, ExecutionError
-from blockrelay.onnx_blocks.handed_on import handed_on, most_rows
+from blockrelay.onnx_blocks.handed_on import handed_on, max_rows
 from blockrelay.onnx_blocks.served_shape import logits_of
 from blockrelay.onnx_blocks.wiring import FromBlock, Wiring
 from blockrelay.protocol.capabilities import Capabilities
@@ -66,7 +66,7 @@ class AsIsStage:
         self.capabilities = Capabilities(
             exact=False,
             ragged=True,
-            max_rows=most_rows(self.wiring, Stage(first=first_block, last=last_block), model.max_position, MAX_ROWS),
+            max_rows=max_rows(self.wiring, Stage(first=first_block, last=last_block), model.max_position, MAX_ROWS),
             max_sequences=MAX_ROWS,
             precision=self.folder.manifest.precision,
             numerics_id=numerics_id,

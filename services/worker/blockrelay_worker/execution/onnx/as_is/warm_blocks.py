@@ -82,7 +82,7 @@ class WarmBlocks:
         """`opened` makes a block's session, which takes the bytes in `block_bytes`. `beside`: one may be made while
         another one runs. `tries`: the limits for making and running a block, together."""
         self._opened, self._bytes = opened, block_bytes
-        self._most, self._budget = limits.sessions or len(block_bytes), limits.bytes
+        self._max_sessions, self._budget = limits.sessions or len(block_bytes), limits.bytes
         self._warm: OrderedDict[int, AsIsBlock] = OrderedDict()
         self._coming: tuple[int, Future[AsIsBlock]] | None = None
         self._beside = beside
@@ -193,7 +193,7 @@ class WarmBlocks:
                 return self._new_or_coming(index, counts)
             except Exception as error:
                 if reason_of(error) == "out_of_memory" and self._warm:
-                    self._most = len(self._warm)  # one less than was tried
+                    self._max_sessions = len(self._warm)  # one less than was tried
                     self._make_room(index, counts, least=True)
                 elif not tries.again(error, what=f"the session of block_{index}"):
                     raise
@@ -229,7 +229,7 @@ class WarmBlocks:
         """Returns whether block `index` and the `others` may be warm together."""
         together = {index, *others}
         within = self._budget is None or sum(self._bytes[one - 1] for one in together) <= self._budget
-        return len(together) <= self._most and within
+        return len(together) <= self._max_sessions and within
 
     def _make_room(self, index: int, counts: WarmCounts, *, keep: int | None = None, least: bool = False) -> None:
         """Drops sessions until block `index` fits, but not `keep`. `least`: drops all, whatever the limits say."""

@@ -27,24 +27,24 @@ class Bucket:
         return f"{self.sequences} rows in {self.pages} pages"
 
 
-def bucket_for(segments: Sequence[Segment], *, most_cells: int) -> Bucket | None:
+def bucket_for(segments: Sequence[Segment], *, max_cells: int) -> Bucket | None:
     """Returns the smallest bucket that holds `segments`. None if a segment has several tokens, if there are more than
-    64, or if the page table has more than `most_cells` cells."""
+    64, or if the page table has more than `max_cells` cells."""
     if not 0 < len(segments) <= SEQUENCES[-1] or any(segment.rows != 1 for segment in segments):
         return None
     sequences = next(count for count in SEQUENCES if count >= len(segments))
     longest = max(pages_for(segment.first_position + 1) for segment in segments)
     pages = max(LEAST_PAGES, 1 << (longest - 1).bit_length())
-    return Bucket(pages, sequences) if sequences * pages <= most_cells else None
+    return Bucket(pages, sequences) if sequences * pages <= max_cells else None
 
 
-def all_buckets(*, most_pages: int, most_cells: int) -> list[Bucket]:
-    """Returns the buckets of requests with up to `most_pages` pages, short contexts first."""
+def all_buckets(*, max_pages: int, max_cells: int) -> list[Bucket]:
+    """Returns the buckets of requests with up to `max_pages` pages, short contexts first."""
     return [
         Bucket(pages, sequences)
-        for pages in _widths(most_pages)
+        for pages in _widths(max_pages)
         for sequences in SEQUENCES
-        if sequences * pages <= most_cells
+        if sequences * pages <= max_cells
     ]
 
 
@@ -53,9 +53,9 @@ def filled(segments: Sequence[Segment], bucket: Bucket, *, spare_page: int) -> l
     return [*segments, *[Segment(rows=1, first_position=0, pages=(spare_page,))] * (bucket.sequences - len(segments))]
 
 
-def _widths(most_pages: int) -> Iterator[int]:
+def _widths(max_pages: int) -> Iterator[int]:
     width = LEAST_PAGES
     yield width
-    while width < most_pages:
+    while width < max_pages:
         width *= 2
         yield width

@@ -61,16 +61,16 @@ def private_folder(path: Path) -> Path | None:
 class CacheFolder:
     """A cache folder. Several processes may use it at once: files appear whole or not at all."""
 
-    def __init__(self, root: Path, *, most_bytes: int = GRAPH_CACHE_BYTES) -> None:
+    def __init__(self, root: Path, *, max_bytes: int = GRAPH_CACHE_BYTES) -> None:
         """`root`: a folder that `private_folder` returned."""
-        self.root, self._most_bytes = root, most_bytes
+        self.root, self._max_bytes = root, max_bytes
 
     def get(self, key: str) -> bytes | None:
         """Returns what was put under `key`, or None. A damaged file is deleted."""
         try:
             with os.fdopen(os.open(self._path(key), os.O_RDONLY | _FLAGS), "rb") as file:
                 status = os.fstat(file.fileno())
-                if not stat.S_ISREG(status.st_mode) or not _ours(status) or status.st_size > self._most_bytes:
+                if not stat.S_ISREG(status.st_mode) or not _ours(status) or status.st_size > self._max_bytes:
                     return self._disbelieved(key, "it is not a file of this user, or too large")
                 whole = file.read()
         except FileNotFoundError:
@@ -87,7 +87,7 @@ class CacheFolder:
     def put(self, key: str, content: bytes) -> None:
         """Keeps `content` under `key`. Files that were used longest ago are deleted for it. Raises nothing if it
         cannot."""
-        if _HEAD + len(content) > self._most_bytes:
+        if _HEAD + len(content) > self._max_bytes:
             return
         try:
             with self.scratch() as path:
@@ -133,7 +133,7 @@ class CacheFolder:
                     os.unlink(entry.path)
         kept = sum(size for _, size, _ in files)
         for _, size, path in sorted(files):
-            if kept <= self._most_bytes:
+            if kept <= self._max_bytes:
                 return
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)

@@ -28,7 +28,7 @@ from blockrelay_worker.execution.onnx.known_answers import row_error
 from blockrelay_worker.execution.onnx.providers.provider import Place, Provider
 from blockrelay_worker.execution.page_layout import pages_for
 from blockrelay_worker.kernels.specification import PAGE
-from blockrelay_worker.policy import MOST_COPIED_BYTES, MOST_GRAPHS, RECORDING_S
+from blockrelay_worker.policy import MAX_GRAPHS, MOST_COPIED_BYTES, RECORDING_S
 
 #: Pages of the pools that no run gets, for known steps and for the sequences that fill a bucket.
 SPARE_PAGES = 8
@@ -84,9 +84,9 @@ class CapturedSteps:
         self._held, self._pools = {**values, **pools}, pools
         self._eager, self._known, self._tolerance = eager, known, tolerance
         self._spare = tuple(range(first_spare_page, first_spare_page + SPARE_PAGES))
-        self._positions, self._most_pages = model.max_position, pages_for(model.max_position)
+        self._positions, self._max_pages = model.max_position, pages_for(model.max_position)
         copied = PAGE * model.heads * model.head_dim * np.dtype(flavour.dtype).itemsize
-        self._most_cells = max(1, MOST_COPIED_BYTES // copied) if flavour == PLAIN else 1 << 20
+        self._max_cells = max(1, MOST_COPIED_BYTES // copied) if flavour == PLAIN else 1 << 20
         self._sessions: dict[bytes, Any] = {}
         self._graphs: OrderedDict[Bucket, _Graph] = OrderedDict()
         self._made = 0
@@ -106,7 +106,7 @@ class CapturedSteps:
         """Replays a step and returns what `eager` would; None if `eager` has to run it. `given`: the inputs that do not
         follow from the segments: a row for each segment, or the wanted rows (`take`). Outputs named in `stays` are left
         on the device until the next step, and have more rows than were asked for."""
-        bucket = None if self.off else bucket_for(segments, most_cells=self._most_cells)
+        bucket = None if self.off else bucket_for(segments, max_cells=self._max_cells)
         graph = None if bucket is None else self._graph(bucket)
         if bucket is None or graph is None:
             return None
@@ -119,9 +119,9 @@ class CapturedSteps:
         return outputs
 
     def warm(self) -> None:
-        """Records steps of all buckets, until MOST_GRAPHS are recorded or RECORDING_S seconds are over."""
+        """Records steps of all buckets, until MAX_GRAPHS are recorded or RECORDING_S seconds are over."""
         until = time.monotonic() + RECORDING_S
-        for bucket in all_buckets(most_pages=self._most_pages, most_cells=self._most_cells)[:MOST_GRAPHS]:
+        for bucket in all_buckets(max_pages=self._max_pages, max_cells=self._max_cells)[:MAX_GRAPHS]:
             if not self.off and time.monotonic() < until:
                 self._graph(bucket)
 
@@ -135,7 +135,7 @@ class CapturedSteps:
     def _graph(self, bucket: Bucket) -> _Graph | None:
         """Returns the recorded step of the bucket, recorded first if there is none; None if that fails."""
         if bucket not in self._graphs:
-            if len(self._graphs) >= MOST_GRAPHS:
+            if len(self._graphs) >= MAX_GRAPHS:
                 self._release(self._graphs.popitem(last=False)[1])
             try:
                 self._record(bucket)
@@ -156,8 +156,8 @@ class CapturedSteps:
                 given["take"] = np.arange(bucket.sequences)
             if bucket not in self._graphs:
                 self._graphs[bucket] = self._new(bucket, self._arrays(bucket, segments, given))
-            found, expected = self._run(self._graphs[bucket], bucket, segments, given), self._eager(segments, given)
-            error = max(row_error(found[name], right) for name, right in expected.items() if right.ndim == 2)
+            actual, expected = self._run(self._graphs[bucket], bucket, segments, given), self._eager(segments, given)
+            error = max(row_error(actual[name], right) for name, right in expected.items() if right.ndim == 2)
             if not error <= self._tolerance:  # NaN is an error too
                 self._give_up(
                     f"a recorded step of {bucket} is off by {error:.2g} of a row's length, where {self._tolerance:.2g} "

@@ -29,7 +29,7 @@ class CompiledGraphs:
     def __init__(self, folder: CacheFolder) -> None:
         self._folder = folder
         #: Sessions made of a kept graph, and sessions that had to optimise theirs.
-        self.found = self.made = 0
+        self.hits = self.made = 0
 
     def session(self, graph: bytes, about: Sequence[str], make: Make, *, again: bool) -> Any:
         """Returns a session of `graph` on the device that `about` describes. `again`: a session that saves its graph
@@ -44,7 +44,7 @@ class CompiledGraphs:
             except Exception as error:  # noqa: BLE001 ONNX Runtime's own exception types have no public common base
                 self._disbelieved(key, error)
             else:
-                self.found += 1
+                self.hits += 1
                 return made
         self.made += 1
         optimised = None

@@ -15,7 +15,7 @@ from blockrelay_worker.execution.executor import Executor
 from blockrelay_worker.execution.loader import executors_for
 from blockrelay_worker.execution.onnx.known_answers import TOLERANCES
 from blockrelay_worker.execution.page_layout import pages_for
-from blockrelay_worker.offline.onnx_blocks.comparison.originals import Recorded
+from blockrelay_worker.offline.onnx_blocks.comparison.originals import RecordedPrompt
 
 F32 = NDArray[np.float32]
 #: Share of a row that its dtype may round away when a block adds to it: so a block that adds little does not fail.
@@ -34,7 +34,7 @@ class _Made:
 
 
 def compare_blocks(
-    folder: BlockFolder, places: ComparedPlaces, recorded: Sequence[Recorded], files: Sequence[str]
+    folder: BlockFolder, places: ComparedPlaces, recorded: Sequence[RecordedPrompt], files: Sequence[str]
 ) -> Iterator[ComparedBlock]:
     """Compares all blocks in order; stops after the first that differs too much. `files` are the originals' names."""
     executors = executors_for("cpu", folder, threads=cores())
@@ -55,7 +55,7 @@ def _compared(
     index: int,
     executor: Executor,
     places: ComparedPlaces,
-    recorded: Sequence[Recorded],
+    recorded: Sequence[RecordedPrompt],
     files: Sequence[str],
 ) -> ComparedBlock:
     """Runs one imported block on all prompts and compares rows or logits, keys and values with the originals'."""
@@ -67,8 +67,8 @@ def _compared(
     of_rows = (places.logits,) if layer is None else layer.hidden
     errors: dict[str, float] = {}
 
-    def note(what: str, found: F32, right: F32, base: F32 | None = None) -> None:
-        off = _furthest(found, right, base, rounding / tolerance) / tolerance
+    def note(what: str, actual: F32, right: F32, base: F32 | None = None) -> None:
+        off = _furthest(actual, right, base, rounding / tolerance) / tolerance
         errors[what] = max(errors.get(what, 0.0), off)
 
     for one in recorded:
@@ -81,8 +81,8 @@ def _compared(
             else:
                 note("hidden rows", made.rows[step], right, before[step])
         if layer is not None:
-            for what, found, place in zip(("keys", "values"), made.caches, (layer.keys, layer.values), strict=True):
-                note(what, found, one.cache(place))
+            for what, actual, place in zip(("keys", "values"), made.caches, (layer.keys, layer.values), strict=True):
+                note(what, actual, one.cache(place))
     problem = ""
     for what, place in (
         *((("keys", layer.keys), ("values", layer.values)) if layer is not None else ()),
@@ -99,7 +99,7 @@ def _compared(
     return ComparedBlock(f"block_{index}", errors, problem)
 
 
-def _run(executor: Executor, one: Recorded, given: Sequence[F32] | None) -> _Made:
+def _run(executor: Executor, one: RecordedPrompt, given: Sequence[F32] | None) -> _Made:
     """Runs one imported block on all steps of a prompt; `given` are its input rows, None for the first block."""
     prompt = one.prompt
     pages = executor.pool.allocate(pages_for(prompt.length))
@@ -134,21 +134,21 @@ def _caches(executor: Executor, pages: Sequence[int], length: int) -> tuple[F32,
     return np.concatenate(keys)[:length], np.concatenate(values)[:length]
 
 
-def _embedded(folder: BlockFolder, one: Recorded) -> list[F32]:
+def _embedded(folder: BlockFolder, one: RecordedPrompt) -> list[F32]:
     table = folder.tensors(1)["embedding"]
     return [table[step].astype(np.float32) for step in one.prompt.steps]
 
 
-def _furthest(found: F32, right: F32, base: F32 | None, rounding: float) -> float:
-    """The distance of the worst row in `found` from that in `right`, as a share of its length.
+def _furthest(actual: F32, right: F32, base: F32 | None, rounding: float) -> float:
+    """The distance of the worst row in `actual` from that in `right`, as a share of its length.
 
     With `base` it is a share of the row's distance from `base`, plus `rounding` times its length. NaN if a number is
     not finite; infinite for another shape.
     """
-    if found.shape != right.shape:
+    if actual.shape != right.shape:
         return float("inf")
     wide = right.astype(np.float64)
     length = np.linalg.norm(wide, axis=1)
     scale = length if base is None else np.linalg.norm(wide - base, axis=1) + rounding * length
-    off = np.linalg.norm(found - wide, axis=1)
+    off = np.linalg.norm(actual - wide, axis=1)
     return float((off / np.maximum(scale, 1e-30)).max())

@@ -11,7 +11,7 @@ from onnx import ModelProto, ValueInfoProto
 
 from blockrelay.errors import OnnxBlocksError
 from blockrelay.onnx_blocks.cache_names import CacheSlot
-from blockrelay.onnx_blocks.llama.graph import Place
+from blockrelay.onnx_blocks.llama.graph import TensorPlace
 from blockrelay.onnx_blocks.model_file import model_without_weights, name_real_files
 from blockrelay.onnx_blocks.reports.importing import ComparedPlaces
 from blockrelay.onnx_blocks.wiring import FromBlock, FromPast, FromRequest, Source
@@ -28,18 +28,18 @@ _LONGEST_REASON = 300
 
 
 @dataclass(slots=True)
-class Recorded:
+class RecordedPrompt:
     """The recorded tensors of one prompt."""
 
     prompt: Prompt
     given: list[dict[str, Array]]
     """Inputs of later blocks, by name, for each step."""
-    made: dict[Place, list[Array]] = field(default_factory=dict[Place, list[Array]])
+    made: dict[TensorPlace, list[Array]] = field(default_factory=dict[TensorPlace, list[Array]])
     """Tensors to compare, by place, one for each step."""
     pasts: dict[CacheSlot, Array] = field(default_factory=dict[CacheSlot, Array])
     """Keys and values after the last step."""
 
-    def rows(self, places: Sequence[Place]) -> list[NDArray[np.float32]]:
+    def rows(self, places: Sequence[TensorPlace]) -> list[NDArray[np.float32]]:
         """Rows float32 [tokens, width] of each step: the sum of the tensors [1, tokens, width] at `places`."""
         sums = [step[0].astype(np.float32) for step in self.made[places[0]]]
         for place in places[1:]:
@@ -47,7 +47,7 @@ class Recorded:
                 rows += step[0]
         return sums
 
-    def cache(self, place: Place) -> NDArray[np.float32]:
+    def cache(self, place: TensorPlace) -> NDArray[np.float32]:
         """Keys or values at a place, as float32 [tokens, heads * head_dim] (from [1, heads, tokens, head_dim])."""
         whole = self.made[place][-1][0].astype(np.float32)
         return whole.transpose(1, 0, 2).reshape(whole.shape[1], -1)
@@ -55,12 +55,14 @@ class Recorded:
 
 def record(
     folder: OnnxFolder, places: ComparedPlaces, prompts: Sequence[Prompt], empty: tuple[int, int]
-) -> list[Recorded]:
+) -> list[RecordedPrompt]:
     """Runs all blocks on each prompt and records the tensors at `places`.
 
     `empty`: heads and head_dim of an empty past. Raises OnnxBlocksError with the block that cannot run.
     """
-    records = [Recorded(prompt, [prompt.request(step) for step in range(len(prompt.steps))]) for prompt in prompts]
+    records = [
+        RecordedPrompt(prompt, [prompt.request(step) for step in range(len(prompt.steps))]) for prompt in prompts
+    ]
     wanted = {place for layer in places.layers for place in (*layer.hidden, layer.keys, layer.values)} | {places.logits}
     consumed = folder.wiring.consumed()
     slots = {present.name: slot for slot, present in folder.wiring.presents.items()}
@@ -77,11 +79,11 @@ class _Block:
     folder: OnnxFolder
     file: OnnxFile
     sources: Mapping[str, Source]
-    wanted: Mapping[str, Place]
+    wanted: Mapping[str, TensorPlace]
     consumed: Collection[str]
     slots: Mapping[str, CacheSlot]
 
-    def run(self, recorded: Sequence[Recorded], empty: tuple[int, int]) -> None:
+    def run(self, recorded: Sequence[RecordedPrompt], empty: tuple[int, int]) -> None:
         """Runs the block on all steps of all prompts. Raises OnnxBlocksError if it cannot run."""
         name = self.file.signature.file
         outputs = [tensor.name for tensor in self.file.signature.outputs]
@@ -122,7 +124,7 @@ class _Block:
                     feeds[tensor.name] = given[tensor.name].astype(tensor.dtype, copy=False)
         return feeds
 
-    def _keep(self, one: Recorded, given: dict[str, Array], made: Mapping[str, Array]) -> None:
+    def _keep(self, one: RecordedPrompt, given: dict[str, Array], made: Mapping[str, Array]) -> None:
         for name, array in made.items():
             if name in self.consumed:
                 given[name] = array

@@ -6,7 +6,7 @@ from onnx import ModelProto, NodeProto, ValueInfoProto
 
 from blockrelay_worker.offline.onnx_blocks.splitting.planning.graph import SHAPE
 from blockrelay_worker.offline.onnx_blocks.splitting.planning.plan import BlockPlan
-from blockrelay_worker.offline.onnx_blocks.splitting.source import Source, inner_graphs
+from blockrelay_worker.offline.onnx_blocks.splitting.source import SourceModel, inner_graphs
 
 
 def block_name(index: int) -> str:
@@ -14,7 +14,7 @@ def block_name(index: int) -> str:
     return f"block_{index}.onnx"
 
 
-def block_model(source: Source, plan: BlockPlan, index: int, renamed: Mapping[str, str]) -> ModelProto:
+def block_model(source: SourceModel, plan: BlockPlan, index: int, renamed: Mapping[str, str]) -> ModelProto:
     """Block `index` as a model, with tensors `renamed`. Its weights stay as in the whole: in other files, or inside."""
     whole = source.model
     model = ModelProto(
@@ -43,7 +43,7 @@ def block_model(source: Source, plan: BlockPlan, index: int, renamed: Mapping[st
     return model
 
 
-def _declared(source: Source, name: str, renamed: Mapping[str, str]) -> ValueInfoProto:
+def _declared(source: SourceModel, name: str, renamed: Mapping[str, str]) -> ValueInfoProto:
     value = ValueInfoProto()
     value.CopyFrom(source.types[name])
     value.name = renamed.get(name, name)

@@ -19,7 +19,7 @@ _SMALL_BYTES = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class SourceModel:
     """The model as it was read. Nodes of `graph` are `model.graph.node` by their index."""
 
     folder: Path
@@ -31,7 +31,7 @@ class Source:
     """Names of its weight files, sorted."""
 
 
-def read_source(path: Path) -> Source:
+def read_source(path: Path) -> SourceModel:
     """Reads the model at `path`.
 
     Raises OnnxBlocksError, with file and tensor, for a file that is not ONNX, for weights that are missing, too short
@@ -59,7 +59,7 @@ def read_source(path: Path) -> Source:
     )
     types = _types(name, model, nodes)
     widths = _widths(graph, types)
-    return Source(
+    return SourceModel(
         folder=folder,
         model=model,
         graph=Graph(

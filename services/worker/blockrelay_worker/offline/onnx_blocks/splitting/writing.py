@@ -14,7 +14,7 @@ from blockrelay.onnx_blocks.reports.splitting import SplitBegins, SplitBlock, Sp
 from blockrelay.quantities import format_quantity
 from blockrelay_worker.offline.onnx_blocks.splitting.block_graphs import block_model, block_name
 from blockrelay_worker.offline.onnx_blocks.splitting.planning.plan import SplitPlan, plan_split
-from blockrelay_worker.offline.onnx_blocks.splitting.source import Source, read_source
+from blockrelay_worker.offline.onnx_blocks.splitting.source import SourceModel, read_source
 from blockrelay_worker.offline.onnx_blocks.splitting.weights import (
     aligned_bytes,
     beside,
@@ -53,7 +53,7 @@ def split_model(path: Path, out: Path, *, copy_weights: bool, tell: _Tell) -> No
             split.share(folder)
 
 
-def _identity(source: Source, path: Path, *, copy_weights: bool) -> str:
+def _identity(source: SourceModel, path: Path, *, copy_weights: bool) -> str:
     """The identity of a run: a later run continues an interrupted one only if theirs are equal."""
     files = {name: (path.parent / name).stat() for name in (path.name, *source.weights)}
     return json.dumps(
@@ -69,7 +69,7 @@ def _identity(source: Source, path: Path, *, copy_weights: bool) -> str:
 class _Split:
     """One run of a split: writes the files and reports them through `tell`."""
 
-    def __init__(self, source: Source, plan: SplitPlan, tell: _Tell) -> None:
+    def __init__(self, source: SourceModel, plan: SplitPlan, tell: _Tell) -> None:
         self._source, self._plan, self._tell = source, plan, tell
         for name in source.weights:
             if name in self._names:

@@ -24,7 +24,7 @@ def rows_at(*positions: int) -> list[Segment]:
     ],
 )
 def test_a_step_gets_the_least_shape_that_takes_it(positions: tuple[int, ...], bucket: Bucket) -> None:
-    assert bucket_for(rows_at(*positions), most_cells=1 << 20) == bucket
+    assert bucket_for(rows_at(*positions), max_cells=1 << 20) == bucket
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_a_step_gets_the_least_shape_that_takes_it(positions: tuple[int, ...], b
 )
 def test_a_step_that_fits_none_has_none(segments: list[Segment]) -> None:
     """No rows, too many, a prompt among them, a table that is too large."""
-    assert bucket_for(segments, most_cells=63 if len(segments) == 3 else 1 << 20) is None
+    assert bucket_for(segments, max_cells=63 if len(segments) == 3 else 1 << 20) is None
 
 
 def test_what_is_added_is_on_a_page_of_its_own() -> None:
@@ -49,9 +49,9 @@ def test_what_is_added_is_on_a_page_of_its_own() -> None:
 
 def test_all_shapes_are_those_that_steps_come_in() -> None:
     most_pages, most_cells = 20, 512
-    shapes = all_buckets(most_pages=most_pages, most_cells=most_cells)
+    shapes = all_buckets(max_pages=most_pages, max_cells=most_cells)
     met = {
-        bucket_for(rows_at(*[16 * pages - 1] * count), most_cells=most_cells)
+        bucket_for(rows_at(*[16 * pages - 1] * count), max_cells=most_cells)
         for pages in range(1, most_pages + 1)
         for count in range(1, 66)
     }

@@ -18,7 +18,7 @@ OTHER_USER = 54321
 def folder(tmp_path: Path) -> CacheFolder:
     root = private_folder(tmp_path / "caches" / "graphs")
     assert root is not None
-    return CacheFolder(root, most_bytes=10_000)
+    return CacheFolder(root, max_bytes=10_000)
 
 
 def files(folder: CacheFolder) -> list[Path]:

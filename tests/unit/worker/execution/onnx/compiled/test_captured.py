@@ -31,7 +31,7 @@ DEVICES = [
 
 @pytest.fixture(autouse=True)
 def few_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(captured, "MOST_GRAPHS", 3)
+    monkeypatch.setattr(captured, "MAX_GRAPHS", 3)
 
 
 def load(provider: Provider, folder: BlockFolder, first: int, last: int, *, capture: bool = True) -> OnnxStage:

@@ -60,7 +60,7 @@ def test_a_kept_graph_gives_the_same_answers(fp32: BlockFolder, device: str, tmp
     for compiled in (cold, warm):
         for found, right in zip(answers(compiled), expected, strict=True):
             assert np.array_equal(found, right)
-    assert (cold.found, warm.made) == (0, 0) and cold.made == warm.found > 0
+    assert (cold.hits, warm.made) == (0, 0) and cold.made == warm.hits > 0
 
 
 @pytest.mark.parametrize("device", NAMES)
@@ -78,7 +78,7 @@ def test_a_kept_graph_is_on_the_device_wholly(
     compiled = provider.compiled = kept_in(tmp_path)
     graph = stage_graph(fp32.model, 1, 5, PLAIN)
     cold, warm = provider.session(graph), provider.session(graph)
-    assert (compiled.made, compiled.found) == (1, 1)
+    assert (compiled.made, compiled.hits) == (1, 1)
     assert set(assigned(cold)) == set(assigned(warm)) == {provider.ort_name}
     assert [one.name for one in warm.get_inputs()] == [one.name for one in cold.get_inputs()]
 
@@ -110,9 +110,9 @@ def test_what_is_no_graph_is_made_anew(
     CacheFolder(tmp_path / "graphs").put(key_of(graph, (*provider.identity, "capture=False")), content)
     # Then a session is made all the same, and what is kept is right again
     provider.session(graph)
-    assert "CACHE_NOT_BELIEVED" in capsys.readouterr().out and (compiled.made, compiled.found) == (1, 0)
+    assert "CACHE_NOT_BELIEVED" in capsys.readouterr().out and (compiled.made, compiled.hits) == (1, 0)
     provider.session(graph)
-    assert (compiled.made, compiled.found) == (1, 1)
+    assert (compiled.made, compiled.hits) == (1, 1)
 
 
 def test_a_full_disk_costs_what_would_have_been_kept(fp32: BlockFolder, tmp_path: Path) -> None:

@@ -6,13 +6,13 @@ from blockrelay.protocol.encoding.kv_pages import field
 from blockrelay_worker.execution.executor import PageOwner
 
 
-def read_asked(owner: PageOwner, first_block: int, asked: Sequence[int], pages: Sequence[int]) -> dict[str, bytes]:
-    """Copies of the KV in `pages` (a request's, from its beginning) of the layers in `asked` that this stage has.
+def read_requested(owner: PageOwner, first_block: int, layers: Sequence[int], pages: Sequence[int]) -> dict[str, bytes]:
+    """Copies of the KV in `pages` (a request's, from its beginning) of the layers in `layers` that this stage has.
 
     By field of `protocol.encoding.kv_pages`. `first_block` is the stage's first block. Raises ExecutionError when the
     device with the pages fails.
     """
-    here = {layer: layer - (first_block - 1) for layer in asked}
+    here = {layer: layer - (first_block - 1) for layer in layers}
     here = {layer: index for layer, index in here.items() if 0 <= index < owner.layout.layers}
     if not here:
         return {}

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from blockrelay_launcher.cli.main import app
-from blockrelay_launcher.passed_on import PASSED_ON, become_at_once
+from blockrelay_launcher.other_services import OTHER_SERVICES, become_at_once
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def test_settings_and_other_commands_are_looked_at_first(became: list[list[str]]
 
 
 def test_each_is_a_command() -> None:
-    assert PASSED_ON.keys() <= {command.name for command in app.registered_commands}
+    assert OTHER_SERVICES.keys() <= {command.name for command in app.registered_commands}
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blockrelay_gateway.admission.submission import TABLE, Effect, Event, State, answered, step
+from blockrelay_gateway.admission.submission_states import TABLE, Effect, Event, State, answered, step
 
 ANSWERS = (Event.OK, Event.EXISTS, Event.REPEAT)
 FAILURES = (Event.REFUSED, Event.LOST)

@@ -11,7 +11,7 @@ from typing import NoReturn
 from blockrelay.extras import Extra, need
 
 #: For each command, the module to run in place of this process, and the extra that installs it.
-PASSED_ON: Mapping[str, tuple[str, Extra]] = {
+OTHER_SERVICES: Mapping[str, tuple[str, Extra]] = {
     "generate": ("blockrelay_worker.offline.generate", "worker"),
     "evaluate": ("blockrelay_worker.offline.evaluate", "worker"),
     "convert": ("blockrelay_converter", "converter"),
@@ -23,8 +23,8 @@ PASSED_ON: Mapping[str, tuple[str, Extra]] = {
 
 
 def become(command: str, arguments: Sequence[str] | None) -> NoReturn:
-    """Runs a command of PASSED_ON in place of this process. Raises UsageError if its extra is not installed."""
-    module, extra = PASSED_ON[command]
+    """Runs a command of OTHER_SERVICES in place of this process. Raises UsageError if its extra is not installed."""
+    module, extra = OTHER_SERVICES[command]
     need(extra)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -32,13 +32,14 @@ def become(command: str, arguments: Sequence[str] | None) -> NoReturn:
 
 
 def become_at_once(arguments: Sequence[str], environment: Mapping[str, str]) -> None:
-    """Runs the command on the command line at once if it is in PASSED_ON, before the launcher's imports (a second).
+    """Runs the command on the command line at once if it is in OTHER_SERVICES, before the launcher's imports (a
+    second).
 
     With settings (BLOCKRELAY_...) in the environment it returns, so that their names are checked first.
     """
     if (
         arguments
-        and arguments[0] in PASSED_ON
+        and arguments[0] in OTHER_SERVICES
         and not any(name.upper().startswith("BLOCKRELAY_") for name in environment)
     ):
         become(arguments[0], arguments[1:])

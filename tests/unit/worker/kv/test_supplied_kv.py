@@ -14,12 +14,12 @@ from blockrelay.protocol.keys import Keys
 from blockrelay.redis.client import connect
 from blockrelay_worker.execution.cpu.page_memory import PageMemory
 from blockrelay_worker.execution.page_layout import PageLayout
-from blockrelay_worker.kv.asked import read_asked
 from blockrelay_worker.kv.prefix_cache import PrefixCache
+from blockrelay_worker.kv.requested_kv import read_requested
 from blockrelay_worker.kv.run_table import RunTable
-from blockrelay_worker.kv.store.given import GivenPages
 from blockrelay_worker.kv.store.record import PageShape
 from blockrelay_worker.kv.store.store import PageStore
+from blockrelay_worker.kv.store.supplied_kv import SuppliedPages
 from blockrelay_worker.runs.kv_load import Loaded
 from blockrelay_worker.runs.run import Run
 from tests.support.worker.runs import new_run
@@ -34,17 +34,17 @@ class Stage:
     def __init__(self, client: redis.Redis, keys: Keys) -> None:
         metrics = WorkerMetrics(CollectorRegistry())
         self.memory, self.mail = PageMemory(LAYOUT, 20), queue.SimpleQueue[Loaded]()
-        given = GivenPages(client, keys)
+        given = SuppliedPages(client, keys)
         self.store = PageStore(self.memory, [], first_block=FIRST_BLOCK, metrics=metrics, given=given)
         cache = PrefixCache(
             self.memory.pool, model_hash="m", numerics="n", metrics=metrics, store=self.store, deliver=self.mail.put
         )
         self.table = RunTable(self.memory.pool, cache)
 
-    def run(self, request: str, given: int) -> Run:
-        run = new_run(request, PROMPT, private=given > 0, kv_given=given)
+    def run(self, request_id: str, given: int) -> Run:
+        run = new_run(request_id, PROMPT, private=given > 0, kv_given=given)
         self.table.add(run)
-        self.table.adopt(run)
+        self.table.attach_prefix(run)
         if run.kv.loading:
             self.table.loaded(self.mail.get(timeout=10))
         return run
@@ -63,10 +63,10 @@ def content(page: int, layer: int) -> bytes:
     return np.full(SHAPE.half_bytes, 10 * page + layer, np.float16).tobytes()
 
 
-def give(client: redis.Redis, keys: Keys, request: str, pages: int, layers: tuple[int, ...] = (1, 2, 3)) -> None:
+def give(client: redis.Redis, keys: Keys, request_id: str, pages: int, layers: tuple[int, ...] = (1, 2, 3)) -> None:
     fields = {field(page, layer): content(page, layer) for page in range(pages) for layer in layers}
-    client.hset(keys.kv_given(request), mapping=fields)  # pyright: ignore
-    client.expire(keys.kv_given(request), 60)
+    client.hset(keys.kv_given(request_id), mapping=fields)  # pyright: ignore
+    client.expire(keys.kv_given(request_id), 60)
 
 
 def test_each_stage_takes_its_own_layers(stage: Stage, client: redis.Redis, keys: Keys) -> None:
@@ -77,9 +77,9 @@ def test_each_stage_takes_its_own_layers(stage: Stage, client: redis.Redis, keys
         for layer in range(2):
             for pages in (stage.memory.k_pages, stage.memory.v_pages):
                 assert (pages[layer][page] == 10 * number + layer + 2).all()
-    told = read_asked(stage.memory, FIRST_BLOCK, (0, 3), run.pages[:2])
+    told = read_requested(stage.memory, FIRST_BLOCK, (0, 3), run.pages[:2])
     assert told == {field(number, 3): content(number, 3) for number in (0, 1)}
-    assert read_asked(stage.memory, FIRST_BLOCK, (0, 1), run.pages) == {}
+    assert read_requested(stage.memory, FIRST_BLOCK, (0, 1), run.pages) == {}
 
 
 def test_what_others_have_of_the_same_tokens_is_not_taken_and_not_given(
@@ -105,4 +105,4 @@ def test_pages_are_taken_as_far_as_they_are_whole(stage: Stage, client: redis.Re
 
 def test_a_redis_that_is_away_gives_nothing(keys: Keys) -> None:
     away = connect("redis://127.0.0.1:1", cell=keys.cell)
-    assert GivenPages(away, keys).get("req-1", [0, 1], range(3, 5)) == [None, None]
+    assert SuppliedPages(away, keys).get("req-1", [0, 1], range(3, 5)) == [None, None]

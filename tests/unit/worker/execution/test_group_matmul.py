@@ -10,17 +10,17 @@ from numpy.typing import NDArray
 
 from blockrelay.errors import ExecutionError
 from blockrelay_worker.execution.cpu.exact_linears import ExactGroupLinear
-from blockrelay_worker.kernels import Kernels, load_kernels, supported_variants
+from blockrelay_worker.kernels import Kernels, load_kernels, supported_isas
 
 Weights = tuple[NDArray[np.uint8], NDArray[np.float16], NDArray[np.float32]]
 
 
-@pytest.fixture(scope="module", params=[*supported_variants(), "three threads"])
+@pytest.fixture(scope="module", params=[*supported_isas(), "three threads"])
 def kernels(request: pytest.FixtureRequest) -> Kernels:
     if request.param != "three threads":
-        return load_kernels(1, variant=request.param)
+        return load_kernels(1, isa=request.param)
     found = load_kernels(3)
-    if not found.group_multiplies:
+    if not found.has_group_matmul:
         pytest.skip("no compiled kernels")
     return found
 
@@ -57,7 +57,7 @@ def test_bits_are_those_of_the_definition(
     expected = np.empty((rows, columns), np.float32)
     ExactGroupLinear(*weights)(u, expected)
     guarded = np.full((rows + 1, columns), np.nan, np.float32)
-    kernels.group_product(*weights)(u, guarded[:rows])
+    kernels.group_matmul(*weights)(u, guarded[:rows])
     assert guarded[:rows].tobytes() == expected.tobytes()
     assert np.isnan(guarded[rows]).all(), "wrote behind its rows"
 
@@ -67,7 +67,7 @@ def test_a_large_product(kernels: Kernels, rows: int) -> None:
     u, weights = make(rows, rows, 64, 1500, "plain")
     expected, found = np.empty((2, rows, 1500), np.float32)
     ExactGroupLinear(*weights)(u, expected)
-    kernels.group_product(*weights)(u, found)
+    kernels.group_matmul(*weights)(u, found)
     assert found.tobytes() == expected.tobytes()
 
 
@@ -97,15 +97,15 @@ def _rounded(exact: Fraction) -> np.float32:
 
 def test_wrong_buffers_are_errors_before_anything_is_read(kernels: Kernels) -> None:
     q4, gs, scale = np.zeros((32, 4), np.uint8), np.zeros((2, 4), np.float16), np.ones(4, np.float32)
-    product = kernels.group_product(q4, gs, scale)
+    product = kernels.group_matmul(q4, gs, scale)
     out = np.empty((2, 4), np.float32)
     with pytest.raises(ExecutionError, match="rows"):
         product(np.zeros((2, 65), np.uint8), out)
     with pytest.raises(ExecutionError, match="out"):
         product(np.zeros((3, 64), np.uint8), out)
     with pytest.raises(ExecutionError, match="gs"):
-        kernels.group_product(q4, gs[:1], scale)
+        kernels.group_matmul(q4, gs[:1], scale)
     with pytest.raises(ExecutionError, match="scale"):
-        kernels.group_product(q4, gs, scale[:3])
+        kernels.group_matmul(q4, gs, scale[:3])
     with pytest.raises(ExecutionError, match="groups of 32"):
-        kernels.group_product(q4[:24], gs, scale)
+        kernels.group_matmul(q4[:24], gs, scale)

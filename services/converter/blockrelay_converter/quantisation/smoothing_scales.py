@@ -25,7 +25,7 @@ Exponents = NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Folding:
+class Smoothing:
     """The smoothing of one block: each value becomes value * 2**exponent.
 
     `rows` has one exponent per entry of the first axis of a checkpoint's tensor, by tensor name (a linear without its
@@ -45,7 +45,7 @@ class Folding:
         return values
 
 
-NO_FOLDING = Folding()
+NO_SMOOTHING = Smoothing()
 
 
 def channels_of(model: ModelConfig, linear: str) -> NDArray[np.intp]:
@@ -60,7 +60,7 @@ def channels_of(model: ModelConfig, linear: str) -> NDArray[np.intp]:
     return head // (model.heads // model.kv_heads) * model.head_dim + position
 
 
-def layer_folding(model: ModelConfig, exponents: Mapping[str, Exponents]) -> Folding:
+def layer_smoothing(model: ModelConfig, exponents: Mapping[str, Exponents]) -> Smoothing:
     """Returns the smoothing that divides the inputs of a block's linears by 2**exponent.
 
     `exponents` has an array for each linear to smooth: one exponent per input channel, for `o` one per shared channel.
@@ -77,4 +77,4 @@ def layer_folding(model: ModelConfig, exponents: Mapping[str, Exponents]) -> Fol
     if "down" in exponents:
         untouched = np.zeros(model.intermediate_size, np.int32)  # the gate
         rows["gate_up"] = np.concatenate([untouched, -exponents["down"]])
-    return Folding(rows=rows, columns=columns)
+    return Smoothing(rows=rows, columns=columns)

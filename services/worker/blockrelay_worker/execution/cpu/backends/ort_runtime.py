@@ -112,14 +112,14 @@ class OrtRuntime:
             self._functions["ReleaseStatus"](status)
             raise ExecutionError(message)
 
-    def tensor(self, array: NDArray[Any]) -> "Tensor":
+    def tensor(self, array: NDArray[Any]) -> "OrtTensor":
         """Makes a value of ONNX Runtime over `array`, which must be contiguous and outlive the value."""
         made = _P()
         self.call(
             "CreateTensorWithDataAsOrtValue", self._memory, array.ctypes.data, array.nbytes,
             (ctypes.c_int64 * array.ndim)(*array.shape), array.ndim, _TYPES[array.dtype.name], ctypes.byref(made),
         )  # fmt: skip
-        return Tensor(self, made)
+        return OrtTensor(self, made)
 
     def session(self, graph: bytes, weights: Mapping[str, NDArray[Any]]) -> "OrtSession":
         """Makes a session of `graph` (a serialised model) with external initializers `weights`, which it repacks.
@@ -150,7 +150,7 @@ class OrtRuntime:
 
 
 @final
-class Tensor:
+class OrtTensor:
     """A value of ONNX Runtime over an array's memory; it is released with this object."""
 
     def __init__(self, runtime: OrtRuntime, value: ctypes.c_void_p) -> None:
@@ -185,7 +185,7 @@ class OrtSession:
         return partial(call, self, inputs, outputs)
 
 
-def _pointers(values: Sequence[Tensor]) -> ctypes.Array[ctypes.c_void_p]:
+def _pointers(values: Sequence[OrtTensor]) -> ctypes.Array[ctypes.c_void_p]:
     return (_P * len(values))(*(one.value for one in values))
 
 

@@ -9,21 +9,21 @@ from blockrelay.protocol.encoding.kv_pages import field
 from blockrelay.protocol.keys import Keys
 
 
-class GivenPages:
+class SuppliedPages:
     """Reads client-supplied KV from the payload Redis."""
 
     def __init__(self, client: redis.Redis, keys: Keys) -> None:
         """`client` is connected to the payload Redis."""
         self._client, self._keys = client, keys
 
-    def get(self, request: str, pages: Sequence[int], blocks: range) -> list[list[bytes] | None]:
+    def get(self, request_id: str, pages: Sequence[int], blocks: range) -> list[list[bytes] | None]:
         """For each page its supplied KV, one unverified bytes object per block in `blocks`.
 
         None for a page that is missing for any block, and for all pages if Redis does not answer.
         """
         pipeline = self._client.pipeline(transaction=False)
         for page in pages:
-            pipeline.hmget(self._keys.kv_given(request), [field(page, block - 1) for block in blocks])
+            pipeline.hmget(self._keys.kv_given(request_id), [field(page, block - 1) for block in blocks])
         try:
             answers = pipeline.execute()
         except RedisTrouble:  # the pages are computed instead

@@ -24,7 +24,7 @@ class Caller(Protocol):
 
 
 @final
-class ChannelProduct:
+class ChannelMatmul:
     """The w8a8 matmul with weights q [K,N] int8 and column scales [N] (matmul.h)."""
 
     def __init__(self, caller: Caller, q: I8, scale: F32) -> None:
@@ -46,7 +46,7 @@ class ChannelProduct:
 
 
 @final
-class GroupProduct:
+class GroupMatmul:
     """The w4a8 matmul with nibbles q4 [K/2,N] uint8, gs [K/32,N] float16 and column scales [N] (group_matmul.h)."""
 
     def __init__(self, caller: Caller, q4: U8, gs: F16, scale: F32) -> None:

@@ -4,14 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blockrelay_worker.kv.page_names import NAME_BYTES, extend_names, root_name
+from blockrelay_worker.kv.block_hashes import HASH_BYTES, extend_hashes, root_hash
 
-ROOT = root_name(salt="", model_hash="m", numerics="n")
+ROOT = root_hash(salt="", model_hash="m", numerics="n")
 
 
 def names_of(tokens: list[int], root: bytes = ROOT) -> list[bytes]:
     names: list[bytes] = []
-    extend_names(names, root, tokens, len(tokens) // 16)
+    extend_hashes(names, root, tokens, len(tokens) // 16)
     return names
 
 
@@ -31,10 +31,10 @@ def test_two_requests_share_exactly_the_names_of_their_common_full_pages(a: list
 def test_names_do_not_depend_on_the_steps_they_were_made_in(tokens: list[int], steps: list[int]) -> None:
     names: list[bytes] = []
     for pages in sorted(steps):
-        extend_names(names, ROOT, tokens, pages)
-    extend_names(names, ROOT, tokens, 6)
+        extend_hashes(names, ROOT, tokens, pages)
+    extend_hashes(names, ROOT, tokens, 6)
     assert names == names_of(tokens)
-    assert {len(name) for name in names} == {NAME_BYTES}
+    assert {len(name) for name in names} == {HASH_BYTES}
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_names_do_not_depend_on_the_steps_they_were_made_in(tokens: list[int], s
 )
 def test_another_salt_model_or_numerics_shares_nothing(other: dict[str, str]) -> None:
     tokens = list(range(64))
-    assert set(names_of(tokens)).isdisjoint(names_of(tokens, root_name(**other)))
+    assert set(names_of(tokens)).isdisjoint(names_of(tokens, root_hash(**other)))
 
 
 def test_the_same_page_of_tokens_at_another_place_has_another_name() -> None:
@@ -63,4 +63,4 @@ def test_the_names_are_a_format_that_other_versions_read() -> None:
 
 def test_a_page_that_is_not_full_gets_no_name() -> None:
     with pytest.raises(AssertionError, match="no name"):
-        extend_names([], ROOT, [1] * 31, 2)
+        extend_hashes([], ROOT, [1] * 31, 2)

@@ -6,7 +6,7 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from blockrelay_worker.execution.cpu.products.ort_runtime import OrtRuntime
+from blockrelay_worker.execution.cpu.backends.ort_runtime import OrtRuntime
 
 #: Largest number of rows for which bindings are kept. Larger calls take so long that a new binding does not matter.
 _KEPT_BINDINGS = 64

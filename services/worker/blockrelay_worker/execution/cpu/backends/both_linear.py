@@ -13,13 +13,13 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from blockrelay_worker.execution.cpu.products.ort_linear import OrtLinear
-from blockrelay_worker.kernels.interface import F32, U8, Product
+from blockrelay_worker.execution.cpu.backends.ort_linear import OrtLinear
+from blockrelay_worker.kernels.interface import F32, U8, Matmul
 from blockrelay_worker.policy import SECOND_BACKEND_COPIES, SECOND_BACKEND_SHARE, WORTHWHILE_SHARE
 
 #: Row counts that are measured, and the most float operations of a measured call; larger counts keep the last result.
 ROWS = (1, 4, 16, 64, 128, 256, 512)
-_MOST_OPERATIONS = 1 << 38
+_MAX_OPERATIONS = 1 << 38
 _ROUNDS = 3
 #: More rows than any batch has.
 NEVER = 1 << 31
@@ -29,7 +29,7 @@ NEVER = 1 << 31
 class BothLinear:
     """A linear layer that uses our kernels below `ort_from` rows, and ONNX Runtime from there on."""
 
-    def __init__(self, ours: Product, ort: OrtLinear, *, shape: tuple[int, int]) -> None:
+    def __init__(self, ours: Matmul, ort: OrtLinear, *, shape: tuple[int, int]) -> None:
         self.ours = ours
         self.ort: OrtLinear | None = ort
         self.shape = shape
@@ -100,7 +100,7 @@ def faster_from(rows: Sequence[int], seconds: Callable[[int], tuple[float, float
 def _measured(shape: tuple[int, int], linears: Sequence[BothLinear]) -> int:
     """Measures the linear layers of one shape; returns the number of rows from which on ONNX Runtime is worth using."""
     depth, columns = shape
-    rows = [count for count in ROWS if count == 1 or 2 * count * depth * columns <= _MOST_OPERATIONS]
+    rows = [count for count in ROWS if count == 1 or 2 * count * depth * columns <= _MAX_OPERATIONS]
     inputs: U8 = np.random.default_rng(1).integers(0, 256, (rows[-1], depth), np.uint8)
     out: F32 = np.empty((rows[-1], columns), np.float32)
     turns = cycle(linears)  # each call uses another layer's weights, as in a step: no cache holds them
@@ -120,7 +120,7 @@ def _measured(shape: tuple[int, int], linears: Sequence[BothLinear]) -> int:
     return ort_from
 
 
-def _seconds(product: Product, rows: U8, out: F32) -> float:
+def _seconds(matmul: Matmul, rows: U8, out: F32) -> float:
     started = time.perf_counter()
-    product(rows, out)
+    matmul(rows, out)
     return time.perf_counter() - started

@@ -10,16 +10,16 @@ from numpy.typing import NDArray
 from blockrelay.block_folder.folder import BlockFolder
 from blockrelay_worker.execution.batch import Batch, Segment
 from blockrelay_worker.execution.cpu import loading
+from blockrelay_worker.execution.cpu.backends import both_linear
+from blockrelay_worker.execution.cpu.backends.both_linear import NEVER, BothLinear, faster_from, fits_twice
+from blockrelay_worker.execution.cpu.backends.ort_linear import OrtLinear
 from blockrelay_worker.execution.cpu.loading import load_stage
-from blockrelay_worker.execution.cpu.products import both_linear
-from blockrelay_worker.execution.cpu.products.both_linear import NEVER, BothLinear, faster_from, fits_twice
-from blockrelay_worker.execution.cpu.products.ort_linear import OrtLinear
 from blockrelay_worker.execution.cpu.stage import StageExecutor
 from blockrelay_worker.kernels import load_kernels
-from blockrelay_worker.kernels.interface import F32, U8, Product
+from blockrelay_worker.kernels.interface import F32, U8, Matmul
 
 KERNELS = load_kernels(2)
-needs_products = pytest.mark.skipif(not KERNELS.multiplies, reason="no kernels of this CPU have products")
+needs_products = pytest.mark.skipif(not KERNELS.has_matmul, reason="no kernels of this CPU have products")
 
 
 def _seconds(ours: Callable[[int], float], ort: Callable[[int], float]) -> Callable[[int], tuple[float, float]]:
@@ -56,7 +56,7 @@ def test_both_fit_where_a_quarter_of_what_is_left_holds_the_second() -> None:
 def timed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fakes the times of a CPU on which ONNX Runtime is faster from 20 rows on."""
 
-    def seconds(product: Product, rows: U8, out: F32) -> float:
+    def seconds(product: Matmul, rows: U8, out: F32) -> float:
         product(rows, out)
         return 20.0 if isinstance(product, OrtLinear) else float(len(rows))
 
@@ -88,7 +88,7 @@ def test_with_tiles_many_rows_are_onnx_runtimes_and_no_bit_shows_it(
     w8a8: BlockFolder, timed: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stage, ours = _load(w8a8, tiles=True), _load(w8a8, tiles=False)
-    assert (stage.variant, ours.variant) == ("both", "native")
+    assert (stage.backend, ours.backend) == ("both", "native")
     assert {linear.ort_from for linear in _twice(stage)} == {64}
     assert stage.details["products"] == "native, u8s8 from 64 rows"
     assert stage.capabilities.numerics_id == ours.capabilities.numerics_id
@@ -133,18 +133,18 @@ def test_each_of_the_two_is_proved_before_it_serves(
 
     if whose == "ort":
         monkeypatch.setattr(OrtLinear, "__call__", wrong)
-        assert _load(w8a8, tiles=True).variant == "native"
+        assert _load(w8a8, tiles=True).backend == "native"
     else:
-        monkeypatch.setattr("blockrelay_worker.kernels.products.ChannelProduct.__call__", wrong)
-        assert _load(w8a8, tiles=True).variant in ("u8s8", "u8u8")
+        monkeypatch.setattr("blockrelay_worker.kernels.matmuls.ChannelMatmul.__call__", wrong)
+        assert _load(w8a8, tiles=True).backend in ("u8s8", "u8u8")
 
 
 @needs_products
 def test_where_memory_is_short_ours_are_there_alone(w8a8: BlockFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loading, "available_bytes", lambda: 1 << 20)
-    assert _load(w8a8, tiles=True).variant == "native"
+    assert _load(w8a8, tiles=True).backend == "native"
 
 
 @needs_products
 def test_int4_products_have_no_second_kind(w4a8: BlockFolder) -> None:
-    assert _load(w4a8, tiles=True).variant == "native"
+    assert _load(w4a8, tiles=True).backend == "native"

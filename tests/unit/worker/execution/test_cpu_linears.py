@@ -10,17 +10,17 @@ from numpy.typing import NDArray
 
 from blockrelay.errors import ExecutionError
 from blockrelay_worker.execution.cpu.exact_linears import ExactLinear
-from blockrelay_worker.kernels import Kernels, load_kernels, supported_variants
+from blockrelay_worker.kernels import Kernels, load_kernels, supported_isas
 from blockrelay_worker.kernels.buffers import untouched_bytes
 
-MULTIPLYING = [name for name in supported_variants() if load_kernels(1, variant=name).multiplies]
+MULTIPLYING = [name for name in supported_isas() if load_kernels(1, isa=name).has_matmul]
 
 pytestmark = pytest.mark.skipif(not MULTIPLYING, reason="no kernels of this CPU have products")
 
 
 @pytest.fixture(scope="module", params=[1, 2, 3])
 def kernels(request: pytest.FixtureRequest) -> Kernels:
-    return load_kernels(request.param, variant=MULTIPLYING[0])
+    return load_kernels(request.param, isa=MULTIPLYING[0])
 
 
 @settings(deadline=None, max_examples=150)
@@ -45,7 +45,7 @@ def test_bits_are_those_of_the_definition(
     expected = np.empty((rows, columns), np.float32)
     ExactLinear(q, scale)(u, expected)
     guarded = np.full((rows + 1, columns), np.nan, np.float32)
-    kernels.product(q, scale)(u, guarded[:rows])
+    kernels.matmul(q, scale)(u, guarded[:rows])
     assert guarded[:rows].tobytes() == expected.tobytes()
     assert np.isnan(guarded[rows]).all(), "wrote behind its rows"
 
@@ -72,19 +72,19 @@ def test_a_large_product_on_several_threads(kernels: Kernels, rows: int, begin: 
     q, scale = large()
     u, expected = large_product(rows)
     found = untouched_bytes(begin + expected.nbytes)[begin:].view(np.float32).reshape(rows, 3072)
-    kernels.product(q, scale)(u, found)
+    kernels.matmul(q, scale)(u, found)
     assert found.tobytes() == expected.tobytes()
 
 
 def test_wrong_buffers_are_errors_before_anything_is_read(kernels: Kernels) -> None:
     q, scale = np.zeros((8, 4), np.int8), np.ones(4, np.float32)
-    product = kernels.product(q, scale)
+    product = kernels.matmul(q, scale)
     out = np.empty((2, 4), np.float32)
     with pytest.raises(ExecutionError, match="rows"):
         product(np.zeros((2, 9), np.uint8), out)
     with pytest.raises(ExecutionError, match="out"):
         product(np.zeros((3, 8), np.uint8), out)
     with pytest.raises(ExecutionError, match="scale"):
-        kernels.product(q, np.ones(5, np.float32))
+        kernels.matmul(q, np.ones(5, np.float32))
     with pytest.raises(ExecutionError, match="fit into int32"):
-        kernels.product(np.zeros((70000, 1), np.int8), np.ones(1, np.float32))
+        kernels.matmul(np.zeros((70000, 1), np.int8), np.ones(1, np.float32))
