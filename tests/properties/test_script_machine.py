@@ -70,7 +70,7 @@ class ScriptMachine(RuleBasedStateMachine):
         return self.cell.worker(f"{slot}-{self.lives}", stage=WORKERS[slot], pages=8)
 
     @rule(
-        request=st.sampled_from(REQUESTS),
+        request_id=st.sampled_from(REQUESTS),
         need=st.integers(1, 4),
         tenant=st.sampled_from(["", "ada"]),
         priority=st.integers(-1, 1),
@@ -139,7 +139,7 @@ class ScriptMachine(RuleBasedStateMachine):
         if comes_back:
             self.names[slot] = self.register(slot)
 
-    @rule(request=st.sampled_from(REQUESTS))
+    @rule(request_id=st.sampled_from(REQUESTS))
     def cancel(self, request_id: str) -> None:
         before = self.cell.record(request_id).get("state")
         answer = self.cell.scripts.run(calls.finish(request_id, "cancelled"))

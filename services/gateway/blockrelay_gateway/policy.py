@@ -118,8 +118,8 @@ REDIS_CONNECTIONS = 32
 
 #: Bounds of Retry-After (seconds), and its largest random factor: clients that were refused together should not come
 #: back together.
-RETRY_AFTER_LEAST_S = 1
-RETRY_AFTER_MOST_S = 60
+RETRY_AFTER_MIN_S = 1
+RETRY_AFTER_MAX_S = 60
 RETRY_AFTER_SPREAD = 1.5
 #: Seconds for which ACCEPT is repeated while Redis cannot be reached; it is idempotent by request id. Longer than most
 #: failovers: a client that gets 503 comes back a second later at the earliest.

@@ -28,7 +28,7 @@ WARM_ON_CPU = 3
 SESSIONS_A_CLEAN_UP = 5
 #: Bytes by which a process may be larger after a clean-up than after the first one: lost memory, and a session or two.
 #: Beyond that the device is due for a new process.
-MOST_GROWTH_BYTES = 512 << 20
+MAX_GROWTH_BYTES = 512 << 20
 #: Share of the memory left that ONNX Runtime's weights may take on a CPU, and copies of them: its packing, and the copy
 #: that it keeps beside it. KV pages need the rest.
 SECOND_BACKEND_SHARE = 0.25
@@ -39,7 +39,7 @@ WORTHWHILE_SHARE = 0.95
 #: one.
 MAX_GRAPHS = 24
 #: Bytes of pages that the standard operators of `plain` may copy in a step: a recorded step keeps its memory.
-MOST_COPIED_BYTES = 32 << 20
+MAX_COPIED_BYTES = 32 << 20
 #: Bytes of all files of the cache of graphs together: a graph of 32 layers has 0.2 MB.
 GRAPH_CACHE_BYTES = 256 << 20
 #: Bytes that drivers may use for their own caches of shaders: those of a large model fit, and no disk fills.

@@ -38,7 +38,7 @@ from blockrelay.errors import (
 )
 from blockrelay.observability import logs
 from blockrelay.observability.metrics.gateway import NEW_REQUESTS, GatewayMetrics
-from blockrelay_gateway.policy import RETRY_AFTER_LEAST_S, RETRY_AFTER_MOST_S, RETRY_AFTER_SPREAD
+from blockrelay_gateway.policy import RETRY_AFTER_MAX_S, RETRY_AFTER_MIN_S, RETRY_AFTER_SPREAD
 
 #: Status, type and code of the answer by the error's class; the first row that fits counts.
 _BY_TYPE: tuple[tuple[type[BlockrelayError], int, str, str | None], ...] = (
@@ -92,7 +92,7 @@ _REASONS: tuple[tuple[type[BlockrelayError], str], ...] = (
 
 def retry_after_s(wait_ms: int) -> int:
     """Retry-After in whole seconds: `wait_ms` within bounds, times a random factor from 1 to RETRY_AFTER_SPREAD."""
-    return round(min(RETRY_AFTER_MOST_S, max(RETRY_AFTER_LEAST_S, wait_ms / 1000)) * uniform(1, RETRY_AFTER_SPREAD))
+    return round(min(RETRY_AFTER_MAX_S, max(RETRY_AFTER_MIN_S, wait_ms / 1000)) * uniform(1, RETRY_AFTER_SPREAD))
 
 
 class JsonAnswer(Response):

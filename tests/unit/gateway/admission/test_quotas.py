@@ -12,7 +12,7 @@ from blockrelay.protocol.capabilities import Pace
 from blockrelay.protocol.transitions import calls
 from blockrelay.settings import GatewaySettings
 from blockrelay_gateway.http.errors import retry_after_s
-from blockrelay_gateway.policy import RETRY_AFTER_MOST_S, RETRY_AFTER_SPREAD
+from blockrelay_gateway.policy import RETRY_AFTER_MAX_S, RETRY_AFTER_SPREAD
 from tests.support.gateway.played import PlayedWorker, RunningGateway, answering, running_gateway
 from tests.support.scraping import sampled
 from tests.support.waiting import wait_until
@@ -199,4 +199,4 @@ def test_retry_after_is_whole_seconds_with_jitter() -> None:
     assert {retry_after_s(0) for _ in range(100)} <= {1, 2}
     assert {retry_after_s(20_000) for _ in range(300)} <= set(range(20, 31))
     assert len({retry_after_s(20_000) for _ in range(300)}) > 3
-    assert max(retry_after_s(10**9) for _ in range(100)) <= RETRY_AFTER_MOST_S * RETRY_AFTER_SPREAD
+    assert max(retry_after_s(10**9) for _ in range(100)) <= RETRY_AFTER_MAX_S * RETRY_AFTER_SPREAD

@@ -205,9 +205,9 @@ def test_a_second_stop_request_means_at_once(tmp_path: Path) -> None:
 PARENT = """
 import os, signal, sys
 from pathlib import Path
-from blockrelay_launcher.supervisor.child_process import Child
+from blockrelay_launcher.supervisor.child_process import ChildProcess
 folder = Path(sys.argv[1])
-child = Child(name="c", argv=[sys.executable, "-c", sys.argv[2]], env=dict(os.environ), log=folder / "c.log")
+child = ChildProcess(name="c", argv=[sys.executable, "-c", sys.argv[2]], env=dict(os.environ), log=folder / "c.log")
 child.start()
 print(child.pid, flush=True)
 signal.pause()

@@ -62,5 +62,5 @@ def test_the_names_are_a_format_that_other_versions_read() -> None:
 
 
 def test_a_page_that_is_not_full_gets_no_name() -> None:
-    with pytest.raises(AssertionError, match="no name"):
+    with pytest.raises(AssertionError, match="no hash"):
         extend_hashes([], ROOT, [1] * 31, 2)

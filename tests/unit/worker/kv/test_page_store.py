@@ -279,7 +279,7 @@ def test_of_a_page_that_was_filled_meanwhile_the_store_has_the_beginning(tmp_pat
 
 @pytest.mark.parametrize(
     "other",
-    [{"request": "s"}, {"private": False}, {"limit": None}, {"limit": 64}, {"prompt": [*PROMPT[:69], 5, 70]}],
+    [{"request_id": "s"}, {"private": False}, {"limit": None}, {"limit": 64}, {"prompt": [*PROMPT[:69], 5, 70]}],
     ids=["another request", "shared", "nobody said so", "so many", "other tokens"],
 )
 def test_nobody_else_gets_a_page_that_is_begun(tmp_path: Path, other: dict[str, Any]) -> None:
@@ -288,7 +288,7 @@ def test_nobody_else_gets_a_page_that_is_begun(tmp_path: Path, other: dict[str, 
         worker.compute(run)
         worker.table.export(run, 10)
         worker.table.drop("r", "r")
-        asked: dict[str, Any] = {"prompt": [*PROMPT, 70], "request": "r", "private": True, "limit": 70} | other
+        asked: dict[str, Any] = {"prompt": [*PROMPT, 70], "request_id": "r", "private": True, "limit": 70} | other
         found = worker.run(**asked)
         if found.kv.loading:
             worker.loaded()

@@ -40,7 +40,7 @@ class DeviceStage:
     process what is in it. When the process is lost, the stage is lost with all its pages.
 
     Three hooks may be set by the owner. `waiting` is entered by a thread that waits for other stages of the device.
-    `went_on` is called when a part of a long step is done. `allowed_s` returns the seconds that a step may take, if
+    `on_progress` is called when a part of a long step is done. `allowed_s` returns the seconds that a step may take, if
     more than the limit.
     """
 

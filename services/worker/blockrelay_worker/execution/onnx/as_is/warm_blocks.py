@@ -19,7 +19,7 @@ from blockrelay.host.memory import anonymous_bytes
 from blockrelay_worker.execution.device_memory import held_at_once
 from blockrelay_worker.execution.onnx.as_is.block import AsIsBlock
 from blockrelay_worker.execution.onnx.tries import TRIES, Tries, TryLimits, reason_of
-from blockrelay_worker.policy import MOST_GROWTH_BYTES, SESSIONS_A_CLEAN_UP
+from blockrelay_worker.policy import MAX_GROWTH_BYTES, SESSIONS_A_CLEAN_UP
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +253,7 @@ class WarmBlocks:
         now = anonymous_bytes()
         if self._first_clean_up is None:
             self._first_clean_up = now
-        counts.grown = now > self._first_clean_up + MOST_GROWTH_BYTES
+        counts.grown = now > self._first_clean_up + MAX_GROWTH_BYTES
 
 
 class WarmPart:

@@ -28,7 +28,7 @@ from blockrelay_worker.execution.onnx.known_answers import row_error
 from blockrelay_worker.execution.onnx.providers.provider import Place, Provider
 from blockrelay_worker.execution.page_layout import pages_for
 from blockrelay_worker.kernels.specification import PAGE
-from blockrelay_worker.policy import MAX_GRAPHS, MOST_COPIED_BYTES, RECORDING_S
+from blockrelay_worker.policy import MAX_COPIED_BYTES, MAX_GRAPHS, RECORDING_S
 
 #: Pages of the pools that no run gets, for known steps and for the sequences that fill a bucket.
 SPARE_PAGES = 8
@@ -86,7 +86,7 @@ class CapturedSteps:
         self._spare = tuple(range(first_spare_page, first_spare_page + SPARE_PAGES))
         self._positions, self._max_pages = model.max_position, pages_for(model.max_position)
         copied = PAGE * model.heads * model.head_dim * np.dtype(flavour.dtype).itemsize
-        self._max_cells = max(1, MOST_COPIED_BYTES // copied) if flavour == PLAIN else 1 << 20
+        self._max_cells = max(1, MAX_COPIED_BYTES // copied) if flavour == PLAIN else 1 << 20
         self._sessions: dict[bytes, Any] = {}
         self._graphs: OrderedDict[Bucket, _Graph] = OrderedDict()
         self._made = 0
