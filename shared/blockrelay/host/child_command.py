@@ -15,12 +15,15 @@ from typing import IO
 from blockrelay.errors import BlockrelayError, ExecutionError, UsageError
 from blockrelay.exit_codes import PREFIX, UNUSABLE
 
+#: The number of SIGKILL, which `signal` does not have on Windows.
+_SIGKILL = 9
+
 
 def how_it_ended(code: int) -> str:
     """Returns the end of a process as text for people: `by SIGKILL`, `with status 1`."""
     if code < 0:
         name = signal.Signals(-code).name
-        return f"by {name}, as it does when memory is used up" if name == "SIGKILL" else f"by {name}"
+        return f"by {name}, as it does when memory is used up" if -code == _SIGKILL else f"by {name}"
     return f"with status {code}"
 
 
