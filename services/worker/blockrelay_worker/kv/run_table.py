@@ -53,6 +53,7 @@ class RunTable:
         return len(self._runs)
 
     def all(self) -> list[Run]:
+        """Returns all runs, in the order in which they were added: oldest first."""
         return list(self._runs.values())
 
     def get(self, request_id: str, run_id: str) -> Run | None:
