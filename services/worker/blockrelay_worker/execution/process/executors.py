@@ -92,7 +92,7 @@ class DeviceExecutors:
 
     @property
     def card(self) -> str:
-        """The device's name among the workers of this host, as `Provider.card`."""
+        """The card's name, which is the same in all workers of this host; it is that of `Provider.card`."""
         return self._now.card
 
     @property
