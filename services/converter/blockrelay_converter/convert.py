@@ -130,7 +130,8 @@ class FolderWriter:
         """Writes all files into `folder`, the manifest last, and returns the manifest.
 
         `smoothings` holds the smoothing of each block by its index, `answered` the indexes of blocks that get known
-        answers. Block files that an interrupted run has already written are kept. Raises what `convert` raises.
+        answers. Block files that an interrupted run has already written are kept. Raises UsageError, OnnxBlocksError
+        (from ONNX weights) or ExecutionError.
         """
         manifest = self._write(folder, smoothings)
         (folder / MANIFEST_NAME).write_bytes(manifest.encode())
