@@ -63,10 +63,10 @@ def convert(
 
     `precision` is in the syntax of `parse_precisions`. `name` is the model's name for clients (default: the checkpoint
     folder's name). Without `answers` blocks of exact precisions carry no known answers, and workers refuse them.
-    `calibration_text` decides the smoothing of each block (`folding`) and leaves a report in the folder; it needs a
-    tokenizer and a block in w8a8 or w4a8. `note` is called before the work begins, once for each thing in the
-    checkpoint that is not applied or may surprise the user. Raises UsageError, UnsupportedModel or ExecutionError, and
-    then leaves nothing behind.
+    `calibration_text` decides the smoothing of each block (`quantisation.smoothing`) and leaves a report in the folder;
+    it needs a tokenizer and a block in w8a8 or w4a8. `note` is called before the work begins, once for each thing in
+    the checkpoint that is not applied or may surprise the user. Raises UsageError, UnsupportedModel or ExecutionError,
+    and then leaves nothing behind.
     """
     checked = read_source(checkpoint, name=name, max_position=max_position)
     config, texts, model = checked.config, checked.texts, checked.model
@@ -130,7 +130,8 @@ class FolderWriter:
         """Writes all files into `folder`, the manifest last, and returns the manifest.
 
         `smoothings` holds the smoothing of each block by its index, `answered` the indexes of blocks that get known
-        answers. Block files that an interrupted run has already written are kept. Raises what `convert` raises.
+        answers. Block files that an interrupted run has already written are kept. Raises UsageError, OnnxBlocksError
+        (from ONNX weights) or ExecutionError.
         """
         manifest = self._write(folder, smoothings)
         (folder / MANIFEST_NAME).write_bytes(manifest.encode())

@@ -55,7 +55,7 @@ EngineState = Literal["Idle", "Scheduling", "WaitingWorker", "Error"]
 EngineEvent = Literal["batch_ready", "dispatch_ok", "worker_done", "timeout", "oom", "internal", "rollback_done"]
 #: The states of the engine during one batch; `engine.step` does what the state asks. Idle takes the next batch,
 #: Scheduling builds it, WaitingWorker has it computed and passes the results on, Error decides what follows a failure:
-#: each request of the batch is queued again, has ended, or will be computed alone.
+#: each request of the batch is queued again, has ended, or will be computed alone or in a smaller batch.
 ENGINE: StateTable[EngineState, EngineEvent] = StateTable(
     name="engine",
     start="Idle",

@@ -43,7 +43,7 @@ class Rotary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceConfig:
-    """The checked contents of a config.json."""
+    """The checked contents of a config.json. Absent fields have the defaults of transformers."""
 
     family: str
     hidden_size: int
@@ -64,10 +64,12 @@ class SourceConfig:
 
     @property
     def qkv_bias(self) -> bool:
+        """True if the linear layers of queries, keys and values have a bias."""
         return self.family == "qwen2"
 
     @property
     def qk_norm(self) -> bool:
+        """True if queries and keys of each head are normed."""
         return self.family == "qwen3"
 
 
@@ -195,7 +197,8 @@ def _read_rotary(raw: Fields, context: int) -> Rotary:
 def refuse_sliding_window(raw: Fields, family: str, layers: int, max_position: int) -> None:
     """Raises UnsupportedModel for a sliding window that would change the computation.
 
-    A window is harmless when it is off, when no layer uses it, or when it is no smaller than the context.
+    `raw` is the config.json, `max_position` the context. A window is harmless when it is off, when no layer uses it, or
+    when it is no smaller than the context.
     """
     if family == "llama":
         window = raw.integer("sliding_window") if raw.has("sliding_window") else None

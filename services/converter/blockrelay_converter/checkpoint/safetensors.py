@@ -32,7 +32,7 @@ _SHARD = re.compile(r"model-[0-9]+-of-[0-9]{1,9}\.safetensors")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceTensor:
-    """A tensor of floats in a mapped safetensors file."""
+    """A tensor of floats in a mapped safetensors file. Implements `weight_source.SourceTensor`."""
 
     name: str
     bfloat16: bool

@@ -29,7 +29,7 @@ assert {*_OF_LINEARS, "head"} == set(LINEARS)
 
 @dataclass(frozen=True, slots=True)
 class OnnxTensor:
-    """A tensor of the model, read from the file of an ONNX block. Implements `SourceTensor`."""
+    """A tensor of the model, read from the file of an ONNX block. Implements `weight_source.SourceTensor`."""
 
     blocks: OnnxBlocks
     part: Part
@@ -84,7 +84,7 @@ class OnnxTensor:
 
 
 class OnnxWeights:
-    """All tensors of a model that was recognised in ONNX blocks. Implements `WeightSource`."""
+    """All tensors of a model that was recognised in ONNX blocks. Implements `weight_source.WeightSource`."""
 
     def __init__(self, blocks: OnnxBlocks, llama: Llama) -> None:
         """Raises OnnxBlocksError for weights of a type that cannot be read."""
@@ -114,7 +114,10 @@ class OnnxWeights:
         return tensor
 
     def float_precision(self) -> Precision:
-        """Returns the float precision that rounds no weight: fp16 if the weights or their scales are float16."""
+        """Returns the float precision that rounds no weight: fp16 if the weights or their scales are float16.
+
+        All weights are taken to have the type of layer 0's query projection.
+        """
         first = self._llama.parts["model.layers.0.self_attn.q_proj.weight"]
         source = first.source
         packed = None if isinstance(source, Constant) else source.packed
@@ -135,7 +138,7 @@ class OnnxWeights:
         return tuple(precisions)
 
     def widened(self, precisions: Sequence[Precision]) -> list[int]:
-        """Returns the indexes of blocks whose packed weights become floats in these precisions."""
+        """Returns the numbers (from 1) of blocks whose packed weights become floats in `precisions`, one per block."""
         return [
             index
             for index, precision in enumerate(precisions, 1)

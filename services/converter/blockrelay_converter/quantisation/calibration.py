@@ -1,4 +1,4 @@
-"""Runs a text through the model in floats and chooses the smoothing of each linear layer (`folding`)."""
+"""Runs a text through the model in floats and chooses the smoothing of each linear layer (`smoothing`)."""
 
 import hashlib
 import json

@@ -45,8 +45,8 @@ def smooth(
     """Tries every share on the rows `inputs` [R, K] and returns the one with the smallest error.
 
     `largest_input` and `largest_weight` [K] are the largest magnitudes of each channel (over all calibration rows) and
-    of the weights that read it. `channels` [K] is the result of `channels_of`. `weights` are the rows of the layer in
-    pieces [n, K]; `rounding` rounds such a piece as the block folder does.
+    of the weights that read it. `channels` [K] is that of `smoothing_scales.channels_of`. `weights` are the rows of the
+    layer in pieces [n, K]; `rounding` rounds such a piece as the block folder does.
     """
     own_input, own_weight = (np.zeros(int(channels.max()) + 1) for _ in range(2))
     np.maximum.at(own_input, channels, largest_input)

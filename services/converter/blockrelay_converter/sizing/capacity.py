@@ -63,10 +63,12 @@ class Load:
 
     @property
     def tokens_per_second(self) -> float:
+        """New tokens per second of all requests."""
         return self.requests_per_second * self.new
 
     @property
     def prompt_tokens_per_second(self) -> float:
+        """Prompt tokens per second of all requests."""
         return self.requests_per_second * self.prompt
 
 
@@ -94,10 +96,12 @@ class StageNeed:
 
     @property
     def cpu_memory(self) -> float:
+        """Bytes of host memory of a worker that computes on a CPU: weights, KV pages and the process itself."""
         return self.cpu_weight_bytes + self.kv_bytes + measured.WORKER_ALONE_BYTES.value
 
     @property
     def gpu_memory(self) -> int:
+        """Bytes of device memory of a worker that computes on a GPU: weights and KV pages."""
         return self.weight_bytes + self.kv_bytes
 
 
@@ -132,6 +136,7 @@ class DiskNeed:
 
     @property
     def fsync_needed_s(self) -> float:
+        """Longest sync (seconds) that neither delays steps nor a first token too long."""
         return min(self.fsync_step_s, self.fsync_first_token_s)
 
 

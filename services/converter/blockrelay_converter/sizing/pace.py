@@ -25,6 +25,7 @@ class Paces:
 
     @property
     def is_range(self) -> bool:
+        """True if the slowest and the fastest pace differ."""
         return self.slow != self.fast
 
 

@@ -49,10 +49,12 @@ class Row:
 
     @property
     def shown(self) -> str:
+        """The figure with its unit as text for people; one number if both ends are about the same."""
         low, high = _UNITS[self.unit](self.low), _UNITS[self.unit](self.high)
         return high if self.high <= _ALIKE * self.low else f"{low} to {high}"
 
     def to_json(self) -> dict[str, Any]:
+        """Returns the figure for JSON: `value`, or `low` and `high`, with `unit` and `source`."""
         value = {"value": self.low} if self.low == self.high else {"low": self.low, "high": self.high}
         return {**value, "unit": self.unit, "source": self.source}
 

@@ -41,14 +41,15 @@ class Result:
     """Numbers of right answers and of questions, by kind of question."""
 
     def share(self) -> float:
-        """Returns the share of right answers, 0 to 1."""
+        """Returns the share of right answers, 0 to 1. There must have been a question."""
         return sum(right for right, _ in self.by_kind.values()) / sum(asked for _, asked in self.by_kind.values())
 
 
 def measure(logits_of: Logits, tokenizer: Tokenizer, documents: list[Document]) -> Result:
     """Measures a model on documents. An answer is right when each of its tokens has the largest logit.
 
-    Greedy decoding then writes exactly this answer.
+    Greedy decoding then writes exactly this answer. Documents of more than LONGEST tokens are left out; at least one
+    must be shorter.
     """
     loss, tokens = 0.0, 0
     right: Counter[str] = Counter()

@@ -24,13 +24,14 @@ def orthogonal(batch: Tensor, steps: int = 5) -> Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """The optimiser; it updates all matrices of one shape together."""
+    """The optimiser; it updates all matrices of one shape together. `matrices` have two dimensions."""
 
     def __init__(self, matrices: list[torch.nn.Parameter], lr: float, momentum: float = 0.95) -> None:
         super().__init__(matrices, {"lr": lr, "momentum": momentum})
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Updates all matrices, each of which must have a gradient. `closure` is not used."""
         for group in self.param_groups:
             by_shape: dict[torch.Size, list[torch.nn.Parameter]] = {}
             for matrix in group["params"]:

@@ -111,9 +111,10 @@ class Engine:
         return self.links.clock.age()
 
     def run(self) -> str:
-        """Runs until the worker is stopped, drained or gone, and returns the reason.
+        """Runs until the worker is stopped, drained or gone, or its device is lost. Returns the reason, for the log.
 
-        Afterwards the table is empty and nothing is in flight.
+        The threads that commit and report run from here until it returns. Afterwards the table is empty and nothing is
+        in flight. A wait for Redis that ends with the process counts as stopped: Stopping is not raised.
         """
         self._committer.start()
         self._results.start()

@@ -15,6 +15,7 @@ class Mailbox:
         self._queue: queue.SimpleQueue[Event] = queue.SimpleQueue()
 
     def put(self, event: Event) -> None:
+        """Queues an event for the engine. Does not wait; any thread may call it."""
         self._queue.put(event)
 
     def take(self, wait_s: float) -> list[Event]:

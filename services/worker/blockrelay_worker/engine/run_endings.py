@@ -40,8 +40,8 @@ class Endings:
     def wait_for_log(self, run: Run, timeout_s: float) -> None:
         """Waits until the log has every token that is known here, at most `timeout_s` seconds.
 
-        The last tokens may still be on their way to the log (`Sender.announce`), and once a run was replaced, its
-        commits are refused.
+        COMMIT may still be under way when the last stage has already announced the tokens to the first. Returns at
+        once if another run has replaced this one: then its commits are refused.
         """
         links, give_up = self._links, time.monotonic() + timeout_s
         key, known = links.keys.request(run.request_id), len(run.tokens) - run.prompt_length
@@ -77,8 +77,8 @@ class Endings:
         """Calls RERUN and drops the run here. A `block` names where a GPU failed: then it is a fallback to a CPU.
 
         `reusable`: the next run reuses the KV pages of at most that many leading tokens, which are here or were written
-        to the page store. `alone` as in `calls.rerun`. `error` is the failure: the fallback event carries its detailed
-        reason and its error code.
+        to the page store. `alone`: no other request was computed when the computing process ended, so this one is to
+        blame. `error` is the failure: the fallback event carries its detailed reason and its error code.
         """
         detail, code = fallback_reason(error)
         call = calls.rerun(
@@ -101,7 +101,7 @@ class Endings:
         self.forget(request_id, run_id)
 
     def cpu_may_take(self, run: Run) -> bool:
-        """True if RERUN can move this stage of the run to a CPU.
+        """Returns whether RERUN can move this stage of the run to a CPU.
 
         False if the client denies fallbacks, or if the run has left a GPU of this stage before: it is on a GPU again
         only because there is no CPU worker.
@@ -119,6 +119,7 @@ class Endings:
     ) -> None:
         """Calls FINISH with an error and drops the run here. `block` is the block that failed, if known.
 
+        `message` and `code` are the error that the client gets.
         `seconds`: execution time of each block of this stage up to `block`, by name.
         """
         meta = {

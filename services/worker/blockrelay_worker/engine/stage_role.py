@@ -15,6 +15,7 @@ class StageRole:
     worker_id: str
     """The worker's id in the registry."""
     split: str
+    """The blocks of all stages of the model as text, such as `1-3,4-6,7-9`."""
     stage: int
     first: int
     last: int

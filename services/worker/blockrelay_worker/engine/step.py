@@ -45,19 +45,22 @@ from blockrelay_worker.transport.tensor_results import TensorResultWriter
 
 @dataclass(slots=True, eq=False)
 class InFlight:
-    """The batch that the engine's state is about."""
+    """The batch that the engine works on. `states.ENGINE` has the states that are named here."""
 
     work: list[Work]
     began_ns: int
     """When it was taken, in nanoseconds of the monotonic clock."""
     batch: Batch | None = None
-    """What the executor gets, from WaitingWorker on."""
+    """The executor's input; None until the state Scheduling has built it."""
     error: ExecutionError | None = None
-    """Why it failed, in Error."""
+    """Why the batch failed; set in the state Error alone."""
 
 
 class Steps:
-    """Runs steps, one after the other, and measures them: `cost` per step size, `pace` for admission."""
+    """Runs steps, one after the other, and measures them: `cost` per step size, `pace` for admission.
+
+    Used by the engine thread only. Waits for Redis; raises Stopping when the process should end meanwhile.
+    """
 
     def __init__(
         self,
@@ -99,7 +102,8 @@ class Steps:
     def run(self, work: list[Work]) -> None:
         """Runs one step on `work`: one batch for each quarantined request, then one for all others.
 
-        The machine's state says what is done next, and that returns the event that leads to the next state.
+        No error of the executor is raised: a failed batch ends or moves requests, and a device that is gone sets
+        `lost`. A state machine drives the step: the action of each state returns the event that leads to the next one.
         """
         self._number += 1
         self._batches.extend(separated(work))
@@ -107,7 +111,7 @@ class Steps:
             self._state.on(event)
 
     def patience_s(self, work: list[Work]) -> float:
-        """Seconds after which a step of `work` counts as stuck."""
+        """Seconds after which a step of `work` counts as stuck; at least the role's `step_limit_s`."""
         decode_rows = sum(w.rows for w in work if w.decodes)
         prompt_rows = sum(w.rows for w in work) - decode_rows
         least_s = self._role.step_limit_s
@@ -365,7 +369,8 @@ def after_failure(work: list[Work], error: ExecutionError, *, gpu: bool) -> tupl
     """Decides what follows a failed batch: what is given up here, and the batches to try next, in order. Pure.
 
     A device without room gets the two halves of the batch. A device that refused the batch, or a CPU, gets each
-    request alone: one that fails alone is at fault. After any other failure of a GPU all is given up.
+    request alone: one that fails alone is at fault, and is given up. All is given up after the loss of the device
+    (also of a CPU's ONNX Runtime process), and after any other failure of a GPU.
     """
     if len(work) == 1 or isinstance(error, DeviceLost) or (gpu and not isinstance(error, DeviceFailed)):
         return work, []

@@ -14,7 +14,10 @@ from blockrelay_worker.transport.status_events import StatusEventPublisher
 
 
 class StepReports:
-    """Reports when a batch begins and ends. Used by the engine thread only; waits for nothing."""
+    """Reports when a batch begins and ends. Used by the engine thread only; waits for nothing.
+
+    `shard` is this stage's part of the model, as status events name it.
+    """
 
     def __init__(
         self, role: StageRole, status_events: StatusEventPublisher, stage_spans: StageSpans, shard: Shard
@@ -27,7 +30,10 @@ class StepReports:
             self._status_events.put([self._status(item, "start") for item in work])
 
     def tell_end(self, work: list[Work], began_ns: int, output: StageOutput | None) -> None:
-        """Reports the end of a batch to traces and to readers of status events. `output` None: the batch failed."""
+        """Reports the end of a batch to traces and to readers of status events. `output` None: the batch failed.
+
+        `began_ns`: when the batch was taken, in nanoseconds of the monotonic clock.
+        """
         if traced := [item for item in work if item.run.trace is not None]:
             self._trace(traced, sum(item.rows for item in work), began_ns)
         if not self._status_events.has_subscribers:

@@ -92,7 +92,8 @@ def pages_within(
 
     The budget less all weights and the pages of loaded stages is shared by the stages that are not loaded yet. Each
     gets the same number of pages, since a request takes equally many in every stage. An unknown stage counts as this
-    one. Raises UsageError with the figures where the weights and the least number of pages do not fit.
+    one. A stage of the head alone, whose pages have no content, gets `useful`. Raises UsageError with the figures where
+    the weights and the least number of pages do not fit.
     """
     coming = [stage, *neighbours.expected, *[stage] * neighbours.unknown]
     others = [*neighbours.expected, *(other for other, _ in neighbours.loaded)]
@@ -121,7 +122,8 @@ def pages_of_host(
 ) -> int:
     """Returns the number of KV pages of a stage, `useful` at most, on a device whose free memory is unknown.
 
-    The pages of all its stages together get `kv_bytes`; weights are not counted.
+    The pages of all its stages together get `kv_bytes`; weights are not counted. The number is at least 2, even beyond
+    `kv_bytes`. A stage of the head alone has pages without content, and gets `useful`.
     """
     left = kv_bytes - sum(pool for _, pool in neighbours.loaded)
     together = sum(map(memory.page_bytes, (stage, *neighbours.expected, *[stage] * neighbours.unknown)))

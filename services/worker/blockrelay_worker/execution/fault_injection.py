@@ -18,7 +18,7 @@ from blockrelay_worker.execution.page_pool import PagePool
 
 
 class WrappingExecutor:
-    """Passes every call on to another executor; subclasses override what they change."""
+    """Implements `Executor`: passes every call on to another executor. Subclasses override what they change."""
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor

@@ -167,7 +167,11 @@ def _warm(settings: WorkerSettings, folder: BlockFolder) -> tuple[int | None, in
 
 
 def on_device(folder: BlockFolder, gpu: Gpu) -> DeviceExecutors:
-    """Opens the device in a process of its own, which runs stages of this folder. Raises as DeviceExecutors does."""
+    """Opens the device in a process of its own, which runs stages of this folder.
+
+    Raises UsageError where this device will never run stages of this folder; DeviceLost or DeviceFailed for what may
+    pass.
+    """
     return DeviceExecutors(
         gpu.device,
         folder,
@@ -191,7 +195,8 @@ def executors_for(
     """Returns the factory of executors for this folder on this machine.
 
     With `gpu` they run in a process of their own on that device. With `imported`, the block folder that was imported
-    from the model's ONNX files, our own kernels compute it. Raises UsageError where no implementation serves.
+    from the model's ONNX files, our own kernels compute it. Raises UsageError where no implementation serves, what
+    `on_device` raises with `gpu`, and BlockFolderError for an imported folder that cannot be opened.
     """
     if gpu is not None:
         return on_device(folder, gpu)

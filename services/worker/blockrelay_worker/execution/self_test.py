@@ -23,6 +23,7 @@ from blockrelay_worker.execution.batch import Batch, Segment
 from blockrelay_worker.execution.cpu.stage import StageExecutor
 from blockrelay_worker.kernels.reference import ReferenceKernels
 
+#: Rows of the fixed input: one more than a KV page has.
 ROWS = 17
 #: Rows of the two chunks: the second one begins inside a page and ends in the next.
 CHUNKS = (9, 8)

@@ -43,7 +43,7 @@ class Kernels(Protocol):
 
     @property
     def isa(self) -> str:
-        """Name of the instruction set: a key of `libraries.VARIANTS`, or `reference`. For logs only."""
+        """Name of the instruction set: a key of `libraries.ISAS`, or `reference`. For logs only."""
         ...
 
     def norm_quantise(

@@ -25,7 +25,10 @@ class Caller(Protocol):
 
 @final
 class ChannelMatmul:
-    """The w8a8 matmul with weights q [K,N] int8 and column scales [N] (matmul.h)."""
+    """The w8a8 matmul with weights q [K,N] int8 and column scales [N] (matmul.h). Implements `interface.Matmul`.
+
+    It copies `q` and keeps `scale`. Making and calling it raise ExecutionError for an array of another dtype or shape.
+    """
 
     def __init__(self, caller: Caller, q: I8, scale: F32) -> None:
         self._depth, self._columns = _shape("q", q)
@@ -47,7 +50,11 @@ class ChannelMatmul:
 
 @final
 class GroupMatmul:
-    """The w4a8 matmul with nibbles q4 [K/2,N] uint8, gs [K/32,N] float16 and column scales [N] (group_matmul.h)."""
+    """The w4a8 matmul with nibbles q4 [K/2,N] uint8, gs [K/32,N] float16 and column scales [N] (group_matmul.h).
+
+    Implements `interface.Matmul`. It copies `q4` and `gs` and keeps `scale`. Making and calling it raise ExecutionError
+    for an array of another dtype or shape.
+    """
 
     def __init__(self, caller: Caller, q4: U8, gs: F16, scale: F32) -> None:
         half, self._columns = _shape("q4", q4)

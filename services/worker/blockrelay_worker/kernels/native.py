@@ -39,7 +39,7 @@ _SIGNATURES: Final[dict[str, tuple[Any, list[Any]]]] = {
     "pack_groups": (None, [_P, _P, _P, _LONG, _LONG, _P]),
     "multiply_groups": (_INT, [_P] * 5 + [_LONG] * 3),
 }
-#: Functions that only avx512vnni has.
+#: Functions that only variants with VNNI instructions have: avx512vnni and avx512amx.
 _PRODUCT_SIGNATURES: Final[dict[str, tuple[Any, list[Any]]]] = {
     "pack_weights": (None, [_P, _P, _LONG, _LONG, _P, _P]),
     "multiply": (_INT, [_P] * 6 + [_LONG] * 3),

@@ -16,7 +16,11 @@ _FLOAT16_MAX = np.float32(FLOAT16_MAX)
 
 @final
 class ReferenceKernels:
-    """`Kernels` as `specification` defines them, vectorised over rows and heads. One thread, about 100 times slower."""
+    """`Kernels` as `specification` defines them, vectorised over rows and heads.
+
+    One thread, about 100 times slower than the native ones. It has no matmul and records nothing: `matmul`,
+    `group_matmul` and `record` raise AssertionError.
+    """
 
     @property
     def isa(self) -> str:

@@ -24,10 +24,7 @@ def root_hash(*, salt: str, model_hash: str, numerics: str) -> bytes:
 
 
 def private_root_hash(*, request_id: str, model_hash: str) -> bytes:
-    """The root of a request whose pages come from a nondeterministic device. Only runs of that request share pages.
-
-    `request_id` is its id.
-    """
+    """The root of a request whose pages come from a nondeterministic device. Only runs of that request share pages."""
     return _root(b"br-private-root", request_id, model_hash)
 
 

@@ -7,7 +7,7 @@ earlier stages. If inexact sharing is allowed and the worker has the whole model
 goes by local hashes, which never reach the page store; each such page has its private hash too.
 
 A run starts behind the tokens whose pages the first stage has. If a later stage has fewer, it says how many, and the
-request runs again from there (RERUN, `found`).
+request runs again from there (the argument `found` of RERUN).
 """
 
 import secrets
@@ -61,8 +61,11 @@ class PrefixCache:
         pool.on_evict = metrics.prefix_cache_evictions.inc
 
     def attach(self, run: Run, exactly: int | None) -> None:
-        """Gives a run without pages those of its longest cached prefix, or starts to load them
-        (`RunTable.attach_prefix`)."""
+        """Gives a run without pages those of its longest cached prefix, or starts to load them.
+
+        The prefix has at most `run.reusable` tokens. In a later stage it should have `exactly` as many as the position
+        of the run's first row; fewer if pages are missing. No page is given unless the cache or the run allows it.
+        """
         if not (self._exact or run.private):
             return
         kv, wanted = run.kv, run.reusable if exactly is None else exactly
@@ -132,7 +135,7 @@ class PrefixCache:
     def _local(self, run: Run, pages: int) -> list[bytes]:
         """Names by which other requests of this worker may reuse the first `pages` pages of a private run.
 
-        None for runs that do not share, or whose client supplied KV.
+        Empty for runs that do not share, and for those whose client supplied KV.
         """
         if not run.private or run.given_pages or not self._shares(run):
             return []
@@ -162,7 +165,11 @@ class PrefixCache:
         return self._pool.publish(kv.pages[full], block_hash)
 
     def export(self, run: Run, timeout_s: float) -> None:
-        """Writes the pages of a private run to the store, the partial last one too. Waits up to `timeout_s` seconds."""
+        """Writes the partial last page of a private run to the store, and waits until it and all before it are there.
+
+        Waits up to `timeout_s` seconds. Full pages were queued for the store when they were published. If there is no
+        partial page, or if it has a name already, it returns at once, perhaps before full pages are written.
+        """
         if self.leave(run) and self._store is not None:
             full, rest = divmod(run.kv.computed, PAGE)
             self._store.put(run.kv.pages[full], self._partial_hashes(run, full, rest)[0])

@@ -9,7 +9,8 @@ from blockrelay_worker.execution.executor import PageOwner
 def read_requested(owner: PageOwner, first_block: int, layers: Sequence[int], pages: Sequence[int]) -> dict[str, bytes]:
     """Copies of the KV in `pages` (a request's, from its beginning) of the layers in `layers` that this stage has.
 
-    By field of `protocol.encoding.kv_pages`. `first_block` is the stage's first block. Raises ExecutionError when the
+    The keys of the result are the fields that `protocol.encoding.kv_pages.field` names, by page and layer. `layers`
+    counts from 0 over the whole model. `first_block` is the stage's first block, from 1. Raises ExecutionError when the
     device with the pages fails.
     """
     here = {layer: layer - (first_block - 1) for layer in layers}

@@ -53,6 +53,7 @@ class RunTable:
         return len(self._runs)
 
     def all(self) -> list[Run]:
+        """Returns all runs, in the order in which they were added: oldest first."""
         return list(self._runs.values())
 
     def get(self, request_id: str, run_id: str) -> Run | None:
@@ -143,9 +144,10 @@ class RunTable:
             run.kv.distrust(tokens)
 
     def export(self, run: Run, timeout_s: float) -> None:
-        """Writes the pages of a private run to the page store, for the next run of its request on another worker.
+        """Has the page store hold the pages of a private run, for the next run of its request on another worker.
 
-        Includes the last page, as far as it is computed. Waits at most `timeout_s` seconds.
+        Writes the last page, as far as it is computed; full ones were queued when they were published. Waits at most
+        `timeout_s` seconds for all of them, and not at all if the last page is full.
         """
         if self._cache is not None and run.params.use_cache:
             self._cache.export(run, timeout_s)

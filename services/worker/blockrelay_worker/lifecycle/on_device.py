@@ -28,7 +28,12 @@ MOVED = "moved"
 
 
 class OnDevice:
-    """The device of the worker `number` of this process. Only this worker's thread uses it."""
+    """The device of the worker `number` of this process. Only this worker's thread uses it.
+
+    `number` counts the workers that share `executors`, from 0. `model` is the model's key in Redis. `others` are the
+    devices that may replace this one. Order of calls: `wait`, `join`, `pages`, `has_loaded`, `care`, `is_ready`,
+    `leave`. Methods that wait for Redis raise Stopping when the process should end meanwhile.
+    """
 
     def __init__(
         self,
@@ -66,7 +71,10 @@ class OnDevice:
             )
 
     def join(self) -> None:
-        """Enters the device with a stage, until `leave`. Waits while all workers have to leave it for a renewal."""
+        """Enters the device before a stage is loaded, until `leave`.
+
+        Waits while all workers have to leave the device for a renewal.
+        """
         self._sharing.join(self._number, self._should_end)
 
     def pages(self, folder: BlockFolder, stage: Stage, *, useful: int, kv_bytes: int) -> int:
@@ -105,7 +113,10 @@ class OnDevice:
         self._sharing.has_closed(self._number)
 
     def care(self, mailbox: Mailbox) -> DeviceCare:
-        """Returns the engine's access to the device. When the device is lost, `mailbox` gets a DeviceEnded event."""
+        """Returns the engine's access to the device, after `has_loaded`.
+
+        When the device is lost, `mailbox` gets a DeviceEnded event.
+        """
         assert self._stage is not None, "it was loaded"
         self._stage.when_lost(lambda: mailbox.put(DeviceEnded()))
         return DeviceCare(

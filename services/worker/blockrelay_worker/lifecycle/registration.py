@@ -42,7 +42,7 @@ class Assignment:
 class Registration:
     """One registration of a worker. A worker that was declared dead makes a new one, with a new id.
 
-    `worker` is the worker id. It changes when the record is gone before this worker has a stage.
+    `worker_id` changes when the record is gone before this worker has a stage.
     """
 
     def __init__(

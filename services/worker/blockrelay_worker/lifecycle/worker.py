@@ -44,10 +44,11 @@ from blockrelay_worker.transport.redis_links import Drain, Links, Stopping
 
 
 class Worker:
-    """One worker. `run` returns when `stop` is set, or after a drain that was requested.
+    """One worker. `run` returns when `stop` is set, or after a drain that was requested. It is called once.
 
-    Before `has_served` is True, `run` and making a worker raise UsageError or BlockFolderError where these settings,
-    this model or these Redis servers can never work; other errors may pass.
+    `has_served` becomes True when the worker first announces a stage, and stays so. Before that, `run` and making a
+    worker raise UsageError or BlockFolderError where these settings, this model or these Redis servers can never work;
+    other errors may pass.
     """
 
     def __init__(

@@ -32,7 +32,8 @@ class Workers:
         """Ends the workers; called by signal handlers, in the main thread.
 
         On the first call, workers that serve take no new requests and have `drain_s` seconds to finish. Workers that
-        do not serve, and all on the second call, end at once, even while their device loads a stage.
+        do not serve, and all on the second call, end at once, even while their device loads a stage. Raises
+        SystemExit(0) while the device is still being opened.
         """
         if self._executors is None:
             raise SystemExit(0)  # the device is still being opened

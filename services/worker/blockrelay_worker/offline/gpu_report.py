@@ -85,7 +85,10 @@ def versions() -> dict[str, str]:
 
 
 def anonymous(text: str, private: Iterable[str]) -> str:
-    """Removes folders from `text`, and `private` words that stand alone. Pure."""
+    """Removes folders from `text`, and puts `...` in place of `private` words that stand alone. Pure.
+
+    The host's name in CUDA's errors becomes `...` too.
+    """
     text = _FOLDERS.sub("", _HOST.sub("hostname=...", text))
     for word in private:
         text = re.sub(rf"(?<![\w]){re.escape(word)}(?![\w])", "...", text)

@@ -26,7 +26,10 @@ from blockrelay_worker.offline.pipeline import Pipeline, generate
 
 
 def main(model: str) -> None:
-    """Answers the requests on stdin with the block folder `model`."""
+    """Answers the requests on stdin with the block folder `model`, until stdin ends.
+
+    It is for tests and trusts its input: a malformed request ends it with a traceback.
+    """
     folder = open_block_folder(Path(model))
     tokenizer = Tokenizer.from_file(folder.tokenizer_path) if folder.tokenizer_path is not None else None
 

@@ -32,6 +32,7 @@ class KvState:
     cached: int = 0
     """Number of tokens that were reused instead of computed when the run came."""
     preemptions: int = 0
+    """How often the run lost its pages to an older run, and computed their tokens again."""
     _computed: int = 0
 
     @property

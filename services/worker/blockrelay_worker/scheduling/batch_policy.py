@@ -27,7 +27,8 @@ def choose_rows(
 
     At most `max_rows` rows of `max_sequences` requests. Decode rows (one token missing) come first, at most
     `max_decoding`, so that long prompts never hold up running requests. Prompt chunks share the rest, the longest
-    waiting first, `prompt_rows` at most. Unless `ragged`, a batch has decode rows alone, or chunks of equal length.
+    waiting first, `prompt_rows` at most. A limit that is None does not apply. Unless `ragged`, a batch has decode rows
+    alone, or chunks of equal length.
     A quarantined request gets a batch of its own once it has waited longest.
     No candidate starves: those left out have the lowest `last_step` next time.
     """

@@ -37,7 +37,10 @@ class FirstStageBatcher:
         self._full_workers, self._whole_model = full_workers, whole_model
 
     def take(self, cost: StepCost) -> list[Work]:
-        """Returns the next batch. Gives its runs the pages they need, and preempts younger runs if too few are free."""
+        """Returns the next batch, empty if no run can compute. Gives its runs the pages they need.
+
+        If too few pages are free, younger runs are preempted with `whole_model`; otherwise the run waits.
+        """
         runs = {run.request_id: run for run in self._runs.all() if run.missing}
         if not runs:
             return []

@@ -40,7 +40,10 @@ class Waiting:
 
 
 class LaterStageBatcher:
-    """Makes the batches of a later stage. Used by the engine thread only."""
+    """Makes the batches of a later stage. Used by the engine thread only. Its length is the number of queued segments.
+
+    `run_of` is called for each segment of a chosen batch. It may wait for Redis.
+    """
 
     def __init__(self, limits: BatchLimits, run_of: RunOf) -> None:
         self._limits, self._run_of = limits, run_of
@@ -60,6 +63,7 @@ class LaterStageBatcher:
             at = end
 
     def clear(self) -> None:
+        """Drops all queued segments."""
         self._waiting.clear()
 
     def take(self, cost: StepCost) -> tuple[list[Work], list[ForwardSegment]]:

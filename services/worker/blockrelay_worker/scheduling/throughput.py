@@ -77,14 +77,14 @@ def observed(known: MeasuredPace, window: PaceWindow) -> MeasuredPace:
 
 
 def best_of(best: MeasuredPace, known: MeasuredPace) -> MeasuredPace:
-    """Returns the lower of both costs, each by itself, in the buckets of `known`."""
+    """Returns the lower of `best` and `known`, separately for each cost, for the buckets of `known`."""
     rows = [r for r in (best.row_s, known.row_s) if r is not None]
     token_s = {size: min(s, best.token_s.get(size, s)) for size, s in known.token_s.items()}
     return MeasuredPace(min(rows, default=None), token_s)
 
 
 def rested(known: MeasuredPace, best: MeasuredPace, idle_s: float) -> MeasuredPace:
-    """Returns `known` after `idle_s` seconds without work: decayed towards `best`."""
+    """Returns `known` after `idle_s` seconds without work: decayed towards `best`, which has all its buckets."""
     left = 0.5 ** (idle_s / REST_S)
     token_s = {size: best.token_s[size] + (s - best.token_s[size]) * left for size, s in known.token_s.items()}
     row_s = None if known.row_s is None or best.row_s is None else best.row_s + (known.row_s - best.row_s) * left

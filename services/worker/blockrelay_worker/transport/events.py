@@ -20,10 +20,7 @@ class Verdicts:
 
 @dataclass(frozen=True, slots=True)
 class Orphan:
-    """A run that Redis places on this worker and that is not here: the reply of a CLAIM was lost.
-
-    `request_id` and `run_id` are ids.
-    """
+    """A run that Redis places on this worker and that is not here: the reply of a CLAIM was lost. It must run again."""
 
     request_id: str
     run_id: str
@@ -36,7 +33,10 @@ class Restarted:
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """This worker was declared dead, or the plan gives it another stage; `why` says which."""
+    """This worker must end its registration; `why` is the reason, in words for the log.
+
+    It was declared dead, its payload inbox is gone, or the plan gives it another stage.
+    """
 
     why: str
 
@@ -50,6 +50,6 @@ TransportEvent = Wake | Verdicts | Orphan | Restarted | Gone | DeviceEnded | Nex
 
 
 class EventSink(Protocol):
-    """Takes events for the engine, from any thread. `put` does not block."""
+    """Takes events for the engine, from any thread. `put` queues an event and does not block."""
 
     def put(self, event: TransportEvent) -> None: ...

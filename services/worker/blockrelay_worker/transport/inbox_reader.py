@@ -19,6 +19,7 @@ from blockrelay_worker.transport.events import EventSink, TransportEvent, Wake
 class Reader(threading.Thread):
     """Reads one inbox (and, on the control Redis, the job streams as a wake-up) until `stop` is set.
 
+    `inbox` and `job_streams` are keys of streams. Errors of Redis are logged by `watch`; it then tries again.
     An entry is deleted once it is in the mailbox: then the run table has its run, or the next BEAT finds that it has
     not. All entries before the position are deleted, also those of an earlier failed command: senders look at the
     inbox's length.

@@ -52,16 +52,17 @@ class StepClock:
         return self._started
 
     def allow(self, seconds: float) -> None:
-        """Sets how long the current step may take."""
+        """Sets `allowed_s`, the seconds that the current step may take; `end` sets it back to 0."""
         self.allowed_s = seconds
 
     def progressed(self) -> None:
-        """Restarts the count after a part of the step that may be long by itself."""
+        """Sets the age of the step back to 0 and adds 1 to `parts`: a part that may be long by itself is done."""
         self.parts += 1
         if self._started is not None:
             self._started = time.monotonic()
 
     def end(self) -> None:
+        """Ends the step. Does nothing between steps."""
         self._started, self.allowed_s = None, 0.0
 
     def age(self) -> float:
@@ -87,7 +88,8 @@ class StepClock:
 class Links:
     """The Redis clients of a worker, with the cell's keys and scripts. Thread-safe.
 
-    `payload` is `control` if no second server is configured. `stop` is set when the process should end.
+    `payload` is `control` if no second server is configured. `watch` logs and counts failures of Redis. `stop` is set
+    when the process should end.
     """
 
     control: redis.Redis
@@ -103,7 +105,7 @@ class Links:
     def open(
         cls, settings: WorkerSettings, errors: Counter, stop: threading.Event, drain: Drain | None = None
     ) -> "Links":
-        """Creates the clients. They connect lazily: nothing is sent yet."""
+        """Creates the clients. They connect lazily: nothing is sent yet. `errors` counts failures of Redis."""
         control = connect(settings.control_redis, cell=settings.cell)
         payload = connect(settings.payload_redis, cell=settings.cell) if settings.payload_redis else control
         keys = Keys(settings.cell)

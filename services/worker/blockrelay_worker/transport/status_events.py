@@ -17,9 +17,9 @@ from blockrelay_worker.transport.redis_links import Links
 
 
 class StatusEventPublisher(threading.Thread):
-    """Publishes events in a thread; one other thread calls `put` while `followed` is true.
+    """Publishes events in a thread; one other thread calls `put` while `has_subscribers` is true.
 
-    Events that cannot be published are lost. `followed` is true while there is a subscriber.
+    Events that cannot be published are lost. `has_subscribers` is false until Redis was first asked.
     """
 
     def __init__(self, links: Links) -> None:

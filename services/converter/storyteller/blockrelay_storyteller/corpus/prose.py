@@ -23,6 +23,7 @@ class Person:
 
 
 def name_of(person: Person) -> str:
+    """Returns the person's name."""
     return person.name
 
 
@@ -32,6 +33,7 @@ def listed(words: list[str]) -> str:
 
 
 def with_article(noun: str) -> str:
+    """Returns the noun with "a" or "an" before it."""
     return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"
 
 
@@ -73,6 +75,7 @@ def _places(rng: random.Random, world: World) -> list[str]:
 
 
 def place_of(person: str, world: World) -> str:
+    """Returns a sentence with the place of a person."""
     return f"{person} was {world.places[person].phrase()}."
 
 
@@ -102,6 +105,7 @@ def _food(rng: random.Random, world: World) -> list[str]:
 
 
 def counts_of(owner: str, food: str, count: int) -> str:
+    """Returns a sentence with the number of pieces of a food that an owner has."""
     if is_holder(owner):
         return f"There {'was' if count == 1 else 'were'} {amount_of(food, count)} in {owner}."
     return f"{owner} had {amount_of(food, count)}."

@@ -30,6 +30,7 @@ def train_tokenizer(seed: str, *, vocab: int, documents: int) -> Tokenizer:
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
+    """Reads the tokenizer.json in `folder`."""
     return Tokenizer.from_file(str(folder / "tokenizer.json"))
 
 

@@ -15,6 +15,7 @@ class Place:
     name: str
 
     def phrase(self) -> str:
+        """Returns the place for a sentence, such as "in the garden"."""
         return f"in the {self.name}"
 
 

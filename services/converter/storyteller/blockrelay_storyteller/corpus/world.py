@@ -103,7 +103,7 @@ class World:
         )
 
     def place_of(self, thing: str) -> Place:
-        """Returns the place of a thing: where it lies, or where its holder is."""
+        """Returns the place of a thing of this world: where it lies, or where its holder is."""
         lying = self.lying.get(thing)
         return self.places[self.holders[thing]] if lying is None else lying
 

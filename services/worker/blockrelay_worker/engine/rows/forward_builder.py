@@ -21,7 +21,10 @@ Part = tuple[Work, NDArray[np.float32] | Sequence[NamedTensors]]
 def forwards(
     parts: Sequence[Part], seconds: dict[str, float], role: StageRole
 ) -> list[tuple[str, Forward, list[Work]]]:
-    """Messages to the workers of the next stage, each with the worker's id and the Work in it. Changes `run.sent`."""
+    """Messages to the workers of the next stage, each with the worker's id and the Work in it. Changes `run.sent`.
+
+    `seconds`: the wall time of each block of this stage in this batch, by block name.
+    """
     targets: dict[str, list[Part]] = {}
     for part in parts:
         targets.setdefault(part[0].run.route[role.stage + 1], []).append(part)

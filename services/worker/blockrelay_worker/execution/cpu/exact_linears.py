@@ -21,7 +21,10 @@ _COLUMNS = 1 << 12
 
 
 class ExactLinear:
-    """A w8a8 linear layer: y = float32(sum over k of (u - 128) * q) * scale, bit for bit."""
+    """A w8a8 linear layer: y = float32(sum over k of (u - 128) * q) * scale, bit for bit.
+
+    Implements `linears.Linear`.
+    """
 
     def __init__(self, q: NDArray[np.int8], scale: NDArray[np.float32]) -> None:
         """q [K, N] and scale [N]; neither is copied."""
@@ -29,7 +32,7 @@ class ExactLinear:
         self._scale = scale
 
     def __call__(self, rows: NDArray[Any], out: NDArray[np.float32]) -> None:
-        """Multiply `rows` (uint8 with zero point 128, [R, K]) into `out` [R, N]."""
+        """Multiplies `rows` (uint8 with zero point 128, [R, K]) into `out` [R, N]."""
         depth, width = self._q.shape
         centred = rows.astype(np.float32) - np.float32(128)
         buffer = np.empty(min(depth, EXACT_DEPTH) * min(width, _COLUMNS), np.float32)
@@ -45,15 +48,15 @@ class ExactLinear:
 
     @property
     def recorded_rows(self) -> int:
-        """No number of rows: these calls are NumPy's."""
+        """0: no call can be recorded in a program of kernels, since NumPy computes it."""
         return 0
 
     def forget_buffers(self) -> None:
-        """Nothing to forget."""
+        """Does nothing: no buffer of the caller is kept."""
 
 
 class ExactGroupLinear:
-    """A w4a8 linear layer, bit for bit.
+    """A w4a8 linear layer, bit for bit. Implements `linears.Linear`.
 
     y = acc * scale, where acc = fma(float32(sum over k in g of (u - 128) * q), gs[g], acc) for groups g from 0 upwards.
     """
@@ -69,7 +72,7 @@ class ExactGroupLinear:
         self._one_rounding = bool((np.abs(gs) <= 1).all()) and gs.shape[0] < 1 << 13
 
     def __call__(self, rows: NDArray[Any], out: NDArray[np.float32]) -> None:
-        """Multiply `rows` (uint8 with zero point 128, [R, K]) into `out` [R, N]."""
+        """Multiplies `rows` (uint8 with zero point 128, [R, K]) into `out` [R, N]."""
         groups, width = self._gs.shape
         centred = rows.astype(np.float32) - np.float32(128)
         # The two halves of a byte are neighbours in k; within a group, all lower halves go before all upper ones.
@@ -92,8 +95,8 @@ class ExactGroupLinear:
 
     @property
     def recorded_rows(self) -> int:
-        """No number of rows: these calls are NumPy's."""
+        """0: no call can be recorded in a program of kernels, since NumPy computes it."""
         return 0
 
     def forget_buffers(self) -> None:
-        """Nothing to forget."""
+        """Does nothing: no buffer of the caller is kept."""

@@ -22,7 +22,10 @@ from blockrelay_worker.execution.cpu.stage import StageExecutor
 
 
 class ImportedExecutors:
-    """Loads the whole model as one stage, from the block folder that was imported from its ONNX files."""
+    """Loads the whole model as one stage, from the block folder that was imported from its ONNX files.
+
+    Implements `loader.Executors`.
+    """
 
     device: ClassVar[Device] = CPU
     nondeterministic: ClassVar[bool] = True

@@ -21,7 +21,7 @@ class Layer:
     """One layer: attention and MLP as in Llama, with Qwen's bias and head norms where the folder has them."""
 
     def __init__(self, folder: BlockFolder, index: int, *, backend: Backend, threads: int, kernels: Kernels) -> None:
-        """Loads block `index` (from 1) of the folder. Raises BlockFolderError as `load_linear` does."""
+        """Loads block `index` (from 1) of the folder. Raises BlockFolderError if ONNX Runtime refuses a graph of it."""
         model, tensors = folder.model, {name: np.asarray(array) for name, array in folder.tensors(index).items()}
         self._kernels = kernels
         self._model = model
@@ -130,7 +130,10 @@ class Head:
     """The last block: the final norm and the linear layer to the logits of the vocabulary."""
 
     def __init__(self, folder: BlockFolder, index: int, *, backend: Backend, threads: int, kernels: Kernels) -> None:
-        """Loads block `index`, the last one of the folder. Raises BlockFolderError as `load_linear` does."""
+        """Loads block `index`, the last one of the folder.
+
+        Raises BlockFolderError if ONNX Runtime refuses its graph.
+        """
         tensors = {name: np.asarray(array) for name, array in folder.tensors(index).items()}
         self._kernels = kernels
         self._eps = folder.model.rms_norm_eps

@@ -53,7 +53,7 @@ class Linear(Protocol):
 
 
 class NativeLinear:
-    """A linear layer computed by our own matmul kernels."""
+    """A linear layer computed by our own matmul kernels. Implements `Linear`."""
 
     def __init__(self, matmul: Matmul) -> None:
         self._matmul = matmul
@@ -63,11 +63,11 @@ class NativeLinear:
 
     @property
     def recorded_rows(self) -> int:
-        """All numbers of rows: every call uses our kernels."""
+        """More rows than any batch has: every call uses our kernels."""
         return _ALL_ROWS
 
     def forget_buffers(self) -> None:
-        """Nothing to forget."""
+        """Does nothing: no buffer of the caller is kept."""
 
 
 def load_linear(

@@ -25,7 +25,10 @@ _log = logging.getLogger(__name__)
 
 
 class CpuExecutors:
-    """Factory of executors that use our kernels, and ONNX Runtime where we have none, with `threads` threads."""
+    """Factory of executors that use our kernels, and ONNX Runtime where we have none, with `threads` threads.
+
+    Implements `loader.Executors`.
+    """
 
     device: ClassVar[Device] = CPU
     nondeterministic: ClassVar[bool] = False
@@ -39,9 +42,11 @@ class CpuExecutors:
         return device == CPU
 
     def numerics_id(self, manifest: Manifest) -> str:
+        """Returns the numerics id of every executor of this model on CPUs."""
         return numerics_id(manifest)
 
     def load(self, folder: BlockFolder, first_block: int, last_block: int, *, pages: int) -> StageExecutor:
+        """Loads a verified executor with `pages` KV pages, at least two (see `load_stage`)."""
         return load_stage(
             folder, first_block, last_block, pages=max(2, pages), threads=self._threads, kernels=self._kernels
         )

@@ -34,7 +34,8 @@ class StageExecutor:
     """Blocks `first_block..last_block` (numbered from 1, both included) of one block folder, in this process.
 
     Making it verifies nothing: `loading.load_stage` makes a verified executor. `run` writes only the KV pages that the
-    segments name. Not thread-safe, except `export_pages` and `import_pages`; the pool is not thread-safe either.
+    segments name. Implements `Executor`. Not thread-safe, except `export_pages` and `import_pages`; the pool is not
+    thread-safe either.
     """
 
     def __init__(

@@ -26,8 +26,8 @@ class Canary:
     """The canaries of one stage. Used by the thread that runs it."""
 
     def __init__(self, stage: Executor, answers: Known, *, first_page: int, tolerance: float) -> None:
-        """`known_answers.PAGES_NEEDED` pages from `first_page` on belong to the canaries. `tolerance`: as in
-        `check`."""
+        """`known_answers.PAGES_NEEDED` pages from `first_page` on belong to the canaries. `tolerance`: largest error of
+        a row that counts as right, relative to the row's length."""
         self._stage, self._answers, self._tolerance = stage, answers, tolerance
         self._first_page, self._next = first_page, 0
 

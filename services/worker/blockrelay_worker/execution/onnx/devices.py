@@ -60,8 +60,8 @@ def onnxruntime_version() -> str:
 
 
 def cuda_devices(environment: Mapping[str, str]) -> list[FoundDevice]:
-    """Returns NVIDIA's GPUs as the driver lists them, with or without the package for CUDA. Without driver and package
-    the list is empty."""
+    """Returns NVIDIA's GPUs as the driver lists them, with or without the package for CUDA. If it lists none, there is
+    one entry with the reason, or no entry where the package is missing too."""
     problem = _lacking(CudaProvider)
     gpus = nvidia_gpus(environment)
     if not gpus and not problem:

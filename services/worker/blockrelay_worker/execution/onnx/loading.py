@@ -54,7 +54,8 @@ class OnnxExecutors:
     nondeterministic: ClassVar[bool] = True
 
     def __init__(self, provider: Provider, *, per_block: bool = False, capture: bool | None = None) -> None:
-        """`per_block` and `capture` as in OnnxStage; `capture` None: as the provider recommends."""
+        """`per_block`: blocks run one by one, so that each is measured. `capture`: decode steps are recorded and
+        replayed; None: if the provider recommends it."""
         self._provider, self._per_block = provider, per_block
         self._capture = (provider.captures if capture is None else capture) and not per_block
         self._attention: dict[tuple[int, int, int], PagedAttention] = {}

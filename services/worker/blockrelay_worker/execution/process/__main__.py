@@ -14,7 +14,8 @@ _PR_SET_PDEATHSIG = 1
 
 def die_with(parent: int) -> None:
     """Asks Linux to kill this process when the process `parent` dies: while a driver holds the interpreter, no code of
-    this process can end it. Does nothing on other systems."""
+    this process can end it. Exits with 0 if `parent` is not this process's parent any more: it has died. Does nothing
+    on other systems."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != parent:  # the parent had died before prctl

@@ -53,6 +53,7 @@ class DeviceProcess:
 
     @property
     def pid(self) -> int:
+        """The id of the child process."""
         return self._process.pid
 
     def ask(

@@ -25,8 +25,8 @@ from blockrelay_worker.policy import LOAD_LIMIT_S
 
 
 class DeviceExecutors:
-    """Makes stages on one device. Any thread may use it. If the process was lost, one of them starts a new one; a loss
-    counts once, however many stages it took."""
+    """Makes stages on one device. Implements `loader.Executors`. Any thread may use it. If the process was lost, one of
+    them starts a new one; a loss counts once, however many stages it took."""
 
     device: ClassVar[Device] = GPU
     nondeterministic: ClassVar[bool] = True
@@ -52,9 +52,9 @@ class DeviceExecutors:
         """Starts the process and opens `folder` on `device`. Raises UsageError where this device will never run stages
         of this folder; DeviceLost or DeviceFailed for what may pass.
 
-        A step may take `limit_s` seconds. `per_block` as in OnnxStage; `cache`, `eager`, `threads`, `quarantine`,
-        `warm` and `tries` as in Gpu; `python` and `module` as in DeviceProcess. All stages of all `workers` together
-        may use `budget_bytes` of the device; None: the device's own figure.
+        A step may take `limit_s` seconds. `per_block`: blocks run one by one, so that each is measured. `loader.Gpu`
+        explains `cache`, `eager`, `threads`, `quarantine`, `warm` and `tries`. The process is `python -m module`. All
+        stages of all `workers` together may use `budget_bytes` of the device; None: the device's own figure.
         """
         self.own, self._folder, self._limit_s = device, folder, limit_s
         self._how = {
@@ -92,7 +92,7 @@ class DeviceExecutors:
 
     @property
     def card(self) -> str:
-        """The device's name among the workers of this host, as `Provider.card`."""
+        """The card's name, which is the same in all workers of this host; it is that of `Provider.card`."""
         return self._now.card
 
     @property

@@ -11,15 +11,19 @@ class Figures:
     provider does not say."""
 
     weight_bytes: int = 0
+    """Bytes of the stage's weights on the device; with ONNX blocks of other makers those of warm blocks."""
     pool_bytes: int = 0
+    """Bytes of the stage's KV pages."""
     up_bytes: int = 0
     """Bytes that went to the device since the stage was loaded."""
     down_bytes: int = 0
     """Bytes that came from the device since the stage was loaded."""
     process_bytes: int = 0
+    """Resident memory of the device's process on the host."""
     memory_bytes: int = 0
     """Memory of the device; 0 with most providers."""
     memory_used_bytes: int = 0
+    """Memory of the device in use, also by other processes."""
     repeated_steps: int = 0
     """Steps that replayed a recorded graph."""
     recording_failures: int = 0

@@ -11,7 +11,10 @@ def opened_again_in_s(failures: int) -> float:
 
 
 def may_be_renewed(renewed: float | None, now: float) -> bool:
-    """Returns whether the last renewal, at `renewed` (None: never), is RENEWALS_APART_S seconds ago or more."""
+    """Returns whether the last renewal, at `renewed` (None: never), is RENEWALS_APART_S seconds before `now` or more.
+
+    Both are seconds of one clock.
+    """
     return renewed is None or now - renewed >= RENEWALS_APART_S
 
 

@@ -19,7 +19,7 @@ ShouldEnd = Callable[[], bool]
 
 class Sharing:
     """State shared by the workers of one device, each known by a number. Any thread may use it. A method that waits
-    calls `asked` now and then, and stops waiting when that is true."""
+    calls `should_end` every LOOK_S seconds, and stops waiting when that is true."""
 
     def __init__(self, workers: int) -> None:
         """`workers`: how many workers have a stage on the device."""

@@ -37,7 +37,10 @@ from blockrelay_worker.kernels.specification import PAGE
 
 class DeviceStage:
     """Blocks `first_block..last_block` in the process of a device. The worker knows which run has which KV page, the
-    process what is in it. When the process is lost, the stage is lost with all its pages.
+    process what is in it. When the process is lost, the stage is lost with all its pages. Implements `Executor`.
+
+    Each method that asks the process something raises DeviceFailed if the device could not do it and its process still
+    runs, and DeviceLost if the process is gone.
 
     Three hooks may be set by the owner. `waiting` is entered by a thread that waits for other stages of the device.
     `on_progress` is called when a part of a long step is done. `allowed_s` returns the seconds that a step may take, if
@@ -100,7 +103,7 @@ class DeviceStage:
         return self.last_block == self.folder.model.blocks
 
     def run(self, batch: Batch) -> StageOutput:
-        """Runs a batch: see `Executor.run`. Raises DeviceFailed, or DeviceLost."""
+        """Runs a batch: see `Executor.run`. Raises ExecutionError for a batch that is not valid."""
         began = time.perf_counter()
         answer = self._ask_of("run", batch)
         moved_s = time.perf_counter() - began - answer.fields["ran_s"]
@@ -141,17 +144,16 @@ class DeviceStage:
             self._ask("import", {"pages": list(pages)}, halves)
 
     def canary(self) -> None:
-        """Computes one known step. Raises DeviceLost (reason `canary`) if the result is wrong, and what `run`
-        raises."""
+        """Computes one known step. Raises DeviceLost (reason `canary`) if the result is wrong."""
         self._ask("canary")
 
     def clean_up(self) -> None:
-        """Has the device give back what it keeps for later steps. Raises what `run` raises."""
+        """Has the device give back what it keeps for later steps, and starts new samples of `drift`."""
         self.drift.was_cleaned()
         self._ask("clean_up")
 
     def close(self) -> None:
-        """Gives back what the stage holds on the device, if the process still runs."""
+        """Gives back what the stage holds on the device; does nothing if the process is gone already."""
         if self._process.lost is None:
             self._ask("close")
 

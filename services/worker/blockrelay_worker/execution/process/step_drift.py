@@ -25,7 +25,10 @@ Remedy = Literal["clean_up", "renewal"]
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """What decides how long a step takes. `context`: the magnitude of the positions of all sequences together."""
+    """What decides how long a step takes.
+
+    `context`: magnitude of the total context, 6 * log2 of the positions of all sequences together, rounded.
+    """
 
     rows: int
     sequences: int
@@ -40,7 +43,7 @@ def shape_of(segments: Sequence[Segment]) -> StepShape:
 
 
 def has_grown(first: Sequence[float], latest: Sequence[float]) -> bool:
-    """Returns whether the median of `latest` is SLOW_FACTOR times that of `first`, or more."""
+    """Returns whether the median of `latest` is SLOW_FACTOR times that of `first`, or more. Both have a time."""
     return median(latest) >= SLOW_FACTOR * median(first)
 
 
@@ -75,7 +78,7 @@ class StepDrift:
             times.latest.clear()
 
     def was_cleaned(self) -> None:
-        """Starts new samples: what is slow from now on is slow in spite of a clean-up."""
+        """Drops the latest sample of each shape, and keeps the first: what is slow now is so in spite of a clean-up."""
         self.due = None
         for times in self._times.values():
             times.latest.clear()

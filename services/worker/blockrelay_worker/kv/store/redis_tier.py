@@ -20,7 +20,8 @@ from blockrelay_worker.policy import STORE_PAUSE_S
 class RedisTier:
     """A tier of at most `limit` bytes of one model's pages. Redis drops pages that were not used for `ttl_s` seconds.
 
-    `trouble` is called for each failure; no method raises for one.
+    Implements `Tier`. `trouble` is called for each failure; no method raises for one. After a failure the tier pauses:
+    it stores and finds nothing for STORE_PAUSE_S seconds.
     """
 
     label = "redis"

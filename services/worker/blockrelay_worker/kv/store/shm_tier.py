@@ -22,7 +22,8 @@ _BEGUN = ".begun-"
 class ShmTier:
     """A tier of at most `limit` bytes in all files together; concurrent writers may exceed it by a sixteenth each.
 
-    `trouble` is called for each failure; no method but the constructor (OSError for the folder) raises for one.
+    Implements `Tier`. `trouble` is called for each failure; no method but the constructor (OSError for the folder)
+    raises for one.
     """
 
     label = "shm"

@@ -78,7 +78,7 @@ class PageStore:
             thread.start()
 
     def may_have(self, block_hash: bytes) -> bool:
-        """False if no tier has the page of this name."""
+        """False if no tier could give the page of this name now: they lack it, or pause after a failure."""
         return any(tier.may_have(block_hash) for tier in self._tiers)
 
     def put(self, page: int, block_hash: bytes) -> None:
@@ -91,7 +91,7 @@ class PageStore:
         self._fresh.put(Fresh(block_hash, page, self._pool.generations[page]))
 
     def discard(self, hashes: Sequence[bytes]) -> None:
-        """Queues the removal of pages with wrong content from the tiers, also of those that wait to be written."""
+        """Queues the removal of these pages from the tiers, after all writes before it: their content is wrong."""
         self._fresh.put(Spoiled(tuple(hashes)))
 
     def load(self, load: Load, deliver: Callable[[Loaded], None]) -> None:

@@ -25,7 +25,10 @@ ONE_GPU = "GPU"
 
 @dataclass(frozen=True, slots=True)
 class StageBytes:
-    """The memory of one device in bytes, and the part that blocks take."""
+    """The memory of one device in bytes, and the part that blocks take.
+
+    Arguments are the first and the last block, from 1, both included.
+    """
 
     weights: Callable[[int, int], int]
     """Bytes of the weights of blocks first to last."""
@@ -71,7 +74,10 @@ def targets(folder: BlockFolder, *, threads: int, gpus: Sequence[str]) -> list[T
 
 
 def stage_bytes(folder: BlockFolder, executors: Executors) -> StageBytes:
-    """The sizes of blocks on the device of these executors. A device of unknown memory size shares the host's."""
+    """The sizes of blocks on the device of these executors, which are open.
+
+    On a CPU, and on a device of unknown memory size, `room` is PROFILE_MEMORY_SHARE of the host's free memory.
+    """
     host = int(available_bytes() * PROFILE_MEMORY_SHARE)
     if isinstance(executors, DeviceExecutors):
         memory = executors.memory(folder)

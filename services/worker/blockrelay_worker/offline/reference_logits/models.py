@@ -40,7 +40,7 @@ class ReferenceModel(Protocol):
 
 
 class OwnKernels:
-    """A block folder on our own kernels, one sequence at a time, without reused KV pages."""
+    """A block folder on our own kernels, one sequence at a time, without reused KV pages. Implements ReferenceModel."""
 
     def __init__(self, folder: BlockFolder) -> None:
         """Loads the model. Raises BlockFolderError if a block gives a wrong known answer."""
@@ -67,7 +67,7 @@ class OwnKernels:
 
 
 class OnnxFiles:
-    """ONNX blocks of other makers on ONNX Runtime's CPU provider.
+    """ONNX blocks of other makers on ONNX Runtime's CPU provider. Implements ReferenceModel.
 
     Each sequence goes whole through one file after the other, without KV pages, batch or graphs of ours. One file is
     loaded at a time.

@@ -67,6 +67,7 @@ class Hello:
     secret: str
 
     def encode(self) -> bytes:
+        """Encodes the packet; `decode` is its inverse."""
         return codec.pack({"from": self.worker_id, "secret": self.secret})
 
     @classmethod

@@ -50,8 +50,9 @@ class _Sender:
 class LocalInbox(threading.Thread):
     """Receives messages from workers of this host; listens from its creation until `close`.
 
-    Accepts processes of the same user that know the secret of `address`. A message is copied before it is checked,
-    since its sender could still change it. A malformed one ends the connection; requests with lost rows run again.
+    Call `start` to have messages read. `address` has the socket's name and a secret, for this worker's record.
+    Accepts processes of the same user that know the secret. A message is copied before it is checked, since its
+    sender could still change it. A malformed one ends the connection; requests with lost rows run again.
     """
 
     def __init__(self, mailbox: EventSink) -> None:

@@ -26,7 +26,7 @@ class LinkLost(Exception):
 
 
 class LocalLink:
-    """A connection to a worker of this host. `pidfd`: its process, None if the system does not give one."""
+    """A connection to a worker of this host. `pidfd`: file descriptor of its process; None if the system gives none."""
 
     def __init__(self, address: Address, *, worker_id: str, ring_bytes: int) -> None:
         """Connects to `address` as the worker with id `worker_id`. Raises OSError or LinkLost if that fails."""

@@ -65,7 +65,10 @@ class LocalLinks:
             return False
 
     def unread(self, target: str) -> int | None:
-        """Number of messages that the worker has not read yet; None if it is not reached by a local connection."""
+        """Number of messages that the worker has not read yet; None if it is not reached by a local connection.
+
+        A lost connection may wait for Redis, for DEAD; raises Stopping when the process should end meanwhile.
+        """
         way = self._ways.get(target)
         if not isinstance(way, LocalLink):
             return None

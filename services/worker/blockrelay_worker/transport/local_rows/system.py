@@ -17,7 +17,10 @@ def packet_socket() -> socket.socket:
 
 
 def peer(connection: socket.socket) -> tuple[int, int]:
-    """Process id and user id at the other end of a Unix socket. Process 0: in another process namespace."""
+    """Process id and user id at the other end of a Unix socket. Process 0: in another process namespace.
+
+    Raises OSError on other systems than Linux.
+    """
     if sys.platform != "linux":
         raise OSError("this system does not say who is at the other end")
     process, user, _ = struct.unpack("iII", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
@@ -30,7 +33,10 @@ def own_user() -> int:
 
 
 def send_with(connection: socket.socket, packet: bytes, descriptor: int) -> None:
-    """Sends a packet together with a file descriptor, which stays the caller's to close. Raises OSError."""
+    """Sends a packet together with a file descriptor, which stays the caller's to close. Raises OSError.
+
+    Does nothing on Windows, which has no such sockets.
+    """
     if sys.platform != "win32":
         socket.send_fds(connection, [packet], [descriptor])
 

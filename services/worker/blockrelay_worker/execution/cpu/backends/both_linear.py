@@ -27,7 +27,10 @@ NEVER = 1 << 31
 
 @final
 class BothLinear:
-    """A linear layer that uses our kernels below `ort_from` rows, and ONNX Runtime from there on."""
+    """A linear layer that uses our kernels below `ort_from` rows, and ONNX Runtime from there on.
+
+    Implements `linears.Linear`. Until `settle`, our kernels serve every number of rows. `shape` is (depth, columns).
+    """
 
     def __init__(self, ours: Matmul, ort: OrtLinear, *, shape: tuple[int, int]) -> None:
         self.ours = ours
@@ -69,7 +72,8 @@ def fits_twice(weight_bytes: int, available: int, kv_bytes: int) -> bool:
 def settle(linears: Iterable[BothLinear]) -> dict[tuple[int, int], int]:
     """Measures both backends for each shape (depth, columns) and sets `ort_from` of all linear layers of this shape.
 
-    Returns the number of rows from which on ONNX Runtime serves, by shape.
+    Each layer still has both: it was not settled before. Takes seconds. Returns the number of rows from which on ONNX
+    Runtime serves, by shape.
     """
     by_shape: dict[tuple[int, int], list[BothLinear]] = {}
     for one in linears:

@@ -14,7 +14,10 @@ _KEPT_BINDINGS = 64
 
 @final
 class OrtLinear:
-    """A linear layer in ONNX Runtime: a graph of the block folder whose weights come from memory-mapped tensors."""
+    """A linear layer in ONNX Runtime: a graph of the block folder whose weights come from memory-mapped tensors.
+
+    Implements `linears.Linear`.
+    """
 
     def __init__(self, graph: bytes, weights: Mapping[str, NDArray[Any]], *, runtime: OrtRuntime) -> None:
         """Makes the session. `weights` are the graph's initializers by name, matrix first; ONNX Runtime repacks them.

@@ -68,7 +68,8 @@ _runtime: "OrtRuntime | None" = None
 def shared_runtime(threads: int) -> "OrtRuntime":
     """Returns the runtime of this process, made by the first call.
 
-    It uses the `threads` of the first call, the calling thread among them. Raises ExecutionError as OrtRuntime does.
+    It uses the `threads` of the first call, the calling thread among them. Raises ExecutionError if the package
+    onnxruntime has no library that can be used.
     """
     global _runtime
     with _lock:
@@ -113,7 +114,10 @@ class OrtRuntime:
             raise ExecutionError(message)
 
     def tensor(self, array: NDArray[Any]) -> "OrtTensor":
-        """Makes a value of ONNX Runtime over `array`, which must be contiguous and outlive the value."""
+        """Makes a value of ONNX Runtime over `array`, which must be contiguous and outlive the value.
+
+        Its dtype is float32, uint8 or int8. Raises ExecutionError if ONNX Runtime refuses it.
+        """
         made = _P()
         self.call(
             "CreateTensorWithDataAsOrtValue", self._memory, array.ctypes.data, array.nbytes,

@@ -105,9 +105,9 @@ def grouped(
     single: bool = False,
     paged: bool = True,
 ) -> list[Group]:
-    """Returns the groups of a wave. `tokens`: of the whole batch. `request`: the request's inputs and their dtypes.
-    `single`: each sequence runs alone. `paged` false: the blocks have no KV. Tensors from earlier stages are not among
-    the inputs yet."""
+    """Returns the groups of a wave. `tokens`: of the whole batch. `wanted`: the batch's rows whose logits are returned.
+    `request`: the request's inputs and their dtypes. `single`: each sequence runs alone. `paged` false: the blocks have
+    no KV. Tensors from earlier stages are not among the inputs yet: the caller adds them."""
     members: dict[tuple[int, ...], list[Part]] = {}
     for part in parts:
         key = (part.segment.rows, part.segment.first_position, *((part.begin,) if single else ()))

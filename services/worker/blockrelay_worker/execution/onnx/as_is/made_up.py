@@ -32,8 +32,10 @@ def made_up(
     vocabulary: int | None,
     given: Mapping[str, Array],
 ) -> Array:
-    """Returns content for the input `tensor` of the block in `file`.
+    """Returns content for the input `tensor` of the block in `file`, an array of `shape` and the tensor's dtype.
 
+    `source` says where a served block gets the input from: the request, an earlier block or the KV. `sizes` are those
+    of the step; `vocabulary` bounds token ids (None: unknown).
     Integers and booleans of earlier blocks are lengths and positions, so their real values (`given`) are taken: made-up
     ones would point nowhere. A boolean matrix that is not in `given` becomes a causal mask. Raises OnnxBlocksError if
     integers are not in `given`, and for more than 16 GiB.

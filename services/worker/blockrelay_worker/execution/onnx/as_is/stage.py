@@ -26,12 +26,12 @@ from blockrelay_worker.execution.page_layout import layout_of
 from blockrelay_worker.execution.page_pool import PagePool
 from blockrelay_worker.kernels.specification import PAGE
 
-#: Tokens of a batch, and requests: as in OnnxStage.
+#: Most tokens of a batch, and most requests.
 MAX_ROWS = 1 << 12
 
 
 class AsIsStage:
-    """Blocks `first_block..last_block` of a model of ONNX blocks.
+    """Blocks `first_block..last_block` of a model of ONNX blocks. Implements `Executor`.
 
     Not exact: bits depend on the batch, the device, its driver and ONNX Runtime. One thread uses it. In the block that
     makes logits, only rows with wanted logits are checked for NaN and infinities; the others show in later tokens,
@@ -118,7 +118,7 @@ class AsIsStage:
         self.pages.import_pages(pages, contents)
 
     def clean_up(self) -> None:
-        """Gives back what is kept for later steps."""
+        """Gives memory that is kept for later steps back to the device and the system."""
         self.pages.clean_up()
         self.blocks.clean_up()
 

@@ -76,10 +76,11 @@ class CapturedSteps:
         first_spare_page: int,
         tolerance: float,
     ) -> None:
-        """`graph_of` returns the graph for tables of a given width. `values` and `pools` as in BoundSession;
-        SPARE_PAGES pages of the pools from `first_spare_page` on belong to no run. `eager` runs a step without
-        recording. `known` returns inputs for a known step of a given number of tokens. A recorded step may differ from
-        `eager` by `tolerance` of a row's length."""
+        """`graph_of` returns the graph for tables of a given width. `values` (weights, rotary tables) and `pools` are
+        on the device, by name; the graph writes the pools in place. SPARE_PAGES pages of the pools from
+        `first_spare_page` on belong to no run. `eager` runs a step without recording. `known` returns inputs for a
+        known step of a given number of tokens. A recorded step may differ from `eager` by `tolerance` of a row's
+        length."""
         self._provider, self._graph_of, self._flavour = provider, graph_of, flavour
         self._held, self._pools = {**values, **pools}, pools
         self._eager, self._known, self._tolerance = eager, known, tolerance

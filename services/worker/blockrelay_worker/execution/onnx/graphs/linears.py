@@ -42,7 +42,8 @@ def matmul(
     """Adds x [R, K] times the layer [K, N] = `shape`, whose inputs' names begin with `weights`. Returns `output`, [R,
     N].
 
-    `longest_sum`: as in `Flavour`, for floats only.
+    `bits`: 8 or 4 of small weights, 0 for floats. `longest_sum`, for floats only: a sum over more than this many inputs
+    is computed in parts (`parts_of`), which are added in float32; None: in one piece.
     """
     if not bits:
         parts = parts_of(shape[0], longest_sum)
@@ -55,8 +56,10 @@ def matmul(
 
 
 def parts_of(rows: int, longest_sum: int | None) -> int:
-    """Returns the fewest equal parts of at most `longest_sum` in which `rows` inputs of a matmul can be summed. Each is
-    a multiple of four inputs, as kernels read them. 1 if there is no such division, or no `longest_sum`."""
+    """Returns the fewest equal parts of at most `longest_sum` in which `rows` inputs of a matmul can be summed.
+
+    Each part has 64 inputs or more, and a multiple of four, as kernels read them. 1 if there is no such division, or no
+    `longest_sum`."""
     if longest_sum is None:
         return 1
     fewest = -(-rows // longest_sum)
@@ -78,7 +81,8 @@ def _matmul_in_parts(graph: Graph, x: str, weights: str, shape: tuple[int, int],
 
 
 def matmul_graph(rows: int, columns: int, bits: int, dtype: FloatType) -> bytes:
-    """Returns one small layer as a model: `x` float32 [R, rows], `w` and `w.scales` -> `y` float32 [R, columns]."""
+    """Returns one linear layer alone as a serialised model: `x` float32 [R, rows], `w` and `w.scales` -> `y` float32
+    [R, columns]."""
     graph = Graph(dtype)
     graph.input("x", TensorProto.FLOAT, ["R", rows])
     for name, shape in shapes("w", rows, columns, bits).items():

@@ -21,10 +21,11 @@ _CPU = "CPU"
 
 
 def open_provider(device: str, environment: Mapping[str, str] = os.environ) -> Provider:
-    """Returns the provider of a device such as webgpu:0 or openvino:NPU, or of NVIDIA's GPU whose UUID begins with
+    """Returns the provider of a device such as cpu, webgpu:0 or openvino:NPU, or of NVIDIA's GPU whose UUID begins with
     `device`.
 
-    Raises UsageError if the device is not here, if its package is missing, or if two ONNX Runtimes are installed.
+    Raises UsageError for another name, if the device is not here, if its package is missing, or if two ONNX Runtimes
+    are installed. DirectML does not list its adapters: a missing one shows at its first session.
     """
     check_one_onnxruntime()
     if device == CpuProvider.name:

@@ -98,7 +98,7 @@ class Provider(ABC):
 
     def session(self, graph: bytes, *, quiet: bool = False, capture: bool = False) -> ort.InferenceSession:
         """Returns a session with every node of `graph` on the device. `quiet`: it may fail, so nothing is written to
-        stderr and no graph is kept. `capture`: as in `add_to`.
+        stderr and no graph is kept. `capture`: runs of the session are to be recorded on the device.
 
         Raises what ONNX Runtime raises if a node cannot be there, UsageError if this machine lacks something.
         """

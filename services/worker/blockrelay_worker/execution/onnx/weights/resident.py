@@ -36,13 +36,14 @@ class ResidentWeights:
     thread."""
 
     def __init__(self, provider: Provider, model: ModelConfig, flavour: Flavour, bits: Mapping[int, int]) -> None:
-        """`bits`: block -> bits of its small weights; all other blocks are widened to floats."""
+        """`bits`: the bits (8 or 4) of each block's small weights, by block number; the weights of blocks that are not
+        in it are widened to floats."""
         self._provider, self._model, self._flavour, self._bits = provider, model, flavour, bits
         self._blocks: OrderedDict[int, _Block] = OrderedDict()  # by block number, least recently used first
 
     @property
     def small(self) -> set[int]:
-        """The bits of the small weights among them."""
+        """The bits (8, 4) of all small weights of this model here; empty if all weights are floats."""
         return set(self._bits.values())
 
     @property
@@ -56,7 +57,8 @@ class ResidentWeights:
 
     def use(self, folder: BlockFolder, blocks: Sequence[int], session: ort.InferenceSession) -> dict[str, Any]:
         """Returns the weights of `blocks`, by their names in graphs, for a stage that will call `give_back`. Missing
-        ones are uploaded from `folder`; `session` is any session of the device."""
+        ones are uploaded from `folder`, whatever room there is: call `make_room` first. `session` is any session of the
+        device. A block number may be TABLES. Raises what ONNX Runtime raises if an upload fails."""
         for block in self.missing(blocks):
             self._blocks[block] = self._uploaded(folder, block, session)
         values: dict[str, Any] = {}
@@ -67,7 +69,7 @@ class ResidentWeights:
         return values
 
     def give_back(self, blocks: Sequence[int]) -> None:
-        """Notes that a stage which used `blocks` is closed."""
+        """Notes that a stage which used `blocks` is closed. The weights stay on the device."""
         for block in blocks:
             self._at(block).users -= 1
 

@@ -26,6 +26,7 @@ class Prompt:
 
     @property
     def length(self) -> int:
+        """Number of tokens of all steps together."""
         return sum(map(len, self.steps))
 
     def request(self, step: int) -> dict[str, Array]:

@@ -25,10 +25,11 @@ class Caches:
 
     @property
     def layers(self) -> int:
+        """Number of layers with a cache."""
         return len(self.pasts) // len(_HALVES)
 
     def past(self, slot: CacheSlot) -> str:
-        """Returns the name of the input with the past of `slot`."""
+        """Returns the name of the input with the past of `slot`, which is one of these caches."""
         return next(name for name, other in self.pasts.items() if other == slot)
 
     def renamed(self, graph: Graph) -> Mapping[str, str]:
@@ -51,7 +52,8 @@ class Caches:
 def find_pasts(graph: Graph) -> Mapping[str, CacheSlot]:
     """Returns the inputs that are pasts, by name.
 
-    Raises OnnxBlocksError if there are none, or if a layer between 0 and the last one lacks keys or values.
+    Raises OnnxBlocksError if there are none, if two are of the same layer and half, if a name does not tell the layer,
+    or if a layer between 0 and the last one lacks keys or values.
     """
     named = {tensor.name: cache_slot(tensor, "past", file=graph.file) for tensor in graph.inputs}
     pasts = {name: slot for name, slot in named.items() if slot is not None} or _by_number(graph)

@@ -19,6 +19,7 @@ from blockrelay_worker.offline.onnx_blocks.splitting.planning.caches import (
 from blockrelay_worker.offline.onnx_blocks.splitting.planning.graph import Graph, Node
 from blockrelay_worker.offline.onnx_blocks.splitting.planning.places import Places
 
+#: Name of the input with token ids, which a model to be split must have.
 TOKENS = "input_ids"
 #: [batch, positions, vocabulary].
 _LOGITS_RANK = 3
