@@ -125,7 +125,7 @@ class References:
     )
 
     def answer(self, number: int, fingerprint: str) -> ReferenceAnswer | None:
-        """Returns the right answer of ask number `number` for a `system_fingerprint`; None for an unknown one.
+        """Returns the right answer to `requests[number]` for a `system_fingerprint`; None for an unknown one.
 
         Call `prepare` first.
         """
@@ -133,7 +133,7 @@ class References:
         return None if parts is None else self._known[number, parts]
 
     def prepare(self, wanted: Iterable[tuple[int, str]]) -> None:
-        """Computes the missing answers of these pairs (ask, fingerprint). Raises ServiceUnavailable."""
+        """Computes the missing answers of these pairs (index in `requests`, fingerprint). Raises ServiceUnavailable."""
         pairs = {(ask, parts) for ask, name in wanted if (parts := parts_of(name, self.ids)) is not None}
         missing = sorted(pairs - self._known.keys(), key=repr)
         if missing:
