@@ -264,7 +264,8 @@ def finish(
 ) -> Call[Literal["FINISHED", "DONE", "UNKNOWN", "LOST", "EARLY", "READ"]]:
     """Ends a request for `reason`. "expired" ends it only after its deadline by Redis' clock; else the answer is EARLY.
 
-    run        only while this run is the current one
+    meta       what the terminal entry of the log says about the end, as JSON; None: nothing
+    run_id     only while this run is the current one; "": whatever run is
     denied     only while the request waits for a GPU because it denies fallbacks
     abandoned  only while no gateway reads it; ACCEPT of the same id may then start it again
     confirm    writes even if the request has ended, so that a WAIT after the call covers that end too
