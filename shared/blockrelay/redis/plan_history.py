@@ -2,7 +2,7 @@
 
 `blockrelay plan apply` and `plan rollback` add entries. A scheduler adds one when its settings differ from the last
 entry that came from settings. So a scheduler that only restarts keeps an applied plan, and one that starts with another
-plan replaces it.
+plan replaces it. All functions with a client raise RedisTrouble.
 """
 
 import getpass
