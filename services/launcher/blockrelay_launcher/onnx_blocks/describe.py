@@ -89,8 +89,8 @@ def served_blocks(options: ServedModelOptions, *, gpus: bool) -> ServedBlocks | 
 def described(folder: Path, max_position: int | None) -> Described:
     """Returns the description of the blocks in `folder`, with the block folder from which services serve them.
 
-    `max_position` is the length of the context in tokens; None: the one that the files name. Raises typer.Exit if the
-    worker has printed an error.
+    `max_position` is the length of the context in tokens; None: the one that the files name, else a default. Raises
+    typer.Exit if the worker has printed an error.
     """
     argv = [sys.executable, "-P", "-m", _MODULE]
     argv += [] if max_position is None else ["--max-position", str(max_position)]
