@@ -130,7 +130,7 @@ def of_cell_increase(metric: str, by: str = "") -> str:
 
 
 def quantile(share: float, metric: str, by: str = "") -> str:
-    """The query for a quantile of a histogram, over all processes."""
+    """The query for a quantile of a histogram, over all processes; `share` is 0.5 for the median."""
     labels = f"{by}, le" if by else "le"
     return f"histogram_quantile({share}, {rate(metric + '_bucket', labels)})"
 
