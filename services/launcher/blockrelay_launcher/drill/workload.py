@@ -112,7 +112,7 @@ def make_requests(
 
 @dataclass(slots=True)
 class References:
-    """The right answers of all asks. `ids` has the salt of each numerics id that may answer.
+    """The right answers to all `requests`. `ids` has the salt of each numerics id that may answer.
 
     `prepare` computes answers in other processes; `answer` returns them.
     """
@@ -171,7 +171,7 @@ def incomplete(request: DrillRequest, tokens: int, finish_reason: str) -> str:
 
 
 def answers_alone(model: Path, requests: Sequence[tuple[DrillRequest, Parts]]) -> list[ReferenceAnswer]:
-    """Computes the answers of asks in a new process, one after the other. Raises ServiceUnavailable if it fails."""
+    """Computes the answers to `requests` in a new process, one by one. Raises ServiceUnavailable if it fails."""
     lines = "".join(json.dumps(ask.to_dict(parts)) + "\n" for ask, parts in requests)
     argv = [sys.executable, "-P", "-m", "blockrelay_worker.offline.reference_answers", str(model)]
     stdout = run_command(argv, stdin=lines).check(
