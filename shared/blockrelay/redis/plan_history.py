@@ -63,7 +63,10 @@ def newest(answer: list[tuple[bytes, Mapping[bytes, bytes]]]) -> PlanEntry | Non
 def append(
     client: redis.Redis, keys: Keys, model: str, planned: PlannedSplit, *, origin: Origin, who: str, behind: str
 ) -> PlanEntry | None:
-    """Adds an entry if the newest one still has the id `behind` ("": there is none) and returns it; else None."""
+    """Adds an entry by the author `who` if the newest one still has the id `behind` ("": there is none); returns it.
+
+    Returns None if another entry was added meanwhile.
+    """
     key = keys.plan_history(model)
     with client.pipeline(transaction=True) as pipeline:
         pipeline.watch(key)

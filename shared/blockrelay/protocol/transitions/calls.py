@@ -141,6 +141,7 @@ def accept(
     deadline_ms      Unix time; 0 = none
     fingerprint      identifies the client's body where the id derives from an idempotency key
     retention_s      how long its end can be read; 0 = as the cell sets it, and forgotten first when memory is short
+    tenant           whose limits count, and whose alone the request is; "": there are no keys
     priority         a lower one is claimed earlier; tenants of one priority share the workers by `weight`
     reader           gateway that will read the request if it exists already
     result_bytes     size of its tensor result on the payload Redis; 0 for tokens
