@@ -33,7 +33,7 @@ class _Mailbox:
 def one_way_s(hidden: int, rows: int = 1, *, runs: int = RUNS) -> float:
     """Returns the median seconds of a message of `rows` rows with `hidden` values each, half of a round trip.
 
-    A message is encoded, goes through shared memory, wakes the other process, and is decoded there. `runs`: round trips.
+    A message is encoded, goes through shared memory, wakes the other process, and is decoded there.
     """
     ours, theirs = multiprocessing.Pipe()
     echo = multiprocessing.get_context("spawn").Process(target=_echo, args=(theirs,), daemon=True)
