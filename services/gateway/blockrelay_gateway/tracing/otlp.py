@@ -50,7 +50,7 @@ class OtlpTraces:
     def samples(self, identity: TraceIdentity, name: str) -> bool:
         """True if `OTEL_TRACES_SAMPLER` wants the trace; by default all but those whose client does not sample.
 
-        `name` is the name of the request's span.
+        `name` is the model's.
         """
         parent = TraceContextTextMapPropagator().extract({"traceparent": identity.traceparent})
         result = self._sampler.should_sample(parent, int(identity.trace_id, 16), name, trace.SpanKind.SERVER)
