@@ -32,7 +32,7 @@ def median_us(call: Callable[[], object], seconds: float) -> float:
 
 
 def row_kernels(kernels: Kernels, rows: int, seconds: float) -> dict[str, float]:
-    """Returns the median microseconds of each kernel that works row by row, on `rows` rows."""
+    """Returns the median microseconds of each kernel that works row by row, on `rows` rows, in runs of `seconds`."""
     rng = np.random.default_rng(0)
     x = rng.standard_normal((rows, HIDDEN), np.float32)
     y = rng.standard_normal((rows, HIDDEN), np.float32)
@@ -74,7 +74,7 @@ def attention_us(
 ) -> float:
     """Returns the median microseconds of attention of `sequences` segments with `rows` rows each.
 
-    The rows have the positions from `first_position` on. `dtype` is that of the KV pages.
+    The rows have the positions from `first_position` on. `dtype` is that of the KV pages. It is run for `seconds`.
     """
     rng = np.random.default_rng(0)
     each = -(-(first_position + rows) // PAGE)
@@ -89,7 +89,7 @@ def attention_us(
 
 
 def report(isa: str, threads: int, seconds: float) -> None:
-    """Prints the figures of one instruction set."""
+    """Prints the figures of one instruction set on `threads` threads; each kernel runs for `seconds`."""
     kernels = load_kernels(threads, isa=isa)
     print(f"{isa}, {threads} threads")
     for rows in (1, 16, 128):

@@ -105,7 +105,8 @@ class Side:
     def turn(self, requests: int, prompt: int, new: int, *, rounds: int = 1) -> Turn:
         """Sends `requests` completions at once, `rounds` times, and measures them.
 
-        Raises httpx.HTTPError when an answer is an error.
+        Each has a prompt of `prompt` tokens and generates `new` tokens. Raises httpx.HTTPError when an answer is an
+        error.
         """
         bodies = [
             {

@@ -114,7 +114,10 @@ def faults(record: Record) -> list[str]:
 def by_round(
     records: Sequence[Record], part: str, side: str, figure: str, *, requests: int, prompt: int
 ) -> dict[int, float]:
-    """Returns a figure of one size of a side, by round; rounds without the figure are left out."""
+    """Returns a figure of one size of a side in a part, by round; rounds without the figure are left out.
+
+    The size is that of `requests` requests with prompts of `prompt` tokens.
+    """
     values: dict[int, float] = {}
     for record in records:
         if (record.part, record.side) == (part, side):
@@ -125,7 +128,7 @@ def by_round(
 
 
 def median(records: Sequence[Record], part: str, side: str, figure: str, *, requests: int, prompt: int) -> float | None:
-    """Returns the median of a figure over all rounds; None without any."""
+    """Returns the median over all rounds of the figure that `by_round` returns; None without any."""
     values = by_round(records, part, side, figure, requests=requests, prompt=prompt).values()
     return statistics.median(values) if values else None
 

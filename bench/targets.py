@@ -43,7 +43,7 @@ class Target:
 def against_best(
     figure: str, requests: int, prompt: int, *, peers: str = "", ours: Sequence[str] = (OURS,)
 ) -> Callable[[Records], MeasuredRatio | None]:
-    """Finds the ratio of our best side to the best peer in a figure of one size.
+    """Finds the ratio of our best side to the best peer in a figure of one size (`requests`, tokens of `prompt`).
 
     Rates are ours over theirs, and times theirs over ours. Only peers with `peers` in their name count.
     """
@@ -73,7 +73,10 @@ def against_best(
 
 
 def through_gateway(requests: int, what: str) -> Callable[[Records], MeasuredRatio | None]:
-    """Finds the ratio of a speed through the gateway to that in process; `what` is decode or prefill."""
+    """Finds the ratio of a speed through the gateway to that in process; `what` is decode or prefill.
+
+    The figure is that of `requests` requests at once.
+    """
 
     def find(records: Records) -> MeasuredRatio | None:
         for report in reports_of(records, "gateway"):
@@ -87,7 +90,7 @@ def through_gateway(requests: int, what: str) -> Callable[[Records], MeasuredRat
 
 
 def against_one_stage(sides: Sequence[str], figure: str, requests: int) -> Callable[[Records], MeasuredRatio | None]:
-    """Finds the ratio of the best of `sides` to one stage with two threads."""
+    """Finds the ratio of the best of `sides` to one stage with two threads, for `requests` requests at once."""
 
     def find(records: Records) -> MeasuredRatio | None:
         def rounds(side: str) -> dict[int, float]:

@@ -70,9 +70,9 @@ def side_of(peer: Peer, precision: str) -> str:
 
 
 def all_units(parts: Sequence[str], *, rounds: int = ROUNDS) -> Iterator[Unit]:
-    """Yields all units of these parts in their order: the sides of a part take turns, round after round.
+    """Yields all units of these parts in their order: the sides of a part take turns, for `rounds` rounds.
 
-    Rounds after the first measure only the contenders among the peers.
+    A part with one side has one round. Rounds after the first measure only the contenders among the peers.
     """
     if "peers" in parts:
         for number in range(rounds):

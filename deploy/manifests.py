@@ -65,7 +65,7 @@ def _address(text: str) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Writes all generated files."""
+    """Writes all generated files. `arguments` are those of the command line; None: of this process."""
     parser = argparse.ArgumentParser(
         prog="python -m deploy.manifests", description="Write the generated files of deploy/k8s."
     )

@@ -54,7 +54,8 @@ class Part:
 def parts(*, small: bool, float16: bool, work: Path) -> list[Part]:
     """Returns all parts, the most valuable first. Their limits and a minute of preparation add up to ALL_S.
 
-    `float16`: the device has it. `work` is a folder for models.
+    `small`: with small shapes, for a driver that computes on CPUs. `float16`: the device has it. `work` is a folder for
+    models.
     """
     size = ["--small"] if small else []
     shape = str(work / "shape")
@@ -95,7 +96,10 @@ def parts(*, small: bool, float16: bool, work: Path) -> list[Part]:
 
 
 def limit_of(part: Part, *, small: bool, left_s: float) -> float:
-    """Returns the seconds that a part may take: its own limit, but no more than the `left_s` of the whole."""
+    """Returns the seconds that a part may take: its own limit, but no more than the `left_s` of the whole.
+
+    With `small` shapes it is a multiple of its own limit, whatever is left of the whole.
+    """
     return part.limit_s * _SMALL_TIMES if small else min(part.limit_s, left_s)
 
 

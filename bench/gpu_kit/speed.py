@@ -53,7 +53,7 @@ def _segment(request: Request) -> Segment:
 
 
 def token_of(output: StageOutput, index: int) -> int:
-    """Returns the token id of the largest logit of a row, in either form in which executors give logits."""
+    """Returns the token id of the largest logit of row `index`, in either form in which executors give logits."""
     rows = output.logits if output.rows is None else output.rows
     assert rows is not None
     row = rows[index]
@@ -69,7 +69,10 @@ def _run(executor: Executor, segments: Sequence[Segment], tokens: Sequence[int])
 
 
 def decoding(executor: Executor, requests: int, new: int, vocabulary: int) -> dict[str, Any]:
-    """Measures `requests` greedy requests at once: tokens per second, and milliseconds of the median and first step."""
+    """Measures `requests` greedy requests at once: tokens per second, and milliseconds of the median and first step.
+
+    Each has PROMPT random token ids below `vocabulary`, and generates `new` tokens.
+    """
     random = np.random.default_rng(requests)
     every = [Request(executor.pool.allocate(pages_for(PROMPT + new))) for _ in range(requests)]
     for one in every:
@@ -104,7 +107,10 @@ def _median_of(run: Callable[[], object]) -> tuple[float, float]:
 
 
 def prompt(executor: Executor, rows: int, vocabulary: int) -> dict[str, float]:
-    """Measures a prompt of `rows` tokens: milliseconds the first time and later, and tokens per second."""
+    """Measures a prompt of `rows` tokens: milliseconds the first time and later, and tokens per second.
+
+    The tokens are random ids below `vocabulary`.
+    """
     pages = executor.pool.allocate(pages_for(rows))
     tokens = np.random.default_rng(rows).integers(3, vocabulary, rows).tolist()
     segment = Segment(rows=rows, first_position=0, pages=pages)

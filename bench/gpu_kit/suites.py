@@ -47,7 +47,10 @@ class Outcomes:
 
 
 def arguments(*, story: bool, small: bool, float16: bool) -> list[str]:
-    """Returns the arguments of pytest for the suites that a GPU can run."""
+    """Returns the arguments of pytest for the suites that a GPU can run, or with `story` for the story alone.
+
+    `small`: only some tests, for a driver that computes on CPUs. `float16`: the device has it.
+    """
     marked = "software_gpu and not driver_on_cpu" + ("" if float16 else " and not float16")
     chosen = [STORY] if story else [*SMALL, "-k", "fp32 or selection"] if small else [EXECUTORS]
     spread = [] if story or small else ["-n", str(min(_PROCESSES, os.cpu_count() or 1)), "--dist", "loadfile"]

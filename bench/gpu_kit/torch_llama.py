@@ -102,7 +102,10 @@ class Llama:
 
 
 def decoding(model: Llama, requests: int, new: int) -> dict[str, float]:
-    """Measures `requests` greedy requests at once: tokens per second, and milliseconds of the median step."""
+    """Measures `requests` greedy requests at once: tokens per second, and milliseconds of the median step.
+
+    Each generates `new` tokens.
+    """
     torch = model.torch
 
     def settled() -> float:

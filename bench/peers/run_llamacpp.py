@@ -43,7 +43,10 @@ def main() -> None:
 
 
 class Context:
-    """A loaded model with room for `tokens` tokens of `requests` sequences."""
+    """A loaded model with room for `tokens` tokens of `requests` sequences, which computes on `threads` threads.
+
+    Raises RuntimeError if llama.cpp fails.
+    """
 
     def __init__(self, path: Path, *, requests: int, tokens: int, threads: int) -> None:
         llama_cpp.llama_backend_init()

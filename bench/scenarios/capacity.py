@@ -64,7 +64,10 @@ def counters(control: "redis.Redis") -> dict[str, float]:
 
 
 def measure_growth(system: System, load: Load | None, seconds: float, vocabulary: int) -> Growth:
-    """Runs a load for `seconds` (None: waits without one), and returns the growth of all counters."""
+    """Runs a load for `seconds` (None: waits without one), and returns the growth of all counters.
+
+    Prompts are random token ids below `vocabulary`.
+    """
     before, began = _look(system), time.monotonic()
     requests = []
     if load is None:
@@ -129,7 +132,8 @@ def _not_negative(matrix: Any, target: Any) -> Any:
 def memory(system: System, vocabulary: int, prompt: int, new: int) -> dict[str, float]:
     """Measures the bytes of each of AT_ONCE streams: in the control Redis in flight and ended, and in the gateway.
 
-    `gateway_alone` is the memory of a gateway without streams.
+    Each has a prompt of `prompt` random token ids below `vocabulary` and generates `new` tokens. `gateway_alone` is the
+    memory of a gateway without streams.
     """
     load = Load(prompt=Lengths.of(prompt), new=Lengths.of(new), clients=AT_ONCE)
 

@@ -81,7 +81,7 @@ def kill_in_mid_stream(system: RecoveringSystem, body: dict[str, Any]) -> tuple[
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Kills gateways, prints the figures, and returns the exit code."""
+    """Kills gateways, prints the figures, and returns the exit code. Raises RuntimeError for a wrong answer."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, required=True, help="block folder")
     parser.add_argument("--times", type=int, default=30, help="number of kills")

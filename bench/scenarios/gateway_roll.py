@@ -153,7 +153,10 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 def body_of(model: str, index: int, tokens: int) -> dict[str, Any]:
-    """Returns a request, with parameters for the `openai` client. It samples, so that only its seed gives its text."""
+    """Returns a request for `tokens` tokens, with parameters for the `openai` client.
+
+    It samples, so that only its seed, `index`, gives its text.
+    """
     prompt = [10 + (index * 31 + at * 7) % 200 for at in range(16)]
     extra = {"ignore_eos": True, "return_token_ids": True, "timeout": 3600}
     return {
@@ -167,7 +170,7 @@ def body_of(model: str, index: int, tokens: int) -> dict[str, Any]:
 
 
 async def answers_of(url: str, model: str, tokens: int) -> list[list[int]]:
-    """Returns the token ids of the answers to all different requests, from an undisturbed system."""
+    """Returns the token ids of the answers of `tokens` tokens to all different requests, from an undisturbed system."""
     async with client_of(url) as api:
         calls = [api.completions.create(**body_of(model, index, tokens)) for index in range(BODIES)]
         results = await asyncio.gather(*calls)
@@ -187,7 +190,7 @@ async def roll(
     tokens: int,
     look_s: float = LOOK_S,
 ) -> Report:
-    """Replaces every gateway under `streams` streams, and returns the outcome.
+    """Replaces every gateway under `streams` streams of `tokens` tokens each, and returns the outcome.
 
     `another` starts a gateway. The caller ends the gateways that are left.
     """

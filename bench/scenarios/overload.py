@@ -108,7 +108,10 @@ class Client:
 
 
 async def ask(client: Client, body: bytes, deadline_s: float | None, outcome: Outcome) -> None:
-    """Sends a request, waits for its answer, and counts it in `outcome`."""
+    """Sends a request, waits for its answer, and counts it in `outcome`.
+
+    An answer after more than `deadline_s` counts as late; None: none is late.
+    """
     outcome.sent += 1
     began = time.monotonic()
     try:
@@ -134,7 +137,7 @@ async def ask(client: Client, body: bytes, deadline_s: float | None, outcome: Ou
 
 
 async def capacity(client: Client, load: RequestSize, seconds: float, chance: random.Random) -> float:
-    """Measures the requests per second of a closed loop of CLIENTS clients."""
+    """Measures the requests per second of a closed loop of CLIENTS clients, for `seconds` after a warm-up."""
     outcome, until = Outcome(), time.monotonic() + WARM_UP_S + seconds
 
     async def loop() -> None:
@@ -185,7 +188,7 @@ class OverloadedSystem:
 
 @contextmanager
 def running(model: Path) -> Iterator[OverloadedSystem]:
-    """Runs `blockrelay up` with a data folder of its own, and yields when it is ready."""
+    """Runs `blockrelay up` with a data folder of its own; yields when it is ready. Raises RuntimeError if it ends."""
     with tempfile.TemporaryDirectory(prefix="br-overload-") as folder:
         argv = [sys.executable, "-m", "blockrelay_launcher", "up", "--model", str(model), "--port", "0"]
         argv += ["--no-speculation", "--data", folder]

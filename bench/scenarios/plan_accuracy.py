@@ -210,7 +210,7 @@ def profiled(model: Path, threads: int, out: Path) -> Path:
 
 @contextmanager
 def neighbour(model: Path, threads: int) -> Iterator[None]:
-    """Runs a process that computes steps of the model all the time, as host b does."""
+    """Runs a process that computes steps of the model on `threads` threads all the time, as host b does."""
     argv = [sys.executable, "-m", "bench.neighbour", str(model), "--threads", str(threads), "--speed", str(HALF)]
     with subprocess.Popen(argv, stdout=subprocess.PIPE) as process:
         try:

@@ -24,7 +24,10 @@ RUNS = 3
 
 
 def problem(blocks: int, devices: int, classes: int, links: str, objective: Objective) -> Problem:
-    """Returns a planning problem whose devices each have memory for 1.4 times an equal share of the model."""
+    """Returns a planning problem whose devices each have memory for 1.4 times an equal share of the model.
+
+    The model has `blocks` blocks, and the `devices` devices are of `classes` classes.
+    """
     size: dict[Precision, int] = {"w8a8": BLOCK_BYTES}
     analysis = ModelAnalysis(
         model="made-up",

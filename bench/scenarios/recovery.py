@@ -187,7 +187,10 @@ def wait_until(condition: Callable[[], object], what: str, *, timeout_s: float =
 def running(
     model: Path, workers: int, options: Sequence[str], *, patience_s: float = 60.0
 ) -> Iterator[RecoveringSystem]:
-    """Runs `blockrelay up` with `options`, and yields when `workers` workers are ready."""
+    """Runs `blockrelay up` with `options`, and yields when `workers` workers are ready.
+
+    Raises TimeoutError if they are not after `patience_s`, and IndexError if `up` ends before it is ready.
+    """
     with tempfile.TemporaryDirectory(prefix="br-rec-") as data:
         argv = [sys.executable, "-P", "-m", "blockrelay_launcher", "up", "--model", str(model), "--port", "0"]
         argv += ["--data", data, *options]

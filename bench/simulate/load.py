@@ -95,7 +95,7 @@ def mean(several: Sequence[Figures]) -> Figures:
 
 
 def figures(every: Sequence[ClientRequest], begin: float, end: float) -> Figures:
-    """Returns the figures of the period from `begin` to `end`."""
+    """Returns the figures of the period from `begin` to `end`, of the requests `every` (also those of other times)."""
     ended = [one for one in every if one.sent >= begin and len(one.tokens) == one.new and one.tokens[-1] < end]
     tokens = sum(begin <= moment < end for one in every for moment in one.tokens)
     return Figures(

@@ -41,7 +41,10 @@ class Simulated:
 def simulate(
     setup: Setup, load: Load, costs: Costs, *, seconds: float, warm_up: float = 0.0, seed: int = 0
 ) -> Simulated:
-    """Simulates `seconds` of a load on a system, after `warm_up` seconds that do not count in the figures."""
+    """Simulates `seconds` of a load on a system, after `warm_up` seconds that do not count in the figures.
+
+    The same `seed` gives the same result.
+    """
     clock, chance = Clock(), random.Random(seed)
     shared = Host(clock, costs.speeds, costs.turn)
     until = warm_up + seconds

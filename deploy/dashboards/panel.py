@@ -1,4 +1,9 @@
-"""The parts of a dashboard as data, and functions for the Prometheus queries of most panels."""
+"""The parts of a dashboard as data, and functions for the Prometheus queries of most panels.
+
+In these functions `metric` is the full name of a metric (of a histogram or summary without `_bucket`, `_sum`,
+`_count`). `by` has the labels of the series to show, separated by commas; empty: one series. `where` has further
+conditions on labels, such as `device="gpu"`. The interval is Grafana's `$__rate_interval` before each point of a graph.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -105,7 +110,7 @@ def rate(metric: str, by: str = "", *, where: str = "") -> str:
 
 
 def increase(metric: str, by: str = "", *, where: str = "") -> str:
-    """The query for the increase of a counter between two points of the graph, summed over processes."""
+    """The query for the increase of a counter in the interval, summed over processes."""
     return f"sum{_by(by)} (increase({metric}{_selected(where)}[$__rate_interval]))"
 
 
@@ -125,12 +130,12 @@ def of_cell_rate(metric: str, by: str = "") -> str:
 
 
 def of_cell_increase(metric: str, by: str = "") -> str:
-    """The query for the increase, between two points of the graph, of a counter that is kept in Redis."""
+    """The query for the increase in the interval of a counter kept in Redis, as for `of_cell_rate`."""
     return f"max{_by(by)} (increase({metric}{_selected('')}[$__rate_interval]))"
 
 
 def quantile(share: float, metric: str, by: str = "") -> str:
-    """The query for a quantile of a histogram, over all processes."""
+    """The query for a quantile of a histogram, over all processes; `share` is 0.5 for the median."""
     labels = f"{by}, le" if by else "le"
     return f"histogram_quantile({share}, {rate(metric + '_bucket', labels)})"
 

@@ -25,6 +25,7 @@ SYNCED_BYTES, BETWEEN_SYNCS_S = 4000, 0.002
 def sync_cost(folder: Path | None = None, times: int = 400) -> tuple[float, float]:
     """Returns the seconds of CPU, and of waiting, until a file that has grown is on disk.
 
+    The file is in `folder` (None: the folder of temporary files) and grows `times` times.
     Both are means and not medians: a few waits are long, and everything that waits for Redis shares them.
     """
     cpu_s = wait_s = 0.0
@@ -134,7 +135,10 @@ class ReadCosts:
 
 
 def read_stream_cost(many: int = 512, times: int = 200) -> ReadCosts:
-    """Measures the cost of a log in a read, from reads that block on one log and on `many`, each ended by an entry."""
+    """Measures the cost of a log in a read, from reads that block on one log and on `many`, each ended by an entry.
+
+    It does `times` reads of each kind.
+    """
     few, lots = (asyncio.run(_reads(count, times)) for count in (1, many))
     each = (many - 1) * times
     redis_s, gateway_s, wire_bytes = (max(0.0, more - less) / each for more, less in zip(lots, few, strict=True))

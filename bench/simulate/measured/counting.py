@@ -65,8 +65,8 @@ class Counted:
 def measured(system: System, load: Load, seconds: float, vocabulary: int, *, scripts: bool = False) -> Counted:
     """Runs a load for `seconds` after a warm-up, until all requests are answered, and returns its counts.
 
-    Counts and seconds of CPU include the warm-up; `figures` do not. `scripts`: also count the runs and seconds of each
-    script, by Redis' slow log.
+    Prompts are random token ids below `vocabulary`. Counts and seconds of CPU include the warm-up; `figures` do not.
+    `scripts`: also count the runs and seconds of each script, by Redis' slow log.
     """
     chance = random.Random(time.time_ns())
     warm = Driver(url=system.url, load=load, vocabulary=vocabulary, chance=chance, requests=[])
@@ -117,8 +117,8 @@ def measured(system: System, load: Load, seconds: float, vocabulary: int, *, scr
 def footprint(system: System, vocabulary: int, many: int = 192) -> tuple[float, float, float]:
     """Measures the bytes of a stream, as the mean of `many` at once.
 
-    Returns the memory of Redis for a request in flight, that for an ended request whose log is gone, and the gateway's
-    memory for a stream.
+    Prompts are random token ids below `vocabulary`. Returns the memory of Redis for a request in flight, that for an
+    ended request whose log is gone, and the gateway's memory for a stream.
     """
     load = Load(prompt=Lengths.of(32), new=Lengths.of(64), clients=many)
 

@@ -66,14 +66,17 @@ class System:
         return waited, turns
 
     def resident_bytes(self, kind: str) -> int:
-        """Returns the resident memory of all processes of a kind."""
+        """Returns the bytes of resident memory of all processes of a kind, one of the keys of `pids`."""
         pages = [int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in self.pids[kind]]
         return sum(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
 @contextmanager
 def running(model: Path, *, stages: int = 1, replicas: int = 1) -> Iterator[System]:
-    """Runs `blockrelay up` with workers of one thread each, without speculation; yields when it is ready."""
+    """Runs `blockrelay up` with workers of one thread each, without speculation; yields when it is ready.
+
+    The model is cut into `stages` stages, each with `replicas` workers. Raises RuntimeError if `up` ends before.
+    """
     with tempfile.TemporaryDirectory(prefix="br-simulate-") as folder:
         argv = [sys.executable, "-P", "-m", "blockrelay_launcher", "up", "--model", str(model), "--port", "0"]
         argv += ["--threads", "1", "--no-speculation", "--stages", str(stages), "--replicas", str(replicas)]

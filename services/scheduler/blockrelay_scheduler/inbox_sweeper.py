@@ -37,7 +37,7 @@ class InboxSweeper(threading.Thread):
     def close(self) -> None:
         """Ends the thread, and leaves queued inboxes to their time to live.
 
-        Waits up to PATIENCE_S for a command that is under way, so that the client may be closed afterwards. The
+        Waits up to SWEEPER_END_S for a command that is under way, so that the client may be closed afterwards. The
         process ends anyway, and the daemon thread with it.
         """
         self._over.set()

@@ -49,7 +49,10 @@ def dead_workers(silent_ms: Mapping[str, int], *, dead_after_ms: int) -> list[st
 
 
 def patience_ms(tokens: int, *, stalled_after_s: float, prompt_tokens_per_s: float) -> int:
-    """Milliseconds that a run of a request of `tokens` tokens may show no progress before it is stuck."""
+    """Milliseconds that a run of a request of `tokens` tokens may show no progress before it is stuck.
+
+    It is `stalled_after_s`, and PROMPT_PATIENCE times the seconds of `tokens` tokens at `prompt_tokens_per_s`.
+    """
     return int(1000 * (stalled_after_s + PROMPT_PATIENCE * tokens / prompt_tokens_per_s))
 
 
@@ -62,7 +65,8 @@ def rescues(
 ) -> list[Rescue]:
     """Returns what to do with unfinished requests; those that need nothing are left out.
 
-    A passed deadline comes first. A running request without progress is run again, whatever state its workers report.
+    A passed deadline comes first. A running request that shows no progress for its `patience_ms` is run again, whatever
+    state its workers report.
     A queued request waits without limit, except for a GPU that alone may serve it: then `fallback_wait_s` seconds.
     """
     acts: list[Rescue] = []

@@ -155,7 +155,7 @@ def _let_read_as_before(handle: int, place: Path) -> None:
 def add_key(path: Path, tenant: Tenant) -> str:
     """Creates a key for a new tenant, stores its hash and returns the key. Creates the file if there is none.
 
-    Raises UsageError if the tenant has no name or there is a key of that name.
+    Raises UsageError if the tenant has no name, if there is a key of that name, or if the file cannot be used.
     """
     keys = read_keys(path) if path.exists() else ()
     if not tenant.name:
@@ -168,7 +168,7 @@ def add_key(path: Path, tenant: Tenant) -> str:
 
 
 def remove_key(path: Path, name: str) -> None:
-    """Removes the key of the tenant `name`. Raises UsageError when there is none."""
+    """Removes the key of the tenant `name`. Raises UsageError when there is none, or the file cannot be used."""
     keys = read_keys(path)
     kept = tuple(key for key in keys if key.tenant.name != name)
     if len(kept) == len(keys):

@@ -70,6 +70,7 @@ class ThreadCounter(Collector):
         registry.register(self)
 
     def inc(self, amount: float = 1.0) -> None:
+        """Adds `amount`, which is not negative."""
         self._value += amount
 
     def collect(self) -> Iterator[CounterMetricFamily]:

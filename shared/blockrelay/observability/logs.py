@@ -2,8 +2,8 @@
 
 The fields are timestamp, level, event_type, node_id, request_id, session_id, step, traceparent, trace_id and data; the
 trace id is in lines about a request whose client sent a traceparent. `log.info("NODE_READY", blocks=9)` puts `blocks`
-under `data`; `request_id`, `session_id` and `step` stay on top. Prompts and texts are never logged unless `log_prompts`
-is set: callers pass counts, not contents.
+under `data`; `request_id`, `session_id` and `step` stay on top. Callers pass counts, not contents: only a gateway with
+the setting BLOCKRELAY_LOG_PROMPTS logs prompts, as token ids.
 """
 
 import contextlib
@@ -45,7 +45,10 @@ def node_name(role: str) -> str:
 
 
 def configure(level: str, *, node_id: str) -> None:
-    """Sets up logging for this process, from `level` up (a level name such as INFO). Called once, in `__main__`."""
+    """Sets up logging for this process, from `level` up (a level name such as INFO). Called once, in `__main__`.
+
+    `node_id` goes into every line. Raises KeyError for an unknown level.
+    """
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,

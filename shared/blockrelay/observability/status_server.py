@@ -17,7 +17,8 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 
 from blockrelay.observability.logs import get
 
-#: Connections open at once. A further one ends the oldest: a well-behaved client is answered within milliseconds.
+#: Connections open at once. A further one ends the oldest: a well-behaved client is answered within milliseconds. While
+#: ended ones are still being answered, there may be twice as many.
 MAX_CONNECTIONS = 16
 #: The limits of a connection: its duration in seconds, and the size of its request in bytes.
 DEADLINE_S, HEAD_BYTES = 5.0, 8192
@@ -50,7 +51,7 @@ class StatusServer:
 
 
 class _Server(socketserver.ThreadingTCPServer):
-    """A TCP server with a thread for each connection: at most MAX_CONNECTIONS, each for DEADLINE_S at most."""
+    """A TCP server with a thread for each connection: MAX_CONNECTIONS (see there), each for DEADLINE_S at most."""
 
     allow_reuse_address = True
     daemon_threads = True

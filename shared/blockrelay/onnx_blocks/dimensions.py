@@ -37,6 +37,7 @@ class StepSizes:
 
     @property
     def total(self) -> int:
+        """Tokens of each sequence after the step."""
         return self.past + self.new
 
     def named(self, name: str) -> int | None:

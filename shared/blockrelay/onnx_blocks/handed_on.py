@@ -128,8 +128,8 @@ def row_bytes(wiring: Wiring, last: int, max_position: int) -> int:
 def max_rows(wiring: Wiring, stage: Stage, max_position: int, most: int) -> int:
     """Returns the number of rows (tokens) that a step of the stage may have, `most` at most.
 
-    With that many rows, neither what the stage takes nor what it hands on exceeds MAX_BYTES, at any context. Raises as
-    `row_bytes` does.
+    With that many rows, neither what the stage takes nor what it hands on exceeds MAX_BYTES, at any context up to
+    `max_position` tokens. Raises as `row_bytes` does.
     """
     borders = [border for border in (stage.first - 1, stage.last) if 0 < border < len(wiring.blocks)]
     limit = most
@@ -140,7 +140,10 @@ def max_rows(wiring: Wiring, stage: Stage, max_position: int, most: int) -> int:
 
 
 def check_borders(wiring: Wiring, stages: Sequence[Stage], max_position: int) -> None:
-    """Raises OnnxBlocksError, with file and tensor, if the blocks cannot be cut into `stages`."""
+    """Raises OnnxBlocksError, with file and tensor, if the blocks cannot be cut into `stages`.
+
+    `max_position` is the context in tokens, for which a row must fit into MAX_BYTES.
+    """
     for stage in stages:
         for border in (stage.first - 1, stage.last):
             if 0 < border < len(wiring.blocks):

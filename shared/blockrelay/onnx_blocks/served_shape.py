@@ -39,7 +39,8 @@ class ServedShape:
 def served_wiring(root: Path) -> Wiring:
     """Returns the wiring of the ONNX blocks of the block folder `root`, from its `blocks.json`.
 
-    The manifest has the SHA-256 of that file. Raises OnnxBlocksError.
+    The manifest has the SHA-256 of that file. Raises OnnxBlocksError for a file that cannot be read, and for blocks
+    that do not fit together.
     """
     return wire([block.signature for block in read_blocks_file(root / ONNX_BLOCKS_NAME)])
 

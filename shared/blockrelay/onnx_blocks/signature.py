@@ -67,7 +67,7 @@ def check_names(file: str, kind: str, names: Collection[str]) -> None:
 
 
 def shown(dims: Sequence[Dimension] | None) -> str:
-    """Returns dimensions as messages show them: (batch_size, 1, 10, ?)."""
+    """Returns dimensions as messages show them: (batch_size, 1, 10, ?); None: `of unknown dimensions`."""
     if dims is None:
         return "of unknown dimensions"
     return f"({', '.join(str(one) if one != '' else '?' for one in dims)}{',' if len(dims) == 1 else ''})"

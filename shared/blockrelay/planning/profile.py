@@ -72,7 +72,10 @@ class ProductTimes:
     """The spread of `layer`, as in `BlockProfile`."""
 
     def at(self, rows: float, *, is_head: bool) -> float:
-        """Returns the seconds for `rows` >= 1 rows, interpolated as in `BlockProfile.at`."""
+        """Returns the seconds for `rows` >= 1 rows of the head's linear layer if `is_head`, else of those of a layer.
+
+        They are interpolated as in `BlockProfile.at`.
+        """
         return max(_line(self.head if is_head else self.layer, rows), 0.0)
 
 

@@ -22,6 +22,7 @@ class Capabilities:
     kv_tokens: int  # tokens that its KV pages hold
 
     def to_json(self) -> str:
+        """Returns the capabilities as the JSON in a worker's record; `from_json` is the inverse."""
         return json.dumps(asdict(self), sort_keys=True)
 
     @classmethod

@@ -61,7 +61,7 @@ def parse_split(text: str) -> tuple[Stage, ...]:
 class Plan:
     """The assignment of blocks to stages and of stages to workers, with the reasons."""
 
-    epoch: int  # a newer plan has a larger one
+    epoch: int  # number of the plan; a newer one has a larger number
     split: str  # as `split_text` writes it
     route_class: str  # "gpu" when a GPU has a block, else "cpu"
     assignments: Mapping[str, int]  # worker id -> stage index, also of workers that still load their blocks
@@ -71,6 +71,7 @@ class Plan:
     source: str = ""  # the origin of the split
 
     def to_json(self) -> str:
+        """Returns the plan as the JSON that `plan:<model>` holds; `from_redis` is the inverse."""
         return json.dumps(asdict(self), sort_keys=True)
 
     @classmethod

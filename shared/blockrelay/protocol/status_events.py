@@ -33,6 +33,7 @@ class Shard:
         return cls(model=model, first=min(first, layers) - 1, last=min(last, layers) - 1, layers=layers)
 
     def to_json(self) -> dict[str, Any]:
+        """Returns the layers in the form that clients get."""
         return {
             "model": self.model,
             "start_layer": self.first,

@@ -1,6 +1,7 @@
 """Settings that all services of a cell share, in `{cell}:settings`: a scheduler writes them, other services read them.
 
-The scheduler that started last decides. Before any has started, the defaults hold.
+The scheduler that started last decides. Before any has started, the defaults hold. All functions with a client raise
+RedisTrouble.
 """
 
 from collections.abc import Mapping

@@ -82,7 +82,7 @@ def connect(url: str, *, cell: str | None = None, answer_s: float | None = None)
 
 
 def connect_async(url: str, *, cell: str | None = None, connections: int = 32) -> redis.asyncio.Redis:
-    """Does what `connect` does, for asyncio. A task that finds all `connections` in use waits for one."""
+    """Returns an asyncio client; otherwise as `connect`. A task that finds all `connections` in use waits for one."""
     return _AsyncClient.from_pool(make_async_pool(url, cell, _OPTIONS, connections=connections))
 
 

@@ -78,7 +78,10 @@ Overtaken = WatchError
 
 
 def trouble(error: Exception, *, looked_up: bool = False) -> RedisTrouble | None:
-    """Returns the RedisTrouble for `error` of redis-py; None for a bug. `looked_up`: the server's address is."""
+    """Returns the RedisTrouble for `error` of redis-py; None for a bug.
+
+    `looked_up`: Sentinels or cluster nodes name the server, so MOVED and ASK pass after another look-up.
+    """
     text = _PIPELINE.sub("", str(error), count=1)
     if isinstance(error, AuthenticationError | AuthorizationError):
         kind, code = RedisRefused, getattr(error, "status_code", None) or "WRONGPASS"

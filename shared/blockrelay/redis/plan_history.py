@@ -2,7 +2,7 @@
 
 `blockrelay plan apply` and `plan rollback` add entries. A scheduler adds one when its settings differ from the last
 entry that came from settings. So a scheduler that only restarts keeps an applied plan, and one that starts with another
-plan replaces it.
+plan replaces it. All functions with a client raise RedisTrouble.
 """
 
 import getpass
@@ -63,7 +63,10 @@ def newest(answer: list[tuple[bytes, Mapping[bytes, bytes]]]) -> PlanEntry | Non
 def append(
     client: redis.Redis, keys: Keys, model: str, planned: PlannedSplit, *, origin: Origin, who: str, behind: str
 ) -> PlanEntry | None:
-    """Adds an entry if the newest one still has the id `behind` ("": there is none) and returns it; else None."""
+    """Adds an entry by the author `who` if the newest one still has the id `behind` ("": there is none); returns it.
+
+    Returns None if another entry was added meanwhile.
+    """
     key = keys.plan_history(model)
     with client.pipeline(transaction=True) as pipeline:
         pipeline.watch(key)

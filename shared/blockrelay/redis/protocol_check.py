@@ -1,4 +1,7 @@
-"""Reads the protocol number of a cell, and checks that this release speaks it."""
+"""Reads the protocol number of a cell, and checks that this release speaks it.
+
+All functions with a client raise RedisTrouble.
+"""
 
 import re
 from contextlib import suppress

@@ -1,4 +1,7 @@
-"""Reads a cell's state: workers, the plan, the accounting of requests, and lost devices."""
+"""Reads a cell's state: workers, the plan, the accounting of requests, and lost devices.
+
+`model` is always the model's key in Redis. All functions with a client raise RedisTrouble.
+"""
 
 import json
 import time
@@ -68,7 +71,7 @@ async def read_workers_async(client: redis.asyncio.Redis, keys: Keys, model: str
 
 
 def read_plan(client: redis.Redis, keys: Keys, model: str) -> Plan | None:
-    """Returns the plan in force, or None."""
+    """Returns the plan of `model` in force; None while there is none."""
     return Plan.from_redis(cast(Any, client.hgetall(keys.plan(model))))
 
 
@@ -79,17 +82,17 @@ async def read_plan_async(client: redis.asyncio.Redis, keys: Keys, model: str) -
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accounting:
-    """The accounting of a cell: its requests, re-runs and worker deaths since it began."""
+    """The accounting of a model in a cell: its requests, re-runs and worker deaths since the cell began."""
 
     accepted: int  # requests
     ended: Mapping[str, int]  # requests, by the reason of the end
-    in_flight: int  # unfinished requests now
+    in_flight: int  # unfinished requests now, of all models of the cell
     deaths: int  # of workers
     reruns: Mapping[str, int]  # runs that were ended and queued again, by reason
 
 
 def read_accounting(client: redis.Redis, keys: Keys, model: str) -> Accounting:
-    """Returns the accounting of a cell at one moment: an ACCEPT between two reads would look like a lost request."""
+    """Returns the accounting of `model` at one moment: an ACCEPT between two reads would look like a lost request."""
     pipeline = client.pipeline(transaction=True)
     pipeline.hgetall(keys.totals(model))
     pipeline.zcard(keys.running)
@@ -142,7 +145,10 @@ class LostDevice:
 
 
 def tell_lost_device(client: redis.Redis, keys: Keys, lost: LostDevice) -> bool:
-    """Publishes a lost device for some seconds. Returns whether `retry_lost_device` was called, once for each call."""
+    """Publishes a lost device for 10 s. Returns whether `retry_lost_device` was called, once for each such call.
+
+    The device's worker calls it again and again until it tries the device or ends.
+    """
     pipeline = client.pipeline(transaction=True)
     pipeline.time()
     pipeline.getdel(keys.device_retry(lost.name))

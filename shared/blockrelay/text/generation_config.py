@@ -39,7 +39,8 @@ _LONGEST = 200
 def generation_defaults(config: Fields) -> GenerationDefaults:
     """Returns the defaults of requests from generation_config.json, `config`.
 
-    Raises UsageError that names a value for which every request without its own would be refused.
+    A config with `do_sample` false makes requests greedy. Raises the error of `config` (`Fields`) that names a value of
+    another type, or one for which every request without its own would be refused.
     """
 
     def number(name: str) -> float | None:
@@ -79,7 +80,8 @@ def _top_k(config: Fields) -> int | None:
 def ignored_defaults(config: Fields) -> dict[str, Any]:
     """Returns the fields of `config` that would change answers and are not applied, with their values.
 
-    Values longer than _LONGEST characters of JSON are cut, as text.
+    Values longer than _LONGEST characters of JSON are cut, as text. Raises the error of `config` (`Fields`) for a
+    number that is not finite.
     """
     ignored: dict[str, Any] = {}
     for name in sorted(config.names()):

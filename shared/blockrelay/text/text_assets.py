@@ -118,7 +118,10 @@ def _lacking(folder: Path, tokenizer: bytes | None, chat_template: str | None, e
 
 
 def token_ids(raw: Fields, name: str) -> tuple[int, ...] | None:
-    """Reads a field that is a token id or a list of them, without repetitions; None if it is absent or null."""
+    """Reads a field that is a token id or a list of them, without repetitions; None if it is absent or null.
+
+    Raises the error of `raw` (`Fields`) for anything else.
+    """
     if not raw.has(name):
         return None
     value = raw.take(name)
@@ -132,7 +135,7 @@ def token_ids(raw: Fields, name: str) -> tuple[int, ...] | None:
 
 
 def first_id(raw: Fields, name: str) -> int | None:
-    """Reads the first token id of a field (`token_ids`); None if it is absent, null or empty."""
+    """Reads the first token id of a field; None if it is absent, null or empty. Raises as `token_ids` does."""
     ids = token_ids(raw, name)
     return ids[0] if ids else None
 

@@ -1,7 +1,7 @@
 """Accepts requests with the script ACCEPT, which checks their limits.
 
 A refused request leaves nothing behind: the script checks limits before its first write, and of several prompts of one
-HTTP request either all are accepted or none. The states of one request on its way are a table (`submission`).
+HTTP request either all are accepted or none. The states of one request on its way are a table (`submission_states`).
 """
 
 import asyncio
@@ -47,7 +47,7 @@ from blockrelay_gateway.streaming.records import Records
 
 @dataclass(slots=True)
 class _Submitted:
-    """One request on its way through `submission.TABLE`; `answer` is ACCEPT's."""
+    """One request on its way through `submission_states.TABLE`; `answer` is ACCEPT's."""
 
     request: AdmissionRequest
     tenant: Tenant
@@ -85,7 +85,7 @@ class Admission:
         blocks: int,
         settings: GatewaySettings,
     ) -> None:
-        """`blocks` is the model's number of blocks, for the log."""
+        """`gateway` is this gateway's id, `model` the model's key in Redis, `blocks` its number of blocks."""
         self._scripts, self._streaming, self._cell = scripts, streaming, cell
         self._results, self._pools = results, pools
         self._metrics, self._tenants, self._watch = metrics, tenants, watch

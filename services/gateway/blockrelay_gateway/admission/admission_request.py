@@ -13,7 +13,7 @@ class AdmissionRequest:
     """One prompt, or one row of a tensor step, with everything that decides its answer."""
 
     request_id: str
-    """The request id."""
+    """Id of the request in its cell."""
     fingerprint: str = ""
     """Hash of the body of a keyed request; "" without an Idempotency-Key."""
     body: RequestBody
@@ -21,6 +21,7 @@ class AdmissionRequest:
     timeout_s: float | None = None
     """Seconds; None: the gateway's default."""
     priority: int | None = None
+    """A lower one is claimed earlier; None: the tenant's usual one."""
     session: SessionStep | None = None
     result_bytes: int = 0
     """Bytes of the payload Redis that its tensor result and KV take."""

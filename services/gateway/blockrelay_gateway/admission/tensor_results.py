@@ -49,7 +49,7 @@ class TensorResults:
         *,
         of_its_own: bool,
     ) -> None:
-        """`of_its_own`: the payload Redis is not the control Redis."""
+        """`client` is for the control Redis, `payload` for the payload Redis; `of_its_own`: these are two servers."""
         self._client, self._payload, self._keys, self._watch = client, payload, keys, watch
         self._of_its_own = of_its_own
         self._reading = asyncio.Semaphore(RESULTS_READ_AT_ONCE)

@@ -27,11 +27,11 @@ from blockrelay_gateway.http.body_limit import RECEIVED
 from blockrelay_gateway.policy import HELPER_BODY_BYTES, HELPER_NICENESS, HELPER_PARSED_BYTES, OFFLOAD_BYTES
 
 T = TypeVar("T")
-#: A method of Reading: it reads the body of one route.
+#: A method of BodyReader: it reads the body of one route.
 How = Callable[[BodyReader, bytes, RequestOrigin], Read[T]]
 #: Characters of an error message, and of a field's name, that a helper returns: both may repeat content of the body.
 MESSAGE_CHARS = 2000
-#: In a helper process: its Reading, by the model's name in Redis.
+#: In a helper process: its BodyReader, by the model's name in Redis.
 _made: dict[str, BodyReader] = {}
 
 
@@ -94,7 +94,7 @@ def content_of(read: Read[T]) -> T:
 
 
 def _read(settings: GatewaySettings, model_key: str, how: str, raw: bytes, sender: RequestOrigin) -> Read[object]:
-    """Reads a body in a helper process, with the method of Reading that is named `how`."""
+    """Reads a body in a helper process, with the method of BodyReader that is named `how`."""
     read: Read[object] = getattr(_reading(settings, model_key), how)(raw, sender)
     error = read.refusal
     if error is not None and len(str(error)) > MESSAGE_CHARS:
@@ -105,7 +105,7 @@ def _read(settings: GatewaySettings, model_key: str, how: str, raw: bytes, sende
 
 
 def _reading(settings: GatewaySettings, model_key: str) -> BodyReader:
-    """The Reading of a helper process, made at its first body.
+    """The BodyReader of a helper process, made at its first body.
 
     Raises ServiceUnavailable if the model's folder is not the one that the gateway has opened.
     """

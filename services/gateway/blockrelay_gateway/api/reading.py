@@ -195,7 +195,7 @@ class BodyReader:
 
 
 def reading_of(settings: GatewaySettings, folder: BlockFolder) -> BodyReader:
-    """Builds the Reading for the model in `folder`.
+    """Builds the reader of bodies for the model in `folder`.
 
     Raises BlockFolderError for a tokenizer or chat template that cannot be used.
     """

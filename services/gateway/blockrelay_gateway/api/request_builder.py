@@ -21,6 +21,7 @@ from blockrelay_gateway.api.client_headers import ClientHeaders
 from blockrelay_gateway.api.common_schemas import SamplingFields
 from blockrelay_gateway.policy import EXPECTED_TOKENS, MAX_TIMEOUT_S
 
+#: The most characters of `cache_salt`.
 MAX_SALT = 256
 
 
@@ -56,6 +57,7 @@ class RequestBuilder:
     def encode(self, text: str, param: str, *, add_special_tokens: bool = True) -> list[int]:
         """Encodes the text of the field `param`.
 
+        `add_special_tokens` is False for texts of chat templates, which have special tokens already.
         Raises BadRequest without a tokenizer, and ContextLengthExceeded for a text that is certainly too long.
         """
         if self.tokenizer is None:
@@ -100,6 +102,7 @@ class RequestBuilder:
     ) -> AdmissionRequest:
         """Builds a request for text from `fields`, which all APIs spell the same, and the encoded `prompt`.
 
+        `name` has the request's id. `logprobs` is the number of alternatives for each token; None: none are computed.
         `max_tokens` is a ceiling: the limit in force is also bounded by the context's room behind the prompt. An
         `open_ended` request may use the rest of the context if client, model and settings name no limit.
         """

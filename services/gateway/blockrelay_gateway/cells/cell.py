@@ -40,7 +40,7 @@ class ServedModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Cell:
-    """The parts of one cell, and the actions of routes that need several parts. It is a `responses.Source`."""
+    """The parts of one cell, and the actions of routes that need several parts. It is a ResponseSource."""
 
     served: ServedModel
     keys: Keys

@@ -3,8 +3,8 @@
 A keyed request, or a session, is in the cell that the list in force named when it began. So if lists disagree, the
 cells of earlier lists are asked first, by MOVE: it finds the request or session there, or it records that the name
 goes elsewhere by a newer list; then a gateway that has not read that list yet is refused there. So one key stays one
-request (I9), whenever each gateway reads the file and whatever its clock says. A cell that is away may have the
-request: the answer is 503, never a second run.
+request (I9 in docs/protocol.md), whenever each gateway reads the file and whatever its clock says. A cell that is away
+may have the request: the answer is 503, never a second run.
 """
 
 import time
@@ -56,7 +56,8 @@ class Submission:
         """Calls `Admission.submit` in the cell where the requests belong and returns that cell and their readers.
 
         Requests without a key or session go to another cell if theirs is away, or has no workers or no room. `place` is
-        the cell that they must go to, if they must. Raises what `Admission.submit` raises.
+        the cell that they must go to, if they must. `together`: they are the rows of one step, as for
+        `Admission.submit`. Raises what that raises, and ServiceUnavailable if a cell that may have the request is away.
         """
         if place is None and not self._cells.several:
             place = CellChoice(self._cells.home)

@@ -12,7 +12,7 @@ Work = Callable[[], Coroutine[Any, Any, None]]
 
 
 class Background:
-    """Background work by name; the event `broken` is set when one has failed."""
+    """Background work (`works`, by name); the event `broken` is set when one has raised an error."""
 
     def __init__(self, works: Mapping[str, Work], broken: asyncio.Event) -> None:
         self.works, self.broken = dict(works), broken

@@ -1,8 +1,8 @@
 """Limits the memory of bodies and answers in this process, and the time in which a body has to arrive.
 
 One budget counts bodies that arrive and wait, their parsed JSON (`helpers.json_size`), and tensor answers until they
-are sent. Other memory has other bounds: h11 refuses heads over HEAD_BYTES, a socket that the client does not read stops
-its writer, a token log is kept once for all its readers, and ACCEPT bounds the number of requests.
+are sent. Other memory has other bounds: h11 refuses heads over HEAD_BYTES (`http.server`), a socket that the client
+does not read stops its writer, a token log is kept once for all its readers, and ACCEPT bounds the number of requests.
 """
 
 import asyncio
@@ -21,6 +21,7 @@ class BodyBudget:
     """The bytes that all requests and answers together may take. The largest body always fits if it is alone."""
 
     def __init__(self, max_bytes: int, *, largest_body: int = 0) -> None:
+        """`max_bytes` is the budget, raised to `largest_body`, what the largest body needs."""
         self.max_bytes, self.used = max(max_bytes, largest_body), 0
         self.max_waiting = max(int(WAITING_SHARE * self.max_bytes), largest_body)
         self.max_large = max(int(LARGE_SHARE * self.max_bytes), largest_body)

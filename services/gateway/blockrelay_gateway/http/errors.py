@@ -190,7 +190,7 @@ def from_validation(errors: Sequence[Any]) -> BadRequest:
 
 
 def unreadable(cause: BaseException | None, what: str = "body") -> BadRequest:
-    """The error for a body or message that is not JSON, by the parser's exception."""
+    """The error for a body or message (`what`) that is not JSON, by the parser's exception; None: no exception."""
     if isinstance(cause, UnicodeDecodeError):
         at = f"byte 0x{cause.object[cause.start]:02x} at {cause.start}"
         return BadRequest(f"the {what} is not {cause.encoding.upper()} text ({at}): send JSON as UTF-8")
@@ -291,7 +291,8 @@ def infer_error(
 ) -> dict[str, Any]:
     """The error in the shape of /v1/infer, which includes OpenAI's shape.
 
-    Without block arguments it is that of a request that never ran.
+    Without block arguments it is that of a request that never ran. `message` and `error_type` replace those of `error`;
+    `more` has further fields of the object.
     """
     return {
         "status": "error",

@@ -69,7 +69,8 @@ class Tailer:
         self._tails: dict[bytes, _Tail] = {}
         self._news = asyncio.Event()
         self._in_read = False
-        self.connected = self.away = False  # before the first read neither is known
+        #: The last read has worked, or has failed. Both are False before the first read.
+        self.connected = self.away = False
         #: Set at each first read after the start or a lost connection. The waiting task clears it.
         self.returned = asyncio.Event()
 

@@ -17,7 +17,10 @@ from blockrelay_gateway.streaming.records import Records
 
 
 class ResponseFormat(Protocol):
-    """The JSON of one kind of answer, streamed or whole. `index` is the prompt's index in the body."""
+    """The JSON of one kind of answer, streamed or whole.
+
+    `index` is the prompt's index in the body, `fingerprint` the numerics ids of the workers, for `system_fingerprint`.
+    """
 
     opens_early: ClassVar[bool]
     """The first chunk is sent when the request is accepted, not together with the first token."""

@@ -48,7 +48,10 @@ class OtlpTraces:
         self._sending = BatchSpanProcessor(self._exporter, max_queue_size=limit)
 
     def samples(self, identity: TraceIdentity, name: str) -> bool:
-        """True if `OTEL_TRACES_SAMPLER` wants the trace; by default all but those whose client does not sample."""
+        """True if `OTEL_TRACES_SAMPLER` wants the trace; by default all but those whose client does not sample.
+
+        `name` is the model's.
+        """
         parent = TraceContextTextMapPropagator().extract({"traceparent": identity.traceparent})
         result = self._sampler.should_sample(parent, int(identity.trace_id, 16), name, trace.SpanKind.SERVER)
         return result.decision.is_sampled()

@@ -59,6 +59,7 @@ def token_times(came: Sequence[float]) -> list[float]:
 def figures(rounds: Sequence[Round], *, prompt: int) -> dict[str, Any]:
     """Returns one entry of the report: medians over rounds; percentiles are over all requests of all rounds.
 
+    `prompt` is the number of tokens of each prompt. The figures in the entry:
     `decode_tok_s`: see `decode_rate`. `prefill_ms`: until every request has its first token, and `prompt_tok_s` from
     it. `itl_ms_...`: see `token_times`; None if all tokens came together. `tokens_at_once`: mean number of tokens per
     arrival. `tok_s`: all new tokens over the whole time. `rounds`: the figures of each round.
@@ -92,7 +93,10 @@ def figures(rounds: Sequence[Round], *, prompt: int) -> dict[str, Any]:
 
 
 def ratio(gateway: Sequence[Round], in_process: Sequence[Round], *, prompt: int) -> dict[str, Any]:
-    """Returns the speed through the gateway as a share of that in process (1: equal), medians over pairs of rounds."""
+    """Returns the speed through the gateway as a share of that in process (1: equal), medians over pairs of rounds.
+
+    `prompt` is the number of tokens of each prompt.
+    """
     pairs = list(zip(gateway, in_process, strict=True))
     return {
         "requests": len(gateway[0].tokens),
@@ -103,7 +107,10 @@ def ratio(gateway: Sequence[Round], in_process: Sequence[Round], *, prompt: int)
 
 
 def random_prompts(dice: random.Random, vocab_size: int, requests: int, length: int) -> list[list[int]]:
-    """Returns prompts of random token ids, which share no beginning, so that there is no prefix hit."""
+    """Returns `requests` prompts of `length` random token ids, which share no beginning, so that none is a prefix hit.
+
+    `dice` is the random source.
+    """
     return [[dice.randrange(vocab_size) for _ in range(length)] for _ in range(requests)]
 
 

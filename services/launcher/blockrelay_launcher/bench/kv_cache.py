@@ -21,8 +21,8 @@ def kv_cache_figures(
 ) -> dict[str, Any]:
     """Measures requests with and without the cache and returns medians over rounds.
 
-    `whole`, `step` and `second_step` are ratios of the time without the cache to that with it; `growth` is the time of
-    steps 41 to 50 over that of 11 to 20.
+    Prompts are `prompt` random token ids below `vocab_size`, drawn by `dice`. `whole`, `step` and `second_step` are
+    ratios of the time without the cache to that with it; `growth` is the time of steps 41 to 50 over that of 11 to 20.
     """
     by_name: dict[str, list[float]] = {}
 

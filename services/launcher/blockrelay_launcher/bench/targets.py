@@ -43,7 +43,8 @@ class GatewaySide:
     def round(self, prompts: Sequence[Sequence[int]], new: int, *, use_cache: bool = True) -> Round:
         """Sends all prompts at once and waits until each has `new` tokens.
 
-        Raises ServiceUnavailable if one is not answered to its end.
+        `use_cache` False: the requests keep no KV between tokens. Raises ServiceUnavailable if one is not answered to
+        its end.
         """
         bodies = [self._body(prompt, new, use_cache=use_cache) for prompt in prompts]
         return self._runner.run(self._round(bodies, new))
@@ -135,6 +136,7 @@ class InProcessSide:
     """The side that runs the executor's loop in one process, without services."""
 
     def __init__(self, process: "subprocess.Popen[str]") -> None:
+        """Waits until `process` has loaded the model. Raises ServiceUnavailable if it ends before."""
         self._process = process
         if self._read() != "ready":
             raise ServiceUnavailable(f"the measured process ended with code {process.wait()} before it was ready")
@@ -157,7 +159,11 @@ class InProcessSide:
 
 @contextlib.contextmanager
 def in_process(model: Path, *, threads: int, max_rows: int, pages: int) -> Iterator[InProcessSide]:
-    """Starts the process, yields the loaded side, and ends the process. `pages`: KV pages for the largest round."""
+    """Starts the process, yields the loaded side, and ends the process.
+
+    `threads` and `max_rows` (tokens of a batch) are those of a worker; `pages`: KV pages for the largest round. Raises
+    ServiceUnavailable if the process ends before it is ready.
+    """
     argv = [sys.executable, "-P", "-m", "blockrelay_worker.offline.bench", "--model", str(model)]
     with subprocess.Popen(
         [*argv, "--threads", str(threads), "--max-rows", str(max_rows), "--pages", str(pages)],

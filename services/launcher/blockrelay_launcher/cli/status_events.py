@@ -12,7 +12,7 @@ from blockrelay.redis.subscription import subscribed
 
 
 def follow(cell: CellAddress, tell: Callable[[str], None], *, as_json: bool) -> None:
-    """Calls `tell` with a line for each event, until the process is interrupted.
+    """Calls `tell` with a line for each event (JSON if `as_json`), until the process is interrupted.
 
     Raises ServiceUnavailable when the connection to Redis is lost.
     """

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
+#: HTTP statuses after which the next gateway is tried.
 TRY_AGAIN = (429, 502, 503)
 
 
@@ -52,6 +53,9 @@ def resuming_stream(
     http: httpx.Client | None = None,
 ) -> Generator[Event, None, None]:
     """Yields every event of the answer once, in order. The last one may have "error", if the request failed.
+
+    The POST goes to `path` of one of `gateways` (base URLs), the first one drawn at random. `body` is the request
+    without `stream`, `key` its Idempotency-Key (None: a random one), and `headers` are further headers.
 
     `retrying` is called with the cause of every interruption, `accepted` with the request's id whenever a gateway
     begins to answer. `http` is the client to use; None makes one for this call, which obeys HTTP_PROXY and the like,

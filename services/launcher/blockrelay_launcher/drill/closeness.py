@@ -21,7 +21,7 @@ class Claim(NamedTuple):
     """The part of an answer that a reference can check."""
 
     number: int
-    """Number of the request's `Ask`."""
+    """Index of the request's DrillRequest, as RequestRecord.number."""
     given: tuple[int, ...] | tuple[str, ...]
     """The tokens of a greedy answer, or the digests of the logits of a session's steps."""
 
@@ -90,7 +90,7 @@ class Closeness:
             self._off = {claim: of[longest][: len(claim.given)] for claim, longest in whole.items()}
 
     def verdict(self, one: RequestRecord, *, on_gpu: bool) -> Verdict:
-        """Returns the verdict on a request that has ended."""
+        """Returns the verdict on a request that has ended; `on_gpu`: a GPU computed a part of it."""
         claim = claim_of(self.requests, one)
         if one.kind != "session" and (one.kind != "cancelled" or one.finish_reason):
             wrong = incomplete(self.requests[one.number], len(one.tokens), one.finish_reason)

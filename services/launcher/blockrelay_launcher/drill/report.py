@@ -32,6 +32,7 @@ class Report:
     lost: int
     """Requests that were accepted and ended with an error or not at all."""
     mismatched: int
+    """Requests that ended with another answer than the right one."""
     duplicated: int
     """Events that came twice."""
     refused: int
@@ -133,9 +134,10 @@ def judge(
 ) -> Report:
     """Judges all requests and returns the report.
 
-    `answer` returns the right answer of an ask, by its number, for a fingerprint; None for an unknown one. `runs` is
-    the data of every RUN_START in the workers' logs, in order. `inexact` returns the verdict on a request with
-    nondeterministic bits, for which `answer` is not called; None for any other.
+    `answer` returns the right answer to the DrillRequest of a number (RequestRecord.number) for a fingerprint; None for
+    an unknown one. `seconds` is the length of the drill; if it was `interrupted`, requests without an end are not lost.
+    `runs` is the data of every RUN_START in the workers' logs, in order. `inexact` returns the verdict on a request
+    with nondeterministic bits, for which `answer` is not called; None for any other.
     """
     count: Counter[str] = Counter()
     served: Counter[Served] = Counter()

@@ -112,7 +112,7 @@ def make_requests(
 
 @dataclass(slots=True)
 class References:
-    """The right answers of all asks. `ids` has the salt of each numerics id that may answer.
+    """The right answers to all `requests`. `ids` has the salt of each numerics id that may answer.
 
     `prepare` computes answers in other processes; `answer` returns them.
     """
@@ -125,7 +125,7 @@ class References:
     )
 
     def answer(self, number: int, fingerprint: str) -> ReferenceAnswer | None:
-        """Returns the right answer of ask number `number` for a `system_fingerprint`; None for an unknown one.
+        """Returns the right answer to `requests[number]` for a `system_fingerprint`; None for an unknown one.
 
         Call `prepare` first.
         """
@@ -133,7 +133,7 @@ class References:
         return None if parts is None else self._known[number, parts]
 
     def prepare(self, wanted: Iterable[tuple[int, str]]) -> None:
-        """Computes the missing answers of these pairs (ask, fingerprint). Raises ServiceUnavailable."""
+        """Computes the missing answers of these pairs (index in `requests`, fingerprint). Raises ServiceUnavailable."""
         pairs = {(ask, parts) for ask, name in wanted if (parts := parts_of(name, self.ids)) is not None}
         missing = sorted(pairs - self._known.keys(), key=repr)
         if missing:
@@ -171,7 +171,7 @@ def incomplete(request: DrillRequest, tokens: int, finish_reason: str) -> str:
 
 
 def answers_alone(model: Path, requests: Sequence[tuple[DrillRequest, Parts]]) -> list[ReferenceAnswer]:
-    """Computes the answers of asks in a new process, one after the other. Raises ServiceUnavailable if it fails."""
+    """Computes the answers to `requests` in a new process, one by one. Raises ServiceUnavailable if it fails."""
     lines = "".join(json.dumps(ask.to_dict(parts)) + "\n" for ask, parts in requests)
     argv = [sys.executable, "-P", "-m", "blockrelay_worker.offline.reference_answers", str(model)]
     stdout = run_command(argv, stdin=lines).check(

@@ -63,7 +63,8 @@ class ServedBlocks:
 def served_blocks(options: ServedModelOptions, *, gpus: bool) -> ServedBlocks | None:
     """Returns the ONNX blocks that `up` is to serve; None without `--blocks`. Prints a line for each missing setting.
 
-    Raises UsageError for options that do not go together, and typer.Exit if the worker has printed an error.
+    `gpus`: `up` also starts workers on GPUs. Raises UsageError for options that do not go together, and typer.Exit if
+    the worker has printed an error.
     """
     options.check_stand_in(gpus=gpus)
     if options.blocks is None:
@@ -88,7 +89,8 @@ def served_blocks(options: ServedModelOptions, *, gpus: bool) -> ServedBlocks | 
 def described(folder: Path, max_position: int | None) -> Described:
     """Returns the description of the blocks in `folder`, with the block folder from which services serve them.
 
-    Raises typer.Exit if the worker has printed an error.
+    `max_position` is the length of the context in tokens; None: the one that the files name, else a default. Raises
+    typer.Exit if the worker has printed an error.
     """
     argv = [sys.executable, "-P", "-m", _MODULE]
     argv += [] if max_position is None else ["--max-position", str(max_position)]

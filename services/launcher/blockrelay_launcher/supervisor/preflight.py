@@ -18,7 +18,7 @@ from blockrelay_launcher.up_options.options import UpOptions, service_names
 
 
 def check_services(options: UpOptions, ports: Sequence[int]) -> None:
-    """Raises UsageError for API keys, origins or host names that the gateways would refuse.
+    """Raises UsageError for API keys, origins or host names that the gateways, on `ports`, would refuse.
 
     Raises ValidationError for settings in the environment that workers would refuse.
     """

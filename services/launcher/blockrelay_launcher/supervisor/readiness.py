@@ -50,7 +50,10 @@ def why_workers_wait(redis_url: str, cell: str, model: str, stages: Mapping[int,
 
 
 def why_workers_are_slow(redis_url: str, cell: str, model: str, pids: Collection[int]) -> list[str]:
-    """Returns the causes of slow computing that workers of these processes report, each once; none without Redis."""
+    """Returns the causes of slow computing that workers of these processes report, each once; none without Redis.
+
+    `pids` are the ids of the processes, `model` is the model's key in Redis.
+    """
     try:
         return list(slow_workers(_own_workers(redis_url, cell, model, pids)))
     except RedisTrouble:

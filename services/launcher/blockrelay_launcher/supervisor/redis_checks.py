@@ -44,7 +44,10 @@ def _setting(client: redis.Redis, name: str) -> str | None:
 
 
 def warnings_about(url: str, cell: str, *, carries_rows: bool = False) -> list[str]:
-    """Returns warnings for the user about the control Redis at `url`; none while it does not answer."""
+    """Returns warnings for the user about the control Redis at `url`; none while it does not answer.
+
+    `carries_rows`: as for `weaknesses`.
+    """
     client = redis_link.connect(url, cell=cell)
     try:
         return [

@@ -131,7 +131,7 @@ def gateways(layout: ServiceLayout) -> list[ChildProcess]:
 
 
 def given_to_gateways(network: NetworkOptions, ports: Sequence[int]) -> dict[str, object]:
-    """Returns the settings that all gateways share, besides those of every service."""
+    """Returns the settings that all gateways share, besides those of every service; `ports` are all their ports."""
     named = {"api_keys": network.api_keys, "allowed_hosts": network.allowed_hosts, "root_path": network.root_path}
     given: dict[str, object] = {name: value for name, value in named.items() if value is not None}
     origins = [GatewaySettings().cors_origins if network.cors_origins is None else network.cors_origins]

@@ -19,11 +19,12 @@ OF_A_STRATEGY = (
 class PlanChoice:
     """The options for the first plan: `stages` equal stages, the file `plan`, or a `strategy` with its options.
 
-    The other fields are the options of `blockrelay plan`.
+    The other fields are the options of `blockrelay plan`; None: not given.
     """
 
     stages: int = 1
     stage_devices: str = ""
+    """Class of device for each of `stages`, such as gpu,cpu,gpu; empty: any."""
     plan: Path | None = None
     strategy: str | None = None
     objective: str | None = None

@@ -67,7 +67,7 @@ def route_seconds(outstanding: Outstanding, workers: Sequence[WorkerInfo]) -> fl
 
 
 def demand(unfinished: int, outstanding: Outstanding, workers: Sequence[WorkerInfo], plan: Plan) -> Demand:
-    """Returns the demand of a cell with these workers under this plan."""
+    """Returns the demand of a cell with `unfinished` requests and these workers under this plan."""
     stages = len(parse_split(plan.split))
     serving = [w for w in workers if w.is_alive and not w.draining]
     first = [w for w in serving if w.stage == 0 and w.ready]
@@ -102,10 +102,11 @@ def routes_wanted(demand: Demand, *, target_s: float) -> int:
 def workers_wanted(
     demand: Demand, workers: Sequence[WorkerInfo], plan: Plan, *, target_s: float, spare: int
 ) -> dict[Device, int]:
-    """Returns the number of workers wanted of each class of device.
+    """Returns the number of workers wanted of each class of device; 0 of all without unfinished requests.
 
-    A stage counts as a GPU's while a GPU worker has it or loads it. Spare workers are CPUs wherever a stage is a CPU's,
-    because CPUs are the more common.
+    There is one for each stage of each wanted route, and at least one for each stage with `spare` more. A stage counts
+    as a GPU's while a GPU worker has it or loads it. The spare workers are CPUs wherever a stage is a CPU's, because
+    CPUs are the more common.
     """
     gpus = [worker.id for worker in workers if worker.device == GPU and not worker.draining]
     on_gpus = len({plan.assignments[gpu] for gpu in gpus if gpu in plan.assignments})

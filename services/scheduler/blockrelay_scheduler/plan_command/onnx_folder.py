@@ -21,8 +21,9 @@ _MODULE = "blockrelay_worker.offline.onnx_blocks.describe"
 def planned_model(model: Path | None, blocks: Path | None, max_position: int | None) -> Path:
     """Returns the block folder to plan for: `model`, a description of the ONNX blocks in `blocks`, or the bundled one.
 
-    The description is a block folder in the cache. Raises UsageError where both are given, and typer.Exit where the
-    child process failed, which has written the cause to stderr.
+    The description is a block folder in the cache. `max_position` is the context in tokens that it gets; None: the one
+    that the blocks' files name, else a default. Raises UsageError where both are given, or `max_position` without
+    `blocks`, and typer.Exit where the child process failed, which has written the cause to stderr.
     """
     if blocks is None:
         if max_position is not None:

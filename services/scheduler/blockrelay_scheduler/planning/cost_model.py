@@ -77,14 +77,17 @@ class CostModel:
         return sums[last] - sums[first - 1]
 
     def prefix_seconds(self, device: Device, rows: float, context: float) -> Sequence[float]:
-        """Sums of the seconds of a step: blocks 1 to i at index i, 0 at index 0. The result is cached."""
+        """Sums of the seconds of a step: blocks 1 to i at index i, 0 at index 0. The result is cached.
+
+        `rows` and `context` are as for `seconds`.
+        """
         key = (device.device_class, device.speed, device.bytes_per_second, device.operations_per_second, rows, context)
         if key not in self._seconds:
             self._seconds[key] = list(accumulate(self.each_block_seconds(device, rows, context), initial=0.0))
         return self._seconds[key]
 
     def each_block_seconds(self, device: Device, rows: float, context: float) -> list[float]:
-        """Seconds of a step of each block: block i at index i-1."""
+        """Seconds of a step of each block: block i at index i-1. `rows` and `context` are as for `seconds`."""
         return [self._block_seconds(device, index, rows, context) for index in range(1, len(self.analysis.blocks) + 1)]
 
     def weight_bytes(self, first: int, last: int, device: Device) -> int:

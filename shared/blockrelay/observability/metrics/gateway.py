@@ -186,7 +186,10 @@ class GatewayMetrics:
         self.redis_errors = redis_errors(registry)
 
     def tell_keys(self, count: int, read_at: float, *, unreadable: bool) -> None:
-        """Sets the three gauges of the key file: its number of keys, when it was read (Unix seconds), and its state."""
+        """Sets the three gauges of the key file: the `count` of its keys, when it was read (Unix seconds), its state.
+
+        `unreadable`: the file cannot be used now, and the keys that were read before stay in force.
+        """
         self.api_keys.set(count)
         self.api_keys_read_at.set(read_at)
         self.api_keys_unreadable.set(unreadable)

@@ -51,12 +51,12 @@ class Node:
     attributes: Mapping[str, Attribute]
 
     def number(self, name: str, default: float) -> float:
-        """Returns the attribute `name`; `default` if it is missing or has several numbers."""
+        """Returns the number that is the attribute `name`; `default` if it is missing or has several numbers."""
         value = self.attributes.get(name, default)
         return default if isinstance(value, tuple) else value
 
     def input(self, index: int) -> str:
-        """Returns the name of an input; empty if the node does not have it."""
+        """Returns the name of the input at `index`, from 0; empty if the node does not have it."""
         return self.inputs[index] if index < len(self.inputs) else ""
 
 

@@ -2,7 +2,7 @@
 
 A layer is: a norm; queries, keys and values (three linear layers, or one); attention; a linear layer; a norm; gate and
 up (two linear layers, or one); silu; a linear layer. Attention and MLP are each added to what came in. This tells which
-tensor is which. Only running both shows whether the graphs compute what our blocks compute (`import_report`).
+tensor is which. Only running both shows whether the graphs compute what our blocks compute: `blockrelay import` does.
 """
 
 from collections.abc import Sequence

@@ -39,7 +39,7 @@ def flag(value: object) -> bool:
 
 
 def count(value: object, limit: int = MAX_COUNT) -> int:
-    """Returns `value` if it is an integer in 0..most, else raises WireError."""
+    """Returns `value` if it is an integer in 0..`limit`, else raises WireError."""
     if type(value) is not int or not 0 <= value <= limit:
         raise WireError(f"expected a whole number in 0..{limit}, not {value!r:.40}")
     return value

@@ -12,14 +12,21 @@ TokenIds = npt.NDArray[np.int32]
 
 
 def pack_prompt(prompt: TokenIds) -> tuple[bytes, int]:
-    """Returns the token ids as little-endian bytes, and how many bytes each has: as few as the largest id needs."""
+    """Returns the token ids of a prompt (int32 [n], n >= 1) as little-endian bytes, and how many bytes each has.
+
+    Each has as few as the largest id needs.
+    """
     width = max(1, (int(prompt.max()).bit_length() + 7) // 8)
     octets = np.ascontiguousarray(prompt, "<u4").view(np.uint8).reshape(-1, 4)
     return octets[:, :width].tobytes(), width
 
 
 def unpack_prompt(octets: object, width: object) -> TokenIds:
-    """Returns the token ids in `octets`, `width` little-endian bytes each, or an int32 array. Raises WireError."""
+    """Returns the token ids that `pack_prompt` packed into `octets`, with `width` bytes each.
+
+    `octets` may also be an int32 array, which is returned as it is; `width` then counts for nothing. Raises WireError
+    for anything else, for no ids at all, and for an id above MAX_TOKEN.
+    """
     if isinstance(octets, np.ndarray) and octets.dtype == np.int32 and octets.ndim == 1 and octets.size:
         return cast(TokenIds, octets)
     if type(octets) is not bytes or type(width) is not int or not 1 <= width <= 4:

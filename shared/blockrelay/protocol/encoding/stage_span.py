@@ -20,7 +20,7 @@ class StageSpan:
     """One step of one worker for one request."""
 
     run: int  # number of the run of the request, from 1
-    worker_id: str  # worker id
+    worker_id: str
     stage: int  # from 0
     first: int  # first and last block of the stage
     last: int

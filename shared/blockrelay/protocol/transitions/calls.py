@@ -141,6 +141,7 @@ def accept(
     deadline_ms      Unix time; 0 = none
     fingerprint      identifies the client's body where the id derives from an idempotency key
     retention_s      how long its end can be read; 0 = as the cell sets it, and forgotten first when memory is short
+    tenant           whose limits count, and whose alone the request is; "": there are no keys
     priority         a lower one is claimed earlier; tenants of one priority share the workers by `weight`
     reader           gateway that will read the request if it exists already
     result_bytes     size of its tensor result on the payload Redis; 0 for tokens
@@ -264,7 +265,8 @@ def finish(
 ) -> Call[Literal["FINISHED", "DONE", "UNKNOWN", "LOST", "EARLY", "READ"]]:
     """Ends a request for `reason`. "expired" ends it only after its deadline by Redis' clock; else the answer is EARLY.
 
-    run        only while this run is the current one
+    meta       what the terminal entry of the log says about the end, as JSON; None: nothing
+    run_id     only while this run is the current one; "": whatever run is
     denied     only while the request waits for a GPU because it denies fallbacks
     abandoned  only while no gateway reads it; ACCEPT of the same id may then start it again
     confirm    writes even if the request has ended, so that a WAIT after the call covers that end too

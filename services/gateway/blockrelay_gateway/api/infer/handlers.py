@@ -89,7 +89,10 @@ class AcceptedStep:
 
 
 async def finish_text(cell: Cell, readers: Readers) -> Finished:
-    """Waits until a request of the text form has ended and returns its answer."""
+    """Waits until a request of the text form has ended and returns its answer, also if the request failed.
+
+    Raises ServiceUnavailable if the gateway shuts down first.
+    """
     answers, form = await collect(cell, readers), InferFormat()
     ((end,), (active,)) = [answer.end for answer in answers], readers.requests
     assert end is not None
@@ -99,12 +102,15 @@ async def finish_text(cell: Cell, readers: Readers) -> Finished:
 
 
 async def background(cell: Cell, readers: Readers) -> dict[str, Any]:
-    """The immediate answer to a background request: its id and status."""
+    """The immediate answer to a background request: its id and status. Raises ServiceUnavailable if Redis is away."""
     return InferFormat().background(readers.requests[0], await cell.status(readers))
 
 
 async def text_objects(cell: Cell, readers: Readers) -> AsyncIterator[dict[str, Any]]:
-    """Streams the answer to the text form as JSON objects, one for each token and one for the end (WebSocket only)."""
+    """Streams the answer to the text form as JSON objects, one for each token and one for the end (WebSocket only).
+
+    Raises ServiceUnavailable if the gateway shuts down first.
+    """
     (active,) = readers.requests
     form, relay = InferFormat(), cell.relay(active)
     if opening := form.opening(active):
@@ -133,8 +139,10 @@ async def submit_tensors(gateway: Gateway, tensors: Tensors, tenant: Tenant) -> 
 async def finish_tensors(accepted: AcceptedStep, session_id: str | None, tenant: Tenant) -> Finished:
     """Waits until all rows of a tensor step have ended and returns the answer.
 
-    Rows whose results are gone are computed once more. The caller gives the step's share back. Raises LimitExceeded
-    if there is no memory for the answer within ANSWER_ROOM_S.
+    Rows whose results are gone are computed once more. If a row failed, the answer is its error. `session_id` is the
+    client's, which the answer repeats. The caller gives the step's share back. Raises LimitExceeded if there is no
+    memory for the answer within ANSWER_ROOM_S, ServiceUnavailable if the gateway shuts down or Redis fails, and what
+    submission raises.
     """
     cell, steps, rows, readers = accepted.cell, accepted.steps, accepted.rows, accepted.readers
     started = min(active.started for active in readers.requests)

@@ -23,7 +23,7 @@ class TensorLayout:
 
 
 def layout_of(steps: Sequence[TensorStep] | None, *, rows: int) -> TensorLayout:
-    """Lays out the logits of all new tokens of `steps`, or without `steps` those of the last token of each row.
+    """Lays out the logits of all new tokens of `steps`, or without `steps` those of the last token of each of `rows`.
 
     A token's logits stand in the token's column of `input_ids`; columns in which no row has a token are left out.
     """

@@ -37,7 +37,10 @@ def is_tensor_form(request: InferRequest) -> bool:
 def text_request(
     builder: RequestBuilder, request: InferRequest, headers: ClientHeaders = NO_HEADERS, who: Identity | None = None
 ) -> AdmissionRequest:
-    """Builds the request of the text form. Raises BadRequest, or NotFound for another model."""
+    """Builds the request of the text form; `who` has its id (None: a random one).
+
+    Raises BadRequest, or NotFound for another model.
+    """
     builder.check_model(request.model)
     prompt = request.prompt
     tokens = builder.encode(prompt, "prompt") if isinstance(prompt, str) else list(prompt or ())

@@ -57,7 +57,8 @@ def tensor_success(
 ) -> dict[str, Any]:
     """The answer to a tensor step whose rows ended with `ends`; `seconds` is the time since its acceptance.
 
-    The data of its tensors is empty: `TensorAnswer` fills it in while it is sent.
+    `more` has further fields, those of `execution`. The data of its tensors is empty: `TensorAnswer` fills it in while
+    it is sent.
     """
     return {
         "status": "success",
@@ -104,7 +105,10 @@ class TensorAnswer:
 
 
 def text_success(answer: CollectedAnswer, active: ActiveRequest, *, seconds: float, **more: Any) -> dict[str, Any]:
-    """The whole answer to the text form; `seconds` is its total pipeline time."""
+    """The whole answer to the text form of a request that ended well.
+
+    `seconds` is its total pipeline time; `more` has further fields, those of `execution`.
+    """
     assert answer.end is not None
     return {
         "status": "success",
@@ -139,7 +143,10 @@ def pipeline_error(error: BlockrelayError, end: EndEntry, *, session_id: str | N
 
 
 class InferFormat:
-    """The format of the text form; a stream has one object per token, then the object of the whole answer."""
+    """The `ResponseFormat` of the text form; a stream has one object per token, then the object of the whole answer.
+
+    An instance is for one answer, whose tokens it collects.
+    """
 
     opens_early: ClassVar[bool] = True
 

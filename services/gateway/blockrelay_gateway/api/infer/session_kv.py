@@ -127,6 +127,7 @@ def split_tensors(tensors: Mapping[str, Any]) -> tuple[dict[str, Any], dict[Cach
 def read_given(served: ServedKv, past: Mapping[CacheSlot, Any], *, rows: int, context: int) -> GivenKv | None:
     """Decodes the KV tensors in `past` into pages; None if there are none.
 
+    `rows` is the number of rows of the step, `context` the model's number of positions.
     All layers must have the same number of positions: tokens pass through all layers, so what one layer lacks would
     have to be computed from the first layer on. Raises BadRequest naming the tensor.
     """

@@ -102,7 +102,10 @@ def check_names(session_id: str | None, step: int | None) -> int:
 
 
 def row_session(session_id: str, row: int, rows: int) -> str:
-    """The session id of one row: the client's own id for a single row, else one that no client can send."""
+    """The session id of one of a step's `rows`: the client's own id for a single row, else one that no client can send.
+
+    `row` counts from 0.
+    """
     return session_id if rows == 1 else f"{session_id}#{row}"
 
 
@@ -114,7 +117,8 @@ def other_shapes(session_id: str, rows: int) -> list[str]:
 def read_inputs(inputs: Mapping[str, Any], *, context: int, vocab_size: int) -> Inputs:
     """Decodes the tensors of a step and checks shapes, types and token ids.
 
-    A mask or positions of one row stand for all rows of `input_ids`. Raises BadRequest naming the tensor.
+    A mask or positions of one row stand for all rows of `input_ids`. `context` is the model's number of positions.
+    Raises BadRequest naming the tensor.
     """
     for name in inputs:
         if name not in _INPUTS:

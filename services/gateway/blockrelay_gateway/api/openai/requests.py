@@ -19,10 +19,14 @@ from blockrelay_gateway.api.request_builder import FieldNames, RequestBuilder
 
 @dataclass(frozen=True, slots=True)
 class OpenAIRequests:
-    """Builds requests for one model. Its methods raise BadRequest, or NotFound for another model, with the field."""
+    """Builds requests for one model. Its methods raise BadRequest, or NotFound for another model, with the field.
+
+    Their argument `who` has the request ids; None: random ones.
+    """
 
     builder: RequestBuilder
     template: ChatTemplate | None
+    """The model's chat template; None: chats are refused."""
 
     def completion(
         self, request: CompletionRequest, headers: ClientHeaders = NO_HEADERS, who: Identity | None = None

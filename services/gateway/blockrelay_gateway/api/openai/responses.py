@@ -264,7 +264,10 @@ class ChatFormat(_Base):
 
 
 def format_of(kind: Kind, model: str, tokenizer: Tokenizer | None, options: ResponseOptions) -> ResponseFormat:
-    """Returns the format of the answers of `kind`."""
+    """Returns the format of the answers of `kind`; `model` is the model's name in the API.
+
+    `tokenizer` is needed only for the text of log probabilities; None: the model has none.
+    """
     if kind == "completion":
         return CompletionFormat(model, tokenizer, options)
     return ChatFormat(model, tokenizer, options)

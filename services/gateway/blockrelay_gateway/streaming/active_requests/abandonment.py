@@ -59,8 +59,10 @@ class Abandonment:
                 attempt += 1
 
     async def _cancelled(self, active: ActiveRequest) -> bool:
-        """Whether the request has ended: FINISH, which looks for followers itself, said so. This gateway is not one of
-        them any more."""
+        """Calls FINISH, after this gateway has left the request's readers; True if the request has ended.
+
+        FINISH looks for other gateways that read it. Raises RedisTrouble.
+        """
         await self._lease.remove(active.id)
         if active.readers or time.monotonic() - active.sought < SOUGHT_S:
             await self._lease.add(active.id, self._gateway)

@@ -34,7 +34,10 @@ class Acceptance:
     def call(
         self, *, max_in_flight: int = NO_LIMIT_OF_REQUESTS, limits: Limits = NO_LIMITS, confirm: bool = False
     ) -> Call[Accepted]:
-        """The call; the same request, seed and deadline each time, so the same tokens. `confirm`: WAIT follows."""
+        """The call of ACCEPT; the same request, seed and deadline each time, so the same tokens.
+
+        `max_in_flight` is the limit on the cell's unfinished requests. `confirm`: WAIT follows.
+        """
         return calls.accept(
             self.request_id,
             self.body,

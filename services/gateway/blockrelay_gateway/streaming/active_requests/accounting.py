@@ -1,4 +1,8 @@
-"""Counts active requests in metrics and logs. A gateway counts only the requests that it accepted itself."""
+"""Counts active requests in metrics and logs.
+
+Gauges count all requests that the gateway follows. Tokens, times and ends are counted by the gateway that accepted the
+request, so that each is counted once.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -29,7 +33,7 @@ class Accounting:
             (self._metrics.running_requests if active.tokens else self._metrics.waiting_requests).dec()
 
     def received(self, active: ActiveRequest, entry: LogEntry, now: float) -> None:
-        """Counts the next entry of a request's log; `now` is of the monotonic clock."""
+        """Counts the next entry of a request's log, and notes the first one's time; `now` is of the monotonic clock."""
         metrics, owned = self._metrics, active.owned
         if isinstance(entry, TokenEntry):
             if not active.entries:

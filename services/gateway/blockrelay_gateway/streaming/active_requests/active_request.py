@@ -16,24 +16,26 @@ from blockrelay_gateway.streaming.active_requests.acceptance import Acceptance
 
 @dataclass(slots=True, eq=False)
 class ActiveRequest:
-    """One request with its log entries so far: TokenEntry 1..n, then one EndEntry. Times are of the monotonic clock,
-    except `created` (Unix seconds)."""
+    """One request with its log entries so far: TokenEntry 1..n, then one EndEntry.
+
+    Times are seconds of the monotonic clock, except `created` (Unix seconds).
+    """
 
     acceptance: Acceptance
     params: SamplingParams
     created: int
     cell: str = ""
     owned: bool = True  # accepted by this gateway, which counts it
-    started: float = field(default_factory=time.monotonic)
+    started: float = field(default_factory=time.monotonic)  # the time at which this gateway began to follow it
     entries: list[LogEntry] = field(default_factory=list[LogEntry])
-    end: EndEntry | None = None
-    numerics: str = ""
-    readers: int = 0
+    end: EndEntry | None = None  # the last of `entries`, once it is there
+    numerics: str = ""  # numerics ids of the workers that computed its tokens so far
+    readers: int = 0  # clients of this gateway that read it
     first: float | None = None  # the time of token 1
     last_entry_at: float = field(default_factory=time.monotonic)  # the time of the last entry
     checked: float = field(default_factory=time.monotonic)  # the time of the last look at the record
-    events: set[asyncio.Event] = field(default_factory=set[asyncio.Event])
-    grace: asyncio.TimerHandle | None = None
+    events: set[asyncio.Event] = field(default_factory=set[asyncio.Event])  # set at each new entry: they wake readers
+    grace: asyncio.TimerHandle | None = None  # the end of its grace period, while it has no reader
     sought: float = float("-inf")  # the last time that a client asked for it; it may become a reader
     leaving: bool = False  # it has no reader, and FINISH is under way or done
 

@@ -28,14 +28,14 @@ class GatewayLease:
         self._refused: set[str] = set()
 
     async def add(self, request_id: str, gateway: str) -> None:
-        """Registers that `gateway` reads the request."""
+        """Registers that `gateway` (an id, of this or another one) reads the request. Raises RedisTrouble."""
         both = self._client.pipeline(transaction=False)
         both.hset(self._keys.followers(request_id), gateway, "")
         both.expire(self._keys.followers(request_id), self.retention_s)
         await both.execute()
 
     async def remove(self, request_id: str) -> None:
-        """Removes the registration of this gateway."""
+        """Removes the registration of this gateway. Raises RedisTrouble."""
         await cast(Any, self._client.hdel(self._keys.followers(request_id), self._gateway))
 
     @asynccontextmanager
@@ -64,7 +64,7 @@ class GatewayLease:
         self._refused.add(request_id)
 
     async def settle(self, active: Container[str]) -> None:
-        """Take back what Redis should not have; `active` are the requests that this gateway follows.
+        """Takes back what Redis should not have; `active` are the requests that this gateway follows.
 
         Raises RedisTrouble; the next call tries again.
         """

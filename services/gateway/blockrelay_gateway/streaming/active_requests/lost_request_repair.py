@@ -122,7 +122,7 @@ class LostRequestRepair:
 
     async def _receive_an_early_end(self, active: ActiveRequest) -> None:
         """Passes on an end that the tailer cannot bring: at a position that clients have seen (Redis lost tokens), or
-        in a log that is gone. Clients get it behind all that they have seen (I8)."""
+        in a log that is gone. Clients get it behind all that they have seen (I8 in docs/protocol.md)."""
         record, log = await self._records.read(active.id, whole=False)
         entries = decode_log(log)
         if active.end is not None or not entries or not isinstance(entries[-1], EndEntry):

@@ -63,7 +63,7 @@ class RequestRegistry:
         self._accounting.dropped(active)
 
     def seek(self, request_id: str) -> None:
-        """Delays a cancellation by SOUGHT_S, because a client is about to attach."""
+        """Delays the cancellation of a request without readers (by SOUGHT_S), because a client is about to attach."""
         if known := self._by_id.get(request_id):
             known.sought = time.monotonic()
 
