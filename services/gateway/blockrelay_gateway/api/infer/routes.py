@@ -24,7 +24,7 @@ router = APIRouter(responses=openapi.WORK, route_class=OwnBodyRoute)
 
 @router.post("/v1/infer", dependencies=[described_by(InferRequest)])
 async def infer_once(request: Request) -> Response:
-    """Computes a step of tensors (`input_tensors`) or the text after a prompt (`prompt`)."""
+    """The tensor form or the text form."""
     gateway, tenant = state.of(request), authentication.of(request)
     body = await gateway.intake.body(request, BodyReader.infer)
     if isinstance(body, Tensors):

@@ -8,8 +8,6 @@ from blockrelay_gateway.api.common_schemas import SamplingFields, Strict, Whole
 
 
 class StreamOptions(Strict):
-    """The optional parts of a stream."""
-
     include_usage: bool | None = Field(default=None, description="one more event with the numbers of tokens")
     continuous_usage_stats: bool | None = Field(
         default=None, description="every event has the numbers of tokens up to its own"
@@ -76,7 +74,7 @@ class CompletionRequest(SamplingFields, UnusedFields):
 
 
 class ChatMessage(Strict):
-    """A message of a chat. Its further fields, such as those of an earlier answer, are ignored and named."""
+    """Other fields, of what a client was answered, may be there: they are ignored and named."""
 
     model_config = ConfigDict(extra="allow")
 

@@ -40,7 +40,7 @@ async def models(request: Request) -> Response:
 
 @router.get("/v1/models/{name:path}")
 async def model(name: str, request: Request) -> Response:
-    """The model, if this gateway serves it; 404 for any other. Without a name: the list of models."""
+    """The model, if it is ours. Without a name: the list."""
     gateway = state.of(request)
     if not name:
         return await models(request)
@@ -51,7 +51,7 @@ async def model(name: str, request: Request) -> Response:
 
 @router.get("/v1/plan")
 async def plan(request: Request, cell: CellName = None) -> Response:
-    """Which device runs which block, `{"block_1": "CPU", ...}`, in which stages, and why. 503 without a plan."""
+    """Which device runs which block, `{"block_1": "CPU", ...}`, in which stages, and why."""
     gateway = state.of(request)
     at = gateway.cells.home if cell is None else gateway.cells.named(cell)
     current = await read_plan_async(at.client, at.keys, gateway.served.key)
@@ -75,7 +75,7 @@ async def status_events(request: Request) -> Response:
 
 @router.get("/livez")
 async def livez(request: Request) -> Response:
-    """200 while this process works, 503 only when its restart would help. Redis and workers are not asked."""
+    """503 only when a restart of this process would help; says nothing about anything it needs."""
     stopped = state.of(request).cells.stopped()
     return JsonAnswer(
         {"status": "failed" if stopped else "ok", "stopped": stopped}, status_code=503 if stopped else 200
@@ -99,7 +99,7 @@ async def readyz(request: Request, question: Annotated[Question, Query(alias="fo
 @router.get("/v1/health")
 @router.get("/ping")
 async def health(request: Request) -> Response:
-    """The answer of `/readyz` without reasons, at other servers' paths: 503 exactly while no token can be produced."""
+    """What other servers call `/readyz`, without reasons: 503 exactly while no token could be produced."""
     ready, _ = await state.of(request).cells.readiness("tokens")
     return JsonAnswer({"status": "ok" if ready else "not ready"}, status_code=200 if ready else 503)
 
@@ -112,7 +112,7 @@ async def version() -> Response:
 
 @router.get("/")
 async def root(request: Request) -> Response:
-    """The name and release of this software, and the model that it serves."""
+    """What this is."""
     return JsonAnswer({"name": "blockrelay", "version": __version__, "model": state.of(request).model_name})
 
 
