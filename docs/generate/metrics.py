@@ -43,7 +43,7 @@ _GROUPS: dict[str, Callable[[CollectorRegistry], object]] = {
     "Gateway": GatewayMetrics,
     "Gateway, by API key": TenantMetrics,
     "Scheduler": SchedulerMetrics,
-    "Scheduler with Redis over TLS": lambda registry: Certificates(registry, {}),
+    "Scheduler with Redis over TLS": lambda registry: Certificates(registry, {}, {}),
     "Worker": WorkerMetrics,
     "Worker with a GPU": lambda registry: Sensors(registry, list),
 }

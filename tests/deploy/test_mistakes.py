@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from blockrelay import __version__
 from tests.support.kubernetes.contracts.objects import containers, kinds, one, pod_of
 from tests.support.kubernetes.contracts.rules import complaints
 from tests.support.kubernetes.custom_resources import custom_complaints
@@ -102,8 +103,17 @@ def of_another_cell(objects: list[Manifest]) -> None:
 
 
 def of_another_release(objects: list[Manifest]) -> None:
-    labels = one(objects, "Deployment", "scheduler")["spec"]["template"]["metadata"]["labels"]
-    labels["app.kubernetes.io/version"] = "0.1.0"
+    one(objects, "Deployment", "scheduler")["metadata"]["labels"]["app.kubernetes.io/version"] = "0.1.0"
+
+
+def claims_of_a_release(objects: list[Manifest]) -> None:
+    (claim,) = one(objects, "StatefulSet", "redis-control")["spec"]["volumeClaimTemplates"]
+    claim["metadata"].setdefault("labels", {})["app.kubernetes.io/version"] = __version__
+
+
+def redis_of_a_release(objects: list[Manifest]) -> None:
+    labels = one(objects, "Deployment", "redis-payload")["spec"]["template"]["metadata"]["labels"]
+    labels["app.kubernetes.io/version"] = __version__
 
 
 def cell_by_hand(objects: list[Manifest]) -> None:
@@ -291,7 +301,7 @@ MISTAKES: tuple[Mistake, ...] = (
     privileged, elsewhere, unknown_setting,
     service_links, drain_without_time, policy_for_nobody, no_policies, no_way_to_names, misspelt_worker,
     nobody_may_come, misspelt_redis, nobody_may_go, last_one_must_stay, volume_of_root, of_another_cell,
-    of_another_release, cell_by_hand,
+    of_another_release, claims_of_a_release, redis_of_a_release, cell_by_hand,
 )  # fmt: skip
 #: Of components, in the overlay production.
 OF_COMPONENTS: tuple[Mistake, ...] = (

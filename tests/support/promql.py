@@ -56,7 +56,7 @@ def registered() -> dict[str, set[str]]:
         own = CollectorRegistry()
         group(own)
         collectors += cast(Any, own)._collector_to_names
-    for add in (lambda own: Sensors(own, list), lambda own: Certificates(own, {})):
+    for add in (lambda own: Sensors(own, list), lambda own: Certificates(own, {}, {})):
         add(own := CollectorRegistry())
         collectors += cast(Any, own)._collector_to_names
     collectors += cast(Any, registry)._collector_to_names

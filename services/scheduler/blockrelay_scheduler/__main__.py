@@ -6,6 +6,7 @@ SIGTERM and SIGINT end it.
 import signal
 import sys
 import threading
+from functools import partial
 
 from blockrelay import failpoints
 from blockrelay.block_folder.folder import open_block_folder
@@ -21,6 +22,7 @@ from blockrelay.planning.plan_file import read_plan_file
 from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.planned_split import PlannedSplit, equal_parts
 from blockrelay.redis.client import Scripts, connect
+from blockrelay.redis.connections import server_certificate_end
 from blockrelay.settings import SchedulerSettings, read_settings
 from blockrelay_scheduler.loop import Scheduler, SchedulerLinks
 from blockrelay_scheduler.plan_command.inputs import PlanOptions, read_problem
@@ -44,7 +46,11 @@ def serve(settings: SchedulerSettings, stop: threading.Event) -> None:
     metrics = SchedulerMetrics(
         service_registry("scheduler", cell=settings.cell, model=settings.served_name(folder.model.name))
     )
-    Certificates(metrics.registry, {"control": settings.redis_url, "payload": settings.payload_redis_url})
+    Certificates(
+        metrics.registry,
+        {"control": settings.redis_url, "payload": settings.payload_redis_url},
+        {"control": partial(server_certificate_end, client), "payload": partial(server_certificate_end, payload)},
+    )
     scheduler = Scheduler(settings=settings, link=link, metrics=metrics, model=folder.model_key, planned=planned)
     try:
         status = StatusServer(settings.host, settings.port, metrics.registry, scheduler.gaps)

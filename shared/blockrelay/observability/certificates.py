@@ -1,7 +1,10 @@
-"""The expiry of the certificate authorities that a service trusts, as a metric. Their files are read at each scrape."""
+"""The expiry of the certificates of Redis, and of the authorities that a service trusts, as a metric.
+
+The files of authorities are read at each scrape; the certificate of a server is that of the newest connection to it.
+"""
 
 import ssl
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from urllib.parse import parse_qs, urlsplit
 
@@ -11,25 +14,38 @@ from prometheus_client.registry import Collector
 
 
 class Certificates(Collector):
-    """Exports `blockrelay_certificate_end_seconds`, one series for each Redis address with `ssl_ca_certs`.
+    """Exports `blockrelay_certificate_end_seconds`, one series for each Redis that is reached over TLS."""
 
-    There is no series without TLS or with the system's certificate authorities.
-    """
+    def __init__(
+        self,
+        registry: CollectorRegistry,
+        urls: Mapping[str, str | None],
+        servers: Mapping[str, Callable[[], float | None]],
+    ) -> None:
+        """`urls`: the address of each Redis by its name, which becomes the label `redis`; None where there is none.
 
-    def __init__(self, registry: CollectorRegistry, urls: Mapping[str, str | None]) -> None:
-        """`urls`: the address of each Redis by its name, which becomes the label `redis`; None where there is none."""
+        `servers`: by the same names, a function that returns when the server's certificate ends, or None while it is
+        not known. The last value that was known counts.
+        """
         self._files = {name: file for name, url in urls.items() if url and (file := authorities_of(url))}
+        self._servers = servers
+        self._known: dict[str, float] = {}
         registry.register(self)
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         family = GaugeMetricFamily(
             "blockrelay_certificate_end_seconds",
-            "Earliest expiry of the certificate authorities in the file that a Redis address names (Unix seconds)",
+            "Earliest expiry of the server's certificate and of the certificate authorities in the file that a Redis "
+            "address names (Unix seconds)",
             labels=["redis"],
         )
-        for name, file in self._files.items():
-            if (end := first_end(file)) is not None:
-                family.add_metric([name], end)
+        for name, server in self._servers.items():
+            if (end := server()) is not None:
+                self._known[name] = end
+        for name in sorted(self._files.keys() | self._known.keys()):
+            ends = [first_end(self._files[name]) if name in self._files else None, self._known.get(name)]
+            if known := [end for end in ends if end is not None]:
+                family.add_metric([name], min(known))
         yield family
 
 

@@ -94,8 +94,8 @@ FAMILIES = (
     Family("wake", "<gateway>", "stream, interrupts a gateway's blocking read", "gateway", "", "60 s after the last use"),
     Family("followers", "<id>", "hash of the gateways that read the log, once more than one has read it", "ACCEPT gateway", "FINISH FORGET", "retention"),
     Family("gateway", "<id>", "string, protocol number that the gateway speaks; there while it lives", "gateway", "FINISH", "15 s after its last heartbeat"),
-    Family("lost-devices", "", "hash, device and worker -> JSON: a GPU that the worker has lost and waits for", "worker", "", "member: when it is tried again"),
-    Family("device-retry", "<device>", "string: a lost GPU is to be tried now; set by `blockrelay devices retry`", "worker", "", "when it is tried, after 10 s"),
+    Family("lost-devices", "", "hash, device and worker -> JSON: a GPU that the worker has lost and waits for", "worker", "scheduler", "member: when it is tried again"),
+    Family("device-retry", "<device>", "string: a lost GPU is to be tried now; set by `blockrelay devices retry`", "worker scheduler", "", "when it is tried, after 10 s"),
     Family("dead-letters", "", "stream of requests that ended their workers or could not be computed", "COMMIT DEAD FINISH RERUN scheduler", "", "entry: after 7 days (`BLOCKRELAY_DEAD_LETTERS_S`); trimmed to 200"),
 )  # fmt: skip
 

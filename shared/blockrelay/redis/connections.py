@@ -8,6 +8,7 @@ role, all connections of that generation are outdated, and are closed before the
 import asyncio
 import builtins
 import re
+import ssl
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -246,6 +247,24 @@ def make_pool(url: str, cell: str | None, options: Mapping[str, Any]) -> redis.C
     except (TypeError, ValueError, RedisError) as error:
         raise _explained(url, error) from None
     return pool
+
+
+def server_certificate_end(client: redis.Redis) -> float | None:
+    """Returns when the certificate of the client's server ends (Unix seconds).
+
+    It is that of the connection that was used last. None without TLS, while no connection is idle, and where the
+    server's certificate is not checked.
+    """
+    idle = list(cast(Any, client.connection_pool)._available_connections)  # the last one is taken next
+    sock = getattr(idle[-1], "_sock", None) if idle else None
+    if not isinstance(sock, ssl.SSLSocket):
+        return None
+    try:
+        certificate = sock.getpeercert() or {}
+    except (OSError, ValueError):  # it is being closed
+        return None
+    end = certificate.get("notAfter")
+    return float(ssl.cert_time_to_seconds(str(end))) if end else None
 
 
 class AsyncPool(redis.asyncio.BlockingConnectionPool):

@@ -1,4 +1,4 @@
-"""The expiry of certificate authorities: the earliest of a file counts, and an unreadable file has no series."""
+"""The expiry of certificates: the earliest of a file counts, and the server's; an unreadable file has no series."""
 
 from pathlib import Path
 
@@ -42,7 +42,9 @@ YaoNYL2uIN7OnAIhAJFxCWUQxkRzGEXR/2KOsprFo1brm/4v3HtpU52atVm/
 
 def test_the_first_end_of_a_file_is_told_and_read_again_when_it_changes(tmp_path: Path) -> None:
     registry, file = CollectorRegistry(), tmp_path / "ca.crt"
-    Certificates(registry, {"control": f"rediss+sentinel://u:p@a,b/blockrelay/0?ssl_ca_certs={file}", "payload": None})
+    Certificates(
+        registry, {"control": f"rediss+sentinel://u:p@a,b/blockrelay/0?ssl_ca_certs={file}", "payload": None}, {}
+    )
 
     def told() -> float | None:
         return registry.get_sample_value("blockrelay_certificate_end_seconds", {"redis": "control"})
@@ -56,8 +58,18 @@ def test_the_first_end_of_a_file_is_told_and_read_again_when_it_changes(tmp_path
     assert told() is None
 
 
+def test_the_certificate_of_a_server_counts_too_and_stays_known_while_no_connection_shows_it(tmp_path: Path) -> None:
+    registry, file = CollectorRegistry(), tmp_path / "ca.crt"
+    file.write_text(EARLY)
+    seen: list[float | None] = [None, 2_000_000_000.0, None, 3_000_000_000.0]
+    address = {"control": f"rediss://a/0?ssl_ca_certs={file}"}
+    Certificates(registry, address, {"control": lambda: seen.pop(0)})
+    ends = [registry.get_sample_value("blockrelay_certificate_end_seconds", {"redis": "control"}) for _ in list(seen)]
+    assert ends == [EARLY_ENDS, 2_000_000_000.0, 2_000_000_000.0, EARLY_ENDS]
+
+
 def test_an_address_without_tls_names_none() -> None:
     assert authorities_of("redis://localhost:6379/0") == "" and authorities_of("unix:///run/redis.sock") == ""
     registry = CollectorRegistry()
-    Certificates(registry, {"control": "redis://localhost:6379/0"})
+    Certificates(registry, {"control": "redis://localhost:6379/0"}, {"control": lambda: None})
     assert not [sample for family in registry.collect() for sample in family.samples]

@@ -121,6 +121,12 @@ def test_redis_asks_for_a_password_that_is_nowhere_in_clear() -> None:
     assert not mounting & {"proxy", "prometheus", "alertmanager", "grafana", "jaeger", "converter"}
 
 
+def test_services_wait_for_a_redis_that_reads_a_long_file() -> None:
+    """While it reads, its answers count as failures. `up` ends when a container that others wait for is unhealthy."""
+    assert SERVICES["redis"]["command"][SERVICES["redis"]["command"].index("--appendonly") + 1] == "yes"
+    assert amount(SERVICES["redis"]["healthcheck"]["start_period"]) >= 600
+
+
 @contextmanager
 def redis_server(config: Path, folder: Path) -> Iterator[str]:
     """The path of the socket of a server that includes the file."""

@@ -123,6 +123,13 @@ def test_a_cell_and_a_namespace_of_another_name(tmp_path: Path) -> None:
     assert "address=blockrelay-redis-control.models.svc:6379\n" in (tmp_path / "s" / "keda.env").read_text()
 
 
+def test_a_cell_whose_name_cannot_be_one_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    command = [K8S / "make-secrets", tmp_path / "s", "models", "a/b"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and "a/b" in done.stderr
+    assert not (tmp_path / "s").exists()
+
+
 def test_secrets_of_sentinels_stand_on_the_others_and_stay(secrets: Path) -> None:
     make(secrets, script="make-sentinel-secrets")
     before = {path: path.read_bytes() for path in secrets.rglob("*") if path.is_file()}

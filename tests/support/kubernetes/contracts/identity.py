@@ -30,7 +30,8 @@ API_VERSIONS = {
     "Gateway": "gateway.networking.k8s.io/v1", "HTTPRoute": "gateway.networking.k8s.io/v1",
 }  # fmt: skip
 #: Every pod has them; the component and the cell say which one it is.
-LABELS = ("name", "instance", "part-of", "version", "component")
+LABELS = ("name", "instance", "part-of", "component")
+_VERSION = "app.kubernetes.io/version"
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
 
@@ -69,17 +70,27 @@ def named(objects: list[Manifest]) -> Iterator[str]:
 
 
 def labelled(objects: list[Manifest]) -> Iterator[str]:
-    """Pods say what they are, of which release, and of which cell: the same for all."""
+    """Pods say what they are, and of which cell, the same for all; workloads say of which release."""
     cells: set[str | None] = set()
     for workload in kinds(objects, *WORKLOADS):
         labels = labels_of(workload)
         missing = [name for name in LABELS if f"app.kubernetes.io/{name}" not in labels]
         yield from (f"{called(workload)}: its pods have no label {name}" for name in missing)
-        if labels.get("app.kubernetes.io/version") != __version__:
+        if workload["metadata"].get("labels", {}).get(_VERSION) != __version__:
             yield f"{called(workload)}: its version is not {__version__}"
         cells.add(labels.get("blockrelay.io/cell"))
     if len(cells) != 1 or None in cells:
         yield f"pods of one namespace are of the cells {cells}"
+
+
+def lasting(objects: list[Manifest]) -> Iterator[str]:
+    """The next release replaces no pod by its number alone, and changes no claim, which an API server refuses."""
+    for workload in kinds(objects, *WORKLOADS):
+        if _VERSION in labels_of(workload):
+            yield f"{called(workload)}: each release replaces its pods, since they have the label {_VERSION}"
+        for claim in workload["spec"].get("volumeClaimTemplates", []):
+            if _VERSION in claim["metadata"].get("labels", {}):
+                yield f"{called(workload)}: no later release can be applied, since its claims have the label {_VERSION}"
 
 
 def instanced(objects: list[Manifest]) -> Iterator[str]:

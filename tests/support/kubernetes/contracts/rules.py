@@ -17,7 +17,7 @@ from tests.support.kubernetes.rendering import Manifest
 OF_AN_OVERLAY: tuple[Rule, ...] = (identity.of_today, identity.in_namespaces)
 #: Of those of one namespace: what is elsewhere finds nobody here.
 OF_A_NAMESPACE: tuple[Rule, ...] = (
-    identity.named, identity.labelled, identity.instanced, identity.selected, identity.disrupted,
+    identity.named, identity.labelled, identity.lasting, identity.instanced, identity.selected, identity.disrupted,
     network.ports, network.closed, network.reached, network.ingress,
     pods.probed, pods.configured, pods.imaged, pods.pinned, pods.modelled, pods.mounted, pods.renewed,
     redis_probes.asked, placement.spread, placement.prioritised, placement.deadlined,
