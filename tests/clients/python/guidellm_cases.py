@@ -27,7 +27,7 @@ def benchmark(target: Target, *profile: str, request_format: str) -> None:
     told = [(request["prompt_tokens"], request["output_tokens"]) for request in requests["successful"]]
     assert not requests["errored"] and not requests["incomplete"], requests
     assert [new for _, new in told] == [NEW] * len(told) and counted.new == NEW * REQUESTS
-    # The gateway has answered all. On a busy machine (load 8) GuideLLM 0.8.0 left one of them out of its report.
+    # The gateway has answered all. On a busy machine (load 8) GuideLLM 0.8 left one of them out of its report.
     assert len(told) >= REQUESTS - 1, requests
     if len(told) == REQUESTS:
         assert sum(prompt for prompt, _ in told) == counted.prompt
