@@ -33,7 +33,7 @@ import numpy as np
 import redis
 from prometheus_client import Counter
 
-from blockrelay.protocol.constants import RETENTION_S
+from blockrelay.protocol.constants import RETENTION_S, YIELD_SHARE
 from blockrelay.protocol.encoding.end_meta import encode_end_meta
 from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.messages import Claimed, Commit, RequestBody
@@ -44,7 +44,7 @@ from blockrelay.redis.client import Scripts, check_redis, connect, wait_for_redi
 from blockrelay.redis.errors import RedisWatch
 from blockrelay.redis.protocol_check import check_protocol
 from blockrelay.settings import GatewaySettings
-from blockrelay_gateway.policy import FORGOTTEN_A_CALL, YIELD_SHARE
+from blockrelay_gateway.policy import FORGOTTEN_A_CALL
 from blockrelay_launcher.supervisor.embedded_redis import find_server_program, place
 from blockrelay_worker.lifecycle.registration import Assignment, Registration
 from blockrelay_worker.transport.redis_links import Links

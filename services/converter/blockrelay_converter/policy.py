@@ -7,8 +7,6 @@ What was measured, from which it computes, is in `sizing/measured.py`.
 
 #: Share of a core, of a worker's time and of a Redis thread that is planned for; the rest is for bursts.
 PLANNED_SHARE = 0.7
-#: Share of Redis' memory that ended requests may fill before they are forgotten early, as in gateways.
-ENDED_REQUESTS_SHARE = 0.5
 #: Seconds that the disk may add to a first token: a reader notices more.
 FIRST_TOKEN_DISK_S = 0.1
 #: The least number of each: with fewer, the service does not survive the loss of a node.

@@ -12,9 +12,8 @@ Numbers that operators set are in `blockrelay.settings.GatewaySettings`. The one
 
 #: Share of the control Redis' maxmemory above which nothing new is accepted: COMMIT must always fit.
 CONTROL_FULL_SHARE = 0.70
-#: Share of it above which ended requests are forgotten early; requests for each call, and most calls in one poll. Small
+#: Ended requests that are forgotten early (above YIELD_SHARE of it) in each call, and most calls in one poll: small
 #: calls let other commands through.
-YIELD_SHARE = 0.50
 FORGOTTEN_A_CALL = 128
 FORGET_CALLS_A_POLL = 64
 #: Seconds between two looks at the memory of the control Redis: a second of requests does not fill what is above the

@@ -78,8 +78,6 @@ STILL_S = 5.0
 #: measurements, whose median counts.
 SLOW_REDIS_S = 0.005
 REDIS_MEASUREMENTS = 9
-#: Share of Redis' memory from which its use is reported: gateways forget ended requests from here on.
-FULL_REDIS_SHARE = 0.5
 #: Seconds that a worker may take to answer `status`: the others are shown without it.
 WORKER_ANSWER_S = 1.0
 #: Number of workers that `status` asks for their totals at a time, so that hundreds take seconds.

@@ -34,7 +34,7 @@ def last_line(stderr: str | bytes, code: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class EndedCommand:
     """A command that has ended."""
 
     code: int
@@ -64,10 +64,12 @@ class Ended:
         return self.stdout
 
 
-def run_command(argv: Sequence[str | Path], *, stdin: str | None = None, timeout_s: float | None = None) -> Ended:
+def run_command(
+    argv: Sequence[str | Path], *, stdin: str | None = None, timeout_s: float | None = None
+) -> EndedCommand:
     """Runs a command to its end. Raises OSError if it cannot start, subprocess.TimeoutExpired after `timeout_s`."""
     done = subprocess.run(argv, input=stdin, capture_output=True, text=True, timeout=timeout_s, check=False)
-    return Ended(done.returncode, done.stdout, done.stderr)
+    return EndedCommand(done.returncode, done.stdout, done.stderr)
 
 
 @contextmanager
@@ -79,7 +81,10 @@ def command_lines(
     env: Mapping[str, str] | None = None,
     unusable: type[BlockrelayError] = UsageError,
 ) -> Iterator[IO[bytes]]:
-    """Yields stdout of a running command, and then raises what `Ended.check` raises. Kills it if the caller raises."""
+    """Yields stdout of a running command, and then raises what `EndedCommand.check` raises.
+
+    Kills the command if the caller raises.
+    """
     with (
         tempfile.TemporaryFile() as errors,
         subprocess.Popen(argv, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors) as process,
@@ -95,4 +100,4 @@ def command_lines(
             raise
         code = process.wait()
         errors.seek(0)
-        Ended(code, "", errors.read().decode(errors="replace")).check(what, unusable=unusable)
+        EndedCommand(code, "", errors.read().decode(errors="replace")).check(what, unusable=unusable)

@@ -1,4 +1,4 @@
-"""Numbers of the protocol that Python and Lua share."""
+"""Numbers of the protocol that several services share, some of them with the Lua scripts."""
 
 #: Tokens of a KV page. The kernels' number too: it decides bits (`blockrelay_worker.kernels.specification`).
 PAGE_TOKENS = 16
@@ -15,6 +15,9 @@ GIVEN_S = 600
 TRACE_STEPS, TRACE_S = 4096, 900
 #: Worker deaths at one log length after which a request runs alone, and deaths while it ran alone that end it.
 QUARANTINE_AFTER, MAX_QUARANTINE_DEATHS = 3, 5
+#: Share of the control Redis' maxmemory above which gateways forget ended requests early, `status` reports its use, and
+#: which `analyse --sizing` plans for.
+YIELD_SHARE = 0.50
 #: Seconds after which the mark that a worker runs a request alone expires.
 QUARANTINE_S = 600
 

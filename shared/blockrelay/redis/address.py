@@ -92,7 +92,7 @@ def unusable(url: str, why: str) -> UsageError:
 
 
 def _ambiguous(url: str) -> bool:
-    """Returns whether an @ follows a ?, so that nobody can tell a password from a parameter."""
+    """Returns whether an @ follows a ?: the text before it may be a password or a parameter."""
     return -1 < url.find("?") < url.rfind("@")
 
 

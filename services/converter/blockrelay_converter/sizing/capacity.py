@@ -8,10 +8,9 @@ from blockrelay.block_folder.analysis import ModelAnalysis
 from blockrelay.block_folder.model import FLOATS, Precision
 from blockrelay.block_folder.precisions import kv_item_bytes
 from blockrelay.errors import UsageError
-from blockrelay.protocol.constants import PAGE_TOKENS, RETENTION_S
+from blockrelay.protocol.constants import PAGE_TOKENS, RETENTION_S, YIELD_SHARE
 from blockrelay.protocol.planned_split import equal_parts
 from blockrelay_converter.policy import (
-    ENDED_REQUESTS_SHARE,
     FIRST_TOKEN_DISK_S,
     LEAST_GATEWAYS,
     LEAST_SCHEDULERS,
@@ -258,7 +257,7 @@ def capacity(model: ModelNeed, load: Load, pace: Pace) -> Capacity:
         redis_commands_per_second=a_second(measured.REDIS_COMMANDS, load, commits),
         redis_cpu=redis_cpu,
         redis_bytes=redis_bytes + kept,
-        redis_maxmemory=(redis_bytes + kept) / ENDED_REQUESTS_SHARE,
+        redis_maxmemory=(redis_bytes + kept) / YIELD_SHARE,
         redis_wire_bytes_per_second=a_second(measured.REDIS_WIRE, load, commits),
         disk=DiskNeed(
             file_bytes_per_second=a_second(measured.FILE_BYTES, load, commits),

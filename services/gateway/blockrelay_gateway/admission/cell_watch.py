@@ -9,6 +9,7 @@ import redis.asyncio
 from blockrelay.errors import RedisTrouble
 from blockrelay.observability import logs
 from blockrelay.observability.metrics.gateway import GatewayMetrics
+from blockrelay.protocol.constants import YIELD_SHARE
 from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.transitions import calls
 from blockrelay.redis.cell_settings import CellSettings, read_cell_settings_async
@@ -22,7 +23,6 @@ from blockrelay_gateway.policy import (
     FORGOTTEN_A_CALL,
     MEMORY_EXTRA_POLL_S,
     MEMORY_POLL_S,
-    YIELD_SHARE,
 )
 from blockrelay_gateway.streaming.active_requests.active_request import ActiveRequest
 from blockrelay_gateway.streaming.active_requests.gateway_lease import GatewayLease

@@ -11,12 +11,13 @@ from typing import Any, cast
 
 import redis
 
+from blockrelay.protocol.constants import YIELD_SHARE
 from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.plan import WorkerInfo, slow_workers
 from blockrelay.quantities import counted, format_seconds
 from blockrelay.redis.registry import read_accounting, read_lost_devices, read_oldest
 from blockrelay.typed_command import typed
-from blockrelay_launcher.policy import FULL_REDIS_SHARE, REDIS_MEASUREMENTS, SLOW_REDIS_S, STILL_S
+from blockrelay_launcher.policy import REDIS_MEASUREMENTS, SLOW_REDIS_S, STILL_S
 
 
 def read_trouble(client: redis.Redis, keys: Keys, workers: Mapping[str, Sequence[WorkerInfo]]) -> dict[str, Any]:
@@ -66,7 +67,7 @@ def sentences(trouble: Mapping[str, Any]) -> list[str]:
             f"`{typed('devices retry ' + lost['device'])}` (--data and --redis as here)"
         )
     used, limit = trouble["memory"]["used"], trouble["memory"]["limit"]
-    if limit and used >= FULL_REDIS_SHARE * limit:
+    if limit and used >= YIELD_SHARE * limit:
         lines.append(f"Redis uses {used >> 20} of {limit >> 20} MiB: ended requests are forgotten early")
     if trouble["answer_s"] >= SLOW_REDIS_S:
         lines.append(

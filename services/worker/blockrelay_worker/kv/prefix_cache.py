@@ -24,7 +24,7 @@ from blockrelay_worker.kv.block_hashes import (
     root_hash,
 )
 from blockrelay_worker.kv.store.store import PageStore
-from blockrelay_worker.runs.kv_load import Given, Load, Loaded
+from blockrelay_worker.runs.kv_load import Load, Loaded, SuppliedKv
 from blockrelay_worker.runs.kv_state import KvState
 from blockrelay_worker.runs.run import Run
 
@@ -88,7 +88,7 @@ class PrefixCache:
             elif self._store is not None and (block_hash := next(filter(self._store.may_have, candidates), None)):
                 hashes, partial_tokens = [*hashes, block_hash], rest
         self._count(run, kv.computed)
-        given = Given(run.request_id, kv.published, run.given_pages) if kv.published < run.given_pages else None
+        given = SuppliedKv(run.request_id, kv.published, run.given_pages) if kv.published < run.given_pages else None
         self._look_further(kv, hashes, partial_tokens, given)
 
     def take(self, run: Run, done: Loaded) -> None:
@@ -194,7 +194,7 @@ class PrefixCache:
     def _extend(self, run: Run, pages: int) -> None:
         extend_hashes(run.kv.hashes, self._root(run), run.tokens, pages)
 
-    def _look_further(self, kv: KvState, hashes: list[bytes], partial_tokens: int, given: Given | None) -> None:
+    def _look_further(self, kv: KvState, hashes: list[bytes], partial_tokens: int, given: SuppliedKv | None) -> None:
         """Starts to load the pages `hashes`, which follow the run's own, if the store may have them.
 
         The last one is a partial page of which `partial_tokens` tokens are wanted, unless that is 0. `given`: KV that

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class SuppliedKv:
     """KV supplied by a client, as seen from a sequence of pages to fill."""
 
     request_id: str
@@ -24,12 +24,12 @@ class Load:
     """Pages of the pool to be filled from the store, in order. Until it has ended the pages belong to the load."""
 
     hashes: tuple[bytes, ...]
-    """Names of the pages, as in `kv.block_hashes`."""
+    """Block hashes of the pages (`kv.block_hashes`)."""
     pages: tuple[int, ...]
     """Indexes in the pool."""
     partial_tokens: int = 0
     """Tokens wanted of the last page, if it is a partial one; 0: it is full."""
-    given: Given | None = None
+    given: SuppliedKv | None = None
     """KV that the client supplied for some of the pages."""
 
 
