@@ -20,10 +20,14 @@ class CellFile:
         since = datetime.fromtimestamp(time.time() - 1, UTC).isoformat()
         self._lists.append({"version": len(self._lists) + 1, "since": since, "weights": weights})
         where = {name: {"redis_url": self.urls[name]} for name in cells or self.urls}
-        fresh = self.path.with_suffix(".new")
-        fresh.write_text(json.dumps({"cells": where, "lists": self._lists}))
-        fresh.replace(self.path)
+        self.replace(json.dumps({"cells": where, "lists": self._lists}))
         return self
+
+    def replace(self, text: str) -> None:
+        """Make `text` the file in one step: a gateway that reads meanwhile sees the former text or this one."""
+        fresh = self.path.with_suffix(".new")
+        fresh.write_text(text)
+        fresh.replace(self.path)
 
     @property
     def version(self) -> int:

@@ -35,7 +35,7 @@ def test_a_file_that_cannot_be_used_changes_nothing(
 ) -> None:
     file.put(c0=1, c1=0)
     with running_gateway(several) as gateway, all_answer(workers):
-        file.path.unlink() if content is None else file.path.write_text(content)
+        file.path.unlink() if content is None else file.replace(content)
         wait_until(lambda: "CELLS_UNREADABLE" in capsys.readouterr().out, "it says so")
         assert cell_of(post(gateway)) == "c0"
         file.put(c0=0, c1=1)
@@ -49,19 +49,20 @@ def test_a_file_that_would_make_one_key_two_requests_is_refused(
     with running_gateway(several) as gateway, all_answer(workers):
         file.put(c0=0, c1=1)
         knows(gateway, 2)
-        file.path.write_text(older)
+        file.replace(older)
         said = read_until(capsys, "CELLS_UNREADABLE")
         assert "lists: version 2 is missing" in said
         assert cell_of(post(gateway)) == "c1"
 
 
 def read_until(capsys: pytest.CaptureFixture[str], event: str) -> str:
+    """What was printed until a whole line names `event`."""
     said = ""
 
     def there() -> bool:
         nonlocal said
         said += capsys.readouterr().out
-        return event in said
+        return event in said[: said.rfind("\n") + 1]
 
     wait_until(there, f"a line {event}")
     return said
