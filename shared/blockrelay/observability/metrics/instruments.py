@@ -1,9 +1,11 @@
-"""Parts that the metrics of several services share: histogram buckets, and counters whose series start at 0."""
+"""Parts that the metrics of several services share: histogram buckets, and the making of instruments."""
 
 from collections.abc import Sequence
 from itertools import product
 
-from prometheus_client import CollectorRegistry, Counter
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from blockrelay.observability.histograms import ThreadCounter
 
 #: vLLM's buckets for time to first token, and finer ones for a step and a block. Seconds.
 TTFT_BUCKETS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
@@ -27,17 +29,38 @@ ROW_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 FALLBACK = {"from": ("GPU",), "to": ("CPU",), "reason": ("gpu_error",)}
 
 
-def counter(name: str, text: str, registry: CollectorRegistry, **values: Sequence[str]) -> Counter:
-    """Creates a counter whose labels and their possible values are `values`; each combination has a series at 0."""
-    instrument = Counter(name, text, list(values), registry=registry)
-    for combination in product(*values.values()) if values else ():
-        instrument.labels(*combination)
-    return instrument
+class Instruments:
+    """Creates instruments in one registry, with one beginning of their names."""
 
+    def __init__(self, registry: CollectorRegistry, of: str = "") -> None:
+        """`of`: the beginning of each name behind `blockrelay_`, such as `worker_`."""
+        self._registry, self._prefix = registry, f"blockrelay_{of}"
 
-def fallbacks(name: str, text: str, registry: CollectorRegistry) -> Counter:
-    """Creates a counter of fallbacks, by block, device classes and reason. `expect_blocks` creates its series."""
-    return Counter(name, text, ["block", *FALLBACK], registry=registry)
+    def counter(self, name: str, text: str, *later: str, **values: Sequence[str]) -> Counter:
+        """Creates a counter with the labels `later` and `values`, which has the possible values of each label.
+
+        Without `later`, whose values are not known yet, each combination of values has a series at 0.
+        """
+        made = Counter(self._prefix + name, text, [*later, *values], registry=self._registry)
+        for combination in product(*values.values()) if values and not later else ():
+            made.labels(*combination)
+        return made
+
+    def fallbacks(self, name: str, text: str) -> Counter:
+        """Creates a counter of fallbacks, by block, device classes and reason. `expect_blocks` creates its series."""
+        return self.counter(name, text, "block", **FALLBACK)
+
+    def thread_counter(self, name: str, text: str) -> ThreadCounter:
+        """Creates a counter that one thread increments."""
+        return ThreadCounter(self._prefix + name, text, registry=self._registry)
+
+    def gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        """Creates a gauge."""
+        return Gauge(self._prefix + name, text, labels, registry=self._registry)
+
+    def histogram(self, name: str, text: str, buckets: Sequence[float], *labels: str) -> Histogram:
+        """Creates a histogram; `buckets` are upper bounds without infinity."""
+        return Histogram(self._prefix + name, text, labels, buckets=buckets, registry=self._registry)
 
 
 def expect_blocks(counts: Counter, first: int, last: int) -> None:
@@ -48,4 +71,4 @@ def expect_blocks(counts: Counter, first: int, last: int) -> None:
 
 def redis_errors(registry: CollectorRegistry) -> Counter:
     """Creates the counter of this process's failed calls to Redis."""
-    return counter("blockrelay_redis_errors", "Times that Redis could not be reached", registry)
+    return Instruments(registry).counter("redis_errors", "Times that Redis could not be reached")

@@ -2,9 +2,10 @@
 
 from collections.abc import Iterable
 
-from prometheus_client import CollectorRegistry, Counter, Metric, Summary
+from prometheus_client import CollectorRegistry, Metric, Summary
 
 from blockrelay.observability.metrics.gateway import CLIENT_LIMITS, SHARED_LIMIT
+from blockrelay.observability.metrics.instruments import Instruments
 
 #: The label `tenant` of clients without a key. No key has such a name: names are of small letters.
 ANYBODY = "ANYBODY"
@@ -18,14 +19,15 @@ class TenantMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry
-
-        def by_tenant(name: str, text: str, *more: str) -> Counter:
-            return Counter(f"blockrelay_tenant_{name}", text, ["tenant", *more], registry=registry)
-
-        self._requests = by_tenant("accepted_requests", "Accepted requests of this API key")
-        self._prompt_tokens = by_tenant("prompt_tokens", "Prompt tokens of accepted requests of this API key")
-        self._generation_tokens = by_tenant("generation_tokens", "Tokens generated for this API key")
-        self._limited = by_tenant("limited", "Requests of this API key that a limit refused, by limit", "limit")
+        make = Instruments(registry, "tenant_")
+        self._requests = make.counter("accepted_requests", "Accepted requests of this API key", "tenant")
+        self._prompt_tokens = make.counter(
+            "prompt_tokens", "Prompt tokens of accepted requests of this API key", "tenant"
+        )
+        self._generation_tokens = make.counter("generation_tokens", "Tokens generated for this API key", "tenant")
+        self._limited = make.counter(
+            "limited", "Requests of this API key that a limit refused, by limit", "tenant", "limit"
+        )
         self._first_token = Summary(
             "blockrelay_tenant_time_to_first_token_seconds",
             "Time from the acceptance of a request of this API key to its first token",

@@ -3,9 +3,9 @@
 from collections.abc import Iterable
 from typing import get_args
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry
 
-from blockrelay.observability.histograms import Histograms, ThreadCounter
+from blockrelay.observability.histograms import Histograms
 from blockrelay.observability.metrics.devices import DeviceMetrics
 from blockrelay.observability.metrics.instruments import (
     BLOCK_BUCKETS,
@@ -13,9 +13,8 @@ from blockrelay.observability.metrics.instruments import (
     ROW_BUCKETS,
     STEP_BUCKETS,
     TTFT_BUCKETS,
-    counter,
+    Instruments,
     expect_blocks,
-    fallbacks,
     redis_errors,
 )
 from blockrelay.observability.states import States
@@ -44,6 +43,7 @@ class WorkerMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry
+        make = Instruments(registry, "worker_")
         self.states = States(registry)
         self.block_seconds = Histograms(
             "blockrelay_worker_block_latency_seconds",
@@ -52,155 +52,92 @@ class WorkerMetrics:
             buckets=BLOCK_BUCKETS,
             registry=registry,
         )
-        self.stage_seconds = Histogram(
-            "blockrelay_worker_stage_latency_seconds",
-            "Time of the stage for one batch",
-            ["stage", "device"],
-            buckets=STEP_BUCKETS,
-            registry=registry,
+        self.stage_seconds = make.histogram(
+            "stage_latency_seconds", "Time of the stage for one batch", STEP_BUCKETS, "stage", "device"
         )
-        self.commit_seconds = Histogram(
-            "blockrelay_worker_commit_seconds",
+        self.commit_seconds = make.histogram(
+            "commit_seconds",
             "Time of a COMMIT call until the control Redis answered; one call has the commits of several requests",
-            buckets=STEP_BUCKETS,
-            registry=registry,
+            STEP_BUCKETS,
         )
-        self.batch_rows = Histogram(
-            "blockrelay_worker_iteration_tokens", "Tokens in each batch", buckets=ROW_BUCKETS, registry=registry
-        )
-        self.queue_wait = Histogram(
-            "blockrelay_worker_request_queue_time_seconds",
+        self.batch_rows = make.histogram("iteration_tokens", "Tokens in each batch", ROW_BUCKETS)
+        self.queue_wait = make.histogram(
+            "request_queue_time_seconds",
             "Time from the acceptance of a request to its claim by this worker",
-            buckets=TTFT_BUCKETS,
-            registry=registry,
+            TTFT_BUCKETS,
         )
-        self.prefill_time = Histogram(
-            "blockrelay_worker_request_prefill_time_seconds",
+        self.prefill_time = make.histogram(
+            "request_prefill_time_seconds",
             "Time from the claim of a run to its first token, measured by the first stage",
-            buckets=REQUEST_BUCKETS,
-            registry=registry,
+            REQUEST_BUCKETS,
         )
-        self.commits = counter("blockrelay_worker_commits", "Commits, by verdict", registry, verdict=get_args(Verdict))
-        self.fallbacks = fallbacks(
-            "blockrelay_worker_fallbacks", "Moves of a block to another device in mid-request", registry
-        )
-        self.device_losses = counter(
-            "blockrelay_worker_device_losses", "Losses of the worker's GPU, by reason", registry, reason=DEVICE_LOSSES
+        self.commits = make.counter("commits", "Commits, by verdict", verdict=get_args(Verdict))
+        self.fallbacks = make.fallbacks("fallbacks", "Moves of a block to another device in mid-request")
+        self.device_losses = make.counter(
+            "device_losses", "Losses of the worker's GPU, by reason", reason=DEVICE_LOSSES
         )
         self.device = DeviceMetrics(registry)
-        self.running = Gauge("blockrelay_worker_num_requests_running", "Requests on this worker", registry=registry)
-        self.waiting = Gauge(
-            "blockrelay_worker_num_requests_waiting",
-            "Requests on this worker without tokens to compute now",
-            registry=registry,
+        self.running = make.gauge("num_requests_running", "Requests on this worker")
+        self.waiting = make.gauge("num_requests_waiting", "Requests on this worker without tokens to compute now")
+        self.kv_pages_used = make.gauge("kv_pages_used", "KV pages in use")
+        self.kv_pages_total = make.gauge("kv_pages_total", "KV pages of this worker, in use or not")
+        self.kv_cache_usage = make.gauge("kv_cache_usage_ratio", "Share of KV pages in use (0 to 1)")
+        self.kv_pages_cached = make.gauge("kv_pages_cached", "KV pages that no run uses and the prefix cache keeps")
+        self.prefix_cache_queries = make.counter(
+            "prefix_cache_queries", "Tokens that were looked up in the prefix cache"
         )
-        self.kv_pages_used = Gauge("blockrelay_worker_kv_pages_used", "KV pages in use", registry=registry)
-        self.kv_pages_total = Gauge(
-            "blockrelay_worker_kv_pages_total", "KV pages of this worker, in use or not", registry=registry
-        )
-        self.kv_cache_usage = Gauge(
-            "blockrelay_worker_kv_cache_usage_ratio", "Share of KV pages in use (0 to 1)", registry=registry
-        )
-        self.kv_pages_cached = Gauge(
-            "blockrelay_worker_kv_pages_cached",
-            "KV pages that no run uses and the prefix cache keeps",
-            registry=registry,
-        )
-        self.prefix_cache_queries = counter(
-            "blockrelay_worker_prefix_cache_queries", "Tokens that were looked up in the prefix cache", registry
-        )
-        self.prefix_cache_hits = counter(
-            "blockrelay_worker_prefix_cache_hits",
+        self.prefix_cache_hits = make.counter(
+            "prefix_cache_hits",
             "Tokens that were found in the prefix cache: in the pool or in a tier of the page store",
-            registry,
         )
-        self.prefix_cache_evictions = counter(
-            "blockrelay_worker_prefix_cache_evictions",
-            "Cached KV pages of the pool that were evicted for others",
-            registry,
+        self.prefix_cache_evictions = make.counter(
+            "prefix_cache_evictions", "Cached KV pages of the pool that were evicted for others"
         )
-        self.page_store_hits = Counter(
-            "blockrelay_worker_page_store_hits",
-            "KV pages read from the page store, by tier",
-            ["tier"],
-            registry=registry,
+        self.page_store_hits = make.counter("page_store_hits", "KV pages read from the page store, by tier", "tier")
+        self.page_store_misses = make.counter(
+            "page_store_misses", "KV pages that were asked of the page store and not found, by tier", "tier"
         )
-        self.page_store_misses = Counter(
-            "blockrelay_worker_page_store_misses",
-            "KV pages that were asked of the page store and not found, by tier",
-            ["tier"],
-            registry=registry,
-        )
-        self.page_store_trouble = Counter(
-            "blockrelay_worker_page_store_trouble",
+        self.page_store_trouble = make.counter(
+            "page_store_trouble",
             "Times that a tier of the page store was full or unreachable or gave a corrupt page, by tier and kind",
-            ["tier", "kind"],
-            registry=registry,
+            "tier",
+            "kind",
         )
-        self.page_store_dropped = counter(
-            "blockrelay_worker_page_store_dropped",
+        self.page_store_dropped = make.counter(
+            "page_store_dropped",
             "KV pages not written to the page store: too many waited, they were reused before, or could not be copied",
-            registry,
         )
-        self.page_store_bytes = Gauge(
-            "blockrelay_worker_page_store_bytes",
-            "Bytes in the page store, as far as this worker knows, by tier",
-            ["tier"],
-            registry=registry,
+        self.page_store_bytes = make.gauge(
+            "page_store_bytes", "Bytes in the page store, as far as this worker knows, by tier", "tier"
         )
-        self.generation_tokens = counter(
-            "blockrelay_worker_generation_tokens", "Tokens that this worker sampled", registry
-        )
-        self.prompt_tokens = counter(
-            "blockrelay_worker_prompt_tokens", "Prompt tokens that this worker computed as first stage", registry
-        )
-        self.preemptions = counter(
-            "blockrelay_worker_num_preemptions", "Runs that had to give their KV pages to older ones", registry
-        )
-        self.draft_tokens = counter(
-            "blockrelay_worker_spec_decode_num_draft_tokens", "Draft tokens that were verified", registry
-        )
-        self.accepted_tokens = counter(
-            "blockrelay_worker_spec_decode_num_accepted_tokens", "Draft tokens that were right", registry
-        )
-        self.busy_seconds = counter(
-            "blockrelay_worker_stage_busy_seconds", "Time in which the stage computed and passed on results", registry
-        )
-        self.idle_seconds = counter(
-            "blockrelay_worker_stage_idle_seconds",
+        self.generation_tokens = make.counter("generation_tokens", "Tokens that this worker sampled")
+        self.prompt_tokens = make.counter("prompt_tokens", "Prompt tokens that this worker computed as first stage")
+        self.preemptions = make.counter("num_preemptions", "Runs that had to give their KV pages to older ones")
+        self.draft_tokens = make.counter("spec_decode_num_draft_tokens", "Draft tokens that were verified")
+        self.accepted_tokens = make.counter("spec_decode_num_accepted_tokens", "Draft tokens that were right")
+        self.busy_seconds = make.counter("stage_busy_seconds", "Time in which the stage computed and passed on results")
+        self.idle_seconds = make.counter(
+            "stage_idle_seconds",
             "Time in which requests were on this worker and none had tokens to compute (pipeline bubbles)",
-            registry,
         )
-        self.inference_seconds = ThreadCounter(
-            "blockrelay_worker_inference_seconds", "Time in which the stage computed batches", registry=registry
+        self.inference_seconds = make.thread_counter("inference_seconds", "Time in which the stage computed batches")
+        self.inferences = make.thread_counter("inferences", "Batches that the stage computed")
+        self.token_generation_seconds = make.thread_counter(
+            "token_generation_seconds", "Time of turning logits into tokens and preparing these for COMMIT"
         )
-        self.inferences = ThreadCounter(
-            "blockrelay_worker_inferences", "Batches that the stage computed", registry=registry
+        self.state_transfer_seconds = make.thread_counter(
+            "state_transfer_seconds", "Time of packing hidden states for the next stage and sending them"
         )
-        self.token_generation_seconds = ThreadCounter(
-            "blockrelay_worker_token_generation_seconds",
-            "Time of turning logits into tokens and preparing these for COMMIT",
-            registry=registry,
-        )
-        self.state_transfer_seconds = ThreadCounter(
-            "blockrelay_worker_state_transfer_seconds",
-            "Time of packing hidden states for the next stage and sending them",
-            registry=registry,
-        )
-        self.cache_management_seconds = ThreadCounter(
-            "blockrelay_worker_cache_management_seconds",
+        self.cache_management_seconds = make.thread_counter(
+            "cache_management_seconds",
             "Time of the bookkeeping for KV pages: look-up, allocation, publishing and release",
-            registry=registry,
         )
-        self.forwarded = counter(
-            "blockrelay_worker_forwarded_bytes",
+        self.forwarded = make.counter(
+            "forwarded_bytes",
             "Bytes of hidden states or named tensors sent to the next stage, by way",
-            registry,
             way=("local", "redis"),
         )
-        self.load_seconds = Gauge(
-            "blockrelay_worker_block_load_seconds", "Time of loading and checking the stage", registry=registry
-        )
+        self.load_seconds = make.gauge("block_load_seconds", "Time of loading and checking the stage")
         self.redis_errors = redis_errors(registry)
 
     def expect_stage(self, stage: int, device: str, first: int, last: int) -> None:

@@ -34,7 +34,7 @@ class DeviceCare:
         self._sharing = sharing or Sharing(1)
         # The bytes that loading moved belong to no step, so counters start after them.
         self._counted = {"up_bytes": stage.figures.up_bytes, "down_bytes": stage.figures.down_bytes}
-        metrics.show(lambda: stage.figures if stage.usable else None)
+        metrics.show(lambda figure: getattr(stage.figures, figure) if stage.usable else 0)
 
     @property
     def renews(self) -> bool:
