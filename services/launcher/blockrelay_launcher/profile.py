@@ -24,7 +24,7 @@ from blockrelay.host.memory import available_bytes
 from blockrelay.onnx_blocks.handed_on import bytes_handed_on
 from blockrelay.onnx_blocks.served_shape import served_wiring
 from blockrelay.planning.cuts import check_stages
-from blockrelay.planning.profile import Hop, Profile, StepOverhead, decode_profile
+from blockrelay.planning.profile import Hop, Profile, StepOverhead, read_profile_file
 from blockrelay.protocol.plan import uniform_split
 from blockrelay_launcher.background import running_redis, running_up
 from blockrelay_launcher.bench.figures import decode_rate, random_prompts
@@ -54,7 +54,7 @@ def run_profile(
         done = subprocess.run(argv, check=False)
     if done.returncode or form == "source":
         return done.returncode
-    profile = decode_profile(out.read_bytes(), str(out))
+    profile = read_profile_file(out)
     if _new_tokens(folder) > 0 and _has_room(folder, profile):
         out.write_text(_with_systems(profile, folder, threads).encode())
     return 0

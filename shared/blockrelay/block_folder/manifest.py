@@ -214,7 +214,7 @@ def decode_manifest(content: bytes) -> Manifest:
         fields.fail(f"precision {precision!r} is written {format_precisions(precisions)!r}")
     graphs = fields.nested("graphs")
     files = fields.nested("files")
-    ignored = fields.nested("ignored_defaults") if fields.has("ignored_defaults") else Fields({}, "", BlockFolderError)
+    ignored = fields.part("ignored_defaults")
     manifest = Manifest(
         model=model,
         generation=_decode_generation(fields.nested("generation")),
@@ -302,6 +302,7 @@ def is_inside(path: str) -> bool:
 
 
 def _decode_model(fields: Fields) -> ModelConfig:
+    special = fields.part("special_tokens")
     model = ModelConfig(
         name=fields.text("name"),
         family=fields.text("family"),
@@ -320,18 +321,11 @@ def _decode_model(fields: Fields) -> ModelConfig:
         bos_id=fields.optional_integer("bos_id"),
         bos_token=fields.optional_text("bos_token"),
         eos_token=fields.optional_text("eos_token"),
-        special_tokens=_special_tokens(fields),
+        special_tokens=tuple((name, special.text(name)) for name in sorted(special.names())),
         onnx_layers=fields.integers("onnx_layers") if fields.has("onnx_layers") else None,
     )
     fields.done()
     return model
-
-
-def _special_tokens(fields: Fields) -> tuple[tuple[str, str], ...]:
-    if not fields.has("special_tokens"):
-        return ()
-    tokens = fields.nested("special_tokens")
-    return tuple((name, tokens.text(name)) for name in sorted(tokens.names()))
 
 
 def _decode_generation(fields: Fields) -> GenerationDefaults:

@@ -113,6 +113,10 @@ class Fields:
         """Reads a nested object."""
         return self.inner(name, self.take(name))
 
+    def part(self, name: str) -> "Fields":
+        """Reads a nested object; an empty one if the field is missing or null."""
+        return self.nested(name) if self.has(name) else self.inner(name, {})
+
     def inner(self, name: str, value: object) -> "Fields":
         """Returns `value`, which `take` gave for the field `name`, as a nested object."""
         return Fields(value, f"{self._where}: {name}", self._error)

@@ -12,7 +12,6 @@ from blockrelay.quantities import parse_quantity
 
 #: Most devices in a file. More are a mistake: a cell has fewer workers.
 MAX_DEVICES = 1024
-_MAX_BYTES = 16 << 20
 _NAME = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 
 
@@ -90,8 +89,6 @@ class Fleet:
 
 def decode_fleet(content: bytes, where: str) -> Fleet:
     """Decodes the file of `plan --devices`. Raises UsageError that names the file, `where`, and the field."""
-    if len(content) > _MAX_BYTES:
-        raise UsageError(f"{where}: larger than {_MAX_BYTES >> 20} MiB")
     fields = Fields.parse(content, where, UsageError)
     devices = tuple(map(_device, fields.nested_list("devices")))
     links = tuple(map(_link, fields.nested_list("links"))) if fields.has("links") else ()

@@ -8,7 +8,7 @@ import json
 import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -130,36 +130,7 @@ class Profile:
 
     def encode(self) -> str:
         """Returns the content of the file in the full form."""
-        content: dict[str, Any] = {
-            "model": self.model,
-            "model_hash": self.model_hash,
-            "machine": self.machine,
-            "measured": self.measured,
-            "blocks": {
-                block: {name: _encoded(times) for name, times in classes.items()}
-                for block, classes in self.blocks.items()
-            },
-            "products": {
-                name: {
-                    precision: {
-                        "layer": _numbered(times.layer),
-                        "head": _numbered(times.head),
-                        "spread": _numbered(times.spread),
-                    }
-                    for precision, times in precisions.items()
-                }
-                for name, precisions in self.products.items()
-            },
-            "hop": {
-                name: {"seconds": hop.seconds, "seconds_per_byte": hop.seconds_per_byte, **_known("spread", hop.spread)}
-                for name, hop in self.hop.items()
-            },
-            "step": {
-                "seconds": self.step.seconds,
-                "seconds_per_row": self.step.seconds_per_row,
-                **_known("spread", self.step.spread),
-            },
-        }
+        content = asdict(self, dict_factory=_measured)
         return json.dumps(content, indent=1, allow_nan=False) + "\n"
 
     def encode_source(self) -> str:
@@ -179,14 +150,11 @@ def read_profile_file(path: Path) -> Profile:
 
 def decode_profile(content: bytes, where: str) -> Profile:
     """Decodes a profile of either form. Raises UsageError that names the file, `where`, and the field."""
-    if len(content) > _MAX_BYTES:
-        raise UsageError(f"{where}: larger than {_MAX_BYTES >> 20} MiB")
     fields = Fields.parse(content, where, UsageError)
     if not fields.has("blocks"):
         return Profile(blocks=_blocks(fields))
-    hops = fields.nested("hop") if fields.has("hop") else Fields({}, where, UsageError)
+    hops, products = fields.part("hop"), fields.part("products")
     step = fields.nested("step") if fields.has("step") else None
-    products = fields.nested("products") if fields.has("products") else Fields({}, where, UsageError)
     profile = Profile(
         model=fields.text("model"),
         model_hash=fields.text("model_hash"),
@@ -230,9 +198,9 @@ def _times(classes: Fields, name: str) -> BlockProfile:
     fields = classes.inner(name, cast(object, value))
     times = BlockProfile(
         seconds=_by_number(fields.nested("seconds")),
-        spread=_by_number(fields.nested("spread"), zero=True) if fields.has("spread") else {},
-        seconds_at_context=_by_context(fields, "seconds_at_context"),
-        spread_at_context=_by_context(fields, "spread_at_context", zero=True),
+        spread=_by_number(fields.part("spread"), zero=True),
+        seconds_at_context=_by_context(fields.part("seconds_at_context")),
+        spread_at_context=_by_context(fields.part("spread_at_context"), zero=True),
         load_seconds=fields.positive("load_seconds", zero=True) if fields.has("load_seconds") else None,
         load_spread=_spread(fields, "load_spread"),
         bytes=fields.integer("bytes") if fields.has("bytes") else None,
@@ -244,10 +212,7 @@ def _times(classes: Fields, name: str) -> BlockProfile:
     return times
 
 
-def _by_context(block: Fields, name: str, *, zero: bool = False) -> dict[int, dict[int, float]]:
-    contexts = block.nested(name) if block.has(name) else None
-    if contexts is None:
-        return {}
+def _by_context(contexts: Fields, *, zero: bool = False) -> dict[int, dict[int, float]]:
     return {_number(contexts, one): _by_number(contexts.nested(one), zero=zero) for one in contexts.names()}
 
 
@@ -272,7 +237,7 @@ def _products(fields: Fields) -> dict[str, ProductTimes]:
         times = by_precision[precision] = ProductTimes(
             layer=_by_number(inner.nested("layer")),
             head=_by_number(inner.nested("head")),
-            spread=_by_number(inner.nested("spread"), zero=True) if inner.has("spread") else {},
+            spread=_by_number(inner.part("spread"), zero=True),
         )
         inner.done()
         if not times.layer or not times.head:
@@ -290,26 +255,9 @@ def _hop(fields: Fields) -> Hop:
     return hop
 
 
-def _encoded(times: BlockProfile) -> dict[str, Any]:
-    content: dict[str, Any] = {
-        "seconds": _numbered(times.seconds),
-        "spread": _numbered(times.spread),
-        "seconds_at_context": {str(context): _numbered(rows) for context, rows in times.seconds_at_context.items()},
-        "spread_at_context": {str(context): _numbered(rows) for context, rows in times.spread_at_context.items()},
-        **_known("load_seconds", times.load_seconds),
-        **_known("load_spread", times.load_spread),
-        **_known("bytes", times.bytes),
-        **_known("kv_bytes_per_token", times.kv_bytes_per_token),
-    }
-    return content
-
-
-def _known(name: str, value: float | None) -> dict[str, float]:
-    return {} if value is None else {name: value}
-
-
-def _numbered(values: Mapping[int, float]) -> dict[str, float]:
-    return {str(number): value for number, value in values.items()}
+def _measured(fields: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Returns the fields of a dataclass without those that were not measured."""
+    return {name: value for name, value in fields if value is not None}
 
 
 def _line(known: Mapping[int, float] | Mapping[float, float], at: float) -> float:
