@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 
 from blockrelay.block_folder.folder import open_block_folder
-from blockrelay.protocol.tensors import decode_tensor, encode_tensor
+from blockrelay.protocol.tensors import decode_tensor
 from blockrelay.up_file import read_running
+from tests.support.json_tensors import json_tensor
 from tests.support.models.imported import imported
 from tests.support.models.onnx_blocks_served import described
 from tests.support.models.reference_blocks import ReferenceModel, write_reference_blocks
@@ -152,7 +153,7 @@ def kv_goes_out_and_in(url: str) -> None:
     )
     first = decode_tensor(taken["past_key_values.0.key"], param="kv", max_elements=1 << 20)
     given = {
-        name: encode_tensor(decode_tensor(tensor, param="kv", max_elements=1 << 20)[:, :, :19])
+        name: json_tensor(decode_tensor(tensor, param="kv", max_elements=1 << 20)[:, :, :19])
         for name, tensor in taken.items()
     }
     assert first.shape[2] == 20 and first.dtype == np.float16

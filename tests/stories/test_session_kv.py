@@ -7,7 +7,8 @@ import httpx
 import numpy as np
 import pytest
 
-from blockrelay.protocol.tensors import decode_tensor, encode_tensor
+from blockrelay.protocol.tensors import decode_tensor
+from tests.support.json_tensors import json_tensor
 from tests.support.models.tiny_model import BLOCKS, write_tiny_model
 from tests.support.systems.up_process import running_up
 
@@ -70,7 +71,7 @@ def test_kv_by_blocks_goes_from_one_deployment_to_another(tmp_path: Path, stages
                 assert output(merged, name).tobytes() == output(own, name).tobytes(), name
 
         other = np.zeros_like(output(first, "present.0.value"))
-        changed = infer(http, TOKENS, given=past | {"past_key_values.0.value": encode_tensor(other)})
+        changed = infer(http, TOKENS, given=past | {"past_key_values.0.value": json_tensor(other)})
         assert output(changed, "logits").tobytes() != output(whole, "logits").tobytes(), "given KV is what is used"
         assert infer(http, TOKENS)["outputs"] == {"logits": whole["outputs"]["logits"]}, "and by nobody else"
         assert up.stop() == 0

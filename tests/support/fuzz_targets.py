@@ -28,10 +28,11 @@ from blockrelay.protocol.messages import (
     TokenLogprobs,
     decode_log_entry,
 )
-from blockrelay.protocol.tensors import decode_result, decode_tensor, encode_result, encode_tensor
+from blockrelay.protocol.tensors import HEADER_BYTES, ResultReader, decode_tensor, encode_result
 from blockrelay.settings import BUNDLED_MODEL
 from blockrelay_worker.kv.store.record import PageShape, decode_record, encode_record
 from blockrelay_worker.transport.local_rows.frames import Hello, describe, read_descriptor
+from tests.support.json_tensors import json_tensor
 
 NAME = bytes(range(32))
 BLOCK_FILES = BlockFiles(
@@ -86,6 +87,10 @@ def _tensor(data: bytes) -> object:
     except (ValueError, RecursionError):
         return None  # not ours: the web framework parses bodies
     return decode_tensor(value, param="x", max_elements=64)
+
+
+def _result(data: bytes) -> object:
+    return ResultReader(np.zeros((2, 5), np.float16)).begin(data[:HEADER_BYTES])
 
 
 def _descriptor(data: bytes) -> object:
@@ -150,12 +155,12 @@ TARGETS: dict[str, Target] = {
         (WireError,),
         (TokenLogprobs(-0.5, ((1, -0.5), (2, -1.5))).encode().encode(),),
     ),
-    "result": Target(decode_result, (WireError,), (encode_result(np.ones((2, 5), np.float32)),)),
+    "result": Target(_result, (WireError,), (encode_result(np.ones((2, 5), np.float32)),)),
     "tensor": Target(
         _tensor,
         (BadRequest,),
         (
-            *(json.dumps(encode_tensor(array)).encode() for array in _tensors),
+            *(json.dumps(json_tensor(array)).encode() for array in _tensors),
             b'{"_tensor_": true, "data": [[1, 2], [3, 4]], "dtype": "float32"}',
         ),
     ),

@@ -56,20 +56,6 @@ def decode_tensor(value: object, *, param: str, max_elements: int) -> NDArray[An
     return _from_base64(fields["data_b64"], _dtype(fields["dtype"], param), shape, param)
 
 
-def encode_tensor(array: NDArray[Any]) -> dict[str, Any]:
-    """Returns `array` as a JSON tensor with `data_b64`. Raises WireError for a dtype outside DTYPES."""
-    name = array.dtype.name
-    if name not in DTYPES:
-        raise WireError(f"a tensor of dtype {name} cannot be sent")
-    raw = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<")).tobytes()
-    return {
-        "_tensor_": True,
-        "dtype": name,
-        "shape": list(array.shape),
-        "data_b64": base64.b64encode(raw).decode("ascii"),
-    }
-
-
 def to_float16(values: NDArray[np.float32]) -> NDArray[np.float16]:
     """Converts to float16: rounds to even, clips at the largest finite float16, keeps NaN."""
     limit = np.float32(65504.0)
@@ -77,7 +63,7 @@ def to_float16(values: NDArray[np.float32]) -> NDArray[np.float16]:
 
 
 def base64_pieces(array: NDArray[Any]) -> Iterator[bytes]:
-    """Yields the field `data_b64` of `encode_tensor` in pieces.
+    """Yields the field `data_b64` of a JSON tensor in pieces.
 
     A piece takes a fraction of a millisecond, so that a server can handle other requests while it answers with a
     hundred megabytes.
@@ -98,23 +84,6 @@ def encode_result(rows: NDArray[np.float32]) -> bytes:
         raise WireError(f"a result is float32 [n, vocab], not {rows.dtype} of {rows.ndim} axes")
     raw = np.ascontiguousarray(rows, dtype="<f4").tobytes()
     return _HEADER.pack(_MAGIC, _VERSION, zlib.crc32(raw), rows.shape[0], rows.shape[1]) + raw
-
-
-def decode_result(data: bytes) -> NDArray[np.float32]:
-    """Returns the logits in the bytes of `encode_result`, as a read-only view of `data`.
-
-    Raises WireError for a wrong header, length or checksum.
-    """
-    if len(data) < _HEADER.size:
-        raise WireError(f"a result of {len(data)} bytes has no header")
-    magic, version, checksum, rows, columns = cast(tuple[bytes, int, int, int, int], _HEADER.unpack_from(data))
-    if magic != _MAGIC or version != _VERSION:
-        raise WireError("a result has an unknown magic or version")
-    if len(data) != _HEADER.size + rows * columns * 4:
-        raise WireError(f"a result of {len(data)} bytes is not {rows} rows of {columns} float32 values")
-    if zlib.crc32(memoryview(data)[_HEADER.size :]) != checksum:
-        raise WireError("a result has another checksum than its header says")
-    return np.frombuffer(data, dtype="<f4", offset=_HEADER.size).reshape(rows, columns)
 
 
 class ResultReader:

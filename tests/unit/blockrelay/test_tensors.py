@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from blockrelay.errors import BadRequest, WireError
 from blockrelay.protocol import tensors
+from tests.support.json_tensors import json_tensor
 
 
 def decode(value: object, max_elements: int = 1000) -> Any:
@@ -37,7 +38,7 @@ def test_a_nested_list_keeps_its_own_axes() -> None:
 @given(st.sampled_from(tensors.DTYPES), st.lists(st.integers(0, 5), min_size=1, max_size=4), st.randoms())
 def test_every_allowed_array_survives_the_round_trip(dtype: str, shape: list[int], random: Any) -> None:
     values = np.array([random.randrange(2) for _ in range(int(np.prod(shape)))], dtype=dtype).reshape(shape)
-    back = decode(tensors.encode_tensor(values), max_elements=5**4)
+    back = decode(json_tensor(values), max_elements=5**4)
     assert back.dtype == values.dtype
     assert back.shape == values.shape
     assert (back == values).all()
@@ -94,13 +95,13 @@ def test_logits_beyond_float16_saturate() -> None:
 def test_pieces_are_what_a_tensor_says_at_once(count: int) -> None:
     array = np.arange(count, dtype=np.float16).reshape(1, count)
     pieces = list(tensors.base64_pieces(array))
-    assert b"".join(pieces).decode() == tensors.encode_tensor(array)["data_b64"]
+    assert b"".join(pieces).decode() == json_tensor(array)["data_b64"]
     assert all(len(piece) <= tensors.PIECE_BYTES // 3 * 4 for piece in pieces)
 
 
-def test_a_result_comes_back_bit_for_bit() -> None:
+def test_a_result_has_its_values_bit_for_bit() -> None:
     rows = np.array([[1.5, -0.0, np.inf], [np.nan, 2.0**-149, 3.0]], dtype=np.float32)
-    assert tensors.decode_result(tensors.encode_result(rows)).tobytes() == rows.tobytes()
+    assert tensors.encode_result(rows)[tensors.HEADER_BYTES :] == rows.tobytes()
 
 
 def read_in_pieces(stored: bytes, into: NDArray[np.float16], size: int) -> None:
@@ -120,35 +121,21 @@ def test_a_result_that_is_read_in_pieces_is_what_it_is_as_a_whole(size: int, wan
     assert into.tobytes() == tensors.to_float16(rows[-wanted:]).tobytes()
 
 
-@pytest.mark.parametrize("damage", ["cut", "magic", "bit", "rows", "columns", "short"])
-def test_a_damaged_result_is_noticed_in_pieces_too(damage: str) -> None:
+@pytest.mark.parametrize("damage", ["cut", "magic", "version", "bit", "rows", "columns", "short", "empty"])
+def test_a_damaged_result_is_noticed(damage: str) -> None:
     good = tensors.encode_result(np.ones((2, 3), dtype=np.float32))
     bad = {
         "cut": good[:-4],
         "magic": b"X" + good[1:],
+        "version": good[:4] + b"\2" + good[5:],
         "bit": good[:-1] + bytes([good[-1] ^ 1]),
         "rows": tensors.encode_result(np.ones((1, 3), dtype=np.float32)),
         "columns": tensors.encode_result(np.ones((2, 4), dtype=np.float32)),
         "short": good[:10],
-    }[damage]
-    with pytest.raises(WireError):
-        read_in_pieces(bad, np.zeros((2, 3), np.float16), 8)
-
-
-@pytest.mark.parametrize("damage", ["cut", "longer", "magic", "version", "bit", "rows", "empty"])
-def test_a_damaged_result_is_noticed(damage: str) -> None:
-    good = tensors.encode_result(np.ones((2, 3), dtype=np.float32))
-    bad = {
-        "cut": good[:-1],
-        "longer": good + b"\0",
-        "magic": b"X" + good[1:],
-        "version": good[:4] + b"\2" + good[5:],
-        "bit": good[:-1] + bytes([good[-1] ^ 1]),
-        "rows": good[:12] + (1 << 31).to_bytes(4, "little") + good[16:],
         "empty": b"",
     }[damage]
     with pytest.raises(WireError):
-        tensors.decode_result(bad)
+        read_in_pieces(bad, np.zeros((2, 3), np.float16), 8)
 
 
 def test_a_result_is_rows_of_float32_and_nothing_else() -> None:

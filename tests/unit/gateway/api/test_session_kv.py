@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.protocol.encoding.kv_pages import KvShape, field
 from blockrelay.protocol.messages import Claimed
-from blockrelay.protocol.tensors import decode_tensor, encode_tensor
+from blockrelay.protocol.tensors import decode_tensor
 from tests.support.gateway.played import PlayedWorker, RunningGateway
+from tests.support.json_tensors import json_tensor
 from tests.support.waiting import wait_until
 
 #: One full page and four tokens of the next.
@@ -27,7 +28,7 @@ def kv(folder: BlockFolder, positions: int, *, rows: int = 1, seed: int = 0) -> 
 
 
 def step(tokens: list[int] | list[list[int]], past: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
-    given = {name: encode_tensor(array) for name, array in (past or {}).items()}
+    given = {name: json_tensor(array) for name, array in (past or {}).items()}
     return {"input_tensors": {"input_ids": tokens, **given}, **more}
 
 
