@@ -6,8 +6,8 @@
     ├── BlockFolderError           a block folder is incomplete, altered or points outside itself; refuse to start
     │   ├── KnownAnswerMismatch    a block computes other bits here than when it was converted
     │   └── OnnxBlocksError        ONNX blocks made by others do not fit together (`file` and `tensor` name where)
-    ├── RequestError               a client's request is wrong; nothing was queued; HTTP 4xx
-    │   ├── BadRequest             a field is wrong (`param` names it); 400
+    ├── RequestError               a client's request is wrong (`param` names the field); nothing was queued; HTTP 4xx
+    │   ├── BadRequest             a field is wrong; 400
     │   │   ├── RequestTooLarge    body over the limit; 413
     │   │   └── RequestTooSlow     body did not arrive in time; 408
     │   ├── Unauthorized           no API key, or an unknown one; 401
@@ -90,15 +90,18 @@ class OnnxBlocksError(BlockFolderError):
 
 
 class RequestError(BlockrelayError):
-    """A client's request is wrong and was refused; nothing was queued."""
+    """A client's request is wrong and was refused; nothing was queued.
 
-
-class BadRequest(RequestError):
-    """A request field is wrong. `param` is the field's name as the client spelt it, or None for the body as a whole."""
+    `param` is the name of the wrong field as the client spelt it, or None for the request as a whole.
+    """
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message)
         self.param = param
+
+
+class BadRequest(RequestError):
+    """A request field is wrong, or the body as a whole."""
 
 
 class ContextLengthExceeded(BadRequest):
@@ -130,19 +133,11 @@ class UnknownHost(RequestError):
 
 
 class NotFound(RequestError):
-    """The model, request or session does not exist. `param` is the request field that names it, if one does."""
-
-    def __init__(self, message: str, *, param: str | None = None) -> None:
-        super().__init__(message)
-        self.param = param
+    """The model, request or session does not exist."""
 
 
 class Conflict(RequestError):
-    """The session step is neither the next one nor a repeat of the last one. `param` is the field's name, or None."""
-
-    def __init__(self, message: str, *, param: str | None = None) -> None:
-        super().__init__(message)
-        self.param = param
+    """The session step is neither the next one nor a repeat of the last one."""
 
 
 class KeyReused(RequestError):

@@ -14,7 +14,7 @@ from typing import TypeVar, cast
 from fastapi import Request
 
 from blockrelay.block_folder.folder import open_block_folder
-from blockrelay.errors import BadRequest, Conflict, NotFound, ServiceUnavailable
+from blockrelay.errors import RequestError, ServiceUnavailable
 from blockrelay.settings import GatewaySettings
 from blockrelay_gateway.admission.idempotency import HEADER
 from blockrelay_gateway.api.client_headers import client_headers
@@ -99,7 +99,7 @@ def _read(settings: GatewaySettings, model_key: str, how: str, raw: bytes, sende
     error = read.refusal
     if error is not None and len(str(error)) > MESSAGE_CHARS:
         error.args = (f"{str(error)[:MESSAGE_CHARS]}...",)
-    if isinstance(error, BadRequest | NotFound | Conflict) and error.param is not None:
+    if isinstance(error, RequestError) and error.param is not None:
         error.param = error.param[:MESSAGE_CHARS]
     return read
 

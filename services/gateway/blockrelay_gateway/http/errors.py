@@ -125,7 +125,7 @@ def _row(error: BlockrelayError) -> tuple[int, str, str | None]:
 def error_body(error: BlockrelayError) -> dict[str, Any]:
     """The error in OpenAI's shape: `{"error": {message, type, param, code}}`."""
     _, kind, code = _row(error)
-    param = error.param if isinstance(error, BadRequest | NotFound | Conflict) else None
+    param = error.param if isinstance(error, RequestError) else None
     if isinstance(error, NotFound) and param == "model":
         code = "model_not_found"
     return {"error": {"message": message_of(error), "type": kind, "param": param, "code": code}}
