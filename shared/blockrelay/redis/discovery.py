@@ -12,7 +12,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import redis
 import redis.asyncio
@@ -33,24 +33,6 @@ NOT_FOUND = "ADDRESS"
 Search = Generator[RedisNode, Any, RedisNode]
 
 
-class MasterSearch(Protocol):
-    """The way to find a server: which nodes to ask, and what follows from their answers."""
-
-    question: str  # the command to send
-
-    def search(self) -> Search:
-        """Starts a search. Only one may run at a time."""
-        ...
-
-    def witness(self) -> RedisNode | None:
-        """Returns the node to ask whether the server is still the same; None if the server itself reports a change."""
-        ...
-
-    def contradicts(self, answer: Any, place: RedisNode) -> bool:
-        """Returns whether the witness's answer means that the server may not be at `place` any more."""
-        ...
-
-
 class Sentinels:
     """Finds the master of one name.
 
@@ -58,12 +40,14 @@ class Sentinels:
     just started, may still name the former master.
     """
 
+    #: The command to send to each node that a search yields.
     question = "SENTINEL MASTERS"
 
     def __init__(self, seeds: Sequence[RedisNode], name: str) -> None:
         self._seeds, self._name, self._epoch = list(seeds), name, 0
 
     def search(self) -> Search:
+        """Starts a search. Only one may run at a time."""
         answers: list[Mapping[str, Mapping[str, Any]]] = []
         failed: dict[RedisNode, RedisTrouble] = {}
         for seed in list(self._seeds):
@@ -82,10 +66,12 @@ class Sentinels:
         return place
 
     def witness(self) -> RedisNode | None:
+        """Returns the node to ask whether the server is still the same; None if the server itself reports a change."""
         self._seeds.append(self._seeds.pop(0))  # each in turn: one may be cut off
         return self._seeds[-1]
 
     def contradicts(self, answer: Any, place: RedisNode) -> bool:
+        """Returns whether the witness's answer means that the server may not be at `place` any more."""
         state = answer.get(self._name)
         if state is None or state["config-epoch"] < self._epoch:
             return False  # its configuration is older than the one that was found
@@ -194,7 +180,7 @@ def unanswered(what: str, failed: Mapping[RedisNode, RedisTrouble]) -> RedisTrou
     return RedisUnavailable(f"Redis does not answer: {what} ({node}{others}): {worst}")
 
 
-def places_of(address: LookedUpAddress, cell: str | None) -> MasterSearch:
+def places_of(address: LookedUpAddress, cell: str | None) -> Sentinels | Slots:
     """Returns the way to find the server of a cell. Raises ValueError if `cell` is None and the address a cluster's."""
     if address.kind == "sentinel":
         return Sentinels(address.seeds, address.name)
