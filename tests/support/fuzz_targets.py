@@ -120,7 +120,7 @@ _tensors = (np.arange(6).reshape(2, 3), np.ones(2, np.bool_), np.ones((1, 2), np
 
 TARGETS: dict[str, Target] = {
     "message": Target(codec.unpack, (WireError,), (codec.pack({"a": np.ones(2, np.float32), "b": [1, "x"]}),)),
-    "script list": Target(codec.unpack_list, (WireError,), (codec.pack_list([1, "x", [2]]),)),
+    "script list": Target(codec.unpack_list, (WireError,), (codec.pack_for_script([1, "x", [2]]),)),
     "request body": Target(RequestBody.decode, (WireError,), (_body.encode(),)),
     "forward": Target(_forward, (WireError,), (join(*_rows.encode().values()),)),
     "forward of tensors": Target(_forward_tensors, (WireError,), (join(*_named.encode().values()),)),
@@ -137,7 +137,7 @@ TARGETS: dict[str, Target] = {
             describe({"head": b"1", "tensors": b"2345"}, 16),
         ),
     ),
-    "ended": Target(Ended.decode, (WireError,), (codec.pack_list(["q", "r"]),)),
+    "ended": Target(Ended.decode, (WireError,), (codec.pack_for_script(["q", "r"]),)),
     "log entry": Target(
         _log_entry,
         (WireError,),
@@ -145,7 +145,13 @@ TARGETS: dict[str, Target] = {
             join(b"3-0", b"token", b"42", b"logprobs", TokenLogprobs(-0.5, ((1, -0.5),)).encode().encode()),
             join(b"4-0", b"end", b"error", b"meta", b'{"error": "x"}', b"fallbacks", _FALLBACKS),
             join(
-                b"4-0", b"end", b"stop", b"all", codec.pack_list([7, 8]), b"logprobs", codec.pack_list(["[-1,[]]", ""])
+                b"4-0",
+                b"end",
+                b"stop",
+                b"all",
+                codec.pack_for_script([7, 8]),
+                b"logprobs",
+                codec.pack_for_script(["[-1,[]]", ""]),
             ),
         ),
     ),

@@ -13,7 +13,7 @@ scheduler → all                Plan (blockrelay.protocol.plan)
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeVar, get_args
 
 import numpy as np
@@ -74,23 +74,11 @@ class RequestBody:
             "prompt": octets,
             "width": width,
             "params": {name: value for name, value in self.params.items() if value != usual.get(name)},
-            "logits": self.logits if self.logits != "none" else "",
-            "prior": self.prior,
-            "kv_given": self.kv_given,
-            "kv_asked": list(self.kv_asked),
-            "trace": self.traceparent,
-            "session": self.session,
-            "step": self.step,
-            "background": self.background,
-            "salt": self.salt,
-            "group": self.group,
-            "choices": self.choices if self.choices != 1 else 0,
-            "gateway": self.gateway,
-            "exact": self.exact,
-            "traced": self.traced,
-            "fallback": self.fallback if self.fallback != "allow" else "",
         }
-        return codec.pack({name: value for name, value in message.items() if value or name == "params"})
+        for one in fields(self):
+            if one.name not in message and (value := getattr(self, one.name)) != one.default:
+                message["trace" if one.name == "traceparent" else one.name] = value
+        return codec.pack(message)
 
     @classmethod
     def decode(cls, data: bytes) -> "RequestBody":
@@ -240,7 +228,7 @@ class NextJob:
     received_ns: int = field(default=0, compare=False)  # as in `Forward`
 
     def encode(self) -> bytes:
-        return codec.pack_list([self.request_id, self.run_id, self.position, list(self.tokens)])
+        return codec.pack_for_script([self.request_id, self.run_id, self.position, list(self.tokens)])
 
     @classmethod
     def decode(cls, data: bytes, received_ns: int = 0) -> "NextJob":

@@ -79,20 +79,15 @@ def unpack(data: bytes, *, max_bytes: int = MAX_CONTROL_BYTES, longest: int | No
     return cast(dict[str, Any], message)
 
 
-def pack_arguments(values: Mapping[str, Any]) -> bytes:
-    """Returns a msgpack map for a script, which reads it with cmsgpack: no arrays, no version, text as bytes."""
+def pack_for_script(values: Mapping[str, Any] | list[Any]) -> bytes:
+    """Returns values as msgpack for a script, which reads them with cmsgpack: no arrays, no version, text as bytes."""
     return cast(bytes, msgpack.packb(values, use_bin_type=False))
 
 
-def pack_list(values: list[Any]) -> bytes:
-    """Returns a msgpack list for a script, which reads it with cmsgpack: no arrays, no version, text as bytes."""
-    return cast(bytes, msgpack.packb(values, use_bin_type=False))
-
-
-def unpack_list(data: bytes) -> list[Any]:
-    """Returns the msgpack list that a script wrote. Raises WireError when it is anything else."""
+def unpack_list(data: bytes, *, raw: bool = False) -> list[Any]:
+    """Returns the msgpack list that a script wrote; `raw`: with bytes for text. Raises WireError for anything else."""
     try:
-        values = msgpack.unpackb(data, raw=False)
+        values = msgpack.unpackb(data, raw=raw)
     except (ValueError, TypeError, OverflowError, msgpack.UnpackException) as error:
         raise WireError(f"list does not decode: {error}") from error
     if not isinstance(values, list):
@@ -102,11 +97,7 @@ def unpack_list(data: bytes) -> list[Any]:
 
 def unpack_fields(data: bytes) -> dict[bytes, bytes]:
     """Returns the fields in a msgpack list of alternating names and values that a script wrote. Raises WireError."""
-    try:
-        values = msgpack.unpackb(data, raw=True)
-    except (ValueError, TypeError, OverflowError, msgpack.UnpackException) as error:
-        raise WireError(f"fields do not decode: {error}") from error
-    listed = cast(list[Any], values) if isinstance(values, list) else []
+    listed = unpack_list(data, raw=True)
     if not listed or len(listed) % 2 or not all(isinstance(value, bytes) for value in listed):
         raise WireError("expected names and values")
     return dict(zip(listed[::2], listed[1::2], strict=True))

@@ -5,12 +5,13 @@ them; nothing else depends on them.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from dataclasses import fields as fields_of
 from typing import Literal, get_args
 
 from blockrelay.errors import WireError
 from blockrelay.protocol.encoding import codec
-from blockrelay.protocol.encoding.checks import count, reading, text
+from blockrelay.protocol.encoding.checks import MAX_COUNT, count, reading, text
 
 Kind = Literal["prefill", "decode"]
 
@@ -48,33 +49,20 @@ class StageSpan:
 
     def encode(self) -> dict[str, bytes]:
         """Returns the fields of a stream entry."""
-        where = [self.run, self.worker_id, self.stage, self.first, self.last, self.number]
-        what = [self.kind, self.position, self.rows, self.batch_rows]
-        return {"span": codec.pack_list([*where, *what, self.ready_us, self.waited_us, self.computed_us])}
+        return {"span": codec.pack_for_script(list(astuple(self)))}
 
     @classmethod
     def decode(cls, fields: Mapping[bytes, bytes]) -> "StageSpan":
         """Reads the fields of a stream entry. Raises WireError."""
         with reading("a span of a stage"):
-            run, worker, stage, first, last, number, kind, *counts = codec.unpack_list(fields[b"span"])
-            if kind not in get_args(Kind):
-                raise WireError(f"a step of a stage is no {kind!r:.40}")
-            position, rows, batch_rows, ready, waited, computed = counts
-            return cls(
-                run=count(run),
-                worker_id=text(worker),
-                stage=count(stage),
-                first=count(first),
-                last=count(last),
-                number=count(number),
-                kind=kind,
-                position=count(position),
-                rows=count(rows),
-                batch_rows=count(batch_rows),
-                ready_us=count(ready, _MAX_US),
-                waited_us=count(waited),
-                computed_us=count(computed),
-            )
+            names = [field.name for field in fields_of(cls)]
+            values = dict(zip(names, codec.unpack_list(fields[b"span"]), strict=True))
+            text(values["worker_id"])
+            if values["kind"] not in get_args(Kind):
+                raise WireError(f"a step of a stage is no {values['kind']!r:.40}")
+            for name in values.keys() - {"worker_id", "kind"}:
+                count(values[name], _MAX_US if name == "ready_us" else MAX_COUNT)
+            return cls(**values)
 
 
 #: Largest time that is accepted: the year 2255, and exact in a float.

@@ -27,7 +27,7 @@ class Call(Generic[T]):
 
     def packed(self) -> bytes:
         """Returns the script's only argument, ARGV[1]; the client adds the keys."""
-        return codec.pack_arguments(self.arguments)
+        return codec.pack_for_script(self.arguments)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,11 +168,9 @@ def accept(
         "result_bytes": result_bytes,
         "confirm": confirm,
         "limits": {"in_flight": max_in_flight, **asdict(limits)},
+        "session": asdict(session) if session else None,
+        "binding": asdict(binding) if binding else None,
     }
-    if session:
-        arguments["session"] = asdict(session)
-    if binding:
-        arguments["binding"] = asdict(binding)
 
     def parse(answer: Any) -> Accepted:
         detail = _text(answer[1]) if len(answer) > 1 else ""
@@ -306,13 +304,8 @@ def heartbeat(
     def parse(answer: Any) -> dict[str, str] | None:
         return None if answer is None else {_text(a[0]): _text(a[1]) for a in answer}
 
-    arguments: dict[str, Any] = {"worker": worker_id}
-    if pages_used is not None:
-        arguments["pages_used"] = pages_used
-    if goes_on:
-        arguments["goes_on"] = True
-    if pace:
-        arguments["pace"] = pace.to_script()
+    measured = pace.to_script() if pace else None
+    arguments = {"worker": worker_id, "pages_used": pages_used, "goes_on": goes_on, "pace": measured}
     return Call("beat", arguments, parse)
 
 
