@@ -18,7 +18,7 @@ import os
 import re
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from hmac import compare_digest
 from pathlib import Path
 from secrets import token_urlsafe
@@ -202,13 +202,5 @@ def _stored(entry: Any) -> StoredKey:
 
 
 def _plain(key: StoredKey) -> dict[str, Any]:
-    t = key.tenant
-    limits = {"tokens_per_minute": t.tokens_per_minute, "concurrency": t.concurrency}
-    return {
-        "name": t.name,
-        "sha256": key.sha256,
-        **{name: value for name, value in limits.items() if value is not None},
-        "weight": t.weight,
-        "priority": t.priority,
-        **({"operator": True} if t.operator else {}),
-    }
+    given = {"name": key.tenant.name, "sha256": key.sha256, **asdict(key.tenant)}
+    return {name: value for name, value in given.items() if value is not None and value is not False}

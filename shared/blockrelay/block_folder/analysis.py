@@ -70,38 +70,25 @@ class ModelAnalysis:
 
     def totals(self) -> dict[str, Any]:
         """Returns the sums over all blocks, as in `to_json`. `hop_bytes_per_row` is that of one hop between stages."""
+        return self._summed(self.blocks)
+
+    def _summed(self, blocks: Sequence[BlockCost]) -> dict[str, Any]:
+        values = sum(b.kv_values_per_token for b in blocks)
         return {
-            "parameters": sum(b.parameters for b in self.blocks),
-            "bytes": self._summed([b.bytes for b in self.blocks]),
-            "flops_per_row": sum(b.flops_per_row for b in self.blocks),
-            "attention_flops_per_row_and_token": sum(b.attention_flops for b in self.blocks),
-            "kv_bytes_per_token": self._kv_bytes(sum(b.kv_values_per_token for b in self.blocks)),
-            "hop_bytes_per_row": self.blocks[0].hop_bytes_per_row,
+            "parameters": sum(b.parameters for b in blocks),
+            "bytes": {p: sum(b.bytes[p] for b in blocks) for p in self.precisions},
+            "flops_per_row": sum(b.flops_per_row for b in blocks),
+            "attention_flops_per_row_and_token": sum(b.attention_flops for b in blocks),
+            "kv_bytes_per_token": {p: values * kv_item_bytes([p]) for p in self.precisions},
+            "hop_bytes_per_row": blocks[0].hop_bytes_per_row,
         }
-
-    def _summed(self, by_precision: Sequence[Mapping[Precision, int]]) -> dict[str, int]:
-        return {p: sum(each[p] for each in by_precision) for p in self.precisions}
-
-    def _kv_bytes(self, values: int) -> dict[str, int]:
-        """Returns the bytes of `values` numbers of KV in a model whose blocks all have one precision, by precision."""
-        return {p: values * kv_item_bytes([p]) for p in self.precisions}
 
     def to_json(self) -> dict[str, Any]:
         """Returns the costs as `blockrelay analyse --json` prints them."""
         return {
             "model": self.model,
             "context": self.context,
-            "blocks": {
-                b.name: {
-                    "parameters": b.parameters,
-                    "bytes": dict(b.bytes),
-                    "flops_per_row": b.flops_per_row,
-                    "attention_flops_per_row_and_token": b.attention_flops,
-                    "kv_bytes_per_token": self._kv_bytes(b.kv_values_per_token),
-                    "hop_bytes_per_row": b.hop_bytes_per_row,
-                }
-                for b in self.blocks
-            },
+            "blocks": {b.name: self._summed([b]) for b in self.blocks},
             "totals": self.totals(),
         }
 

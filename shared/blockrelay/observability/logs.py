@@ -51,7 +51,6 @@ def configure(level: str, *, node_id: str) -> None:
     """
     structlog.configure(
         processors=[
-            structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,
@@ -62,8 +61,6 @@ def configure(level: str, *, node_id: str) -> None:
         logger_factory=structlog.PrintLoggerFactory(cast(TextIO, _LossyStream(sys.stderr))),
         cache_logger_on_first_use=True,
     )
-    structlog.contextvars.clear_contextvars()
-    structlog.contextvars.bind_contextvars(node_id=node_id)
     _NODE["id"] = node_id
     logging.basicConfig(handlers=[_Forward()], level=level, force=True)
 

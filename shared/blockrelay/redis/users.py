@@ -72,17 +72,16 @@ def families_of(role: str, server: Server) -> list[Family]:
 
 def rules(server: Server) -> list[str]:
     """Returns the lines of a server's ACL file; ROLE_SHA256 stands for the digest of the role's password."""
-    lines = [DEFAULT_USER, _PROBE]
+    users: dict[str, str] = {}
     for role in SCRIPTS_OF:
         commands = _COMMANDS.get((server, role), _ALL)
         channels = _CHANNELS.get((server, role), "")
         patterns = " ".join(_pattern(family) for family in families_of(role, server))
-        lines.append(f"user {role} on #{role.upper()}_SHA256 resetchannels {commands} {patterns}{channels}")
+        users[role] = f"resetchannels {commands} {patterns}{channels}"
     if server == "control":
-        lines.append(f"user keda on #KEDA_SHA256 resetchannels {_KEDA}")
-    lines.append(f"user exporter on #EXPORTER_SHA256 resetchannels {_EXPORTER}")
-    lines.append(f"user reloader on #RELOADER_SHA256 resetchannels {_RELOADER}")
-    return lines
+        users["keda"] = f"resetchannels {_KEDA}"
+    users |= {"exporter": f"resetchannels {_EXPORTER}", "reloader": f"resetchannels {_RELOADER}"}
+    return [DEFAULT_USER, _PROBE, *_with_passwords(users)]
 
 
 def _with_passwords(users: Mapping[str, str]) -> list[str]:
@@ -91,12 +90,11 @@ def _with_passwords(users: Mapping[str, str]) -> list[str]:
 
 def files() -> dict[str, list[str]]:
     """Returns the lines of each file, by its name."""
-    sentinel = ["user default off", _PROBE, *_with_passwords(SENTINEL)]
     return {
         "control": rules("control"),
         "payload": rules("payload"),
         "replication": _with_passwords(REPLICATION),
-        "sentinel": sentinel,
+        "sentinel": ["user default off", _PROBE, *_with_passwords(SENTINEL)],
     }
 
 
