@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
+from blockrelay.protocol.sampling_params import SamplingParams
 from blockrelay.text.tokenizer import Tokenizer, VisibleText
 from tests.support.models.tokenizers import byte_level, sentencepiece
 
@@ -78,7 +79,7 @@ def _visible(text: str, stop: Sequence[str]) -> tuple[str, bool]:
 def test_every_position_equals_the_computation_from_scratch(
     tokenizer: Tokenizer, prompt: list[int], tokens: list[int], stop: list[str]
 ) -> None:
-    visible = VisibleText(tokenizer, stop=stop, prompt=prompt)
+    visible = VisibleText(tokenizer, SamplingParams(stop=tuple(stop)), prompt=prompt)
     shown = ""
     for position, token in enumerate(tokens, 1):
         shown += visible.push(token)
@@ -98,7 +99,7 @@ def test_every_position_equals_the_computation_from_scratch(
 def test_a_reader_that_comes_later_continues_where_another_stopped(
     tokenizer: Tokenizer, prompt: list[int], tokens: list[int], stop: list[str], position: int
 ) -> None:
-    first, second = (VisibleText(tokenizer, stop=stop, prompt=prompt) for _ in range(2))
+    first, second = (VisibleText(tokenizer, SamplingParams(stop=tuple(stop)), prompt=prompt) for _ in range(2))
     shown = first.push_all(tokens[:position])
     assert second.push_all(tokens[:position]) == shown
     assert first.push_all(tokens[position:]) == second.push_all(tokens[position:])

@@ -161,28 +161,16 @@ class VisibleText:
     """The text by position of one request: `visible(p)` of the module's docstring, token by token."""
 
     def __init__(
-        self,
-        tokenizer: Tokenizer,
-        *,
-        stop: Sequence[str] = (),
-        silent: frozenset[int] = frozenset(),
-        prompt: TokenList = (),
+        self, tokenizer: Tokenizer, params: SamplingParams, eos_ids: Sequence[int] = (), prompt: TokenList = ()
     ) -> None:
-        """`stop` strings end the text: the one whose last character comes first, and of several the longest. The text
-        is cut before it. `silent` tokens, which end the request by their ids, have no text. `prompt` has the tokens
-        before the text."""
+        """`params`: those of the request; of its stop strings the one whose last character comes first ends the text,
+        and of several the longest. The text is cut before it. Tokens that end the request by their ids, such as
+        `eos_ids`, have no text. `prompt` has the tokens before the text."""
         self._text = IncrementalText(tokenizer, prompt)
-        self._stop = tuple(stop)
-        self._silent = silent
+        self._stop = params.stop
+        self._silent = params.end_ids(eos_ids)
         self._held = ""  # not given out yet: it may be the beginning of a stop string
         self._stopped = False
-
-    @classmethod
-    def of(
-        cls, tokenizer: Tokenizer, params: SamplingParams, eos_ids: Sequence[int], prompt: TokenList
-    ) -> "VisibleText":
-        """Returns the text of a request with this prompt and these parameters, on a model with these EOS ids."""
-        return cls(tokenizer, stop=params.stop, silent=params.end_ids(eos_ids), prompt=prompt)
 
     @property
     def stopped(self) -> bool:

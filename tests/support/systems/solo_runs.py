@@ -59,7 +59,7 @@ class Solo:
     def answer(self, prompt: list[int], params: SamplingParams) -> Answer:
         assert params.seed is not None
         eos_ids = self._folder.model.eos_ids
-        visible = VisibleText.of(self._tokenizer, params, eos_ids, prompt)
+        visible = VisibleText(self._tokenizer, params, eos_ids, prompt)
         done = generate(self._pipeline, prompt, params, seed=params.seed, tokenizer=self._tokenizer)
         text = visible.push_all(done.tokens) + visible.finish()
         logprobs = None

@@ -1,6 +1,7 @@
 """Text by position, in examples; tests/properties/test_text_by_position.py has the general rules."""
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -17,9 +18,13 @@ def tokenizer() -> Tokenizer:
     return Tokenizer(byte_level().to_str())
 
 
-def _events(tokenizer: Tokenizer, text: str, **options: Any) -> list[str]:
+def _text(tokenizer: Tokenizer, *stop: str, prompt: Sequence[int] = ()) -> VisibleText:
+    return VisibleText(tokenizer, SamplingParams(stop=stop), prompt=prompt)
+
+
+def _events(tokenizer: Tokenizer, text: str, *stop: str) -> list[str]:
     """What each token of `text` shows, then what the end shows."""
-    visible = VisibleText(tokenizer, **options)
+    visible = _text(tokenizer, *stop)
     return [*(visible.push(token) for token in tokenizer.encode(text)), visible.finish()]
 
 
@@ -28,42 +33,42 @@ def test_an_emoji_split_over_tokens_appears_when_it_is_complete(tokenizer: Token
 
 
 def test_a_character_that_never_became_complete_is_flushed_as_a_replacement(tokenizer: Tokenizer) -> None:
-    visible = VisibleText(tokenizer)
+    visible = _text(tokenizer)
     assert visible.push_all(tokenizer.encode("ok🙂")[:-1]) == "ok"
     assert visible.finish() == "\ufffd"
 
 
 def test_what_may_be_a_stop_string_is_held_back_until_it_is_not(tokenizer: Tokenizer) -> None:
-    assert _events(tokenizer, "x</y", stop=["</s>"]) == ["x", "", "", "</y", ""]
+    assert _events(tokenizer, "x</y", "</s>") == ["x", "", "", "</y", ""]
 
 
 def test_a_stop_string_cuts_the_text_before_it(tokenizer: Tokenizer) -> None:
-    visible = VisibleText(tokenizer, stop=["STOP"])
+    visible = _text(tokenizer, "STOP")
     assert visible.push_all(tokenizer.encode("one STOP two")) == "one "
     assert visible.stopped
     assert visible.finish() == ""
 
 
 def test_what_was_held_back_is_shown_at_the_end(tokenizer: Tokenizer) -> None:
-    assert _events(tokenizer, "wait ST", stop=["STOP"])[-1] == "ST"
+    assert _events(tokenizer, "wait ST", "STOP")[-1] == "ST"
 
 
 def test_a_stop_string_may_begin_and_end_inside_tokens(tokenizer: Tokenizer) -> None:
     hello, end = tokenizer.encode(" hello", add_special_tokens=False), [258 + 2]
     assert tokenizer.decode(end) == "END"
-    visible = VisibleText(tokenizer, stop=["loEN"])
+    visible = _text(tokenizer, "loEN")
     assert visible.push_all([*hello, *end]) == " hel"
     assert visible.stopped
 
 
 def test_the_stop_string_that_is_complete_first_wins_and_of_two_the_longer(tokenizer: Tokenizer) -> None:
-    assert "".join(_events(tokenizer, "abcdef", stop=["cdef", "de"])) == "abc"
-    assert "".join(_events(tokenizer, "abcdef", stop=["cd", "bcd"])) == "a"
+    assert "".join(_events(tokenizer, "abcdef", "cdef", "de")) == "abc"
+    assert "".join(_events(tokenizer, "abcdef", "cd", "bcd")) == "a"
 
 
 def test_the_token_that_ends_a_request_has_no_text(tokenizer: Tokenizer) -> None:
     params = SamplingParams(stop_token_ids=tuple(tokenizer.encode("!")))
-    visible = VisibleText.of(tokenizer, params, eos_ids=[1], prompt=[])
+    visible = VisibleText(tokenizer, params, eos_ids=[1])
     assert visible.push_all([*tokenizer.encode("hi"), 1, *tokenizer.encode("!")]) == "hi"
 
 
@@ -106,16 +111,16 @@ def test_the_first_space_of_a_sentencepiece_text_is_not_part_of_it() -> None:
 def test_what_follows_a_prompt_keeps_its_first_space(metaspace: bool) -> None:
     tokenizer = Tokenizer(sentencepiece(metaspace=metaspace).to_str())
     begin, space, hello = [1], [259 + WORDS.index("▁")], [259 + WORDS.index("▁hello")]
-    assert VisibleText(tokenizer, prompt=hello).push_all(hello) == " hello"
-    assert VisibleText(tokenizer, prompt=begin).push_all(hello * 2) == "hello hello"
-    assert VisibleText(tokenizer, prompt=[*begin, *space]).push_all(hello) == " hello"
-    stops = VisibleText(tokenizer, prompt=hello, stop=[" hel"])
+    assert _text(tokenizer, prompt=hello).push_all(hello) == " hello"
+    assert _text(tokenizer, prompt=begin).push_all(hello * 2) == "hello hello"
+    assert _text(tokenizer, prompt=[*begin, *space]).push_all(hello) == " hello"
+    stops = _text(tokenizer, " hel", prompt=hello)
     assert (stops.push_all(hello), stops.stopped) == ("", True)
 
 
 def test_a_character_that_begins_in_the_prompt_is_what_its_last_token_adds(tokenizer: Tokenizer) -> None:
     tokens = tokenizer.encode("a🙂b")
-    assert VisibleText(tokenizer, prompt=tokens[:3]).push_all(tokens[3:]) == "🙂b"
+    assert _text(tokenizer, prompt=tokens[:3]).push_all(tokens[3:]) == "🙂b"
 
 
 def test_text_that_is_not_unicode_is_refused(tokenizer: Tokenizer) -> None:

@@ -42,7 +42,7 @@ class Relay:
         self, tokenizer: Tokenizer | None, params: SamplingParams, eos_ids: Sequence[int], prompt: TokenList
     ) -> None:
         """Prepares the text of a request's tokens behind `prompt`. Without a tokenizer all text is empty."""
-        self._visible = None if tokenizer is None else VisibleText.of(tokenizer, params, eos_ids, prompt)
+        self._visible = None if tokenizer is None else VisibleText(tokenizer, params, eos_ids, prompt)
         self._offset = 0
 
     def push(self, entry: LogEntry) -> Delta:

@@ -187,7 +187,7 @@ class _Text:
         *,
         stream: bool,
     ) -> None:
-        self._visible = None if tokenizer is None else VisibleText.of(tokenizer, params, folder.model.eos_ids, prompt)
+        self._visible = None if tokenizer is None else VisibleText(tokenizer, params, folder.model.eos_ids, prompt)
         self._stream = stream
         self._parts: list[str] = []
 

@@ -54,7 +54,7 @@ def main(model: str) -> None:
             tokens, reason = [*tokens, *done.tokens][:end], done.finish_reason
         text = ""
         if tokenizer is not None:
-            visible = VisibleText.of(tokenizer, params, folder.model.eos_ids, request["prompt"])
+            visible = VisibleText(tokenizer, params, folder.model.eos_ids, request["prompt"])
             text = visible.push_all(tokens) + visible.finish()
         tell({"tokens": tokens, "text": text, "finish_reason": reason})
 

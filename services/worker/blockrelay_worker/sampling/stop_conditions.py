@@ -34,9 +34,7 @@ class Progress:
         #: Maximum number of tokens, prompt included.
         self.limit = min(len(prompt) + params.max_tokens, context)
         # Text is only needed to find stop strings; without them no token is decoded here.
-        self.text = (
-            VisibleText.of(tokenizer, params, eos_ids, prompt) if tokenizer is not None and params.stop else None
-        )
+        self.text = VisibleText(tokenizer, params, eos_ids, prompt) if tokenizer is not None and params.stop else None
         #: Why the request ended; None before. "length" from the start if it may not have a single new token.
         self.finish_reason: FinishReason | None = "length" if self.length >= self.limit else None
 
