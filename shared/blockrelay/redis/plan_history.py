@@ -46,9 +46,9 @@ class PlanEntry:
         )
 
 
-def read_history(client: redis.Redis, keys: Keys, model: str, count: int = KEPT) -> list[PlanEntry]:
-    """Returns the newest `count` entries, newest first. Raises RedisRefused for an entry that cannot be read."""
-    entries = cast(Any, client.xrevrange(keys.plan_history(model), count=count))
+def read_history(client: redis.Redis, keys: Keys, model: str) -> list[PlanEntry]:
+    """Returns all entries, newest first. Raises RedisRefused for an entry that cannot be read."""
+    entries = cast(Any, client.xrevrange(keys.plan_history(model), count=KEPT))
     return [_entry(entry_id, fields) for entry_id, fields in entries]
 
 
