@@ -99,8 +99,7 @@ def read_behind(cell: Cell, position: int) -> list[LogEntry]:
 @pytest.mark.parametrize("count", [0, 1, 5, 1024, 1025])
 def test_a_reader_goes_on_behind_any_position(cell: Cell, count: int) -> None:
     probs = TokenLogprobs(-0.5, ((1, -0.5),)).encode()
-    cell.accept(REQUEST)
-    (run,) = cell.claim("w")
+    run = cell.begin("w", request_id=REQUEST)
     tokens = [(at * 40_009) % 128_256 for at in range(count)]
     if tokens:
         cell.commit(run, 0, tokens, logprobs=(probs,) * count)
@@ -116,8 +115,7 @@ def test_a_reader_goes_on_behind_any_position(cell: Cell, count: int) -> None:
 
 
 def test_its_first_entry_says_the_numerics_id(cell: Cell) -> None:
-    cell.accept(REQUEST)
-    (run,) = cell.claim("w")
+    run = cell.begin("w", request_id=REQUEST)
     cell.commit(run, 0, [7, 8], end="stop")
     first, second, end = cell.log(REQUEST)
     assert isinstance(end, EndEntry) and end.numerics
@@ -126,9 +124,7 @@ def test_its_first_entry_says_the_numerics_id(cell: Cell) -> None:
 
 def test_a_reader_that_waits_gets_the_end(cell: Cell, redis_server: RedisServer) -> None:
     """Its log is replaced while it blocks on it."""
-    cell.accept(REQUEST)
-    (run,) = cell.claim("w")
-    cell.commit(run, 0, [7, 8])
+    run = cell.begin("w", [7, 8], request_id=REQUEST)
     heard: list[LogEntry] = []
 
     def wait() -> None:
@@ -150,8 +146,7 @@ class TestForget:
     @staticmethod
     def ended(cell: Cell, *names: str, old: bool = True, fingerprint: str = "", retention_s: int = 0) -> None:
         for name in names:
-            cell.accept(name, fingerprint=fingerprint, retention_s=retention_s)
-            (run,) = cell.claim("w")
+            run = cell.begin("w", request_id=name, fingerprint=fingerprint, retention_s=retention_s)
             cell.commit(run, 0, [7], end="stop")
             if old:
                 cell.client.hset(cell.keys.request(name), "progress_ms", 1)

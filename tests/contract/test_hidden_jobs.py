@@ -56,8 +56,7 @@ def test_a_rerun_behind_many_that_fit_nowhere_here(cell: Cell) -> None:
     first_runs(cell)
     runs = [run for _ in range(HIDING // 8) for run in cell.claim("big", 8)]
     cell.worker("small", split="1-4", pages=SMALL)
-    cell.accept("req-1", need=1, limit=10_000)
-    (small,) = cell.claim("small")
+    small = cell.begin("small", need=1, limit=10_000)
     for run in (*runs, small):
         assert cell.rerun(run, "drain")
     assert claimed_within(cell, 4) == ["req-1"]

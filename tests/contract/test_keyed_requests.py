@@ -32,9 +32,7 @@ class TestKeyed:
 
     def test_what_nobody_read_to_its_end_begins_anew(self, cell: Cell) -> None:
         worker_id = cell.worker("a", split="1-4")
-        cell.accept(fingerprint="f")
-        (run,) = cell.claim(worker_id)
-        cell.commit(run, 0, [7])
+        run = cell.begin(worker_id, [7], fingerprint="f")
         cell.scripts.run(calls.finish("req-1", "cancelled", abandoned=True))
         assert cell.accept(fingerprint="f").status == "OK"
         assert cell.accept(fingerprint="f") == calls.Accepted("EXISTS", "queued")
@@ -88,9 +86,7 @@ class TestFollowers:
 class TestTimeline:
     def test_every_step_leaves_a_note(self, cell: Cell) -> None:
         cell.worker("a", split="1-4")
-        cell.accept()
-        (run,) = cell.claim("a")
-        cell.commit(run, 0, [7])
+        run = cell.begin("a", [7])
         cell.commit(run, 1, [8])
         cell.rerun(run, "drain")
         (run,) = cell.claim("a")

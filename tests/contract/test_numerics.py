@@ -28,17 +28,19 @@ class Fleet:
 
     def start(self, request_id: str, worker_id: str, tokens: int = 2, **more: object) -> Claimed:
         """A request that `worker_id` has begun."""
-        self.cell.accept(request_id, **more)  # pyright: ignore[reportArgumentType]
-        (run,) = self.claim(worker_id)
-        if tokens:
-            self.cell.commit(run, 0, list(range(7, 7 + tokens)))
-        return run
+        return self.cell.begin(worker_id, list(range(7, 7 + tokens)), request_id=request_id, **more)
 
     def claim(self, worker_id: str) -> list[Claimed]:
         return self.cell.claim(worker_id)
 
     def drain(self, worker_id: str) -> None:
         self.cell.scripts.run(calls.dead(worker_id, silent_s=0, reason="drain"))
+
+    def left_by_a1(self, *others: str, tokens: int = 2, **more: object) -> None:
+        """`a1` begins req-1 and leaves; `others` are there."""
+        self.add("a1", *others)
+        self.start("req-1", "a1", tokens, **more)
+        self.drain("a1")
 
     def look(self, patience_s: float = PATIENCE_S) -> list[calls.Awaited]:
         return self.cell.scripts.run(calls.migrate(MODEL, patience_s=patience_s))
@@ -72,9 +74,7 @@ def fleet(cell: Cell) -> Fleet:
 
 class TestWhileOneLives:
     def test_the_re_run_is_left_to_it(self, cell: Cell, fleet: Fleet) -> None:
-        fleet.add("a1", "a2", "b1")
-        fleet.start("req-1", "a1")
-        fleet.drain("a1")
+        fleet.left_by_a1("a2", "b1")
         assert fleet.claim("b1") == [] and cell.record()["state"] == "queued"
         assert [found.absent_s for found in fleet.look(patience_s=0)] == [None]
         assert fleet.claim("b1") == []
@@ -82,9 +82,7 @@ class TestWhileOneLives:
         assert again.tokens == (7, 8) and fleet.fingerprint() == "a"
 
     def test_a_request_without_tokens_waits_for_nobody(self, cell: Cell, fleet: Fleet) -> None:
-        fleet.add("a1", "a2", "b1")
-        fleet.start("req-1", "a1", tokens=0)
-        fleet.drain("a1")
+        fleet.left_by_a1("a2", "b1", tokens=0)
         (again,) = fleet.claim("b1")
         assert again.request_id == "req-1" and fleet.fingerprint() == "b"
 
@@ -110,9 +108,7 @@ class TestWhileOneLives:
         assert fleet.fingerprint() == "a"
 
     def test_its_deadline_ends_the_wait(self, cell: Cell, fleet: Fleet) -> None:
-        fleet.add("a1", "b1")
-        fleet.start("req-1", "a1", deadline_ms=FAR)
-        fleet.drain("a1")
+        fleet.left_by_a1("b1", deadline_ms=FAR)
         cell.client.hset(cell.keys.request("req-1"), "deadline_ms", 1)
         fleet.let_go()
         assert fleet.claim("b1") == []
@@ -120,9 +116,7 @@ class TestWhileOneLives:
         assert isinstance(end, EndEntry) and end.reason == "expired" and cell.open_reruns() == []
 
     def test_cancelled_while_it_waits_it_leaves_nothing(self, cell: Cell, fleet: Fleet) -> None:
-        fleet.add("a1", "b1")
-        fleet.start("req-1", "a1")
-        fleet.drain("a1")
+        fleet.left_by_a1("b1")
         assert cell.scripts.run(calls.finish("req-1", "cancelled")) == "FINISHED"
         assert cell.pinned("a") == [] and cell.outstanding() == {}
         assert fleet.look() == []
@@ -140,9 +134,7 @@ def Claimed_of(cell: Cell, request_id: str) -> Claimed:
 
 class TestWhenNoneIsLeft:
     def test_it_goes_on_from_its_log_and_says_which_id_computed_what(self, cell: Cell, fleet: Fleet) -> None:
-        fleet.add("a1", "b1")
-        fleet.start("req-1", "a1", tokens=2)
-        fleet.drain("a1")
+        fleet.left_by_a1("b1")
         assert fleet.claim("b1") == [], "nobody has seen yet that none is left"
         fleet.let_go()
         (again,) = fleet.claim("b1")
@@ -154,9 +146,7 @@ class TestWhenNoneIsLeft:
         assert ("rerun", "a", 2) in events and ("numerics_changed", "b", 2) in events
 
     def test_under_a_third_id_too(self, cell: Cell, fleet: Fleet) -> None:
-        fleet.add("a1", "b1")
-        fleet.start("req-1", "a1", tokens=2)
-        fleet.drain("a1")
+        fleet.left_by_a1("b1")
         fleet.let_go()
         (again,) = fleet.claim("b1")
         cell.commit(again, 2, [9])
@@ -168,9 +158,7 @@ class TestWhenNoneIsLeft:
 
     def test_without_tokens_in_between_an_id_leaves_no_trace_in_the_text(self, cell: Cell, fleet: Fleet) -> None:
         """It is named all the same: which of them computed which position stays true."""
-        fleet.add("a1", "b1")
-        fleet.start("req-1", "a1", tokens=2)
-        fleet.drain("a1")
+        fleet.left_by_a1("b1")
         fleet.let_go()
         fleet.claim("b1")
         fleet.add("c1")
@@ -179,9 +167,7 @@ class TestWhenNoneIsLeft:
         assert fleet.claim("c1") and fleet.fingerprint() == "a+b@2+c@2"
 
     def test_one_that_comes_back_in_time_goes_on(self, cell: Cell, fleet: Fleet) -> None:
-        fleet.add("a1", "b1")
-        fleet.start("req-1", "a1")
-        fleet.drain("a1")
+        fleet.left_by_a1("b1")
         fleet.look()
         for _ in range(13):
             fleet.seconds_pass(2.0)
@@ -198,9 +184,7 @@ class TestWhenNoneIsLeft:
 
     def test_one_that_comes_back_late_still_goes_first(self, cell: Cell, fleet: Fleet) -> None:
         """Let go, but nobody has taken it: whoever claims now sees that its own id lives again."""
-        fleet.add("a1", "b1")
-        fleet.start("req-1", "a1")
-        fleet.drain("a1")
+        fleet.left_by_a1("b1")
         fleet.let_go()
         assert cell.open_reruns() == ["req-1"]
         fleet.add("a2")
@@ -208,9 +192,7 @@ class TestWhenNoneIsLeft:
         assert fleet.claim("a2") and fleet.fingerprint() == "a"
 
     def test_a_draining_worker_and_a_silent_one_are_none(self, cell: Cell, fleet: Fleet) -> None:
-        fleet.add("a1", "a2", "a3", "b1")
-        fleet.start("req-1", "a1")
-        fleet.drain("a1")
+        fleet.left_by_a1("a2", "a3", "b1")
         cell.client.hset(cell.keys.worker("a2"), "draining", 1)
         cell.client.zadd(cell.keys.workers, {"a3": 1})
         fleet.let_go()
@@ -242,9 +224,7 @@ class TestWhenNoneIsLeft:
     def test_a_time_in_which_nobody_looked_is_no_time_without_a_worker(
         self, cell: Cell, fleet: Fleet, away: str
     ) -> None:
-        fleet.add("a1", "b1")
-        fleet.start("req-1", "a1")
-        fleet.drain("a1")
+        fleet.left_by_a1("b1")
         fleet.look()
         fleet.seconds_pass({"the clock went back": -3600.0}.get(away, 3600.0))
         (found,) = fleet.look()
@@ -320,9 +300,7 @@ class TestExact:
         return RequestBody(prompt=plain.prompt, params=plain.params, exact=True)
 
     def test_it_ends_with_an_error_that_says_why(self, cell: Cell, fleet: Fleet) -> None:
-        fleet.add("a1", "b1")
-        fleet.start("req-1", "a1", content=self.exact())
-        fleet.drain("a1")
+        fleet.left_by_a1("b1", content=self.exact())
         assert fleet.claim("b1") == [] and cell.record()["state"] == "queued"
         fleet.let_go()
         assert fleet.claim("b1") == []
@@ -351,9 +329,7 @@ def test_a_failed_gpu_hands_over_at_once_also_to_another_id(cell: Cell, fleet: F
 
 @pytest.mark.parametrize("what", ["look", "claim"])
 def test_calling_it_twice_is_calling_it_once(cell: Cell, fleet: Fleet, what: str) -> None:
-    fleet.add("a1", "b1")
-    fleet.start("req-1", "a1")
-    fleet.drain("a1")
+    fleet.left_by_a1("b1")
     fleet.let_go()
     if what == "claim":
         assert len(fleet.claim("b1")) == 1
@@ -364,9 +340,7 @@ def test_calling_it_twice_is_calling_it_once(cell: Cell, fleet: Fleet, what: str
 
 
 def test_what_an_older_version_left_in_the_common_queue_is_sorted_in(cell: Cell, fleet: Fleet) -> None:
-    fleet.add("a1", "a2", "b1")
-    fleet.start("req-1", "a1")
-    fleet.drain("a1")
+    fleet.left_by_a1("a2", "b1")
     key = cell.keys.pinned(MODEL, "cpu", "a")
     cell.client.delete(key)
     entry = cell.client.xadd(cell.keys.reruns(MODEL, "cpu"), {"request": "req-1"})

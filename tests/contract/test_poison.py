@@ -40,6 +40,12 @@ class Deaths:
             self.cell.client.set(self.cell.keys.quarantine(f"w{self.lives}"), trying)
         self.cell.scripts.run(calls.dead(f"w{self.lives}", silent_s=0))
 
+    def happen(self, times: int) -> None:
+        """That many workers claim what there is, and die."""
+        for _ in range(times):
+            self.claim()
+            self.die()
+
     def arrived(self) -> None:
         """The last worker has what it claimed and tries nobody."""
         self.cell.client.delete(self.cell.keys.quarantine(f"w{self.lives}"))
@@ -110,9 +116,7 @@ def test_a_death_while_nobody_was_tried_is_no_proof(cell: Cell, deaths: Deaths) 
 def test_a_request_to_be_tried_alone_is_claimed_alone(cell: Cell, deaths: Deaths) -> None:
     cell.accept("req-1")
     cell.accept("req-2")
-    for _ in range(3):
-        deaths.claim()
-        deaths.die()
+    deaths.happen(3)
     runs = deaths.claim()
     ((request_id, run),) = runs.items()
     assert run.quarantined and cell.client.get(cell.keys.quarantine(f"w{deaths.lives}")) == request_id.encode()
@@ -124,9 +128,7 @@ def test_a_request_to_be_tried_alone_is_claimed_alone(cell: Cell, deaths: Deaths
 
 def test_any_commit_starts_the_count_anew(cell: Cell, deaths: Deaths) -> None:
     cell.accept()
-    for _ in range(3):
-        deaths.claim()
-        deaths.die()
+    deaths.happen(3)
     (run,) = deaths.claim().values()
     assert run.quarantined
     cell.commit(run, 0, [7])
@@ -138,9 +140,7 @@ def test_any_commit_starts_the_count_anew(cell: Cell, deaths: Deaths) -> None:
 
 def test_a_run_that_ends_takes_its_name_back(cell: Cell, deaths: Deaths) -> None:
     cell.accept()
-    for _ in range(3):
-        deaths.claim()
-        deaths.die()
+    deaths.happen(3)
     (run,) = deaths.claim().values()
     assert cell.rerun(run)
     assert not cell.client.exists(cell.keys.quarantine(f"w{deaths.lives}"))
@@ -173,9 +173,7 @@ class TestDelay:
 
     def test_a_waiting_one_holds_nobody_back_and_is_claimed_when_it_is_due(self, cell: Cell, deaths: Deaths) -> None:
         cell.accept()
-        for _ in range(2):
-            deaths.claim()
-            deaths.die()
+        deaths.happen(2)
         self.wait_longer(cell)
         cell.accept("req-2")
         assert [run.request_id for run in cell.claim(deaths.worker())] == ["req-2"]
@@ -184,9 +182,7 @@ class TestDelay:
 
     def test_a_beat_queues_what_is_due_so_that_idle_workers_wake(self, cell: Cell, deaths: Deaths) -> None:
         cell.accept()
-        for _ in range(2):
-            deaths.claim()
-            deaths.die()
+        deaths.happen(2)
         self.wait_longer(cell)
         worker_id = deaths.worker()
         cell.scripts.run(calls.heartbeat(worker_id))
@@ -197,17 +193,13 @@ class TestDelay:
 
     def test_a_clock_that_went_back_makes_nobody_wait_for_hours(self, cell: Cell, deaths: Deaths) -> None:
         cell.accept()
-        for _ in range(2):
-            deaths.claim()
-            deaths.die()
+        deaths.happen(2)
         cell.client.zadd(cell.keys.delayed, {"req-1": self.waits_ms(cell) + 10**14})
         assert [run.request_id for run in cell.claim(deaths.worker())] == ["req-1"]
 
     def test_cancelled_while_it_waits_it_is_gone(self, cell: Cell, deaths: Deaths) -> None:
         cell.accept()
-        for _ in range(2):
-            deaths.claim()
-            deaths.die()
+        deaths.happen(2)
         assert cell.scripts.run(calls.finish("req-1", "cancelled")) == "FINISHED"
         assert not cell.client.exists(cell.keys.delayed) and not deaths.claim()
 

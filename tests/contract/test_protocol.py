@@ -94,8 +94,7 @@ def test_a_service_that_joins_while_another_looks_is_no_trouble(
 
 def test_every_record_says_its_number(client: redis.Redis, keys: Keys, cell: Cell) -> None:
     cell.worker("w", split="1-4")
-    cell.accept("req-1")
-    (run,) = cell.claim("w")
+    run = cell.begin("w")
     assert client.hget(keys.request("req-1"), "v") == b"%d" % PROTOCOL
     assert client.hmget(keys.worker("w"), "v", "protocol") == [b"%d" % LOWEST_PROTOCOL, b"%d" % PROTOCOL]
     cell.commit(run, 0, [5], end="stop")

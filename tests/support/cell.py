@@ -1,5 +1,6 @@
 """A cell at the level of the protocol: real Redis, real scripts, workers that are played by the test."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -100,6 +101,16 @@ class Cell:
 
     def claim(self, worker_id: str, most: int = 8, *, free: int = 1000) -> list[Claimed]:
         return self.scripts.run(calls.claim(worker_id, most, free_pages=free))
+
+    def begin(
+        self, worker_id: str, tokens: Sequence[int] = (), *, request_id: str = "req-1", **more: object
+    ) -> Claimed:
+        """A request that `worker_id` has claimed, alone, and whose first tokens, if any, it has committed."""
+        self.accept(request_id, **more)  # pyright: ignore[reportArgumentType]
+        (run,) = self.claim(worker_id)
+        if tokens:
+            self.commit(run, 0, list(tokens))
+        return run
 
     def commit(self, run: Claimed, position: int, tokens: list[int], *, end: str = "", **more: object) -> CommitAnswer:
         item = Commit(
