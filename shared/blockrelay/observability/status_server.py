@@ -69,10 +69,8 @@ class _Server(socketserver.ThreadingTCPServer):
     def process_request(self, request: Any, client_address: Any) -> None:
         """Starts a thread for a new connection, and ends the oldest if there are too many. Called by `socketserver`."""
         with self._lock:
-            if len(self._open) >= 2 * MAX_CONNECTIONS:  # connections that were ended are still being answered
-                refused = True
-            else:
-                refused = False
+            refused = len(self._open) >= 2 * MAX_CONNECTIONS  # connections that were ended are still being answered
+            if not refused:
                 if len(self._open) >= MAX_CONNECTIONS:
                     _end(next(iter(self._open)))
                 self._open[request] = time.monotonic()

@@ -204,25 +204,20 @@ class RedisWatch:
             if not self._waiting:
                 self._since, self._logged_at = now, float("-inf")
             self._waiting[work] = error
-            if now - self._logged_at >= SAY_EVERY_S:
-                self._logged_at = now
-                logs.get().warning(
-                    "REDIS_TROUBLE",
-                    error=str(error),
-                    work=sorted(self._waiting),
-                    seconds=round(now - self._since, 1),
-                    **self._named,
-                )
+            self._say(error, now, now - self._since)
 
     def count_error(self, error: RedisTrouble) -> None:
         """Reports an error of work that is not tried again; logged unless a line was logged in the last 10 s."""
         self.count(1)
         with self._lock:
-            now = time.monotonic()
-            if now - self._logged_at >= SAY_EVERY_S:
-                self._logged_at = now
-                work = sorted(self._waiting)
-                logs.get().warning("REDIS_TROUBLE", error=str(error), work=work, seconds=0.0, **self._named)
+            self._say(error, time.monotonic(), 0.0)
+
+    def _say(self, error: RedisTrouble, now: float, waited_s: float) -> None:
+        """Logs an error at the time `now`, unless a line was logged in the last 10 s."""
+        if now - self._logged_at >= SAY_EVERY_S:
+            self._logged_at = now
+            found = {"error": str(error), "work": sorted(self._waiting), "seconds": round(waited_s, 1)}
+            logs.get().warning("REDIS_TROUBLE", **found, **self._named)
 
     def worked(self, work: str) -> None:
         """Reports that `work` succeeded, so that it does not wait for Redis any more."""
