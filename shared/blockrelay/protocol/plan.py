@@ -195,12 +195,7 @@ def missing_stages(plan: Plan | None, workers: list[WorkerInfo]) -> list[str]:
         return ["no plan yet: the scheduler has not seen a worker of this model"]
     gaps: list[str] = []
     for index, stage in enumerate(parse_split(plan.split)):
-        serving = [
-            w
-            for w in workers
-            if w.ready and not w.draining and w.split == plan.split and w.stage == index and w.is_alive
-        ]
-        if not serving:
+        if not any(w.state == "ready" and (w.split, w.stage) == (plan.split, index) for w in workers):
             gaps.append(f"stage {index} (block_{stage.first} to block_{stage.last}) has no live worker")
     return gaps
 
