@@ -12,14 +12,15 @@ from blockrelay.errors import BlockFolderError, BlockrelayError, ExecutionError
 from blockrelay.protocol.capabilities import Capabilities
 from blockrelay_worker.execution.batch import Batch, BlockFault, StageOutput, check_segments, hidden_of, tokens_of
 from blockrelay_worker.execution.cpu.layers import Head, Layer
-from blockrelay_worker.execution.cpu.linears import Backend, Linear
+from blockrelay_worker.execution.cpu.linears import Backend
 from blockrelay_worker.execution.cpu.page_memory import PageMemory
 from blockrelay_worker.execution.cpu.slot_mapping import SlotMapping, place
 from blockrelay_worker.execution.cpu.workspace import Workspace
 from blockrelay_worker.execution.executor import PageContent
 from blockrelay_worker.execution.numerics_id import numerics_id
 from blockrelay_worker.execution.page_layout import layout_of
-from blockrelay_worker.kernels.interface import F32, Kernels, Program
+from blockrelay_worker.kernels.arguments import F32
+from blockrelay_worker.kernels.interface import Kernels, Linear, Program
 from blockrelay_worker.kernels.recorded import Direct
 from blockrelay_worker.kernels.specification import PAGE
 from blockrelay_worker.policy import CPU_MAX_ROWS
