@@ -146,9 +146,6 @@ class Head:
             return
         if x.shape[0] != wanted.size:
             x = np.take(x, wanted, axis=0, out=space.wanted(wanted.size, x.shape[1]))
-        self._run(x, space, out)
-
-    def _run(self, x: F32, space: Workspace, out: F32) -> None:
         count, hidden = x.shape
         if not self._quantised:
             self.linears["head"](self._kernels.norm(x, self._norm, self._eps, out=space.normed(count, hidden)), out)
