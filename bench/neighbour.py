@@ -27,7 +27,7 @@ def main() -> None:
     parser.add_argument("--speed", type=float, default=1.0, help="share of the machine's speed, at most 1")
     chosen = parser.parse_args()
     folder = open_block_folder(chosen.model)
-    executors = executors_for("cpu", folder, threads=chosen.threads)
+    executors = executors_for(folder, threads=chosen.threads)
     own = executors.load(folder, 1, folder.model.blocks, pages=REQUESTS * pages_for(PROMPT + NEW))
     executor = SlowedExecutor(own, speed=chosen.speed)
     prompts = random_prompts(random.Random(7), folder.model.vocab_size, REQUESTS, PROMPT)

@@ -26,7 +26,7 @@ from blockrelay_worker.execution.executor import Executor
 from blockrelay_worker.execution.onnx.loading import OnnxExecutors
 from blockrelay_worker.execution.onnx.providers.opening import open_provider
 from blockrelay_worker.execution.page_layout import pages_for
-from blockrelay_worker.execution.process.executors import DeviceExecutors
+from blockrelay_worker.execution.process.executors import DeviceExecutors, Gpu
 from blockrelay_worker.execution.selection import Largest, Need
 
 #: Numbers of requests at once, and lengths of prompts in tokens.
@@ -153,7 +153,7 @@ def in_a_process(device: str) -> dict[str, float]:
     """Measures a step of the bundled model on a device with a process of its own: all milliseconds, and those of the
     way to that process and back."""
     folder = open_block_folder(BUNDLED_MODEL)
-    executors = DeviceExecutors(device, folder, python=sys.executable, limit_s=60)
+    executors = DeviceExecutors(folder, Gpu(device, 60))
     try:
         stage = executors.load(folder, 1, folder.model.blocks, pages=16)
         segment = Segment(rows=1, first_position=0, pages=[0])

@@ -38,7 +38,7 @@ _Part = tuple[int, int]
 def block_costs(folder: BlockFolder) -> tuple[BlockCosts, ...]:
     """Measures the costs of each block, in their order; the last is the head."""
     most = max(DECODING) * pages_for(CONTEXT + 1) + ATTENDING * pages_for(LONGER + 1) + pages_for(LONGER + 256)
-    executor = executors_for("cpu", folder, threads=1).load(folder, 1, folder.model.blocks, pages=most)
+    executor = executors_for(folder, threads=1).load(folder, 1, folder.model.blocks, pages=most)
     steps = {("decoding", rows): [(1, CONTEXT)] * rows for rows in DECODING}
     steps |= {("prompt", rows): [(rows, 0)] for rows in PROMPTS}
     steps |= {
@@ -95,7 +95,7 @@ def _pace(model: Path, rows: int, ready: Barrier, write: "Connection[float, floa
     """Computes steps for NEIGHBOUR_S, together with other processes, and sends the seconds of CPU of a step."""
     folder = open_block_folder(model)
     pages = rows * pages_for(CONTEXT + 1)
-    executor = executors_for("cpu", folder, threads=1).load(folder, 1, folder.model.blocks, pages=pages)
+    executor = executors_for(folder, threads=1).load(folder, 1, folder.model.blocks, pages=pages)
     segments = [
         Segment(rows=1, first_position=CONTEXT, pages=executor.pool.allocate(pages_for(CONTEXT + 1)))
         for _ in range(rows)

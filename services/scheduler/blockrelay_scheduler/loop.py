@@ -7,7 +7,6 @@ scripts in Redis. All state that matters is there, and so any number of schedule
 import threading
 import time
 from contextlib import suppress
-from dataclasses import dataclass, field
 
 from blockrelay.errors import RedisTrouble
 from blockrelay.observability import logs
@@ -32,47 +31,36 @@ from blockrelay_scheduler.states import SCHEDULER, SchedulerMachine
 from blockrelay_scheduler.upgrade import CellUpgrade
 
 
-@dataclass(slots=True)
 class Scheduler:
     """Schedules one model of one cell. One thread calls `run` (or `tick`); any thread may call `gaps`."""
 
-    settings: SchedulerSettings
-    link: SchedulerLinks
-    metrics: SchedulerMetrics
-    model: str
-    """The model's key in Redis."""
-    planned: PlannedSplit
-    """The stages that the settings of this scheduler cut the model into."""
-    liveness: Liveness = field(init=False)
-    _publisher: PlanPublisher = field(init=False)
-    _rescuer: Rescuer = field(init=False)
-    _upgrade: CellUpgrade = field(init=False)
-    _last_tick: float = field(default=float("-inf"), init=False)  # monotonic; when the last finished round began
-    _last_look: float = field(default=float("-inf"), init=False)  # monotonic; see LOOK_S
-    _seen: frozenset[str] = field(default=frozenset(), init=False)  # ids of the workers in the last round
-    _sweeper: InboxSweeper | None = field(default=None, init=False)  # None: one Redis for everything
-    _cell: CellSettings = field(init=False)  # in force in the cell
-    _began: bool = field(default=False, init=False)  # our own settings have been published once
-    _away: str = field(default="Redis has not answered yet", init=False)  # the last trouble; empty: none
-    _watch: RedisWatch = field(init=False)
-    _state: SchedulerMachine = field(init=False)
-
-    def __post_init__(self) -> None:
-        settings = self.settings
+    def __init__(
+        self,
+        settings: SchedulerSettings,
+        link: SchedulerLinks,
+        metrics: SchedulerMetrics,
+        *,
+        model: str,
+        planned: PlannedSplit,
+    ) -> None:
+        """`model` is the model's key in Redis; `planned` are the stages that the settings of this scheduler cut the
+        model into."""
+        self.settings, self.link, self.metrics, self._model = settings, link, metrics, model
         self._state = SchedulerMachine(SCHEDULER)
-        self.metrics.states.show(self._state)
-        self._cell = CellSettings.of(settings)
-        self._watch = RedisWatch(self.metrics.redis_errors)
-        self.liveness = Liveness(self.link, self._cell.dead_after_ms)
-        self._publisher = PlanPublisher(
-            self.link,
-            self.model,
-            self.planned,
-            vacancy_s=settings.vacancy_s,
-            name=settings.node_id or logs.node_name("scheduler"),
-        )
-        self._rescuer = Rescuer(self.link, settings)
-        self._upgrade = CellUpgrade(self.link, raises=settings.raise_protocol)
+        metrics.states.show(self._state)
+        self._cell = CellSettings.of(settings)  # in force in the cell
+        self._watch = RedisWatch(metrics.redis_errors)
+        self.liveness = Liveness(link, self._cell.dead_after_ms)
+        name = settings.node_id or logs.node_name("scheduler")
+        self._publisher = PlanPublisher(link, model, planned, vacancy_s=settings.vacancy_s, name=name)
+        self._rescuer = Rescuer(link, settings)
+        self._upgrade = CellUpgrade(link, raises=settings.raise_protocol)
+        self._sweeper: InboxSweeper | None = None  # None: one Redis for everything
+        self._last_tick = float("-inf")  # monotonic; when the last finished round began
+        self._last_look = float("-inf")  # monotonic; see LOOK_S
+        self._seen = frozenset[str]()  # ids of the workers in the last round
+        self._began = False  # our own settings have been published once
+        self._away = "Redis has not answered yet"  # the last trouble; empty: none
 
     def run(self, stop: threading.Event) -> None:
         """Runs rounds until `stop` is set. After an error of Redis it logs, waits with backoff, and goes on.
@@ -132,13 +120,13 @@ class Scheduler:
         self.liveness.declare_dead()  # first: after a command for which Redis stood still, heartbeats would look old
         self._upgrade.look()
         self._agree()
-        workers = registry.read_workers(self.link.client, self.link.keys, self.model)
+        workers = registry.read_workers(self.link.client, self.link.keys, self._model)
         plan = self._publisher.publish(workers, trusted=self.liveness.trusted)
         self._sweep(workers)
         if time.monotonic() - max(self._last_look, self.liveness.settled_from) >= LOOK_S:
             self._rescuer.rescue()
             self._rescuer.forget_letters()
-            set_gauges(self.link, self.metrics, self.settings, self.model, workers, plan, self._migrate())
+            set_gauges(self.link, self.metrics, self.settings, self._model, workers, plan, self._migrate())
             self._last_look = time.monotonic()
         self._state.on("workers_missing" if empty_stages(workers, plan) else "published")
         self._away = ""
@@ -181,7 +169,7 @@ class Scheduler:
 
     def _migrate(self) -> list[calls.Awaited]:
         """Frees re-runs that have waited too long for a numerics id without a worker; returns those that still wait."""
-        call = calls.migrate(self.model, patience_s=self.settings.numerics_wait_s)
+        call = calls.migrate(self._model, patience_s=self.settings.numerics_wait_s)
         awaited = self.link.scripts.run(call)
         for one in awaited:
             if one.freed:

@@ -7,7 +7,6 @@ import sys
 from typing import Any
 
 from blockrelay.block_folder.folder import BlockFolder
-from blockrelay.protocol.plan import Device
 from blockrelay_worker.__main__ import main
 from blockrelay_worker.execution.cpu.loading import CpuExecutors
 from blockrelay_worker.lifecycle import workers
@@ -23,7 +22,7 @@ def _no_device(*_: Any) -> None:
     return None
 
 
-def _on_cpu(device: Device, folder: BlockFolder, *, threads: int, **_: Any) -> CpuExecutors:
+def _on_cpu(folder: BlockFolder, *, threads: int, **_: Any) -> CpuExecutors:
     return CpuExecutors(threads)
 
 

@@ -17,7 +17,7 @@ def executor_logits(root: Path, threads: int) -> Callable[[list[int]], NDArray[n
     folder = open_block_folder(root)
     limit = folder.rotary()[0].shape[0]
     blocks = folder.model.blocks
-    executor = executors_for("cpu", folder, threads=threads).load(folder, 1, blocks, pages=pages_for(limit))
+    executor = executors_for(folder, threads=threads).load(folder, 1, blocks, pages=pages_for(limit))
     pages = executor.pool.allocate(pages_for(limit))
 
     def logits_of(ids: list[int]) -> NDArray[np.float32]:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from rich.console import Console
 from rich.table import Table
 
-from blockrelay.quantities import counted, format_quantity, format_seconds
+from blockrelay.quantities import format_quantity, format_seconds
 from blockrelay.typed_command import typed
 from blockrelay_scheduler.planning.prediction import SIZES
 from blockrelay_scheduler.planning.report import PlanReport
@@ -41,9 +41,7 @@ def _stages(report: PlanReport) -> Table:
     """Returns a table of the stages: their blocks, devices and bytes."""
     promise = report.problem.promise
     aim = f" for {report.problem.objective}" if report.strategy == "auto" else ""  # other strategies ignore it
-    load = f"{counted(promise.requests, 'request')} of {counted(promise.context, 'token')}"
-    title = f"{report.strategy}{aim}: {load}"
-    table = Table("blocks", "devices", "class", title=title)
+    table = Table("blocks", "devices", "class", title=f"{report.strategy}{aim}: {promise}")
     for head in ("weights", "KV pages", "memory"):
         table.add_column(head, justify="right")
     for stage in report.stages:

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from blockrelay.quantities import counted, format_quantity
+from blockrelay.quantities import format_quantity
 from blockrelay_scheduler.planning.problem import NoPlan, Part, Placement, Problem, Promise
 
 
@@ -65,8 +65,7 @@ def _what_would_fit(problem: Problem, short: _Bound, bounds: Sequence[_Bound]) -
     promise = problem.promise
     device = problem.fleet.device(short.on)
     weights = sum(problem.costs.weight_bytes(part.first, part.last, device) for part in short.parts)
-    text = f"{_bytes(weights)} are weights, the rest KV pages for {counted(promise.requests, 'request')} of "
-    text += f"{counted(promise.context, 'token')}"
+    text = f"{_bytes(weights)} are weights, the rest KV pages for {promise}"
     for requests in (promise.requests, 1):
         nothing, one = (replace(problem, promise=Promise(context=c, requests=requests)) for c in (0, 1))
         contexts = [promise.context]
@@ -77,7 +76,7 @@ def _what_would_fit(problem: Problem, short: _Bound, bounds: Sequence[_Bound]) -
             elif empty > bound.room:
                 contexts.append(0)
         if min(contexts) > 0:
-            return f"{text}; {counted(requests, 'request')} of {counted(min(contexts), 'token')} would fit"
+            return f"{text}; {Promise(context=min(contexts), requests=requests)} would fit"
     return f"{text}; choose other boundaries or devices, or convert the model to a smaller precision"
 
 

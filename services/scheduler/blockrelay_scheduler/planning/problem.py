@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 from blockrelay.block_folder.analysis import ModelAnalysis
 from blockrelay.errors import UsageError
@@ -13,7 +13,6 @@ from blockrelay.quantities import counted
 from blockrelay_scheduler.planning.cost_model import CostModel
 
 Objective = Literal["latency", "throughput"]
-OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
 
 
 class NoPlan(UsageError):
@@ -47,6 +46,9 @@ class Promise:
 
     context: int
     requests: int
+
+    def __str__(self) -> str:
+        return f"{counted(self.requests, 'request')} of {counted(self.context, 'token')}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,16 +152,15 @@ class Placement:
 Strategy = Callable[[Problem], Placement]
 
 
-def consecutive(problem: Problem, sizes: Sequence[int], reasons: Sequence[str]) -> Placement:
-    """Returns a placement of parts of these sizes (in blocks), in turn on the target devices; empty parts are left out.
+def placed_in_turn(problem: Problem, bounds: Sequence[tuple[int, int]], reasons: Sequence[str]) -> Placement:
+    """Returns a placement of parts with these first and last blocks, in turn on the target devices.
 
     Raises UsageError for more targets than parts.
     """
-    devices = problem.target_devices(len(sizes))
-    parts: list[Part] = []
-    first = 1
-    for size, device, reason in zip(sizes, devices, reasons, strict=True):
-        if size:
-            parts.append(Part(first=first, last=first + size - 1, devices=(device.id,), reason=reason))
-        first += size
-    return Placement(parts=tuple(parts))
+    devices = problem.target_devices(len(bounds))
+    return Placement(
+        parts=tuple(
+            Part(first=first, last=last, devices=(device.id,), reason=reason)
+            for (first, last), device, reason in zip(bounds, devices, reasons, strict=True)
+        )
+    )

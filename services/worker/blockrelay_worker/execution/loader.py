@@ -1,38 +1,29 @@
-"""Chooses the executor that runs a stage, by device, block folder and precision."""
+"""Chooses the executor that runs a stage, by the worker's settings and the block folder."""
 
 import os
 import sys
-from collections.abc import Collection
-from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Protocol
 
 from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.block_folder.manifest import Manifest
-from blockrelay.block_folder.model import Precision
 from blockrelay.errors import UsageError
-from blockrelay.protocol.plan import CPU, GPU, Device
+from blockrelay.protocol.plan import CPU, GPU
 from blockrelay.settings import WorkerSettings
 from blockrelay.typed_command import typed
 from blockrelay_worker.execution.cpu.imported import ImportedExecutors
 from blockrelay_worker.execution.cpu.loading import CpuExecutors
 from blockrelay_worker.execution.executor import Executor
 from blockrelay_worker.execution.onnx.compiled.cache_folder import default_root
-from blockrelay_worker.execution.process.executors import DeviceExecutors
+from blockrelay_worker.execution.process.executors import DeviceExecutors, Gpu
 from blockrelay_worker.policy import WARM_ON_CPU, WARM_ON_GPU
 
 
 class Executors(Protocol):
     """Factory of executors on this machine, for devices of one class."""
 
-    device: ClassVar[Device]
     #: Nondeterministic: other workers can continue its output but cannot reproduce its bits.
     nondeterministic: ClassVar[bool]
-
-    @staticmethod
-    def serves(device: Device, precisions: Collection[Precision]) -> bool:
-        """Returns whether it runs models with blocks of these precisions for workers of this class of device."""
-        ...
 
     def numerics_id(self, manifest: Manifest) -> str:
         """Returns the numerics id of all its executors of this model. None has to be loaded for that."""
@@ -50,38 +41,6 @@ class Executors(Protocol):
 
 #: The name of ONNX Runtime's CPU provider among devices.
 CPU_PROVIDER = "cpu"
-#: Tried in this order: the first whose `serves` returns True is used.
-IMPLEMENTATIONS = (CpuExecutors,)
-
-
-@dataclass(frozen=True, slots=True)
-class Gpu:
-    """Options of the process that computes on one device."""
-
-    device: str
-    """Name such as webgpu:0."""
-    python: str
-    """Path of the Python that has the device's packages."""
-    step_limit_s: float
-    """Longest time that a step may take, in seconds."""
-    per_block: bool = False
-    """True if blocks run one by one, so that each can be measured."""
-    cache: Path | None = None
-    """Folder of optimised graphs; None: they are not kept."""
-    eager: bool = False
-    """True if no decode step is recorded."""
-    budget_bytes: int | None = None
-    """Device memory that may be used; None: the default share of what is free."""
-    stages: int = 1
-    """Number of workers, each with a stage of its own on the device."""
-    threads: int = 1
-    """CPU threads for a model that is served as its own ONNX files."""
-    quarantine: bool = True
-    """True if a device that was lost too often is left unused for a while."""
-    warm: tuple[int | None, int | None, bool] = (None, None, False)
-    """Limits of warm ONNX sessions: number and bytes (None: no limit), and whether free memory limits them too."""
-    tries: int = 3
-    """Most tries to make or run a session."""
 
 
 def gpu_of(settings: WorkerSettings, folder: BlockFolder) -> Gpu | None:
@@ -98,7 +57,7 @@ def gpu_of(settings: WorkerSettings, folder: BlockFolder) -> Gpu | None:
         )
     if settings.device == CPU and settings.gpu:
         raise UsageError(f"--device cpu and --gpu {settings.gpu}: a worker on a GPU is of the class gpu")
-    graphs = graphs_of(settings)
+    are_kept, are_recorded = _graphs(settings)
     if not settings.gpu and settings.imported_model is not None:
         if settings.sequential or folder.model.onnx_blocks is None:
             raise UsageError(
@@ -109,11 +68,11 @@ def gpu_of(settings: WorkerSettings, folder: BlockFolder) -> Gpu | None:
         return None
     return Gpu(
         settings.gpu or CPU_PROVIDER,
-        (settings.gpu_python if settings.gpu else "") or sys.executable,
         settings.session_timeout_s,
+        (settings.gpu_python if settings.gpu else "") or sys.executable,
         settings.per_block,
-        cache=settings.cache_dir or default_root(os.environ) if graphs.kept else None,
-        eager=not graphs.recorded,
+        cache=settings.cache_dir or default_root(os.environ) if are_kept else None,
+        eager=not are_recorded,
         budget_bytes=settings.gpu_memory,
         stages=settings.gpu_stages,
         threads=settings.threads,
@@ -123,18 +82,11 @@ def gpu_of(settings: WorkerSettings, folder: BlockFolder) -> Gpu | None:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Graphs:
-    """How graphs are used on a GPU."""
+def _graphs(settings: WorkerSettings) -> tuple[bool, bool]:
+    """Returns whether optimised graphs are kept from one start to the next, and whether decode steps are recorded.
 
-    kept: bool
-    """True if optimised graphs are kept from one start to the next."""
-    recorded: bool
-    """True if decode steps are recorded and replayed."""
-
-
-def graphs_of(settings: WorkerSettings) -> Graphs:
-    """Returns the use of graphs that the settings ask for. Raises UsageError if they contradict each other. Pure."""
+    Raises UsageError for settings that contradict each other.
+    """
     mode, cache = settings.graph_mode, settings.use_graph_cache
     if settings.enforce_eager:
         if mode not in (None, "enforce-eager"):
@@ -147,7 +99,7 @@ def graphs_of(settings: WorkerSettings) -> Graphs:
     if mode == "use-graph-cache" and cache is False:
         raise UsageError("graph_mode use-graph-cache and use_graph_cache false contradict each other: set one of them")
     kept = mode in (None, "use-graph-cache") if cache is None else cache
-    return Graphs(kept, recorded=mode in (None, "reduce-overhead"))
+    return kept, mode in (None, "reduce-overhead")
 
 
 def _warm(settings: WorkerSettings, folder: BlockFolder) -> tuple[int | None, int | None, bool]:
@@ -166,54 +118,19 @@ def _warm(settings: WorkerSettings, folder: BlockFolder) -> tuple[int | None, in
     return WARM_ON_GPU if settings.gpu else WARM_ON_CPU, None, True
 
 
-def on_device(folder: BlockFolder, gpu: Gpu) -> DeviceExecutors:
-    """Opens the device in a process of its own, which runs stages of this folder.
-
-    Raises UsageError where this device will never run stages of this folder; DeviceLost or DeviceFailed for what may
-    pass.
-    """
-    return DeviceExecutors(
-        gpu.device,
-        folder,
-        python=gpu.python,
-        limit_s=gpu.step_limit_s,
-        per_block=gpu.per_block,
-        cache=gpu.cache,
-        eager=gpu.eager,
-        budget_bytes=gpu.budget_bytes,
-        workers=gpu.stages,
-        threads=gpu.threads,
-        quarantine=gpu.quarantine,
-        warm=gpu.warm,
-        tries=gpu.tries,
-    )
-
-
 def executors_for(
-    device: Device, folder: BlockFolder, *, threads: int, gpu: Gpu | None = None, imported: Path | None = None
+    folder: BlockFolder, *, threads: int, gpu: Gpu | None = None, imported: Path | None = None
 ) -> Executors:
     """Returns the factory of executors for this folder on this machine.
 
     With `gpu` they run in a process of their own on that device. With `imported`, the block folder that was imported
-    from the model's ONNX files, our own kernels compute it. Raises UsageError where no implementation serves, what
-    `on_device` raises with `gpu`, and BlockFolderError for an imported folder that cannot be opened.
+    from the model's ONNX files, our own kernels compute it. Raises what `DeviceExecutors` raises with `gpu`, UsageError
+    for a model of ONNX files with neither, and BlockFolderError for an imported folder that cannot be opened.
     """
     if gpu is not None:
-        return on_device(folder, gpu)
+        return DeviceExecutors(folder, gpu)
     if imported is not None:
         return ImportedExecutors(threads, folder, imported)
     if folder.model.onnx_blocks is not None:
         raise UsageError(f"this command does not run models of ONNX files: serve them with `{typed('up --blocks')}`")
-    for implementation in IMPLEMENTATIONS:
-        if implementation.serves(device, folder.manifest.precisions):
-            return implementation(threads)
-    raise UsageError(f"no executor runs {folder.manifest.precision} models on a {device} worker")
-
-
-def devices_here(folder: BlockFolder) -> tuple[Device, ...]:
-    """Returns the classes of devices on which this machine runs the folder without a GPU."""
-    if folder.model.onnx_blocks is not None:
-        return ("cpu",)
-    return tuple(
-        dict.fromkeys(one.device for one in IMPLEMENTATIONS if one.serves(one.device, folder.manifest.precisions))
-    )
+    return CpuExecutors(threads)

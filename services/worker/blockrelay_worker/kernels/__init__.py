@@ -6,14 +6,11 @@ from blockrelay_worker.kernels.interface import Kernels
 from blockrelay_worker.kernels.libraries import shortcoming, supported_isas
 from blockrelay_worker.kernels.native import NativeKernels
 from blockrelay_worker.kernels.reference import ReferenceKernels
-from blockrelay_worker.kernels.specification import FLOAT16_MAX, KERNEL_NUMERICS_VERSION, LANES, PAGE, ZERO_POINT
+from blockrelay_worker.kernels.specification import KERNEL_NUMERICS_VERSION, PAGE
 
 __all__ = [
-    "FLOAT16_MAX",
     "KERNEL_NUMERICS_VERSION",
-    "LANES",
     "PAGE",
-    "ZERO_POINT",
     "Kernels",
     "load_kernels",
     "supported_isas",

@@ -1,14 +1,21 @@
-"""Checks of kernel arguments, shared by all implementations: a wrong buffer raises an error instead of a crash."""
+"""Types of kernel arguments, and their checks: a wrong buffer raises an error instead of a crash."""
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from blockrelay.block_folder.model import HEAD_DIMS, is_head_dim
 from blockrelay.errors import ExecutionError
-from blockrelay_worker.kernels.interface import F32, I32, I64, U8, Pages
 from blockrelay_worker.kernels.specification import PAGE
+
+F16: TypeAlias = NDArray[np.float16]
+F32: TypeAlias = NDArray[np.float32]
+U8: TypeAlias = NDArray[np.uint8]
+I8: TypeAlias = NDArray[np.int8]
+I32: TypeAlias = NDArray[np.int32]
+I64: TypeAlias = NDArray[np.int64]
+Pages: TypeAlias = NDArray[np.float16] | NDArray[np.float32]
 
 FLOAT32 = np.dtype(np.float32)
 FLOAT16 = np.dtype(np.float16)

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from blockrelay_worker.kernels.interface import F32, U8
+from blockrelay_worker.kernels.arguments import F32, U8
 from blockrelay_worker.kernels.specification import LANES, ZERO_POINT
 
 F64: TypeAlias = NDArray[np.float64]

@@ -1,26 +1,38 @@
-"""The interface of the CPU kernels, `Kernels`, which the executor calls."""
+"""The CPU kernels that the executor calls, `Kernels`: their arguments, checked here for every implementation."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
-import numpy as np
 from numpy.typing import NDArray
 
-F16: TypeAlias = NDArray[np.float16]
-F32: TypeAlias = NDArray[np.float32]
-U8: TypeAlias = NDArray[np.uint8]
-I8: TypeAlias = NDArray[np.int8]
-I32: TypeAlias = NDArray[np.int32]
-I64: TypeAlias = NDArray[np.int64]
-Pages: TypeAlias = NDArray[np.float16] | NDArray[np.float32]
+from blockrelay_worker.kernels import arguments
+from blockrelay_worker.kernels.arguments import F16, F32, FLOAT16, FLOAT32, I8, I32, I64, U8, Pages
+from blockrelay_worker.kernels.specification import PAGE
+
+#: An argument of a native function; an array is passed as its address.
+Value: TypeAlias = NDArray[Any] | int | float | None
+#: Raises the error for an index that is out of range, if there is one.
+IndexCheck: TypeAlias = Callable[[], None]
 
 
-class Matmul(Protocol):
-    """A matmul with quantised weights; `execution.cpu.linears` defines its bits."""
+class Linear(ABC):
+    """One linear layer [R, K] -> [R, N]; `execution.cpu.linears` defines its bits."""
 
-    def __call__(self, rows: U8, out: F32) -> None:
-        """Multiplies rows [R,K] (zero point 128) into out [R,N]. Raises ExecutionError for wrong buffers."""
-        ...
+    @abstractmethod
+    def __call__(self, rows: NDArray[Any], out: F32) -> None:
+        """Multiplies `rows` (uint8 with zero point 128, or float32; contiguous [R, K], R >= 1) into `out` [R, N].
+
+        Our own kernels raise ExecutionError for wrong buffers.
+        """
+
+    @property
+    def recorded_rows(self) -> int:
+        """Largest number of rows for which a call uses our kernels, and so can be recorded in a program."""
+        return 0
+
+    def forget_buffers(self) -> None:  # noqa: B027 most layers keep none
+        """Drops references to the caller's buffers, which are about to be replaced."""
 
 
 class Program(Protocol):
@@ -31,7 +43,11 @@ class Program(Protocol):
         ...
 
 
-class Kernels(Protocol):
+def no_indices() -> None:
+    """Checks nothing: the call has no indices."""
+
+
+class Kernels(ABC):
     """CPU kernels on float32 rows; `blockrelay_worker.kernels.specification` defines their bits.
 
     R rows, H hidden, D head_dim (a multiple of 8, 256 at most), Hq query heads, Hkv key/value heads (Hq a multiple of
@@ -41,27 +57,49 @@ class Kernels(Protocol):
     disjoint buffers. R = 0 is allowed. A row that is not finite has no effect on other rows.
     """
 
-    @property
-    def isa(self) -> str:
-        """Name of the instruction set: a key of `libraries.ISAS`, or `reference`. For logs only."""
-        ...
+    isa: str
+    """Name of the instruction set: a key of `libraries.ISAS`, or `reference`. For logs only."""
+    has_matmul: bool = False
+    """True if `matmul` may be called: these kernels have a w8a8 matmul."""
+    has_group_matmul: bool = False
+    """True if `group_matmul` may be called: these kernels have a w4a8 matmul."""
+    records: bool = False
+    """True if `record` may be called: recorded programs are then faster than single calls."""
+
+    @abstractmethod
+    def call(self, name: str, *values: Value, check_indices: IndexCheck = no_indices) -> None:
+        """Calls the function of kernels.h with this name and, behind the thread pool, these arguments.
+
+        They were checked, except for the values of indices, which `check_indices` finds wrong.
+        """
 
     def norm_quantise(
         self, x: F32, weight: F32, eps: float, *, u: U8 | None = None, scale: F32 | None = None
     ) -> tuple[U8, F32]:
         """Returns quantise(norm(x)): x [R,H], weight [H] -> (u [R,H], scale [R])."""
-        ...
+        rows, hidden = arguments.matrix_shape("x", x)
+        arguments.check("weight", weight, FLOAT32, (hidden,))
+        u, scale = arguments.quantised_out(u, scale, rows, hidden)
+        self.call("norm_quantise", x, weight, eps, u, scale, rows, hidden)
+        return u, scale
 
     def norm(self, x: F32, weight: F32, eps: float, *, out: F32 | None = None) -> F32:
         """Returns the root mean square norm: x [R,H], weight [H] -> [R,H]."""
-        ...
+        rows, hidden = arguments.matrix_shape("x", x)
+        arguments.check("weight", weight, FLOAT32, (hidden,))
+        out = arguments.float32_out("out", out, (rows, hidden))
+        self.call("norm", x, weight, eps, out, rows, hidden)
+        return out
 
     def quantise(self, x: F32, *, u: U8 | None = None, scale: F32 | None = None) -> tuple[U8, F32]:
         """Quantises each row: x [R,H] -> (u [R,H], scale [R]) with x ~ (u - 128) * scale.
 
         A row that is not finite gets the scale NaN.
         """
-        ...
+        rows, columns = arguments.matrix_shape("x", x)
+        u, scale = arguments.quantised_out(u, scale, rows, columns)
+        self.call("quantise", x, u, scale, rows, columns)
+        return u, scale
 
     def rotary_append(
         self,
@@ -88,7 +126,31 @@ class Kernels(Protocol):
         k_pages [n,Hkv,D,16] and v_pages [n,Hkv,16,D], both float16 or both float32, are written in place at (page,
         slot), no other slot is touched; no two rows may name the same slot. Returns q [R,Hq,D], not yet scaled.
         """
-        ...
+        shape = arguments.rotary_shape(
+            qkv, row_scale, bias, norm_q, norm_k, cos, sin, positions, page, slot, k_pages, v_pages
+        )
+        out = arguments.float32_out("out", out, (shape.rows, shape.query_heads, shape.head_dim))
+
+        def check_indices() -> None:
+            arguments.check_range("positions", positions, cos.shape[0])
+            arguments.check_range("page", page, shape.pages)
+            arguments.check_range("slot", slot, PAGE)
+
+        self.call(
+            "rotary_append",
+            *(qkv, row_scale, bias, norm_q, norm_k),
+            eps,
+            *(cos, sin, positions, page, slot, k_pages, v_pages, out),
+            k_pages.dtype == FLOAT16,
+            shape.rows,
+            cos.shape[0],
+            shape.pages,
+            shape.query_heads,
+            shape.kv_heads,
+            shape.head_dim,
+            check_indices=check_indices,
+        )
+        return out
 
     def attention(
         self, q: F32, k_pages: Pages, v_pages: Pages, page_table: I32, segments: I64, *, out: F32 | None = None
@@ -100,15 +162,36 @@ class Kernels(Protocol):
         the segment's last position are not read). The segment's own keys and values are already in their pages.
         Returns [R,Hq*D].
         """
-        ...
+        shape = arguments.attention_shape(q, k_pages, v_pages, page_table, segments)
+        out = arguments.float32_out("out", out, (shape.rows, shape.query_heads * shape.head_dim))
+        self.call(
+            "attention",
+            *(q, k_pages, v_pages, page_table, segments, out),
+            k_pages.dtype == FLOAT16,
+            page_table.shape[0],
+            page_table.shape[1],
+            shape.rows,
+            shape.pages,
+            shape.query_heads,
+            shape.kv_heads,
+            shape.head_dim,
+            check_indices=lambda: arguments.check_segments(segments, page_table, shape),
+        )
+        return out
 
     def add_scaled(self, x: F32, y: F32, row_scale: F32 | None) -> None:
         """Adds in place: x [R,H] += y [R,H] * row_scale [R]; without `row_scale`, x += y."""
-        ...
+        rows, columns = arguments.matrix_shape("x", x)
+        arguments.check("y", y, FLOAT32, (rows, columns))
+        if row_scale is not None:
+            arguments.check("row_scale", row_scale, FLOAT32, (rows,))
+        self.call("add_scaled", x, y, row_scale, rows, columns)
 
     def scale_rows(self, x: F32, row_scale: F32) -> None:
         """Multiplies in place: x [R,H] *= row_scale [R]."""
-        ...
+        rows, columns = arguments.matrix_shape("x", x)
+        arguments.check("row_scale", row_scale, FLOAT32, (rows,))
+        self.call("scale_rows", x, row_scale, rows, columns)
 
     def swiglu_quantise(
         self, gate_up: F32, row_scale: F32, *, u: U8 | None = None, scale: F32 | None = None
@@ -117,32 +200,29 @@ class Kernels(Protocol):
 
         gate_up is [R,2M], gate columns before up columns; row_scale is [R].
         """
-        ...
+        rows, columns = arguments.gate_up_shape(gate_up)
+        arguments.check("row_scale", row_scale, FLOAT32, (rows,))
+        u, scale = arguments.quantised_out(u, scale, rows, columns)
+        self.call("swiglu_quantise", gate_up, row_scale, u, scale, rows, columns)
+        return u, scale
 
     def swiglu(self, gate_up: F32, *, out: F32 | None = None) -> F32:
         """Returns (gate / (1 + exp(-gate))) * up: gate_up [R,2M], gate columns before up columns -> [R,M]."""
-        ...
+        rows, columns = arguments.gate_up_shape(gate_up)
+        out = arguments.float32_out("out", out, (rows, columns))
+        self.call("swiglu", gate_up, out, rows, columns)
+        return out
 
-    @property
-    def has_matmul(self) -> bool:
-        """True if `matmul` may be called: these kernels have a w8a8 matmul."""
-        ...
-
-    def matmul(self, q: I8, scale: F32) -> Matmul:
+    def matmul(self, q: I8, scale: F32) -> Linear:
         """Makes the w8a8 matmul with weights q [K,N] and column scales [N]. It copies `q` and keeps `scale`."""
-        ...
+        raise AssertionError(f"the {self.isa} kernels have no matmul of int8 weights")
 
-    @property
-    def has_group_matmul(self) -> bool:
-        """True if `group_matmul` may be called: these kernels have a w4a8 matmul."""
-        ...
-
-    def group_matmul(self, q4: U8, gs: F16, scale: F32) -> Matmul:
+    def group_matmul(self, q4: U8, gs: F16, scale: F32) -> Linear:
         """Makes the w4a8 matmul with nibbles q4 [K/2,N], group factors gs [K/32,N] and column scales [N].
 
         It copies `q4` and `gs` and keeps `scale`.
         """
-        ...
+        raise AssertionError(f"the {self.isa} kernels have no matmul of weights in groups")
 
     def record(self, parts: Sequence[Callable[[], None]]) -> Program:
         """Records `parts` as a program, which can be run again and again on the same buffers with other contents.
@@ -150,9 +230,4 @@ class Kernels(Protocol):
         Each part calls kernels and matmuls of this object, with all result buffers passed, and does nothing else. It
         is called once, now, and computes nothing. No other thread may use this object meanwhile.
         """
-        ...
-
-    @property
-    def records(self) -> bool:
-        """True if `record` may be called: recorded programs are then faster than single calls."""
-        ...
+        raise AssertionError(f"the {self.isa} kernels are called directly")

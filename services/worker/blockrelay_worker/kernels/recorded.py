@@ -5,15 +5,16 @@ import struct
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, TypeAlias, final
+from typing import Any, Final, NamedTuple, NoReturn, TypeAlias, final
 
 import numpy as np
-from numpy.typing import NDArray
+
+from blockrelay.errors import ExecutionError
+from blockrelay_worker.kernels.interface import IndexCheck, Value
 
 #: Makes the kernel calls of one part.
 Part: TypeAlias = Callable[[], None]
-#: An argument of a native function; an array is passed as its address.
-Value: TypeAlias = NDArray[Any] | int | float | None
+_INDEX_OUT_OF_RANGE: Final = 1  # a status; see kernels.h
 
 
 @final
@@ -37,8 +38,7 @@ class KernelCall(NamedTuple):
     name: str
     values: tuple[Value, ...]
     """Arguments behind the thread pool, which is the first of every function."""
-    refused: Callable[[int], None]
-    """Raises the error for a status that is not 0."""
+    check_indices: IndexCheck
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,15 @@ class RecordedProgram:
             seconds.append((ended - before) * 1e-9)
             before = ended
         if status:
-            self._calls[failed].refused(status)
+            refuse(status, self._calls[failed].check_indices)
+
+
+def refuse(status: int, check_indices: IndexCheck) -> NoReturn:
+    """Raises ExecutionError for the status of a native call that is not 0."""
+    if status == _INDEX_OUT_OF_RANGE:
+        check_indices()
+        raise ExecutionError("a kernel refused its indices")
+    raise ExecutionError("no memory for a kernel")
 
 
 def word(value: Value) -> int | float:

@@ -1,13 +1,14 @@
 """Kernels in NumPy: the reference for the native ones, and the slow fallback where none were compiled at install."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from blockrelay_worker.kernels import arguments, float32
-from blockrelay_worker.kernels.interface import F16, F32, I8, I32, I64, U8, Matmul, Pages, Program
+from blockrelay_worker.kernels import float32
+from blockrelay_worker.kernels.arguments import F32, I32, I64, U8, Pages
+from blockrelay_worker.kernels.interface import IndexCheck, Kernels, Value, no_indices
 from blockrelay_worker.kernels.specification import FLOAT16_MAX, PAGE
 
 _LOWEST = np.float32(-1e30)
@@ -15,142 +16,82 @@ _FLOAT16_MAX = np.float32(FLOAT16_MAX)
 
 
 @final
-class ReferenceKernels:
+class ReferenceKernels(Kernels):
     """`Kernels` as `specification` defines them, vectorised over rows and heads.
 
-    One thread, about 100 times slower than the native ones. It has no matmul and records nothing: `matmul`,
-    `group_matmul` and `record` raise AssertionError.
+    One thread, about 100 times slower than the native ones. It has no matmul (`exact_linears` is its reference) and
+    records nothing.
     """
 
-    @property
-    def isa(self) -> str:
-        return "reference"
+    isa = "reference"
 
-    def norm_quantise(
-        self, x: F32, weight: F32, eps: float, *, u: U8 | None = None, scale: F32 | None = None
-    ) -> tuple[U8, F32]:
-        rows, hidden = arguments.matrix_shape("x", x)
-        arguments.check("weight", weight, arguments.FLOAT32, (hidden,))
-        u, scale = arguments.quantised_out(u, scale, rows, hidden)
+    def call(self, name: str, *values: Value, check_indices: IndexCheck = no_indices) -> None:
+        """Checks the indices, and computes what the native function of this name does. Raises ExecutionError."""
+        check_indices()
         with np.errstate(all="ignore"):
-            float32.quantise(float32.norm(x, weight, eps), u, scale)
-        return u, scale
+            _FUNCTIONS[name](*values)
 
-    def norm(self, x: F32, weight: F32, eps: float, *, out: F32 | None = None) -> F32:
-        rows, hidden = arguments.matrix_shape("x", x)
-        arguments.check("weight", weight, arguments.FLOAT32, (hidden,))
-        out = arguments.float32_out("out", out, (rows, hidden))
-        with np.errstate(all="ignore"):
-            out[:] = float32.norm(x, weight, eps)
-        return out
 
-    def quantise(self, x: F32, *, u: U8 | None = None, scale: F32 | None = None) -> tuple[U8, F32]:
-        rows, columns = arguments.matrix_shape("x", x)
-        u, scale = arguments.quantised_out(u, scale, rows, columns)
-        with np.errstate(all="ignore"):
-            float32.quantise(x, u, scale)
-        return u, scale
+# The functions of kernels.h. Sizes come last, and are not needed where the arrays have them.
 
-    def rotary_append(
-        self,
-        qkv: F32,
-        row_scale: F32 | None,
-        bias: F32 | None,
-        norm_q: F32 | None,
-        norm_k: F32 | None,
-        eps: float,
-        cos: F32,
-        sin: F32,
-        positions: I32,
-        page: I32,
-        slot: I32,
-        k_pages: Pages,
-        v_pages: Pages,
-        *,
-        out: F32 | None = None,
-    ) -> F32:
-        shape = arguments.rotary_shape(
-            qkv, row_scale, bias, norm_q, norm_k, cos, sin, positions, page, slot, k_pages, v_pages
-        )
-        arguments.check_range("positions", positions, cos.shape[0])
-        arguments.check_range("page", page, shape.pages)
-        arguments.check_range("slot", slot, PAGE)
-        heads = (shape.query_heads, shape.query_heads + shape.kv_heads)
-        out = arguments.float32_out("out", out, (shape.rows, shape.query_heads, shape.head_dim))
-        with np.errstate(all="ignore"):
-            x = qkv if row_scale is None else qkv * row_scale[:, None]
-            x = x if bias is None else x + bias
-            q, k, v = np.split(x.reshape(shape.rows, heads[1] + shape.kv_heads, shape.head_dim), heads, axis=1)
-            if norm_q is not None and norm_k is not None:
-                q, k = float32.norm(q, norm_q, eps), float32.norm(k, norm_k, eps)
-            c, s = cos[positions][:, None], sin[positions][:, None]
-            out[:] = _rotate(q, c, s)
-            k_pages[page, :, :, slot] = _stored(_rotate(k, c, s), k_pages.dtype)
-            v_pages[page, :, slot] = _stored(v, v_pages.dtype)
-        return out
 
-    def attention(
-        self, q: F32, k_pages: Pages, v_pages: Pages, page_table: I32, segments: I64, *, out: F32 | None = None
-    ) -> F32:
-        shape = arguments.attention_shape(q, k_pages, v_pages, page_table, segments)
-        arguments.check_segments(segments, page_table, shape)
-        out = arguments.float32_out("out", out, (shape.rows, shape.query_heads * shape.head_dim))
-        with np.errstate(all="ignore"):
-            out[:] = _attention(q, k_pages, v_pages, page_table, segments, shape)
-        return out
+def _norm(x: F32, weight: F32, eps: float, out: F32, *_: int) -> None:
+    out[:] = float32.norm(x, weight, eps)
 
-    def add_scaled(self, x: F32, y: F32, row_scale: F32 | None) -> None:
-        rows, columns = arguments.matrix_shape("x", x)
-        arguments.check("y", y, arguments.FLOAT32, (rows, columns))
-        if row_scale is not None:
-            arguments.check("row_scale", row_scale, arguments.FLOAT32, (rows,))
-        with np.errstate(all="ignore"):
-            x += y if row_scale is None else y * row_scale[:, None]
 
-    def scale_rows(self, x: F32, row_scale: F32) -> None:
-        rows, _ = arguments.matrix_shape("x", x)
-        arguments.check("row_scale", row_scale, arguments.FLOAT32, (rows,))
-        with np.errstate(all="ignore"):
-            x *= row_scale[:, None]
+def _norm_quantise(x: F32, weight: F32, eps: float, u: U8, scale: F32, *_: int) -> None:
+    float32.quantise(float32.norm(x, weight, eps), u, scale)
 
-    def swiglu_quantise(
-        self, gate_up: F32, row_scale: F32, *, u: U8 | None = None, scale: F32 | None = None
-    ) -> tuple[U8, F32]:
-        rows, columns = arguments.gate_up_shape(gate_up)
-        arguments.check("row_scale", row_scale, arguments.FLOAT32, (rows,))
-        u, scale = arguments.quantised_out(u, scale, rows, columns)
-        with np.errstate(all="ignore"):
-            scaled = gate_up * row_scale[:, None]
-            float32.quantise(float32.swiglu(scaled[:, :columns], scaled[:, columns:]), u, scale)
-        return u, scale
 
-    def swiglu(self, gate_up: F32, *, out: F32 | None = None) -> F32:
-        rows, columns = arguments.gate_up_shape(gate_up)
-        out = arguments.float32_out("out", out, (rows, columns))
-        with np.errstate(all="ignore"):
-            out[:] = float32.swiglu(gate_up[:, :columns], gate_up[:, columns:])
-        return out
+def _quantise(x: F32, u: U8, scale: F32, *_: int) -> None:
+    float32.quantise(x, u, scale)
 
-    @property
-    def has_matmul(self) -> bool:
-        return False
 
-    def matmul(self, q: I8, scale: F32) -> Matmul:
-        raise AssertionError("the reference kernels have no matmul: `exact_linears` is its reference")
+def _add_scaled(x: F32, y: F32, row_scale: F32 | None, *_: int) -> None:
+    x += y if row_scale is None else y * row_scale[:, None]
 
-    @property
-    def has_group_matmul(self) -> bool:
-        return False
 
-    def group_matmul(self, q4: U8, gs: F16, scale: F32) -> Matmul:
-        raise AssertionError("the reference kernels have no matmul: `exact_linears` is its reference")
+def _scale_rows(x: F32, row_scale: F32, *_: int) -> None:
+    x *= row_scale[:, None]
 
-    @property
-    def records(self) -> bool:
-        return False
 
-    def record(self, parts: Sequence[Callable[[], None]]) -> Program:
-        raise AssertionError("the reference kernels are called directly")
+def _swiglu(gate_up: F32, out: F32, _rows: int, columns: int) -> None:
+    out[:] = float32.swiglu(gate_up[:, :columns], gate_up[:, columns:])
+
+
+def _swiglu_quantise(gate_up: F32, row_scale: F32, u: U8, scale: F32, _rows: int, columns: int) -> None:
+    scaled = gate_up * row_scale[:, None]
+    float32.quantise(float32.swiglu(scaled[:, :columns], scaled[:, columns:]), u, scale)
+
+
+def _rotary_append(
+    qkv: F32,
+    row_scale: F32 | None,
+    bias: F32 | None,
+    norm_q: F32 | None,
+    norm_k: F32 | None,
+    eps: float,
+    cos: F32,
+    sin: F32,
+    positions: I32,
+    page: I32,
+    slot: I32,
+    k_pages: Pages,
+    v_pages: Pages,
+    out: F32,
+    *_: int,
+) -> None:
+    rows, query_heads, head_dim = out.shape
+    x = qkv if row_scale is None else qkv * row_scale[:, None]
+    x = x if bias is None else x + bias
+    heads = (query_heads, query_heads + k_pages.shape[1])
+    q, k, v = np.split(x.reshape(rows, heads[1] + k_pages.shape[1], head_dim), heads, axis=1)
+    if norm_q is not None and norm_k is not None:
+        q, k = float32.norm(q, norm_q, eps), float32.norm(k, norm_k, eps)
+    c, s = cos[positions][:, None], sin[positions][:, None]
+    out[:] = _rotate(q, c, s)
+    k_pages[page, :, :, slot] = _stored(_rotate(k, c, s), k_pages.dtype)
+    v_pages[page, :, slot] = _stored(v, v_pages.dtype)
 
 
 def _rotate(x: F32, cos: F32, sin: F32) -> F32:
@@ -168,12 +109,11 @@ def _stored(x: F32, dtype: np.dtype[Any]) -> NDArray[Any]:
     return saturated.astype(np.float16)
 
 
-def _attention(
-    q: F32, k_pages: Pages, v_pages: Pages, page_table: I32, segments: I64, shape: arguments.HeadShape
-) -> F32:
-    """Returns attention [R,Hq*D], all rows at once, page after page; rows that end before a page skip it."""
-    rows, kv_heads, dim = shape.rows, shape.kv_heads, shape.head_dim
-    group = shape.query_heads // kv_heads
+def _attention(q: F32, k_pages: Pages, v_pages: Pages, page_table: I32, segments: I64, out: F32, *_: int) -> None:
+    """Computes all rows at once, page after page; rows that end before a page skip it."""
+    rows, query_heads, dim = q.shape
+    kv_heads = k_pages.shape[1]
+    group = query_heads // kv_heads
     segment = np.repeat(np.arange(len(segments)), segments[:, 1])  # [R]
     limit = (segments[segment, 2] - segments[segment, 0]) + np.arange(rows) + 1  # [R] visible keys
     scaled = q.reshape(rows, kv_heads, group, dim) * (np.float32(1) / np.sqrt(np.float32(dim)))
@@ -205,4 +145,13 @@ def _attention(
             a = np.where(visible[..., t, None], float32.fma(p[..., t, None], v[:, :, t][of_row, :, None], a), a)
         acc[active] = a
     inverse: F32 = np.divide(np.float32(1), total, dtype=np.float32)
-    return (acc * inverse[..., None]).reshape(rows, shape.query_heads * dim)
+    out[:] = (acc * inverse[..., None]).reshape(out.shape)
+
+
+_FUNCTIONS: dict[str, Callable[..., None]] = {
+    function.__name__.removeprefix("_"): function
+    for function in (
+        *(_norm, _norm_quantise, _quantise, _add_scaled, _scale_rows),
+        *(_swiglu, _swiglu_quantise, _rotary_append, _attention),
+    )
+}

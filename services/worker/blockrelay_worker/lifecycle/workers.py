@@ -10,7 +10,7 @@ from blockrelay.errors import BlockrelayError, DeviceFailed, DeviceLost, KnownAn
 from blockrelay.exit_codes import BROKEN, complain, exit_code
 from blockrelay.observability.logs import get
 from blockrelay.settings import WorkerSettings
-from blockrelay_worker.execution.loader import Executors, executors_for, gpu_of, on_device
+from blockrelay_worker.execution.loader import Executors, executors_for, gpu_of
 from blockrelay_worker.execution.process.executors import DeviceExecutors
 from blockrelay_worker.execution.process.renewal import opened_again_in_s
 from blockrelay_worker.lifecycle.next_device import OtherDevices
@@ -97,10 +97,8 @@ class Workers:
             try:
                 gpu = gpu_of(settings, folder)
                 if gpu is not None and settings.gpu:
-                    return others.opened(lambda device, gpu=gpu: on_device(folder, replace(gpu, device=device)))
-                return executors_for(
-                    settings.device, folder, threads=settings.threads, gpu=gpu, imported=settings.imported_model
-                )
+                    return others.opened(lambda device, gpu=gpu: DeviceExecutors(folder, replace(gpu, device=device)))
+                return executors_for(folder, threads=settings.threads, gpu=gpu, imported=settings.imported_model)
             except (DeviceLost, DeviceFailed, KnownAnswerMismatch, UsageError) as error:
                 # A GPU that has vanished since the first try may come back too.
                 if not settings.gpu or (isinstance(error, UsageError) and not failures):

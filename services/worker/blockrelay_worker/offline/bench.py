@@ -95,7 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         folder = open_block_folder(options.model)
         blocks = folder.model.blocks
-        executor = executors_for("cpu", folder, threads=options.threads).load(folder, 1, blocks, pages=options.pages)
+        executor = executors_for(folder, threads=options.threads).load(folder, 1, blocks, pages=options.pages)
         _answer("ready")
         for line in sys.stdin:
             fields: Any = json.loads(line)

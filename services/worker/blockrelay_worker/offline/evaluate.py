@@ -74,7 +74,7 @@ class Scorer:
         Raises BlockFolderError if a block gives a wrong known answer.
         """
         blocks = folder.model.blocks
-        executors = executors_for("cpu", folder, threads=threads)
+        executors = executors_for(folder, threads=threads)
         self._executor = executors.load(folder, 1, blocks, pages=pages_for(context))
         self._pages = self._executor.pool.allocate(pages_for(context))
 

@@ -30,7 +30,8 @@ from blockrelay.protocol.planned_split import ANY_GPU, equal_parts
 from blockrelay.protocol.sampling_params import SamplingParams, check_prompt, derive_seed
 from blockrelay.settings import BUNDLED_MODEL, WorkerSettings
 from blockrelay.text.tokenizer import Tokenizer, VisibleText
-from blockrelay_worker.execution.loader import Gpu, gpu_of
+from blockrelay_worker.execution.loader import gpu_of
+from blockrelay_worker.execution.process.executors import Gpu
 from blockrelay_worker.offline.explanation import heading, step_lines, step_records, totals
 from blockrelay_worker.offline.pipeline import Generated, Pipeline, PipelineStep, generate
 

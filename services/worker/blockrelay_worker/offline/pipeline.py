@@ -21,9 +21,9 @@ from blockrelay.text.tokenizer import Tokenizer
 from blockrelay_worker.execution.batch import Batch, Segment
 from blockrelay_worker.execution.executor import Executor
 from blockrelay_worker.execution.fault_injection import SaltedExecutor
-from blockrelay_worker.execution.loader import Executors, Gpu, executors_for
+from blockrelay_worker.execution.loader import Executors, executors_for
 from blockrelay_worker.execution.page_layout import pages_for
-from blockrelay_worker.execution.process.executors import DeviceExecutors
+from blockrelay_worker.execution.process.executors import DeviceExecutors, Gpu
 from blockrelay_worker.sampling.sampler import Sampled, sample
 from blockrelay_worker.sampling.stop_conditions import FinishReason, Progress, advance
 
@@ -197,7 +197,7 @@ class Pipeline:
         """Loads a stage, on the device or, without one, on our own kernels."""
         of: Device = CPU if gpu is None else GPU
         if of not in self._by_class:
-            self._by_class[of] = executors_for(of, self.folder, threads=self._threads, gpu=gpu)
+            self._by_class[of] = executors_for(self.folder, threads=self._threads, gpu=gpu)
         executor: Executor = self._by_class[of].load(self.folder, blocks.first, blocks.last, pages=pages)
         if salt:
             executor = SaltedExecutor(executor, salt=salt, vocabulary=self.folder.model.vocab_size)

@@ -165,22 +165,21 @@ class TestStaticSplit:
         }
         assert (ends(found), on(found)) == ([3, 9], [("c",), ("g",)])
 
-    def test_of_equal_ones_it_takes_the_smallest(self) -> None:
-        seconds = {"CPU": [{1: 0.1}] * 3, "GPU": [{1: 0.1}, {1: 0.3}, {1: 0.0001}]}
-        # k = 1: max(0.1, 0.3001); k = 2: max(0.2, 0.0001); k = 3: 0.3.
-        assert place("static-split", problem([device("c"), device("g", "GPU")], seconds)).notes["k"] == 2  # pyright: ignore
-        flat = {"CPU": [{1: 1.0}, {1: 0.1}], "GPU": [{1: 0.1}, {1: 1.0}]}
-        # k = 0: 1.1; k = 1: max(1.0, 1.0); k = 2: 1.1
-        assert place("static-split", problem([device("c"), device("g", "GPU")], flat)).notes["k"] == 1  # pyright: ignore
-        same = {"CPU": [{1: 5.0}, {1: 1e-9}], "GPU": [{1: 5.0}, {1: 1e-9}]}
-        assert place("static-split", problem([device("c"), device("g", "GPU")], same)).notes["k"] == 1  # pyright: ignore
-
-    @pytest.mark.parametrize(("cpu", "gpu", "k"), [(0.001, 1.0, 33), (1.0, 0.001, 0)])
-    def test_all_blocks_on_one_side(self, cpu: float, gpu: float, k: int) -> None:
-        seconds = {"CPU": [{1: cpu}] * 33, "GPU": [{1: gpu}] * 33}
+    @pytest.mark.parametrize(
+        ("cpu", "gpu", "k"),
+        [
+            ([0.1, 0.1, 0.1], [0.1, 0.3, 0.0001], 2),  # k = 1: max(0.1, 0.3001); k = 2: max(0.2, 0.0001); k = 3: 0.3
+            ([1.0, 0.1], [0.1, 1.0], 1),  # k = 0: 1.1; k = 1: max(1.0, 1.0); k = 2: 1.1
+            ([5.0, 1e-9], [5.0, 1e-9], 1),  # k = 2 is as good
+            ([0.001] * 33, [1.0] * 33, 33),
+            ([1.0] * 33, [0.001] * 33, 0),
+        ],
+    )
+    def test_of_equal_ones_it_takes_the_smallest(self, cpu: list[float], gpu: list[float], k: int) -> None:
+        seconds = {"CPU": [{1: one} for one in cpu], "GPU": [{1: one} for one in gpu]}
         found = place("static-split", problem([device("c"), device("g", "GPU")], seconds))
         assert found.notes is not None and found.notes["k"] == k
-        assert on(found) == [("c",) if k else ("g",)]
+        assert on(found) == [("c",)] * (k > 0) + [("g",)] * (k < len(cpu))
 
     def test_it_needs_both_kinds(self) -> None:
         with pytest.raises(UsageError, match="static-split needs a GPU, and there is none"):

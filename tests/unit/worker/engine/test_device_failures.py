@@ -17,7 +17,7 @@ from blockrelay_worker.engine.step import after_failure
 from blockrelay_worker.execution.batch import Batch, StageOutput
 from blockrelay_worker.execution.fault_injection import WrappingExecutor
 from blockrelay_worker.execution.process.care import DeviceCare
-from blockrelay_worker.execution.process.executors import DeviceExecutors
+from blockrelay_worker.execution.process.executors import DeviceExecutors, Gpu
 from blockrelay_worker.scheduling.work import Work
 from tests.support.cell import MODEL, Cell, body
 from tests.support.scraping import sampled
@@ -180,7 +180,7 @@ def test_a_canary_that_is_wrong_hands_over_what_runs_beside_it(
     monkeypatch.setenv("WRONG_FROM", "21")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
     module = "tests.support.worker.failing_child"
-    executors = DeviceExecutors("cpu", w8a8, python=sys.executable, limit_s=5.0, module=module)
+    executors = DeviceExecutors(w8a8, Gpu("cpu", 5.0), module=module)
     stage, Stepping.steps = executors.load(w8a8, 1, w8a8.model.blocks, pages=100), 0
 
     def care(metrics: WorkerMetrics) -> DeviceCare:

@@ -22,7 +22,7 @@ from blockrelay_worker.execution.batch import Batch, BlockFault, StageOutput
 from blockrelay_worker.execution.executor import Executor
 from blockrelay_worker.execution.fault_injection import WrappingExecutor
 from blockrelay_worker.execution.process.care import DeviceCare
-from blockrelay_worker.execution.process.executors import DeviceExecutors
+from blockrelay_worker.execution.process.executors import DeviceExecutors, Gpu
 from blockrelay_worker.execution.process.stage import DeviceStage
 from tests.support.cell import MODEL, Cell, body
 from tests.support.models.altered_blocks import spoiled_for
@@ -149,7 +149,7 @@ def test_onnx_blocks_that_others_made_are_named_too(
     whole = write_reference_blocks(tmp_path / "whole", ReferenceModel(layers=4))
     folder = opened(spoiled_for(whole, tmp_path / "blocks", OVERFLOWING), tmp_path / "cache")
     assert folder.model.blocks == w8a8.model.blocks
-    executors = DeviceExecutors("cpu", folder, python=sys.executable, limit_s=20)
+    executors = DeviceExecutors(folder, Gpu("cpu", 20))
     try:
         stage = executors.load(folder, 1, folder.model.blocks, pages=100)
         with engine_running(w8a8, client, keys, scripts, broken=lambda _: stage) as (cell, _):
@@ -192,7 +192,7 @@ def misbehaving(folder: BlockFolder, monkeypatch: pytest.MonkeyPatch, **how: str
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
     module = "tests.support.worker.failing_child"
-    executors = DeviceExecutors("cpu", folder, python=sys.executable, limit_s=5.0, module=module)
+    executors = DeviceExecutors(folder, Gpu("cpu", 5.0), module=module)
     try:
         yield executors.load(folder, 1, folder.model.blocks, pages=100)
     finally:

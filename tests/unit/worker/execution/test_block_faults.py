@@ -1,7 +1,6 @@
 """Every executor names the block that made a row NaN or infinite, and the times of the blocks up to it."""
 
 import functools
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -20,7 +19,7 @@ from blockrelay_worker.execution.loader import Executors
 from blockrelay_worker.execution.onnx.loading import OnnxExecutors
 from blockrelay_worker.execution.onnx.probe import failure
 from blockrelay_worker.execution.onnx.providers.opening import open_provider
-from blockrelay_worker.execution.process.executors import DeviceExecutors
+from blockrelay_worker.execution.process.executors import DeviceExecutors, Gpu
 from tests.support.models.planted_overflow import IN_FLOAT16, IN_FLOAT32, OVERFLOWING, overflowing_model
 
 BLOCK, PAGES = 3, 8
@@ -28,7 +27,7 @@ Load = Callable[[int, int], Executor]
 
 
 def process(folder: BlockFolder) -> DeviceExecutors:
-    return DeviceExecutors("cpu", folder, python=sys.executable, limit_s=60)
+    return DeviceExecutors(folder, Gpu("cpu", 60))
 
 
 KINDS: dict[str, Callable[[BlockFolder], Executors]] = {

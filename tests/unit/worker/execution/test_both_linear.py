@@ -16,7 +16,8 @@ from blockrelay_worker.execution.cpu.backends.ort_linear import OrtLinear
 from blockrelay_worker.execution.cpu.loading import load_stage
 from blockrelay_worker.execution.cpu.stage import StageExecutor
 from blockrelay_worker.kernels import load_kernels
-from blockrelay_worker.kernels.interface import F32, U8, Matmul
+from blockrelay_worker.kernels.arguments import F32, U8
+from blockrelay_worker.kernels.interface import Linear
 
 KERNELS = load_kernels(2)
 needs_products = pytest.mark.skipif(not KERNELS.has_matmul, reason="no kernels of this CPU have products")
@@ -56,7 +57,7 @@ def test_both_fit_where_a_quarter_of_what_is_left_holds_the_second() -> None:
 def timed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fakes the times of a CPU on which ONNX Runtime is faster from 20 rows on."""
 
-    def seconds(product: Matmul, rows: U8, out: F32) -> float:
+    def seconds(product: Linear, rows: U8, out: F32) -> float:
         product(rows, out)
         return 20.0 if isinstance(product, OrtLinear) else float(len(rows))
 
@@ -135,7 +136,7 @@ def test_each_of_the_two_is_proved_before_it_serves(
         monkeypatch.setattr(OrtLinear, "__call__", wrong)
         assert _load(w8a8, tiles=True).backend == "native"
     else:
-        monkeypatch.setattr("blockrelay_worker.kernels.matmuls.ChannelMatmul.__call__", wrong)
+        monkeypatch.setattr("blockrelay_worker.kernels.matmuls.PackedMatmul.__call__", wrong)
         assert _load(w8a8, tiles=True).backend in ("u8s8", "u8u8")
 
 

@@ -1,6 +1,5 @@
 """The memory that a stage takes on a device, and the KV pages that fit beside it."""
 
-import sys
 from dataclasses import replace
 
 import pytest
@@ -20,7 +19,7 @@ from blockrelay_worker.execution.onnx.providers.cuda import CudaProvider
 from blockrelay_worker.execution.onnx.providers.nvidia_driver import NvidiaGpu
 from blockrelay_worker.execution.onnx.providers.opening import open_provider
 from blockrelay_worker.execution.onnx.weights.arrays import bits_of, block_weights
-from blockrelay_worker.execution.process.executors import DeviceExecutors
+from blockrelay_worker.execution.process.executors import DeviceExecutors, Gpu
 
 MEMORY = DeviceMemory(
     device="cuda:0",
@@ -142,6 +141,6 @@ def test_it_is_what_the_weights_take(kind: str, request: pytest.FixtureRequest) 
 
 
 def test_the_process_of_a_device_tells_it(fp32: BlockFolder) -> None:
-    executors = DeviceExecutors("cpu", fp32, python=sys.executable, limit_s=5.0)
+    executors = DeviceExecutors(fp32, Gpu("cpu", 5.0))
     assert executors.memory(fp32) == OnnxExecutors(open_provider("cpu")).memory(fp32)
     executors.close()

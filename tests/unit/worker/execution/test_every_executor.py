@@ -1,7 +1,6 @@
 """The contract of `Executor`, checked on every implementation and on the wrappers that inject faults."""
 
 import functools
-import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -21,7 +20,7 @@ from blockrelay_worker.execution.loader import Executors, executors_for
 from blockrelay_worker.execution.numerics_id import numerics_id
 from blockrelay_worker.execution.onnx.loading import OnnxExecutors
 from blockrelay_worker.execution.onnx.providers.opening import open_provider
-from blockrelay_worker.execution.process.executors import DeviceExecutors
+from blockrelay_worker.execution.process.executors import DeviceExecutors, Gpu
 from tests.support.worker.failing_gpu import FailingExecutor
 
 PAGES = 8
@@ -78,7 +77,7 @@ def device_processes() -> Iterator[dict[Path, DeviceExecutors]]:
 
 def in_a_process(folder: BlockFolder, begun: dict[Path, DeviceExecutors]) -> DeviceExecutors:
     if folder.root not in begun:
-        begun[folder.root] = DeviceExecutors("cpu", folder, python=sys.executable, limit_s=60)
+        begun[folder.root] = DeviceExecutors(folder, Gpu("cpu", 60))
     return begun[folder.root]
 
 
@@ -190,7 +189,7 @@ def test_it_says_what_it_can_do(folder: BlockFolder, load: Callable[[int, int], 
     executor = load(1, folder.model.blocks)
     able = executor.capabilities
     assert able.precision == folder.manifest.precision
-    own = executors_for("cpu", folder, threads=1).numerics_id(folder.manifest)
+    own = executors_for(folder, threads=1).numerics_id(folder.manifest)
     assert own == numerics_id(folder.manifest)
     if able.numerics_id in (own, salted_id(own, "x")):
         assert able.exact == folder.manifest.exact
@@ -348,7 +347,7 @@ def test_a_batch_that_makes_no_sense_is_refused_and_the_next_one_is_not(
 
 
 def test_a_fault_that_was_asked_for_comes_after_so_many_batches(w8a8: BlockFolder) -> None:
-    plain = executors_for("cpu", w8a8, threads=1).load(w8a8, 1, w8a8.model.blocks, pages=2)
+    plain = executors_for(w8a8, threads=1).load(w8a8, 1, w8a8.model.blocks, pages=2)
     failing = FailingExecutor(plain, after=1, block="block_1")
     run(failing, [([5], 0, [0])])
     for _ in range(2):

@@ -95,14 +95,8 @@ def _rounded(exact: Fraction) -> np.float32:
     return min(near_values, key=lambda x: (abs(Fraction(float(x)) - exact), int(x.view(np.uint32)) & 1))
 
 
-def test_wrong_buffers_are_errors_before_anything_is_read(kernels: Kernels) -> None:
+def test_wrong_weights_are_errors_before_anything_is_read(kernels: Kernels) -> None:
     q4, gs, scale = np.zeros((32, 4), np.uint8), np.zeros((2, 4), np.float16), np.ones(4, np.float32)
-    product = kernels.group_matmul(q4, gs, scale)
-    out = np.empty((2, 4), np.float32)
-    with pytest.raises(ExecutionError, match="rows"):
-        product(np.zeros((2, 65), np.uint8), out)
-    with pytest.raises(ExecutionError, match="out"):
-        product(np.zeros((3, 64), np.uint8), out)
     with pytest.raises(ExecutionError, match="gs"):
         kernels.group_matmul(q4, gs[:1], scale)
     with pytest.raises(ExecutionError, match="scale"):

@@ -128,10 +128,10 @@ def test_it_says_what_it_is(both: Both) -> None:
     """Not exact, since the files are not; of numerics of its own; per block as the files are counted."""
     able, blocks = both.stand_in.capabilities, both.folder.model.blocks
     assert not able.exact and able.numerics_id != both.files.capabilities.numerics_id
-    executors = executors_for("cpu", both.folder, threads=1, imported=both.imported)
+    executors = executors_for(both.folder, threads=1, imported=both.imported)
     assert able.numerics_id == executors.numerics_id(both.folder.manifest)
     assert able.numerics_id.startswith(f"{both.folder.manifest.precision}-imported-")
-    assert executors.nondeterministic and executors.device == "cpu"
+    assert executors.nondeterministic
     assert both.stand_in.details["blocks"] == "imported" and both.files.details["blocks"] == "as they are"
     assert both.stand_in.layout == both.files.layout
     output = both.stand_in.run(
@@ -157,7 +157,7 @@ def _other_model(manifest: Manifest, **fields: int) -> Manifest:
 
 def test_other_pages_and_shorter_contexts_are_refused(both: Both) -> None:
     served = both.folder.manifest
-    made = executors_for("cpu", both.folder, threads=1, imported=both.imported)
+    made = executors_for(both.folder, threads=1, imported=both.imported)
     assert isinstance(made, ImportedExecutors)
     right = made.imported.manifest
     assert why_no_stand_in(served, right) == ""

@@ -17,7 +17,9 @@ from blockrelay_worker.execution.cpu.stage import StageExecutor
 from blockrelay_worker.execution.numerics_id import numerics_id
 from blockrelay_worker.execution.self_test import fixed_rows, fixed_tokens, known_answers
 from blockrelay_worker.kernels import load_kernels, supported_isas
-from blockrelay_worker.kernels.interface import F16, F32, U8, Matmul
+from blockrelay_worker.kernels.arguments import F16, F32, U8
+from blockrelay_worker.kernels.interface import Linear
+from blockrelay_worker.kernels.matmuls import PackedMatmul
 from blockrelay_worker.kernels.native import NativeKernels
 
 
@@ -54,7 +56,7 @@ def test_groups_of_weights_give_their_answers_on_every_level_and_without_a_compi
 def test_wrong_sums_of_groups_are_refused(w4a8: BlockFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     right = NativeKernels.group_matmul
 
-    def wrong(self: NativeKernels, q4: U8, gs: F16, scale: F32) -> Matmul:
+    def wrong(self: NativeKernels, q4: U8, gs: F16, scale: F32) -> Linear:
         other = scale.copy()
         other[0] += np.spacing(other[0])
         return right(self, q4, gs, other)
@@ -75,11 +77,11 @@ def test_the_slower_products_are_taken_when_the_fast_ones_are_wrong(
         if self.weight_type == np.int8:
             np.minimum(out, 1.0, out=out)
 
-    def wrong(self: linears.NativeLinear, rows: np.ndarray, out: np.ndarray) -> None:
+    def wrong(self: PackedMatmul, rows: np.ndarray, out: np.ndarray) -> None:
         out.fill(1)
 
     monkeypatch.setattr(linears.OrtLinear, "__call__", saturating)
-    monkeypatch.setattr(linears.NativeLinear, "__call__", wrong)
+    monkeypatch.setattr(PackedMatmul, "__call__", wrong)
     assert _load(w8a8, 1, 5).backend == "u8u8"
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.errors import DeviceFailed, DeviceLost, UsageError
-from blockrelay_worker.execution.process.executors import DeviceExecutors
+from blockrelay_worker.execution.process.executors import DeviceExecutors, Gpu
 from blockrelay_worker.lifecycle.device_claims import DeviceClaims
 from blockrelay_worker.lifecycle.next_device import OtherDevices, devices_of_host, in_order
 
@@ -101,7 +101,7 @@ def made(fp32: BlockFolder, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[De
 
 def begun(made: list[DeviceExecutors], folder: BlockFolder, name: str = "cpu:0") -> DeviceExecutors:
     module = "tests.support.worker.failing_child"
-    made.append(DeviceExecutors(name, folder, python=sys.executable, limit_s=30.0, module=module))
+    made.append(DeviceExecutors(folder, Gpu(name, 30.0), module=module))
     return made[-1]
 
 

@@ -49,7 +49,7 @@ def opening(monkeypatch: pytest.MonkeyPatch, *errors: Exception, gpu: str) -> li
     def executors_for(*_: Any, **__: Any) -> None:
         raise left.pop(0) if left else _Opened
 
-    for maker in ("executors_for", "on_device"):
+    for maker in ("executors_for", "DeviceExecutors"):
         monkeypatch.setattr(workers, maker, executors_for)
     monkeypatch.setattr(workers.time, "sleep", pauses.append)
     settings = WorkerSettings(gpu=gpu) if gpu else WorkerSettings()

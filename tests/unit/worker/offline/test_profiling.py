@@ -59,7 +59,7 @@ def test_shapes_end_at_the_model_s_context(folder: Path) -> None:
 
 def test_a_model_that_does_not_fit_is_measured_in_windows(folder: Path) -> None:
     opened = open_block_folder(folder)
-    measured = stage_bytes(opened, executors_for("cpu", opened, threads=1))
+    measured = stage_bytes(opened, executors_for(opened, threads=1))
     wanted = [BatchShape(4, 128), BatchShape(64, 128)]
     sizes = [opened.manifest.files[block.file].bytes for block in opened.manifest.blocks]
     pages = 64 * 8 * layout_of(opened, 1, 1).bytes_per_page
@@ -72,7 +72,7 @@ def test_a_model_that_does_not_fit_is_measured_in_windows(folder: Path) -> None:
 
 def test_a_block_that_does_not_fit_is_named(folder: Path) -> None:
     opened = open_block_folder(folder)
-    measured = stage_bytes(opened, executors_for("cpu", opened, threads=1))
+    measured = stage_bytes(opened, executors_for(opened, threads=1))
     with pytest.raises(UsageError, match="block_1 does not fit into the 0 MiB"):
         list(windows(opened, replace(measured, room=1000), [BatchShape(1, 128)]))
 

@@ -3,17 +3,18 @@
 from collections.abc import Callable
 from functools import cache
 
-from blockrelay_scheduler.planning.problem import Problem
+from blockrelay_scheduler.planning.problem import Placement, Problem, placed_in_turn
 
 #: The load of blocks [first, last] (1-based, inclusive) on part number `part` (0-based); more blocks never have less.
 Load = Callable[[int, int, int], float]
 
 
-def balanced_sizes(problem: Problem, load: Load) -> list[int]:
-    """Returns the number of blocks of each part so that the highest load is lowest; no part is empty.
+def balanced(problem: Problem, load: Load, reason: Callable[[int, int, int], str]) -> Placement:
+    """Returns the placement whose highest load is lowest; no part is empty.
 
-    Among equally good cuts the first parts get as many blocks as they can. Exact, by dynamic programming over where
-    each part ends.
+    `reason` says why a part has its blocks, by the arguments of `load`. Among equally good cuts the first parts get as
+    many blocks as they can. Exact, by dynamic programming over where each part ends. Raises UsageError for a number of
+    parts or targets that the model cannot have.
     """
     blocks, parts = problem.blocks, problem.parts
 
@@ -27,10 +28,11 @@ def balanced_sizes(problem: Problem, load: Load) -> list[int]:
         ends = range(last_possible, first - 1, -1)
         return min(((max(load(first, end, part), best(part + 1, end + 1)[0]), end) for end in ends), key=lambda p: p[0])
 
-    sizes: list[int] = []
+    bounds: list[tuple[int, int]] = []
     first = 1
     for part in range(parts):
-        end = best(part, first)[1]
-        sizes.append(end - first + 1)
-        first = end + 1
-    return sizes
+        last = best(part, first)[1]
+        bounds.append((first, last))
+        first = last + 1
+    reasons = [reason(first, last, part) for part, (first, last) in enumerate(bounds)]
+    return placed_in_turn(problem, bounds, reasons)

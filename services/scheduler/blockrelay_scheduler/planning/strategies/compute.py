@@ -1,8 +1,8 @@
 """Strategy `compute`: each part takes its device about the same time."""
 
 from blockrelay.quantities import counted, format_seconds
-from blockrelay_scheduler.planning.problem import Placement, Problem, consecutive
-from blockrelay_scheduler.planning.strategies.balanced import balanced_sizes
+from blockrelay_scheduler.planning.problem import Placement, Problem
+from blockrelay_scheduler.planning.strategies.balanced import balanced
 
 
 def compute(problem: Problem) -> Placement:
@@ -16,11 +16,8 @@ def compute(problem: Problem) -> Placement:
     def load(first: int, last: int, part: int) -> float:
         return problem.costs.seconds(devices[part], first, last, rows, context)
 
-    sizes = balanced_sizes(problem, load)
-    reasons: list[str] = []
-    first = 1
-    for part, size in enumerate(sizes):
-        seconds = format_seconds(load(first, first + size - 1, part))
-        reasons.append(f"{seconds} for a step of {counted(rows, 'row')}: the slowest part is as fast as can be")
-        first += size
-    return consecutive(problem, sizes, reasons)
+    def reason(first: int, last: int, part: int) -> str:
+        seconds = format_seconds(load(first, last, part))
+        return f"{seconds} for a step of {counted(rows, 'row')}: the slowest part is as fast as can be"
+
+    return balanced(problem, load, reason)

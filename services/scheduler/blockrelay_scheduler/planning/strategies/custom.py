@@ -1,7 +1,7 @@
 """Strategy `custom`: the boundaries that the user gives, checked."""
 
 from blockrelay.errors import UsageError
-from blockrelay_scheduler.planning.problem import Part, Placement, Problem
+from blockrelay_scheduler.planning.problem import Placement, Problem, placed_in_turn
 
 
 def custom(problem: Problem) -> Placement:
@@ -24,10 +24,5 @@ def custom(problem: Problem) -> Placement:
         expected = last + 1
     if expected <= problem.blocks:
         raise UsageError(f"boundaries: block_{expected} is in no part")
-    devices = problem.target_devices(len(wishes.boundaries))
-    return Placement(
-        parts=tuple(
-            Part(first=first, last=last, devices=(device.id,), reason="these boundaries were asked for")
-            for (first, last), device in zip(wishes.boundaries, devices, strict=True)
-        )
-    )
+    reasons = ["these boundaries were asked for"] * len(wishes.boundaries)
+    return placed_in_turn(problem, wishes.boundaries, reasons)

@@ -1,8 +1,8 @@
 """Strategy `memory`: each part fills about the same share of its device's memory, with weights and KV pages."""
 
 from blockrelay.quantities import format_quantity
-from blockrelay_scheduler.planning.problem import Placement, Problem, consecutive
-from blockrelay_scheduler.planning.strategies.balanced import balanced_sizes
+from blockrelay_scheduler.planning.problem import Placement, Problem
+from blockrelay_scheduler.planning.strategies.balanced import balanced
 
 
 def memory(problem: Problem) -> Placement:
@@ -17,12 +17,10 @@ def memory(problem: Problem) -> Placement:
     def load(first: int, last: int, part: int) -> float:
         return problem.bytes_of(first, last, devices[part]) / ((devices[part].memory_bytes or 1) if is_known else 1)
 
-    sizes = balanced_sizes(problem, load)
-    reasons: list[str] = []
-    first = 1
-    for size, device in zip(sizes, devices, strict=True):
-        used = problem.bytes_of(first, first + size - 1, device)
+    def reason(first: int, last: int, part: int) -> str:
+        device = devices[part]
+        used = problem.bytes_of(first, last, device)
         share = f", {100 * used / device.memory_bytes:.0f} % of {device.id}" if device.memory_bytes else ""
-        reasons.append(f"{format_quantity(used, 'B')} of weights and KV pages{share}: no other cut leaves more room")
-        first += size
-    return consecutive(problem, sizes, reasons)
+        return f"{format_quantity(used, 'B')} of weights and KV pages{share}: no other cut leaves more room"
+
+    return balanced(problem, load, reason)

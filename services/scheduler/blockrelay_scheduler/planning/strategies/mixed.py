@@ -1,8 +1,8 @@
 """Strategy `mixed`: the share of memory and the share of computing time count half each."""
 
 from blockrelay.quantities import counted, format_quantity, format_seconds
-from blockrelay_scheduler.planning.problem import Placement, Problem, consecutive
-from blockrelay_scheduler.planning.strategies.balanced import balanced_sizes
+from blockrelay_scheduler.planning.problem import Placement, Problem
+from blockrelay_scheduler.planning.strategies.balanced import balanced
 
 
 def mixed(problem: Problem) -> Placement:
@@ -26,12 +26,9 @@ def mixed(problem: Problem) -> Placement:
         filled = problem.bytes_of(first, last, devices[part]) / capacities[part]
         return (filled / memory + problem.costs.seconds(devices[part], first, last, rows, context) / computing) / 2
 
-    sizes = balanced_sizes(problem, load)
-    reasons: list[str] = []
-    first = 1
-    for part, size in enumerate(sizes):
-        used = format_quantity(problem.bytes_of(first, first + size - 1, devices[part]), "B")
-        seconds = format_seconds(problem.costs.seconds(devices[part], first, first + size - 1, rows, context))
-        reasons.append(f"{used} and {seconds} for a step of {counted(rows, 'row')}, which count half each")
-        first += size
-    return consecutive(problem, sizes, reasons)
+    def reason(first: int, last: int, part: int) -> str:
+        used = format_quantity(problem.bytes_of(first, last, devices[part]), "B")
+        seconds = format_seconds(problem.costs.seconds(devices[part], first, last, rows, context))
+        return f"{used} and {seconds} for a step of {counted(rows, 'row')}, which count half each"
+
+    return balanced(problem, load, reason)

@@ -1,7 +1,9 @@
 """Strategy `uniform`: equal numbers of layers, with the embedding in the first part and the head in the last."""
 
+from itertools import accumulate
+
 from blockrelay.quantities import counted
-from blockrelay_scheduler.planning.problem import Placement, Problem, consecutive
+from blockrelay_scheduler.planning.problem import Placement, Problem, placed_in_turn
 
 
 def uniform(problem: Problem) -> Placement:
@@ -17,4 +19,6 @@ def uniform(problem: Problem) -> Placement:
         sizes = [size + (at < larger) for at in range(parts)]
         sizes[-1] += 1
     cut = "layers are divided evenly" if len(sizes) > 1 else "one part"
-    return consecutive(problem, sizes, [f"{counted(size, 'block')} of {problem.blocks}: {cut}" for size in sizes])
+    bounds = [(last - size + 1, last) for size, last in zip(sizes, accumulate(sizes), strict=True)]
+    reasons = [f"{counted(size, 'block')} of {problem.blocks}: {cut}" for size in sizes]
+    return placed_in_turn(problem, bounds, reasons)

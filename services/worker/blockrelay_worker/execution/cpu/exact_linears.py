@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from blockrelay.block_folder.model import GROUP
 from blockrelay_worker.kernels.float32 import fma
+from blockrelay_worker.kernels.interface import Linear
 
 #: Largest depth whose sums are exact in float32.
 EXACT_DEPTH = 1 << 10
@@ -20,11 +21,8 @@ EXACT_DEPTH = 1 << 10
 _COLUMNS = 1 << 12
 
 
-class ExactLinear:
-    """A w8a8 linear layer: y = float32(sum over k of (u - 128) * q) * scale, bit for bit.
-
-    Implements `linears.Linear`.
-    """
+class ExactLinear(Linear):
+    """A w8a8 linear layer: y = float32(sum over k of (u - 128) * q) * scale, bit for bit."""
 
     def __init__(self, q: NDArray[np.int8], scale: NDArray[np.float32]) -> None:
         """q [K, N] and scale [N]; neither is copied."""
@@ -46,17 +44,9 @@ class ExactLinear:
                 total += centred[:, top : top + EXACT_DEPTH] @ weights
             np.multiply(total.astype(np.float32), self._scale[columns], out=out[:, columns])
 
-    @property
-    def recorded_rows(self) -> int:
-        """0: no call can be recorded in a program of kernels, since NumPy computes it."""
-        return 0
 
-    def forget_buffers(self) -> None:
-        """Does nothing: no buffer of the caller is kept."""
-
-
-class ExactGroupLinear:
-    """A w4a8 linear layer, bit for bit. Implements `linears.Linear`.
+class ExactGroupLinear(Linear):
+    """A w4a8 linear layer, bit for bit.
 
     y = acc * scale, where acc = fma(float32(sum over k in g of (u - 128) * q), gs[g], acc) for groups g from 0 upwards.
     """
@@ -92,11 +82,3 @@ class ExactGroupLinear:
                 else:
                     acc = fma(dot, factor.astype(np.float32), acc)
             np.multiply(acc, self._scale[columns], out=out[:, columns])
-
-    @property
-    def recorded_rows(self) -> int:
-        """0: no call can be recorded in a program of kernels, since NumPy computes it."""
-        return 0
-
-    def forget_buffers(self) -> None:
-        """Does nothing: no buffer of the caller is kept."""

@@ -6,17 +6,15 @@ continue from pages of the other. Results agree within the tolerance that the im
 
 import hashlib
 import json
-from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
 from blockrelay.block_folder.folder import BlockFolder, open_block_folder
 from blockrelay.block_folder.manifest import Manifest
-from blockrelay.block_folder.model import Precision
 from blockrelay.errors import BlockFolderError, UsageError
 from blockrelay.onnx_blocks.blocks_file import why_no_stand_in
-from blockrelay.protocol.plan import CPU, IMPORTED, Device
+from blockrelay.protocol.plan import IMPORTED
 from blockrelay_worker.execution.cpu.loading import CpuExecutors
 from blockrelay_worker.execution.cpu.stage import StageExecutor
 
@@ -27,7 +25,6 @@ class ImportedExecutors:
     Implements `loader.Executors`.
     """
 
-    device: ClassVar[Device] = CPU
     nondeterministic: ClassVar[bool] = True
 
     def __init__(self, threads: int, folder: BlockFolder, imported: Path) -> None:
@@ -40,10 +37,6 @@ class ImportedExecutors:
         if why := why_no_stand_in(folder.manifest, self.imported.manifest):
             raise UsageError(f"{imported} cannot stand in for {folder.onnx_root}: {why}")
         self._executors = CpuExecutors(threads)
-
-    @staticmethod
-    def serves(device: Device, precisions: Collection[Precision]) -> bool:
-        return CpuExecutors.serves(device, precisions)
 
     def numerics_id(self, manifest: Manifest) -> str:
         """Returns `<precision>-imported-<16 hex digits>`; ids of the ONNX files have a provider's name there."""

@@ -7,14 +7,11 @@ from numpy.typing import NDArray
 
 from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.block_folder.model import quantises_rows
-from blockrelay_worker.execution.cpu.linears import Backend, Linear, load_linear
+from blockrelay_worker.execution.cpu.linears import Backend, load_linear
 from blockrelay_worker.execution.cpu.slot_mapping import SlotMapping
 from blockrelay_worker.execution.cpu.workspace import Workspace
-from blockrelay_worker.kernels.interface import Kernels
-
-F32 = NDArray[np.float32]
-I32 = NDArray[np.int32]
-Pages = NDArray[np.float16] | NDArray[np.float32]
+from blockrelay_worker.kernels.arguments import F32, I32, Pages
+from blockrelay_worker.kernels.interface import Kernels, Linear
 
 
 class Layer:
@@ -137,7 +134,6 @@ class Head:
         tensors = {name: np.asarray(array) for name, array in folder.tensors(index).items()}
         self._kernels = kernels
         self._eps = folder.model.rms_norm_eps
-        self._vocab = folder.model.vocab_size
         self._quantised = quantises_rows(folder.manifest.precision_of(index))
         self._norm = cast(F32, tensors["norm_final"])
         self.linears = {
@@ -150,9 +146,6 @@ class Head:
             return
         if x.shape[0] != wanted.size:
             x = np.take(x, wanted, axis=0, out=space.wanted(wanted.size, x.shape[1]))
-        self._run(x, space, out)
-
-    def _run(self, x: F32, space: Workspace, out: F32) -> None:
         count, hidden = x.shape
         if not self._quantised:
             self.linears["head"](self._kernels.norm(x, self._norm, self._eps, out=space.normed(count, hidden)), out)

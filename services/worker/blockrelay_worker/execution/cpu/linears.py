@@ -16,7 +16,7 @@ compiled kernels are installed.
 """
 
 from collections.abc import Mapping
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,46 +28,9 @@ from blockrelay_worker.execution.cpu.backends.both_linear import BothLinear
 from blockrelay_worker.execution.cpu.backends.ort_linear import OrtLinear
 from blockrelay_worker.execution.cpu.backends.ort_runtime import shared_runtime
 from blockrelay_worker.execution.cpu.exact_linears import ExactGroupLinear, ExactLinear
-from blockrelay_worker.kernels.interface import Kernels, Matmul
+from blockrelay_worker.kernels.interface import Kernels, Linear
 
 Backend = Literal["both", "native", "u8s8", "u8u8", "exact"]
-#: More rows than any batch has.
-_ALL_ROWS = 1 << 31
-
-
-class Linear(Protocol):
-    """One linear layer [R, K] -> [R, N]."""
-
-    def __call__(self, rows: NDArray[Any], out: NDArray[np.float32]) -> None:
-        """Multiplies `rows` (uint8 with zero point 128, or float32; contiguous [R, K], R >= 1) into `out` [R, N]."""
-        ...
-
-    @property
-    def recorded_rows(self) -> int:
-        """Largest number of rows for which a call uses our kernels, and so can be recorded in a program."""
-        ...
-
-    def forget_buffers(self) -> None:
-        """Drops references to the caller's buffers, which are about to be replaced."""
-        ...
-
-
-class NativeLinear:
-    """A linear layer computed by our own matmul kernels. Implements `Linear`."""
-
-    def __init__(self, matmul: Matmul) -> None:
-        self._matmul = matmul
-
-    def __call__(self, rows: NDArray[Any], out: NDArray[np.float32]) -> None:
-        self._matmul(rows, out)
-
-    @property
-    def recorded_rows(self) -> int:
-        """More rows than any batch has: every call uses our kernels."""
-        return _ALL_ROWS
-
-    def forget_buffers(self) -> None:
-        """Does nothing: no buffer of the caller is kept."""
 
 
 def load_linear(
@@ -95,7 +58,7 @@ def load_linear(
             cast(NDArray[np.float32], tensors[f"{kind}.scale"]),
         )
         by_definition = backend == "exact" or not kernels.has_group_matmul
-        return ExactGroupLinear(*parts) if by_definition else NativeLinear(kernels.group_matmul(*parts))
+        return ExactGroupLinear(*parts) if by_definition else kernels.group_matmul(*parts)
     if precision in FLOATS:
         name = float_graph(kind, folder.manifest.precisions)
         return _ort(folder, name, {"w": tensors[f"{kind}.w"].astype(np.float32, copy=False)}, threads)
@@ -104,7 +67,7 @@ def load_linear(
     if backend == "exact":
         return ExactLinear(q, scale)
     if backend == "native":
-        return NativeLinear(kernels.matmul(q, scale))
+        return kernels.matmul(q, scale)
     if backend == "u8u8":
         # Flipping the top bit adds 128 to a two's complement byte.
         return _ort(folder, f"{kind}.u8u8", {"q": q.view(np.uint8) ^ np.uint8(128), "scale": scale}, threads)

@@ -1,16 +1,15 @@
 """Loads stages on a CPU, with the fastest variant of linear layers that gives the known answers there."""
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import ClassVar
 
 from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.block_folder.manifest import Manifest
-from blockrelay.block_folder.model import Precision, block_linears, is_exact
+from blockrelay.block_folder.model import block_linears, is_exact
 from blockrelay.errors import KnownAnswerMismatch
 from blockrelay.host.cpu import cpu_name
 from blockrelay.host.memory import available_bytes
-from blockrelay.protocol.plan import CPU, Device
 from blockrelay_worker.execution.cpu.backends.both_linear import NEVER, BothLinear, fits_twice, settle
 from blockrelay_worker.execution.cpu.linears import Backend
 from blockrelay_worker.execution.cpu.stage import StageExecutor
@@ -30,16 +29,10 @@ class CpuExecutors:
     Implements `loader.Executors`.
     """
 
-    device: ClassVar[Device] = CPU
     nondeterministic: ClassVar[bool] = False
 
     def __init__(self, threads: int) -> None:
         self._threads, self._kernels = threads, load_kernels(threads)
-
-    @staticmethod
-    def serves(device: Device, precisions: Collection[Precision]) -> bool:
-        """Returns True for workers of the class cpu: every precision is served."""
-        return device == CPU
 
     def numerics_id(self, manifest: Manifest) -> str:
         """Returns the numerics id of every executor of this model on CPUs."""

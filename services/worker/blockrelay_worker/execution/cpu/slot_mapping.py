@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from blockrelay_worker.execution.batch import Segment
 from blockrelay_worker.execution.cpu.workspace import Workspace
 from blockrelay_worker.execution.page_layout import pages_for
-from blockrelay_worker.kernels.interface import F32, I32
+from blockrelay_worker.kernels.arguments import F32, I32
 from blockrelay_worker.kernels.specification import PAGE
 
 

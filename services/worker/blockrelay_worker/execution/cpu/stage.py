@@ -12,14 +12,15 @@ from blockrelay.errors import BlockFolderError, BlockrelayError, ExecutionError
 from blockrelay.protocol.capabilities import Capabilities
 from blockrelay_worker.execution.batch import Batch, BlockFault, StageOutput, check_segments, hidden_of, tokens_of
 from blockrelay_worker.execution.cpu.layers import Head, Layer
-from blockrelay_worker.execution.cpu.linears import Backend, Linear
+from blockrelay_worker.execution.cpu.linears import Backend
 from blockrelay_worker.execution.cpu.page_memory import PageMemory
 from blockrelay_worker.execution.cpu.slot_mapping import SlotMapping, place
 from blockrelay_worker.execution.cpu.workspace import Workspace
 from blockrelay_worker.execution.executor import PageContent
 from blockrelay_worker.execution.numerics_id import numerics_id
 from blockrelay_worker.execution.page_layout import layout_of
-from blockrelay_worker.kernels.interface import F32, Kernels, Program
+from blockrelay_worker.kernels.arguments import F32
+from blockrelay_worker.kernels.interface import Kernels, Linear, Program
 from blockrelay_worker.kernels.recorded import Direct
 from blockrelay_worker.kernels.specification import PAGE
 from blockrelay_worker.policy import CPU_MAX_ROWS
@@ -37,6 +38,8 @@ class StageExecutor:
     segments name. Implements `Executor`. Not thread-safe, except `export_pages` and `import_pages`; the pool is not
     thread-safe either.
     """
+
+    usable = True
 
     def __init__(
         self,
@@ -58,6 +61,7 @@ class StageExecutor:
             raise BlockFolderError(f"there are no blocks {first_block} to {last_block}: the model has {model.blocks}")
         self.folder = folder
         self.first_block, self.last_block = first_block, last_block
+        self.takes_tokens, self.gives_logits = first_block == 1, last_block == model.blocks
         self.memory = PageMemory(layout_of(folder, first_block, last_block), pages)
         self.layout, self.pool = self.memory.layout, self.memory.pool
         self.backend: Backend = backend
@@ -77,9 +81,7 @@ class StageExecutor:
             for index in range(first_block, min(last_block, model.layers) + 1)
         ]
         self._head = (
-            Head(folder, last_block, backend=backend, threads=threads, kernels=kernels)
-            if last_block == model.blocks
-            else None
+            Head(folder, last_block, backend=backend, threads=threads, kernels=kernels) if self.gives_logits else None
         )
         self._embedding = self._layers[0].embedding if first_block == 1 else None
         self._space = Workspace(model, _FIRST_CAPACITY)
@@ -106,20 +108,6 @@ class StageExecutor:
 
     def import_pages(self, pages: Sequence[int], contents: Sequence[PageContent]) -> None:
         self.memory.import_pages(pages, contents)
-
-    @property
-    def usable(self) -> bool:
-        return True
-
-    @property
-    def takes_tokens(self) -> bool:
-        """True if the stage has block 1."""
-        return self.first_block == 1
-
-    @property
-    def gives_logits(self) -> bool:
-        """True if the stage has the last block."""
-        return self._head is not None
 
     def run(self, batch: Batch) -> StageOutput:
         """Runs all blocks of the stage (see `Executor.run`)."""
@@ -149,7 +137,7 @@ class StageExecutor:
             self._grow(count)
         rows = place(batch.segments, self._space, self._cos, self._sin, keeps_pages=bool(self._layers))
         placed = time.perf_counter()
-        x = self._embed(batch, count) if first_block == 1 else self._copy_in(batch, count)
+        x = self._read_in(batch, count, is_first=first_block == 1)
         there = time.perf_counter()
         embedded = there - placed if first_block == 1 else 0.0
         logits = self._logits_buffer(len(batch.wanted)) if last_block == self.folder.model.blocks else None
@@ -220,19 +208,15 @@ class StageExecutor:
         self._programs.clear()
         self._space = Workspace(self.folder.model, 1)
 
-    def _embed(self, batch: Batch, count: int) -> F32:
-        """Writes the embeddings of the batch's tokens, float32 [count, H], to the workspace and returns them."""
-        assert self._embedding is not None
-        tokens = tokens_of(batch, count, self.folder.model)
-        x = self._space.hidden(count, self.folder.model.hidden_size)
-        x[...] = self._embedding[tokens]
-        return x
-
-    def _copy_in(self, batch: Batch, count: int) -> F32:
-        """Copies the batch's hidden states, float32 [count, H], to the workspace and returns the copy."""
-        hidden = hidden_of(batch, count, self.folder.model)
-        x = self._space.hidden(count, self.folder.model.hidden_size)
-        x[...] = hidden
+    def _read_in(self, batch: Batch, count: int, *, is_first: bool) -> F32:
+        """Writes the batch's hidden states, or the embeddings of its tokens, float32 [count, H], to the workspace."""
+        model = self.folder.model
+        x = self._space.hidden(count, model.hidden_size)
+        if is_first:
+            assert self._embedding is not None
+            x[...] = self._embedding[tokens_of(batch, count, model)]
+        else:
+            x[...] = hidden_of(batch, count, model)
         return x
 
     def _logits_buffer(self, wanted: int) -> F32:

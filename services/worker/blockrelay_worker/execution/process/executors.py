@@ -1,9 +1,9 @@
 """The executors of one device in a process of its own, for all workers with a stage there; a lost process is
 replaced."""
 
+import sys
 import threading
 import time
-from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -11,9 +11,7 @@ from typing import ClassVar
 
 from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.block_folder.manifest import Manifest
-from blockrelay.block_folder.model import Precision
 from blockrelay.errors import DeviceFailed, DeviceLost, KnownAnswerMismatch, UsageError
-from blockrelay.protocol.plan import GPU, Device
 from blockrelay_worker.execution.device_memory import DeviceMemory
 from blockrelay_worker.execution.onnx.tries import TRIES, what_next
 from blockrelay_worker.execution.process.device_process import CHILD, CLOSED, DeviceProcess
@@ -24,58 +22,57 @@ from blockrelay_worker.execution.process.stage import DeviceStage
 from blockrelay_worker.policy import LOAD_LIMIT_S
 
 
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """Options of the process that computes on one device."""
+
+    device: str
+    """Name such as webgpu:0."""
+    step_limit_s: float
+    """Longest time that a step may take, in seconds."""
+    python: str = sys.executable
+    """Path of the Python that has the device's packages."""
+    per_block: bool = False
+    """True if blocks run one by one, so that each can be measured."""
+    cache: Path | None = None
+    """Folder of optimised graphs; None: they are not kept."""
+    eager: bool = False
+    """True if no decode step is recorded."""
+    budget_bytes: int | None = None
+    """Device memory that may be used; None: the default share of what is free."""
+    stages: int = 1
+    """Number of workers, each with a stage of its own on the device."""
+    threads: int = 1
+    """CPU threads for a model that is served as its own ONNX files."""
+    quarantine: bool = True
+    """True if a device that was lost too often is left unused for a while."""
+    warm: tuple[int | None, int | None, bool] = (None, None, False)
+    """Limits of warm ONNX sessions: number and bytes (None: no limit), and whether free memory limits them too."""
+    tries: int = TRIES.max_tries
+    """Most tries to make or run a session."""
+
+
 class DeviceExecutors:
     """Makes stages on one device. Implements `loader.Executors`. Any thread may use it. If the process was lost, one of
     them starts a new one; a loss counts once, however many stages it took."""
 
-    device: ClassVar[Device] = GPU
     nondeterministic: ClassVar[bool] = True
 
-    def __init__(
-        self,
-        device: str,
-        folder: BlockFolder,
-        *,
-        python: str,
-        limit_s: float,
-        per_block: bool = False,
-        cache: Path | None = None,
-        eager: bool = False,
-        budget_bytes: int | None = None,
-        workers: int = 1,
-        threads: int = 1,
-        quarantine: bool = True,
-        warm: tuple[int | None, int | None, bool] = (None, None, False),
-        tries: int = TRIES.max_tries,
-        module: str = CHILD,
-    ) -> None:
-        """Starts the process and opens `folder` on `device`. Raises UsageError where this device will never run stages
-        of this folder; DeviceLost or DeviceFailed for what may pass.
+    def __init__(self, folder: BlockFolder, gpu: Gpu, *, module: str = CHILD) -> None:
+        """Starts the process, `python -m module`, and opens `folder` on the device.
 
-        A step may take `limit_s` seconds. `per_block`: blocks run one by one, so that each is measured. `loader.Gpu`
-        explains `cache`, `eager`, `threads`, `quarantine`, `warm` and `tries`. The process is `python -m module`. All
-        stages of all `workers` together may use `budget_bytes` of the device; None: the device's own figure.
+        Raises UsageError where this device will never run stages of this folder; DeviceLost or DeviceFailed for what
+        may pass.
         """
-        self.own, self._folder, self._limit_s = device, folder, limit_s
-        self._how = {
-            "per_block": per_block,
-            "cache": None if cache is None else str(cache.absolute()),
-            "eager": eager,
-            "threads": threads,
-            "warm": warm,
-            "tries": (tries, limit_s),
-            "budget": budget_bytes,
-        }
-        self._quarantine = quarantine
-        self.sharing = Sharing(workers)
-        self._begin = partial(DeviceProcess, python=python, module=module)
+        self.own, self._folder, self._gpu = gpu.device, folder, gpu
+        self.sharing = Sharing(gpu.stages)
+        self._begin = partial(DeviceProcess, python=gpu.python, module=module)
         self._lock = threading.RLock()
         self._renewed: float | None = None
         self._restart_reasons: list[str] = []
-        self._set_budget = budget_bytes
         self._unable = ""
         self._slow = False  # the process was ended because it was slow
-        self._process, self._now = self._opened(device)
+        self._process, self._now = self._opened(gpu.device)
         self._home = self._now
 
     @property
@@ -100,12 +97,6 @@ class DeviceExecutors:
         """The reason of the last loss of the device; empty before the first."""
         return self._now.last_loss
 
-    @staticmethod
-    def serves(device: Device, precisions: Collection[Precision]) -> bool:
-        """Returns whether `device` is a GPU. All precisions are served: weights that a device does not know are
-        widened."""
-        return device == GPU
-
     def numerics_id(self, manifest: Manifest) -> str:
         """Returns the numerics id that the process computed for the folder. `manifest` must be that folder's."""
         assert manifest.model_hash == self._folder.manifest.model_hash, "it was opened for another folder"
@@ -119,7 +110,7 @@ class DeviceExecutors:
     def budget_bytes(self) -> int | None:
         """Bytes that weights and KV pages of all stages may take; None where neither an option nor the device sets a
         limit."""
-        own, limit = self._now.memory.budget_bytes, self._set_budget
+        own, limit = self._now.memory.budget_bytes, self._gpu.budget_bytes
         if limit is not None and own is not None and self._now is not self._home:
             return min(limit, own)  # the limit was set for another device
         return limit or own
@@ -130,12 +121,12 @@ class DeviceExecutors:
         with self._lock:
             self._count_loss()
             losses = self._now.losses
-            return usable_in_s(losses if self._quarantine else losses[-1:], time.monotonic())
+            return usable_in_s(losses if self._gpu.quarantine else losses[-1:], time.monotonic())
 
     @property
     def in_quarantine(self) -> bool:
         """True if the last three losses came within ten minutes: see `renewal`. Never true without `quarantine`."""
-        return self._quarantine and in_quarantine(self._now.losses)
+        return self._gpu.quarantine and in_quarantine(self._now.losses)
 
     @property
     def losses(self) -> int:
@@ -162,7 +153,7 @@ class DeviceExecutors:
                 process, numerics = self._there()
                 loaded = process.ask(Message("load", fields), limit_s=LOAD_LIMIT_S).fields
             except (DeviceFailed, KnownAnswerMismatch) as error:
-                if not self._quarantine:
+                if not self._gpu.quarantine:
                     raise
                 raise self._process.give_up(_lost_by(error)) from error
         process.check()
@@ -173,7 +164,7 @@ class DeviceExecutors:
             last_block,
             loaded,
             numerics_id=numerics,
-            limit_s=self._limit_s,
+            limit_s=self._gpu.step_limit_s,
         )
 
     def restart_reasons(self) -> list[str]:
@@ -256,8 +247,18 @@ class DeviceExecutors:
     def _opened(self, device: str) -> tuple[DeviceProcess, "_Opened"]:
         """Returns a process that has opened the folder on `device`, and its figures."""
         process = self._process = self._begin(device)
-        folder = str(self._folder.root.absolute())
-        fields = {"device": device, "folder": folder, **self._how}
+        gpu = self._gpu
+        fields = {
+            "device": device,
+            "folder": str(self._folder.root.absolute()),
+            "per_block": gpu.per_block,
+            "cache": None if gpu.cache is None else str(gpu.cache.absolute()),
+            "eager": gpu.eager,
+            "threads": gpu.threads,
+            "warm": gpu.warm,
+            "tries": (gpu.tries, gpu.step_limit_s),
+            "budget": gpu.budget_bytes,
+        }
         try:
             answer = process.ask(Message("open", fields), limit_s=LOAD_LIMIT_S).fields
         except DeviceFailed as failed:

@@ -60,6 +60,7 @@ class DeviceStage:
     ) -> None:
         """`loaded`: the fields of the process's answer to `load`. A step may take `limit_s` seconds."""
         self.folder, self.first_block, self.last_block = folder, first_block, last_block
+        self.takes_tokens, self.gives_logits = first_block == 1, last_block == folder.model.blocks
         self.layout = layout_of(folder, first_block, last_block)
         self.pool = PagePool(self.layout, loaded["pages"])
         self.details: Mapping[str, str] = {"device": process.device, **loaded["details"]}
@@ -91,16 +92,6 @@ class DeviceStage:
     def when_lost(self, tell: Callable[[], None]) -> None:
         """Has `tell` called, from any thread, as soon as the process is lost. A second call replaces the first."""
         self._process.when_lost[self._stage] = tell
-
-    @property
-    def takes_tokens(self) -> bool:
-        """True if the stage has block 1."""
-        return self.first_block == 1
-
-    @property
-    def gives_logits(self) -> bool:
-        """True if the stage has the last block."""
-        return self.last_block == self.folder.model.blocks
 
     def run(self, batch: Batch) -> StageOutput:
         """Runs a batch: see `Executor.run`. Raises ExecutionError for a batch that is not valid."""

@@ -23,7 +23,8 @@ from blockrelay.block_folder.model import (
     ungroupable,
 )
 from blockrelay.planning.profile import ProductTimes
-from blockrelay_worker.kernels.interface import F32, U8, Kernels, Matmul
+from blockrelay_worker.kernels.arguments import F32, U8
+from blockrelay_worker.kernels.interface import Kernels, Linear
 from blockrelay_worker.offline.profiling.block_times import ROWS
 from blockrelay_worker.offline.profiling.samples import ROUNDS, Samples, runs_of_a_round
 
@@ -37,7 +38,7 @@ _SCALE = 2.0**-6
 class _Linears:
     """The linear layers of one block, each with its input rows and room for its output."""
 
-    products: tuple[tuple[Matmul, U8, F32], ...]
+    products: tuple[tuple[Linear, U8, F32], ...]
 
     def multiply(self, rows: int) -> None:
         for product, given, out in self.products:
@@ -102,7 +103,7 @@ def _seconds(part: Callable[[], None]) -> float:
 
 
 def _linears(model: ModelConfig, kinds: Sequence[str], precision: Precision, kernels: Kernels) -> _Linears:
-    dice, products = np.random.default_rng(1), list[tuple[Matmul, U8, F32]]()
+    dice, products = np.random.default_rng(1), list[tuple[Linear, U8, F32]]()
     for kind in kinds:
         depth, width = model.linear_shape(kind)
         given = dice.integers(0, 256, (max(ROWS), depth), np.uint8)
@@ -112,7 +113,7 @@ def _linears(model: ModelConfig, kinds: Sequence[str], precision: Precision, ker
     return _Linears(tuple(products))
 
 
-def _product(depth: int, width: int, precision: Precision, kernels: Kernels, dice: np.random.Generator) -> Matmul:
+def _product(depth: int, width: int, precision: Precision, kernels: Kernels, dice: np.random.Generator) -> Linear:
     scale = np.full(width, _SCALE, np.float32)
     if in_groups(precision):
         factors = np.full((depth // GROUP, width), _SCALE, np.float16)

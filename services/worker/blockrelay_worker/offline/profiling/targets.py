@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.errors import UsageError
 from blockrelay.host.memory import available_bytes
-from blockrelay.protocol.plan import GPU, Stage
+from blockrelay.protocol.plan import Stage
 from blockrelay.settings import WorkerSettings
-from blockrelay_worker.execution.loader import CPU_PROVIDER, Executors, Gpu, executors_for
+from blockrelay_worker.execution.loader import CPU_PROVIDER, Executors, executors_for
 from blockrelay_worker.execution.onnx.compiled.cache_folder import default_root
 from blockrelay_worker.execution.page_layout import layout_of
-from blockrelay_worker.execution.process.executors import DeviceExecutors
+from blockrelay_worker.execution.process.executors import DeviceExecutors, Gpu
 from blockrelay_worker.policy import PROFILE_MEMORY_SHARE, PROFILE_STEP_S
 
 #: How often each block is loaded alone, on a CPU and on a device. On a device each time starts a process.
@@ -63,7 +63,7 @@ def targets(folder: BlockFolder, *, threads: int, gpus: Sequence[str]) -> list[T
     if twice := [gpu for index, gpu in enumerate(gpus) if gpu in gpus[:index]]:
         raise UsageError(f"--gpu {twice[0]}: named twice")
     if folder.model.onnx_blocks is None:
-        cpu = Target("CPU", lambda _: nullcontext(executors_for("cpu", folder, threads=threads)), CPU_LOADS)
+        cpu = Target("CPU", lambda _: nullcontext(executors_for(folder, threads=threads)), CPU_LOADS)
     else:  # ONNX Runtime runs these on CPUs too, in a process of its own
         cpu = Target("CPU", lambda warm: _on_device(folder, CPU_PROVIDER, threads, warm), DEVICE_LOADS)
     chosen = [cpu]
@@ -103,8 +103,8 @@ def _on_device(folder: BlockFolder, gpu: str, threads: int, warm_bytes: int | No
     settings = WorkerSettings()
     how = Gpu(
         gpu,
-        settings.gpu_python or sys.executable,
         PROFILE_STEP_S,
+        settings.gpu_python or sys.executable,
         per_block=True,
         cache=settings.cache_dir or default_root(os.environ),
         budget_bytes=settings.gpu_memory,
@@ -112,8 +112,7 @@ def _on_device(folder: BlockFolder, gpu: str, threads: int, warm_bytes: int | No
         quarantine=False,
         warm=(None, warm_bytes, False),
     )
-    executors = executors_for(GPU, folder, threads=threads, gpu=how)
-    assert isinstance(executors, DeviceExecutors), "a device that is named has a process of its own"
+    executors = DeviceExecutors(folder, how)
     try:
         yield executors
     finally:

@@ -46,7 +46,7 @@ class OwnKernels:
         """Loads the model. Raises BlockFolderError if a block gives a wrong known answer."""
         context = folder.model.max_position
         self.tolerance = tolerance_of(folder.manifest.precisions)
-        executors = executors_for("cpu", folder, threads=cores())
+        executors = executors_for(folder, threads=cores())
         self._executor = executors.load(folder, 1, folder.model.blocks, pages=pages_for(context))
         self._pages = self._executor.pool.allocate(pages_for(context))
 

@@ -1,7 +1,5 @@
 """Blocks of one graph, measured one by one now and then."""
 
-import sys
-
 import numpy as np
 import pytest
 
@@ -13,7 +11,7 @@ from blockrelay_worker.execution.onnx.providers.opening import open_provider
 from blockrelay_worker.execution.onnx.providers.provider import CpuProvider
 from blockrelay_worker.execution.onnx.stage import OnnxStage
 from blockrelay_worker.execution.onnx.weights.arrays import block_weights
-from blockrelay_worker.execution.process.executors import DeviceExecutors
+from blockrelay_worker.execution.process.executors import DeviceExecutors, Gpu
 from tests.support.worker.onnx_devices import NAMES
 
 PROMPTS = Batch(
@@ -120,7 +118,7 @@ def test_per_block_measures_every_step_under_a_numerics_id_of_its_own(fp32: Bloc
 
 @pytest.mark.parametrize("per_block", [True, False])
 def test_the_process_of_a_device_tells_which_times_are_estimates(fp32: BlockFolder, per_block: bool) -> None:
-    executors = DeviceExecutors("cpu", fp32, python=sys.executable, limit_s=5.0, per_block=per_block)
+    executors = DeviceExecutors(fp32, Gpu("cpu", 5.0, per_block=per_block))
     try:
         assert executors.load(fp32, 1, 5, pages=8).run(PROMPTS).estimated != per_block
     finally:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from blockrelay.block_folder.folder import BlockFolder
-from blockrelay_worker.execution.process.executors import DeviceExecutors
+from blockrelay_worker.execution.process.executors import DeviceExecutors, Gpu
 from tests.support.worker.devices import Misbehaving
 
 
@@ -21,7 +21,7 @@ def misbehaving(fp32: BlockFolder, monkeypatch: pytest.MonkeyPatch) -> Iterator[
             monkeypatch.setenv(name, value)
         monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
         module = "tests.support.worker.failing_child"
-        made.append(DeviceExecutors(device, fp32, python=sys.executable, limit_s=5.0, module=module))
+        made.append(DeviceExecutors(fp32, Gpu(device, 5.0), module=module))
         return made[-1]
 
     yield begin

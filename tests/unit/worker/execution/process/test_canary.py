@@ -1,6 +1,5 @@
 """Canaries of a device that serves, in a real process of its own."""
 
-import sys
 from collections.abc import Iterator
 
 import numpy as np
@@ -11,7 +10,7 @@ from blockrelay.errors import DeviceLost
 from blockrelay_worker.execution.batch import Batch, Segment
 from blockrelay_worker.execution.onnx.known_answers import STEPS
 from blockrelay_worker.execution.process.care import DeviceCare
-from blockrelay_worker.execution.process.executors import DeviceExecutors
+from blockrelay_worker.execution.process.executors import DeviceExecutors, Gpu
 from blockrelay_worker.execution.process.stage import DeviceStage
 from tests.support.worker.devices import Clock, Misbehaving, Told, device_metrics
 
@@ -25,7 +24,7 @@ NEXT = Batch(segments=[Segment(rows=1, first_position=20, pages=(3, 1))], tokens
 
 @pytest.fixture
 def executors(fp32: BlockFolder) -> Iterator[DeviceExecutors]:
-    made = DeviceExecutors("cpu", fp32, python=sys.executable, limit_s=5.0)
+    made = DeviceExecutors(fp32, Gpu("cpu", 5.0))
     yield made
     made.close()
 

@@ -14,7 +14,7 @@ from blockrelay.settings import WorkerSettings, read_settings
 from blockrelay_worker.execution.batch import Batch, Segment
 from blockrelay_worker.execution.loader import gpu_of
 from blockrelay_worker.execution.process.care import DeviceCare
-from blockrelay_worker.execution.process.executors import DeviceExecutors
+from blockrelay_worker.execution.process.executors import DeviceExecutors, Gpu
 from blockrelay_worker.execution.process.stage import DeviceStage
 from blockrelay_worker.lifecycle.workers import Workers
 from tests.support.worker.devices import device_metrics
@@ -25,7 +25,7 @@ PROMPT = Batch(
 
 
 def begun(folder: BlockFolder, cache: Path | None, device: str = "cpu", *, eager: bool = False) -> DeviceExecutors:
-    return DeviceExecutors(device, folder, python=sys.executable, limit_s=60, cache=cache, eager=eager)
+    return DeviceExecutors(folder, Gpu(device, 60, cache=cache, eager=eager))
 
 
 def files(folder: Path) -> int:
@@ -144,7 +144,7 @@ def test_repeated_steps_are_counted_and_so_is_giving_up(
     if fails:
         monkeypatch.setenv("REPEATING_FAILS", "1")
     module = "tests.support.worker.recording_child"
-    executors = DeviceExecutors("cpu", fp32, python=sys.executable, limit_s=60, eager=eager, module=module)
+    executors = DeviceExecutors(fp32, Gpu("cpu", 60, eager=eager), module=module)
     try:
         stage, told = executors.load(fp32, 1, 5, pages=8), device_metrics()
         assert stage.details.get("recorded") == (None if eager else "decode steps of 2 shapes")

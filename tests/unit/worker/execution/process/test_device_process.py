@@ -19,7 +19,7 @@ from blockrelay_worker.execution.executor import Executor
 from blockrelay_worker.execution.onnx.loading import OnnxExecutors
 from blockrelay_worker.execution.onnx.providers.provider import CpuProvider
 from blockrelay_worker.execution.process.device_process import DeviceProcess
-from blockrelay_worker.execution.process.executors import DeviceExecutors
+from blockrelay_worker.execution.process.executors import DeviceExecutors, Gpu
 from blockrelay_worker.execution.process.frames import Message
 from blockrelay_worker.execution.process.stage import DeviceStage
 from blockrelay_worker.execution.selection import Largest, Need
@@ -32,7 +32,7 @@ PROMPT = np.arange(5, 25, dtype=np.int32)
 
 @pytest.fixture
 def executors(fp32: BlockFolder) -> Iterator[DeviceExecutors]:
-    made = DeviceExecutors("cpu", fp32, python=sys.executable, limit_s=LIMIT_S)
+    made = DeviceExecutors(fp32, Gpu("cpu", LIMIT_S))
     yield made
     made.close()
 
@@ -138,7 +138,7 @@ def test_three_losses_of_late_are_quarantine(executors: DeviceExecutors, fp32: B
 
 def test_a_device_that_is_not_there_is_a_matter_of_settings(fp32: BlockFolder) -> None:
     with pytest.raises(UsageError, match="'abacus:0' is not a device of ONNX Runtime"):
-        DeviceExecutors("abacus:0", fp32, python=sys.executable, limit_s=LIMIT_S)
+        DeviceExecutors(fp32, Gpu("abacus:0", LIMIT_S))
 
 
 def test_it_dies_with_its_worker() -> None:

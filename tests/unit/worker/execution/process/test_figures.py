@@ -1,6 +1,5 @@
 """Figures of a device arrive with the answers of its process."""
 
-import sys
 from collections.abc import Iterator
 
 import numpy as np
@@ -12,7 +11,7 @@ from blockrelay_worker.execution.batch import Batch, Segment
 from blockrelay_worker.execution.onnx.graphs.stage import weight_shapes
 from blockrelay_worker.execution.onnx.known_answers import PAGES_NEEDED
 from blockrelay_worker.execution.process.care import DeviceCare
-from blockrelay_worker.execution.process.executors import DeviceExecutors
+from blockrelay_worker.execution.process.executors import DeviceExecutors, Gpu
 from tests.support.worker.devices import device_metrics
 
 ROWS = 20
@@ -20,7 +19,7 @@ ROWS = 20
 
 @pytest.fixture
 def executors(fp32: BlockFolder) -> Iterator[DeviceExecutors]:
-    made = DeviceExecutors("cpu", fp32, python=sys.executable, limit_s=5.0)
+    made = DeviceExecutors(fp32, Gpu("cpu", 5.0))
     yield made
     made.close()
 

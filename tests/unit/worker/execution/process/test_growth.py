@@ -1,12 +1,10 @@
 """Memory that a device's process keeps after its stages have closed."""
 
-import sys
-
 import pytest
 
 from blockrelay.block_folder.folder import BlockFolder
 from blockrelay_worker.execution.batch import Batch, Segment
-from blockrelay_worker.execution.process.executors import DeviceExecutors
+from blockrelay_worker.execution.process.executors import DeviceExecutors, Gpu
 from blockrelay_worker.execution.self_test import fixed_rows
 from tests.support.worker.onnx_devices import NAMES
 
@@ -17,7 +15,7 @@ LOADS, WARM, MOST_BYTES = 50, 5, 20_000_000
 @pytest.mark.parametrize("device", [pytest.param("cpu", marks=pytest.mark.thorough), *NAMES[1:]])
 def test_fifty_loads_and_unloads_leave_little_behind(fp32: BlockFolder, device: str) -> None:
     """A layer and the head, each time with steps of one row and of 33, and pages that leave."""
-    executors = DeviceExecutors(device, fp32, python=sys.executable, limit_s=60.0)
+    executors = DeviceExecutors(fp32, Gpu(device, 60.0))
     resident: list[int] = []
     try:
         for _ in range(LOADS):

@@ -1,6 +1,5 @@
 """Stages that come and go on a device leave their weights there, for those that are composed of the same blocks."""
 
-import sys
 import time
 from collections.abc import Iterator
 
@@ -19,7 +18,7 @@ from blockrelay_worker.execution.executor import Executor
 from blockrelay_worker.execution.onnx.loading import OnnxExecutors
 from blockrelay_worker.execution.onnx.providers.provider import CpuProvider
 from blockrelay_worker.execution.onnx.stage import OnnxStage
-from blockrelay_worker.execution.process.executors import DeviceExecutors
+from blockrelay_worker.execution.process.executors import DeviceExecutors, Gpu
 from tests.support.models.checkpoints import write_checkpoint
 
 pytestmark = pytest.mark.thorough
@@ -49,7 +48,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> BlockFolder:
 
 @pytest.fixture
 def executors(small: BlockFolder) -> Iterator[DeviceExecutors]:
-    made = DeviceExecutors("cpu", small, python=sys.executable, limit_s=30.0, budget_bytes=ENOUGH)
+    made = DeviceExecutors(small, Gpu("cpu", 30.0, budget_bytes=ENOUGH))
     yield made
     made.close()
 

@@ -11,7 +11,7 @@ import pytest
 from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.errors import DeviceLost
 from blockrelay_worker.execution.batch import Batch, Segment
-from blockrelay_worker.execution.process.executors import DeviceExecutors
+from blockrelay_worker.execution.process.executors import DeviceExecutors, Gpu
 from blockrelay_worker.execution.process.stage import DeviceStage
 from tests.support.models.onnx_blocks_served import opened
 from tests.support.models.reference_blocks import ReferenceModel, write_reference_blocks
@@ -33,7 +33,7 @@ def slow(blocks: BlockFolder, request: pytest.FixtureRequest, monkeypatch: pytes
     monkeypatch.setenv("BLOCK_S", request.param)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
     module = "tests.support.worker.slow_blocks_child"
-    executors = DeviceExecutors("cpu", blocks, python=sys.executable, limit_s=LIMIT_S, module=module)
+    executors = DeviceExecutors(blocks, Gpu("cpu", LIMIT_S), module=module)
     try:
         yield executors.load(blocks, 1, LAYERS + 1, pages=4)
     finally:

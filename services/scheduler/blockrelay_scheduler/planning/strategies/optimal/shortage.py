@@ -18,7 +18,7 @@ def what_is_short(problem: Problem, space: Space, fits: Fits) -> str:
     largest = max(rooms, key=lambda name: rooms[name])
     device = problem.fleet.device(largest)
     largest_block = max(range(1, problem.blocks + 1), key=lambda block: problem.bytes_of(block, block, device))
-    pages = f"with KV pages for {_load(promise)}"
+    pages = f"with KV pages for {promise}"
     whole, room, one = (
         problem.bytes_of(1, problem.blocks, device),
         sum(rooms.values()),
@@ -48,12 +48,12 @@ def _what_would_fit(problem: Problem, fits: Fits) -> str:
     context = _largest(promise.context, lambda n: fits(_promising(problem, context=n)))
     requests = _largest(promise.requests, lambda n: fits(_promising(problem, requests=n)))
     if context or requests:
-        loads = [_load(replace(promise, context=context))] if context else []
-        loads += [_load(replace(promise, requests=requests))] if requests else []
-        return f"{', or '.join(loads)} would fit"
+        loads = [replace(promise, context=context)] if context else []
+        loads += [replace(promise, requests=requests)] if requests else []
+        return f"{', or '.join(map(str, loads))} would fit"
     alone = _largest(promise.context, lambda n: fits(_promising(problem, requests=1, context=n)))
     if alone:
-        return f"{_load(Promise(requests=1, context=alone))} would fit"
+        return f"{Promise(requests=1, context=alone)} would fit"
     if fits(_promising(problem, context=0)):
         return f"there is room for the weights, and for no KV pages beside them: {_more_room(problem)}"
     return f"the weights alone do not fit: {_more_room(problem)}, or convert the model to a smaller precision"
@@ -77,10 +77,6 @@ def _promising(problem: Problem, *, context: int | None = None, requests: int | 
     now = problem.promise
     promise = Promise(context=now.context if context is None else context, requests=requests or now.requests)
     return replace(problem, promise=promise)
-
-
-def _load(promise: Promise) -> str:
-    return f"{counted(promise.requests, 'request')} of {counted(promise.context, 'token')}"
 
 
 def _bytes(count: int) -> str:

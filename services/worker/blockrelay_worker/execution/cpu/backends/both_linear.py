@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockrelay_worker.execution.cpu.backends.ort_linear import OrtLinear
-from blockrelay_worker.kernels.interface import F32, U8, Matmul
+from blockrelay_worker.kernels.arguments import F32, U8
+from blockrelay_worker.kernels.interface import Linear
 from blockrelay_worker.policy import SECOND_BACKEND_COPIES, SECOND_BACKEND_SHARE, WORTHWHILE_SHARE
 
 #: Row counts that are measured, and the most float operations of a measured call; larger counts keep the last result.
@@ -26,13 +27,13 @@ NEVER = 1 << 31
 
 
 @final
-class BothLinear:
+class BothLinear(Linear):
     """A linear layer that uses our kernels below `ort_from` rows, and ONNX Runtime from there on.
 
-    Implements `linears.Linear`. Until `settle`, our kernels serve every number of rows. `shape` is (depth, columns).
+    Until `settle`, our kernels serve every number of rows. `shape` is (depth, columns).
     """
 
-    def __init__(self, ours: Matmul, ort: OrtLinear, *, shape: tuple[int, int]) -> None:
+    def __init__(self, ours: Linear, ort: OrtLinear, *, shape: tuple[int, int]) -> None:
         self.ours = ours
         self.ort: OrtLinear | None = ort
         self.shape = shape
@@ -46,7 +47,6 @@ class BothLinear:
 
     @property
     def recorded_rows(self) -> int:
-        """Largest number of rows for which a call uses our kernels."""
         return self.ort_from - 1
 
     def settle(self, ort_from: int) -> None:
@@ -56,7 +56,6 @@ class BothLinear:
             self.ort = None
 
     def forget_buffers(self) -> None:
-        """Drops references to the caller's buffers, which are about to be replaced."""
         if self.ort is not None:
             self.ort.forget_buffers()
 
@@ -124,7 +123,7 @@ def _measured(shape: tuple[int, int], linears: Sequence[BothLinear]) -> int:
     return ort_from
 
 
-def _seconds(matmul: Matmul, rows: U8, out: F32) -> float:
+def _seconds(linear: Linear, rows: U8, out: F32) -> float:
     started = time.perf_counter()
-    matmul(rows, out)
+    linear(rows, out)
     return time.perf_counter() - started

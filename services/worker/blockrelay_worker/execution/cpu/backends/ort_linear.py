@@ -7,17 +7,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockrelay_worker.execution.cpu.backends.ort_runtime import OrtRuntime
+from blockrelay_worker.kernels.interface import Linear
 
 #: Largest number of rows for which bindings are kept. Larger calls take so long that a new binding does not matter.
 _KEPT_BINDINGS = 64
 
 
 @final
-class OrtLinear:
-    """A linear layer in ONNX Runtime: a graph of the block folder whose weights come from memory-mapped tensors.
-
-    Implements `linears.Linear`.
-    """
+class OrtLinear(Linear):
+    """A linear layer in ONNX Runtime: a graph of the block folder whose weights come from memory-mapped tensors."""
 
     def __init__(self, graph: bytes, weights: Mapping[str, NDArray[Any]], *, runtime: OrtRuntime) -> None:
         """Makes the session. `weights` are the graph's initializers by name, matrix first; ONNX Runtime repacks them.
@@ -29,7 +27,6 @@ class OrtLinear:
         self._bindings: dict[tuple[int, int, int], Callable[[], None]] = {}
 
     def __call__(self, rows: NDArray[Any], out: NDArray[np.float32]) -> None:
-        """Multiplies `rows` (uint8 with zero point 128, or float32; contiguous [R, K], R >= 1) into `out` [R, N]."""
         key = (rows.ctypes.data, out.ctypes.data, rows.shape[0])
         multiply = self._bindings.get(key)
         if multiply is None:
@@ -38,11 +35,5 @@ class OrtLinear:
                 self._bindings[key] = multiply
         multiply()
 
-    @property
-    def recorded_rows(self) -> int:
-        """0: calls of ONNX Runtime cannot be recorded."""
-        return 0
-
     def forget_buffers(self) -> None:
-        """Drops references to the caller's buffers, which are about to be replaced."""
         self._bindings.clear()

@@ -37,7 +37,7 @@ def compare_blocks(
     folder: BlockFolder, places: ComparedPlaces, recorded: Sequence[RecordedPrompt], files: Sequence[str]
 ) -> Iterator[ComparedBlock]:
     """Compares all blocks in order; stops after the first that differs too much. `files` are the originals' names."""
-    executors = executors_for("cpu", folder, threads=cores())
+    executors = executors_for(folder, threads=cores())
     longest = max(one.prompt.length for one in recorded)
     for index in range(1, folder.model.blocks + 1):
         executor = executors.load(folder, index, index, pages=pages_for(longest))
