@@ -31,7 +31,7 @@ def process(folder: BlockFolder) -> DeviceExecutors:
     return DeviceExecutors("cpu", folder, python=sys.executable, limit_s=60)
 
 
-KINDS: dict[str, Callable[[BlockFolder], Executors]] = {
+KINDS: dict[str, Callable[[BlockFolder], Executors | OnnxExecutors]] = {
     "kernels": lambda folder: CpuExecutors(1),
     "onnx": lambda folder: OnnxExecutors(open_provider("cpu")),
     "process": process,

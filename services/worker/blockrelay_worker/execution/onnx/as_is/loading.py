@@ -1,8 +1,6 @@
 """Loads stages of ONNX blocks that others made onto the device of an execution provider, and proves that they compute
 rightly."""
 
-import hashlib
-import json
 from collections.abc import Callable
 
 from blockrelay.block_folder.folder import BlockFolder
@@ -12,7 +10,7 @@ from blockrelay.host.memory import available_bytes
 from blockrelay.onnx_blocks.handed_on import check_borders
 from blockrelay.protocol.plan import Stage
 from blockrelay_worker.execution.device_memory import DeviceMemory
-from blockrelay_worker.execution.numerics_id import PAGE_LAYOUT, SAMPLER_VERSION
+from blockrelay_worker.execution.numerics_id import PAGE_LAYOUT, SAMPLER_VERSION, hashed_id
 from blockrelay_worker.execution.onnx.as_is.answers import TOLERANCES, StageSide, part_answers, prove
 from blockrelay_worker.execution.onnx.as_is.served_blocks import ServedBlocks
 from blockrelay_worker.execution.onnx.as_is.stage import AsIsStage
@@ -54,8 +52,7 @@ class AsIsExecutors:
             "provider": self._provider.identity,
             "folder": manifest.numerics_inputs(),
         }
-        digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
-        return f"{manifest.precision}-{self._provider.name}-{digest[:16]}"
+        return hashed_id(manifest, parts, self._provider.name)
 
     def memory(self, folder: BlockFolder) -> DeviceMemory:
         """Returns the memory that blocks and pages take on the device, and its budget where the provider knows it."""
