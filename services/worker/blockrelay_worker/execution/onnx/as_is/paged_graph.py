@@ -26,8 +26,9 @@ PAGES, PAST, SLOTS, TAKE, TAKEN = (f"blockrelay/{name}" for name in ("pages", "p
 _END = 2**62
 
 
-def put_into_pages(model: ModelProto, wiring: Wiring, shape: ServedShape, index: int) -> None:
-    """Changes `model`, the graph of block `index`: its pasts and presents are in the pools afterwards."""
+def put_into_pages(model: ModelProto, wiring: Wiring, shape: ServedShape, index: int) -> Collection[str]:
+    """Changes `model`, the graph of block `index`: its pasts and presents are in the pools afterwards. Returns the
+    names of the pools that it writes (`NAME_out`)."""
     theirs, graph = model.graph, _Paged(shape)
     pasts = {
         name: shape.pool_of(source.slot)
@@ -45,6 +46,7 @@ def put_into_pages(model: ModelProto, wiring: Wiring, shape: ServedShape, index:
     if any(one.name == LOGITS for one in theirs.output):
         graph.take_logits()
     graph.replace(theirs, gone={*pasts, *presents, LOGITS})
+    return presents.values()
 
 
 class _Paged(Graph):
