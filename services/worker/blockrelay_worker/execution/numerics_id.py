@@ -3,6 +3,7 @@
 import hashlib
 import json
 import platform
+from collections.abc import Mapping
 
 import onnxruntime as ort
 
@@ -31,6 +32,12 @@ def numerics_id(manifest: Manifest) -> str:
         "machine": "x86_64" if machine in ("x86_64", "amd64") else machine,
         "folder": manifest.numerics_inputs(),
     }
+    return hashed_id(manifest, parts)
+
+
+def hashed_id(manifest: Manifest, parts: Mapping[str, object], *names: str) -> str:
+    """Returns `<precision>-<names>-<16 hex digits>`, with `mixed` for several precisions. `parts`: all that decides a
+    token's bits but the weights."""
     digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
     same = len(set(manifest.precisions)) == 1
-    return f"{manifest.precision if same else 'mixed'}-{digest[:16]}"
+    return "-".join((manifest.precision if same else "mixed", *names, digest[:16]))

@@ -30,7 +30,7 @@ def process(folder: BlockFolder) -> DeviceExecutors:
     return DeviceExecutors(folder, Gpu("cpu", 60))
 
 
-KINDS: dict[str, Callable[[BlockFolder], Executors]] = {
+KINDS: dict[str, Callable[[BlockFolder], Executors | OnnxExecutors]] = {
     "kernels": lambda folder: CpuExecutors(1),
     "onnx": lambda folder: OnnxExecutors(open_provider("cpu")),
     "process": process,

@@ -82,7 +82,7 @@ def in_a_process(folder: BlockFolder, begun: dict[Path, DeviceExecutors]) -> Dev
 
 
 #: By the device that stages are loaded to.
-KINDS: dict[str, Callable[[BlockFolder, dict[Path, DeviceExecutors]], Executors]] = {
+KINDS: dict[str, Callable[[BlockFolder, dict[Path, DeviceExecutors]], Executors | OnnxExecutors]] = {
     "kernels": lambda folder, begun: CpuExecutors(1),
     "onnx": lambda folder, begun: onnx("cpu"),
     "process": in_a_process,

@@ -2,7 +2,7 @@
 
 import importlib.util
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import onnxruntime as ort
@@ -70,18 +70,17 @@ def cuda_devices(environment: Mapping[str, str]) -> list[FoundDevice]:
 
 
 def _cuda_device(index: int, gpu: NvidiaGpu, problem: str) -> FoundDevice:
-    tried = _Tried(problem, missing=True) if problem else _tried(lambda: CudaProvider(index, gpu))
-    return FoundDevice(
+    device = FoundDevice(
         id=f"cuda:{index}",
         name=gpu.name,
         vendor="NVIDIA",
         uuid=gpu.uuid,
         memory_bytes=gpu.memory_bytes,
         driver=gpu.driver,
-        features=tried.features,
-        problem=tried.problem,
-        missing=tried.missing,
     )
+    if problem:
+        return replace(device, problem=problem, missing=True)
+    return _tried(device, lambda: CudaProvider(index, gpu))
 
 
 def _webgpu(environment: Mapping[str, str]) -> list[FoundDevice]:
@@ -107,15 +106,9 @@ def _webgpu_device(index: int, device: Any) -> FoundDevice:
     hardware, software = device.device, device.device.type.name == "CPU"
     vendor = _VENDORS.get(hardware.vendor_id, str(hardware.vendor))
     name = hardware.metadata.get("Description") or f"{vendor} {hardware.vendor_id:04x}:{hardware.device_id:04x}"
-    tried = _tried(lambda: WebGpuProvider(index))
-    return FoundDevice(
-        id=f"webgpu:{index}",
-        name="a driver that computes on this CPU" if software else name,
-        vendor="" if software else vendor,
-        features=tried.features,
-        problem=tried.problem,
-        missing=tried.missing,
-    )
+    if software:
+        name, vendor = "a driver that computes on this CPU", ""
+    return _tried(FoundDevice(id=f"webgpu:{index}", name=name, vendor=vendor), lambda: WebGpuProvider(index))
 
 
 def _openvino() -> list[FoundDevice]:
@@ -127,19 +120,9 @@ def _openvino() -> list[FoundDevice]:
         return [_none("openvino", "OpenVINO", "no GPU or NPU that OpenVINO finds")]
     devices: list[FoundDevice] = []
     for name in names:
-        tried = _tried(lambda name=name: OpenVinoProvider(name))
         kind: DeviceKind = "npu" if name.startswith("NPU") else GPU
-        devices.append(
-            FoundDevice(
-                id=f"openvino:{name}",
-                name=f"OpenVINO {name}",
-                kind=kind,
-                vendor="Intel",
-                features=tried.features,
-                problem=tried.problem,
-                missing=tried.missing,
-            )
-        )
+        device = FoundDevice(id=f"openvino:{name}", name=f"OpenVINO {name}", kind=kind, vendor="Intel")
+        devices.append(_tried(device, lambda name=name: OpenVinoProvider(name)))
     return devices
 
 
@@ -149,18 +132,11 @@ def _directml() -> list[FoundDevice]:
         return []
     devices: list[FoundDevice] = []
     for index in range(_MAX_ADAPTERS):
-        tried = _tried(lambda index=index: DirectMlProvider(index))
-        if tried.problem and index:
+        device = FoundDevice(id=f"directml:{index}", name=f"adapter {index} of Direct3D 12")
+        device = _tried(device, lambda index=index: DirectMlProvider(index))
+        if device.problem and index:
             break
-        devices.append(
-            FoundDevice(
-                id=f"directml:{index}",
-                name=f"adapter {index} of Direct3D 12",
-                features=tried.features,
-                problem=tried.problem,
-                missing=tried.missing,
-            )
-        )
+        devices.append(device)
     return devices
 
 
@@ -179,24 +155,15 @@ def _lacking_onnx(provider: type[Provider]) -> str:
     return ""
 
 
-@dataclass(frozen=True, slots=True)
-class _Tried:
-    """The result of trying a device: fields of FoundDevice."""
-
-    problem: str
-    features: tuple[str, ...] = ()
-    missing: bool = False
-
-
-def _tried(make: Callable[[], Provider]) -> _Tried:
-    """Returns whether the device computes in float32 and float16, or why it does not."""
+def _tried(device: FoundDevice, make: Callable[[], Provider]) -> FoundDevice:
+    """Returns `device` with the float types that it computes with, or why it computes with none."""
     provider = make()
     try:
         problem = failure_there(provider, "float32")
     except UsageError as error:
-        return _Tried(str(error), missing=True)
+        return replace(device, problem=str(error), missing=True)
     features = () if problem else ("f32",) if failure(provider, "float16") else ("f32", "f16")
-    return _Tried(problem, features)
+    return replace(device, features=features, problem=problem)
 
 
 def _none(provider: str, name: str, problem: str) -> FoundDevice:

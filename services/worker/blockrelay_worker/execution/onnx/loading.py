@@ -1,25 +1,20 @@
 """Loads stages onto the device of an execution provider, proves that they compute rightly, and names their numerics
 id."""
 
-import hashlib
-import json
 import math
 import weakref
-from collections.abc import Collection
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import ClassVar
+from functools import cache, cached_property, partial
 
 import numpy as np
 
 from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.block_folder.manifest import Manifest
-from blockrelay.block_folder.model import ModelConfig, Precision
+from blockrelay.block_folder.model import ModelConfig
 from blockrelay.block_folder.precisions import kv_item_bytes
-from blockrelay.protocol.plan import GPU, Device
 from blockrelay_worker.execution.device_memory import DeviceMemory
-from blockrelay_worker.execution.numerics_id import PAGE_LAYOUT, SAMPLER_VERSION
-from blockrelay_worker.execution.onnx.graphs.flavours import PLAIN, Flavour, FloatType, flavour_for
+from blockrelay_worker.execution.numerics_id import PAGE_LAYOUT, SAMPLER_VERSION, hashed_id
+from blockrelay_worker.execution.onnx.graphs.flavours import PAGED, PAGED_IN_PARTS, PLAIN, Flavour
 from blockrelay_worker.execution.onnx.graphs.linears import BITS, is_packed
 from blockrelay_worker.execution.onnx.graphs.stage import weight_shapes
 from blockrelay_worker.execution.onnx.known_answers import (
@@ -31,7 +26,7 @@ from blockrelay_worker.execution.onnx.known_answers import (
     composed_answers,
     known_answers,
 )
-from blockrelay_worker.execution.onnx.probe import PagedAttention, can_multiply, failure, paged_attention
+from blockrelay_worker.execution.onnx.probe import can_multiply, failure, paged_attention
 from blockrelay_worker.execution.onnx.providers.provider import CpuProvider, Provider
 from blockrelay_worker.execution.onnx.stage import OnnxStage
 from blockrelay_worker.execution.onnx.weights.arrays import bits_of
@@ -50,29 +45,20 @@ class _OfModel:
 class OnnxExecutors:
     """Makes executors that compute on one device. One thread uses it."""
 
-    device: ClassVar[Device] = GPU
-    nondeterministic: ClassVar[bool] = True
-
     def __init__(self, provider: Provider, *, per_block: bool = False, capture: bool | None = None) -> None:
         """`per_block`: blocks run one by one, so that each is measured. `capture`: decode steps are recorded and
         replayed; None: if the provider recommends it."""
         self._provider, self._per_block = provider, per_block
         self._capture = (provider.captures if capture is None else capture) and not per_block
-        self._attention: dict[tuple[int, int, int], PagedAttention] = {}
-        self._can_multiply: dict[tuple[int, FloatType], bool] = {}
+        self._paged_attention = cache(partial(paged_attention, provider))
+        self._can_multiply = cache(partial(can_multiply, provider))
         self._models: dict[str, _OfModel] = {}
         self._composed: weakref.WeakKeyDictionary[OnnxStage, Answers] = weakref.WeakKeyDictionary()
-
-    @staticmethod
-    def serves(device: Device, precisions: Collection[Precision]) -> bool:
-        """Returns whether `device` is a GPU. All precisions are served: weights that a device does not know are
-        widened."""
-        return device == GPU
 
     def numerics_id(self, manifest: Manifest) -> str:
         """Returns `<precision>-<provider>-<16 hex digits>`, with `mixed` for several precisions. A CPU executor's id
         has no provider."""
-        flavour = self._flavour_of(manifest)
+        flavour = self.flavour_of(manifest)
         parts = {
             "precision": manifest.precision,
             "graphs": f"{flavour.name} {flavour.version}",
@@ -85,13 +71,11 @@ class OnnxExecutors:
         } | ({"graphs of": "blocks"} if self._per_block else {})
         if small := sorted(set(bits_of(manifest, self._small(manifest)).values())):
             parts["weights"] = f"bits {small}"
-        digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
-        same = len(set(manifest.precisions)) == 1
-        return f"{manifest.precision if same else 'mixed'}-{self._provider.name}-{digest[:16]}"
+        return hashed_id(manifest, parts, self._provider.name)
 
     def memory(self, folder: BlockFolder) -> DeviceMemory:
         """Returns the memory that blocks and pages take on the device, and its budget where the provider knows it."""
-        model, dtype = folder.model, self._flavour_of(folder.manifest).dtype
+        model, dtype = folder.model, self.flavour_of(folder.manifest).dtype
         item = np.dtype(dtype).itemsize
         bits = bits_of(folder.manifest, self._small(folder.manifest))
         return DeviceMemory(
@@ -132,7 +116,7 @@ class OnnxExecutors:
 
         Raises KnownAnswerMismatch for wrong numbers, and what ONNX Runtime raises.
         """
-        flavour, blocks = self._flavour_of(folder.manifest), range(first_block, last_block + 1)
+        flavour, blocks = self.flavour_of(folder.manifest), range(first_block, last_block + 1)
         known = self._of(folder)
         weights, sizes = known.weights, self.memory(folder).block_bytes
         more = sum(sizes[block - 1] for block in weights.missing(blocks))
@@ -213,25 +197,21 @@ class OnnxExecutors:
     def _of(self, folder: BlockFolder) -> "_OfModel":
         key, manifest = folder.manifest.model_hash, folder.manifest
         if key not in self._models:
-            flavour, bits = self._flavour_of(manifest), bits_of(manifest, self._small(manifest))
+            flavour, bits = self.flavour_of(manifest), bits_of(manifest, self._small(manifest))
             self._models[key] = _OfModel(ResidentWeights(self._provider, folder.model, flavour, bits), {})
         return self._models[key]
 
     def tolerance(self, manifest: Manifest) -> float:
         """Returns the tolerance for the folder's float type: see `known_answers.TOLERANCES`."""
-        return TOLERANCES[self._flavour_of(manifest).dtype]
+        return TOLERANCES[self.flavour_of(manifest).dtype]
 
-    def _flavour_of(self, manifest: Manifest) -> Flavour:
-        """Returns the best flavour that the device can run with this model's heads."""
-        narrow, can = kv_item_bytes(manifest.precisions) == 2, self._provider.has_paged_attention
-        has_float16 = narrow and can and self._has_float16
-        can = has_float16 and not self._paged_attention(manifest.model).refusal
-        return flavour_for(
-            narrow=narrow,
-            has_paged_attention=can,
-            has_float16=has_float16,
-            adds_in_float16=self._provider.adds_in_float16,
-        )
+    def flavour_of(self, manifest: Manifest) -> Flavour:
+        """Returns the best flavour that the device can run with this model's precisions and heads."""
+        narrow = kv_item_bytes(manifest.precisions) == 2
+        can = narrow and self._provider.has_paged_attention and self._has_float16
+        if not can or self._paged_attention(manifest.model).refusal:
+            return PLAIN
+        return PAGED_IN_PARTS if self._provider.adds_in_float16 else PAGED
 
     @cached_property
     def _has_float16(self) -> bool:
@@ -240,24 +220,13 @@ class OnnxExecutors:
     def _small(self, manifest: Manifest) -> list[int]:
         """Returns the bits of this model's weights that need not be widened on the device. Each number of bits is
         probed once."""
-        dtype = self._flavour_of(manifest).dtype
-        small: list[int] = []
-        for bits in {BITS[precision] for precision in manifest.precisions if precision in BITS}:
-            if (bits, dtype) not in self._can_multiply:
-                self._can_multiply[bits, dtype] = can_multiply(self._provider, bits, dtype)
-            small += [bits] if self._can_multiply[bits, dtype] else []
-        return small
+        dtype = self.flavour_of(manifest).dtype
+        few = {BITS[precision] for precision in manifest.precisions if precision in BITS}
+        return [bits for bits in few if self._can_multiply(bits, dtype)]
 
     def _longest(self, model: ModelConfig, flavour: Flavour) -> int | None:
         """Returns up to how many tokens of a sequence the flavour attends rightly in one step; None: any number."""
         return None if flavour == PLAIN else self._paged_attention(model).longest
-
-    def _paged_attention(self, model: ModelConfig) -> PagedAttention:
-        """Returns the result of `probe.paged_attention`, probed once for each shape of heads."""
-        key = (model.heads, model.kv_heads, model.head_dim)
-        if key not in self._attention:
-            self._attention[key] = paged_attention(self._provider, model)
-        return self._attention[key]
 
 
 def reference(folder: BlockFolder, block: int) -> OnnxStage:

@@ -19,9 +19,10 @@ from blockrelay.errors import KnownAnswerMismatch, UsageError
 from blockrelay.observability.logs import get
 from blockrelay_worker.execution.batch import Segment
 from blockrelay_worker.execution.onnx.batches import batch_inputs, cut
+from blockrelay_worker.execution.onnx.bound.session import BoundSession
 from blockrelay_worker.execution.onnx.failures import classify
 from blockrelay_worker.execution.onnx.graphs.flavours import PAGED, PLAIN, Flavour, FloatType
-from blockrelay_worker.execution.onnx.known_answers import PAGES_NEEDED, STEPS, TOLERANCES, row_error
+from blockrelay_worker.execution.onnx.known_answers import PAGES_NEEDED, STEPS, TOLERANCES, mismatch, row_error
 from blockrelay_worker.execution.onnx.providers.provider import CpuProvider, Provider
 from blockrelay_worker.kernels.specification import PAGE
 
@@ -75,17 +76,11 @@ def can_multiply(provider: Provider, bits: int, dtype: FloatType) -> bool:
     weights = whole.reshape(_OUTPUTS, -1)[:, :_INPUTS].T
     try:
         session = provider.session(matmul_graph(_INPUTS, _OUTPUTS, bits, dtype), quiet=True)
-        binding = session.io_binding()
-        for name, array in (("w", packed), ("w.scales", scales)):
-            binding.bind_ortvalue_input(name, provider.upload(session, array))
+        held = {name: provider.upload(session, array) for name, array in (("w", packed), ("w.scales", scales))}
+        bound = BoundSession(session, held, {})
         for rows in _ROWS:
             x = random.normal(size=(rows, _INPUTS)).astype(np.float32)
-            binding.bind_cpu_input("x", x)
-            binding.bind_output("y", "cpu")
-            session.run_with_iobinding(binding)
-            (output,) = (value.numpy() for value in binding.get_outputs())
-            binding.clear_binding_outputs()
-            if not row_error(output, x.astype(np.float64) @ weights) <= TOLERANCES[dtype]:
+            if not row_error(bound.run({"x": x}, None)["y"], x.astype(np.float64) @ weights) <= TOLERANCES[dtype]:
                 return False
     except Exception:  # noqa: BLE001 ONNX Runtime's own exception types have no public common base
         return False
@@ -98,24 +93,14 @@ def attention_on(provider: Provider, model: ModelConfig, flavour: Flavour) -> At
 
     model = replace(model, max_position=_POSITIONS)
     session = provider.session(attention_graph(model, flavour))
-    binding = session.io_binding()
     angles = np.outer(np.arange(_POSITIONS), 1e4 ** -np.linspace(0, 1, model.head_dim // 2, endpoint=False))
     held = {name: provider.upload(session, table(angles).astype(flavour.dtype)) for name, table in _TABLES.items()}
     shape = (PAGES_NEEDED, PAGE, model.kv_heads, model.head_dim)
     pools = {f"block_1/{half}": provider.empty(session, shape, flavour.dtype) for half in ("keys", "values")}
-    for name, value in (held | pools).items():
-        binding.bind_ortvalue_input(name, value)
+    bound = BoundSession(session, held, pools)
 
     def attend(segments: Sequence[Segment], rows: NDArray[np.float32]) -> NDArray[np.float32]:
-        for name, array in {**batch_inputs(segments, flavour), "qkv": rows}.items():
-            binding.bind_cpu_input(name, array)
-        for name, value in pools.items():
-            binding.bind_ortvalue_output(f"{name}_out", value)
-        binding.bind_output("attended", "cpu")
-        session.run_with_iobinding(binding)
-        attended: NDArray[np.float32] = binding.get_outputs()[-1].numpy()
-        binding.clear_binding_outputs()
-        return attended
+        return bound.run({**batch_inputs(segments, flavour), "qkv": rows}, None)["attended"]
 
     return attend
 
@@ -161,8 +146,7 @@ def longest_sequence(device: Attend, reference: Attend, model: ModelConfig, *, w
     for step in STEPS:
         if not step.moved:
             rows = random.normal(size=(step.rows, model.qkv_columns)).astype(np.float32)
-            segments = [Segment(rows=count, first_position=first, pages=own) for count, first, own in step.parts]
-            cases.append((step.case, segments, rows, reference(segments, rows)))
+            cases.append((step.case, step.segments, rows, reference(step.segments, rows)))
     tolerance, wrong = TOLERANCES["float16"], {"": 0.0}
     for longest in (None, CUT_ROWS):
         errors = {
@@ -173,8 +157,5 @@ def longest_sequence(device: Attend, reference: Attend, model: ModelConfig, *, w
         if not wrong:
             return longest
     case, error = next(iter(wrong.items()))
-    raise KnownAnswerMismatch(
-        f"{where} attends wrongly, in sequences of {CUT_ROWS} rows too: {case}: off by {error:.2g} of a row's length, "
-        f"where {tolerance:.2g} is allowed; refusing to serve with it; another driver may be right",
-        block="block_1",
-    )
+    what = f"{where} attends wrongly, in sequences of {CUT_ROWS} rows too: {case}"
+    raise mismatch(what, error, tolerance, "block_1")

@@ -31,10 +31,11 @@ from blockrelay.host.memory import resident_bytes
 from blockrelay.observability import logs
 from blockrelay.protocol.plan import Stage
 from blockrelay_worker.execution.batch import Batch, Segment
+from blockrelay_worker.execution.onnx.as_is.answers import Known
 from blockrelay_worker.execution.onnx.as_is.loading import AsIsExecutors, room_for_sessions
 from blockrelay_worker.execution.onnx.as_is.stage import AsIsStage
 from blockrelay_worker.execution.onnx.as_is.warm_blocks import WarmLimits
-from blockrelay_worker.execution.onnx.canary import Canary, Known
+from blockrelay_worker.execution.onnx.canary import Canary
 from blockrelay_worker.execution.onnx.compiled.graphs import compiled_graphs
 from blockrelay_worker.execution.onnx.failures import Judge
 from blockrelay_worker.execution.onnx.known_answers import PAGES_NEEDED
@@ -269,8 +270,7 @@ def _batch(stage: OnnxStage | AsIsStage, message: Message) -> Batch:
 def _warm(fields: Mapping[str, Any], provider: Provider) -> WarmLimits:
     """Returns the limits of warm sessions that the worker set, or as many as the device's memory has room for."""
     sessions, size, fitting = fields["warm"]
-    limits = WarmLimits(sessions, size)
-    return limits.within(room_for_sessions(provider, fields["budget"])) if fitting else limits
+    return WarmLimits(sessions, room_for_sessions(provider, fields["budget"]) if fitting else size)
 
 
 def _recorded(stage: OnnxStage | AsIsStage) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from blockrelay.errors import KnownAnswerMismatch
 from blockrelay_worker.execution.batch import Segment
 from blockrelay_worker.execution.onnx import loading
 from blockrelay_worker.execution.onnx.batches import cut
-from blockrelay_worker.execution.onnx.graphs.flavours import PAGED, PAGED_IN_PARTS, PLAIN, Flavour, flavour_for
+from blockrelay_worker.execution.onnx.graphs.flavours import PAGED, PAGED_IN_PARTS, PLAIN, Flavour
 from blockrelay_worker.execution.onnx.known_answers import PAGES_NEEDED, check, known_answers
 from blockrelay_worker.execution.onnx.loading import OnnxExecutors
 from blockrelay_worker.execution.onnx.probe import (
@@ -31,20 +31,30 @@ from tests.support.worker.onnx_devices import FLOAT16
 
 
 @pytest.mark.parametrize(
-    ("narrow", "operator", "float16", "adds", "flavour"),
+    ("precision", "operator", "float16", "adds", "flavour"),
     [
-        (True, True, True, False, PAGED),
-        (True, True, True, True, PAGED_IN_PARTS),
-        (False, True, True, True, PLAIN),
-        (True, False, True, True, PLAIN),
-        (True, True, False, True, PLAIN),
+        ("w8a8", True, True, False, PAGED),
+        ("w8a8", True, True, True, PAGED_IN_PARTS),
+        ("fp32", True, True, True, PLAIN),
+        ("w8a8", False, True, True, PLAIN),
+        ("w8a8", True, False, True, PLAIN),
     ],
 )
 def test_the_flavour_follows_from_model_provider_and_device(
-    narrow: bool, operator: bool, float16: bool, adds: bool, flavour: Flavour
+    precision: str,
+    operator: bool,
+    float16: bool,
+    adds: bool,
+    flavour: Flavour,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    found = flavour_for(narrow=narrow, has_paged_attention=operator, has_float16=float16, adds_in_float16=adds)
-    assert found is flavour
+    monkeypatch.setattr(loading, "failure", lambda *_: "" if float16 else "no float16")  # pyright: ignore
+    monkeypatch.setattr(loading, "paged_attention", lambda *_: PagedAttention())  # pyright: ignore
+    monkeypatch.setattr(CpuProvider, "has_paged_attention", operator)
+    monkeypatch.setattr(CpuProvider, "adds_in_float16", adds)
+    folder: BlockFolder = request.getfixturevalue(precision)
+    assert OnnxExecutors(CpuProvider()).flavour_of(folder.manifest) is flavour
 
 
 def test_segments_are_cut_where_they_are_too_long() -> None:

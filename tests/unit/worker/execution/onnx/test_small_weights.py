@@ -10,6 +10,7 @@ from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.protocol.plan import Stage
 from blockrelay_worker.execution.onnx import loading
 from blockrelay_worker.execution.onnx.graphs import linears
+from blockrelay_worker.execution.onnx.graphs.flavours import FloatType
 from blockrelay_worker.execution.onnx.graphs.graph import Graph
 from blockrelay_worker.execution.onnx.known_answers import PAGES_NEEDED, check, known_answers
 from blockrelay_worker.execution.onnx.loading import OnnxExecutors
@@ -106,7 +107,7 @@ def test_a_device_that_multiplies_wrongly_has_them_widened(
 
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize(("device", "dtype"), DEVICES)
-def test_whether_a_device_multiplies_by_them_is_asked(device: str, dtype: loading.FloatType, bits: int) -> None:
+def test_whether_a_device_multiplies_by_them_is_asked(device: str, dtype: FloatType, bits: int) -> None:
     assert can_multiply(open_provider(device), bits, dtype)
 
 

@@ -1,8 +1,6 @@
 """Loads stages of ONNX blocks that others made onto the device of an execution provider, and proves that they compute
 rightly."""
 
-import hashlib
-import json
 from collections.abc import Callable
 
 from blockrelay.block_folder.folder import BlockFolder
@@ -12,12 +10,11 @@ from blockrelay.host.memory import available_bytes
 from blockrelay.onnx_blocks.handed_on import check_borders
 from blockrelay.protocol.plan import Stage
 from blockrelay_worker.execution.device_memory import DeviceMemory
-from blockrelay_worker.execution.numerics_id import PAGE_LAYOUT, SAMPLER_VERSION
-from blockrelay_worker.execution.onnx.as_is.answers import TOLERANCES, StageSide, part_answers, prove
+from blockrelay_worker.execution.numerics_id import PAGE_LAYOUT, SAMPLER_VERSION, hashed_id
+from blockrelay_worker.execution.onnx.as_is.answers import TOLERANCES, Known, part_answers, prove
 from blockrelay_worker.execution.onnx.as_is.served_blocks import ServedBlocks
 from blockrelay_worker.execution.onnx.as_is.stage import AsIsStage
 from blockrelay_worker.execution.onnx.as_is.warm_blocks import ALL, WarmLimits
-from blockrelay_worker.execution.onnx.canary import Known
 from blockrelay_worker.execution.onnx.graphs.flavours import FloatType
 from blockrelay_worker.execution.onnx.known_answers import PAGES_NEEDED, composed_answers
 from blockrelay_worker.execution.onnx.probe import failure
@@ -54,8 +51,7 @@ class AsIsExecutors:
             "provider": self._provider.identity,
             "folder": manifest.numerics_inputs(),
         }
-        digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
-        return f"{manifest.precision}-{self._provider.name}-{digest[:16]}"
+        return hashed_id(manifest, parts, self._provider.name)
 
     def memory(self, folder: BlockFolder) -> DeviceMemory:
         """Returns the memory that blocks and pages take on the device, and its budget where the provider knows it."""
@@ -95,7 +91,7 @@ class AsIsExecutors:
             raise UsageError(f"{self._provider.device} cannot run these blocks, which are in {dtype}: {lacking}")
         for index in (first_block, last_block):
             folder.manifest.block(index)  # raises BlockFolderError if there is no such block
-        served, blocks = self._served(folder), range(first_block, last_block + 1)
+        served = self._served(folder)
         check_borders(served.wiring, [Stage(first=first_block, last=last_block)], folder.model.max_position)
         stage = AsIsStage(
             served,
@@ -107,8 +103,8 @@ class AsIsExecutors:
         )
         try:
             if self._provider.name != CpuProvider.name:
-                self._prove(stage, served, blocks)
-            if len(blocks) == folder.model.blocks:
+                prove(stage, tolerance=self.tolerance(folder.manifest), proved=self._ran_block)
+            if last_block - first_block + 1 == folder.model.blocks:
                 return stage, composed_answers(stage, first_block, last_block, folder.model)
             return stage, part_answers(stage, served, first_block, last_block)
         except BaseException:
@@ -124,19 +120,6 @@ class AsIsExecutors:
         if key not in self._folders:
             self._folders[key] = ServedBlocks(folder, self._provider, self._warm, self._tries)
         return self._folders[key]
-
-    def _prove(self, stage: AsIsStage, served: ServedBlocks, blocks: range) -> None:
-        """Raises KnownAnswerMismatch if a block of the stage computes wrongly."""
-        pages = served.pages_for_reference(blocks.start, blocks[-1], PAGES_NEEDED)
-        prove(
-            StageSide(stage.pages, stage.blocks.get),
-            StageSide(pages, served.reference),
-            served,
-            blocks,
-            single=stage.single,
-            tolerance=self.tolerance(served.folder.manifest),
-            proved=self._ran_block,
-        )
 
 
 def room_for_sessions(provider: Provider, budget_bytes: int | None) -> int | None:

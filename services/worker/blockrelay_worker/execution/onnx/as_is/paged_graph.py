@@ -12,13 +12,13 @@ added nodes take
 and give `blockrelay/logits` float32 [n, vocabulary] in place of all rows.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Collection
 
-from onnx import ModelProto, NodeProto, TensorProto, helper
+from onnx import GraphProto, ModelProto, TensorProto
 
 from blockrelay.onnx_blocks.served_shape import LOGITS, ServedShape
 from blockrelay.onnx_blocks.wiring import FromPast, Wiring
+from blockrelay_worker.execution.onnx.graphs.graph import Graph
 from blockrelay_worker.kernels.specification import PAGE
 
 PAGES, PAST, SLOTS, TAKE, TAKEN = (f"blockrelay/{name}" for name in ("pages", "past", "slots", "take", "logits"))
@@ -26,99 +26,74 @@ PAGES, PAST, SLOTS, TAKE, TAKEN = (f"blockrelay/{name}" for name in ("pages", "p
 _END = 2**62
 
 
-def put_into_pages(model: ModelProto, wiring: Wiring, shape: ServedShape, index: int) -> None:
-    """Changes `model`, the graph of block `index`: its pasts and presents are in the pools afterwards."""
-    graph = _Added(model, shape)
-    for name, source in wiring.sources[index - 1].items():
-        if isinstance(source, FromPast):
-            graph.gather(name, shape.pool_of(source.slot))
-    for slot, present in wiring.presents.items():
-        if present.index == index:
-            graph.write(present.name, shape.pool_of(slot))
-    graph.take_logits()
-    graph.close()
+def put_into_pages(model: ModelProto, wiring: Wiring, shape: ServedShape, index: int) -> Collection[str]:
+    """Changes `model`, the graph of block `index`: its pasts and presents are in the pools afterwards. Returns the
+    names of the pools that it writes (`NAME_out`)."""
+    theirs, graph = model.graph, _Paged(shape)
+    pasts = {
+        name: shape.pool_of(source.slot)
+        for name, source in wiring.sources[index - 1].items()
+        if isinstance(source, FromPast)
+    }
+    presents = {
+        present.name: shape.pool_of(slot) for slot, present in wiring.presents.items() if present.index == index
+    }
+    for name, pool in pasts.items():
+        graph.gather(name, pool)
+    graph.add_nodes_of(theirs)
+    for name, pool in presents.items():
+        graph.write(name, pool)
+    if any(one.name == LOGITS for one in theirs.output):
+        graph.take_logits()
+    graph.replace(theirs, pasts.keys(), {*presents, LOGITS})
+    return presents.values()
 
 
-class _Added:
-    """The nodes that are added before and after those of a graph."""
+class _Paged(Graph):
+    """A graph of others with nodes before and after theirs, which gather from pools and write to them."""
 
-    def __init__(self, model: ModelProto, shape: ServedShape) -> None:
-        self._graph, self._vocabulary = model.graph, shape.vocabulary
-        self._heads, self._size = shape.kv_heads, shape.head_dim
-        self._type = TensorProto.FLOAT16 if shape.dtype == "float16" else TensorProto.FLOAT
-        self._inputs = {one.name: one for one in self._graph.input}
-        self._outputs = {one.name: one for one in self._graph.output}
-        self._before: list[NodeProto] = []
-        self._after: list[NodeProto] = []
-        self._there: set[str] = set()
+    def __init__(self, shape: ServedShape) -> None:
+        super().__init__(shape.dtype, prefix="blockrelay/")
+        self._vocabulary, self._heads = shape.vocabulary, (shape.kv_heads, shape.head_dim)
+        self._pool_shape = ("pages of the pool", PAGE, *self._heads)
 
     def gather(self, name: str, pool: str) -> None:
-        """Replaces the past `name`, an input, by what is gathered from `pool`."""
-        self._add_pool(pool)
-        self._input(PAGES, ["B", "N"])
-        past = self._node(self._before, "Gather", [pool, PAGES], f"{pool}/found")
-        shape = self._integers(f"{pool}/shape", 0, -1, self._heads, self._size)  # the first axis is kept
-        past = self._node(self._before, "Reshape", [past, shape], f"{pool}/positions")
-        start, axis, past_length = self._integers("blockrelay/0", 0), self._integers("blockrelay/1", 1), self._past()
-        past = self._node(self._before, "Slice", [past, start, past_length, axis], f"{pool}/past")
-        self._node(self._before, "Transpose", [past], name, perm=[0, 2, 1, 3])
-        self._graph.input.remove(self._inputs[name])
+        """Makes the past `name` of what is gathered from `pool`."""
+        self.input(pool, self.type, self._pool_shape)
+        self.input(PAGES, TensorProto.INT64, ["B", "N"])
+        self.input(PAST, TensorProto.INT64, [1])
+        past = self.node("Gather", [pool, PAGES], f"{pool}/found")
+        past = self.reshape(past, [0, -1, *self._heads], f"{pool}/positions")  # the first axis is kept
+        past = self.node("Slice", [past, self.integers(0), PAST, self.integers(1)], f"{pool}/past")
+        self.node("Transpose", [past], name, perm=[0, 2, 1, 3])
+
+    def add_nodes_of(self, graph: GraphProto) -> None:
+        """Adds the nodes of `graph` after those that make its pasts."""
+        self._nodes += graph.node
 
     def write(self, name: str, pool: str) -> None:
-        """Replaces the present `name`, an output, by `pool` with the new positions written."""
-        self._add_pool(pool)
-        self._input(SLOTS, ["R", 2])
-        end, axis = self._integers("blockrelay/end", _END), self._integers("blockrelay/2", 2)
-        new = self._node(self._after, "Slice", [name, self._past(), end, axis], f"{pool}/new")
-        new = self._node(self._after, "Transpose", [new], f"{pool}/new_rows", perm=[0, 2, 1, 3])
-        shape = self._integers(f"{pool}/row_shape", -1, self._heads, self._size)
-        new = self._node(self._after, "Reshape", [new, shape], f"{pool}/rows")
-        written = self._node(self._after, "ScatterND", [pool, SLOTS, new], f"{pool}_out")
-        self._graph.output.append(helper.make_tensor_value_info(written, self._type, self._pool_shape))
-        self._graph.output.remove(self._outputs[name])
+        """Makes an output of `pool` with the new positions of the present `name` written."""
+        self.input(pool, self.type, self._pool_shape)
+        self.input(SLOTS, TensorProto.INT64, ["R", 2])
+        self.input(PAST, TensorProto.INT64, [1])
+        new = self.node("Slice", [name, PAST, self.integers(_END), self.integers(2)], f"{pool}/new")
+        new = self.node("Transpose", [new], f"{pool}/new_rows", perm=[0, 2, 1, 3])
+        new = self.reshape(new, [-1, *self._heads], f"{pool}/rows")
+        self.output(self.node("ScatterND", [pool, SLOTS, new], f"{pool}_out"), self.type, self._pool_shape)
 
     def take_logits(self) -> None:
-        """Replaces the logits of all rows, if the block makes logits, by those of the wanted rows."""
-        if LOGITS not in self._outputs:
-            return
-        self._input(TAKE, ["n"])
-        shape = self._integers("blockrelay/logit_shape", -1, self._vocabulary)
-        rows = self._node(self._after, "Reshape", [LOGITS, shape], "blockrelay/rows")
-        rows = self._node(self._after, "Gather", [rows, TAKE], "blockrelay/taken")
-        self._node(self._after, "Cast", [rows], TAKEN, to=TensorProto.FLOAT)
-        self._graph.output.append(helper.make_tensor_value_info(TAKEN, TensorProto.FLOAT, ["n", self._vocabulary]))
-        self._graph.output.remove(self._outputs[LOGITS])
+        """Makes an output of the logits of the wanted rows."""
+        self.input(TAKE, TensorProto.INT64, ["n"])
+        rows = self.reshape(LOGITS, [-1, self._vocabulary], "blockrelay/rows")
+        rows = self.node("Gather", [rows, TAKE], "blockrelay/taken")
+        self.result(TAKEN, rows, ["n", self._vocabulary])
 
-    def close(self) -> None:
-        """Puts the added nodes into the graph."""
-        nodes = [*self._before, *self._graph.node, *self._after]
-        del self._graph.node[:]
-        self._graph.node.extend(nodes)
-
-    def _past(self) -> str:
-        return self._input(PAST, [1])
-
-    def _input(self, name: str, shape: list[int | str]) -> str:
-        if name not in self._there:
-            self._there.add(name)
-            self._graph.input.append(helper.make_tensor_value_info(name, TensorProto.INT64, shape))
-        return name
-
-    @property
-    def _pool_shape(self) -> list[int | str]:
-        return ["pages of the pool", PAGE, self._heads, self._size]
-
-    def _add_pool(self, pool: str) -> None:
-        if pool not in self._there:
-            self._there.add(pool)
-            self._graph.input.append(helper.make_tensor_value_info(pool, self._type, self._pool_shape))
-
-    def _integers(self, name: str, *values: int) -> str:
-        if name not in self._there:
-            self._there.add(name)
-            self._graph.initializer.append(helper.make_tensor(name, TensorProto.INT64, [len(values)], values))
-        return name
-
-    def _node(self, where: list[NodeProto], kind: str, inputs: Sequence[str], output: str, **attributes: Any) -> str:
-        where.append(helper.make_node(kind, list(inputs), [output], name=output, **attributes))
-        return output
+    def replace(self, graph: GraphProto, old_inputs: Collection[str], old_outputs: Collection[str]) -> None:
+        """Puts what was added into `graph`, without its `old_inputs` and `old_outputs`."""
+        inputs = [one for one in graph.input if one.name not in old_inputs]
+        outputs = [one for one in graph.output if one.name not in old_outputs]
+        del graph.node[:], graph.input[:], graph.output[:]
+        graph.node.extend(self._nodes)
+        graph.input.extend([*inputs, *self._inputs.values()])
+        graph.output.extend([*outputs, *self._outputs])
+        graph.initializer.extend(self._constants.values())

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from blockrelay.block_folder.model import ModelConfig
 from blockrelay_worker.execution.executor import PageContent
+from blockrelay_worker.execution.onnx.bound.session import BoundSession
 from blockrelay_worker.execution.onnx.graphs.flavours import FloatType
 from blockrelay_worker.execution.onnx.graphs.pages import export_graph, import_graph
 from blockrelay_worker.execution.onnx.providers.provider import Provider
@@ -41,7 +42,7 @@ class DevicePages:
             for layer in layers
             for half in ("keys", "values")
         }
-        self._sessions: dict[str, tuple[Any, Any]] = {}
+        self._sessions: dict[str, BoundSession] = {}
         #: Bytes that went up to the device and came down since the last `moved_bytes`.
         self.up = self.down = 0
 
@@ -54,19 +55,11 @@ class DevicePages:
         """Returns copies of the pages, in the layout's type."""
         if not pages or not self.pools:
             return [[] for _ in pages]
-        session, binding = self._session("export")
-        binding.bind_cpu_input("pages", np.asarray(pages, np.int64))
-        joined = self._provider.waits_for_outputs
-        for name in ["contents"] if joined else [f"{name}_page" for name in self.pools]:
-            binding.bind_output(name, "cpu")
-        session.run_with_iobinding(binding)
+        step = self._session("export").run({"pages": np.asarray(pages, np.int64)}, None)
         with np.errstate(over="ignore"):  # values beyond float16 become infinite, as in a CPU's pages
-            contents: list[NDArray[Any]] = [
-                value.numpy().astype(self._layout.dtype, copy=False) for value in binding.get_outputs()
-            ]
-        binding.clear_binding_outputs()
+            contents: list[NDArray[Any]] = [half.astype(self._layout.dtype, copy=False) for half in step.values()]
         self.down += sum(half.nbytes for half in contents)
-        if joined:
+        if self._provider.waits_for_outputs:
             contents = self._halves(contents[0])
         return [
             [(keys[at], values[at]) for keys, values in zip(contents[::2], contents[1::2], strict=True)]
@@ -89,12 +82,8 @@ class DevicePages:
             for layer in range(self._layout.layers)
             for half in range(2)
         ]
-        session, binding = self._session("import")
-        binding.bind_cpu_input("pages", np.asarray(pages, np.int64)[:, None])
-        for half, (name, value) in zip(halves, self.pools.items(), strict=True):
-            binding.bind_cpu_input(f"{name}_page", half)
-            binding.bind_ortvalue_output(f"{name}_out", value)
-        session.run_with_iobinding(binding)
+        inputs = dict(zip((f"{name}_page" for name in self.pools), halves, strict=True))
+        self._session("import").run({"pages": np.asarray(pages, np.int64)[:, None], **inputs}, None)
         self.up += sum(half.nbytes for half in halves)
 
     def moved_bytes(self) -> tuple[int, int]:
@@ -111,15 +100,11 @@ class DevicePages:
         self._sessions.clear()
         self.pools.clear()
 
-    def _session(self, way: Literal["export", "import"]) -> tuple[Any, Any]:
-        """Returns a session that copies pages in this direction, and a binding with the pools."""
+    def _session(self, way: Literal["export", "import"]) -> BoundSession:
+        """Returns a session that copies pages in this direction, with the pools bound."""
         if way not in self._sessions:
             about = self._model, self._layers, self._dtype
             joined = self._provider.waits_for_outputs
             graph = export_graph(*about, joined=joined) if way == "export" else import_graph(*about)
-            session = self._provider.session(graph)
-            binding = session.io_binding()
-            for name, value in self.pools.items():
-                binding.bind_ortvalue_input(name, value)
-            self._sessions[way] = session, binding
+            self._sessions[way] = BoundSession(self._provider.session(graph), {}, self.pools)
         return self._sessions[way]

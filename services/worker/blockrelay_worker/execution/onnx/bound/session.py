@@ -49,7 +49,7 @@ class BoundSession:
             binding.bind_output(name, *(stays or {}).get(name, ("cpu", 0)))
         try:
             self._session.run_with_iobinding(binding, options)
-            values = binding.get_outputs()[-len(self._outputs) :]
+            values = binding.get_outputs()[len(self._pools) :]
             return {
                 name: value if name in (stays or {}) else value.numpy()
                 for name, value in zip(self._outputs, values, strict=True)

@@ -28,12 +28,3 @@ PAGED = Flavour("paged", "float16", 1)
 #: For a provider that adds up in float16. The error of a sum grows with the root of its length: a row of a layer with
 #: 8,192 inputs is off by 1.6 % of its length, in parts of 512 by 0.4 %.
 PAGED_IN_PARTS = Flavour("paged", "float16", 2, longest_sum=512)
-
-
-def flavour_for(*, narrow: bool, has_paged_attention: bool, has_float16: bool, adds_in_float16: bool) -> Flavour:
-    """Returns the flavour for a model and a device. `narrow`: the model's keys and values are float16 (every precision
-    but fp32). `has_paged_attention`: the provider has the operator. `has_float16`: the device computes in float16.
-    `adds_in_float16`: its matmuls of float16 add up in float16 too."""
-    if not (narrow and has_paged_attention and has_float16):
-        return PLAIN
-    return PAGED_IN_PARTS if adds_in_float16 else PAGED

@@ -18,19 +18,20 @@ _TYPES: Mapping[FloatType, int] = {"float32": TensorProto.FLOAT, "float16": Tens
 class Graph:
     """An ONNX graph under construction, whose floats have one type. Values are known by their names."""
 
-    def __init__(self, dtype: FloatType) -> None:
-        """`dtype`: the type of the graph's floats."""
+    def __init__(self, dtype: FloatType, *, prefix: str = "") -> None:
+        """`dtype`: the type of the graph's floats. `prefix` begins the names of constants, in a graph with others."""
         self.dtype: FloatType = dtype
+        self._prefix = prefix
         self.type = _TYPES[dtype]
         self._nodes: list[NodeProto] = []
-        self._inputs: list[ValueInfoProto] = []
+        self._inputs: dict[str, ValueInfoProto] = {}
         self._outputs: list[ValueInfoProto] = []
         self._constants: dict[str, TensorProto] = {}
         self._known: list[ValueInfoProto] = []
 
     def input(self, name: str, kind: int, shape: Sequence[int | str]) -> None:
-        """Declares an input of the ONNX type `kind`. Sizes that vary have names."""
-        self._inputs.append(helper.make_tensor_value_info(name, kind, list(shape)))
+        """Declares an input of the ONNX type `kind`, if there is none of this name. Sizes that vary have names."""
+        self._inputs.setdefault(name, helper.make_tensor_value_info(name, kind, list(shape)))
 
     def output(self, name: str, kind: int, shape: Sequence[int | str]) -> None:
         """Makes the value `name` an output of the ONNX type `kind`."""
@@ -79,11 +80,11 @@ class Graph:
 
     def integers(self, *values: int) -> str:
         """Returns the name of a constant int64 [len(values)]."""
-        return self.constant(f"integers {' '.join(map(str, values))}", np.array(values, np.int64))
+        return self.constant(f"{self._prefix}integers {' '.join(map(str, values))}", np.array(values, np.int64))
 
     def number(self, value: float) -> str:
         """Returns the name of a constant scalar of the graph's type."""
-        return self.constant(f"number {value!r}", np.array(value, np.dtype(self.dtype)))
+        return self.constant(f"{self._prefix}number {value!r}", np.array(value, np.dtype(self.dtype)))
 
     def constant(self, name: str, value: "np.ndarray[Any, Any]") -> str:
         """Adds the constant `name`, if there is none of this name. Returns the name."""
@@ -92,8 +93,8 @@ class Graph:
 
     def serialized(self, name: str) -> bytes:
         """Returns the ONNX model as bytes: equal graphs give equal bytes."""
-        constants = list(self._constants.values())
-        graph = helper.make_graph(self._nodes, name, self._inputs, self._outputs, constants, value_info=self._known)
+        inputs, constants = list(self._inputs.values()), list(self._constants.values())
+        graph = helper.make_graph(self._nodes, name, inputs, self._outputs, constants, value_info=self._known)
         made = helper.make_model(
             graph,
             producer_name="blockrelay",

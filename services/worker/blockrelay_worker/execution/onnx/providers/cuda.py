@@ -8,20 +8,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import onnxruntime as ort
-from numpy.typing import DTypeLike
 
 from blockrelay.extras import how_to_install
 from blockrelay_worker.execution.device_memory import default_budget
 from blockrelay_worker.execution.onnx.providers.nvidia_driver import NvidiaGpu
-from blockrelay_worker.execution.onnx.providers.provider import (
-    Chosen,
-    Provider,
-    check_available,
-    only_there,
-    shrinking_arena,
-)
+from blockrelay_worker.execution.onnx.providers.provider import Chosen, Provider, only_there, shrinking_arena
 
 #: The error of Linux's loader for a missing library.
 _NOT_FOUND = re.compile(r"^(\S+): cannot open shared object file")
@@ -31,7 +23,7 @@ _LIBRARY = "onnxruntime_providers_cuda.dll" if sys.platform == "win32" else "lib
 class CudaProvider(Provider):
     """A GPU that CUDA shows to this process."""
 
-    name, ort_name = "cuda", "CUDAExecutionProvider"
+    name, ort_name, needs = "cuda", "CUDAExecutionProvider", "onnxruntime-gpu"
     has_paged_attention = loads_beside = True
     _libraries_loaded = False
 
@@ -45,11 +37,6 @@ class CudaProvider(Provider):
             with contextlib.redirect_stdout(sys.stderr):  # preload_dlls prints, and stdout is for results
                 ort.preload_dlls()
             CudaProvider._libraries_loaded = True
-
-    @classmethod
-    def check_installed(cls) -> None:
-        """Raises UsageError if this ONNX Runtime has no CUDA."""
-        check_available(cls, "onnxruntime-gpu")
 
     @property
     def card(self) -> str:
@@ -90,11 +77,6 @@ class CudaProvider(Provider):
         if capture:
             chosen["enable_cuda_graph"] = "1"
         return [(self.ort_name, chosen)]
-
-    def empty(self, session: ort.InferenceSession, shape: Sequence[int], dtype: DTypeLike) -> ort.OrtValue:
-        value = ort.OrtValue.ortvalue_from_shape_and_type(list(shape), np.dtype(dtype).type, "cuda", self._index)
-        value.update_inplace(np.zeros(shape, dtype))
-        return value
 
     def shrinking(self) -> ort.RunOptions | None:
         return shrinking_arena(f"gpu:{self._index}")

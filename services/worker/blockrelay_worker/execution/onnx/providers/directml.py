@@ -3,28 +3,21 @@ us."""
 
 from collections.abc import Sequence
 
-import numpy as np
 import onnxruntime as ort
-from numpy.typing import DTypeLike
 
-from blockrelay_worker.execution.onnx.providers.provider import Chosen, Provider, check_available, only_there
+from blockrelay_worker.execution.onnx.providers.provider import Chosen, Provider, only_there
 
 
 class DirectMlProvider(Provider):
     """A DXGI adapter."""
 
-    name, ort_name = "directml", "DmlExecutionProvider"
+    name, ort_name, needs = "directml", "DmlExecutionProvider", "Windows, and onnxruntime-directml"
     fuses_last = captures = True
 
     def __init__(self, index: int) -> None:
         """Opens the device `directml:<index>`, counted as DXGI does."""
         self.device, self._index = f"directml:{index}", index
         self.place = ("dml", index)
-
-    @classmethod
-    def check_installed(cls) -> None:
-        """Raises UsageError if this ONNX Runtime has no DirectML."""
-        check_available(cls, "onnxruntime-directml", place="Windows, and ")
 
     def add_to(self, options: ort.SessionOptions, *, capture: bool = False) -> Sequence[Chosen]:
         only_there(options)
@@ -33,8 +26,3 @@ class DirectMlProvider(Provider):
         if capture:
             options.add_session_config_entry("ep.dml.enable_graph_capture", "1")
         return [(self.ort_name, {"device_id": self._index})]
-
-    def empty(self, session: ort.InferenceSession, shape: Sequence[int], dtype: DTypeLike) -> ort.OrtValue:
-        value = ort.OrtValue.ortvalue_from_shape_and_type(list(shape), np.dtype(dtype).type, "dml", self._index)
-        value.update_inplace(np.zeros(shape, dtype))
-        return value

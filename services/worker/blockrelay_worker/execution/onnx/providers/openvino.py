@@ -7,27 +7,20 @@ answers.
 import importlib
 from collections.abc import Sequence
 
-import numpy as np
 import onnxruntime as ort
-from numpy.typing import DTypeLike
 
-from blockrelay_worker.execution.onnx.providers.provider import Chosen, Provider, check_available, only_there
+from blockrelay_worker.execution.onnx.providers.provider import Chosen, Provider, only_there
 
 
 class OpenVinoProvider(Provider):
     """A device of OpenVINO's, by the name it has there. Its inputs and outputs lie in the host's memory."""
 
-    name, ort_name = "openvino", "OpenVINOExecutionProvider"
+    name, ort_name, needs = "openvino", "OpenVINOExecutionProvider", "onnxruntime-openvino"
     saves_graphs = False  # OpenVINO compiles graphs itself, and has a cache of its own
 
     def __init__(self, device: str) -> None:
         """Opens the device `openvino:<device>`, such as GPU, GPU.1 or NPU."""
         self.device, self._name = f"openvino:{device}", device
-
-    @classmethod
-    def check_installed(cls) -> None:
-        """Raises UsageError if this ONNX Runtime has no OpenVINO."""
-        check_available(cls, "onnxruntime-openvino")
 
     @classmethod
     def devices(cls) -> list[str]:
@@ -50,6 +43,3 @@ class OpenVinoProvider(Provider):
         if self.compiled is not None and (folder := self.compiled.own_folder("openvino", self.identity)) is not None:
             chosen["cache_dir"] = str(folder)
         return [(self.ort_name, chosen)]
-
-    def empty(self, session: ort.InferenceSession, shape: Sequence[int], dtype: DTypeLike) -> ort.OrtValue:
-        return ort.OrtValue.ortvalue_from_numpy(np.zeros(shape, dtype))

@@ -5,6 +5,7 @@ made here never do.
 """
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -42,6 +43,8 @@ class Provider(ABC):
     """The device's name for people, `webgpu:0` for example."""
     ort_name: ClassVar[str]
     """ONNX Runtime's name for the provider."""
+    needs: ClassVar[str] = ""
+    """The package with an ONNX Runtime that has the provider, for messages; empty if every ONNX Runtime takes it."""
     has_paged_attention: ClassVar[bool] = False
     """True if it has kernels for `com.microsoft.PagedAttention` in float16."""
     adds_in_float16: ClassVar[bool] = False
@@ -70,11 +73,24 @@ class Provider(ABC):
         the session are recorded, under the run option `gpu_graph_id`."""
         ...
 
-    @abstractmethod
+    @classmethod
+    def check_installed(cls) -> None:
+        """Raises UsageError if this ONNX Runtime was built without the provider."""
+        if cls.ort_name not in ort.get_available_providers():
+            raise UsageError(
+                f"{cls.name} needs {cls.needs} in an environment of its own: "
+                f"{how_to_install(cls.name, pip='ITS/bin/pip')}, and --gpu-python for the worker"
+            )
+
     def empty(self, session: ort.InferenceSession, shape: Sequence[int], dtype: DTypeLike) -> ort.OrtValue:
         """Returns zeros on the device. The memory lives as long as the value, even when the session has gone. Raises
         UsageError for more bytes than the device has in one piece, where ONNX Runtime does not report it."""
-        ...
+        zeros = np.zeros(shape, dtype)
+        if self.place is None:
+            return ort.OrtValue.ortvalue_from_numpy(zeros)
+        value = ort.OrtValue.ortvalue_from_shape_and_type(list(shape), zeros.dtype.type, *self.place)
+        value.update_inplace(zeros)
+        return value
 
     @property
     def card(self) -> str:
@@ -197,9 +213,6 @@ class CpuProvider(Provider):
     def add_to(self, options: ort.SessionOptions, *, capture: bool = False) -> Sequence[Chosen]:
         return [self.ort_name]
 
-    def empty(self, session: ort.InferenceSession, shape: Sequence[int], dtype: DTypeLike) -> ort.OrtValue:
-        return ort.OrtValue.ortvalue_from_numpy(np.zeros(shape, dtype))
-
     def _prepare_for(self, steps: Steps, options: ort.SessionOptions) -> None:
         """Also avoids the float32 copies of float16 weights, which take twice their memory and seconds for each GB: for
         one step each matrix is widened when it is used, and nothing is kept."""
@@ -242,17 +255,4 @@ def nodes_by_provider(session: ort.InferenceSession) -> dict[str, int]:
         parts = session.get_provider_graph_assignment_info()
     except (AttributeError, RuntimeError):
         return {}
-    counts: dict[str, int] = {}
-    for part in parts:
-        counts[part.ep_name] = counts.get(part.ep_name, 0) + len(part.get_nodes())
-    return counts
-
-
-def check_available(provider: type[Provider], package: str, *, place: str = "") -> None:
-    """Raises UsageError if this ONNX Runtime was built without the provider, which `package` has. `place` limits where
-    that package exists, for example to Windows."""
-    if provider.ort_name not in ort.get_available_providers():
-        raise UsageError(
-            f"{provider.name} needs {place}{package} in an environment of its own: "
-            f"{how_to_install(provider.name, pip='ITS/bin/pip')}, and --gpu-python for the worker"
-        )
+    return Counter(part.ep_name for part in parts for _ in part.get_nodes())
