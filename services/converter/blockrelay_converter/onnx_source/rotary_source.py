@@ -5,7 +5,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from blockrelay.errors import OnnxBlocksError
 from blockrelay.onnx_blocks.llama.model import Frequencies, Tables
 from blockrelay_converter.onnx_source.files import OnnxBlocks
 from blockrelay_converter.rotary import PairTables, tables_of_frequencies
@@ -47,9 +46,5 @@ def rotary_of(blocks: OnnxBlocks, rotary: Frequencies | Tables, head_dim: int) -
     if not cos[0].any():  # at position 0 all cosines are 1 times a factor: zeros mean that the tables are swapped
         cos, sin = sin, cos
     if cos.shape != sin.shape or sin[0].any() or not cos[0].all():
-        raise OnnxBlocksError(
-            f"and {rotary.sin.name} are not the cosines and sines of positions from 0 on",
-            file=rotary.cos.file,
-            tensor=rotary.cos.name,
-        )
+        raise rotary.cos.error(f"and {rotary.sin.name} are not the cosines and sines of positions from 0 on")
     return OfTables(cos, sin)
