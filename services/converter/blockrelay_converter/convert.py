@@ -23,14 +23,13 @@ from blockrelay.text.text_assets import Texts
 from blockrelay.text.text_file import read_text_file
 from blockrelay.text.tokenizer import Tokenizer
 from blockrelay_converter.block_writer import BlockSource
-from blockrelay_converter.checkpoint.config import Rotary, SourceConfig
 from blockrelay_converter.checkpoint.safetensors import Checkpoint
 from blockrelay_converter.checkpoint.source import read_source
 from blockrelay_converter.golden_answers import known_answers
 from blockrelay_converter.linear_graphs import graphs
 from blockrelay_converter.quantisation.calibration import REPORT_NAME, Calibration, calibrate, sequences
 from blockrelay_converter.quantisation.smoothing_scales import NO_SMOOTHING, Smoothing
-from blockrelay_converter.rotary import Rotation, write_rotary
+from blockrelay_converter.rotary import Rotation, rotation_of, write_rotary
 from blockrelay_converter.staging import staged_folder
 
 Report = Callable[[str, int, int], None]
@@ -73,7 +72,8 @@ def convert(
     precisions = parse_precisions(precision, model.blocks)
     source = BlockSource(Checkpoint(checkpoint), model, precisions, tied=config.tied)
     answered = [index for index, each in enumerate(precisions, 1) if answers and is_exact(each)]
-    run_calibration = _calibration(source, config, texts, calibration_text)
+    rotation = rotation_of(config.rotary, model.head_dim)
+    run_calibration = _calibration(source, rotation, texts, calibration_text)
     passes = 1 + (run_calibration is not None)
     total = source.total_bytes() * passes + sum(source.block_bytes(index) for index in answered)
     for line in checked.notes:
@@ -89,12 +89,12 @@ def convert(
         if calibration is not None:
             (folder / REPORT_NAME).write_bytes(calibration.report())
         foldings = {} if calibration is None else calibration.smoothings
-        write = FolderWriter(source, config.rotary, texts, lambda what, done: report(what, done, total))
+        write = FolderWriter(source, rotation, texts, lambda what, done: report(what, done, total))
         return write.files(folder, foldings, answered=answered)
 
 
 def _calibration(
-    source: BlockSource, config: SourceConfig, texts: Texts, path: Path | None
+    source: BlockSource, rotation: Rotation, texts: Texts, path: Path | None
 ) -> Callable[[Callable[[int], None]], Calibration] | None:
     """Returns a function that calibrates, or None without a text.
 
@@ -109,7 +109,7 @@ def _calibration(
         raise UsageError("--calibrate needs a tokenizer.json in the checkpoint, to read the text with")
     text = read_text_file(path)
     tokens = sequences(Tokenizer(texts.tokenizer.decode()), text, context=source.model.max_position)
-    return lambda done: calibrate(source, config.rotary, tokens, text, done=done)
+    return lambda done: calibrate(source, rotation, tokens, text, done=done)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ class FolderWriter:
     """
 
     source: BlockSource
-    rotary: Rotary | Rotation
+    rotation: Rotation
     texts: Texts
     report: Callable[[str, int], None]
     imported_from: str | None = None
@@ -155,7 +155,7 @@ class FolderWriter:
         if texts.chat_template is not None:
             (folder / CHAT_TEMPLATE_NAME).write_text(texts.chat_template, encoding="utf-8")
             files.append(CHAT_TEMPLATE_NAME)
-        write_rotary(folder / ROTARY_NAME, self.rotary, head_dim=model.head_dim, max_position=model.max_position)
+        write_rotary(folder / ROTARY_NAME, self.rotation, max_position=model.max_position)
         (folder / "graphs").mkdir(exist_ok=True)
         graph_files: dict[str, str] = {}
         for kind, content in graphs(model, source.precisions).items():

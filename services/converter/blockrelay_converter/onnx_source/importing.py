@@ -28,9 +28,10 @@ from blockrelay_converter.block_writer import BlockSource
 from blockrelay_converter.convert import FolderWriter
 from blockrelay_converter.onnx_source.files import OnnxBlocks, read_onnx_blocks
 from blockrelay_converter.onnx_source.licence import compare, evaluated_cost
-from blockrelay_converter.onnx_source.rotary_source import OfFrequencies, OfTables, rotary_of
+from blockrelay_converter.onnx_source.rotary_source import rotary_of
 from blockrelay_converter.onnx_source.settings import Settings, read_settings
 from blockrelay_converter.onnx_source.weights import OnnxWeights
+from blockrelay_converter.rotary import Rotation, TableRotation
 
 #: Name of a folder in the unfinished one: the model in floats, for the comparison, where the import rounds weights.
 _FLOATS = "floats"
@@ -82,8 +83,8 @@ class _Import:
         except OnnxBlocksError:
             logits_of(self._blocks.wiring)  # if the head is missing, its error explains more
             raise
-        self._rotary: OfFrequencies | OfTables = rotary_of(self._blocks, self._llama.rotary, self._llama.head_dim)
-        rows = len(self._rotary.cos) if isinstance(self._rotary, OfTables) else None
+        self._rotary: Rotation = rotary_of(self._blocks, self._llama.rotary, self._llama.head_dim)
+        rows = len(self._rotary.cos) if isinstance(self._rotary, TableRotation) else None
         self._settings: Settings = read_settings(
             options.folder, self._llama, name=options.name, max_position=options.max_position, rows=rows
         )

@@ -13,11 +13,10 @@ from blockrelay.block_folder.model import LINEARS, Precision, quantises_rows
 from blockrelay.errors import UsageError
 from blockrelay.text.tokenizer import Tokenizer
 from blockrelay_converter.block_writer import BlockSource, rounded
-from blockrelay_converter.checkpoint.config import Rotary
 from blockrelay_converter.quantisation.float_model import F64, FloatModel
 from blockrelay_converter.quantisation.smoothing import Smoothed, smooth
 from blockrelay_converter.quantisation.smoothing_scales import Exponents, Smoothing, channels_of, layer_smoothing
-from blockrelay_converter.rotary import rotary_tables
+from blockrelay_converter.rotary import Rotation
 
 REPORT_NAME = "calibration.json"
 #: Number of pieces of the text, spread evenly over it, and the length of each in tokens.
@@ -82,7 +81,7 @@ def sequences(tokenizer: Tokenizer, text: str, *, context: int) -> NDArray[np.in
 
 
 def calibrate(
-    source: BlockSource, rotary: Rotary, tokens: NDArray[np.int64], text: str, *, done: Callable[[int], None]
+    source: BlockSource, rotation: Rotation, tokens: NDArray[np.int64], text: str, *, done: Callable[[int], None]
 ) -> Calibration:
     """Chooses the smoothing of every block by running `tokens` [S, L], the `sequences` of `text`.
 
@@ -92,8 +91,7 @@ def calibrate(
     model = source.model
     if int(tokens.max()) >= model.vocab_size:
         raise UsageError(f"tokenizer.json knows token {int(tokens.max())}, the model only {model.vocab_size} tokens")
-    cos, sin = rotary_tables(rotary, head_dim=model.head_dim, first=0, stop=tokens.shape[1])
-    floats = FloatModel(source, cos, sin)
+    floats = FloatModel(source, *rotation.tables(0, tokens.shape[1]))
     x = floats.embed(tokens.reshape(-1))
     measured = np.linspace(0, x.shape[0] - 1, min(_MEASURED_ROWS, x.shape[0])).astype(int)
     foldings: dict[int, Smoothing] = {}
