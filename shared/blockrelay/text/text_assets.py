@@ -47,6 +47,12 @@ class Texts:
     special_tokens: tuple[tuple[str, str], ...] = ()
     """Further special tokens that the chat template names, as in `ModelConfig.special_tokens`."""
 
+    def files(self) -> dict[str, bytes]:
+        """Returns the files about text that a block folder has, by their names."""
+        template = None if self.chat_template is None else self.chat_template.encode()
+        files = {TOKENIZER_NAME: self.tokenizer, CHAT_TEMPLATE_NAME: template}
+        return {name: content for name, content in files.items() if content is not None}
+
     def added_to(self, model: ModelConfig) -> ModelConfig:
         """Returns `model` with the tokens that begin and end its texts, and those that its chat template names."""
         return replace(

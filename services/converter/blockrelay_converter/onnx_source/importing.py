@@ -25,7 +25,7 @@ from blockrelay.onnx_blocks.served_shape import logits_of
 from blockrelay.quantities import format_quantity
 from blockrelay.typed_command import typed
 from blockrelay_converter.block_writer import BlockSource
-from blockrelay_converter.convert import FolderWriter
+from blockrelay_converter.convert import write_folder
 from blockrelay_converter.onnx_source.files import OnnxBlocks, read_onnx_blocks
 from blockrelay_converter.onnx_source.licence import compare, evaluated_cost
 from blockrelay_converter.onnx_source.rotary_source import rotary_of
@@ -159,8 +159,8 @@ class _Import:
         answered = [index for index, each in enumerate(source.precisions, 1) if is_exact(each)]
         # Only an import with the blocks' own weights may stand in for them: another precision is another model.
         own = self._fingerprint if source.precisions == self._stored else None
-        writer = FolderWriter(source, self._rotary, self._settings.texts, self._step, imported_from=own)
-        return writer.files(folder, {}, answered=answered)
+        texts = self._settings.texts
+        return write_folder(folder, source, self._rotary, texts, self._step, answered=answered, imported_from=own)
 
     def _compare(self, floats: Path) -> tuple[ComparedBlock, ...]:
         self._step("runs the original blocks", 0)
