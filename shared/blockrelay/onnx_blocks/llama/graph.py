@@ -1,7 +1,7 @@
 """Joins the graphs of all blocks into one, in which a tensor that several files have keeps one name."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from blockrelay.errors import OnnxBlocksError
@@ -101,6 +101,18 @@ class Graph:
     """The tensor that is the present of a layer's "key" or "value"."""
     cache_dims: tuple[int | str, ...]
     """The dimensions that the first past declares; empty if it declares none."""
+
+    def behind(self, *tensors: str, ends: Callable[[str], bool] = lambda _: False) -> Iterator[str]:
+        """Yields `tensors` and all that they are computed from, each once; nothing behind one that `ends` is true of."""
+        stack, seen = list(tensors), set[str]()
+        while stack:
+            name = stack.pop()
+            if name in seen or not name:
+                continue
+            seen.add(name)
+            yield name
+            maker = None if ends(name) else self.makers.get(name)
+            stack += maker.inputs if maker is not None else ()
 
     def place(self, tensor: str) -> TensorPlace:
         """Returns the block, and the name in its file, of a tensor that a node makes."""

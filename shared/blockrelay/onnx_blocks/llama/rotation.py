@@ -33,15 +33,7 @@ def rotation(graph: Graph, *, file: str, head_dim: int) -> Frequencies | Tables:
 
 def tensors_behind_cosines(graph: Graph) -> frozenset[str]:
     """Returns all tensors that cosines and sines are computed from. A matmul among them is no linear layer."""
-    stack = [node.input(0) for node in graph.nodes if node.kind in ("Cos", "Sin")]
-    seen = set(stack)
-    while stack:
-        node = graph.makers.get(stack.pop())
-        for name in node.inputs if node is not None else ():
-            if name and name not in seen:
-                seen.add(name)
-                stack.append(name)
-    return frozenset(seen)
+    return frozenset(graph.behind(*(node.input(0) for node in graph.nodes if node.kind in ("Cos", "Sin"))))
 
 
 def _of_operator(graph: Graph, node: Node, head_dim: int) -> Tables | None:
@@ -68,23 +60,13 @@ def _of_operator(graph: Graph, node: Node, head_dim: int) -> Tables | None:
 
 def _of_cosine(graph: Graph, node: Node, head_dim: int) -> Frequencies:
     """Returns the frequencies that the cosine `node` is computed from."""
-    queue, seen = [node.input(0)], set[str]()
-    candidates: dict[str, Constant] = {}
-    while queue:
-        name = queue.pop(0)
-        if name in seen or not name:
-            continue
-        seen.add(name)
-        constant = graph.constants.get(name)
-        if constant is not None and constant.is_float and constant.size == head_dim // 2:
-            candidates[name] = constant
-        elif (maker := graph.makers.get(name)) is not None:
-            queue += maker.inputs
+    constants = (graph.constants.get(name) for name in graph.behind(node.input(0)))
+    candidates = [each for each in constants if each is not None and each.is_float and each.size == head_dim // 2]
     if len(candidates) != 1:
         raise node.error(
             f"is a cosine of {len(candidates)} tensors of {head_dim // 2} frequencies, where Llama has one"
         )
-    return Frequencies(next(iter(candidates.values())), _factor(graph, node))
+    return Frequencies(candidates[0], _factor(graph, node))
 
 
 def _factor(graph: Graph, node: Node) -> float:
