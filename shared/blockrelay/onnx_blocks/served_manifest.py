@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from blockrelay.block_folder.manifest import ONNX_BLOCKS_NAME, BlockSpec, FileSpec, Manifest, check_manifest
 from blockrelay.block_folder.model import ModelConfig, Precision
 from blockrelay.onnx_blocks.beside import Beside
-from blockrelay.onnx_blocks.blocks_file import BlockFiles
+from blockrelay.onnx_blocks.blocks_file import BlockFiles, all_files
 from blockrelay.onnx_blocks.served_shape import ServedShape
 
 
@@ -19,7 +19,6 @@ def served_manifest(
     """
     texts = beside.texts
     precision: Precision = "fp16" if shape.dtype == "float16" else "fp32"
-    files = {file.name: FileSpec(sha256=file.sha256, bytes=file.bytes) for block in blocks for file in block.files}
     assert ONNX_BLOCKS_NAME in own, "the wiring is in there"
     model = ModelConfig(
         name=name,
@@ -45,7 +44,7 @@ def served_manifest(
         exact=False,
         graphs={},
         blocks=tuple(BlockSpec(index=one.signature.index, file=one.signature.file, tensors={}) for one in blocks),
-        files={path: {**files, **own}[path] for path in sorted({**files, **own})},
+        files=dict(sorted({**all_files(blocks), **own}.items())),
     )
     check_manifest(manifest)
     return manifest

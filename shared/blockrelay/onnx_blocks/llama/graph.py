@@ -103,7 +103,7 @@ class Graph:
     """The dimensions that the first past declares; empty if it declares none."""
 
     def behind(self, *tensors: str, ends: Callable[[str], bool] = lambda _: False) -> Iterator[str]:
-        """Yields `tensors` and all that they are computed from, each once; nothing behind one that `ends` is true of."""
+        """Yields `tensors` and all that they are computed from, each once; `ends` tells behind which tracing ends."""
         stack, seen = list(tensors), set[str]()
         while stack:
             name = stack.pop()
