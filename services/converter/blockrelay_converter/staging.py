@@ -10,6 +10,7 @@ from pathlib import Path
 
 from blockrelay.block_folder.manifest import MANIFEST_NAME
 from blockrelay.errors import UsageError
+from blockrelay.host.unfinished_folder import sync
 
 
 @contextlib.contextmanager
@@ -70,7 +71,7 @@ def _replace(staging: Path, out: Path) -> None:
         old = out.with_name(f".{out.name}.{secrets.token_hex(4)}.partial")
         out.rename(old)
     staging.rename(out)
-    _sync(out.parent)
+    sync(out.parent)
     if old is not None:
         shutil.rmtree(old, ignore_errors=True)
 
@@ -78,13 +79,5 @@ def _replace(staging: Path, out: Path) -> None:
 def _sync_tree(folder: Path) -> None:
     for place, _, files in os.walk(folder):
         for name in files:
-            _sync(Path(place, name))
-        _sync(Path(place))
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+            sync(Path(place, name))
+        sync(Path(place))

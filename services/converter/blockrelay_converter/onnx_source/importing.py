@@ -26,8 +26,9 @@ from blockrelay.quantities import format_quantity
 from blockrelay.typed_command import typed
 from blockrelay_converter.block_writer import BlockSource
 from blockrelay_converter.convert import write_folder
+from blockrelay_converter.evaluation import evaluated
 from blockrelay_converter.onnx_source.files import OnnxBlocks, read_onnx_blocks
-from blockrelay_converter.onnx_source.licence import compare, evaluated_cost
+from blockrelay_converter.onnx_source.licence import compare
 from blockrelay_converter.onnx_source.rotary_source import rotary_of
 from blockrelay_converter.onnx_source.settings import Settings, read_settings
 from blockrelay_converter.onnx_source.weights import OnnxWeights
@@ -35,6 +36,8 @@ from blockrelay_converter.rotary import Rotation, TableRotation
 
 #: Name of a folder in the unfinished one: the model in floats, for the comparison, where the import rounds weights.
 _FLOATS = "floats"
+#: Tokens of a text on which the loss of perplexity is measured.
+_MEASURED_TOKENS = 4096
 #: Bytes allowed for the graphs, tokenizer and manifest of a folder.
 _FRAME_BYTES = 1 << 20
 
@@ -130,7 +133,7 @@ class _Import:
                 manifest = self._write(self._source, folder)
                 if options.text is not None:
                     self._step(f"measures on {options.text.name}", 0)
-                    cost = evaluated_cost(folder, floats, options.text)
+                    cost = evaluated("cost", folder, options.text, _MEASURED_TOKENS, against=floats).number("cost")
                 shutil.rmtree(floats)
             if self._identity() != identity:
                 raise OnnxBlocksError("altered while it was imported; import it again", file=str(options.folder))
