@@ -15,6 +15,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from blockrelay.block_folder.precisions import DEFAULT_PRECISION
 from blockrelay.command_app import run_app
 from blockrelay.errors import UsageError
+from blockrelay.text_table import aligned
 from blockrelay_converter.checkpoint.other_folders import refuse_other_folders
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
@@ -118,11 +119,8 @@ def _show_errors(out: Path) -> None:
     """Prints the calibration report in the block folder `out` as an aligned table."""
     from blockrelay_converter.quantisation.calibration import REPORT_NAME, report_table
 
-    lines = report_table((out / REPORT_NAME).read_bytes())
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     typer.echo("relative error of each linear's output, before > after calibration")
-    for line in lines:
-        typer.echo("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+    typer.echo(aligned(report_table((out / REPORT_NAME).read_bytes())))
 
 
 def run(arguments: list[str] | None = None) -> int:

@@ -5,7 +5,7 @@ trusted.
 """
 
 import mmap
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +24,7 @@ from onnx import (
 from blockrelay.block_folder.hub_cache import cached_repository
 from blockrelay.block_folder.lfs_pointer import IS_POINTER, is_lfs_pointer
 from blockrelay.errors import OnnxBlocksError
-from blockrelay.onnx_blocks.signature import Dimension, Tensor
+from blockrelay.onnx_blocks.signature import Dimension, Signature, Tensor, check_names
 from blockrelay.onnx_blocks.weight_places import check_inside
 
 #: Most bytes of an ONNX file, because protobuf has no larger messages.
@@ -164,6 +164,19 @@ def _varint(value: int) -> bytes:
         encoded.append(value & 0x7F | 0x80)
         value >>= 7
     return bytes([*encoded, value])
+
+
+def declared_signature(
+    index: int, file: str, inputs: Sequence[ValueInfoProto], outputs: Sequence[ValueInfoProto]
+) -> Signature:
+    """Returns the inputs and outputs of block `index`, as its graph declares them.
+
+    Raises OnnxBlocksError, with `file`, for names and tensors that blocks cannot have.
+    """
+    for kind, values in (("inputs", inputs), ("outputs", outputs)):
+        check_names(file, kind, [str(value.name) for value in values])
+    declared = (tuple(declared_tensor(file, value) for value in values) for values in (inputs, outputs))
+    return Signature(index, file, *declared)
 
 
 def declared_tensor(file: str, value: ValueInfoProto) -> Tensor:

@@ -18,8 +18,8 @@ from onnx import (
 )
 
 from blockrelay.block_folder.folder import file_sha256
-from blockrelay.onnx_blocks.model_file import declared_tensor, has_graph, model_without_weights, tensors_of
-from blockrelay.onnx_blocks.signature import Signature, check_names
+from blockrelay.onnx_blocks.model_file import declared_signature, has_graph, model_without_weights, tensors_of
+from blockrelay.onnx_blocks.signature import Signature
 from blockrelay.onnx_blocks.weight_places import check_inside
 from blockrelay_worker.offline.onnx_blocks.weight_files import check_weights
 
@@ -59,17 +59,9 @@ def read_onnx_file(folder: Path, name: str, index: int) -> OnnxFile:
     graph = model.graph
     constants = {tensor.name for tensor in graph.initializer} | {one.values.name for one in graph.sparse_initializer}
     inputs = [value for value in graph.input if value.name not in constants]
-    check_names(name, "inputs", [str(value.name) for value in inputs])
-    check_names(name, "outputs", [str(value.name) for value in graph.output])
-    signature = Signature(
-        index,
-        name,
-        tuple(declared_tensor(name, value) for value in inputs),
-        tuple(declared_tensor(name, one) for one in _outputs(model)),
-    )
     return OnnxFile(
         path=path,
-        signature=signature,
+        signature=declared_signature(index, name, inputs, _outputs(model)),
         weights=check_weights(folder, name, tensors_of(model)),
         operators=tuple(_operators(model)),
         ir_version=model.ir_version,
