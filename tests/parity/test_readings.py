@@ -21,9 +21,9 @@ def test_special_tokens_are_named_as_transformers_names_them(name: str, tmp_path
 def test_what_a_config_leaves_out_is_what_transformers_computes_with(name: str) -> None:
     config = read_config(json.dumps({"sliding_window": None, **CONFIGS[name]}).encode())
     assert readings()["configs"][name] == {
-        "kv_heads": config.kv_heads,
-        "head_dim": config.head_dim,
-        "rms_norm_eps": config.rms_norm_eps,
+        "kv_heads": config.model.kv_heads,
+        "head_dim": config.model.head_dim,
+        "rms_norm_eps": config.model.rms_norm_eps,
         "tied": config.tied,
         "theta": config.rotary.theta,
     }

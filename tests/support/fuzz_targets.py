@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from blockrelay.block_folder.manifest import MANIFEST_NAME, decode_manifest
+from blockrelay.block_folder.manifest import MANIFEST_NAME, FileSpec, decode_manifest
 from blockrelay.errors import BadRequest, BlockFolderError, OnnxBlocksError, WireError
-from blockrelay.onnx_blocks.blocks_file import BlockFiles, FileFacts, decode_blocks_file, encode_blocks_file
+from blockrelay.onnx_blocks.blocks_file import BlockFiles, decode_blocks_file, encode_blocks_file
 from blockrelay.onnx_blocks.signature import Signature, Tensor
 from blockrelay.protocol.encoding import codec
 from blockrelay.protocol.encoding.forward_segment import ForwardSegment
@@ -37,7 +37,7 @@ from tests.support.json_tensors import json_tensor
 NAME = bytes(range(32))
 BLOCK_FILES = BlockFiles(
     Signature(1, "block_1.onnx", (Tensor("input_ids", "int64", ("batch", 1)),), (Tensor("logits", "float16", None),)),
-    (FileFacts("block_1.onnx", 10, "a" * 64),),
+    {"block_1.onnx": FileSpec(sha256="a" * 64, bytes=10)},
 )
 SHAPE = PageShape(kv_heads=1, head_dim=8, dtype=np.float16)
 

@@ -4,8 +4,9 @@ python -m blockrelay_converter CHECKPOINT OUT [--precision P | --budget-perplexi
 """
 
 import sys
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypedDict
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -14,10 +15,8 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from blockrelay.block_folder.precisions import DEFAULT_PRECISION
 from blockrelay.command_app import run_app
 from blockrelay.errors import UsageError
+from blockrelay.text_table import aligned
 from blockrelay_converter.checkpoint.other_folders import refuse_other_folders
-
-if TYPE_CHECKING:
-    from blockrelay_converter.convert import Note, Report
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
@@ -82,21 +81,16 @@ def main(
         progress.update(task, description=what, advance=done, total=total)
 
     budget = None if budget_perplexity is None else parse_budget(budget_perplexity)
-    shared: Shared = {
-        "report": report, "note": _note, "name": name, "max_position": max_position, "force": force,
-        "calibration_text": calibrate,
-    }  # fmt: skip
+    if budget is not None and text is not None:
+        run_conversion = partial(convert_within_budget, budget=budget, text=text, tokens=tokens)
+    else:
+        chosen = DEFAULT_PRECISION if precision is None else precision
+        run_conversion = partial(convert, precision=chosen, answers=known_answers)
     try:
-        if budget is not None and text is not None:
-            manifest = convert_within_budget(checkpoint, out, budget=budget, text=text, tokens=tokens, **shared)
-        else:
-            manifest = convert(
-                checkpoint,
-                out,
-                precision=DEFAULT_PRECISION if precision is None else precision,
-                answers=known_answers,
-                **shared,
-            )
+        manifest = run_conversion(
+            checkpoint, out, report=report, note=_note, name=name, max_position=max_position, force=force,
+            calibration_text=calibrate,
+        )  # fmt: skip
     finally:
         progress.stop()
     if budget is not None:
@@ -105,17 +99,6 @@ def main(
         _show_errors(out)
     size = sum(file.bytes for file in manifest.files.values())
     typer.echo(f"{out}: {manifest.model.name}, {manifest.precision}, {manifest.model.blocks} blocks, {size} bytes")
-
-
-class Shared(TypedDict):
-    """The arguments that `convert` and `convert_within_budget` share."""
-
-    report: "Report"
-    note: "Note"
-    name: str | None
-    max_position: int | None
-    force: bool
-    calibration_text: Path | None
 
 
 def _note(line: str) -> None:
@@ -136,11 +119,8 @@ def _show_errors(out: Path) -> None:
     """Prints the calibration report in the block folder `out` as an aligned table."""
     from blockrelay_converter.quantisation.calibration import REPORT_NAME, report_table
 
-    lines = report_table((out / REPORT_NAME).read_bytes())
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     typer.echo("relative error of each linear's output, before > after calibration")
-    for line in lines:
-        typer.echo("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+    typer.echo(aligned(report_table((out / REPORT_NAME).read_bytes())))
 
 
 def run(arguments: list[str] | None = None) -> int:

@@ -128,13 +128,11 @@ class BlockSource:
             }
             for name in out:
                 stem, _, part = name.partition(".")
-                if part == "q":
-                    self._quantise(index, stem, out[name], out[f"{stem}.scale"], progress, smoothing)
-                elif part == "q4":
-                    tensors = (out[name], out[f"{stem}.gs"], out[f"{stem}.scale"])
-                    self._quantise_groups(index, stem, tensors, progress, smoothing)
-                elif part == "w":
-                    self._transpose(index, stem, out[name], progress, smoothing)
+                if part in ("q", "q4"):
+                    tensors = [out[f"{stem}.{each}"] for each in (part, "gs", "scale") if f"{stem}.{each}" in out]
+                    self._quantise(index, stem, tensors, progress, smoothing)
+                elif part == "w":  # a linear layer in floats, [inputs, outputs]
+                    self._copy(index, stem, out[name].T, progress, smoothing)
                 elif part not in ("gs", "scale"):
                     self._copy(index, name, out[name], progress, smoothing)
             mapped.flush()
@@ -147,34 +145,18 @@ class BlockSource:
         return place_tensors(block_tensors(self.model, self.precisions[index - 1], index))
 
     def _quantise(
-        self,
-        index: int,
-        stem: str,
-        q: NDArray[np.int8],
-        scale: NDArray[np.float32],
-        progress: Progress,
-        smoothing: Smoothing,
+        self, index: int, stem: str, out: Sequence[NDArray[Any]], progress: Progress, smoothing: Smoothing
     ) -> None:
-        for columns, weights in self.chunks(index, stem):
-            q[:, columns], scale[columns] = quantise(smoothing.apply(stem, columns, weights))
-            progress(weights.size + scale[columns].nbytes)
-
-    def _quantise_groups(
-        self, index: int, stem: str, out: tuple[NDArray[Any], ...], progress: Progress, smoothing: Smoothing
-    ) -> None:
+        """Writes a linear layer to the tensors `out`: its integers, the factors of its groups (w4a8), its scales."""
+        grouped = in_groups(self.precisions[index - 1])
         for columns, source, start, stop in self._pieces(index, stem):
-            stored_groups = source.groups(start, stop) if smoothing is NO_SMOOTHING else None
-            if stored_groups is None:
-                stored_groups = quantise_groups(smoothing.apply(stem, columns, source.rows(start, stop)))
-            for tensor, part in zip(out, stored_groups, strict=True):
+            parts = source.groups(start, stop) if grouped and smoothing is NO_SMOOTHING else None
+            if parts is None:
+                weights = smoothing.apply(stem, columns, source.rows(start, stop))
+                parts = quantise_groups(weights) if grouped else quantise(weights)
+            for tensor, part in zip(out, parts, strict=True):
                 tensor[..., columns] = part
                 progress(part.nbytes)
-
-    def _transpose(self, index: int, stem: str, out: NDArray[Any], progress: Progress, smoothing: Smoothing) -> None:
-        for columns, weights in self.chunks(index, stem):
-            self._check_range(index, stem, weights, out)
-            out[:, columns] = smoothing.apply(stem, columns, weights).T
-            progress(out[:, columns].nbytes)
 
     def _copy(self, index: int, name: str, out: NDArray[Any], progress: Progress, smoothing: Smoothing) -> None:
         for rows, values in self.chunks(index, name):

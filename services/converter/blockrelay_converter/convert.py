@@ -2,15 +2,14 @@
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from blockrelay.block_folder.folder import file_sha256
 from blockrelay.block_folder.manifest import (
-    CHAT_TEMPLATE_NAME,
     MANIFEST_NAME,
     ROTARY_NAME,
-    TOKENIZER_NAME,
     BlockSpec,
     FileSpec,
     Manifest,
@@ -23,14 +22,13 @@ from blockrelay.text.text_assets import Texts
 from blockrelay.text.text_file import read_text_file
 from blockrelay.text.tokenizer import Tokenizer
 from blockrelay_converter.block_writer import BlockSource
-from blockrelay_converter.checkpoint.config import Rotary, SourceConfig
 from blockrelay_converter.checkpoint.safetensors import Checkpoint
 from blockrelay_converter.checkpoint.source import read_source
 from blockrelay_converter.golden_answers import known_answers
 from blockrelay_converter.linear_graphs import graphs
 from blockrelay_converter.quantisation.calibration import REPORT_NAME, Calibration, calibrate, sequences
 from blockrelay_converter.quantisation.smoothing_scales import NO_SMOOTHING, Smoothing
-from blockrelay_converter.rotary import Rotation, write_rotary
+from blockrelay_converter.rotary import Rotation, rotation_of, write_rotary
 from blockrelay_converter.staging import staged_folder
 
 Report = Callable[[str, int, int], None]
@@ -73,7 +71,8 @@ def convert(
     precisions = parse_precisions(precision, model.blocks)
     source = BlockSource(Checkpoint(checkpoint), model, precisions, tied=config.tied)
     answered = [index for index, each in enumerate(precisions, 1) if answers and is_exact(each)]
-    run_calibration = _calibration(source, config, texts, calibration_text)
+    rotation = rotation_of(config.rotary, model.head_dim)
+    run_calibration = _calibration(source, rotation, texts, calibration_text)
     passes = 1 + (run_calibration is not None)
     total = source.total_bytes() * passes + sum(source.block_bytes(index) for index in answered)
     for line in checked.notes:
@@ -88,13 +87,16 @@ def convert(
         calibration = None if run_calibration is None else run_calibration(calibrated)
         if calibration is not None:
             (folder / REPORT_NAME).write_bytes(calibration.report())
-        foldings = {} if calibration is None else calibration.smoothings
-        write = FolderWriter(source, config.rotary, texts, lambda what, done: report(what, done, total))
-        return write.files(folder, foldings, answered=answered)
+        foldings = None if calibration is None else calibration.smoothings
+
+        def told(what: str, done: int) -> None:
+            report(what, done, total)
+
+        return write_folder(folder, source, rotation, texts, told, answered=answered, smoothings=foldings)
 
 
 def _calibration(
-    source: BlockSource, config: SourceConfig, texts: Texts, path: Path | None
+    source: BlockSource, rotation: Rotation, texts: Texts, path: Path | None
 ) -> Callable[[Callable[[int], None]], Calibration] | None:
     """Returns a function that calibrates, or None without a text.
 
@@ -109,87 +111,66 @@ def _calibration(
         raise UsageError("--calibrate needs a tokenizer.json in the checkpoint, to read the text with")
     text = read_text_file(path)
     tokens = sequences(Tokenizer(texts.tokenizer.decode()), text, context=source.model.max_position)
-    return lambda done: calibrate(source, config.rotary, tokens, text, done=done)
+    return lambda done: calibrate(source, rotation, tokens, text, done=done)
 
 
-@dataclass(frozen=True, slots=True)
-class FolderWriter:
-    """Writes the files of a block folder.
+def write_folder(
+    folder: Path,
+    source: BlockSource,
+    rotation: Rotation,
+    texts: Texts,
+    report: Callable[[str, int], None],
+    *,
+    answered: Sequence[int],
+    smoothings: Mapping[int, Smoothing] | None = None,
+    imported_from: str | None = None,
+) -> Manifest:
+    """Writes all files of a block folder into `folder`, the manifest last, and returns the manifest.
 
-    `report` is called with the current work and the tensor bytes done. `imported_from` goes into the manifest: the
-    fingerprint of the ONNX blocks that the folder was made of, or None.
+    `report` is called with the current work and the tensor bytes done. `answered` has the indexes of blocks that get
+    known answers, `smoothings` the smoothing of each block by its index. `imported_from` goes into the manifest: the
+    fingerprint of the ONNX blocks that the folder was made of, or None. Block files that an interrupted run has already
+    written are kept. Raises UsageError, OnnxBlocksError (from ONNX weights) or ExecutionError.
     """
+    model = source.model
+    for name in ("graphs", "blocks"):
+        (folder / name).mkdir(exist_ok=True)
+    write_rotary(folder / ROTARY_NAME, rotation, max_position=model.max_position)
+    linears = {kind: (f"graphs/{kind}.onnx", content) for kind, content in graphs(model, source.precisions).items()}
+    contents = texts.files() | dict(linears.values())
+    for path, content in contents.items():
+        (folder / path).write_bytes(content)
+    blocks: list[BlockSpec] = []
+    for index in range(1, model.blocks + 1):
+        written = partial(report, f"block_{index}")
+        smoothing = (smoothings or {}).get(index, NO_SMOOTHING)
+        blocks.append(source.write(index, folder, f"blocks/block_{index}.bin", written, smoothing))
+    files = sorted([ROTARY_NAME, *contents, *(block.file for block in blocks)])
+    manifest = Manifest(
+        model=model,
+        generation=texts.generation,
+        ignored_defaults=texts.ignored_defaults,
+        precisions=source.precisions,
+        exact=all_exact(source.precisions),
+        graphs={kind: path for kind, (path, _) in linears.items()},
+        blocks=tuple(blocks),
+        files={path: _file_spec(folder / path) for path in files},
+        imported_from=imported_from,
+    )
+    check_manifest(manifest)
+    (folder / MANIFEST_NAME).write_bytes(manifest.encode())
+    if answered:
+        report("known answers", 0)
 
-    source: BlockSource
-    rotary: Rotary | Rotation
-    texts: Texts
-    report: Callable[[str, int], None]
-    imported_from: str | None = None
+        def done(index: int) -> None:
+            report(f"known answer of block_{index}", source.block_bytes(index))
 
-    def files(self, folder: Path, smoothings: Mapping[int, Smoothing], *, answered: Sequence[int]) -> Manifest:
-        """Writes all files into `folder`, the manifest last, and returns the manifest.
-
-        `smoothings` holds the smoothing of each block by its index, `answered` the indexes of blocks that get known
-        answers. Block files that an interrupted run has already written are kept. Raises UsageError, OnnxBlocksError
-        (from ONNX weights) or ExecutionError.
-        """
-        manifest = self._write(folder, smoothings)
+        answers = known_answers(folder, answered, done)
+        blocks = [replace(block, known_answer=answers.get(block.index)) for block in blocks]
+        manifest = replace(manifest, blocks=tuple(blocks))
         (folder / MANIFEST_NAME).write_bytes(manifest.encode())
-        if answered:
-            self.report("known answers", 0)
-
-            def done(index: int) -> None:
-                self.report(f"known answer of block_{index}", self.source.block_bytes(index))
-
-            manifest = _with_answers(manifest, known_answers(folder, answered, done))
-            (folder / MANIFEST_NAME).write_bytes(manifest.encode())
-        return manifest
-
-    def _write(self, folder: Path, smoothings: Mapping[int, Smoothing]) -> Manifest:
-        source, texts = self.source, self.texts
-        model = source.model
-        files: list[str] = [ROTARY_NAME]
-        if texts.tokenizer is not None:
-            (folder / TOKENIZER_NAME).write_bytes(texts.tokenizer)
-            files.append(TOKENIZER_NAME)
-        if texts.chat_template is not None:
-            (folder / CHAT_TEMPLATE_NAME).write_text(texts.chat_template, encoding="utf-8")
-            files.append(CHAT_TEMPLATE_NAME)
-        write_rotary(folder / ROTARY_NAME, self.rotary, head_dim=model.head_dim, max_position=model.max_position)
-        (folder / "graphs").mkdir(exist_ok=True)
-        graph_files: dict[str, str] = {}
-        for kind, content in graphs(model, source.precisions).items():
-            graph_files[kind] = f"graphs/{kind}.onnx"
-            (folder / graph_files[kind]).write_bytes(content)
-        (folder / "blocks").mkdir(exist_ok=True)
-        blocks: list[BlockSpec] = []
-        for index in range(1, model.blocks + 1):
-            file = f"blocks/block_{index}.bin"
-
-            def written(done: int, index: int = index) -> None:
-                self.report(f"block_{index}", done)
-
-            blocks.append(source.write(index, folder, file, written, smoothings.get(index, NO_SMOOTHING)))
-        files += [*graph_files.values(), *(block.file for block in blocks)]
-        manifest = Manifest(
-            model=model,
-            generation=texts.generation,
-            ignored_defaults=texts.ignored_defaults,
-            precisions=source.precisions,
-            exact=all_exact(source.precisions),
-            graphs=graph_files,
-            blocks=tuple(blocks),
-            files={path: _file_spec(folder / path) for path in sorted(files)},
-            imported_from=self.imported_from,
-        )
-        check_manifest(manifest)
-        return manifest
+    return manifest
 
 
 def _file_spec(path: Path) -> FileSpec:
     return FileSpec(sha256=file_sha256(path), bytes=os.stat(path).st_size)
-
-
-def _with_answers(manifest: Manifest, answers: dict[int, str]) -> Manifest:
-    blocks = tuple(replace(block, known_answer=answers.get(block.index)) for block in manifest.blocks)
-    return replace(manifest, blocks=blocks)

@@ -4,18 +4,19 @@ The formulas and their float32 steps are those of transformers (`modeling_rope_u
 """
 
 import math
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from blockrelay_converter.checkpoint.config import Rotary
 
+F32 = NDArray[np.float32]
 _CHUNK_POSITIONS = 4096
 
 
-def inverse_frequencies(rotary: Rotary, head_dim: int) -> NDArray[np.float32]:
+def inverse_frequencies(rotary: Rotary, head_dim: int) -> F32:
     """Returns the radians per position of each pair of dimensions (d, d + head_dim/2), float32 [head_dim/2]."""
     one = np.float32(1.0)
     exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
@@ -37,39 +38,49 @@ def inverse_frequencies(rotary: Rotary, head_dim: int) -> NDArray[np.float32]:
     return np.where(medium, smoothed, slow).astype(np.float32)
 
 
-PairTables = tuple[NDArray[np.float32], NDArray[np.float32]]
+PairTables = tuple[F32, F32]
 """The tables of cos and sin, float32 [positions, head_dim / 2] each."""
 
 
-class Rotation(Protocol):
-    """The rotation of a model whose weights do not come from a checkpoint."""
+@dataclass(frozen=True, slots=True)
+class FrequencyRotation:
+    """A rotation by frequencies: radians per position, float32 [head_dim / 2]. `factor` multiplies cos and sin."""
+
+    frequencies: F32
+    factor: np.float32
 
     def tables(self, first: int, stop: int) -> PairTables:
         """Returns the tables for positions `first` to `stop - 1`."""
-        ...
+        positions = np.arange(first, stop, dtype=np.float32)
+        angles = positions[:, None] * self.frequencies  # rounded to float32, as in the reference
+        wide = angles.astype(np.float64)
+        return np.cos(wide).astype(np.float32) * self.factor, np.sin(wide).astype(np.float32) * self.factor
 
 
-def tables_of_frequencies(frequencies: NDArray[np.float32], *, first: int, stop: int) -> PairTables:
-    """Returns the tables for positions `first` to `stop - 1`; `frequencies` are those of `inverse_frequencies`."""
-    positions = np.arange(first, stop, dtype=np.float32)
-    angles = positions[:, None] * frequencies  # rounded to float32, as in the reference
-    wide = angles.astype(np.float64)
-    return np.cos(wide).astype(np.float32), np.sin(wide).astype(np.float32)
+@dataclass(frozen=True, slots=True)
+class TableRotation:
+    """A rotation by tables of cos and sin, float32 [positions, head_dim / 2] each."""
+
+    cos: F32
+    sin: F32
+
+    def tables(self, first: int, stop: int) -> PairTables:
+        """Returns the tables for positions `first` to `stop - 1`."""
+        return self.cos[first:stop], self.sin[first:stop]
 
 
-def rotary_tables(rotary: Rotary, *, head_dim: int, first: int, stop: int) -> PairTables:
-    """Returns the tables of a checkpoint's rotation for positions `first` to `stop - 1`."""
-    return tables_of_frequencies(inverse_frequencies(rotary, head_dim), first=first, stop=stop)
+Rotation = FrequencyRotation | TableRotation
 
 
-def write_rotary(path: Path, rotary: Rotary | Rotation, *, head_dim: int, max_position: int) -> None:
+def rotation_of(rotary: Rotary, head_dim: int) -> FrequencyRotation:
+    """Returns the rotation of a checkpoint."""
+    return FrequencyRotation(inverse_frequencies(rotary, head_dim), np.float32(1.0))
+
+
+def write_rotary(path: Path, rotation: Rotation, *, max_position: int) -> None:
     """Writes the cos table, then the sin table, to `path`: little-endian float32 [max_position, head_dim/2] each."""
     with path.open("wb") as file:
         for which in (0, 1):
             for start in range(0, max_position, _CHUNK_POSITIONS):
-                stop = min(start + _CHUNK_POSITIONS, max_position)
-                if isinstance(rotary, Rotary):
-                    tables = rotary_tables(rotary, head_dim=head_dim, first=start, stop=stop)
-                else:
-                    tables = rotary.tables(start, stop)
+                tables = rotation.tables(start, min(start + _CHUNK_POSITIONS, max_position))
                 file.write(tables[which].astype("<f4").tobytes())

@@ -29,15 +29,6 @@ def print_table(
     console.print(table)
 
 
-def aligned(rows: Sequence[Sequence[str]]) -> str:
-    """Returns rows as text in aligned columns; the last column may be of any width."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)][:-1]
-    return "\n".join(
-        "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]).rstrip()
-        for row in rows
-    )
-
-
 def _width(head: Sequence[str], rows: Sequence[Sequence[str]], folds: str) -> int:
     """Returns the width that the table needs: each column with two blanks and a border."""
     columns = zip(head, *rows, strict=True)

@@ -184,7 +184,7 @@ def _files_of_blocks(root: Path, blocks: Collection[int]) -> set[str]:
     if not blocks:
         return set()
     listed = read_blocks_file(root / ONNX_BLOCKS_NAME)
-    return {file.name for block in listed if block.signature.index in blocks for file in block.files}
+    return {name for block in listed if block.signature.index in blocks for name in block.files}
 
 
 def _onnx_root(root: Path) -> Path:

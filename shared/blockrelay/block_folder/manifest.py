@@ -222,7 +222,7 @@ def decode_manifest(content: bytes) -> Manifest:
         exact=fields.flag("exact"),
         graphs={kind: graphs.text(kind) for kind in graphs.names()},
         blocks=blocks,
-        files={path: _decode_file(files.nested(path)) for path in files.names()},
+        files={path: decode_file(files.nested(path)) for path in files.names()},
         ignored_defaults={name: ignored.take(name) for name in ignored.names()},
         imported_from=fields.text("imported_from") if fields.has("imported_from") else None,
     )
@@ -362,7 +362,8 @@ def _decode_tensor(fields: Fields) -> TensorSpec:
     return spec
 
 
-def _decode_file(fields: Fields) -> FileSpec:
+def decode_file(fields: Fields) -> FileSpec:
+    """Reads the size and SHA-256 of a file. Raises the error of `fields` for anything else."""
     spec = FileSpec(sha256=fields.text("sha256"), bytes=fields.integer("bytes"))
     fields.done()
     return spec

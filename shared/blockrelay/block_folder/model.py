@@ -51,12 +51,12 @@ class ModelConfig:
     """Blocks have `qkv.bias`, added after the row scale (Qwen2)."""
     qk_norm: bool
     """Blocks have `norm_q` and `norm_k`: RMS norm of each query and key head before the rotation (Qwen3)."""
-    eos_ids: tuple[int, ...]
+    eos_ids: tuple[int, ...] = ()
     """Token ids that end a text. May be empty."""
-    bos_id: int | None
-    bos_token: str | None
+    bos_id: int | None = None
+    bos_token: str | None = None
     """The text of the BOS token, for the chat template; None if the tokenizer has none."""
-    eos_token: str | None
+    eos_token: str | None = None
     """The text of the EOS token, for the chat template; None if the tokenizer has none."""
     special_tokens: tuple[tuple[str, str], ...] = ()
     """Name and text of other special tokens that the chat template names, such as `pad_token`."""

@@ -6,12 +6,11 @@ identify the blocks that a block folder was imported from (`fingerprint`).
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
-from blockrelay.block_folder.manifest import MANIFEST_NAME, Manifest
+from blockrelay.block_folder.manifest import MANIFEST_NAME, FileSpec, Manifest, decode_file
 from blockrelay.block_folder.model import ModelConfig, Precision
 from blockrelay.block_folder.precisions import format_precisions, kv_item_bytes
 from blockrelay.block_folder.strict_json import Fields
@@ -25,21 +24,11 @@ _MAX_BLOCKS = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class FileFacts:
-    """Name, size and SHA-256 of a file in the folder."""
-
-    name: str
-    bytes: int
-    sha256: str
-    """In hex."""
-
-
-@dataclass(frozen=True, slots=True)
 class BlockFiles:
-    """A block, and the files that it consists of: its graph first, then the weights beside it."""
+    """A block, and the files that it consists of, by name: its graph first, then the weights beside it."""
 
     signature: Signature
-    files: tuple[FileFacts, ...]
+    files: Mapping[str, FileSpec]
 
 
 def block_names(root: Path) -> list[str]:
@@ -117,9 +106,9 @@ def encode_blocks_file(blocks: Sequence[BlockFiles]) -> str:
         {
             "name": block.signature.block,
             "file": block.signature.file,
-            "files": {file.name: {"bytes": file.bytes, "sha256": file.sha256} for file in block.files},
-            "inputs": [_encoded(tensor) for tensor in block.signature.inputs],
-            "outputs": [_encoded(tensor) for tensor in block.signature.outputs],
+            "files": {name: {"bytes": file.bytes, "sha256": file.sha256} for name, file in block.files.items()},
+            "inputs": [asdict(tensor) for tensor in block.signature.inputs],
+            "outputs": [asdict(tensor) for tensor in block.signature.outputs],
         }
         for block in blocks
     ]
@@ -150,13 +139,17 @@ def read_blocks_file(path: Path) -> tuple[BlockFiles, ...]:
     return decode_blocks_file(content, str(path))
 
 
+def all_files(blocks: Iterable[BlockFiles]) -> dict[str, FileSpec]:
+    """Returns the files of all blocks by name."""
+    return {name: file for block in blocks for name, file in block.files.items()}
+
+
 def check_unaltered(known: Sequence[BlockFiles], actual: Sequence[BlockFiles], where: str) -> None:
     """Raises OnnxBlocksError that names the first file in `actual` that differs from `known`.
 
     `known` comes from a `blocks.json`, which messages call `where`.
     """
-    files: dict[str, FileFacts] = {file.name: file for block in actual for file in block.files}
-    expected: Mapping[str, FileFacts] = {file.name: file for block in known for file in block.files}
+    files, expected = all_files(actual), all_files(known)
     for name, file in expected.items():
         present = files.get(name)
         if present is None:
@@ -173,26 +166,16 @@ def check_unaltered(known: Sequence[BlockFiles], actual: Sequence[BlockFiles], w
             raise OnnxBlocksError(f"{where} says other inputs or outputs", file=block.signature.file)
 
 
-def _encoded(tensor: Tensor) -> dict[str, Any]:
-    return {"name": tensor.name, "dtype": tensor.dtype, "dims": None if tensor.dims is None else list(tensor.dims)}
-
-
 def _decoded(fields: Fields, index: int) -> BlockFiles:
     fields.text("name", one_of=(f"block_{index}",))
     file = fields.text("file")
     inner = fields.nested("files")
-    files = tuple(_decoded_file(inner.inner(name, inner.take(name)), name) for name in inner.names())
-    if not files or files[0].name != file:
+    files = {name: decode_file(inner.nested(name)) for name in inner.names()}
+    if next(iter(files), None) != file:
         fields.fail(f"the first of files must be {file}")
     signature = Signature(index, file, _tensors(fields, file, "inputs"), _tensors(fields, file, "outputs"))
     fields.done()
     return BlockFiles(signature, files)
-
-
-def _decoded_file(fields: Fields, name: str) -> FileFacts:
-    facts = FileFacts(name, fields.integer("bytes"), fields.text("sha256"))
-    fields.done()
-    return facts
 
 
 def _tensors(fields: Fields, file: str, kind: str) -> tuple[Tensor, ...]:

@@ -58,10 +58,9 @@ def handed_on(wiring: Wiring, last: int) -> tuple[HandedOn, ...]:
     if not tensors:
         return ()
     if len(tensors) > MAX_TENSORS:
-        raise OnnxBlocksError(
-            f"{len(tensors)} tensors would travel behind {_block(last)}, and a stage hands on {MAX_TENSORS} at most: "
-            "end a stage elsewhere",
-            file=wiring.blocks[last - 1].file,
+        raise wiring.blocks[last - 1].error(
+            f"{len(tensors)} tensors would travel behind block_{last}, and a stage hands on {MAX_TENSORS} at most: "
+            "end a stage elsewhere"
         )
     for tensor, maker in tensors:
         _check(tensor, maker, last)
@@ -119,7 +118,7 @@ def row_bytes(wiring: Wiring, last: int, max_position: int) -> int:
             tensor,
             maker,
             f"takes {each[largest]:,} bytes for one row of a context of {max_position:,} positions, of {total:,} that "
-            f"would travel behind {_block(last)}, where {MAX_BYTES >> 20} MiB may: end a stage elsewhere, or serve "
+            f"would travel behind block_{last}, where {MAX_BYTES >> 20} MiB may: end a stage elsewhere, or serve "
             "a shorter context (--max-position)",
         )
     return total
@@ -152,9 +151,7 @@ def check_borders(wiring: Wiring, stages: Sequence[Stage], max_position: int) ->
         _check_pasts(wiring, stage)
         maker, logits = logits_of(wiring)
         if stage.first <= maker.index <= stage.last < len(wiring.blocks):
-            raise OnnxBlocksError(
-                f"is made by {maker.block}: those behind it must be in its stage", file=maker.file, tensor=logits.name
-            )
+            raise maker.error(f"is made by {maker.block}: those behind it must be in its stage", logits.name)
 
 
 def _check_pasts(wiring: Wiring, stage: Stage) -> None:
@@ -164,10 +161,8 @@ def _check_pasts(wiring: Wiring, stage: Stage) -> None:
             if isinstance(source, FromPast):
                 maker = wiring.blocks[wiring.presents[source.slot].index - 1]
                 if not stage.first <= maker.index <= stage.last:
-                    raise OnnxBlocksError(
-                        f"is {source.slot}, which {maker.file} makes: both must be in one stage",
-                        file=wiring.blocks[index - 1].file,
-                        tensor=name,
+                    raise wiring.blocks[index - 1].error(
+                        f"is {source.slot}, which {maker.file} makes: both must be in one stage", name
                     )
 
 
@@ -228,14 +223,10 @@ def _unknown_rank(tensor: Tensor, maker: Signature, last: int) -> OnnxBlocksErro
     return _refused(
         tensor,
         maker,
-        f"is of unknown dimensions (a dynamic rank), and would travel behind {_block(last)}: export it with its shape, "
+        f"is of unknown dimensions (a dynamic rank), and would travel behind block_{last}: export it with its shape, "
         "or end a stage elsewhere",
     )
 
 
 def _refused(tensor: Tensor, maker: Signature, message: str) -> OnnxBlocksError:
-    return OnnxBlocksError(message, file=maker.file, tensor=tensor.name)
-
-
-def _block(index: int) -> str:
-    return f"block_{index}"
+    return maker.error(message, tensor.name)

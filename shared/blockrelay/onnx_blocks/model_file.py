@@ -8,6 +8,7 @@ import mmap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 from google.protobuf.message import DecodeError
 from onnx import (
     AttributeProto,
@@ -17,6 +18,7 @@ from onnx import (
     TensorProto,
     TensorShapeProto,
     ValueInfoProto,
+    helper,
 )
 
 from blockrelay.block_folder.hub_cache import cached_repository
@@ -29,18 +31,11 @@ from blockrelay.onnx_blocks.weight_places import check_inside
 _MAX_BYTES = 2 << 30
 #: The dtypes, in numpy's names, that inputs and outputs of blocks may have.
 DTYPES: Mapping[int, str] = {
-    TensorProto.FLOAT16: "float16",
-    TensorProto.FLOAT: "float32",
-    TensorProto.DOUBLE: "float64",
-    TensorProto.BOOL: "bool",
-    TensorProto.INT8: "int8",
-    TensorProto.INT16: "int16",
-    TensorProto.INT32: "int32",
-    TensorProto.INT64: "int64",
-    TensorProto.UINT8: "uint8",
-    TensorProto.UINT16: "uint16",
-    TensorProto.UINT32: "uint32",
-    TensorProto.UINT64: "uint64",
+    helper.np_dtype_to_tensor_dtype(np.dtype(name)): name
+    for name in (
+        *("float16", "float32", "float64", "bool"),
+        *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+    )
 }
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from blockrelay.block_folder.manifest import ONNX_BLOCKS_NAME, BlockSpec, FileSpec, Manifest, check_manifest
 from blockrelay.block_folder.model import ModelConfig, Precision
 from blockrelay.onnx_blocks.beside import Beside
-from blockrelay.onnx_blocks.blocks_file import BlockFiles
+from blockrelay.onnx_blocks.blocks_file import BlockFiles, all_files
 from blockrelay.onnx_blocks.served_shape import ServedShape
 
 
@@ -19,37 +19,32 @@ def served_manifest(
     """
     texts = beside.texts
     precision: Precision = "fp16" if shape.dtype == "float16" else "fp32"
-    files = {file.name: FileSpec(sha256=file.sha256, bytes=file.bytes) for block in blocks for file in block.files}
     assert ONNX_BLOCKS_NAME in own, "the wiring is in there"
+    model = ModelConfig(
+        name=name,
+        family="onnx",
+        hidden_size=0,
+        layers=len(shape.layers),
+        heads=0,
+        kv_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        intermediate_size=0,
+        vocab_size=shape.vocabulary,
+        max_position=beside.max_position,
+        rms_norm_eps=0.0,
+        qkv_bias=False,
+        qk_norm=False,
+        onnx_layers=shape.block_layers,
+    )
     manifest = Manifest(
-        model=ModelConfig(
-            name=name,
-            family="onnx",
-            hidden_size=0,
-            layers=len(shape.layers),
-            heads=0,
-            kv_heads=shape.kv_heads,
-            head_dim=shape.head_dim,
-            intermediate_size=0,
-            vocab_size=shape.vocabulary,
-            max_position=beside.max_position,
-            rms_norm_eps=0.0,
-            qkv_bias=False,
-            qk_norm=False,
-            eos_ids=texts.eos_ids,
-            bos_id=texts.bos_id,
-            bos_token=texts.bos_token,
-            eos_token=texts.eos_token,
-            special_tokens=texts.special_tokens,
-            onnx_layers=shape.block_layers,
-        ),
+        model=texts.added_to(model),
         generation=texts.generation,
         ignored_defaults=texts.ignored_defaults,
         precisions=(precision,) * len(blocks),
         exact=False,
         graphs={},
         blocks=tuple(BlockSpec(index=one.signature.index, file=one.signature.file, tensors={}) for one in blocks),
-        files={path: {**files, **own}[path] for path in sorted({**files, **own})},
+        files=dict(sorted({**all_files(blocks), **own}.items())),
     )
     check_manifest(manifest)
     return manifest

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Literal
 
 from blockrelay.block_folder.manifest import ONNX_BLOCKS_NAME
-from blockrelay.errors import OnnxBlocksError
 from blockrelay.onnx_blocks.blocks_file import read_blocks_file
 from blockrelay.onnx_blocks.cache_names import CacheSlot
 from blockrelay.onnx_blocks.signature import Signature, Tensor, shown
@@ -53,21 +52,19 @@ def served_shape(wiring: Wiring) -> ServedShape:
     """
     source, logits = logits_of(wiring)
     if not _token_inputs(wiring):
-        raise OnnxBlocksError("no block takes input_ids: requests bring token ids", file=wiring.blocks[0].file)
+        raise wiring.blocks[0].error("no block takes input_ids: requests bring token ids")
     if not wiring.presents:
-        raise OnnxBlocksError(
-            "no block has a cache (past_key_values... and present...): every token would be computed anew",
-            file=wiring.blocks[0].file,
+        raise wiring.blocks[0].error(
+            "no block has a cache (past_key_values... and present...): every token would be computed anew"
         )
     layers = _layers(wiring)
     heads, size, dtype = _cache(wiring)
     vocabulary = logits.dims[-1] if logits.dims else None
     if not isinstance(vocabulary, int) or logits.rank != 3 or logits.dtype not in _FLOATS:
-        raise OnnxBlocksError(
+        raise source.error(
             f"is {logits.dtype} {shown(logits.dims)}, and must be float16 or float32 [batch, positions, vocabulary] "
             "with a vocabulary that the file tells",
-            file=source.file,
-            tensor=LOGITS,
+            LOGITS,
         )
     return ServedShape(
         layers=tuple(layer for block in layers for layer in block),
@@ -98,16 +95,15 @@ def _layers(wiring: Wiring) -> list[list[int]]:
     layers: list[list[int]] = [[] for _ in wiring.blocks]
     for slot, present in sorted(wiring.presents.items()):
         other = wiring.presents.get(CacheSlot(slot.layer, "value" if slot.half == "key" else "key"))
-        file = wiring.blocks[present.index - 1].file
+        block = wiring.blocks[present.index - 1]
         if other is None:
             lacking = "values" if slot.half == "key" else "keys"
-            raise OnnxBlocksError(f"layer {slot.layer} has no {lacking}", file=file, tensor=present.name)
+            raise block.error(f"layer {slot.layer} has no {lacking}", present.name)
         if other.index != present.index:
-            raise OnnxBlocksError(
+            raise block.error(
                 f"is {slot}, and {wiring.blocks[other.index - 1].file} makes {other.name}: the keys and values of a "
                 "layer must be made by one block",
-                file=file,
-                tensor=present.name,
+                present.name,
             )
         if slot.half == "key":
             layers[present.index - 1].append(slot.layer)
@@ -121,9 +117,7 @@ def logits_of(wiring: Wiring) -> tuple[Signature, Tensor]:
             if tensor.name == LOGITS:
                 return block, tensor
     last = wiring.blocks[-1]
-    raise OnnxBlocksError(
-        f"has no output {LOGITS}, and nor has another block: is the last one missing?", file=last.file
-    )
+    raise last.error(f"has no output {LOGITS}, and nor has another block: is the last one missing?")
 
 
 def _cache(wiring: Wiring) -> tuple[int, int, Literal["float16", "float32"]]:
@@ -135,40 +129,38 @@ def _cache(wiring: Wiring) -> tuple[int, int, Literal["float16", "float32"]]:
         for axis in (1, 3):
             if tensor.dims is not None and isinstance(tensor.dims[axis], int):
                 known[slot, axis] = int(tensor.dims[axis])
-    for file, slot, tensor in tensors:
+    for block, slot, tensor in tensors:
         heads, size = known.get((slot, 1)), known.get((slot, 3))
         if not heads or not size:
-            raise OnnxBlocksError(
+            raise block.error(
                 f"is {shown(tensor.dims)}: serving needs to know how many heads there are, and how large each is",
-                file=file,
-                tensor=tensor.name,
+                tensor.name,
             )
         own = heads, size, tensor.dtype
         if common is not None and own != common:
-            raise OnnxBlocksError(
+            raise block.error(
                 f"has {heads} heads of {size} in {tensor.dtype}, and other layers {common[0]} of {common[1]} in "
                 f"{common[2]}: layers that differ cannot be served",
-                file=file,
-                tensor=tensor.name,
+                tensor.name,
             )
         if tensor.dtype not in _FLOATS:
-            raise OnnxBlocksError(f"is {tensor.dtype}; KV must be float16 or float32", file=file, tensor=tensor.name)
+            raise block.error(f"is {tensor.dtype}; KV must be float16 or float32", tensor.name)
         common = own
     assert common is not None, "there are presents"
     return common[0], common[1], "float16" if common[2] == "float16" else "float32"
 
 
-def _caches(wiring: Wiring) -> Iterator[tuple[str, CacheSlot, Tensor]]:
-    """Yields every past and present: its file, its slot, and the tensor."""
+def _caches(wiring: Wiring) -> Iterator[tuple[Signature, CacheSlot, Tensor]]:
+    """Yields every past and present: its block, its slot, and the tensor."""
     made = {(present.index, present.name): slot for slot, present in wiring.presents.items()}
     for block, sources in zip(wiring.blocks, wiring.sources, strict=True):
         for tensor in block.inputs:
             source = sources[tensor.name]
             if isinstance(source, FromPast):
-                yield block.file, source.slot, tensor
+                yield block, source.slot, tensor
         for tensor in block.outputs:
             if (block.index, tensor.name) in made:
-                yield block.file, made[block.index, tensor.name], tensor
+                yield block, made[block.index, tensor.name], tensor
 
 
 def request_inputs(wiring: Wiring) -> dict[str, str]:

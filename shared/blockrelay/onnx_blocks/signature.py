@@ -49,6 +49,10 @@ class Signature:
         """The block's name in plans and messages: block_1."""
         return f"block_{self.index}"
 
+    def error(self, message: str, tensor: str | None = None) -> OnnxBlocksError:
+        """Returns the error that names this block's file, and the input or output `tensor` if it is about one."""
+        return OnnxBlocksError(message, file=self.file, tensor=tensor)
+
 
 def check_names(file: str, kind: str, names: Collection[str]) -> None:
     """Checks the names of all inputs, or all outputs (`kind`), of a block.

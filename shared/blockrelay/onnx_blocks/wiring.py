@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
-from blockrelay.errors import OnnxBlocksError
 from blockrelay.onnx_blocks.cache_names import CacheSlot, cache_slot
 from blockrelay.onnx_blocks.signature import Signature, Tensor, shown
 
@@ -90,16 +89,13 @@ def wire(blocks: Sequence[Signature]) -> Wiring:
             _add(block, tensor, made)
     for slot, present in made.presents.items():
         if slot not in pasts:
-            file = blocks[present.index - 1].file
-            raise OnnxBlocksError(f"is {slot}, and no block takes its past", file=file, tensor=present.name)
+            raise blocks[present.index - 1].error(f"is {slot}, and no block takes its past", present.name)
         past_of, past = pasts[slot]
         made_by, tensor = made.by[present.name]
         _check_cache(past_of, past, made_by, tensor)
     for slot, (block, tensor) in pasts.items():
         if slot not in made.presents:
-            raise OnnxBlocksError(
-                f"is {slot} so far, and no block gives its present", file=block.file, tensor=tensor.name
-            )
+            raise block.error(f"is {slot} so far, and no block gives its present", tensor.name)
     return Wiring(blocks=tuple(blocks), sources=tuple(sources), presents=made.presents)
 
 
@@ -124,69 +120,53 @@ def _source(
         return FromBlock(maker.index)
     if (later := made_later.get(tensor.name)) is not None:
         which = "itself" if later is block else f"{later.file}, which comes later"
-        raise OnnxBlocksError(f"is made only by {which}: blocks run in order", file=block.file, tensor=tensor.name)
-    raise OnnxBlocksError(
-        f"has no source: neither the request ({', '.join(REQUEST_INPUTS)}) nor an earlier block has it",
-        file=block.file,
-        tensor=tensor.name,
+        raise block.error(f"is made only by {which}: blocks run in order", tensor.name)
+    raise block.error(
+        f"has no source: neither the request ({', '.join(REQUEST_INPUTS)}) nor an earlier block has it", tensor.name
     )
 
 
 def _add(block: Signature, tensor: Tensor, made: _Made) -> None:
     """Adds one output of `block` to `made`. Raises OnnxBlocksError if its name has another source."""
     if tensor.name in REQUEST_INPUTS:
-        raise OnnxBlocksError("has two sources: the request brings it too", file=block.file, tensor=tensor.name)
+        raise block.error("has two sources: the request brings it too", tensor.name)
     if tensor.name in made.by:
         other = made.by[tensor.name][0].file
-        raise OnnxBlocksError(f"has two sources: {other} makes it too", file=block.file, tensor=tensor.name)
+        raise block.error(f"has two sources: {other} makes it too", tensor.name)
     if cache_slot(tensor, "past", file=block.file) is not None:
-        raise OnnxBlocksError("is an output that is called like a past", file=block.file, tensor=tensor.name)
+        raise block.error("is an output that is called like a past", tensor.name)
     made.by[tensor.name] = block, tensor
     if (slot := cache_slot(tensor, "present", file=block.file)) is not None:
         other = made.presents.setdefault(slot, Present(block.index, tensor.name))
         if other.name != tensor.name:
-            raise OnnxBlocksError(f"is {slot}, and so is {other.name}", file=block.file, tensor=tensor.name)
+            raise block.error(f"is {slot}, and so is {other.name}", tensor.name)
 
 
 def _check_request(block: Signature, tensor: Tensor) -> None:
     if tensor.dtype not in _REQUEST_DTYPES:
-        raise OnnxBlocksError(
-            f"is {tensor.dtype}, and a request brings {' or '.join(_REQUEST_DTYPES)}",
-            file=block.file,
-            tensor=tensor.name,
-        )
+        raise block.error(f"is {tensor.dtype}, and a request brings {' or '.join(_REQUEST_DTYPES)}", tensor.name)
     if tensor.rank not in (_REQUEST_RANK, None):
-        raise OnnxBlocksError(
-            f"has {tensor.rank} dimensions, and a request brings {_REQUEST_RANK}: batch and positions",
-            file=block.file,
-            tensor=tensor.name,
+        raise block.error(
+            f"has {tensor.rank} dimensions, and a request brings {_REQUEST_RANK}: batch and positions", tensor.name
         )
 
 
 def _check_same(maker: Signature, output: Tensor, block: Signature, tensor: Tensor) -> None:
     """Raises OnnxBlocksError if two files declare one tensor differently. What only one declares is not compared."""
     if tensor.dtype != output.dtype:
-        raise OnnxBlocksError(
-            f"is {tensor.dtype}, and {maker.file} has it as {output.dtype}", file=block.file, tensor=tensor.name
-        )
+        raise block.error(f"is {tensor.dtype}, and {maker.file} has it as {output.dtype}", tensor.name)
     if tensor.dims is None or output.dims is None:
         return
     pairs = zip_longest(tensor.dims, output.dims)
     if any(_differ(one, other) for one, other in pairs):
-        raise OnnxBlocksError(
-            f"is {shown(tensor.dims)}, and {maker.file} has it as {shown(output.dims)}",
-            file=block.file,
-            tensor=tensor.name,
-        )
+        raise block.error(f"is {shown(tensor.dims)}, and {maker.file} has it as {shown(output.dims)}", tensor.name)
 
 
 def _check_cache(block: Signature, past: Tensor, maker: Signature, present: Tensor) -> None:
     """Raises OnnxBlocksError unless a present can be the next step's past: alike but for the dimension of positions."""
     if past.dtype != present.dtype:
-        raise OnnxBlocksError(
-            f"is {past.dtype}, and its present {present.name} in {maker.file} is {present.dtype}",
-            file=block.file,
-            tensor=past.name,
+        raise block.error(
+            f"is {past.dtype}, and its present {present.name} in {maker.file} is {present.dtype}", past.name
         )
     if past.dims is not None and present.dims is not None:
         pairs = list(zip(past.dims, present.dims, strict=True))
@@ -195,10 +175,9 @@ def _check_cache(block: Signature, past: Tensor, maker: Signature, present: Tens
             isinstance(one, str) for pair in pairs[1:] for one in pair
         )  # then the open dimension is that of positions
         if len(differing) > (0 if open_ else 1):
-            raise OnnxBlocksError(
+            raise block.error(
                 f"is {shown(past.dims)}, and its present {present.name} in {maker.file} is {shown(present.dims)}",
-                file=block.file,
-                tensor=past.name,
+                past.name,
             )
 
 

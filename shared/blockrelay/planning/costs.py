@@ -34,11 +34,11 @@ def onnx_costs(folder: BlockFolder, blocks: Sequence[BlockFiles]) -> ModelAnalys
     """
     model, precision = folder.model, folder.manifest.precision_of(1)
     wiring = wire([block.signature for block in blocks])
-    sharing = Counter(file.name for block in blocks for file in block.files)
+    sharing = Counter(name for block in blocks for name in block.files)
     layers = [model.layers_in(index, index) for index in range(1, len(blocks) + 1)]
     costs: list[BlockCost] = []
     for index, (block, own) in enumerate(zip(blocks, layers, strict=True), 1):
-        size = sum(file.bytes // sharing[file.name] for file in block.files)
+        size = sum(file.bytes // sharing[name] for name, file in block.files.items())
         numbers = size // (2 if precision == "fp16" else 4)
         values = own * model.kv_heads * model.head_dim
         row, token = border_bytes(wiring, index)

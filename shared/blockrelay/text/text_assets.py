@@ -3,7 +3,7 @@ generation_config.json."""
 
 import importlib.util
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,6 +11,7 @@ from tokenizers import Tokenizer as LibraryTokenizer
 
 from blockrelay.block_folder.lfs_pointer import refuse_lfs_pointer
 from blockrelay.block_folder.manifest import CHAT_TEMPLATE_NAME, TOKENIZER_NAME, GenerationDefaults
+from blockrelay.block_folder.model import ModelConfig
 from blockrelay.block_folder.strict_json import Fields
 from blockrelay.errors import BlockFolderError, UsageError
 from blockrelay.text.generation_config import generation_defaults, ignored_defaults, ignored_line
@@ -45,6 +46,23 @@ class Texts:
     """One line for people about each thing that is missing, or not as a user might expect."""
     special_tokens: tuple[tuple[str, str], ...] = ()
     """Further special tokens that the chat template names, as in `ModelConfig.special_tokens`."""
+
+    def files(self) -> dict[str, bytes]:
+        """Returns the files about text that a block folder has, by their names."""
+        template = None if self.chat_template is None else self.chat_template.encode()
+        files = {TOKENIZER_NAME: self.tokenizer, CHAT_TEMPLATE_NAME: template}
+        return {name: content for name, content in files.items() if content is not None}
+
+    def added_to(self, model: ModelConfig) -> ModelConfig:
+        """Returns `model` with the tokens that begin and end its texts, and those that its chat template names."""
+        return replace(
+            model,
+            eos_ids=self.eos_ids,
+            bos_id=self.bos_id,
+            bos_token=self.bos_token,
+            eos_token=self.eos_token,
+            special_tokens=self.special_tokens,
+        )
 
 
 def read_texts(folder: Path, *, vocab_size: int, eos_ids: tuple[int, ...] | None, bos_id: int | None) -> Texts:

@@ -76,9 +76,7 @@ class Solo:
         """All logits [n, vocab], computed one token at a time."""
         rows: list[np.ndarray[Any, np.dtype[np.float16]]] = []
         for position, token in enumerate(prompt):
-            row = self._pipeline.run([token], position, wanted=True, seconds={})
-            assert row is not None
-            rows.append(to_float16(row))  # a copy: the row is the executor's buffer
+            rows.append(to_float16(self._pipeline.run([token], position)[0]))  # a copy of the executor's buffer
         return np.stack(rows)
 
 

@@ -12,7 +12,6 @@ from blockrelay.settings import BUNDLED_MODEL
 LLAMA_8B = ModelConfig(
     name="Llama-3.1-8B", family="llama", hidden_size=4096, layers=32, heads=32, kv_heads=8, head_dim=128,
     intermediate_size=14336, vocab_size=128256, max_position=131072, rms_norm_eps=1e-5, qkv_bias=False, qk_norm=False,
-    eos_ids=(), bos_id=None, bos_token=None, eos_token=None,
 )  # fmt: skip
 
 

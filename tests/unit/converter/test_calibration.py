@@ -114,22 +114,21 @@ def open_folder(checkpoint: Path, out: Path, precision: Precision = "w8a8", text
 def test_the_float_pass_of_the_converter_computes_what_the_executor_does(family: Family, tmp_path: Path) -> None:
     from blockrelay_converter.block_writer import BlockSource
     from blockrelay_converter.checkpoint.safetensors import Checkpoint
-    from blockrelay_converter.quantisation.float_model import FloatModel
+    from blockrelay_converter.quantisation.float_model import F64, FloatModel
 
     checkpoint = write_checkpoint(tmp_path / "c", seed=5, family=family)
     folder = open_folder(checkpoint, tmp_path / "fp32", "fp32")
     assert folder.tokenizer_path is not None
     ids = np.array(Tokenizer.from_file(folder.tokenizer_path).encode(PROBE))
     cos, sin = folder.rotary()
-    model = FloatModel(
-        BlockSource(Checkpoint(checkpoint), folder.model, ("w8a8",) * folder.model.blocks, tied=False),
-        cos[: ids.size],
-        sin[: ids.size],
-    )
+    source = BlockSource(Checkpoint(checkpoint), folder.model, ("w8a8",) * folder.model.blocks, tied=False)
+    model = FloatModel(source, cos[: ids.size], sin[: ids.size])
     x = model.embed(np.concatenate([ids, ids]))  # two sequences, which must not see each other
     for index in range(1, folder.model.layers + 1):
         model.layer(x, index, lambda linear, inputs: None)
-    first, second = np.split(model.logits(x), 2)
+    rows: list[F64] = []
+    model.head(x, lambda linear, inputs: rows.append(inputs))
+    first, second = np.split(rows[0] @ source.whole(folder.model.blocks, "head").T, 2)
     np.testing.assert_allclose(first, second, rtol=1e-9, atol=1e-9)
     np.testing.assert_allclose(first, logits_of(folder), rtol=2e-4, atol=2e-4)
 

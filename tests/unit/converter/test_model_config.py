@@ -33,19 +33,19 @@ def read(max_position: int | None = None, **changes: Any) -> SourceConfig:
 
 def test_the_defaults_are_those_of_transformers() -> None:
     config = read()
-    assert config.head_dim == 16
-    assert config.rms_norm_eps == 1e-6
+    assert config.model.head_dim == 16
+    assert config.model.rms_norm_eps == 1e-6
     assert not config.tied
     assert config.rotary == Rotary(type="default", theta=10000.0)
-    assert config.eos_ids is None
-    assert config.bos_id is None
+    assert config.model.eos_ids == ()
+    assert config.model.bos_id is None
     without = {key: value for key, value in BASE.items() if key != "num_key_value_heads"}
-    assert read_config(json.dumps(without).encode()).kv_heads == 4
-    assert read_config(json.dumps(without | {"num_key_value_heads": None}).encode()).kv_heads == 4
-    assert read(model_type="qwen3").head_dim == 128
-    assert read(head_dim=24).head_dim == 24
-    assert read(head_dim=None).head_dim == 16
-    assert read(head_dim=256).head_dim == 256
+    assert read_config(json.dumps(without).encode()).model.kv_heads == 4
+    assert read_config(json.dumps(without | {"num_key_value_heads": None}).encode()).model.kv_heads == 4
+    assert read(model_type="qwen3").model.head_dim == 128
+    assert read(head_dim=24).model.head_dim == 24
+    assert read(head_dim=None).model.head_dim == 16
+    assert read(head_dim=256).model.head_dim == 256
 
 
 PUBLISHED: dict[str, dict[str, Any]] = {
@@ -175,12 +175,12 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 )
 def test_published_models_are_read(name: str, head_dim: int, tied: bool, rotary_type: str) -> None:
     config = read_config(json.dumps(PUBLISHED[name]).encode())
-    assert (config.head_dim, config.tied, config.rotary.type) == (head_dim, tied, rotary_type)
+    assert (config.model.head_dim, config.tied, config.rotary.type) == (head_dim, tied, rotary_type)
 
 
 def test_families_differ_in_bias_and_head_norms() -> None:
     found = {
-        family: (config.qkv_bias, config.qk_norm)
+        family: (config.model.qkv_bias, config.model.qk_norm)
         for family in ("llama", "mistral", "qwen2", "qwen3")
         if (config := read(model_type=family, sliding_window=None))
     }
@@ -222,9 +222,9 @@ def test_llama3_scaling_is_read_in_both_spellings() -> None:
 
 
 def test_end_tokens_are_one_or_several() -> None:
-    assert read(eos_token_id=2).eos_ids == (2,)
-    assert read(eos_token_id=[5, 2, 5]).eos_ids == (5, 2)
-    assert read(eos_token_id=None).eos_ids is None
+    assert read(eos_token_id=2).model.eos_ids == (2,)
+    assert read(eos_token_id=[5, 2, 5]).model.eos_ids == (5, 2)
+    assert read(eos_token_id=None).model.eos_ids == ()
 
 
 @pytest.mark.parametrize(
@@ -293,7 +293,7 @@ def test_a_window_is_no_obstacle_in_a_context_that_fits_into_it() -> None:
     fields: dict[str, Any] = {"model_type": "mistral", "sliding_window": 4096}
     with pytest.raises(UnsupportedModel, match="--max-position 4096 converts it"):
         read(**fields)
-    assert read(max_position=4096, **fields).max_position == 4096
+    assert read(max_position=4096, **fields).model.max_position == 4096
     with pytest.raises(UsageError, match="--max-position 8193 is beyond the model's context of 8192"):
         read(max_position=8193)
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from blockrelay_converter.checkpoint.config import Rotary
-from blockrelay_converter.rotary import inverse_frequencies, write_rotary
+from blockrelay_converter.rotary import inverse_frequencies, rotation_of, write_rotary
 
 PAIRS = (0, 20, 28, 30, 34, 36, 63)
 """Pairs of a head of 128 where llama3 scaling leaves alone (0 to 28), smooths (30, 34) and divides (36, 63)."""
@@ -71,7 +71,7 @@ def test_frequencies_are_those_of_transformers(rotary: Rotary, expected: tuple[s
 def test_tables_hold_the_cosine_and_sine_of_position_times_frequency(head_dim: int, tmp_path: Path) -> None:
     positions = 4099  # more than one chunk
     rotary = Rotary(type="default", theta=10000.0)
-    write_rotary(tmp_path / "rotary.bin", rotary, head_dim=head_dim, max_position=positions)
+    write_rotary(tmp_path / "rotary.bin", rotation_of(rotary, head_dim), max_position=positions)
     cos, sin = np.fromfile(tmp_path / "rotary.bin", "<f4").reshape(2, positions, head_dim // 2)
 
     frequencies = inverse_frequencies(rotary, head_dim)

@@ -29,7 +29,7 @@ CONFIG: dict[str, Any] = {
 def read(folder: Path, *, config: dict[str, Any] | None = None, **files: Any) -> Texts:
     for name, content in files.items():
         (folder / f"{name}.json").write_text(json.dumps(content))
-    found = read_config(json.dumps(CONFIG | (config or {})).encode())
+    found = read_config(json.dumps(CONFIG | (config or {})).encode()).model
     return read_texts(folder, vocab_size=found.vocab_size, eos_ids=found.eos_ids, bos_id=found.bos_id)
 
 

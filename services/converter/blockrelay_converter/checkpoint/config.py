@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, NoReturn, cast
 
-from blockrelay.block_folder.model import HEAD_DIMS, is_head_dim
+from blockrelay.block_folder.model import HEAD_DIMS, ModelConfig, is_head_dim
 from blockrelay.block_folder.strict_json import Fields
 from blockrelay.errors import UnsupportedModel, UsageError
 from blockrelay.text.text_assets import first_id, token_ids
@@ -45,32 +45,11 @@ class Rotary:
 class SourceConfig:
     """The checked contents of a config.json. Absent fields have the defaults of transformers."""
 
-    family: str
-    hidden_size: int
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    intermediate_size: int
-    vocab_size: int
-    max_position: int
-    rms_norm_eps: float
+    model: ModelConfig
+    """The shape, and the tokens that begin and end texts. It has no name yet."""
     tied: bool
     """True if the head shares its weights with the embedding."""
     rotary: Rotary
-    eos_ids: tuple[int, ...] | None
-    """Ids of the tokens that end a text; None where config.json does not have them."""
-    bos_id: int | None
-
-    @property
-    def qkv_bias(self) -> bool:
-        """True if the linear layers of queries, keys and values have a bias."""
-        return self.family == "qwen2"
-
-    @property
-    def qk_norm(self) -> bool:
-        """True if queries and keys of each head are normed."""
-        return self.family == "qwen3"
 
 
 def read_config(content: bytes, *, max_position: int | None = None) -> SourceConfig:
@@ -90,7 +69,8 @@ def read_config(content: bytes, *, max_position: int | None = None) -> SourceCon
     rotary = _read_rotary(raw, context)
     if max_position is not None and max_position > context:
         raise UsageError(f"--max-position {max_position} is beyond the model's context of {context}")
-    config = SourceConfig(
+    model = ModelConfig(
+        name="",
         family=family,
         hidden_size=hidden_size,
         layers=layers,
@@ -101,19 +81,20 @@ def read_config(content: bytes, *, max_position: int | None = None) -> SourceCon
         vocab_size=raw.integer("vocab_size", minimum=1),
         max_position=max_position or context,
         rms_norm_eps=raw.number("rms_norm_eps") if raw.has("rms_norm_eps") else 1e-6,
-        tied=raw.flag("tie_word_embeddings") if raw.has("tie_word_embeddings") else False,
-        rotary=rotary,
-        eos_ids=token_ids(raw, "eos_token_id"),
+        qkv_bias=family == "qwen2",
+        qk_norm=family == "qwen3",
+        eos_ids=token_ids(raw, "eos_token_id") or (),
         bos_id=first_id(raw, "bos_token_id"),
     )
-    if config.heads % config.kv_heads:
+    tied = raw.flag("tie_word_embeddings") if raw.has("tie_word_embeddings") else False
+    if heads % model.kv_heads:
         raise UsageError(
-            f"config.json: num_attention_heads {heads} is not a multiple of num_key_value_heads {config.kv_heads}"
+            f"config.json: num_attention_heads {heads} is not a multiple of num_key_value_heads {model.kv_heads}"
         )
-    if not is_head_dim(config.head_dim):
-        _refuse("head_dim", config.head_dim, f"must be {HEAD_DIMS}")
-    refuse_sliding_window(raw, family, layers, config.max_position)
-    return config
+    if not is_head_dim(model.head_dim):
+        _refuse("head_dim", model.head_dim, f"must be {HEAD_DIMS}")
+    refuse_sliding_window(raw, family, layers, model.max_position)
+    return SourceConfig(model=model, tied=tied, rotary=rotary)
 
 
 def _refuse(field: str, value: object, why: str) -> NoReturn:

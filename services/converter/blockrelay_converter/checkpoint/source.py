@@ -3,7 +3,7 @@
 import json
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from blockrelay.block_folder.folder import refuse_onnx_blocks
@@ -48,27 +48,9 @@ def read_source(checkpoint: Path, *, name: str | None = None, max_position: int 
     config = read_config(content, max_position=max_position)
     unnamed = name is None and os.path.ismount(checkpoint)
     name = name or (unnamed and original_name(content)) or model_name(checkpoint)
-    texts = read_texts(checkpoint, vocab_size=config.vocab_size, eos_ids=config.eos_ids, bos_id=config.bos_id)
-    model = ModelConfig(
-        name=name,
-        family=config.family,
-        hidden_size=config.hidden_size,
-        layers=config.layers,
-        heads=config.heads,
-        kv_heads=config.kv_heads,
-        head_dim=config.head_dim,
-        intermediate_size=config.intermediate_size,
-        vocab_size=config.vocab_size,
-        max_position=config.max_position,
-        rms_norm_eps=config.rms_norm_eps,
-        qkv_bias=config.qkv_bias,
-        qk_norm=config.qk_norm,
-        eos_ids=texts.eos_ids,
-        bos_id=texts.bos_id,
-        bos_token=texts.bos_token,
-        eos_token=texts.eos_token,
-        special_tokens=texts.special_tokens,
-    )
+    model = config.model
+    texts = read_texts(checkpoint, vocab_size=model.vocab_size, eos_ids=model.eos_ids, bos_id=model.bos_id)
+    model = texts.added_to(replace(model, name=name))
     notes = [*texts.notes]
     if unnamed:
         notes.append(f"clients call the model {name}: its folder is where something was mounted; --name names it")

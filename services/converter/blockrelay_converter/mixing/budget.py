@@ -16,8 +16,8 @@ from blockrelay.quantities import format_quantity
 from blockrelay.text.text_file import read_text_file
 from blockrelay_converter.checkpoint.source import read_source
 from blockrelay_converter.convert import Note, Report, convert, ignore
+from blockrelay_converter.evaluation import evaluated
 from blockrelay_converter.mixing.linked_folder import link_mix
-from blockrelay_converter.mixing.measured_perplexity import perplexity
 from blockrelay_converter.mixing.search import Mix, MixSearchResult, cheapest
 from blockrelay_converter.staging import staged_folder
 
@@ -92,12 +92,13 @@ def convert_within_budget(
                 trial = parts / "trial"
                 trial.mkdir()
                 link_mix(exact, precisions, trial)
-                measured[precisions], _ = perplexity(trial, text, tokens)
+                measured[precisions] = evaluated("perplexity", trial, text, tokens).number("perplexity")
                 shutil.rmtree(trial)
             return measured[precisions]
 
         report("perplexity of fp32", 0, 0)
-        reference, scored = perplexity(original.root, text, tokens)
+        of_floats = evaluated("perplexity", original.root, text, tokens)
+        reference, scored = of_floats.number("perplexity"), of_floats.integer("tokens")
         saved = [_bytes(exact[0], index) - _bytes(exact[1], index) for index in range(1, model.blocks + 1)]
         result = cheapest(base, cheaper, saved, limit=reference * (1 + budget), measure=measure)
         if result is None:

@@ -17,8 +17,8 @@ from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, helper, num
 from blockrelay.errors import OnnxBlocksError
 from blockrelay.onnx_blocks.blocks_file import block_names
 from blockrelay.onnx_blocks.llama.graph import Attribute, BlockGraph, Constant, Graph, Node, join
-from blockrelay.onnx_blocks.model_file import declared_tensor, model_without_weights
-from blockrelay.onnx_blocks.signature import Signature, check_names
+from blockrelay.onnx_blocks.model_file import declared_tensors, model_without_weights
+from blockrelay.onnx_blocks.signature import Signature
 from blockrelay.onnx_blocks.weight_places import WeightPlace, check_inside, weight_place
 from blockrelay.onnx_blocks.wiring import Wiring, wire
 
@@ -104,15 +104,8 @@ def _block(root: Path, name: str, index: int, beside: dict[tuple[str, str], Weig
     """Reads the graph of block `index` and adds the places of its weights in other files to `beside`."""
     model = _parsed(root, name)
     tensors = _inside(model)
-    inputs = [value for value in model.graph.input if value.name not in tensors]
-    check_names(name, "inputs", [str(value.name) for value in inputs])
-    check_names(name, "outputs", [str(value.name) for value in model.graph.output])
-    signature = Signature(
-        index,
-        name,
-        tuple(declared_tensor(name, value) for value in inputs),
-        tuple(declared_tensor(name, value) for value in model.graph.output),
-    )
+    inputs = declared_tensors(name, "inputs", [value for value in model.graph.input if value.name not in tensors])
+    signature = Signature(index, name, inputs, declared_tensors(name, "outputs", model.graph.output))
     constants = {owner: _constant(root, name, owner, tensor, beside) for owner, tensor in tensors.items()}
     nodes = [_node(name, node) for node in model.graph.node if node.op_type != "Constant"]
     return BlockGraph(signature, nodes, constants)

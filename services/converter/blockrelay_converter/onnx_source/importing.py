@@ -25,15 +25,19 @@ from blockrelay.onnx_blocks.served_shape import logits_of
 from blockrelay.quantities import format_quantity
 from blockrelay.typed_command import typed
 from blockrelay_converter.block_writer import BlockSource
-from blockrelay_converter.convert import FolderWriter
+from blockrelay_converter.convert import write_folder
+from blockrelay_converter.evaluation import evaluated
 from blockrelay_converter.onnx_source.files import OnnxBlocks, read_onnx_blocks
-from blockrelay_converter.onnx_source.licence import compare, evaluated_cost
-from blockrelay_converter.onnx_source.rotary_source import OfFrequencies, OfTables, rotary_of
+from blockrelay_converter.onnx_source.licence import compare
+from blockrelay_converter.onnx_source.rotary_source import rotary_of
 from blockrelay_converter.onnx_source.settings import Settings, read_settings
 from blockrelay_converter.onnx_source.weights import OnnxWeights
+from blockrelay_converter.rotary import Rotation, TableRotation
 
 #: Name of a folder in the unfinished one: the model in floats, for the comparison, where the import rounds weights.
 _FLOATS = "floats"
+#: Tokens of a text on which the loss of perplexity is measured.
+_MEASURED_TOKENS = 4096
 #: Bytes allowed for the graphs, tokenizer and manifest of a folder.
 _FRAME_BYTES = 1 << 20
 
@@ -82,8 +86,8 @@ class _Import:
         except OnnxBlocksError:
             logits_of(self._blocks.wiring)  # if the head is missing, its error explains more
             raise
-        self._rotary: OfFrequencies | OfTables = rotary_of(self._blocks, self._llama.rotary, self._llama.head_dim)
-        rows = len(self._rotary.cos) if isinstance(self._rotary, OfTables) else None
+        self._rotary: Rotation = rotary_of(self._blocks, self._llama.rotary, self._llama.head_dim)
+        rows = len(self._rotary.cos) if isinstance(self._rotary, TableRotation) else None
         self._settings: Settings = read_settings(
             options.folder, self._llama, name=options.name, max_position=options.max_position, rows=rows
         )
@@ -129,7 +133,7 @@ class _Import:
                 manifest = self._write(self._source, folder)
                 if options.text is not None:
                     self._step(f"measures on {options.text.name}", 0)
-                    cost = evaluated_cost(folder, floats, options.text)
+                    cost = evaluated("cost", folder, options.text, _MEASURED_TOKENS, against=floats).number("cost")
                 shutil.rmtree(floats)
             if self._identity() != identity:
                 raise OnnxBlocksError("altered while it was imported; import it again", file=str(options.folder))
@@ -158,8 +162,8 @@ class _Import:
         answered = [index for index, each in enumerate(source.precisions, 1) if is_exact(each)]
         # Only an import with the blocks' own weights may stand in for them: another precision is another model.
         own = self._fingerprint if source.precisions == self._stored else None
-        writer = FolderWriter(source, self._rotary, self._settings.texts, self._step, imported_from=own)
-        return writer.files(folder, {}, answered=answered)
+        texts = self._settings.texts
+        return write_folder(folder, source, self._rotary, texts, self._step, answered=answered, imported_from=own)
 
     def _compare(self, floats: Path) -> tuple[ComparedBlock, ...]:
         self._step("runs the original blocks", 0)

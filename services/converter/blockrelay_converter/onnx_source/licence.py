@@ -7,14 +7,12 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from blockrelay.block_folder.strict_json import Fields
-from blockrelay.errors import ExecutionError, OnnxBlocksError
-from blockrelay.host.child_command import command_lines, run_command
+from blockrelay.errors import OnnxBlocksError
+from blockrelay.host.child_command import command_lines
 from blockrelay.onnx_blocks.reports.codec import decode, encode
 from blockrelay.onnx_blocks.reports.importing import ComparedBlock, ComparedPlaces
 
 _COMPARE = "blockrelay_worker.offline.onnx_blocks.comparison.compare"
-_EVALUATE = "blockrelay_worker.offline.evaluate"
 
 
 def compare(
@@ -35,15 +33,3 @@ def compare(
                 raise OnnxBlocksError(compared[-1].problem)
             done(compared[-1])
     return tuple(compared)
-
-
-def evaluated_cost(folder: Path, against: Path, text: Path) -> float:
-    """Returns the share by which the perplexity of `folder` is above that of `against`, on 4,096 tokens of the text.
-
-    Raises UsageError for a text that cannot be used, ExecutionError if the worker fails.
-    """
-    command = [sys.executable, "-P", "-m", _EVALUATE, "--json", "--text", str(text), "--tokens", "4096"]
-    command += ["--model", str(folder), "--against", str(against)]
-    stdout = run_command(command).check("the cost could not be measured")
-    report = Fields.parse(stdout.encode(), _EVALUATE, ExecutionError)
-    return report.number("cost")

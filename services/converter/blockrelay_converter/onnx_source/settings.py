@@ -58,13 +58,8 @@ def read_settings(
         rms_norm_eps=llama.epsilon,
         qkv_bias=llama.qkv_bias,
         qk_norm=llama.qk_norm,
-        eos_ids=texts.eos_ids,
-        bos_id=texts.bos_id,
-        bos_token=texts.bos_token,
-        eos_token=texts.eos_token,
-        special_tokens=texts.special_tokens,
     )
-    return Settings(model=model, texts=texts, notes=beside.lacking)
+    return Settings(model=texts.added_to(model), texts=texts, notes=beside.lacking)
 
 
 def _family(config: Fields, given: Fields, llama: Llama) -> str:

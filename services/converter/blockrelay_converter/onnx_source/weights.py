@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockrelay.block_folder.model import FLOATS, GROUP, LINEARS, ModelConfig, Precision, block_linears
-from blockrelay.errors import OnnxBlocksError
 from blockrelay.onnx_blocks.llama.graph import Constant
 from blockrelay.onnx_blocks.llama.model import Llama, Part
 from blockrelay.onnx_blocks.llama.operators import Packed, Weight
@@ -57,7 +56,7 @@ class OnnxTensor:
             values = (array[first_row] if source.rows else array[:, first_row].T).astype(np.float32)
         if not np.isfinite(values).all():
             constant = self.part.constant
-            raise OnnxBlocksError("holds values that are not finite", file=constant.file, tensor=constant.name)
+            raise constant.error("holds values that are not finite")
         return values
 
     def groups(self, start: int, stop: int) -> Groups | None:
@@ -93,9 +92,7 @@ class OnnxWeights:
             source = part.source
             floats = part.constant if isinstance(source, Constant) or source.packed is None else source.packed.scales
             if floats.dtype not in _FLOATS:
-                raise OnnxBlocksError(
-                    f"is {floats.dtype}; weights must be {' or '.join(_FLOATS)}", file=floats.file, tensor=floats.name
-                )
+                raise floats.error(f"is {floats.dtype}; weights must be {' or '.join(_FLOATS)}")
 
     def names(self) -> AbstractSet[str]:
         """Returns the names of all tensors, as checkpoints have them."""
@@ -106,10 +103,8 @@ class OnnxWeights:
         tensor = OnnxTensor(self._blocks, self._llama.parts[name])
         if tensor.shape != shape:
             constant = tensor.part.constant
-            raise OnnxBlocksError(
-                f"has shape {list(tensor.shape)} as {name}, and the other weights ask for {list(shape)}",
-                file=constant.file,
-                tensor=constant.name,
+            raise constant.error(
+                f"has shape {list(tensor.shape)} as {name}, and the other weights ask for {list(shape)}"
             )
         return tensor
 

@@ -9,15 +9,14 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from blockrelay.block_folder.model import LINEARS, Precision, quantises_rows
+from blockrelay.block_folder.model import LINEARS, quantises_rows
 from blockrelay.errors import UsageError
 from blockrelay.text.tokenizer import Tokenizer
 from blockrelay_converter.block_writer import BlockSource, rounded
-from blockrelay_converter.checkpoint.config import Rotary
 from blockrelay_converter.quantisation.float_model import F64, FloatModel
 from blockrelay_converter.quantisation.smoothing import Smoothed, smooth
-from blockrelay_converter.quantisation.smoothing_scales import Exponents, Smoothing, channels_of, layer_smoothing
-from blockrelay_converter.rotary import rotary_tables
+from blockrelay_converter.quantisation.smoothing_scales import Smoothing, channels_of, layer_smoothing
+from blockrelay_converter.rotary import Rotation
 
 REPORT_NAME = "calibration.json"
 #: Number of pieces of the text, spread evenly over it, and the length of each in tokens.
@@ -82,7 +81,7 @@ def sequences(tokenizer: Tokenizer, text: str, *, context: int) -> NDArray[np.in
 
 
 def calibrate(
-    source: BlockSource, rotary: Rotary, tokens: NDArray[np.int64], text: str, *, done: Callable[[int], None]
+    source: BlockSource, rotation: Rotation, tokens: NDArray[np.int64], text: str, *, done: Callable[[int], None]
 ) -> Calibration:
     """Chooses the smoothing of every block by running `tokens` [S, L], the `sequences` of `text`.
 
@@ -92,45 +91,38 @@ def calibrate(
     model = source.model
     if int(tokens.max()) >= model.vocab_size:
         raise UsageError(f"tokenizer.json knows token {int(tokens.max())}, the model only {model.vocab_size} tokens")
-    cos, sin = rotary_tables(rotary, head_dim=model.head_dim, first=0, stop=tokens.shape[1])
-    floats = FloatModel(source, cos, sin)
+    floats = FloatModel(source, *rotation.tables(0, tokens.shape[1]))
     x = floats.embed(tokens.reshape(-1))
     measured = np.linspace(0, x.shape[0] - 1, min(_MEASURED_ROWS, x.shape[0])).astype(int)
-    foldings: dict[int, Smoothing] = {}
     by_block: dict[int, dict[str, Smoothed]] = {}
-    for index in range(1, model.blocks + 1):
-        linears: dict[str, Smoothed] = {}
+
+    def watch(linear: str, inputs: F64, *, index: int) -> None:
         precision = source.precisions[index - 1]
+        if not quantises_rows(precision):
+            return
+        if not np.isfinite(inputs).all():
+            raise UsageError(f"block_{index}: the input of {linear} is not finite: the checkpoint is damaged")
+        by_block[index][linear] = smooth(
+            inputs[measured].astype(np.float32),
+            np.abs(inputs).max(axis=0),
+            _largest(source, index, linear),
+            channels_of(model, linear),
+            (weights for _, weights in source.chunks(index, linear)),
+            partial(rounded, precision),
+        )
 
-        def watch(
-            linear: str,
-            inputs: F64,
-            index: int = index,
-            linears: dict[str, Smoothed] = linears,
-            precision: Precision = precision,
-        ) -> None:
-            if not quantises_rows(precision):
-                return
-            if not np.isfinite(inputs).all():
-                raise UsageError(f"block_{index}: the input of {linear} is not finite: the checkpoint is damaged")
-            linears[linear] = smooth(
-                inputs[measured].astype(np.float32),
-                np.abs(inputs).max(axis=0),
-                _largest(source, index, linear),
-                channels_of(model, linear),
-                (weights for _, weights in source.chunks(index, linear)),
-                partial(rounded, precision),
-            )
-
+    for index in range(1, model.blocks + 1):
+        by_block[index] = {}
         if index < model.blocks:
-            floats.layer(x, index, watch)
+            floats.layer(x, index, partial(watch, index=index))
         else:
-            floats.head(x, watch)
+            floats.head(x, partial(watch, index=index))
         source.forget(index)
-        by_block[index] = linears
-        exponents: dict[str, Exponents] = {name: one.exponents for name, one in linears.items()}
-        foldings[index] = layer_smoothing(model, exponents)
         done(index)
+    foldings = {
+        index: layer_smoothing(model, {name: one.exponents for name, one in linears.items()})
+        for index, linears in by_block.items()
+    }
     digest = hashlib.sha256(text.encode()).hexdigest()
     return Calibration(text_sha256=digest, tokens=tokens.size, smoothings=foldings, linears=by_block)
 

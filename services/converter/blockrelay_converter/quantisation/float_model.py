@@ -52,10 +52,6 @@ class FloatModel:
         """Calls `watch` with the input of the head; its output is of no use to calibration."""
         watch("head", self._norm(x, self._model.blocks, "norm_final"))
 
-    def logits(self, x: F64) -> F64:
-        """Returns all logits, [rows, vocab]. Only tests use it: it takes much memory."""
-        return self._linear(self._norm(x, self._model.blocks, "norm_final"), self._model.blocks, "head")
-
     def _norm(self, x: F64, index: int, name: str) -> F64:
         return self._normed(x, self._source.whole(index, name))
 

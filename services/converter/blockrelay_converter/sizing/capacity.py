@@ -71,13 +71,6 @@ class Load:
         return self.requests_per_second * self.prompt
 
 
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """New tokens per second of one route (one worker per stage) while it also computes the prompts of the load."""
-
-    tokens_per_second: float
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageNeed:
     """The memory that one worker of a stage needs, in bytes."""
@@ -228,10 +221,10 @@ def _in_pages(tokens: int) -> int:
     return -(-tokens // PAGE_TOKENS) * PAGE_TOKENS
 
 
-def capacity(model: ModelNeed, load: Load, pace: Pace) -> Capacity:
-    """Returns the needs of the load if each route has this pace."""
-    routes = _whole(load.tokens_per_second / (PLANNED_SHARE * pace.tokens_per_second))
-    step_s = load.at_once / pace.tokens_per_second
+def capacity(model: ModelNeed, load: Load, pace: float) -> Capacity:
+    """Returns the needs of the load if each route (one worker per stage) has this pace (see `Paces`)."""
+    routes = _whole(load.tokens_per_second / (PLANNED_SHARE * pace))
+    step_s = load.at_once / pace
     # A request lasts as many steps as it has new tokens; the routes limit how many run at once.
     at_once = min(load.tokens_per_second * step_s, float(routes * load.at_once))
     # One COMMIT holds the tokens of one step, for all requests of a route.

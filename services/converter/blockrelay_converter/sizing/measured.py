@@ -74,9 +74,8 @@ GATEWAY_ALONE_BYTES = Measured(100e6, "capacity")
 GATEWAY_HELPERS_BYTES = Measured(275e6, "bodies")
 GATEWAY_STREAM_BYTES = Measured(56_000.0, "capacity")
 CLIENT_TOKEN_BYTES = Measured(308.0, "streams")
-#: Memory of a scheduler in bytes, and its CPU in cores.
+#: Memory of a scheduler in bytes.
 SCHEDULER_BYTES = Measured(77e6, "capacity")
-SCHEDULER_CPU = Measured(0.012, "capacity")
 #: Bytes of a CPU worker's process beside its weights and KV pages.
 WORKER_ALONE_BYTES = Measured(300e6, "capacity")
 #: Operations per second of a core in w8a8 with 16 requests at once, prompts and new tokens alike; then the share of it

@@ -8,7 +8,7 @@ from blockrelay.block_folder.model import Precision
 from blockrelay.errors import UsageError
 from blockrelay.planning.profile import BlockProfile, Profile
 from blockrelay.protocol.planned_split import equal_parts
-from blockrelay_converter.sizing.capacity import Load, Pace
+from blockrelay_converter.sizing.capacity import Load
 from blockrelay_converter.sizing.measured import CORE_OPERATIONS, PACE_FACTOR, PRECISION_PACE
 
 #: Tokens of a step that reads prompts; the profile's time for this many is used for all of a prompt.
@@ -17,23 +17,21 @@ PROMPT_ROWS = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Paces:
-    """The slowest and the fastest likely pace, and the name of their source in `measured.SOURCES`."""
+    """The slowest and the fastest likely pace, and the name of their source in `measured.SOURCES`.
 
-    slow: Pace
-    fast: Pace
+    A pace is the new tokens per second of one route (one worker per stage) while it also computes the load's prompts.
+    """
+
+    slow: float
+    fast: float
     source: str
-
-    @property
-    def is_range(self) -> bool:
-        """True if the slowest and the fastest pace differ."""
-        return self.slow != self.fast
 
 
 def given_pace(tokens_per_second: float) -> Paces:
     """Returns the pace that the user gave. Raises UsageError for an impossible number."""
     if not 0 < tokens_per_second < 1e9:
         raise UsageError("--tokens-per-second-per-worker must be above 0, and what a worker can have")
-    return Paces(slow=Pace(tokens_per_second), fast=Pace(tokens_per_second), source="given")
+    return Paces(slow=tokens_per_second, fast=tokens_per_second, source="given")
 
 
 def scaled_pace(analysis: ModelAnalysis, precisions: Sequence[Precision], load: Load, *, cores: int) -> Paces:
@@ -44,19 +42,13 @@ def scaled_pace(analysis: ModelAnalysis, precisions: Sequence[Precision], load: 
     if not 0 < cores <= 4096:
         raise UsageError("--cores must be 1 to 4096, those of one worker")
     seconds = 0.0
+    attended = (load.prompt + load.new) ** 2 / 2  # tokens attended to, summed over all positions of a request
     for block, precision in zip(analysis.blocks, precisions, strict=True):
         rows = load.prompt + load.new if block.layers else load.new  # the head runs only at positions that give tokens
-        attended = _attended(load) * block.attention_flops
-        operations = rows * block.flops_per_row + attended
+        operations = rows * block.flops_per_row + attended * block.attention_flops
         seconds += operations / (CORE_OPERATIONS.value * PRECISION_PACE[precision])
     tokens = load.new / seconds * cores * load.stages
-    return Paces(slow=Pace(tokens / PACE_FACTOR), fast=Pace(tokens * PACE_FACTOR), source="not profiled")
-
-
-def _attended(load: Load) -> float:
-    """Returns the number of tokens attended to, summed over all positions of a request."""
-    rows = load.prompt + load.new
-    return rows * rows / 2
+    return Paces(slow=tokens / PACE_FACTOR, fast=tokens * PACE_FACTOR, source="not profiled")
 
 
 def profiled_pace(profile: Profile, load: Load, *, blocks: int, device: str | None) -> Paces:
@@ -79,8 +71,7 @@ def profiled_pace(profile: Profile, load: Load, *, blocks: int, device: str | No
         _request_seconds(profile, of_class[part.first - 1 : part.last], load, has_head=part.last == blocks)
         for part in equal_parts(blocks, load.stages).stages
     )
-    pace = Pace(load.new / slowest)
-    return Paces(slow=pace, fast=pace, source="profiled")
+    return Paces(slow=load.new / slowest, fast=load.new / slowest, source="profiled")
 
 
 def _request_seconds(profile: Profile, blocks: Sequence[BlockProfile], load: Load, *, has_head: bool) -> float:

@@ -1,7 +1,7 @@
 """Formats a sizing as lines or as JSON: every figure with its source. Pure."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from math import ceil
 from textwrap import wrap
 from typing import Any
@@ -113,8 +113,8 @@ def _by_pace(slow: Capacity, fast: Capacity, paces: Paces, load: Load) -> Iterat
     pace = Row(
         key="tokens_per_second_per_route",
         says="new tokens/s of a worker" if load.stages == 1 else "new tokens/s of a worker in each stage",
-        low=paces.slow.tokens_per_second,
-        high=paces.fast.tokens_per_second,
+        low=paces.slow,
+        high=paces.fast,
         unit="/s",
         source=paces.source,
     )
@@ -200,18 +200,10 @@ def lines(sized: Sized) -> list[str]:
 
 def to_json(sized: Sized) -> dict[str, Any]:
     """Returns the JSON object that `analyse --sizing --json` prints."""
-    load = sized.load
     return {
         "model": sized.name,
         "precision": format_precisions(sized.precisions),
-        "load": {
-            "requests_per_second": load.requests_per_second,
-            "prompt": load.prompt,
-            "new": load.new,
-            "context": load.context,
-            "stages": load.stages,
-            "at_once": load.at_once,
-        },
+        "load": asdict(sized.load),
         **{section.key: {row.key: row.to_json() for row in section.rows} for section in sections(sized)},
         "sources": dict(SOURCES),
     }

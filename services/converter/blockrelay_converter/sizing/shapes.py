@@ -12,7 +12,6 @@ from blockrelay_converter.checkpoint.source import read_source
 _LLAMA_3 = {
     "family": "llama", "heads": 32, "kv_heads": 8, "vocab_size": 128_256, "max_position": 131_072,
     "rms_norm_eps": 1e-5, "qkv_bias": False, "qk_norm": False,
-    "eos_ids": (), "bos_id": None, "bos_token": None, "eos_token": None,
 }  # fmt: skip
 
 

@@ -1,8 +1,7 @@
 """Runs `blockrelay check`: a process of the worker checks the blocks; this one shows progress and the result."""
 
 import json
-import sys
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Annotated
 
@@ -15,7 +14,7 @@ from blockrelay.host.child_command import how_it_ended
 from blockrelay.onnx_blocks.reports.checking import CheckBegins, CheckedBlock, step_seconds
 from blockrelay.onnx_blocks.reports.codec import decode
 from blockrelay_launcher.onnx_blocks.check_table import table
-from blockrelay_launcher.onnx_blocks.worker import code_of_silence, progress_bar, worker
+from blockrelay_launcher.onnx_blocks.worker import code_of_silence, command_of, progress_bar, run_worker
 from blockrelay_launcher.option_groups import OptionGroup, flag, option
 
 _MODULE = "blockrelay_worker.offline.onnx_blocks.check"
@@ -43,19 +42,10 @@ class CheckOptions(OptionGroup):
 
     def argv(self) -> list[str]:
         """Returns the command line of the worker's process."""
-        argv = [str(self.gpu_python or sys.executable), "-P", "-m", _MODULE, "--device", self.device]
-        argv += ["--batch", str(self.batch), "--sequence", str(self.sequence), "--past", str(self.past)]
-        for name, path in (("--against", self.against), ("--write", self.write)):
-            argv += [name, str(path)] if path is not None else []
-        return [*argv, "--", str(self.folder)]
-
-
-@dataclass(slots=True)
-class _Reports:
-    """The reports that the worker has sent so far."""
-
-    begin: CheckBegins | None = None
-    blocks: list[CheckedBlock] = field(default_factory=list[CheckedBlock])
+        return command_of(
+            _MODULE, self.folder, python=self.gpu_python, device=self.device, batch=self.batch, sequence=self.sequence,
+            past=self.past, against=self.against, write=self.write,
+        )  # fmt: skip
 
 
 def run_check(options: CheckOptions) -> int:
@@ -64,17 +54,13 @@ def run_check(options: CheckOptions) -> int:
     Exit code 0: all blocks have passed; 1: one has not; 2: the folder cannot be checked, and the worker has printed
     why. Raises UsageError if the worker's Python cannot be started.
     """
-    reports = _Reports()
     try:
-        with worker(options.argv()) as process:
-            assert process.stdout is not None
-            _watch(process.stdout, reports)
-            code = process.wait()
+        (begin, reported), code = run_worker(options.argv(), _watch)
     except OSError as error:
         raise UsageError(f"--gpu-python: {options.gpu_python} cannot be run: {error.strerror}") from None
-    if reports.begin is None:
+    if begin is None:
         return code_of_silence(code)
-    blocks = _with_unreported(reports, code)
+    blocks = _with_unreported(begin, reported, code)
     passed = sum(block.passed for block in blocks)
     if options.as_json:
         typer.echo(json.dumps(_as_json(options, blocks, passed)))
@@ -103,29 +89,31 @@ def _as_json(options: CheckOptions, blocks: list[CheckedBlock], passed: int) -> 
     }
 
 
-def _watch(lines: IO[bytes], reports: _Reports) -> None:
-    """Reads all reports of the worker into `reports`, with a progress bar on a terminal."""
+def _watch(lines: IO[bytes]) -> tuple[CheckBegins | None, list[CheckedBlock]]:
+    """Reads and returns all reports of the worker, with a progress bar on a terminal."""
+    begin: CheckBegins | None = None
+    blocks: list[CheckedBlock] = []
     with progress_bar("reads the files", MofNCompleteColumn(), TimeElapsedColumn()) as update:
         for line in lines:
-            if reports.begin is None:
-                reports.begin = decode(CheckBegins, line)
-                update(total=len(reports.begin.blocks))
+            if begin is None:
+                begin = decode(CheckBegins, line)
+                update(total=len(begin.blocks))
             else:
-                reports.blocks.append(decode(CheckedBlock, line))
+                blocks.append(decode(CheckedBlock, line))
                 update(advance=1)
-            if len(reports.blocks) < len(reports.begin.blocks):
-                update(description=reports.begin.blocks[len(reports.blocks)][0])
+            if len(blocks) < len(begin.blocks):
+                update(description=begin.blocks[len(blocks)][0])
+    return begin, blocks
 
 
-def _with_unreported(reports: _Reports, code: int) -> list[CheckedBlock]:
+def _with_unreported(begin: CheckBegins, reported: list[CheckedBlock], code: int) -> list[CheckedBlock]:
     """Returns the results of all blocks, also of those without a report.
 
     The first of these is the one that ended the worker (by a driver, or for lack of memory); the others did not run.
     """
-    assert reports.begin is not None
-    blocks = list(reports.blocks)
-    for block, file in reports.begin.blocks[len(blocks) :]:
-        first = len(blocks) == len(reports.blocks)
+    blocks = list(reported)
+    for block, file in begin.blocks[len(blocks) :]:
+        first = len(blocks) == len(reported)
         problem = (
             f"the process that ran it has ended {how_it_ended(code)}" if first else "not run: the process has ended"
         )

@@ -12,7 +12,7 @@ from blockrelay.onnx_blocks.reports.codec import decode
 from blockrelay.onnx_blocks.reports.describing import Described
 from blockrelay.typed_command import typed
 from blockrelay_launcher.onnx_blocks.stand_in import HeldImport, held_import
-from blockrelay_launcher.onnx_blocks.worker import code_of_silence, worker
+from blockrelay_launcher.onnx_blocks.worker import code_of_silence, command_of, run_worker
 from blockrelay_launcher.up_options.groups import ServedModelOptions
 
 _MODULE = "blockrelay_worker.offline.onnx_blocks.describe"
@@ -92,12 +92,8 @@ def described(folder: Path, max_position: int | None) -> Described:
     `max_position` is the length of the context in tokens; None: the one that the files name, else a default. Raises
     typer.Exit if the worker has printed an error.
     """
-    argv = [sys.executable, "-P", "-m", _MODULE]
-    argv += [] if max_position is None else ["--max-position", str(max_position)]
-    with worker([*argv, "--", str(folder)]) as process:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        code = process.wait()
+    command = command_of(_MODULE, folder, max_position=max_position)
+    line, code = run_worker(command, lambda lines: lines.readline())
     if code or not line:
         raise typer.Exit(code_of_silence(code))
     return decode(Described, line)

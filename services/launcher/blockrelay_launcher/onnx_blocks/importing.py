@@ -1,7 +1,6 @@
 """Runs `blockrelay import`: a process of the converter imports ONNX blocks; this one shows progress and the result."""
 
 import json
-import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from blockrelay.extras import need
 from blockrelay.onnx_blocks.reports.codec import decode
 from blockrelay.onnx_blocks.reports.importing import ComparedBlock, ImportReport, ImportResult
 from blockrelay.quantities import format_quantity
-from blockrelay_launcher.onnx_blocks.worker import code_of_silence, progress_bar, worker
+from blockrelay_launcher.onnx_blocks.worker import code_of_silence, command_of, progress_bar, run_worker
 from blockrelay_launcher.option_groups import OptionGroup, flag, option
 
 _MODULE = "blockrelay_converter.onnx_source"
@@ -48,16 +47,10 @@ class ImportOptions(OptionGroup):
 
     def argv(self) -> list[str]:
         """Returns the command line of the converter's process."""
-        argv = [sys.executable, "-P", "-m", _MODULE]
-        for name, value in (
-            ("--precision", self.precision),
-            ("--text", self.text),
-            ("--name", self.name),
-            ("--max-position", self.max_position),
-            ("--served", self.served),
-        ):
-            argv += [name, str(value)] if value is not None else []
-        return [*argv, "--", str(self.folder), str(self.out)]
+        return command_of(
+            _MODULE, self.folder, self.out, precision=self.precision, text=self.text, name=self.name,
+            max_position=self.max_position, served=self.served,
+        )  # fmt: skip
 
 
 def run_import(options: ImportOptions) -> int:
@@ -67,10 +60,7 @@ def run_import(options: ImportOptions) -> int:
     has printed why. Raises UsageError if the converter is not installed.
     """
     need("converter", "onnx")
-    with worker(options.argv()) as process:
-        assert process.stdout is not None
-        result = watch(process.stdout)
-        code = process.wait()
+    result, code = run_worker(options.argv(), watch)
     if code:
         return code_of_silence(code)
     if result is None:

@@ -1,7 +1,6 @@
 """Runs `blockrelay split`: a process of the worker splits a model; this one shows progress and the blocks."""
 
 import json
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO
@@ -12,7 +11,7 @@ from rich.progress import DownloadColumn, TimeRemainingColumn
 from blockrelay.onnx_blocks.reports.codec import decode
 from blockrelay.onnx_blocks.reports.splitting import SplitBegins, SplitWrites
 from blockrelay_launcher.onnx_blocks.split_table import split_table
-from blockrelay_launcher.onnx_blocks.worker import code_of_silence, progress_bar, worker
+from blockrelay_launcher.onnx_blocks.worker import code_of_silence, command_of, progress_bar, run_worker
 
 _MODULE = "blockrelay_worker.offline.onnx_blocks.splitting.split"
 _WEIGHTS = {
@@ -29,12 +28,7 @@ def run_split(model: Path, out: Path, *, copy_weights: bool, as_json: bool) -> i
     Exit code 0: the blocks are complete; 2: the model cannot be split or `out` cannot be written, and the worker has
     printed why.
     """
-    options = ["--copy-weights"] if copy_weights else []
-    argv = [sys.executable, "-P", "-m", _MODULE, *options, "--", str(model), str(out)]
-    with worker(argv) as process:
-        assert process.stdout is not None
-        begin = _watch(process.stdout)
-        code = process.wait()
+    begin, code = run_worker(command_of(_MODULE, model, out, copy_weights=copy_weights), _watch)
     if begin is None or code:
         return code_of_silence(code)
     if as_json:

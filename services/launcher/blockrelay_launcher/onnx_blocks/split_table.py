@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from blockrelay.onnx_blocks.reports.splitting import SplitBlock
 from blockrelay.quantities import format_quantity
-from blockrelay_launcher.tables import aligned
+from blockrelay.text_table import aligned
 
 _HEAD = ("BLOCK", "NODES", "WEIGHTS", "FROM EARLIER BLOCKS")
 

@@ -23,7 +23,7 @@ from blockrelay.errors import BlockFolderError
 from blockrelay.host.child_command import last_line
 from blockrelay.onnx_blocks.blocks_file import why_no_stand_in
 from blockrelay_launcher.onnx_blocks.importing import ImportOptions, watch
-from blockrelay_launcher.onnx_blocks.worker import worker
+from blockrelay_launcher.onnx_blocks.worker import run_worker
 
 _FOLDER, _UNFINISHED, _LOCK, _USED = "imported", ".imported.unfinished", "imported.lock", "imported.used"
 
@@ -112,10 +112,7 @@ def _imported(blocks: Path, served: Path, out: Path) -> str:
     model = open_block_folder(served, blocks=[]).model
     options = ImportOptions(folder=blocks, out=out, name=model.name, max_position=model.max_position, served=served)
     with tempfile.TemporaryFile() as errors:
-        with worker(options.argv(), errors=errors) as process:
-            assert process.stdout is not None
-            result = watch(process.stdout)
-            code = process.wait()
+        result, code = run_worker(options.argv(), watch, errors=errors)
         if not code and result is not None:
             return ""
         errors.seek(0)

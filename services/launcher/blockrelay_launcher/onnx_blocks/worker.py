@@ -2,10 +2,12 @@
 
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import IO
+from pathlib import Path
+from typing import IO, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn
@@ -14,10 +16,25 @@ from blockrelay.exit_codes import FAILED, complain
 from blockrelay.host.child_command import how_it_ended
 from blockrelay_launcher.supervisor.child_process import die_with_parent
 
+Report = TypeVar("Report")
 
-@contextmanager
-def worker(argv: Sequence[str], *, errors: IO[bytes] | None = None) -> "Iterator[subprocess.Popen[bytes]]":
-    """Starts a process, yields it with its stdout as a pipe, and kills it at the end.
+
+def command_of(module: str, *places: Path, python: Path | None = None, **options: object) -> list[str]:
+    """Returns the command line of `module`, run by `python` (None: this one): its options, then `places`.
+
+    `max_position=5` is `--max-position 5` there, and `True` an option without a value; `None` and `False` are none.
+    """
+    argv = [str(python or sys.executable), "-P", "-m", module]
+    for name, value in options.items():
+        if value is not None and value is not False:
+            argv += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
+    return [*argv, "--", *map(str, places)]
+
+
+def run_worker(
+    argv: Sequence[str], read: Callable[[IO[bytes]], Report], *, errors: IO[bytes] | None = None
+) -> tuple[Report, int]:
+    """Runs a process to its end; returns what `read` makes of its stdout, and its exit code.
 
     Its stderr goes to the file `errors`, or by default to that of this process. Ctrl-C reaches only this process, so
     that the other one ends without output; it also ends whenever this process does. Raises OSError if it cannot be
@@ -32,8 +49,9 @@ def worker(argv: Sequence[str], *, errors: IO[bytes] | None = None) -> "Iterator
         preexec_fn=die_with_parent(signal.SIGKILL),
     )
     with process:
+        assert process.stdout is not None
         try:
-            yield process
+            return read(process.stdout), process.wait()
         finally:
             process.kill()
 

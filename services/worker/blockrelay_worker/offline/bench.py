@@ -6,20 +6,19 @@ times when the round began and when each request's tokens came, in seconds of th
 stdout, `ready`, comes when the model is loaded and checked. Ends when stdin ends.
 """
 
-import argparse
 import json
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+import typer
 
 from blockrelay.block_folder.folder import open_block_folder
-from blockrelay.errors import BlockrelayError
-from blockrelay.exit_codes import FAILED, complain, exit_code
+from blockrelay.command_app import run_app
 from blockrelay.protocol.sampling_params import SamplingParams
 from blockrelay_worker.execution.batch import Batch, Segment
 from blockrelay_worker.execution.executor import Executor
@@ -27,6 +26,8 @@ from blockrelay_worker.execution.loader import executors_for
 from blockrelay_worker.execution.page_layout import pages_for
 from blockrelay_worker.sampling.sampler import sample
 from blockrelay_worker.scheduling.batch_policy import Candidate, choose_rows
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 
 @dataclass(slots=True)
@@ -84,27 +85,21 @@ def run_round(
     return started, requests
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the rounds on stdin; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="blockrelay_worker.offline.bench")
-    parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--threads", type=int, required=True)
-    parser.add_argument("--max-rows", type=int, required=True)
-    parser.add_argument("--pages", type=int, required=True, help="pages that the largest round needs")
-    options = parser.parse_args(arguments)
-    try:
-        folder = open_block_folder(options.model)
-        blocks = folder.model.blocks
-        executor = executors_for(folder, threads=options.threads).load(folder, 1, blocks, pages=options.pages)
-        _answer("ready")
-        for line in sys.stdin:
-            fields: Any = json.loads(line)
-            sent, requests = run_round(executor, fields["prompts"], fields["new"], max_rows=options.max_rows)
-            _answer(json.dumps({"sent": sent, "tokens": [request.came for request in requests]}))
-    except BlockrelayError as error:
-        complain(error)
-        return exit_code(error, otherwise=FAILED)
-    return 0
+@app.command()
+def main(
+    model: Annotated[Path, typer.Option()],
+    threads: Annotated[int, typer.Option()],
+    max_rows: Annotated[int, typer.Option()],
+    pages: Annotated[int, typer.Option(help="pages that the largest round needs")],
+) -> None:
+    """Run the rounds on stdin."""
+    folder = open_block_folder(model)
+    executor = executors_for(folder, threads=threads).load(folder, 1, folder.model.blocks, pages=pages)
+    _answer("ready")
+    for line in sys.stdin:
+        fields: Any = json.loads(line)
+        sent, requests = run_round(executor, fields["prompts"], fields["new"], max_rows=max_rows)
+        _answer(json.dumps({"sent": sent, "tokens": [request.came for request in requests]}))
 
 
 def _answer(line: str) -> None:
@@ -113,4 +108,4 @@ def _answer(line: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_app(app, name="python -m blockrelay_worker.offline.bench"))

@@ -22,6 +22,7 @@ from blockrelay.command_app import run_app
 from blockrelay.errors import UsageError
 from blockrelay.redis.cell_address import connected, find_cell
 from blockrelay.redis.registry import read_lost_devices, retry_lost_device
+from blockrelay.text_table import aligned
 from blockrelay_worker.execution.onnx.installation import check_one_onnxruntime
 
 if TYPE_CHECKING:
@@ -81,9 +82,7 @@ def table(devices: "list[FoundDevice]") -> str:
         memory = "" if one.memory_bytes is None else f"{one.memory_bytes / 2**30:.1f} GiB"
         usable = f"no: {one.problem}" if one.problem else "yes"
         rows.append((one.id, one.kind, one.name, one.vendor, memory, one.driver or "", " ".join(one.features), usable))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
-    return "\n".join(line.rstrip() for line in lines)
+    return aligned(rows)
 
 
 def run(arguments: list[str] | None = None) -> int:

@@ -25,15 +25,13 @@ from numpy.typing import NDArray
 
 from blockrelay.block_folder.folder import BlockFolder, open_block_folder
 from blockrelay.command_app import run_app
-from blockrelay.errors import RowNotFinite, UsageError
+from blockrelay.errors import UsageError
 from blockrelay.host.cpu import check_threads, cores
 from blockrelay.settings import BUNDLED_MODEL
 from blockrelay.text.text_file import read_text_file
 from blockrelay.text.tokenizer import Tokenizer
-from blockrelay_worker.execution.batch import Batch, Segment
-from blockrelay_worker.execution.loader import executors_for
 from blockrelay_worker.execution.numerics_id import numerics_id
-from blockrelay_worker.execution.page_layout import pages_for
+from blockrelay_worker.offline.pipeline import Pipeline
 
 #: Rows per run: enough for full speed, and the logits of a vocabulary of 128,000 stay at 125 MiB.
 CHUNK_ROWS = 256
@@ -65,38 +63,16 @@ def windows(tokens: int, *, context: int, stride: int) -> list[ScoredWindow]:
     return result
 
 
-class Scorer:
-    """A loaded model that computes the loss of every token of a sequence."""
-
-    def __init__(self, folder: BlockFolder, *, threads: int, context: int) -> None:
-        """Loads the model, with KV pages for windows of `context` tokens.
-
-        Raises BlockFolderError if a block gives a wrong known answer.
-        """
-        blocks = folder.model.blocks
-        executors = executors_for(folder, threads=threads)
-        self._executor = executors.load(folder, 1, blocks, pages=pages_for(context))
-        self._pages = self._executor.pool.allocate(pages_for(context))
-
-    def losses(self, tokens: Sequence[int], scored: int) -> list[float]:
-        """-ln p of the tokens from `scored` >= 1 on, each given all tokens before it. Raises RowNotFinite."""
-        losses: list[float] = []
-        for first in range(0, len(tokens) - 1, CHUNK_ROWS):  # the last token predicts nothing that is scored
-            end = min(first + CHUNK_ROWS, len(tokens) - 1)
-            wanted = range(max(scored - 1 - first, 0), end - first)
-            output = self._executor.run(
-                Batch(
-                    segments=[Segment(rows=end - first, first_position=first, pages=self._pages)],
-                    tokens=np.asarray(tokens[first:end], np.int32),
-                    wanted=wanted,
-                )
-            )
-            if output.not_finite:
-                raise RowNotFinite(f"a row at positions {first} and later is not finite: the model overflowed")
-            assert output.logits is not None, "a stage with all blocks gives logits"
-            targets = tokens[first + 1 : end + 1][wanted.start :]
-            losses += [_loss(row, target) for row, target in zip(output.logits, targets, strict=True)]
-        return losses
+def _losses(pipeline: Pipeline, tokens: Sequence[int], scored: int) -> list[float]:
+    """-ln p of the tokens from `scored` >= 1 on, each given all tokens before it. Raises RowNotFinite."""
+    losses: list[float] = []
+    for first in range(0, len(tokens) - 1, CHUNK_ROWS):  # the last token predicts nothing that is scored
+        end = min(first + CHUNK_ROWS, len(tokens) - 1)
+        wanted = range(max(scored - 1 - first, 0), end - first)
+        rows = pipeline.run(tokens[first:end], first, wanted=wanted)
+        targets = tokens[first + 1 : end + 1][wanted.start :]
+        losses += [_loss(row, target) for row, target in zip(rows, targets, strict=True)]
+    return losses
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +96,7 @@ class Score:
 
 
 def score(
-    scorer: Scorer,
+    pipeline: Pipeline,
     tokens: Sequence[int],
     tokenizer: Tokenizer,
     *,
@@ -132,7 +108,7 @@ def score(
     losses: list[float] = []
     every = windows(len(tokens), context=context, stride=stride)
     for number, window in enumerate(every, 1):
-        losses += scorer.losses(tokens[window.first : window.end], window.scored - window.first)
+        losses += _losses(pipeline, tokens[window.first : window.end], window.scored - window.first)
         done(number, len(every))
     size = sum(len(tokenizer.bytes.of(token)) for token in tokens[1:])
     return Score(nll=math.fsum(losses), tokens=len(losses), bytes=size, windows=len(every))
@@ -205,9 +181,9 @@ def _evaluate(folder: BlockFolder, reading: EvaluatedText) -> dict[str, Any]:
     if len(ids) < 2:
         raise UsageError(f"{reading.file}: {len(ids)} token(s) of text; at least 2 are needed to predict one")
     context, stride = reading.context, reading.stride
-    scorer = Scorer(folder, threads=reading.threads, context=min(context, len(ids)))
+    pipeline = Pipeline(folder, stages=1, threads=reading.threads, tokens=min(context, len(ids)))
     loaded = time.perf_counter()
-    result = score(scorer, ids, tokenizer, context=context, stride=stride, done=_show)
+    result = score(pipeline, ids, tokenizer, context=context, stride=stride, done=_show)
     return _report(folder, result, context, stride, load_s=loaded - started, total_s=time.perf_counter() - loaded)
 
 

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from blockrelay.protocol.plan import GPU, split_text
@@ -54,13 +54,8 @@ class StepTotals:
 
     def record(self) -> dict[str, Any]:
         """The totals as a JSON object."""
-        fields = {name: getattr(self, name) for name in StepTotals.__dataclass_fields__}
-        return {
-            **fields,
-            "other_s": self.other_s,
-            "next_token_s": self.next_token_s,
-            "tokens_per_s": self.tokens_per_s,
-        }
+        derived = {"other_s": self.other_s, "next_token_s": self.next_token_s, "tokens_per_s": self.tokens_per_s}
+        return asdict(self) | derived
 
     def lines(self) -> list[str]:
         """The totals as lines of text, times in milliseconds."""

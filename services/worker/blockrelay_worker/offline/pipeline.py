@@ -147,14 +147,17 @@ class Pipeline:
         tokens: Sequence[int],
         first_position: int,
         *,
-        wanted: bool,
-        seconds: dict[str, float],
+        wanted: Sequence[int] | None = None,
+        seconds: dict[str, float] | None = None,
         runs: list[StageRun] | None = None,
-    ) -> NDArray[np.float32] | None:
-        """Runs `tokens` of the request, from `first_position` on; returns the logits [vocab] of the last if `wanted`.
+    ) -> NDArray[np.float32]:
+        """Runs `tokens` of the request, from `first_position` on; returns the logits [wanted, vocab] of some of them.
 
-        Adds the time of each block to `seconds`, and each stage's run to `runs`. Raises RowNotFinite.
+        `wanted` are their indexes in `tokens`; None: the last one. The result is valid until the next run. Adds the
+        time of each block to `seconds`, and each stage's run to `runs`. Raises RowNotFinite.
         """
+        rows = [len(tokens) - 1] if wanted is None else wanted
+        seconds = {} if seconds is None else seconds
         reach("worker.before_compute", tokens)
         hidden: NDArray[np.float32] | None = None
         logits: NDArray[np.float32] | None = None
@@ -166,7 +169,7 @@ class Pipeline:
                     segments=[Segment(rows=len(tokens), first_position=first_position, pages=stage.pages)],
                     tokens=np.asarray(tokens, np.int32) if executor.takes_tokens else None,
                     hidden=hidden,
-                    wanted=[len(tokens) - 1] if wanted and executor.gives_logits else [],
+                    wanted=rows if executor.gives_logits else (),
                 )
             )
             total_s = time.perf_counter() - began
@@ -191,7 +194,8 @@ class Pipeline:
                         total_s=total_s,
                     )
                 )
-        return logits[0] if wanted and logits is not None else None
+        assert logits is not None, "the last stage gives logits"
+        return logits
 
     def _load(self, blocks: Stage, gpu: Gpu | None, pages: int, salt: str) -> None:
         """Loads a stage, on the device or, without one, on our own kernels."""
@@ -258,9 +262,9 @@ def _rows(
     pipeline: Pipeline, tokens: Sequence[int], first: int, seconds: dict[str, float], runs: list[StageRun] | None
 ) -> NDArray[np.float32]:
     """Runs the tokens from position `first` on, in chunks; returns the logits [vocab] of the last one."""
-    logits: NDArray[np.float32] | None = None
+    logits = np.empty((0, 0), np.float32)
     for at in range(first, len(tokens), CHUNK_ROWS):
         chunk = tokens[at : at + CHUNK_ROWS]
-        logits = pipeline.run(chunk, at, wanted=at + len(chunk) == len(tokens), seconds=seconds, runs=runs)
-    assert logits is not None
-    return logits
+        wanted = None if at + len(chunk) == len(tokens) else ()
+        logits = pipeline.run(chunk, at, wanted=wanted, seconds=seconds, runs=runs)
+    return logits[0]

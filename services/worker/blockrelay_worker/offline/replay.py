@@ -43,7 +43,7 @@ def main(
     pipeline = Pipeline(folder, stages=1, threads=threads or cores(), tokens=len(prompt) + params.max_tokens)
     if body.logits != "none":
         for first in range(0, len(prompt), CHUNK_ROWS):
-            pipeline.run(prompt[first : first + CHUNK_ROWS], first, wanted=True, seconds={})
+            pipeline.run(prompt[first : first + CHUNK_ROWS], first)
         typer.echo(f"a tensor step: its {len(prompt)} tokens have finite logits")
         return
 

@@ -4,7 +4,7 @@ The table may be plain, transposed, or packed (a model that uses the head's pack
 """
 
 from blockrelay.errors import OnnxBlocksError
-from blockrelay.onnx_blocks.llama.graph import Constant, Graph, Node, own_name
+from blockrelay.onnx_blocks.llama.graph import Constant, Graph, Node
 from blockrelay.onnx_blocks.llama.operators import Packed, Weight, constant_of, packed_weight
 from blockrelay.onnx_blocks.llama.trails import Sources
 
@@ -21,11 +21,7 @@ def embedding(graph: Graph, sources: Sources, *, file: str, hidden: int) -> Cons
         if node.kind.startswith(_PLAIN) and sources.same(node.input(1)) == "request:input_ids":
             table = _packed(graph, sources, node, hidden) if node.kind == _PACKED else _plain(graph, node)
             if table is None:
-                raise OnnxBlocksError(
-                    "is looked up in a table that is not one of floats, nor of 4 or 8 bits in groups",
-                    file=node.file,
-                    tensor=own_name(node.outputs[0]),
-                )
+                raise node.error("is looked up in a table that is not one of floats, nor of 4 or 8 bits in groups")
             return table
     raise OnnxBlocksError("looks no input_ids up in a table", file=file)
 

@@ -1,8 +1,10 @@
 """Joins the graphs of all blocks into one, in which a tensor that several files have keeps one name."""
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from blockrelay.errors import OnnxBlocksError
 from blockrelay.onnx_blocks.signature import Signature
 from blockrelay.onnx_blocks.wiring import FromBlock, FromPast, FromRequest, Source, Wiring
 
@@ -30,10 +32,11 @@ class Constant:
     @property
     def size(self) -> int:
         """Number of elements."""
-        size = 1
-        for side in self.shape:
-            size *= side
-        return size
+        return math.prod(self.shape)
+
+    def error(self, message: str) -> OnnxBlocksError:
+        """Returns the error that names this constant and its file."""
+        return OnnxBlocksError(message, file=self.file, tensor=self.name)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,6 +61,10 @@ class Node:
     def input(self, index: int) -> str:
         """Returns the name of the input at `index`, from 0; empty if the node does not have it."""
         return self.inputs[index] if index < len(self.inputs) else ""
+
+    def error(self, message: str, tensor: str = "") -> OnnxBlocksError:
+        """Returns the error that names the node's file and `tensor`, or else its first output, of a joined graph."""
+        return OnnxBlocksError(message, file=self.file, tensor=own_name(tensor or self.outputs[0]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +101,18 @@ class Graph:
     """The tensor that is the present of a layer's "key" or "value"."""
     cache_dims: tuple[int | str, ...]
     """The dimensions that the first past declares; empty if it declares none."""
+
+    def behind(self, *tensors: str, ends: Callable[[str], bool] = lambda _: False) -> Iterator[str]:
+        """Yields `tensors` and all that they are computed from, each once; `ends` tells behind which tracing ends."""
+        stack, seen = list(tensors), set[str]()
+        while stack:
+            name = stack.pop()
+            if name in seen or not name:
+                continue
+            seen.add(name)
+            yield name
+            maker = None if ends(name) else self.makers.get(name)
+            stack += maker.inputs if maker is not None else ()
 
     def place(self, tensor: str) -> TensorPlace:
         """Returns the block, and the name in its file, of a tensor that a node makes."""

@@ -3,8 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from blockrelay.errors import OnnxBlocksError
-from blockrelay.onnx_blocks.llama.graph import Constant, Graph, Node, own_name
+from blockrelay.onnx_blocks.llama.graph import Constant, Graph, Node
 
 #: Operators that return the numbers of their first input, in another shape or type.
 RESHAPING = ("Cast", "CastLike", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Transpose", "Flatten")
@@ -110,9 +109,7 @@ def _weight(graph: Graph, node: Node) -> Weight | None:
     constant, transposed = source
     if node.kind == "Gemm":
         if (node.number("alpha", 1), node.number("beta", 1), node.number("transA", 0)) != (1, 1, 0):
-            raise OnnxBlocksError(
-                "is made by a Gemm that does more than multiply", file=node.file, tensor=own_name(node.outputs[0])
-            )
+            raise node.error("is made by a Gemm that does more than multiply")
         transposed ^= bool(node.number("transB", 0))
     first, second = constant.shape
     return Weight(constant, transposed, *((second, first) if transposed else (first, second)))
@@ -122,9 +119,8 @@ def _packed(graph: Graph, node: Node) -> Weight:
     inputs, outputs = int(node.number("K", 0)), int(node.number("N", 0))
     bits, group = int(node.number("bits", 4)), int(node.number("block_size", 0))
     weight, scales, zero_points = [graph.constants.get(node.input(index)) for index in (1, 2, 3)]
-    name = own_name(node.outputs[0])
     if weight is None or scales is None or (node.input(3) and zero_points is None) or node.input(4):
-        raise OnnxBlocksError("has weights that are not constants, or in an order", file=node.file, tensor=name)
+        raise node.error("has weights that are not constants, or in an order")
     return packed_weight(weight, Packed(bits, group, scales, zero_points), inputs=inputs, outputs=outputs)
 
 
@@ -137,20 +133,12 @@ def packed_weight(weight: Constant, how: Packed, *, inputs: int, outputs: int) -
     size = outputs * groups * how.group * how.bits // 8
     is_as_declared = weight.size == size and weight.dtype == "uint8" and how.scales.size == outputs * groups
     if how.bits not in _BITS or not size or not is_as_declared or not how.scales.is_float:
-        raise OnnxBlocksError(
-            f"is not {outputs} rows of {inputs} weights of 4 or 8 bits in groups of {how.group}",
-            file=weight.file,
-            tensor=weight.name,
-        )
+        raise weight.error(f"is not {outputs} rows of {inputs} weights of 4 or 8 bits in groups of {how.group}")
     zero_points = how.zero_points
     if zero_points is not None:
         each = -(-groups * how.bits // 8) if zero_points.dtype == "uint8" else groups
         if zero_points.size != outputs * each:
-            raise OnnxBlocksError(
-                f"is not a zero point for each of {groups} groups of {outputs} rows",
-                file=zero_points.file,
-                tensor=zero_points.name,
-            )
+            raise zero_points.error(f"is not a zero point for each of {groups} groups of {outputs} rows")
     return Weight(weight, True, inputs, outputs, how)
 
 
@@ -164,7 +152,7 @@ def _bias(graph: Graph, node: Node, outputs: int) -> tuple[Constant | None, str]
     if own:
         bias = constant_of(graph, own)
         if bias is None:
-            raise OnnxBlocksError("has a bias that is not a constant", file=node.file, tensor=own_name(output))
+            raise node.error("has a bias that is not a constant")
         return bias[0], output
     users = graph.users.get(output, ())
     if len(users) == 1 and users[0].kind == "Add":
@@ -193,9 +181,8 @@ def _fused_norm(graph: Graph, place: int, node: Node) -> RmsNorm:
     """Returns the norm that one operator computes."""
     skips = node.kind == _SKIP
     weight = constant_of(graph, node.input(2 if skips else 1))
-    name = own_name(node.outputs[0])
     if weight is None or (skips and node.input(3)):
-        raise OnnxBlocksError("is a norm with a bias, or without weights of its own", file=node.file, tensor=name)
+        raise node.error("is a norm with a bias, or without weights of its own")
     epsilon = node.number("epsilon", _DEFAULT_EPSILON_OF_SKIP if skips else _DEFAULT_EPSILON)
     return RmsNorm(place, node, node.inputs[: 2 if skips else 1], weight[0], epsilon, node.outputs[0])
 

@@ -101,10 +101,8 @@ class _Recognition:
             raise OnnxBlocksError(f"has no RMS norms; a Llama of {count} layers has {2 * count + 1}", file=self._file)
         if len(self._norms) != 2 * count + 1:
             last = self._norms[-1].node
-            raise OnnxBlocksError(
-                f"is the last of {len(self._norms)} norms of rows; a Llama of {count} layers has {2 * count + 1}",
-                file=last.file,
-                tensor=own_name(last.outputs[0]),
+            raise last.error(
+                f"is the last of {len(self._norms)} norms of rows; a Llama of {count} layers has {2 * count + 1}"
             )
         return count
 
@@ -121,8 +119,7 @@ class _Recognition:
         keys, key_norms = self._source_of(layer, "key")
         values, _ = self._source_of(layer, "value")
         if keys not in projections or values not in projections:
-            raise self._error(
-                keys.node,
+            raise keys.node.error(
                 f"is in the {'keys' if keys not in projections else 'values'} of layer {layer}, and not of its norm",
             )
         wide = self._parts[f"{at}.self_attn.o_proj.weight"].shape[1]  # numbers in the queries of a row
@@ -131,8 +128,8 @@ class _Recognition:
             both = keys.weight.outputs - wide
             bounds = [0, wide, wide + both // 2, wide + both]
             if both <= 0 or both % 2:
-                raise self._error(
-                    keys.node, f"gives {wide + both} numbers for queries, keys and values, of which {wide} are queries"
+                raise keys.node.error(
+                    f"gives {wide + both} numbers for queries, keys and values, of which {wide} are queries"
                 )
             parts = [(keys, first, stop) for first, stop in pairwise(bounds)]
         else:
@@ -158,8 +155,7 @@ class _Recognition:
             start = (node.input(1) if half == "key" else node.input(2)) or node.input(0)
         sources, passed = self._sources.behind(start)
         if len(sources) != 1:
-            raise self._error(
-                node,
+            raise node.error(
                 f"is the {half}s of layer {layer} and comes from {len(sources)} linear layers instead of one",
                 present,
             )
@@ -177,13 +173,12 @@ class _Recognition:
                 head_dim = narrow // max(1, int(candidate.number("kv_num_heads", 0)))
                 break
         if not head_dim or wide % head_dim or narrow % head_dim or (wide // head_dim) % (narrow // head_dim):
-            raise self._error(
-                node,
+            raise node.error(
                 f"gives {narrow} numbers of keys and {wide} of queries: no heads of {head_dim or 'a known size'}",
             )
         heads, kv_heads = wide // head_dim, narrow // head_dim
         if self._head_dim and (head_dim, heads, kv_heads) != (self._head_dim, self._heads, self._kv_heads):
-            raise self._error(node, f"has {heads} and {kv_heads} heads of {head_dim}, not as the layers before it")
+            raise node.error(f"has {heads} and {kv_heads} heads of {head_dim}, not as the layers before it")
         self._head_dim, self._heads, self._kv_heads = head_dim, heads, kv_heads
 
     def _norms_of_heads(self, layer: int, projections: Sequence[LinearLayer], of_keys: Sequence[RmsNorm]) -> None:
@@ -193,8 +188,7 @@ class _Recognition:
         if not own:
             return
         if len(own) != 2 or len(of_keys) != 1:
-            raise self._error(
-                own[0].node,
+            raise own[0].node.error(
                 f"is one of {len(own)} norms of heads in layer {layer}, of which {len(of_keys)} are the keys'",
             )
         (of_queries,) = (norm for norm in own if norm is not of_keys[0])
@@ -229,9 +223,7 @@ class _Recognition:
                 if trail is not None and trail.linear in both:
                     return trail
         named = both[0].node if both else norm.node
-        raise self._error(
-            named, "is not followed by silu, nor is the linear layer beside it: another activation than Llama's"
-        )
+        raise named.error("is not followed by silu, nor is the linear layer beside it: another activation than Llama's")
 
     def _head(self, norm: RmsNorm, first: int) -> LinearLayer:
         """Adds the last norm and the head behind it, and returns the head."""
@@ -239,8 +231,8 @@ class _Recognition:
         linears = self._between(first, len(self._graph.nodes))
         fed = [linear for linear in linears if self._is_fed(linear, norm)]
         if len(linears) != 1 or len(fed) != 1:
-            raise self._error(
-                norm.node, f"is the last norm, and {len(linears)} linear layers follow it instead of the head alone"
+            raise norm.node.error(
+                f"is the last norm, and {len(linears)} linear layers follow it instead of the head alone"
             )
         self._check_no_bias(fed[0])
         self._add("lm_head.weight", fed[0].weight, 0, fed[0].weight.outputs)
@@ -256,8 +248,8 @@ class _Recognition:
         others = [linear for linear in linears if linear not in fed]
         if len(others) != 1:
             node = others[-1].node if others else norm.node
-            raise self._error(
-                node, f"ends {what} with {len(others)} linear layers that its norm does not feed, where Llama has one"
+            raise node.error(
+                f"ends {what} with {len(others)} linear layers that its norm does not feed, where Llama has one"
             )
         self._check_no_bias(others[0])
         self._add(name, others[0].weight, 0, others[0].weight.outputs)
@@ -267,23 +259,18 @@ class _Recognition:
 
     def _check_count(self, linears: Sequence[LinearLayer], count: int, norm: RmsNorm) -> None:
         if len(linears) != count:
-            raise self._error(norm.node, f"goes into {len(linears)} linear layers instead of {count}")
+            raise norm.node.error(f"goes into {len(linears)} linear layers instead of {count}")
 
     def _check_no_bias(self, linear: LinearLayer) -> None:
         if linear.bias is not None:
-            raise OnnxBlocksError(
-                "is a bias, which Llama has for queries, keys and values only",
-                file=linear.bias.file,
-                tensor=linear.bias.name,
-            )
+            raise linear.bias.error("is a bias, which Llama has for queries, keys and values only")
 
     def _epsilon(self) -> float:
         """Returns the epsilon that all norms have. Raises OnnxBlocksError if they differ."""
         known = self._norms[0].epsilon
         for norm in self._sources.norms.values():
             if abs(norm.epsilon - known) > _EPSILON_DIFFERS * known:
-                raise self._error(
-                    norm.node,
+                raise norm.node.error(
                     f"is a norm with epsilon {norm.epsilon:g}, and the first one has {known:g}: a block folder has one",
                 )
         return known
@@ -296,6 +283,3 @@ class _Recognition:
 
     def _add(self, name: str, source: Constant | Weight, first: int, stop: int) -> None:
         self._parts[name] = Part(source, first, stop)
-
-    def _error(self, node: Node, message: str, tensor: str = "") -> OnnxBlocksError:
-        return OnnxBlocksError(message, file=node.file, tensor=own_name(tensor or node.outputs[0]))

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from blockrelay.errors import OnnxBlocksError
-from blockrelay.onnx_blocks.llama.graph import Constant, Graph, Node, own_name
+from blockrelay.onnx_blocks.llama.graph import Constant, Graph, Node
 from blockrelay.onnx_blocks.llama.model import Frequencies, Tables
 from blockrelay.onnx_blocks.llama.operators import constant_of
 
@@ -33,64 +33,40 @@ def rotation(graph: Graph, *, file: str, head_dim: int) -> Frequencies | Tables:
 
 def tensors_behind_cosines(graph: Graph) -> frozenset[str]:
     """Returns all tensors that cosines and sines are computed from. A matmul among them is no linear layer."""
-    stack = [node.input(0) for node in graph.nodes if node.kind in ("Cos", "Sin")]
-    seen = set(stack)
-    while stack:
-        node = graph.makers.get(stack.pop())
-        for name in node.inputs if node is not None else ():
-            if name and name not in seen:
-                seen.add(name)
-                stack.append(name)
-    return frozenset(seen)
+    return frozenset(graph.behind(*(node.input(0) for node in graph.nodes if node.kind in ("Cos", "Sin"))))
 
 
 def _of_operator(graph: Graph, node: Node, head_dim: int) -> Tables | None:
     """Returns the tables of an operator that rotates; None for other operators."""
-    name = own_name(node.outputs[0])
     if node.kind == _ATTENTION:
         if node.number("local_window_size", -1) > 0:
-            raise OnnxBlocksError("attends to a window of positions only", file=node.file, tensor=name)
+            raise node.error("attends to a window of positions only")
         if not node.number("do_rotary", 0):
             return None
     elif node.kind != _ROTARY:
         return None
     interleaved = node.number("rotary_interleaved" if node.kind == _ATTENTION else "interleaved", 0)
     if interleaved or node.number("rotary_embedding_dim", 0) not in (0, head_dim):
-        raise OnnxBlocksError("rotates neighbours, or a part of each head: Llama does not", file=node.file, tensor=name)
+        raise node.error("rotates neighbours, or a part of each head: Llama does not")
     for places in _TABLES[node.kind]:
         cos, sin = (constant_of(graph, node.input(place)) for place in places)
         if cos is not None and sin is not None:
             for constant, _ in (cos, sin):
                 if len(constant.shape) != 2 or constant.shape[1] != head_dim // 2:
-                    raise OnnxBlocksError(
-                        f"is not a table of {head_dim // 2} columns", file=constant.file, tensor=constant.name
-                    )
+                    raise constant.error(f"is not a table of {head_dim // 2} columns")
             return Tables(cos[0], sin[0])
-    raise OnnxBlocksError("rotates by tables that are not constants", file=node.file, tensor=name)
+    raise node.error("rotates by tables that are not constants")
 
 
 def _of_cosine(graph: Graph, node: Node, head_dim: int) -> Frequencies:
     """Returns the frequencies that the cosine `node` is computed from."""
-    queue, seen = [node.input(0)], set[str]()
-    candidates: dict[str, Constant] = {}
-    while queue:
-        name = queue.pop(0)
-        if name in seen or not name:
-            continue
-        seen.add(name)
-        constant = graph.constants.get(name)
-        if constant is not None and constant.is_float and constant.size == head_dim // 2:
-            candidates[name] = constant
-        elif (maker := graph.makers.get(name)) is not None:
-            queue += maker.inputs
-    name = own_name(node.outputs[0])
+    constants = (graph.constants.get(name) for name in graph.behind(node.input(0)))
+    candidates = [each for each in constants if each is not None and each.is_float and each.size == head_dim // 2]
     if len(candidates) != 1:
-        raise OnnxBlocksError(
-            f"is a cosine of {len(candidates)} tensors of {head_dim // 2} frequencies, where Llama has one",
-            file=node.file,
-            tensor=name,
+        raise node.error(
+            f"is a cosine of {len(candidates)} tensors of {head_dim // 2} frequencies, where Llama has one"
         )
-    return Frequencies(next(iter(candidates.values())), _factor(graph, node))
+    return Frequencies(candidates[0], _factor(graph, node))
 
 
 def _factor(graph: Graph, node: Node) -> float:

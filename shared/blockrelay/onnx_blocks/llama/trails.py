@@ -1,6 +1,6 @@
 """Traces a tensor back to the linear layers and norms that it comes from."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from blockrelay.onnx_blocks.llama.graph import Graph, Node
@@ -50,24 +50,17 @@ class Sources:
         """Returns the nearest linear layers that a tensor is computed from, and the norms between them and it."""
         layers: dict[str, LinearLayer] = {}
         passed: dict[str, RmsNorm] = {}
-        for name in self._back(tensor):
+        for name in self.graph.behind(tensor, ends=self._ends):
             if name in self.linears:
                 layers[name] = self.linears[name]
             elif name in self.norms:
                 passed[name] = self.norms[name]
         return list(layers.values()), list(passed.values())
 
-    def _back(self, tensor: str) -> Iterable[str]:
-        """Yields `tensor` and all tensors that it is computed from, up to the nearest linear layers."""
-        stack, seen = [tensor], {tensor}
-        while stack:
-            name = stack.pop()
-            yield name
-            node = self._maker(name)
-            if node is None or name in self.linears or node.kind in _LENGTHS:
-                continue
-            stack += [each for each in node.inputs if each and each not in seen]
-            seen.update(node.inputs)
+    def _ends(self, tensor: str) -> bool:
+        """Returns whether tracing ends at `tensor`: at the nearest linear layers, and where only lengths are taken."""
+        maker = self._maker(tensor)
+        return tensor in self.linears or (maker is not None and maker.kind in _LENGTHS)
 
     def _is_first_part(self, node: Node, tensor: str) -> bool:
         """Returns whether `tensor`, an output of the Split or Slice `node`, begins where the input does."""

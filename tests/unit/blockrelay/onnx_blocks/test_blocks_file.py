@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from blockrelay.block_folder.manifest import FileSpec
 from blockrelay.errors import OnnxBlocksError
 from blockrelay.onnx_blocks.blocks_file import (
     BlockFiles,
-    FileFacts,
     check_unaltered,
     decode_blocks_file,
     encode_blocks_file,
@@ -18,13 +18,17 @@ from blockrelay.onnx_blocks.blocks_file import (
 )
 from blockrelay.onnx_blocks.signature import Signature, Tensor
 
-SHARED = FileFacts("weights.bin", 100, "c" * 64)
+SHARED = {"weights.bin": FileSpec(sha256="c" * 64, bytes=100)}
 
 
-def block(index: int, *files: FileFacts) -> BlockFiles:
+def graph(index: int, size: int = 10, sha256: str = "a" * 64) -> dict[str, FileSpec]:
+    return {f"block_{index}.onnx": FileSpec(sha256=sha256, bytes=size)}
+
+
+def block(index: int, files: dict[str, FileSpec] | None = None) -> BlockFiles:
     name = f"block_{index}.onnx"
     tensors = (Tensor("a", "float16", ("batch", 1, "")), Tensor("b", "int64", None), Tensor("c", "bool", ()))
-    return BlockFiles(Signature(index, name, tensors, tensors[:1]), (FileFacts(name, 10, "a" * 64), *files))
+    return BlockFiles(Signature(index, name, tensors, tensors[:1]), graph(index) | (files or {}))
 
 
 BLOCKS = (block(1, SHARED), block(2, SHARED), block(3))
@@ -70,11 +74,14 @@ def test_a_file_that_is_not_there_or_too_large_is_one_line(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("found", "message"),
     [
-        ((*BLOCKS[:2], block(3, FileFacts("new.bin", 1, "e" * 64))), "new.bin: not listed in blocks.json"),
-        (BLOCKS[:2], "block_3.onnx: missing; blocks.json lists it"),
-        ((BLOCKS[0], BLOCKS[1], replace(BLOCKS[2], files=(FileFacts("block_3.onnx", 9, "a" * 64),))), "9 bytes"),
         (
-            (BLOCKS[0], BLOCKS[1], replace(BLOCKS[2], files=(FileFacts("block_3.onnx", 10, "b" * 64),))),
+            (*BLOCKS[:2], block(3, {"new.bin": FileSpec(sha256="e" * 64, bytes=1)})),
+            "new.bin: not listed in blocks.json",
+        ),
+        (BLOCKS[:2], "block_3.onnx: missing; blocks.json lists it"),
+        ((BLOCKS[0], BLOCKS[1], replace(BLOCKS[2], files=graph(3, size=9))), "9 bytes"),
+        (
+            (BLOCKS[0], BLOCKS[1], replace(BLOCKS[2], files=graph(3, sha256="b" * 64))),
             "block_3.onnx: altered: its SHA-256 is not the one in blocks.json",
         ),
         (

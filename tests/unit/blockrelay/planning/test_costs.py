@@ -6,8 +6,9 @@ import pytest
 
 from blockrelay.block_folder.analysis import analyse
 from blockrelay.block_folder.folder import BlockFolder, open_block_folder
+from blockrelay.block_folder.manifest import FileSpec
 from blockrelay.errors import OnnxBlocksError
-from blockrelay.onnx_blocks.blocks_file import FileFacts, read_blocks_file
+from blockrelay.onnx_blocks.blocks_file import read_blocks_file
 from blockrelay.onnx_blocks.handed_on import check_borders
 from blockrelay.onnx_blocks.served_shape import served_wiring
 from blockrelay.onnx_blocks.wiring import Wiring, wire
@@ -45,9 +46,10 @@ def test_bytes_and_kv_are_those_of_each_block(folder: BlockFolder) -> None:
 
 def test_weights_beside_a_graph_count_and_those_that_blocks_share_count_once(folder: BlockFolder) -> None:
     blocks = read_blocks_file(folder.root / "blocks.json")
-    own, shared = FileFacts("block_1.data", 1000, "x"), FileFacts("model.data", 4000, "x")
-    split = [replace(block, files=(*block.files, shared)) for block in blocks[:4]]
-    split[0] = replace(split[0], files=(*split[0].files, own))
+    own = {"block_1.data": FileSpec(sha256="x", bytes=1000)}
+    shared = {"model.data": FileSpec(sha256="x", bytes=4000)}
+    split = [replace(block, files={**block.files, **shared}) for block in blocks[:4]]
+    split[0] = replace(split[0], files={**split[0].files, **own})
     before, found = costs_of(folder).blocks, onnx_costs(folder, [*split, blocks[4]]).blocks
     more = [one.bytes["fp16"] - other.bytes["fp16"] for one, other in zip(found, before, strict=True)]
     assert more == [2000, 1000, 1000, 1000, 0]

@@ -17,7 +17,7 @@ from blockrelay.errors import UsageError
 from blockrelay.settings import BUNDLED_MODEL
 from blockrelay_converter.policy import FIRST_TOKEN_DISK_S, PLANNED_SHARE
 from blockrelay_converter.sizing import measured
-from blockrelay_converter.sizing.capacity import Capacity, Load, ModelNeed, Pace, capacity, disk_effect, model_need
+from blockrelay_converter.sizing.capacity import Capacity, Load, ModelNeed, capacity, disk_effect, model_need
 from blockrelay_converter.sizing.shapes import SHAPES
 from blockrelay_worker.execution.page_layout import layout_of, pages_for
 from tests.support.project import ROOT
@@ -34,7 +34,7 @@ def need(name: str, precision: Precision = "w8a8", load: Load = LOAD) -> ModelNe
 
 
 def found(load: Load = LOAD, pace: float = 500.0) -> Capacity:
-    return capacity(need("8b", load=load), load, Pace(pace))
+    return capacity(need("8b", load=load), load, pace)
 
 
 class TestModel:
@@ -85,7 +85,7 @@ class TestModel:
         staged = replace(LOAD, stages=4)
         said = need("70b", load=staged)
         assert said.hop_bytes_per_row == 3 * 4 * 8192
-        wanted = capacity(said, staged, Pace(100.0))
+        wanted = capacity(said, staged, 100.0)
         assert wanted.payload_bytes_per_second == 20 * 256 * 3 * 4 * 8192
         assert wanted.payload_prompt_bytes_per_second == 20 * 512 * 3 * 4 * 8192
         assert found().payload_bytes_per_second == 0, "one stage sends nothing"
@@ -149,8 +149,8 @@ loads = st.builds(
 @given(loads, st.floats(1, 1e5), st.floats(1, 10))
 def test_more_requests_never_need_less(load: Load, pace: float, times: float) -> None:
     model = need("8b", load=load)
-    less = capacity(model, load, Pace(pace))
-    more = capacity(model, replace(load, requests_per_second=times * load.requests_per_second), Pace(pace))
+    less = capacity(model, load, pace)
+    more = capacity(model, replace(load, requests_per_second=times * load.requests_per_second), pace)
     for name in (
         "workers", "requests_at_once", "cells", "gateways", "redis_commands_per_second", "redis_cpu", "redis_bytes",
         "gateway_cpu", "payload_bytes_per_second", "client_bytes_per_second",
@@ -177,7 +177,7 @@ def test_longer_requests_never_need_less_memory(load: Load, prompt: int, context
 @given(loads, st.floats(1, 1e5), st.floats(1, 100))
 def test_faster_workers_are_fewer(load: Load, pace: float, times: float) -> None:
     model = need("1b", load=replace(load, stages=1))
-    slow, fast = (capacity(model, load, Pace(one)) for one in (pace, pace * times))
+    slow, fast = (capacity(model, load, one) for one in (pace, pace * times))
     assert fast.workers <= slow.workers and fast.requests_at_once <= slow.requests_at_once * (1 + 1e-9)
 
 

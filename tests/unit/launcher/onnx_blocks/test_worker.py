@@ -8,10 +8,9 @@ from tests.support.waiting import wait_until
 
 PARENT = """
 import sys
-from blockrelay_launcher.onnx_blocks.worker import worker
-with worker([sys.executable, "-c", "import time; print('begun', flush=True); time.sleep(600)"]) as process:
-    print(process.pid, process.stdout.readline().decode(), flush=True)
-    process.wait()
+from blockrelay_launcher.onnx_blocks.worker import run_worker
+child = "import os, time; print(os.getpid(), 'begun', flush=True); time.sleep(600)"
+run_worker([sys.executable, "-c", child], lambda lines: print(lines.readline().decode(), flush=True))
 """
 
 

@@ -22,8 +22,7 @@ def _model(depth: int, columns: int) -> ModelConfig:
     """A model whose head has this shape."""
     return ModelConfig(
         name="one", family="llama", hidden_size=depth, layers=1, heads=1, kv_heads=1, head_dim=8, intermediate_size=8,
-        vocab_size=columns, max_position=8, rms_norm_eps=1e-5, qkv_bias=False, qk_norm=False, eos_ids=(), bos_id=None,
-        bos_token=None, eos_token=None,
+        vocab_size=columns, max_position=8, rms_norm_eps=1e-5, qkv_bias=False, qk_norm=False,
     )  # fmt: skip
 
 

@@ -37,8 +37,7 @@ def _token_by_token(folder: BlockFolder, ids: list[int]) -> list[float]:
     pipeline = Pipeline(folder, stages=1, threads=1, tokens=len(ids))
     losses: list[float] = []
     for position, token in enumerate(ids[:-1]):
-        logits = pipeline.run([token], position, wanted=True, seconds={})
-        assert logits is not None
+        logits = pipeline.run([token], position)[0]
         losses.append(-float(log_probabilities(logits)[ids[position + 1]]))
     return losses
 

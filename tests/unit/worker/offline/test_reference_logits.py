@@ -111,8 +111,7 @@ def test_our_own_kernels_give_the_rows_of_one_token_at_a_time() -> None:
     (rows,) = OwnKernels(folder).rows([tokens])
     alone = Pipeline(folder, stages=1, threads=1, tokens=len(tokens))
     for at, token in enumerate(tokens):
-        row = alone.run([token], at, wanted=True, seconds={})
-        assert row is not None and np.array_equal(rows[at], row), at
+        assert np.array_equal(rows[at], alone.run([token], at)[0]), at
 
 
 def test_the_command_says_how_far_answers_are_off(

@@ -16,13 +16,7 @@ import typer
 
 from blockrelay.block_folder.folder import MODEL_KEY_DIGITS, ONNX_FOLDER_NAME
 from blockrelay.block_folder.hub_cache import model_name
-from blockrelay.block_folder.manifest import (
-    CHAT_TEMPLATE_NAME,
-    MANIFEST_NAME,
-    ONNX_BLOCKS_NAME,
-    TOKENIZER_NAME,
-    FileSpec,
-)
+from blockrelay.block_folder.manifest import MANIFEST_NAME, ONNX_BLOCKS_NAME, FileSpec
 from blockrelay.command_app import run_app
 from blockrelay.errors import UsageError
 from blockrelay.extras import need
@@ -53,12 +47,8 @@ def describe(
     opened = open_onnx_folder(folder)
     shape = served_shape(opened.wiring)
     beside = read_beside(folder, vocabulary=shape.vocabulary, max_position=max_position)
-    blocks, texts = opened.facts(), beside.texts
-    own = {ONNX_BLOCKS_NAME: encode_blocks_file(blocks).encode()}
-    if texts.tokenizer is not None:
-        own[TOKENIZER_NAME] = texts.tokenizer
-    if texts.chat_template is not None:
-        own[CHAT_TEMPLATE_NAME] = texts.chat_template.encode()
+    blocks = opened.facts()
+    own = {ONNX_BLOCKS_NAME: encode_blocks_file(blocks).encode(), **beside.texts.files()}
     specs = {
         path: FileSpec(sha256=hashlib.sha256(content).hexdigest(), bytes=len(content)) for path, content in own.items()
     }

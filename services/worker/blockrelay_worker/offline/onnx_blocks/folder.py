@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from blockrelay.block_folder.folder import file_sha256
-from blockrelay.block_folder.manifest import ONNX_BLOCKS_NAME
+from blockrelay.block_folder.manifest import ONNX_BLOCKS_NAME, FileSpec
 from blockrelay.errors import OnnxBlocksError
 from blockrelay.onnx_blocks.blocks_file import (
     BlockFiles,
-    FileFacts,
+    all_files,
     block_names,
     check_unaltered,
     read_blocks_file,
@@ -29,15 +29,15 @@ class OnnxFolder:
 
     def facts(self) -> tuple[BlockFiles, ...]:
         """The content of `blocks.json` for this folder. Reads all weight files beside the graphs, to hash them."""
-        beside: dict[str, FileFacts] = {}
+        beside: dict[str, FileSpec] = {}
         blocks: list[BlockFiles] = []
         for file in self.files:
             for name in file.weights:
                 if name not in beside:
                     path = self.root / name
-                    beside[name] = FileFacts(name, path.stat().st_size, file_sha256(path))
-            graph = FileFacts(file.signature.file, file.bytes, file.sha256)
-            blocks.append(BlockFiles(file.signature, (graph, *(beside[name] for name in file.weights))))
+                    beside[name] = FileSpec(sha256=file_sha256(path), bytes=path.stat().st_size)
+            graph = {file.signature.file: FileSpec(sha256=file.sha256, bytes=file.bytes)}
+            blocks.append(BlockFiles(file.signature, graph | {name: beside[name] for name in file.weights}))
         return tuple(blocks)
 
 
@@ -67,6 +67,6 @@ def open_onnx_folder(root: Path, *, against: Path | None = None) -> OnnxFolder:
 
 def _check_file(path: Path, known: Sequence[BlockFiles], where: str) -> None:
     """Raises OnnxBlocksError for a file whose SHA-256 is not the one in the `blocks.json` at `where`."""
-    expected = {file.name: file for block in known for file in block.files}.get(path.name)
+    expected = all_files(known).get(path.name)
     if expected is not None and path.is_file() and file_sha256(path) != expected.sha256:
         raise OnnxBlocksError(f"altered: its SHA-256 is not the one in {where}", file=path.name)

@@ -57,10 +57,9 @@ def read_onnx_file(folder: Path, name: str, index: int) -> OnnxFile:
     graph = model.graph
     constants = constant_names(graph)
     inputs = declared_tensors(name, "inputs", [value for value in graph.input if value.name not in constants])
-    signature = Signature(index, name, inputs, declared_tensors(name, "outputs", _outputs(model)))
     return OnnxFile(
         path=path,
-        signature=signature,
+        signature=Signature(index, name, inputs, declared_tensors(name, "outputs", _outputs(model))),
         weights=check_weights(folder, name, tensors_of(model)),
         operators=tuple(_operators(model)),
         vocabulary=_vocabulary(graph),

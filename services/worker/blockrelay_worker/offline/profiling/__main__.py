@@ -186,23 +186,18 @@ def _block(
 
     The base context is the shortest one measured: the model's own, if that is below BASE_CONTEXT.
     """
-    samples = {shape: one for (index, shape), one in times.items() if index == cost.index}
-    base, *longer = sorted({shape.context for shape in samples})
-
-    def at(context: int) -> dict[int, Samples]:
-        return {shape.rows: one for shape, one in samples.items() if shape.context == context}
-
-    def medians(context: int) -> dict[int, float]:
-        return {rows: one.median for rows, one in at(context).items()}
-
-    def spreads(context: int) -> dict[int, float]:
-        return {rows: one.spread for rows, one in at(context).items()}
-
+    medians: dict[int, dict[int, float]] = {}
+    spreads: dict[int, dict[int, float]] = {}
+    for (index, shape), samples in times.items():
+        if index == cost.index:
+            medians.setdefault(shape.context, {})[shape.rows] = samples.median
+            spreads.setdefault(shape.context, {})[shape.rows] = samples.spread
+    base, *longer = sorted(medians)
     return BlockProfile(
-        seconds=medians(base),
-        spread=spreads(base),
-        seconds_at_context={context: medians(context) for context in longer},
-        spread_at_context={context: spreads(context) for context in longer},
+        seconds=medians[base],
+        spread=spreads[base],
+        seconds_at_context={context: medians[context] for context in longer},
+        spread_at_context={context: spreads[context] for context in longer},
         load_seconds=loading[cost.index].median if loading else None,
         load_spread=loading[cost.index].spread if loading else None,
         bytes=size,

@@ -41,10 +41,7 @@ def rows_of_ours(hidden: int) -> HopRows:
     """Messages between stages of our own blocks: float32 rows of `hidden` columns."""
 
     def made(rows: int) -> Forward:
-        segment = ForwardSegment(
-            request_id="req", run_id="run", sequence=0, position=0, token_ids=(0,) * rows, ends_known=True
-        )
-        return Forward(sender="worker", segments=(segment,), rows=np.zeros((rows, hidden), np.float32))
+        return Forward(sender="worker", segments=(_segment("req", rows),), rows=np.zeros((rows, hidden), np.float32))
 
     return HopRows(4 * hidden, made)
 
@@ -59,16 +56,15 @@ def rows_of_onnx_blocks(wiring: Wiring, last: int, context: int) -> HopRows:
     arrays = {one.name: np.zeros(shapes[one.name], one.tensor.dtype) for one in handed_on(wiring, last)}
 
     def made(rows: int) -> Forward:
-        segments = [
-            ForwardSegment(
-                request_id=f"req-{at}", run_id="run", sequence=0, position=0, token_ids=(0,), ends_known=True
-            )
-            for at in range(rows)
-        ]
-        parts = [(NamedTensors(rows=1, arrays=arrays),)] * rows
-        return Forward(sender="worker", segments=tuple(segments), tensors=parts)
+        segments = tuple(_segment(f"req-{at}", 1) for at in range(rows))
+        return Forward(sender="worker", segments=segments, tensors=[(NamedTensors(rows=1, arrays=arrays),)] * rows)
 
     return HopRows(sum(array.nbytes for array in arrays.values()), made)
+
+
+def _segment(request: str, rows: int) -> ForwardSegment:
+    ids = (0,) * rows
+    return ForwardSegment(request_id=request, run_id="run", sequence=0, position=0, token_ids=ids, ends_known=True)
 
 
 def redis_hop(url: str, rows: HopRows) -> Hop:

@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from blockrelay.block_folder.folder import BlockFolder
@@ -44,15 +44,44 @@ class Target:
 
     name: str
     """The device's class in the profile."""
-    open: Callable[[int | None], AbstractContextManager[Executors]]
-    """Opens the device's executors and closes them at the end. The argument limits the bytes of ONNX sessions in memory
-    at once, for ONNX blocks of other makers (None: no limit)."""
-    loads: int
-    """How often each block is loaded, each time by new executors without weights."""
+    folder: BlockFolder
+    threads: int
+    device: str | None
+    """The device's id; None: our own kernels on the CPU, in this process."""
 
-    def opened(self, warm_bytes: int | None = None) -> AbstractContextManager[Executors]:
-        """Opens the device's executors; `warm_bytes` limits their ONNX sessions (`open`)."""
-        return self.open(warm_bytes)
+    @property
+    def loads(self) -> int:
+        """How often each block is loaded, each time by new executors without weights."""
+        return CPU_LOADS if self.device is None else DEVICE_LOADS
+
+    @contextmanager
+    def opened(self, warm_bytes: int | None = None) -> Iterator[Executors]:
+        """Opens executors and closes them at the end. Those of a device have a process of their own, as a worker's do;
+        it runs blocks one by one to measure each.
+
+        `warm_bytes` limits the bytes of ONNX sessions in memory at once, for ONNX blocks of other makers (None: no
+        limit).
+        """
+        if self.device is None:
+            yield executors_for(self.folder, threads=self.threads)
+            return
+        settings = WorkerSettings()
+        how = Gpu(
+            self.device,
+            PROFILE_STEP_S,
+            settings.gpu_python or sys.executable,
+            per_block=True,
+            cache=settings.cache_dir or default_root(os.environ),
+            budget_bytes=settings.gpu_memory,
+            threads=self.threads,
+            quarantine=False,
+            warm=(None, warm_bytes, False),
+        )
+        executors = DeviceExecutors(self.folder, how)
+        try:
+            yield executors
+        finally:
+            executors.close()
 
 
 def targets(folder: BlockFolder, *, threads: int, gpus: Sequence[str]) -> list[Target]:
@@ -62,15 +91,9 @@ def targets(folder: BlockFolder, *, threads: int, gpus: Sequence[str]) -> list[T
     """
     if twice := [gpu for index, gpu in enumerate(gpus) if gpu in gpus[:index]]:
         raise UsageError(f"--gpu {twice[0]}: named twice")
-    if folder.model.onnx_blocks is None:
-        cpu = Target("CPU", lambda _: nullcontext(executors_for(folder, threads=threads)), CPU_LOADS)
-    else:  # ONNX Runtime runs these on CPUs too, in a process of its own
-        cpu = Target("CPU", lambda warm: _on_device(folder, CPU_PROVIDER, threads, warm), DEVICE_LOADS)
-    chosen = [cpu]
-    for gpu in gpus:
-        name = ONE_GPU if len(gpus) == 1 else gpu
-        chosen.append(Target(name, lambda warm, gpu=gpu: _on_device(folder, gpu, threads, warm), DEVICE_LOADS))
-    return chosen
+    # ONNX Runtime runs ONNX blocks of other makers on CPUs too, in a process of its own.
+    cpu = Target("CPU", folder, threads, None if folder.model.onnx_blocks is None else CPU_PROVIDER)
+    return [cpu, *(Target(ONE_GPU if len(gpus) == 1 else gpu, folder, threads, gpu) for gpu in gpus)]
 
 
 def stage_bytes(folder: BlockFolder, executors: Executors) -> StageBytes:
@@ -92,28 +115,3 @@ def stage_bytes(folder: BlockFolder, executors: Executors) -> StageBytes:
         page=lambda first, last: layout_of(folder, first, last).bytes_per_page,
         room=host,
     )
-
-
-@contextmanager
-def _on_device(folder: BlockFolder, gpu: str, threads: int, warm_bytes: int | None) -> Iterator[Executors]:
-    """Opens executors in a process of their own, as a worker does; it runs blocks one by one to measure each.
-
-    `warm_bytes`: as in `Target.open`.
-    """
-    settings = WorkerSettings()
-    how = Gpu(
-        gpu,
-        PROFILE_STEP_S,
-        settings.gpu_python or sys.executable,
-        per_block=True,
-        cache=settings.cache_dir or default_root(os.environ),
-        budget_bytes=settings.gpu_memory,
-        threads=threads,
-        quarantine=False,
-        warm=(None, warm_bytes, False),
-    )
-    executors = DeviceExecutors(folder, how)
-    try:
-        yield executors
-    finally:
-        executors.close()
