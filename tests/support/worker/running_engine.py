@@ -25,7 +25,7 @@ from blockrelay_worker.kv.run_table import RunTable
 from blockrelay_worker.transport.inbox_reader import Reader
 from blockrelay_worker.transport.redis_links import Links
 from tests.support.cell import MODEL, Cell
-from tests.support.worker.machines import idle_machine
+from tests.support.worker.machines import serving_machine
 from tests.support.worker.stage_role import stage_role
 
 Break = Callable[[Executor], Executor]
@@ -106,7 +106,7 @@ def _stage(
         links,
         mailbox,
         metrics,
-        idle_machine(),
+        serving_machine(),
         care(metrics) if care else None,
     )
     streams = [f(MODEL, c) for c in ("cpu", "gpu") for f in (keys.reruns, keys.jobs)] if stage == 0 else []
