@@ -4,7 +4,7 @@ sent, in its order, and a target that takes nothing is not waited for."""
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -22,12 +22,13 @@ from blockrelay.redis.client import Scripts
 from blockrelay.redis.errors import RedisWatch
 from blockrelay_worker.policy import FULL_INBOX_MESSAGES
 from blockrelay_worker.transport import stage_sender
-from blockrelay_worker.transport.events import TransportEvent
+from blockrelay_worker.transport.events import Event
 from blockrelay_worker.transport.inbox_reader import Reader
 from blockrelay_worker.transport.local_rows.deaths import Deaths
 from blockrelay_worker.transport.local_rows.inbox import LocalInbox
 from blockrelay_worker.transport.local_rows.links import LocalLinks
 from blockrelay_worker.transport.local_rows.system import HAS_LOCAL_ROWS
+from blockrelay_worker.transport.mailbox import Mailbox
 from blockrelay_worker.transport.redis_links import Links
 from blockrelay_worker.transport.stage_sender import StageSender
 from blockrelay_worker.transport.worker_records import read_fields
@@ -38,16 +39,15 @@ TARGET, HIDDEN, RING = "target", 16, 1 << 14
 needs_local_rows = pytest.mark.skipif(not HAS_LOCAL_ROWS, reason="all rows go through Redis there")
 
 
-@dataclass
-class Sink:
+class Sink(Mailbox[Event]):
     """Takes events while `open`; whoever brings one otherwise waits."""
 
-    events: list[TransportEvent] = field(default_factory=list[TransportEvent])
-    open: threading.Event = field(default_factory=threading.Event)
+    def __init__(self) -> None:
+        self.events, self.open = list[Event](), threading.Event()
 
-    def put(self, event: TransportEvent) -> None:
+    def put(self, item: Event, block: bool = True, timeout: float | None = None) -> None:
         assert self.open.wait(30)
-        self.events.append(event)
+        self.events.append(item)
 
 
 @dataclass
@@ -150,7 +150,7 @@ def content(message: Forward) -> list[bytes]:
     return [repr((name, array.dtype, array.shape)).encode() + array.tobytes() for name, array in arrays]
 
 
-def same(event: TransportEvent, sent: Forward) -> bool:
+def same(event: Event, sent: Forward) -> bool:
     return isinstance(event, Forward) and event.segments == sent.segments and content(event) == content(sent)
 
 

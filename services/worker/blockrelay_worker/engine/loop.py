@@ -16,7 +16,6 @@ from blockrelay.protocol.transitions import calls
 from blockrelay.text.tokenizer import Tokenizer
 from blockrelay_worker.engine.drain import Departure
 from blockrelay_worker.engine.intake import Intake
-from blockrelay_worker.engine.mailbox import Event, Mailbox
 from blockrelay_worker.engine.quarantine import Quarantine
 from blockrelay_worker.engine.run_endings import Endings
 from blockrelay_worker.engine.stage_role import StageRole
@@ -32,8 +31,9 @@ from blockrelay_worker.scheduling.later_stage import LaterStageBatcher
 from blockrelay_worker.scheduling.route_members import RouteMembers
 from blockrelay_worker.states import WorkerMachine
 from blockrelay_worker.transport.committer import Committer
-from blockrelay_worker.transport.events import DeviceEnded, Gone, Orphan, Restarted, Verdicts, Wake
+from blockrelay_worker.transport.events import DeviceEnded, Event, Gone, Orphan, Restarted, Verdicts, Wake
 from blockrelay_worker.transport.local_rows.links import LocalLinks
+from blockrelay_worker.transport.mailbox import Mailbox
 from blockrelay_worker.transport.redis_links import Links, Stopping
 from blockrelay_worker.transport.stage_sender import StageSender
 from blockrelay_worker.transport.stage_spans import StageSpans
@@ -53,7 +53,7 @@ class Engine:
         executor: Executor,
         table: RunTable,
         links: Links,
-        mailbox: Mailbox,
+        mailbox: Mailbox[Event],
         metrics: WorkerMetrics,
         state: WorkerMachine,
         care: DeviceCare | None = None,

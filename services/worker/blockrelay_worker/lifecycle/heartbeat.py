@@ -15,7 +15,8 @@ from blockrelay.redis.client import server_run_id
 from blockrelay.redis.registry import read_plan
 from blockrelay_worker.lifecycle.registration import rows_arrive
 from blockrelay_worker.policy import INBOX_TTL_S
-from blockrelay_worker.transport.events import EventSink, Gone, Orphan, Restarted
+from blockrelay_worker.transport.events import Event, Gone, Orphan, Restarted
+from blockrelay_worker.transport.mailbox import Mailbox
 from blockrelay_worker.transport.redis_links import Links
 
 
@@ -55,7 +56,7 @@ class Heartbeat(threading.Thread):
     def __init__(
         self,
         links: Links,
-        mailbox: EventSink,
+        mailbox: Mailbox[Event],
         *,
         worker_id: str,
         run_id: str,

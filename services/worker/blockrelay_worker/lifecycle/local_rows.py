@@ -9,11 +9,12 @@ from blockrelay.protocol.encoding.named_tensors import MAX_MESSAGE_WEIGHT
 from blockrelay.settings import WorkerSettings
 from blockrelay_worker.engine.stage_role import StageRole
 from blockrelay_worker.scheduling.limits import BatchLimits
-from blockrelay_worker.transport.events import EventSink
+from blockrelay_worker.transport.events import Event
 from blockrelay_worker.transport.local_rows.deaths import Deaths
 from blockrelay_worker.transport.local_rows.inbox import LocalInbox
 from blockrelay_worker.transport.local_rows.links import LocalLinks
 from blockrelay_worker.transport.local_rows.system import HAS_LOCAL_ROWS
+from blockrelay_worker.transport.mailbox import Mailbox
 from blockrelay_worker.transport.redis_links import Links
 from blockrelay_worker.transport.worker_records import read_fields
 
@@ -42,7 +43,7 @@ class LocalRows:
 
 
 def open_local_rows(
-    settings: WorkerSettings, role: StageRole, model: ModelConfig, links: Links, mailbox: EventSink
+    settings: WorkerSettings, role: StageRole, model: ModelConfig, links: Links, mailbox: Mailbox[Event]
 ) -> LocalRows:
     """Opens the local channels and starts to listen.
 

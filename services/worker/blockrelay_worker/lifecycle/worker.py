@@ -20,7 +20,6 @@ from blockrelay.redis.client import check_redis, wait_for_redis
 from blockrelay.settings import WorkerSettings
 from blockrelay.text.tokenizer import Tokenizer
 from blockrelay_worker.engine.loop import Engine
-from blockrelay_worker.engine.mailbox import Mailbox
 from blockrelay_worker.engine.stage_role import StageRole
 from blockrelay_worker.execution.executor import Executor
 from blockrelay_worker.execution.fault_injection import SaltedExecutor, SlowedExecutor, salted_id
@@ -39,7 +38,9 @@ from blockrelay_worker.lifecycle.on_device import MOVED, OnDevice
 from blockrelay_worker.lifecycle.registration import Assignment, LoadingHeartbeat, Registration, rows_arrive
 from blockrelay_worker.policy import DEVICE_PATIENCE, KV_SHARE_OF_ONE_WORKER, PAGES_FLUSH_S
 from blockrelay_worker.states import WORKER, WorkerMachine
+from blockrelay_worker.transport.events import Event
 from blockrelay_worker.transport.inbox_reader import Reader
+from blockrelay_worker.transport.mailbox import Mailbox
 from blockrelay_worker.transport.redis_links import Drain, Links, Stopping
 
 
@@ -234,7 +235,7 @@ class Worker:
 
     def _serve(self, registration: Registration, assignment: Assignment, role: StageRole, executor: Executor) -> None:
         """Serves the stage: announces it, runs the engine and the heartbeat, and leaves the registry afterwards."""
-        mailbox, over = Mailbox(), threading.Event()
+        mailbox, over = Mailbox[Event](), threading.Event()
         store = self._page_store(role, executor)
         table = RunTable(executor.pool, self._cache(role, executor, store, mailbox))
         self._metrics.kv_pages_total.set(executor.pool.pages)
@@ -342,7 +343,7 @@ class Worker:
         )
 
     def _cache(
-        self, role: StageRole, executor: Executor, store: PageStore | None, mailbox: Mailbox
+        self, role: StageRole, executor: Executor, store: PageStore | None, mailbox: Mailbox[Event]
     ) -> PrefixCache | None:
         if not self._shares_pages(executor):
             return None
@@ -358,7 +359,7 @@ class Worker:
             deliver=mailbox.put,
         )
 
-    def _readers(self, role: StageRole, mailbox: Mailbox, over: threading.Event) -> list[threading.Thread]:
+    def _readers(self, role: StageRole, mailbox: Mailbox[Event], over: threading.Event) -> list[threading.Thread]:
         """Makes the threads that read the inboxes and, for the first stage, the streams of jobs into `mailbox`."""
         keys, inbox = self._links.keys, self._links.keys.inbox(role.worker_id)
         streams: list[str] = []

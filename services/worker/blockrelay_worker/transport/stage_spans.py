@@ -3,7 +3,6 @@
 import threading
 import time
 from dataclasses import replace
-from queue import Empty, SimpleQueue
 from typing import Any, cast
 
 from blockrelay.errors import RedisTrouble
@@ -13,6 +12,7 @@ from blockrelay.protocol.encoding.stage_span import Kind, StageSpan
 from blockrelay.redis.errors import CommandError
 from blockrelay_worker.policy import CLOCK_COMPARE_S, CLOCK_TRIES, GATHER_S, SPANS_FULL_SHARE, SPANS_KEPT, SPANS_PAUSE_S
 from blockrelay_worker.runs.run import RunTrace
+from blockrelay_worker.transport.mailbox import Mailbox
 from blockrelay_worker.transport.redis_links import Links
 
 #: A request's id, and one of its spans.
@@ -29,7 +29,7 @@ class StageSpans(threading.Thread):
         super().__init__(name="stage spans", daemon=True)
         self._links, self._closed = links, threading.Event()
         self._worker, self._stage, self._first, self._last = worker_id, stage, first, last
-        self._queue: SimpleQueue[_Item | None] = SimpleQueue()
+        self._queue = Mailbox[_Item | None]()
         self._offset_us, self._compare_at, self._paused_until = 0, float("-inf"), float("-inf")
         self._losing = False
 
@@ -64,17 +64,13 @@ class StageSpans(threading.Thread):
             self._queue.put((request_id, span))
 
     def run(self) -> None:
-        while (item := self._queue.get()) is not None:
+        items: list[_Item | None] = []
+        while None not in items:
+            first = self._queue.get()
             self._closed.wait(GATHER_S)
-            batch = [item]
-            try:
-                while (more := self._queue.get_nowait()) is not None:
-                    batch.append(more)
-            except Empty:
-                pass
-            else:
-                self._queue.put(None)
-            self._write(batch)
+            items = [first, *self._queue.take(0)]
+            if batch := [item for item in items if item is not None]:
+                self._write(batch)
 
     def close(self) -> None:
         """Writes what waits and ends the thread; does not wait longer than 1 s if Redis does not answer."""

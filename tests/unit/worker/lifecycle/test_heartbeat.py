@@ -11,9 +11,9 @@ from blockrelay.protocol.messages import Ended
 from blockrelay.protocol.transitions import calls
 from blockrelay.redis.client import Scripts, server_run_id
 from blockrelay.redis.errors import RedisWatch
-from blockrelay_worker.engine.mailbox import Event, Mailbox
 from blockrelay_worker.lifecycle.heartbeat import Comparison, Heartbeat, compare
-from blockrelay_worker.transport.events import Gone, Orphan, Restarted
+from blockrelay_worker.transport.events import Event, Gone, Orphan, Restarted
+from blockrelay_worker.transport.mailbox import Mailbox
 from blockrelay_worker.transport.redis_links import Links
 from tests.support.cell import MODEL, Cell
 from tests.support.waiting import wait_until
@@ -43,7 +43,7 @@ class Beating:
     def __init__(self, client: redis.Redis, keys: Keys, scripts: Scripts, run_id: str) -> None:
         self.cell = Cell(client, keys, scripts)
         self.cell.worker("a", split="1-4")
-        self.stop, self.mailbox, self.events = threading.Event(), Mailbox(), list[Event]()
+        self.stop, self.mailbox, self.events = threading.Event(), Mailbox[Event](), list[Event]()
         self.view: dict[str, str] = {}
         self.parts = 0
         metrics = WorkerMetrics(CollectorRegistry())
