@@ -220,8 +220,8 @@ class Engine:
         """Ends requests whose deadline has passed at `now` (monotonic seconds)."""
         for run in [run for run in self.table.all() if run.is_overdue(now)]:
             answer = self.links.run_until_reachable(calls.finish(run.request_id, "expired", run_id=run.run_id))
-            if answer == "EARLY":  # the clock of Redis was put back since CLAIM
-                run.put_off(now + EARLY_S)
+            if answer == "EARLY":  # the clock of Redis, which decides, was put back since CLAIM: time is left
+                run.deadline = now + EARLY_S
             else:
                 self._endings.forget(run.request_id, run.run_id)
 

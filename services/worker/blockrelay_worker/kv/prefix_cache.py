@@ -81,7 +81,7 @@ class PrefixCache:
         if self._counts and not kv.preemptions and self._shares(run):
             self._metrics.prefix_cache_queries.inc(len(run.tokens))
         hashes, partial_tokens = kv.hashes[kv.published : pages], 0
-        if rest and run.private and (exactly is not None or run.identity.reusable_limit is not None):
+        if rest and run.private and (exactly is not None or run.reusable_limit is not None):
             candidates = self._partial_hashes(run, pages, rest)
             if not hashes and (page := self._pool.take_first(candidates)) is not None:
                 kv.attach_partial(page, rest)

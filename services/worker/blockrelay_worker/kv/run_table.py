@@ -109,7 +109,7 @@ class RunTable:
         run.kv.searched = True
         if exactly and not self.pool.layout.layers:
             run.kv.count_reused(exactly)  # a stage with the head alone has no KV
-        elif self._cache is not None and run.identity.reusable_limit != 0:
+        elif self._cache is not None and run.reusable_limit != 0:
             self._cache.attach(run, exactly)
 
     def is_loading(self, request_id: str) -> bool:
