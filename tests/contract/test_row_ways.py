@@ -5,7 +5,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import pytest
@@ -31,7 +30,6 @@ from blockrelay_worker.transport.local_rows.system import HAS_LOCAL_ROWS
 from blockrelay_worker.transport.mailbox import Mailbox
 from blockrelay_worker.transport.redis_links import Links
 from blockrelay_worker.transport.stage_sender import StageSender
-from blockrelay_worker.transport.worker_records import read_fields
 from tests.support.waiting import wait_until
 
 TARGET, HIDDEN, RING = "target", 16, 1 << 14
@@ -96,7 +94,7 @@ def way(request: pytest.FixtureRequest, client: redis.Redis, keys: Keys, scripts
     metrics, stop, sink, leave = WorkerMetrics(CollectorRegistry()), threading.Event(), Sink(), threading.Event()
     links = Links(client, client, keys, scripts, RedisWatch(metrics.redis_errors), stop)
     deaths = Deaths(links)
-    local = LocalLinks("sender", RING, partial(read_fields, links), deaths)
+    local = LocalLinks("sender", RING, links.read_worker, deaths)
     inbox = redis_inbox(client, keys, links, sink) if request.param == "redis" else local_inbox(client, keys, sink)
     there = threading.Event()
 

@@ -4,7 +4,6 @@ One thread owns runs, KV pages and executor. The committer thread commits behind
 """
 
 import time
-from functools import partial
 
 from blockrelay.block_folder.model import ModelConfig
 from blockrelay.errors import WireError
@@ -14,7 +13,6 @@ from blockrelay.protocol.messages import Commit, CommitAnswer, Ended, Forward, N
 from blockrelay.protocol.status_events import Shard
 from blockrelay.protocol.transitions import calls
 from blockrelay.text.tokenizer import Tokenizer
-from blockrelay_worker.engine.drain import Departure
 from blockrelay_worker.engine.intake import Intake
 from blockrelay_worker.engine.quarantine import Quarantine
 from blockrelay_worker.engine.run_endings import Endings
@@ -39,7 +37,6 @@ from blockrelay_worker.transport.stage_sender import StageSender
 from blockrelay_worker.transport.stage_spans import StageSpans
 from blockrelay_worker.transport.status_events import StatusEventPublisher
 from blockrelay_worker.transport.tensor_results import TensorResultWriter
-from blockrelay_worker.transport.worker_records import read_fields
 
 
 class Engine:
@@ -74,7 +71,7 @@ class Engine:
         self._first = FirstStageBatcher(
             role.limits,
             table,
-            RouteMembers(partial(read_fields, links), role.limits),
+            RouteMembers(links.read_worker, role.limits),
             self._sender.full_targets,
             metrics,
             whole_model=role.last_stage,
@@ -101,7 +98,6 @@ class Engine:
         )
         self.pace = self._steps.pace
         self._claim_due = role.first_stage
-        self._departure = Departure(links, role.worker_id)
         self._log = get()
         self._register_gauges()
 
@@ -132,7 +128,7 @@ class Engine:
                     self._state.on("drain")
                 if self._state.state == "draining":
                     self._claim_due = False
-                    if self._departure.over(len(self.table)):
+                    if self._endings.all_ended():
                         return "drained"
                     if self._care and self._care.leaves_now:
                         return "the device is renewed"
@@ -211,9 +207,8 @@ class Engine:
         self._log.warning("REDIS_RESTARTED", runs=len(self.table))
         self.table.clear()
         self._later.clear()
-        for request_id, run_id in (self.links.run_until_reachable(calls.heartbeat(self.role.worker_id)) or {}).items():
-            if run_id:
-                self._endings.rerun(request_id, run_id, "restart")
+        for request_id, run_id in self._endings.unseen().items():
+            self._endings.rerun(request_id, run_id, "restart")
         self._claim_due = self.role.first_stage
 
     def _end_overdue(self, now: float) -> None:

@@ -40,7 +40,7 @@ class Waiting:
 
 
 class LaterStageBatcher:
-    """Makes the batches of a later stage. Used by the engine thread only. Its length is the number of queued segments.
+    """Makes the batches of a later stage. Used by the engine thread only.
 
     `run_of` is called for each segment of a chosen batch. It may wait for Redis.
     """
@@ -48,9 +48,6 @@ class LaterStageBatcher:
     def __init__(self, limits: BatchLimits, run_of: RunOf) -> None:
         self._limits, self._run_of = limits, run_of
         self._waiting: list[Waiting] = []
-
-    def __len__(self) -> int:
-        return len(self._waiting)
 
     def add(self, message: Forward) -> None:
         """Queues the segments of a message."""

@@ -135,6 +135,14 @@ class Links:
                     self.watch.worked(work)
                     return answer
 
+    def read_worker(self, worker_id: str, names: tuple[str, ...]) -> list[bytes | None]:
+        """Returns fields of a worker's record by name; None for each that is missing.
+
+        Waits for Redis; raises Stopping when the process should end meanwhile.
+        """
+        record = self.keys.worker(worker_id)
+        return self.retry_until_reachable(lambda: self.control.hmget(record, list(names)), "read worker")
+
     def close(self) -> None:
         """Closes both clients."""
         self.control.close()
