@@ -101,10 +101,6 @@ class Engine:
         self._log = get()
         self._register_gauges()
 
-    def step_age(self) -> float:
-        """Seconds that the current step has computed, without waits for Redis; 0 between steps. For any thread."""
-        return self.links.clock.age()
-
     def run(self) -> str:
         """Runs until the worker is stopped, drained or gone, or its device is lost. Returns the reason, for the log.
 

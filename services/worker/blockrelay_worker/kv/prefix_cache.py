@@ -105,6 +105,12 @@ class PrefixCache:
         if self._store is not None:
             self._store.settle()
 
+    def close(self, timeout_s: float) -> None:
+        """Closes the page store, once every page that was put is written or `timeout_s` seconds have passed."""
+        if self._store is not None:
+            self._store.flush(timeout_s)
+            self._store.close()
+
     def publish(self, run: Run, tokens: int) -> None:
         """Publishes the run's full pages within the first `tokens` tokens, which are known and computed."""
         kv, full = run.kv, tokens // PAGE

@@ -1,40 +1,54 @@
 """The heartbeat: the pure comparison of runs, and the thread against a real Redis."""
 
 import threading
+from typing import Any
 
 import redis
 from prometheus_client import CollectorRegistry
 
 from blockrelay.observability.metrics.worker import WorkerMetrics
+from blockrelay.protocol.capabilities import Capabilities
 from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.messages import Ended
 from blockrelay.protocol.transitions import calls
 from blockrelay.redis.client import Scripts, server_run_id
 from blockrelay.redis.errors import RedisWatch
-from blockrelay_worker.lifecycle.heartbeat import Comparison, Heartbeat, compare
+from blockrelay_worker.engine.stage_role import StageRole
+from blockrelay_worker.execution.page_layout import PageLayout
+from blockrelay_worker.execution.page_pool import PagePool
+from blockrelay_worker.kv.run_table import RunTable
+from blockrelay_worker.lifecycle.heartbeat import Heartbeat, compare
 from blockrelay_worker.transport.events import Event, Gone, Orphan, Restarted
 from blockrelay_worker.transport.mailbox import Mailbox
 from blockrelay_worker.transport.redis_links import Links
 from tests.support.cell import MODEL, Cell
 from tests.support.waiting import wait_until
 
+ABLE = Capabilities(
+    exact=True, ragged=True, max_rows=8, max_sequences=8, precision="w8a8", numerics_id="n", kv_tokens=48
+)
+LIMITS: dict[str, Any] = {"max_requests": 8, "step_target_s": 0.05, "step_limit_s": 30.0, "speculation": True}
+ROLE = StageRole(
+    worker_id="a", split="1-4", stage=0, first=1, last=4, blocks=4, capabilities=ABLE, device="cpu", **LIMITS
+)
+
 
 def test_equal_tables_say_nothing() -> None:
-    assert compare({"q": "r"}, {"q": "r"}, {"q": "r"}) == Comparison((), frozenset())
+    assert compare({"q": "r"}, {"q": "r"}, {"q": "r"}) == (frozenset(), frozenset())
 
 
 def test_a_run_that_redis_does_not_know_has_ended() -> None:
-    assert compare({"q": "r"}, {"q": "r"}, {}).ended == (("q", "r"),)
-    assert compare({"q": "old"}, {"q": "old"}, {"q": "new"}).ended == (("q", "old"),)
+    assert compare({"q": "r"}, {"q": "r"}, {}) == ({("q", "r")}, frozenset())
+    assert compare({"q": "old"}, {"q": "old"}, {"q": "new"}) == ({("q", "old")}, {("q", "new")})
 
 
 def test_a_run_that_only_redis_knows_is_strange() -> None:
-    assert compare({}, {}, {"q": "r"}).strange == {("q", "r")}
+    assert compare({}, {}, {"q": "r", "not claimed": ""}) == (frozenset(), {("q", "r")})
 
 
 def test_what_was_claimed_or_dropped_during_the_beat_is_neither() -> None:
-    assert compare({}, {"q": "r"}, {"q": "r"}) == Comparison((), frozenset())
-    assert compare({"q": "r"}, {}, {"q": "r"}) == Comparison((), frozenset())
+    assert compare({}, {"q": "r"}, {"q": "r"}) == (frozenset(), frozenset())
+    assert compare({"q": "r"}, {}, {"q": "r"}) == (frozenset(), frozenset())
 
 
 class Beating:
@@ -44,23 +58,17 @@ class Beating:
         self.cell = Cell(client, keys, scripts)
         self.cell.worker("a", split="1-4")
         self.stop, self.mailbox, self.events = threading.Event(), Mailbox[Event](), list[Event]()
-        self.view: dict[str, str] = {}
-        self.parts = 0
+        self.table = RunTable(PagePool(PageLayout(layers=1, kv_heads=1, head_dim=8), 3))
         metrics = WorkerMetrics(CollectorRegistry())
-        links = Links(client, client, keys, scripts, RedisWatch(metrics.redis_errors), self.stop)
+        self.links = Links(client, client, keys, scripts, RedisWatch(metrics.redis_errors), self.stop)
         self.thread = Heartbeat(
-            links,
+            self.links,
             self.mailbox,
-            worker_id="a",
+            ROLE,
+            self.table,
             run_id=run_id,
             model=MODEL,
-            split="1-4",
-            stage=0,
-            view=lambda: self.view,
-            step_age=lambda: 0.0,
-            parts=lambda: self.parts,
             pace=lambda: None,
-            pages_used=lambda: 3,
             every_s=0.02,
             step_limit_s=lambda: 30.0,
             stop=self.stop,
@@ -91,13 +99,13 @@ def test_requests_of_a_step_that_goes_on_are_not_stuck(client: redis.Redis, keys
     beating = Beating(client, keys, scripts, server_run_id(client))
     beating.cell.accept()
     (run,) = beating.cell.claim("a")
-    beating.view = {"req-1": run.run_id}
+    beating.table.view = {"req-1": run.run_id}
 
     def moved_ms() -> float:
         return float(str(client.zscore(keys.running, "req-1")))
 
     client.zadd(keys.running, {"req-1": 1000})
-    beating.parts += 1
+    beating.links.clock.progressed()
     wait_until(lambda: moved_ms() > 1000, "a part is progress")
     client.zadd(keys.running, {"req-1": 1000})
     beats = float(str(client.zscore(keys.workers, "a")))
@@ -108,7 +116,7 @@ def test_requests_of_a_step_that_goes_on_are_not_stuck(client: redis.Redis, keys
 
 def test_a_run_that_ended_elsewhere_is_dropped(client: redis.Redis, keys: Keys, scripts: Scripts) -> None:
     beating = Beating(client, keys, scripts, server_run_id(client))
-    beating.view = {"req-9": "r"}
+    beating.table.view = {"req-9": "r"}
     beating.wait_for(Ended(request_id="req-9", run_id="r"))
     beating.end()
 
