@@ -10,7 +10,6 @@ from blockrelay.errors import WireError
 from blockrelay.observability.logs import get
 from blockrelay.observability.metrics.worker import WorkerMetrics
 from blockrelay.protocol.messages import Commit, CommitAnswer, Ended, Forward, NextJob
-from blockrelay.protocol.status_events import Shard
 from blockrelay.protocol.transitions import calls
 from blockrelay.text.tokenizer import Tokenizer
 from blockrelay_worker.engine.intake import Intake
@@ -34,8 +33,6 @@ from blockrelay_worker.transport.local_rows.links import LocalLinks
 from blockrelay_worker.transport.mailbox import Mailbox
 from blockrelay_worker.transport.redis_links import Links, Stopping
 from blockrelay_worker.transport.stage_sender import StageSender
-from blockrelay_worker.transport.stage_spans import StageSpans
-from blockrelay_worker.transport.status_events import StatusEventPublisher
 from blockrelay_worker.transport.tensor_results import TensorResultWriter
 
 
@@ -77,11 +74,7 @@ class Engine:
             whole_model=role.last_stage,
         )
         self._later = LaterStageBatcher(role.limits, self._intake.segment)
-        self._status_events = StatusEventPublisher(links)
-        self._stage_spans = StageSpans(
-            links, worker_id=role.worker_id, stage=role.stage, first=role.first, last=role.last
-        )
-        shard = Shard.of_blocks(model.name, role.first, role.last, role.blocks)
+        self._reports = StepReports(role, links, model.name)
         self._quarantine = Quarantine(links, role.worker_id)
         self._endings = Endings(role, links, table, metrics, self._room_came)
         self._steps = Steps(
@@ -93,7 +86,7 @@ class Engine:
             self._sender,
             self._committer,
             self._results,
-            StepReports(role, self._status_events, self._stage_spans, shard),
+            self._reports,
             metrics,
         )
         self.pace = self._steps.pace
@@ -109,8 +102,7 @@ class Engine:
         """
         self._committer.start()
         self._results.start()
-        self._status_events.start()
-        self._stage_spans.start()
+        self._reports.start()
         moved = False
         try:
             while not self.links.stop.is_set():
@@ -150,8 +142,7 @@ class Engine:
             self.links.clock.end()
             self._results.flush(1.0)
             self._results.close()
-            self._status_events.close()
-            self._stage_spans.close()
+            self._reports.close()
             self._committer.flush(2.0)
             self._committer.close()
             self._later.clear()
@@ -261,7 +252,7 @@ class Engine:
                 tokens = self._intake.reusable(segment)
                 self._endings.rerun(segment.request_id, segment.run_id, "missing_pages", reusable=tokens)
         if work:
-            self.links.clock.allow(self._steps.patience_s(work))
+            self.links.clock.allowed_s = self._steps.patience_s(work)
             self._steps.run(work)
         return bool(work)
 

@@ -344,7 +344,7 @@ class Steps:
                 generated += len(commit.tokens)
                 commits.append(commit)
                 if run.trace is not None:
-                    run.trace.ready()  # with the whole model here, the next token can be computed at once
+                    run.trace.ready_ns = time.monotonic_ns()  # a worker of the whole model can compute on at once
                 if not commit.end and len(run.route) > 1:
                     announced.append((run.route[0], commit))
         if announced:

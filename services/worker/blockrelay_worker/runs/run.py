@@ -93,10 +93,6 @@ class RunTrace:
     steps: int = 0
     """Number of steps that were reported."""
 
-    def ready(self) -> None:
-        """Notes that the next rows can be computed from now on."""
-        self.ready_ns = time.monotonic_ns()
-
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Run:

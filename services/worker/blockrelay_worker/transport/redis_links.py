@@ -42,7 +42,7 @@ class StepClock:
         self._started: float | None = None
         self._waiting_since: float | None = None
         self.allowed_s = 0.0
-        """Seconds that the current step may take."""
+        """Seconds that the current step may take; the engine sets it, and `end` sets it back to 0."""
         self.parts = 0
         """Number of calls of `progressed`."""
 
@@ -50,10 +50,6 @@ class StepClock:
         """Begins a step of the calling thread; returns the monotonic time in seconds."""
         self._thread, self._started = threading.get_ident(), time.monotonic()
         return self._started
-
-    def allow(self, seconds: float) -> None:
-        """Sets `allowed_s`, the seconds that the current step may take; `end` sets it back to 0."""
-        self.allowed_s = seconds
 
     def progressed(self) -> None:
         """Sets the age of the step back to 0 and adds 1 to `parts`: a part that may be long by itself is done."""
