@@ -11,6 +11,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from blockrelay_worker.kv.store.tier import StoredPage, TierFailure
@@ -185,7 +186,5 @@ def _status(entry: "os.DirEntry[str]") -> os.stat_result | None:
 
 
 def _remove(path: str) -> None:
-    try:
+    with suppress(OSError):  # another process removed it, or the next call that needs room tries again
         os.unlink(path)
-    except OSError:
-        return  # another process removed it, or it cannot be removed: the next call that needs room tries again
