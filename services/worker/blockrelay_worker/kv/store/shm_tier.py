@@ -151,7 +151,8 @@ class ShmTier:
         try:
             with os.scandir(self._folder) as entries:
                 for entry in entries:
-                    if status := _status(entry):
+                    with suppress(OSError):  # another process has removed it
+                        status = entry.stat(follow_symlinks=False)
                         files.append((status.st_mtime_ns, status.st_size, entry.path))
                     if blocks := _blocks_of(entry.name):
                         ranges.add(blocks)
@@ -175,14 +176,6 @@ def _blocks_of(file_name: str) -> tuple[int, int] | None:
     _, _, blocks = file_name.partition(".")
     first, _, last = blocks.partition("-")
     return (int(first), int(last)) if first.isdigit() and last.isdigit() else None
-
-
-def _status(entry: "os.DirEntry[str]") -> os.stat_result | None:
-    """The file's status; None if the file has gone meanwhile."""
-    try:
-        return entry.stat(follow_symlinks=False)
-    except OSError:
-        return None
 
 
 def _remove(path: str) -> None:
