@@ -3,31 +3,20 @@
 import multiprocessing
 import statistics
 import time
-from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
-from queue import SimpleQueue
 
 import numpy as np
 
 from blockrelay.protocol.messages import Forward, ForwardSegment
-from blockrelay_worker.transport.events import TransportEvent
+from blockrelay_worker.transport.events import Event
 from blockrelay_worker.transport.local_rows.frames import Address
 from blockrelay_worker.transport.local_rows.inbox import LocalInbox
 from blockrelay_worker.transport.local_rows.link import LocalLink
+from blockrelay_worker.transport.mailbox import Mailbox
 
 RING_BYTES = 1 << 24
 WARM_UP, RUNS = 50, 400
 PATIENCE_S = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class _Mailbox:
-    """A queue of arrived events, in place of an engine's mailbox."""
-
-    events: SimpleQueue[TransportEvent] = field(default_factory=SimpleQueue[TransportEvent])
-
-    def put(self, event: TransportEvent) -> None:
-        self.events.put(event)
 
 
 def one_way_s(hidden: int, rows: int = 1, *, runs: int = RUNS) -> float:
@@ -37,7 +26,7 @@ def one_way_s(hidden: int, rows: int = 1, *, runs: int = RUNS) -> float:
     """
     ours, theirs = multiprocessing.Pipe()
     echo = multiprocessing.get_context("spawn").Process(target=_echo, args=(theirs,), daemon=True)
-    mailbox = _Mailbox()
+    mailbox = Mailbox[Event]()
     inbox = LocalInbox(mailbox)
     inbox.start()
     echo.start()
@@ -52,7 +41,7 @@ def one_way_s(hidden: int, rows: int = 1, *, runs: int = RUNS) -> float:
         for _ in range(WARM_UP + runs):
             began = time.perf_counter()
             link.send(message.encode(), PATIENCE_S)
-            mailbox.events.get(timeout=PATIENCE_S)
+            mailbox.get(timeout=PATIENCE_S)
             times.append((time.perf_counter() - began) / 2)
         link.close()
         return statistics.median(times[WARM_UP:])
@@ -64,13 +53,13 @@ def one_way_s(hidden: int, rows: int = 1, *, runs: int = RUNS) -> float:
 
 def _echo(pipe: Connection) -> None:
     """Sends every message back, in the other process."""
-    mailbox = _Mailbox()
+    mailbox = Mailbox[Event]()
     inbox = LocalInbox(mailbox)
     inbox.start()
     pipe.send(inbox.address)
     link = LocalLink(_address(pipe), worker_id="back", ring_bytes=RING_BYTES)
     while True:
-        event = mailbox.events.get()
+        event = mailbox.get()
         assert isinstance(event, Forward)
         link.send(event.encode(), PATIENCE_S)
 

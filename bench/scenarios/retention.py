@@ -43,7 +43,7 @@ from blockrelay.protocol.transitions import calls
 from blockrelay.redis.client import Scripts, check_redis, connect, wait_for_redis
 from blockrelay.redis.errors import RedisWatch
 from blockrelay.redis.protocol_check import check_protocol
-from blockrelay.settings import GatewaySettings
+from blockrelay.settings import GatewaySettings, WorkerSettings
 from blockrelay_gateway.policy import FORGOTTEN_A_CALL
 from blockrelay_launcher.supervisor.embedded_redis import find_server_program, place
 from blockrelay_worker.lifecycle.registration import Assignment, Registration
@@ -98,9 +98,7 @@ class SimulatedWorker:
         """Registers the worker and its stage in Redis."""
         watch = RedisWatch(Counter("errors", "Redis errors of a simulated worker", registry=None))
         links = Links(self.client, self.client, self.keys, self.scripts, watch, threading.Event())
-        registration = Registration(
-            links, model=MODEL, device="cpu", numerics=NUMERICS, host="127.0.0.1", port=0, threads=1
-        )
+        registration = Registration(links, WorkerSettings(), model=MODEL, numerics=NUMERICS, port=0)
         self.worker_id, split = registration.worker_id, f"1-{BLOCKS}"
         registration.announce(Assignment(split, 0, parse_split(split)[0], epoch=0), pages=1 << 20, slots=AT_ONCE)
 

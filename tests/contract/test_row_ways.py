@@ -4,8 +4,7 @@ sent, in its order, and a target that takes nothing is not waited for."""
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -22,15 +21,15 @@ from blockrelay.redis.client import Scripts
 from blockrelay.redis.errors import RedisWatch
 from blockrelay_worker.policy import FULL_INBOX_MESSAGES
 from blockrelay_worker.transport import stage_sender
-from blockrelay_worker.transport.events import TransportEvent
+from blockrelay_worker.transport.events import Event
 from blockrelay_worker.transport.inbox_reader import Reader
 from blockrelay_worker.transport.local_rows.deaths import Deaths
 from blockrelay_worker.transport.local_rows.inbox import LocalInbox
 from blockrelay_worker.transport.local_rows.links import LocalLinks
 from blockrelay_worker.transport.local_rows.system import HAS_LOCAL_ROWS
+from blockrelay_worker.transport.mailbox import Mailbox
 from blockrelay_worker.transport.redis_links import Links
 from blockrelay_worker.transport.stage_sender import StageSender
-from blockrelay_worker.transport.worker_records import read_fields
 from tests.support.waiting import wait_until
 
 TARGET, HIDDEN, RING = "target", 16, 1 << 14
@@ -38,16 +37,15 @@ TARGET, HIDDEN, RING = "target", 16, 1 << 14
 needs_local_rows = pytest.mark.skipif(not HAS_LOCAL_ROWS, reason="all rows go through Redis there")
 
 
-@dataclass
-class Sink:
+class Sink(Mailbox[Event]):
     """Takes events while `open`; whoever brings one otherwise waits."""
 
-    events: list[TransportEvent] = field(default_factory=list[TransportEvent])
-    open: threading.Event = field(default_factory=threading.Event)
+    def __init__(self) -> None:
+        self.events, self.open = list[Event](), threading.Event()
 
-    def put(self, event: TransportEvent) -> None:
+    def put(self, item: Event, block: bool = True, timeout: float | None = None) -> None:
         assert self.open.wait(30)
-        self.events.append(event)
+        self.events.append(item)
 
 
 @dataclass
@@ -96,7 +94,7 @@ def way(request: pytest.FixtureRequest, client: redis.Redis, keys: Keys, scripts
     metrics, stop, sink, leave = WorkerMetrics(CollectorRegistry()), threading.Event(), Sink(), threading.Event()
     links = Links(client, client, keys, scripts, RedisWatch(metrics.redis_errors), stop)
     deaths = Deaths(links)
-    local = LocalLinks("sender", RING, partial(read_fields, links), deaths)
+    local = LocalLinks("sender", RING, links.read_worker, deaths)
     inbox = redis_inbox(client, keys, links, sink) if request.param == "redis" else local_inbox(client, keys, sink)
     there = threading.Event()
 
@@ -150,7 +148,7 @@ def content(message: Forward) -> list[bytes]:
     return [repr((name, array.dtype, array.shape)).encode() + array.tobytes() for name, array in arrays]
 
 
-def same(event: TransportEvent, sent: Forward) -> bool:
+def same(event: Event, sent: Forward) -> bool:
     return isinstance(event, Forward) and event.segments == sent.segments and content(event) == content(sent)
 
 

@@ -19,7 +19,6 @@ from blockrelay.redis.cell_settings import CellSettings, publish_cell_settings
 from blockrelay.redis.client import Scripts
 from blockrelay.redis.errors import RedisWatch
 from blockrelay_worker.engine.loop import Engine
-from blockrelay_worker.engine.mailbox import Mailbox
 from blockrelay_worker.execution.batch import Batch, Segment
 from blockrelay_worker.execution.cpu.stage import StageExecutor
 from blockrelay_worker.execution.page_layout import pages_for
@@ -27,12 +26,14 @@ from blockrelay_worker.kernels import PAGE, load_kernels
 from blockrelay_worker.kv.block_hashes import extend_hashes, root_hash
 from blockrelay_worker.kv.prefix_cache import PrefixCache
 from blockrelay_worker.kv.run_table import RunTable
+from blockrelay_worker.transport.events import Event
 from blockrelay_worker.transport.inbox_reader import Reader
+from blockrelay_worker.transport.mailbox import Mailbox
 from blockrelay_worker.transport.redis_links import Links, StepClock
 from tests.support.cell import MODEL, Cell, body
 from tests.support.models.tiny_model import write_tiny_model
 from tests.support.waiting import wait_until
-from tests.support.worker.machines import idle_machine
+from tests.support.worker.machines import serving_machine
 from tests.support.worker.stage_role import stage_role
 
 ROOT = root_hash(salt="", model_hash="m", numerics="n")
@@ -62,7 +63,7 @@ def engines_running(
         for stage, (first, last) in enumerate(zip(starts, ends, strict=True)):
             executor = executor_of(folder, first, last, pages)
             executors.append(executor)
-            metrics, mailbox = WorkerMetrics(registries[stage]), Mailbox()
+            metrics, mailbox = WorkerMetrics(registries[stage]), Mailbox[Event]()
             cache = PrefixCache(executor.pool, model_hash="m", numerics="n", metrics=metrics)
             worker_id = cell.worker(f"w{stage}", stage=stage, split=split, pages=pages)
             bounds: dict[str, Any] = {"max_rows": 48, "max_requests": 16, "step_target_s": 1.0}
@@ -77,7 +78,7 @@ def engines_running(
                 own,
                 mailbox,
                 metrics,
-                idle_machine(),
+                serving_machine(),
             )
             streams = [f(MODEL, "cpu") for f in (links.keys.reruns, links.keys.jobs)] if stage == 0 else []
             reader = Reader(links.control, links.keys.inbox(role.worker_id), streams, mailbox, links.stop, links.watch)

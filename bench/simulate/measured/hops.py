@@ -16,8 +16,9 @@ from blockrelay.protocol.messages import Commit, Forward, ForwardSegment
 from blockrelay.redis.client import Scripts, connect
 from blockrelay.redis.errors import RedisWatch
 from blockrelay_launcher.background import running_redis
-from blockrelay_worker.engine.mailbox import Mailbox
+from blockrelay_worker.transport.events import Event
 from blockrelay_worker.transport.inbox_reader import Reader
+from blockrelay_worker.transport.mailbox import Mailbox
 from blockrelay_worker.transport.redis_links import Links
 from blockrelay_worker.transport.stage_sender import StageSender
 
@@ -49,7 +50,7 @@ def hop_costs(hidden: int) -> HopCosts:
         links = Links(control, payload, _KEYS, Scripts(control, _KEYS), watch, stop)
         inbox = _KEYS.inbox(_OTHER)
         payload.xadd(inbox, {"opened": ""})
-        mailbox = Mailbox()
+        mailbox = Mailbox[Event]()
         reader = Reader(connect(url), inbox, [], mailbox, stop, watch)
         reader.start()
         sender = StageSender(links, WorkerMetrics(CollectorRegistry()))

@@ -1,7 +1,6 @@
 """A first stage as the engine sees it, on real pages and a real Redis, without executor or threads."""
 
 import threading
-from functools import partial
 from typing import Any
 
 import redis
@@ -22,7 +21,6 @@ from blockrelay_worker.scheduling.step_cost import StepCost
 from blockrelay_worker.scheduling.work import Work
 from blockrelay_worker.transport.redis_links import Links
 from blockrelay_worker.transport.stage_sender import StageSender
-from blockrelay_worker.transport.worker_records import read_fields
 from tests.support.cell import Cell
 from tests.support.worker.runs import new_run
 from tests.support.worker.stage_role import stage_role
@@ -45,7 +43,7 @@ class Stage:
         self.batcher = FirstStageBatcher(
             self.role.limits,
             self.table,
-            RouteMembers(partial(read_fields, links), self.role.limits),
+            RouteMembers(links.read_worker, self.role.limits),
             StageSender(links, metrics).full_targets,
             metrics,
             whole_model=self.role.last_stage,

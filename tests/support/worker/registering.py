@@ -10,6 +10,7 @@ from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.plan import Device, parse_split
 from blockrelay.redis.client import Scripts
 from blockrelay.redis.errors import RedisWatch
+from blockrelay.settings import WorkerSettings
 from blockrelay_worker.lifecycle.registration import Assignment, Registration
 from blockrelay_worker.transport.redis_links import Links
 
@@ -56,12 +57,10 @@ def _registration(
     links = Links(client, client, keys, Scripts(client, keys), _watch, threading.Event())
     registration = Registration(
         links,
+        WorkerSettings(device=device, host="h", threads=1),
         model=model,
-        device=device,
         numerics=numerics,
-        host="h",
         port=0,
-        threads=1,
         nondeterministic=varies,
         slow=slow,
     )

@@ -16,16 +16,17 @@ from blockrelay.protocol.plan import Device, parse_split
 from blockrelay.redis.client import Scripts
 from blockrelay.redis.errors import RedisWatch
 from blockrelay_worker.engine.loop import Engine
-from blockrelay_worker.engine.mailbox import Mailbox
 from blockrelay_worker.execution.cpu.stage import StageExecutor
 from blockrelay_worker.execution.executor import Executor
 from blockrelay_worker.execution.process.care import DeviceCare
 from blockrelay_worker.kernels import load_kernels
 from blockrelay_worker.kv.run_table import RunTable
+from blockrelay_worker.transport.events import Event
 from blockrelay_worker.transport.inbox_reader import Reader
+from blockrelay_worker.transport.mailbox import Mailbox
 from blockrelay_worker.transport.redis_links import Links
 from tests.support.cell import MODEL, Cell
-from tests.support.worker.machines import idle_machine
+from tests.support.worker.machines import serving_machine
 from tests.support.worker.stage_role import stage_role
 
 Break = Callable[[Executor], Executor]
@@ -93,7 +94,7 @@ def _stage(
     client.delete(keys.worker(worker_id))  # of a life before, which may have been about to leave
     name = cell.worker(worker_id, split=split, stage=stage, device=device)
     executor = broken(StageExecutor(folder, blocks.first, blocks.last, pages=100, threads=1, kernels=load_kernels(1)))
-    mailbox, table = Mailbox(), RunTable(executor.pool)
+    mailbox, table = Mailbox[Event](), RunTable(executor.pool)
     links = Links(client, client, keys, cell.scripts, RedisWatch(metrics.redis_errors), stop)
     runs_on = "gpu" if device == "gpu" else "cpu"
     fields: dict[str, Any] = {"first": blocks.first, "last": blocks.last, "device": runs_on, "step_target_s": 1.0}
@@ -106,7 +107,7 @@ def _stage(
         links,
         mailbox,
         metrics,
-        idle_machine(),
+        serving_machine(),
         care(metrics) if care else None,
     )
     streams = [f(MODEL, c) for c in ("cpu", "gpu") for f in (keys.reruns, keys.jobs)] if stage == 0 else []

@@ -7,7 +7,7 @@ import numpy as np
 
 from blockrelay.protocol.messages import RequestBody
 from blockrelay.protocol.sampling_params import SamplingParams
-from blockrelay_worker.runs.run import LastStageState, Run, RunIdentity
+from blockrelay_worker.runs.run import FirstStageState, LastStageState, LaterStageState, Run
 
 GREEDY = SamplingParams(max_tokens=100, temperature=0)
 
@@ -26,7 +26,7 @@ def new_run(
 ) -> Run:
     """Run `request_id` of that request, with a last stage's state; `limit`: how many tokens it may find; `body`:
     fields of its body."""
-    identity = RunIdentity(
+    return Run(
         request_id=request_id,
         run_id=request_id,
         route=route,
@@ -36,5 +36,8 @@ def new_run(
         context=512,
         reusable_limit=0 if skip_prefix_cache else limit,
         private=private,
+        known=prompt,
+        first=FirstStageState() if first else None,
+        later=None if first else LaterStageState(),
+        last=LastStageState(),
     )
-    return Run(identity, prompt, first=first, last=LastStageState())

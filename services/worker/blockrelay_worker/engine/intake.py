@@ -16,7 +16,7 @@ from blockrelay.text.tokenizer import Tokenizer
 from blockrelay_worker.engine.stage_role import StageRole
 from blockrelay_worker.kernels.specification import PAGE
 from blockrelay_worker.kv.run_table import RunTable
-from blockrelay_worker.runs.run import LastStageState, Run, RunIdentity, RunTrace
+from blockrelay_worker.runs.run import FirstStageState, LastStageState, LaterStageState, Run, RunTrace
 from blockrelay_worker.sampling.stop_conditions import Progress, advance
 from blockrelay_worker.scheduling.later_stage import Refusal
 from blockrelay_worker.transport.redis_links import Links
@@ -200,7 +200,11 @@ class Intake:
             for token in committed:
                 advance(progress, token)
         tokens = [*body.prompt.tolist(), *committed]
-        identity = RunIdentity(
+        last = None
+        if self._role.last_stage:
+            known_before = len(tokens) if reruns else None
+            last = LastStageState(progress=progress, committed=len(committed), known_before=known_before)
+        return Run(
             request_id=request_id,
             run_id=run_id,
             route=route,
@@ -213,10 +217,9 @@ class Intake:
             private=private or body.kv_given > 0,  # no other request may use KV that a client supplied
             may_draft=not private or self._role.inexact_sharing,
             deadline=deadline,
+            known=tokens,
+            first=FirstStageState() if self._role.first_stage else None,
+            later=None if self._role.first_stage else LaterStageState(),
+            last=last,
+            trace=RunTrace(run=reruns + 1, ready_ns=time.monotonic_ns()) if body.traced else None,
         )
-        last = None
-        if self._role.last_stage:
-            known_before = len(tokens) if reruns else None
-            last = LastStageState(progress=progress, committed=len(committed), known_before=known_before)
-        trace = RunTrace(run=reruns + 1, ready_ns=time.monotonic_ns()) if body.traced else None
-        return Run(identity, tokens, first=self._role.first_stage, last=last, trace=trace)

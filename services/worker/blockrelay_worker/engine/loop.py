@@ -4,19 +4,15 @@ One thread owns runs, KV pages and executor. The committer thread commits behind
 """
 
 import time
-from functools import partial
 
 from blockrelay.block_folder.model import ModelConfig
 from blockrelay.errors import WireError
 from blockrelay.observability.logs import get
 from blockrelay.observability.metrics.worker import WorkerMetrics
 from blockrelay.protocol.messages import Commit, CommitAnswer, Ended, Forward, NextJob
-from blockrelay.protocol.status_events import Shard
 from blockrelay.protocol.transitions import calls
 from blockrelay.text.tokenizer import Tokenizer
-from blockrelay_worker.engine.drain import Departure
 from blockrelay_worker.engine.intake import Intake
-from blockrelay_worker.engine.mailbox import Event, Mailbox
 from blockrelay_worker.engine.quarantine import Quarantine
 from blockrelay_worker.engine.run_endings import Endings
 from blockrelay_worker.engine.stage_role import StageRole
@@ -32,14 +28,12 @@ from blockrelay_worker.scheduling.later_stage import LaterStageBatcher
 from blockrelay_worker.scheduling.route_members import RouteMembers
 from blockrelay_worker.states import WorkerMachine
 from blockrelay_worker.transport.committer import Committer
-from blockrelay_worker.transport.events import DeviceEnded, Gone, Orphan, Restarted, Verdicts, Wake
+from blockrelay_worker.transport.events import DeviceEnded, Event, Gone, Orphan, Restarted, Verdicts, Wake
 from blockrelay_worker.transport.local_rows.links import LocalLinks
+from blockrelay_worker.transport.mailbox import Mailbox
 from blockrelay_worker.transport.redis_links import Links, Stopping
 from blockrelay_worker.transport.stage_sender import StageSender
-from blockrelay_worker.transport.stage_spans import StageSpans
-from blockrelay_worker.transport.status_events import StatusEventPublisher
 from blockrelay_worker.transport.tensor_results import TensorResultWriter
-from blockrelay_worker.transport.worker_records import read_fields
 
 
 class Engine:
@@ -53,13 +47,13 @@ class Engine:
         executor: Executor,
         table: RunTable,
         links: Links,
-        mailbox: Mailbox,
+        mailbox: Mailbox[Event],
         metrics: WorkerMetrics,
         state: WorkerMachine,
         care: DeviceCare | None = None,
         local: LocalLinks | None = None,
     ) -> None:
-        """`state` is the worker's state machine, idle now; from here on the engine drives it.
+        """`state` is the worker's state machine, serving once `run` begins; the engine begins a drain.
 
         `care` looks after the device between steps, if the device needs that. `local` sends rows to workers of this
         host through shared memory.
@@ -74,17 +68,13 @@ class Engine:
         self._first = FirstStageBatcher(
             role.limits,
             table,
-            RouteMembers(partial(read_fields, links), role.limits),
+            RouteMembers(links.read_worker, role.limits),
             self._sender.full_targets,
             metrics,
             whole_model=role.last_stage,
         )
         self._later = LaterStageBatcher(role.limits, self._intake.segment)
-        self._status_events = StatusEventPublisher(links)
-        self._stage_spans = StageSpans(
-            links, worker_id=role.worker_id, stage=role.stage, first=role.first, last=role.last
-        )
-        shard = Shard.of_blocks(model.name, role.first, role.last, role.blocks)
+        self._reports = StepReports(role, links, model.name)
         self._quarantine = Quarantine(links, role.worker_id)
         self._endings = Endings(role, links, table, metrics, self._room_came)
         self._steps = Steps(
@@ -96,19 +86,13 @@ class Engine:
             self._sender,
             self._committer,
             self._results,
-            StepReports(role, self._status_events, self._stage_spans, shard),
+            self._reports,
             metrics,
-            state,
         )
         self.pace = self._steps.pace
         self._claim_due = role.first_stage
-        self._departure = Departure(links, role.worker_id)
         self._log = get()
         self._register_gauges()
-
-    def step_age(self) -> float:
-        """Seconds that the current step has computed, without waits for Redis; 0 between steps. For any thread."""
-        return self.links.clock.age()
 
     def run(self) -> str:
         """Runs until the worker is stopped, drained or gone, or its device is lost. Returns the reason, for the log.
@@ -118,8 +102,7 @@ class Engine:
         """
         self._committer.start()
         self._results.start()
-        self._status_events.start()
-        self._stage_spans.start()
+        self._reports.start()
         moved = False
         try:
             while not self.links.stop.is_set():
@@ -133,7 +116,7 @@ class Engine:
                     self._state.on("drain")
                 if self._state.state == "draining":
                     self._claim_due = False
-                    if self._departure.over(len(self.table)):
+                    if self._endings.all_ended():
                         return "drained"
                     if self._care and self._care.leaves_now:
                         return "the device is renewed"
@@ -152,8 +135,6 @@ class Engine:
                     self.metrics.busy_seconds.inc(time.monotonic() - started)
                     self.metrics.cache_management_seconds.inc(self.table.cache_seconds)
                     self.table.cache_seconds = 0.0
-                else:
-                    self._rest()
             return "stopped"
         except Stopping:
             return "stopped"
@@ -161,8 +142,7 @@ class Engine:
             self.links.clock.end()
             self._results.flush(1.0)
             self._results.close()
-            self._status_events.close()
-            self._stage_spans.close()
+            self._reports.close()
             self._committer.flush(2.0)
             self._committer.close()
             self._later.clear()
@@ -214,17 +194,16 @@ class Engine:
         self._log.warning("REDIS_RESTARTED", runs=len(self.table))
         self.table.clear()
         self._later.clear()
-        for request_id, run_id in (self.links.run_until_reachable(calls.heartbeat(self.role.worker_id)) or {}).items():
-            if run_id:
-                self._endings.rerun(request_id, run_id, "restart")
+        for request_id, run_id in self._endings.unseen().items():
+            self._endings.rerun(request_id, run_id, "restart")
         self._claim_due = self.role.first_stage
 
     def _end_overdue(self, now: float) -> None:
         """Ends requests whose deadline has passed at `now` (monotonic seconds)."""
         for run in [run for run in self.table.all() if run.is_overdue(now)]:
             answer = self.links.run_until_reachable(calls.finish(run.request_id, "expired", run_id=run.run_id))
-            if answer == "EARLY":  # the clock of Redis was put back since CLAIM
-                run.put_off(now + EARLY_S)
+            if answer == "EARLY":  # the clock of Redis, which decides, was put back since CLAIM: time is left
+                run.deadline = now + EARLY_S
             else:
                 self._endings.forget(run.request_id, run.run_id)
 
@@ -273,19 +252,9 @@ class Engine:
                 tokens = self._intake.reusable(segment)
                 self._endings.rerun(segment.request_id, segment.run_id, "missing_pages", reusable=tokens)
         if work:
-            if self._state.state in ("idle", "waiting"):
-                self._state.on("rows_ready")
-            self.links.clock.allow(self._steps.patience_s(work))
+            self.links.clock.allowed_s = self._steps.patience_s(work)
             self._steps.run(work)
         return bool(work)
-
-    def _rest(self) -> None:
-        """Updates the worker's state after a round without rows to compute."""
-        state = self._state.state
-        if state in ("idle", "computing") and len(self.table):
-            self._state.on("rows_missing")
-        elif state in ("computing", "waiting") and not len(self.table):
-            self._state.on("runs_ended")
 
     def _register_gauges(self) -> None:
         """Has gauges computed at each scrape: setting them after every step would cost more than the step's loop."""

@@ -13,7 +13,7 @@ from blockrelay_worker.transport.redis_links import Links
 
 def is_quarantined(work: Work) -> bool:
     """True if these rows must be computed alone, with the request's id in the quarantine record meanwhile."""
-    return work.position < work.run.identity.quarantined_until
+    return work.position < work.run.quarantined_until
 
 
 def separated(work: Sequence[Work]) -> list[list[Work]]:

@@ -10,7 +10,6 @@ from blockrelay.observability.logs import get
 from blockrelay.observability.metrics.worker import WorkerMetrics
 from blockrelay.protocol.messages import RerunReason
 from blockrelay.protocol.transitions import calls
-from blockrelay_worker.engine.drain import close
 from blockrelay_worker.engine.stage_role import StageRole
 from blockrelay_worker.execution.fallback_reason import fallback_reason
 from blockrelay_worker.kv.run_table import RunTable
@@ -30,7 +29,7 @@ class Endings:
         self, role: StageRole, links: Links, table: RunTable, metrics: WorkerMetrics, on_room: Callable[[], None]
     ) -> None:
         self._role, self._links, self._table, self._metrics = role, links, table, metrics
-        self._on_room, self._log = on_room, get()
+        self._on_room, self._log, self._draining = on_room, get(), False
 
     def forget(self, request_id: str, run_id: str) -> None:
         """Drops a run from the table, if it is there."""
@@ -54,8 +53,21 @@ class Endings:
             links.stop.wait(LOG_POLL_S)
 
     def close(self) -> None:
-        """Marks this worker as draining, so that no new route takes it."""
-        close(self._links, self._role.worker_id)
+        """Marks this worker as draining in its registry record, so that no new route takes it."""
+        record = self._links.keys.worker(self._role.worker_id)
+        if self._links.retry_until_reachable(lambda: self._links.control.exists(record), "drain"):  # else it is dead
+            self._links.retry_until_reachable(lambda: self._links.control.hset(record, "draining", 1), "drain")
+
+    def all_ended(self) -> bool:
+        """Returns whether a draining worker can leave: no run is here, and Redis knows none on its way here.
+
+        The first call begins the drain: from then on no new route takes this worker.
+        """
+        if not self._draining:
+            self.close()
+            self._draining = True
+            self._log.info("DRAIN_STARTED", worker=self._role.worker_id, runs=len(self._table))
+        return not len(self._table) and not self._links.run_until_reachable(calls.heartbeat(self._role.worker_id))
 
     def unseen(self) -> dict[str, str]:
         """Run ids, by request id, of runs that are routed through this worker but have sent no row here yet."""

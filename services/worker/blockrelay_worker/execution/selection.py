@@ -6,6 +6,7 @@ these decide which tokens can be drawn and with which weights, the draw is the s
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,12 +17,11 @@ MAX_LARGEST = 256
 TOTAL_ERROR = 2.0**-12
 
 
-@dataclass(frozen=True, slots=True)
-class Need:
+class Need(NamedTuple):
     """Sampling parameters that decide which logits the choice of one token needs (see SamplingParams).
 
     Temperature 0 needs the largest logit. Otherwise at least one of `top_k` up to MAX_LARGEST, `top_p` below 1 and
-    `min_p` above 0 excludes tokens.
+    `min_p` above 0 excludes tokens. A tuple, so that a message to a device's process holds it as it is.
     """
 
     temperature: float

@@ -74,14 +74,12 @@ class PrefixCache:
         local = self._pool.share(self._local(run, pages))
         kv.attach(local + self._pool.share(kv.hashes[len(local) : pages]), len(local))
         if self._store is not None:
-            for page, block_hash in zip(
-                local, kv.hashes, strict=False
-            ):  # a stand-in looks them up by this request's names
-                self._store.put(page, block_hash)
+            for page, block_hash in zip(local, kv.hashes, strict=False):
+                self._store.put(page, block_hash)  # a stand-in looks them up by this request's names
         if self._counts and not kv.preemptions and self._shares(run):
             self._metrics.prefix_cache_queries.inc(len(run.tokens))
         hashes, partial_tokens = kv.hashes[kv.published : pages], 0
-        if rest and run.private and (exactly is not None or run.identity.reusable_limit is not None):
+        if rest and run.private and (exactly is not None or run.reusable_limit is not None):
             candidates = self._partial_hashes(run, pages, rest)
             if not hashes and (page := self._pool.take_first(candidates)) is not None:
                 kv.attach_partial(page, rest)
@@ -104,6 +102,12 @@ class PrefixCache:
         """Waits until the page store writes into no page of the pool."""
         if self._store is not None:
             self._store.settle()
+
+    def close(self, timeout_s: float) -> None:
+        """Closes the page store, once every page that was put is written or `timeout_s` seconds have passed."""
+        if self._store is not None:
+            self._store.flush(timeout_s)
+            self._store.close()
 
     def publish(self, run: Run, tokens: int) -> None:
         """Publishes the run's full pages within the first `tokens` tokens, which are known and computed."""
@@ -150,19 +154,20 @@ class PrefixCache:
         """True if other requests may reuse the run's pages."""
         return not run.private or self._shares_private or bool(run.body.session)
 
-    def leave(self, run: Run) -> bool:
+    def leave(self, run: Run) -> tuple[int, bytes] | None:
         """Publishes the partial last page of a private run that leaves, for the next run of its request.
 
-        False if there is no such page, or if it has a name already.
+        Returns the page and its name; None if there is no such page, or if page or name are published already.
         """
         kv = run.kv
         full, rest = divmod(kv.computed, PAGE)
         if not run.private or not rest or full != kv.published or full >= len(kv.pages):
-            return False
-        if self._pool.is_published(kv.pages[full]):
-            return False
+            return None
+        page = kv.pages[full]
+        if self._pool.is_published(page):
+            return None
         (block_hash, *_) = self._partial_hashes(run, full, rest)
-        return self._pool.publish(kv.pages[full], block_hash)
+        return (page, block_hash) if self._pool.publish(page, block_hash) else None
 
     def export(self, run: Run, timeout_s: float) -> None:
         """Writes the partial last page of a private run to the store, and waits until it and all before it are there.
@@ -170,9 +175,8 @@ class PrefixCache:
         Waits up to `timeout_s` seconds. Full pages were queued for the store when they were published. If there is no
         partial page, or if it has a name already, it returns at once, perhaps before full pages are written.
         """
-        if self.leave(run) and self._store is not None:
-            full, rest = divmod(run.kv.computed, PAGE)
-            self._store.put(run.kv.pages[full], self._partial_hashes(run, full, rest)[0])
+        if (left := self.leave(run)) and self._store is not None:
+            self._store.put(*left)
             self._store.flush(timeout_s)
 
     def _partial_hashes(self, run: Run, full: int, rest: int) -> list[bytes]:

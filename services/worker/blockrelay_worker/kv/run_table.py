@@ -84,11 +84,6 @@ class RunTable:
             for load in list(self._orphans):
                 self._free_orphan(load)
 
-    @property
-    def free_pages(self) -> int:
-        """Number of pages that runs can still get."""
-        return self.pool.free_pages
-
     @_timed
     def grow(self, run: Run, tokens: int) -> bool:
         """Gives the run pages for its first `tokens` tokens. False, changing nothing, if too few pages are free."""
@@ -109,13 +104,8 @@ class RunTable:
         run.kv.searched = True
         if exactly and not self.pool.layout.layers:
             run.kv.count_reused(exactly)  # a stage with the head alone has no KV
-        elif self._cache is not None and run.identity.reusable_limit != 0:
+        elif self._cache is not None and run.reusable_limit != 0:
             self._cache.attach(run, exactly)
-
-    def is_loading(self, request_id: str) -> bool:
-        """True if the page store is loading pages of the request's run."""
-        run = self._runs.get(request_id)
-        return run is not None and run.kv.loading is not None
 
     @_timed
     def loaded(self, done: Loaded) -> None:

@@ -3,7 +3,6 @@
 import os
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from blockrelay.errors import RedisTrouble
 from blockrelay.exit_codes import BROKEN
@@ -13,77 +12,64 @@ from blockrelay.protocol.messages import Ended
 from blockrelay.protocol.transitions import calls
 from blockrelay.redis.client import server_run_id
 from blockrelay.redis.registry import read_plan
+from blockrelay_worker.engine.stage_role import StageRole
+from blockrelay_worker.kv.run_table import RunTable
 from blockrelay_worker.lifecycle.registration import rows_arrive
 from blockrelay_worker.policy import INBOX_TTL_S
-from blockrelay_worker.transport.events import EventSink, Gone, Orphan, Restarted
+from blockrelay_worker.transport.events import Event, Gone, Orphan, Restarted
+from blockrelay_worker.transport.mailbox import Mailbox
 from blockrelay_worker.transport.redis_links import Links
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """Differences between the runs of this worker and those that Redis has for it: (request id, run id) pairs."""
-
-    ended: tuple[tuple[str, str], ...]
-    """Runs that only this worker has; it has to drop them."""
-    strange: frozenset[tuple[str, str]]
-    """Runs that only Redis has; orphans if two heartbeats in a row see them."""
-
-
-def compare(here_before: dict[str, str], here_after: dict[str, str], there: dict[str, str]) -> Comparison:
+def compare(
+    here_before: dict[str, str], here_after: dict[str, str], there: dict[str, str]
+) -> tuple[frozenset[tuple[str, str]], frozenset[tuple[str, str]]]:
     """Compares run tables (request id -> run id) of this worker with the one in Redis, `there`.
 
-    `here_before` was read before Redis was asked and `here_after` after it answered: a run claimed or dropped in
-    between is neither ended nor strange.
+    Returns two sets of (request id, run id): the runs that only this worker has, which have ended; and those that only
+    Redis has, which are orphans if two heartbeats in a row see them. `here_before` was read before Redis was asked and
+    `here_after` after it answered: a run claimed or dropped in between is in neither set.
     """
-    ended = tuple((q, r) for q, r in here_before.items() if there.get(q) != r)
-    strange = frozenset((q, r) for q, r in there.items() if r and here_before.get(q) != r and here_after.get(q) != r)
-    return Comparison(ended, strange)
+    ended = here_before.items() - there.items()
+    strange = {(q, r) for q, r in there.items() if r} - here_before.items() - here_after.items()
+    return frozenset(ended), frozenset(strange)
 
 
 class Heartbeat(threading.Thread):
     """Sends a heartbeat every `every_s` seconds until `stop` is set or the worker is gone, and tells the engine.
 
-    Events for the engine go to `mailbox`. `view` returns the engine's runs (request id -> run id). `run_id` is that of
-    the control Redis that the worker registered with: another one means that Redis restarted.
+    Events for the engine go to `mailbox`. `run_id` is that of the control Redis that the worker registered with:
+    another one means that Redis restarted. `pace` returns the measured speed, None before it is known.
 
-    `pace` returns the measured speed, None before it is known; `pages_used` returns the number of KV pages in use.
-
-    When `step_age` (seconds) exceeds `step_limit_s`, the process ends: a stuck worker must not look alive. `parts`
-    returns the number of finished parts of long steps: while it grows, the heartbeat says that the step makes progress.
+    When a step's age exceeds `step_limit_s`, the process ends: a stuck worker must not look alive. While the number of
+    finished parts of long steps grows, the heartbeat says that the step makes progress.
     """
 
     def __init__(
         self,
         links: Links,
-        mailbox: EventSink,
+        mailbox: Mailbox[Event],
+        role: StageRole,
+        table: RunTable,
         *,
-        worker_id: str,
         run_id: str,
         model: str,
-        split: str,
-        stage: int,
-        view: Callable[[], dict[str, str]],
-        step_age: Callable[[], float],
-        parts: Callable[[], int],
         pace: Callable[[], Pace | None],
-        pages_used: Callable[[], int],
         every_s: float,
         step_limit_s: Callable[[], float],
         stop: threading.Event,
     ) -> None:
         super().__init__(name="beat", daemon=True)
-        self._links, self._mailbox = links, mailbox
-        self._worker, self._model, self._split, self._stage = worker_id, model, split, stage
-        self._view, self._step_age, self._pace, self._pages_used = view, step_age, pace, pages_used
+        self._links, self._mailbox, self._role, self._table = links, mailbox, role, table
+        self._model, self._pace, self._parts_before = model, pace, 0
         self._every_s, self._step_limit_s, self._stopped = every_s, step_limit_s, stop
-        self._parts, self._parts_before = parts, 0
         self._strange: frozenset[tuple[str, str]] = frozenset()
         self._run_id = run_id
 
     def run(self) -> None:
         while not self._stopped.wait(self._every_s):
             # In this order, so that an age is never compared with the limit of a later step.
-            limit_s, age_s = self._step_limit_s(), self._step_age()
+            limit_s, age_s = self._step_limit_s(), self._links.clock.age()
             if age_s > limit_s:
                 get().error("WORKER_STUCK", seconds=round(age_s, 1), limit=round(limit_s, 1))
                 os._exit(BROKEN)
@@ -103,8 +89,8 @@ class Heartbeat(threading.Thread):
         Called before BEAT: in a route of several stages a worker that no rows reach must not look alive. A worker of
         the whole model gets no rows and needs no payload Redis: True.
         """
-        return not rows_arrive(self._split) or bool(
-            self._links.payload.expire(self._links.keys.inbox(self._worker), INBOX_TTL_S)
+        return not rows_arrive(self._role.split) or bool(
+            self._links.payload.expire(self._links.keys.inbox(self._role.worker_id), INBOX_TTL_S)
         )
 
     def _send(self) -> str | None:
@@ -115,23 +101,25 @@ class Heartbeat(threading.Thread):
         self._run_id = run_id
         if not self._rows_arrive():
             return "the payload inbox is gone"
-        before = self._view()
-        parts, parts_before = self._parts(), self._parts_before
+        worker_id, before = self._role.worker_id, self._table.view
+        parts, parts_before = self._links.clock.parts, self._parts_before
         there = self._links.scripts.run(
-            calls.heartbeat(self._worker, self._pace(), pages_used=self._pages_used(), goes_on=parts > parts_before)
+            calls.heartbeat(
+                worker_id, self._pace(), pages_used=self._table.pool.used_pages, goes_on=parts > parts_before
+            )
         )
         self._parts_before = parts
         if there is None:
             return "declared dead"
-        comparison = compare(before, self._view(), there)
-        for request_id, run in comparison.ended:
+        ended, strange = compare(before, self._table.view, there)
+        for request_id, run in ended:
             self._mailbox.put(Ended(request_id=request_id, run_id=run))
-        if self._stage == 0:  # it claims runs; to later stages a run that they have not seen yet is still on its way
-            for request_id, run in comparison.strange & self._strange:
+        if self._role.first_stage:  # it claims runs; a run that a later stage has not seen is still on its way
+            for request_id, run in strange & self._strange:
                 self._mailbox.put(Orphan(request_id, run))
-            self._strange = comparison.strange
+            self._strange = strange
         plan = read_plan(self._links.control, self._links.keys, self._model)
-        mine = plan.assignments.get(self._worker) if plan else None
-        if plan and mine is not None and (mine != self._stage or plan.split != self._split):
+        mine = plan.assignments.get(worker_id) if plan else None
+        if plan and mine is not None and (mine, plan.split) != (self._role.stage, self._role.split):
             return "the plan gives this worker another stage"
         return None

@@ -1,7 +1,6 @@
 """Opens a worker's channels for rows of workers on the same host, which bypass Redis while it serves a stage."""
 
 from dataclasses import dataclass
-from functools import partial
 
 from blockrelay.block_folder.model import ModelConfig
 from blockrelay.observability.logs import get
@@ -9,13 +8,13 @@ from blockrelay.protocol.encoding.named_tensors import MAX_MESSAGE_WEIGHT
 from blockrelay.settings import WorkerSettings
 from blockrelay_worker.engine.stage_role import StageRole
 from blockrelay_worker.scheduling.limits import BatchLimits
-from blockrelay_worker.transport.events import EventSink
+from blockrelay_worker.transport.events import Event
 from blockrelay_worker.transport.local_rows.deaths import Deaths
 from blockrelay_worker.transport.local_rows.inbox import LocalInbox
 from blockrelay_worker.transport.local_rows.links import LocalLinks
 from blockrelay_worker.transport.local_rows.system import HAS_LOCAL_ROWS
+from blockrelay_worker.transport.mailbox import Mailbox
 from blockrelay_worker.transport.redis_links import Links
-from blockrelay_worker.transport.worker_records import read_fields
 
 #: Bytes of a ring buffer for the headers of messages.
 HEAD_BYTES = 1 << 20
@@ -42,7 +41,7 @@ class LocalRows:
 
 
 def open_local_rows(
-    settings: WorkerSettings, role: StageRole, model: ModelConfig, links: Links, mailbox: EventSink
+    settings: WorkerSettings, role: StageRole, model: ModelConfig, links: Links, mailbox: Mailbox[Event]
 ) -> LocalRows:
     """Opens the local channels and starts to listen.
 
@@ -59,7 +58,7 @@ def open_local_rows(
     inbox.start()
     deaths.start()
     size = ring_bytes(role.limits, None if role.named_tensors else model.hidden_size)
-    return LocalRows(inbox, LocalLinks(role.worker_id, size, partial(read_fields, links), deaths))
+    return LocalRows(inbox, LocalLinks(role.worker_id, size, links.read_worker, deaths))
 
 
 def ring_bytes(limits: BatchLimits, hidden: int | None) -> int:

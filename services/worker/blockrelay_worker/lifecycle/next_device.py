@@ -117,26 +117,32 @@ class OtherDevices:
             if what_next(failed.reason, (), TRIES, others=self.are_left(should_end)) != "next_device":
                 raise
             get().warning("DEVICE_NOT_TAKEN", device=self._own, error=str(failed))
-            executors = self._first(make, should_end)
+            executors = self._first(make, should_end, refuse=DeviceExecutors.close)
             if executors is None:
                 raise
+            get().warning("DEVICE_CHANGED", before=self._own, now=executors.name, reason="it could not be opened")
         self.begins(executors)
         return executors
 
-    def _first(self, make: Make, should_end: Callable[[], bool]) -> DeviceExecutors | None:
-        """Opens the first untried device that can be opened and that no other worker has; None if there is none."""
+    def _first(
+        self, use: Make, should_end: Callable[[], bool], refuse: Callable[[DeviceExecutors], None]
+    ) -> DeviceExecutors | None:
+        """Returns the executors on the first untried device that `use` can open and that no other worker has.
+
+        `refuse` gets the executors on a device that another worker has. None if no device is left.
+        """
         while self._left and not should_end():
             device = self._left.popleft()
+            self._give_back()
             try:
-                executors = make(device)
+                executors = use(device)
             except BlockrelayError as error:
                 get().warning("DEVICE_NOT_TAKEN", device=device, error=str(error))
                 continue
             if device == CPU_PROVIDER or self._claims.take(executors.card):
-                get().warning("DEVICE_CHANGED", before=self._own, now=device, reason="it could not be opened")
                 return executors
             get().warning("DEVICE_NOT_TAKEN", device=device, error="another worker has it")
-            executors.close()
+            refuse(executors)
         return None
 
     def take_next(self, executors: DeviceExecutors, should_end: Callable[[], bool]) -> bool:
@@ -160,19 +166,15 @@ class OtherDevices:
 
     def _moved(self, executors: DeviceExecutors, should_end: Callable[[], bool]) -> bool:
         """Moves `executors` to the first untried device that works and that no other worker has; False if none does."""
-        while self._left and not should_end():
-            device = self._left.popleft()
-            self._give_back()
-            try:
-                executors.move_to(device)
-            except BlockrelayError as error:
-                get().warning("DEVICE_NOT_TAKEN", device=device, error=str(error))
-                continue
-            if device == CPU_PROVIDER or self._claims.take(executors.card):
-                self._card = "" if device == CPU_PROVIDER else executors.card
-                return True
-            get().warning("DEVICE_NOT_TAKEN", device=device, error="another worker has it")
-        return False
+
+        def move(device: str) -> DeviceExecutors:
+            executors.move_to(device)
+            return executors
+
+        if self._first(move, should_end, refuse=lambda _: None) is None:
+            return False
+        self._card = "" if executors.name == CPU_PROVIDER else executors.card
+        return True
 
     def _give_back(self) -> None:
         if self._card:

@@ -11,7 +11,6 @@ from blockrelay.observability.metrics.worker import WorkerMetrics
 from blockrelay.observability.sensors import Sensors
 from blockrelay.protocol.plan import Stage
 from blockrelay.settings import WorkerSettings
-from blockrelay_worker.engine.mailbox import Mailbox
 from blockrelay_worker.execution.device_memory import pages_of_host, pages_within
 from blockrelay_worker.execution.executor import Executor
 from blockrelay_worker.execution.process.care import DeviceCare
@@ -20,7 +19,8 @@ from blockrelay_worker.execution.process.stage import DeviceStage
 from blockrelay_worker.lifecycle.device_wait import wait_for_device
 from blockrelay_worker.lifecycle.next_device import OtherDevices
 from blockrelay_worker.policy import RENEWAL_S
-from blockrelay_worker.transport.events import DeviceEnded
+from blockrelay_worker.transport.events import DeviceEnded, Event
+from blockrelay_worker.transport.mailbox import Mailbox
 from blockrelay_worker.transport.redis_links import Links
 
 #: Reason of the DeviceLost of a stage that was loaded on another device than its worker had registered.
@@ -112,7 +112,7 @@ class OnDevice:
         self._stage = None
         self._sharing.has_closed(self._number)
 
-    def care(self, mailbox: Mailbox) -> DeviceCare:
+    def care(self, mailbox: Mailbox[Event]) -> DeviceCare:
         """Returns the engine's access to the device, after `has_loaded`.
 
         When the device is lost, `mailbox` gets a DeviceEnded event.

@@ -3,7 +3,8 @@
 import os
 import secrets
 import threading
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -15,9 +16,10 @@ from blockrelay.observability.logs import get
 from blockrelay.protocol.capabilities import Capabilities
 from blockrelay.protocol.constants import MAX_WORKERS
 from blockrelay.protocol.number import LOWEST_PROTOCOL, PROTOCOL
-from blockrelay.protocol.plan import Device, Plan, Stage, parse_split
+from blockrelay.protocol.plan import Plan, Stage, parse_split
 from blockrelay.redis.client import backoff_s, server_run_id
 from blockrelay.redis.registry import read_plan, server_ms
+from blockrelay.settings import WorkerSettings
 from blockrelay_worker.policy import INBOX_TTL_S, PLAN_POLL_S, REGISTER_RETRY_S
 from blockrelay_worker.transport.redis_links import Links, Stopping
 
@@ -48,14 +50,11 @@ class Registration:
     def __init__(
         self,
         links: Links,
+        settings: WorkerSettings,
         *,
         model: str,
-        device: Device,
         numerics: str,
-        host: str,
         port: int,
-        threads: int,
-        device_id: str = "",
         nondeterministic: bool = False,
         slow: str = "",
     ) -> None:
@@ -65,22 +64,22 @@ class Registration:
         slowly than its CPU can.
         """
         self.worker_id = _new_id()
-        self._links, self._model = links, model
+        self._links, self._model, self._beat_s = links, model, settings.beat_s
         self._fields: Mapping[Any, Any] = {
             #: The lowest protocol: services of the release before must be able to read this record.
             "v": LOWEST_PROTOCOL,
             "protocol": PROTOCOL,
             "model": model,
-            "device": device,
-            "device_id": device_id,
+            "device": settings.device,
+            "device_id": settings.named_device,
             "numerics": numerics,
-            "host": host,
+            "host": settings.host,
             "pid": os.getpid(),
             "port": port,
             "registered_ms": server_ms(),
             "node": host_name(),
             "cores": cores(),
-            "threads": threads,
+            "threads": settings.threads,
             "varies": int(nondeterministic),
             **({"slow": slow} if slow else {}),
         }
@@ -176,6 +175,30 @@ class Registration:
         get().warning("WORKER_FORGOTTEN", worker=self.worker_id)
         return True
 
+    @contextmanager
+    def kept_alive(self) -> Generator[None]:
+        """Sends heartbeats from another thread while the block, which loads a stage, runs."""
+        done = threading.Event()
+        thread = threading.Thread(target=self._beat_until, args=(done,), name="loading beat", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
+
+    def _beat_until(self, done: threading.Event) -> None:
+        attempt = 0
+        while not done.wait(self._beat_s if attempt == 0 else backoff_s(attempt)):
+            try:
+                self._sign_of_life()
+                attempt = 0
+                self._links.watch.worked("loading beat")
+            except RedisTrouble as error:
+                self._links.watch.failed("loading beat", error)
+                attempt += 1
+        self._links.watch.worked("loading beat")
+
     def _enter(self) -> None:
         was_logged = False
         while not self._links.retry_until_reachable(self._write_record, "register"):
@@ -221,31 +244,3 @@ class Registration:
 
 def _new_id() -> str:
     return process_prefix(os.getpid()) + secrets.token_hex(4)
-
-
-class LoadingHeartbeat:
-    """Sends heartbeats from a thread of its own while blocks are loaded: `with LoadingHeartbeat(...): load()`."""
-
-    def __init__(self, registration: Registration, links: Links, every_s: float) -> None:
-        self._registration, self._links, self._every_s = registration, links, every_s
-        self._done = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="loading beat", daemon=True)
-
-    def __enter__(self) -> None:
-        self._thread.start()
-
-    def __exit__(self, *_: object) -> None:
-        self._done.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        attempt = 0
-        while not self._done.wait(self._every_s if attempt == 0 else backoff_s(attempt)):
-            try:
-                self._registration._sign_of_life()  # pyright: ignore[reportPrivateUsage]
-                attempt = 0
-                self._links.watch.worked("loading beat")
-            except RedisTrouble as error:
-                self._links.watch.failed("loading beat", error)
-                attempt += 1
-        self._links.watch.worked("loading beat")

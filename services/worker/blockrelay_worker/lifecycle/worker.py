@@ -20,7 +20,6 @@ from blockrelay.redis.client import check_redis, wait_for_redis
 from blockrelay.settings import WorkerSettings
 from blockrelay.text.tokenizer import Tokenizer
 from blockrelay_worker.engine.loop import Engine
-from blockrelay_worker.engine.mailbox import Mailbox
 from blockrelay_worker.engine.stage_role import StageRole
 from blockrelay_worker.execution.executor import Executor
 from blockrelay_worker.execution.fault_injection import SaltedExecutor, SlowedExecutor, salted_id
@@ -31,15 +30,16 @@ from blockrelay_worker.kernels.libraries import shortcoming
 from blockrelay_worker.kv.prefix_cache import PrefixCache
 from blockrelay_worker.kv.run_table import RunTable
 from blockrelay_worker.kv.store.factory import open_page_store
-from blockrelay_worker.kv.store.store import PageStore
 from blockrelay_worker.lifecycle.heartbeat import Heartbeat
 from blockrelay_worker.lifecycle.local_rows import open_local_rows
 from blockrelay_worker.lifecycle.next_device import OtherDevices
 from blockrelay_worker.lifecycle.on_device import MOVED, OnDevice
-from blockrelay_worker.lifecycle.registration import Assignment, LoadingHeartbeat, Registration, rows_arrive
+from blockrelay_worker.lifecycle.registration import Assignment, Registration, rows_arrive
 from blockrelay_worker.policy import DEVICE_PATIENCE, KV_SHARE_OF_ONE_WORKER, PAGES_FLUSH_S
 from blockrelay_worker.states import WORKER, WorkerMachine
+from blockrelay_worker.transport.events import Event
 from blockrelay_worker.transport.inbox_reader import Reader
+from blockrelay_worker.transport.mailbox import Mailbox
 from blockrelay_worker.transport.redis_links import Drain, Links, Stopping
 
 
@@ -116,7 +116,6 @@ class Worker:
 
     def _register_and_serve(self) -> None:
         """Serves under one registration, from entering the registry to leaving it."""
-        settings = self._settings
         if self._loaded and not self._loaded[1].usable:
             self._close_stage()
         if self._device and not self._device.wait():
@@ -125,13 +124,10 @@ class Worker:
         self._registry.tell_build(numerics=self._numerics)
         registration = Registration(
             self._links,
+            self._settings,
             model=self._model,
-            device=settings.device,
-            device_id=settings.named_device,
             numerics=self._numerics,
-            host=settings.host,
             port=self._status.port,
-            threads=settings.threads,
             nondeterministic=self._executors.nondeterministic,
             slow="" if self._device else shortcoming(),
         )
@@ -146,7 +142,7 @@ class Worker:
     def _load_and_serve(self, registration: Registration, assignment: Assignment) -> None:
         """Loads the assigned stage and serves it until the registration or the device is lost, or the drain is over."""
         try:
-            with LoadingHeartbeat(registration, self._links, self._settings.beat_s):
+            with registration.kept_alive():
                 executor = self._load(assignment)
         except DeviceLost as lost:
             if self._device and not self._stop.is_set() and lost.reason != MOVED:  # otherwise we ended its process
@@ -154,13 +150,10 @@ class Worker:
             self._leave(registration, assignment.split)
             self._state.on("device_lost")
             return
-        except Exception:
-            self._state.on("failed")
-            raise
         if registration.forgotten():
             self._state.on("forgotten")
             return  # the loaded stage is kept for the next registration
-        executor = self._with_faults(assignment, executor)
+        executor = self._with_faults(executor)
         role = self._role(registration.worker_id, assignment, executor)
         self._serve(registration, assignment, role, executor)
 
@@ -237,9 +230,9 @@ class Worker:
 
     def _serve(self, registration: Registration, assignment: Assignment, role: StageRole, executor: Executor) -> None:
         """Serves the stage: announces it, runs the engine and the heartbeat, and leaves the registry afterwards."""
-        mailbox, over = Mailbox(), threading.Event()
-        store = self._page_store(role, executor)
-        table = RunTable(executor.pool, self._cache(role, executor, store, mailbox))
+        mailbox, over = Mailbox[Event](), threading.Event()
+        cache = self._cache(role, executor, mailbox)
+        table = RunTable(executor.pool, cache)
         self._metrics.kv_pages_total.set(executor.pool.pages)
         self._metrics.expect_stage(role.stage, role.device, role.first, role.last)
         path, care = self._folder.tokenizer_path, self._device and self._device.care(mailbox)
@@ -282,16 +275,11 @@ class Worker:
             Heartbeat(
                 self._links,
                 mailbox,
-                worker_id=role.worker_id,
+                role,
+                table,
                 run_id=run_id,
                 model=self._model,
-                split=role.split,
-                stage=role.stage,
-                view=lambda: table.view,
-                step_age=engine.step_age,
-                parts=lambda: self._links.clock.parts,
                 pace=lambda: engine.pace.pace_at(time.monotonic()) if role.first_stage else None,
-                pages_used=lambda: table.pool.used_pages,
                 every_s=self._settings.beat_s,
                 step_limit_s=self._step_limit_s,
                 stop=over,
@@ -316,9 +304,8 @@ class Worker:
         for thread in threads:
             thread.join()
         table.check_integrity()
-        if store is not None:
-            store.flush(PAGES_FLUSH_S)
-            store.close()
+        if cache is not None:
+            cache.close(PAGES_FLUSH_S)
         self._state.on("gone")
 
     def _step_limit_s(self) -> float:
@@ -326,15 +313,12 @@ class Worker:
         limit_s = max(self._settings.session_timeout_s, self._links.clock.allowed_s)
         return limit_s * (DEVICE_PATIENCE if self._device else 1)
 
-    def _shares_pages(self, executor: Executor) -> bool:
-        """Returns whether runs share KV pages: not in a stage of the head, which has none. On a nondeterministic
-        device only runs of the same request do."""
-        return self._settings.prefix_cache and executor.layout.layers > 0
-
-    def _page_store(self, role: StageRole, executor: Executor) -> PageStore | None:
-        if not self._shares_pages(executor):
+    def _cache(self, role: StageRole, executor: Executor, mailbox: Mailbox[Event]) -> PrefixCache | None:
+        """Returns the cache by which runs share KV pages; None in a stage of the head, which has none. On a
+        nondeterministic device only runs of the same request share them."""
+        if not self._settings.prefix_cache or not executor.layout.layers:
             return None
-        return open_page_store(
+        store = open_page_store(
             self._settings,
             self._links.payload,
             self._links.keys,
@@ -343,12 +327,6 @@ class Worker:
             first_block=role.first,
             metrics=self._metrics,
         )
-
-    def _cache(
-        self, role: StageRole, executor: Executor, store: PageStore | None, mailbox: Mailbox
-    ) -> PrefixCache | None:
-        if not self._shares_pages(executor):
-            return None
         return PrefixCache(
             executor.pool,
             model_hash=self._folder.manifest.model_hash,
@@ -361,7 +339,7 @@ class Worker:
             deliver=mailbox.put,
         )
 
-    def _readers(self, role: StageRole, mailbox: Mailbox, over: threading.Event) -> list[threading.Thread]:
+    def _readers(self, role: StageRole, mailbox: Mailbox[Event], over: threading.Event) -> list[threading.Thread]:
         """Makes the threads that read the inboxes and, for the first stage, the streams of jobs into `mailbox`."""
         keys, inbox = self._links.keys, self._links.keys.inbox(role.worker_id)
         streams: list[str] = []
@@ -375,7 +353,7 @@ class Worker:
             readers.append(Reader(self._links.payload, inbox, [], mailbox, over, watch))
         return readers
 
-    def _with_faults(self, assignment: Assignment, executor: Executor) -> Executor:
+    def _with_faults(self, executor: Executor) -> Executor:
         """Wraps the verified executor in the faults that the settings ask for."""
         if salt := self._settings.inject_numerics:
             executor = SaltedExecutor(executor, salt=salt, vocabulary=self._folder.model.vocab_size)

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import InitVar, dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,33 +17,6 @@ from blockrelay_worker.sampling.stop_conditions import Progress
 
 #: Batches of a run whose block seconds are summed at a time.
 SUMMED_TOGETHER = 64
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunIdentity:
-    """The properties of a run that do not change while it runs (but for `Run.put_off`)."""
-
-    request_id: str
-    """The request's id."""
-    run_id: str
-    """The run's id: a random nonce."""
-    route: tuple[str, ...]
-    """The id of the worker of each stage."""
-    body: RequestBody
-    params: SamplingParams
-    seed: int
-    context: int
-    """The model's maximum number of tokens, prompt included."""
-    quarantined_until: int = 0
-    """Tokens before this position are computed alone: the request may have killed workers."""
-    reusable_limit: int | None = None
-    """Leading tokens, at most, whose KV pages may be reused instead of computed; None: no limit."""
-    private: bool = False
-    """Its KV pages are not decided by its tokens alone, so other runs of the same request alone reuse them."""
-    may_draft: bool = True
-    """Drafts may be computed in one batch with its tokens."""
-    deadline: float | None = None
-    """When the first stage ends the request, in seconds of the monotonic clock; None: never."""
 
 
 @dataclass(slots=True, eq=False)
@@ -120,11 +93,8 @@ class RunTrace:
     steps: int = 0
     """Number of steps that were reported."""
 
-    def ready(self) -> None:
-        """Notes that the next rows can be computed from now on."""
-        self.ready_ns = time.monotonic_ns()
 
-
+@dataclass(slots=True, kw_only=True, eq=False)
 class Run:
     """One attempt at a request, as this worker's stage sees it.
 
@@ -134,51 +104,47 @@ class Run:
     for one.
     """
 
-    __slots__ = (
-        "_tokens", "ended", "first", "identity", "kv", "last", "last_step", "later", "request_id", "sent", "trace",
-    )  # fmt: skip
+    request_id: str
+    """The request's id."""
+    run_id: str
+    """The run's id: a random nonce."""
+    route: tuple[str, ...]
+    """The id of the worker of each stage."""
+    body: RequestBody
+    params: SamplingParams
+    seed: int
+    context: int
+    """The model's maximum number of tokens, prompt included."""
+    quarantined_until: int = 0
+    """Tokens before this position are computed alone: the request may have killed workers."""
+    reusable_limit: int | None = None
+    """Leading tokens, at most, whose KV pages may be reused instead of computed; None: no limit."""
+    private: bool = False
+    """KV pages are not decided by the tokens alone: only runs of the request and steps of its session share them."""
+    may_draft: bool = True
+    """Drafts may be computed in one batch with its tokens."""
+    deadline: float | None = None
+    """When the first stage ends the request, in seconds of the monotonic clock; None: never."""
 
-    def __init__(
-        self,
-        identity: RunIdentity,
-        tokens: Sequence[int],
-        *,
-        first: bool,
-        last: LastStageState | None = None,
-        trace: RunTrace | None = None,
-    ) -> None:
-        self.identity, self.request_id = identity, identity.request_id
-        self.kv = KvState()
-        self.first = FirstStageState() if first else None
-        self.later = None if first else LaterStageState()
-        self.last, self.trace = last, trace
-        self.ended = False  # the last token is chosen; only its COMMIT is outstanding
-        self.last_step = 0  # number of the step that last computed tokens of this run
-        self.sent = 0  # forward messages of this run to the next stage
-        self._tokens = list(tokens)
+    kv: KvState = field(default_factory=KvState)
+    first: FirstStageState | None = None
+    later: LaterStageState | None = None
+    last: LastStageState | None = None
+    trace: RunTrace | None = None
+    ended: bool = False
+    """The last token is chosen; only its COMMIT is outstanding."""
+    last_step: int = 0
+    """Number of the step that last computed tokens of this run."""
+    sent: int = 0
+    """Number of forward messages of this run to the next stage."""
+    known: InitVar[Sequence[int]]
+    """The first tokens."""
+    _tokens: list[int] = field(init=False)
+
+    def __post_init__(self, known: Sequence[int]) -> None:
+        self._tokens = list(known)
 
     # --- what it is ---
-
-    @property
-    def run_id(self) -> str:
-        return self.identity.run_id
-
-    @property
-    def route(self) -> tuple[str, ...]:
-        return self.identity.route
-
-    @property
-    def body(self) -> RequestBody:
-        return self.identity.body
-
-    @property
-    def params(self) -> SamplingParams:
-        return self.identity.params
-
-    @property
-    def private(self) -> bool:
-        """True if KV pages are not decided by the tokens alone: runs of the request and steps of its session share."""
-        return self.identity.private
 
     @property
     def given_pages(self) -> int:
@@ -187,15 +153,11 @@ class Run:
 
     @property
     def prompt_length(self) -> int:
-        return int(self.identity.body.prompt.size)
+        return int(self.body.prompt.size)
 
     def is_overdue(self, now: float) -> bool:
         """True if the deadline has passed at `now` (monotonic seconds)."""
-        return self.identity.deadline is not None and now > self.identity.deadline
-
-    def put_off(self, deadline: float) -> None:
-        """Moves the deadline (monotonic seconds) back: by the clock of Redis, which decides, time is left."""
-        self.identity = replace(self.identity, deadline=deadline)
+        return self.deadline is not None and now > self.deadline
 
     def wants_logits(self, position: int) -> bool:
         """True if the request asks for the logits at `position`, apart from those that choose the next token."""
@@ -234,7 +196,7 @@ class Run:
     @property
     def quarantined(self) -> bool:
         """True if the next tokens must be computed alone, in quarantine."""
-        return self.kv.computed < self.identity.quarantined_until
+        return self.kv.computed < self.quarantined_until
 
     @property
     def is_decoding(self) -> bool:
@@ -246,7 +208,7 @@ class Run:
         """Number of leading tokens whose KV may be reused instead of computed, since their logits are not wanted."""
         before_last = len(self._tokens) - 1
         known = min(before_last, self.body.prior) if self.body.logits == "all" else before_last
-        limit = self.identity.reusable_limit
+        limit = self.reusable_limit
         return known if limit is None else min(known, limit)
 
     # --- what changes its tokens, and how many are computed ---
@@ -299,13 +261,13 @@ class Run:
 
         Returns none for tensor steps, without a KV cache, and if drafts could change the bits of other rows.
         """
-        if self.body.logits != "none" or not self.params.use_cache or not self.identity.may_draft:
+        if self.body.logits != "none" or not self.params.use_cache or not self.may_draft:
             return []
         assert self.first is not None
         if self.first.drafter is None:
             self.first.drafter = Drafter(known=KnownTokens(self.body.prompt))
         # The token after the last draft must still be wanted, or the draft was computed in vain.
-        room = min(self.prompt_length + self.params.max_tokens, self.identity.context) - len(self._tokens) - 1
+        room = min(self.prompt_length + self.params.max_tokens, self.context) - len(self._tokens) - 1
         return self.first.drafter.draft(self._tokens, min(limit, room))
 
     def _check(self) -> None:

@@ -1,6 +1,6 @@
 """Makes the batches of a first stage: known tokens without KV, drafts behind them, and KV pages for both."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from blockrelay.observability.metrics.worker import WorkerMetrics
 from blockrelay_worker.execution.page_layout import pages_for
@@ -71,7 +71,7 @@ class FirstStageBatcher:
 
     def claimable_pages(self) -> int:
         """Number of pages that new jobs may take. Of use only with `whole_model`."""
-        return claimable_pages(self._holdings(), self._runs.free_pages)
+        return claimable_pages(self._holdings(self._runs.all()), self._runs.pool.free_pages)
 
     def _work(
         self,
@@ -114,7 +114,7 @@ class FirstStageBatcher:
         if self._whole_model:
             if all(run.pages for run in runs.values()):
                 return list(runs.values())
-            allowed = startable(self._holdings(), self._runs.free_pages)
+            allowed = startable(self._holdings(self._runs.all()), self._runs.pool.free_pages)
             ready = [run for run in runs.values() if run.request_id in allowed]
             for run in ready:
                 if not run.kv.searched:
@@ -133,7 +133,7 @@ class FirstStageBatcher:
         while not self._runs.grow(run, tokens):
             # With reserved pages this run waits: a run that ended elsewhere frees its pages when the event arrives.
             # A run whose pages are being loaded cannot give them back at once.
-            holdings = [h for h in self._holdings() if not self._runs.is_loading(h.request_id)]
+            holdings = self._holdings(run for run in self._runs.all() if not run.kv.loading)
             victim_id = victim(holdings, run.request_id) if self._whole_model else None
             if victim_id is None:
                 return False
@@ -141,8 +141,8 @@ class FirstStageBatcher:
             self._metrics.preemptions.inc()
         return True
 
-    def _holdings(self) -> list[Holding]:
-        return [Holding(r.request_id, len(r.pages), pages_for(len(r.tokens) + 1)) for r in self._runs.all()]
+    def _holdings(self, runs: Iterable[Run]) -> list[Holding]:
+        return [Holding(run.request_id, len(run.pages), pages_for(len(run.tokens) + 1)) for run in runs]
 
     def _draft_tokens(self, run: Run, limit: int) -> list[int]:
         """Draft tokens behind the last known token; none if there are no pages for them."""

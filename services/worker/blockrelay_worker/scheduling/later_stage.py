@@ -23,24 +23,17 @@ RunOf = Callable[[ForwardSegment, Forward], Run | Refusal]
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
-    """A segment that arrived and was not computed yet, with its message and its rows: `hidden`, or named `tensors`."""
+class Waiting(Arrived):
+    """A segment that was not computed yet, with its message and its rows: `hidden`, or named `tensors`."""
 
     segment: ForwardSegment
     hidden: NDArray[np.float32] | None
     tensors: Sequence[NamedTensors]
     message: Forward
 
-    @property
-    def arrived(self) -> Arrived:
-        """The segment as the batch policy sees it."""
-        segment = self.segment
-        rows = len(segment.token_ids)
-        return Arrived(segment.request_id, rows, segment.ends_known and rows == 1 + segment.drafts)
-
 
 class LaterStageBatcher:
-    """Makes the batches of a later stage. Used by the engine thread only. Its length is the number of queued segments.
+    """Makes the batches of a later stage. Used by the engine thread only.
 
     `run_of` is called for each segment of a chosen batch. It may wait for Redis.
     """
@@ -49,18 +42,16 @@ class LaterStageBatcher:
         self._limits, self._run_of = limits, run_of
         self._waiting: list[Waiting] = []
 
-    def __len__(self) -> int:
-        return len(self._waiting)
-
     def add(self, message: Forward) -> None:
         """Queues the segments of a message."""
         at = 0
         for index, segment in enumerate(message.segments):
-            end = at + len(segment.token_ids)
-            hidden = None if message.rows is None else message.rows[at:end]
+            rows = len(segment.token_ids)
+            hidden = None if message.rows is None else message.rows[at : at + rows]
             tensors = message.tensors[index] if message.rows is None else ()
-            self._waiting.append(Waiting(segment, hidden, tensors, message))
-            at = end
+            decodes = segment.ends_known and rows == 1 + segment.drafts
+            self._waiting.append(Waiting(segment.request_id, rows, decodes, segment, hidden, tensors, message))
+            at += rows
 
     def clear(self) -> None:
         """Drops all queued segments."""
@@ -71,7 +62,7 @@ class LaterStageBatcher:
         limits = self._limits
         prompt_rows = prompt_rows_beside(cost, limits.step_share_s, limits.max_rows)
         chosen = choose_arrived(
-            [w.arrived for w in self._waiting],
+            self._waiting,
             limits.max_rows,
             prompt_rows,
             rows_alone=prompt_rows_alone(cost, limits.chunk_s, limits.max_rows),

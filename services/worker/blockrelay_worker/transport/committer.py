@@ -3,12 +3,12 @@
 import threading
 import time
 from collections import Counter
-from queue import Empty, SimpleQueue
 
 from blockrelay.observability.metrics.worker import WorkerMetrics
 from blockrelay.protocol.messages import Commit
 from blockrelay.protocol.transitions.calls import commit
-from blockrelay_worker.transport.events import EventSink, Verdicts
+from blockrelay_worker.transport.events import Event, Verdicts
+from blockrelay_worker.transport.mailbox import Mailbox
 from blockrelay_worker.transport.redis_links import Links, Stopping
 
 #: What was submitted together; an event, to be set when everything before it is answered; None: the end.
@@ -21,11 +21,11 @@ class Committer(threading.Thread):
     It works while the engine computes, which waits whenever this thread holds the interpreter: so it does little.
     """
 
-    def __init__(self, links: Links, mailbox: EventSink, metrics: WorkerMetrics) -> None:
+    def __init__(self, links: Links, mailbox: Mailbox[Event], metrics: WorkerMetrics) -> None:
         super().__init__(name="committer", daemon=True)
         self._links, self._mailbox, self._metrics = links, mailbox, metrics
         self._scripts = links.scripts.for_one_thread()
-        self._queue: SimpleQueue[_Item] = SimpleQueue()
+        self._queue = Mailbox[_Item]()
 
     def submit(self, commits: list[Commit]) -> None:
         """Queues commits. Returns at once."""
@@ -44,7 +44,7 @@ class Committer(threading.Thread):
 
     def run(self) -> None:
         while True:
-            items = self._take()
+            items = self._queue.take(None)
             batch = [one for item in items if isinstance(item, list) for one in item]
             if batch:
                 self._commit(batch)
@@ -53,15 +53,6 @@ class Committer(threading.Thread):
                     item.set()
             if None in items:
                 return
-
-    def _take(self) -> list[_Item]:
-        """Returns all queued items; waits for the first."""
-        items = [self._queue.get()]
-        try:
-            while True:
-                items.append(self._queue.get_nowait())
-        except Empty:
-            return items
 
     def _commit(self, batch: list[Commit]) -> None:
         """Calls COMMIT for a batch until Redis answers, and delivers the verdicts."""

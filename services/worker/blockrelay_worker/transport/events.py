@@ -1,9 +1,9 @@
 """The events that Redis and the worker's other threads send to the engine."""
 
 from dataclasses import dataclass
-from typing import Protocol
 
 from blockrelay.protocol.messages import Commit, CommitAnswer, Ended, Forward, NextJob
+from blockrelay_worker.runs.kv_load import Loaded
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +46,4 @@ class DeviceEnded:
     """The process of this worker's device has ended. It wakes the engine, which then handles the loss at once."""
 
 
-TransportEvent = Wake | Verdicts | Orphan | Restarted | Gone | DeviceEnded | NextJob | Ended | Forward
-
-
-class EventSink(Protocol):
-    """Takes events for the engine, from any thread. `put` queues an event and does not block."""
-
-    def put(self, event: TransportEvent) -> None: ...
+Event = Wake | Verdicts | Orphan | Restarted | Gone | DeviceEnded | NextJob | Ended | Forward | Loaded

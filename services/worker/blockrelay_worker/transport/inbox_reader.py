@@ -13,7 +13,8 @@ from blockrelay.observability.logs import get
 from blockrelay.protocol.messages import Ended, Forward, NextJob
 from blockrelay.redis.client import BLOCK_MS, backoff_s
 from blockrelay.redis.errors import RedisWatch
-from blockrelay_worker.transport.events import EventSink, TransportEvent, Wake
+from blockrelay_worker.transport.events import Event, Wake
+from blockrelay_worker.transport.mailbox import Mailbox
 
 
 class Reader(threading.Thread):
@@ -30,7 +31,7 @@ class Reader(threading.Thread):
         client: redis.Redis,
         inbox: str,
         job_streams: list[str],
-        mailbox: EventSink,
+        mailbox: Mailbox[Event],
         stop: threading.Event,
         watch: RedisWatch,
     ) -> None:
@@ -83,7 +84,7 @@ class Reader(threading.Thread):
         self._untrimmed = False
 
 
-def decode_entry(fields: Mapping[bytes, bytes], received_ns: int = 0) -> TransportEvent | None:
+def decode_entry(fields: Mapping[bytes, bytes], received_ns: int = 0) -> Event | None:
     """Decodes the event in an inbox entry. None for the entry that created the inbox, and for an unreadable one.
 
     `received_ns`: when it arrived, in nanoseconds of the monotonic clock.

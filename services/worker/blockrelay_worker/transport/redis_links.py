@@ -42,7 +42,7 @@ class StepClock:
         self._started: float | None = None
         self._waiting_since: float | None = None
         self.allowed_s = 0.0
-        """Seconds that the current step may take."""
+        """Seconds that the current step may take; the engine sets it, and `end` sets it back to 0."""
         self.parts = 0
         """Number of calls of `progressed`."""
 
@@ -50,10 +50,6 @@ class StepClock:
         """Begins a step of the calling thread; returns the monotonic time in seconds."""
         self._thread, self._started = threading.get_ident(), time.monotonic()
         return self._started
-
-    def allow(self, seconds: float) -> None:
-        """Sets `allowed_s`, the seconds that the current step may take; `end` sets it back to 0."""
-        self.allowed_s = seconds
 
     def progressed(self) -> None:
         """Sets the age of the step back to 0 and adds 1 to `parts`: a part that may be long by itself is done."""
@@ -134,6 +130,14 @@ class Links:
                 else:
                     self.watch.worked(work)
                     return answer
+
+    def read_worker(self, worker_id: str, names: tuple[str, ...]) -> list[bytes | None]:
+        """Returns fields of a worker's record by name; None for each that is missing.
+
+        Waits for Redis; raises Stopping when the process should end meanwhile.
+        """
+        record = self.keys.worker(worker_id)
+        return self.retry_until_reachable(lambda: self.control.hmget(record, list(names)), "read worker")
 
     def close(self) -> None:
         """Closes both clients."""

@@ -3,16 +3,15 @@
 import threading
 import time
 from dataclasses import replace
-from queue import Empty, SimpleQueue
 from typing import Any, cast
 
 from blockrelay.errors import RedisTrouble
 from blockrelay.observability.logs import get
 from blockrelay.protocol.constants import TRACE_S, TRACE_STEPS
-from blockrelay.protocol.encoding.stage_span import Kind, StageSpan
+from blockrelay.protocol.encoding.stage_span import StageSpan
 from blockrelay.redis.errors import CommandError
 from blockrelay_worker.policy import CLOCK_COMPARE_S, CLOCK_TRIES, GATHER_S, SPANS_FULL_SHARE, SPANS_KEPT, SPANS_PAUSE_S
-from blockrelay_worker.runs.run import RunTrace
+from blockrelay_worker.transport.mailbox import Mailbox
 from blockrelay_worker.transport.redis_links import Links
 
 #: A request's id, and one of its spans.
@@ -20,61 +19,34 @@ _Item = tuple[str, StageSpan]
 
 
 class StageSpans(threading.Thread):
-    """Writes spans in a thread; one other thread calls `tell`.
+    """Writes spans in a thread; one other thread calls `put`.
 
     Spans that cannot be written are lost. The log gets one line for the first ones, and another only after a success.
     """
 
-    def __init__(self, links: Links, *, worker_id: str, stage: int, first: int, last: int) -> None:
+    def __init__(self, links: Links) -> None:
         super().__init__(name="stage spans", daemon=True)
         self._links, self._closed = links, threading.Event()
-        self._worker, self._stage, self._first, self._last = worker_id, stage, first, last
-        self._queue: SimpleQueue[_Item | None] = SimpleQueue()
+        self._queue = Mailbox[_Item | None]()
         self._offset_us, self._compare_at, self._paused_until = 0, float("-inf"), float("-inf")
         self._losing = False
 
-    def tell(
-        self, request_id: str, trace: RunTrace, kind: Kind, *, position: int, rows: int, batch_rows: int,
-        began_ns: int, ended_ns: int,
-    ) -> None:  # fmt: skip
-        """Reports one step of a run as a span of request id `request_id`. Does not wait. Changes `trace`.
+    def put(self, request_id: str, span: StageSpan) -> None:
+        """Queues a span of request id `request_id`; dropped if SPANS_KEPT spans wait. Does not wait.
 
-        `rows` are the run's rows from `position` on, `batch_rows` those of the whole batch. `began_ns` and `ended_ns`
-        are nanoseconds of the monotonic clock. Dropped if SPANS_KEPT spans wait.
+        Its `ready_us` is on the monotonic clock of this host.
         """
-        ready_ns = min(trace.ready_ns, began_ns)
-        span = StageSpan(
-            run=trace.run,
-            worker_id=self._worker,
-            stage=self._stage,
-            first=self._first,
-            last=self._last,
-            number=trace.steps,
-            kind=kind,
-            position=position,
-            rows=rows,
-            batch_rows=batch_rows,
-            ready_us=ready_ns // 1000,
-            waited_us=began_ns // 1000 - ready_ns // 1000,
-            computed_us=ended_ns // 1000 - began_ns // 1000,
-        )
-        trace.steps += 1
-        trace.ready_ns = ended_ns
         if self._queue.qsize() < SPANS_KEPT:
             self._queue.put((request_id, span))
 
     def run(self) -> None:
-        while (item := self._queue.get()) is not None:
+        items: list[_Item | None] = []
+        while None not in items:
+            first = self._queue.get()
             self._closed.wait(GATHER_S)
-            batch = [item]
-            try:
-                while (more := self._queue.get_nowait()) is not None:
-                    batch.append(more)
-            except Empty:
-                pass
-            else:
-                self._queue.put(None)
-            self._write(batch)
+            items = [first, *self._queue.take(0)]
+            if batch := [item for item in items if item is not None]:
+                self._write(batch)
 
     def close(self) -> None:
         """Writes what waits and ends the thread; does not wait longer than 1 s if Redis does not answer."""

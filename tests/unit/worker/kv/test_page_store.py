@@ -56,6 +56,12 @@ class Worker:
     def loaded(self) -> None:
         self.table.loaded(self.mail.get(timeout=10))
 
+    def found(self) -> Run:
+        """A run of PROMPT with the pages that the store has."""
+        run = self.run(PROMPT)
+        self.loaded()
+        return run
+
     def compute(self, run: Run) -> None:
         end = len(run.tokens)
         assert self.table.grow(run, end)
@@ -120,8 +126,7 @@ def test_what_the_pool_has_is_not_loaded(tmp_path: Path) -> None:
     filled(tmp_path)
     with working(tmp_path) as worker:
         worker.compute(worker.run(PROMPT[:40], skip_prefix_cache=True))
-        run = worker.run(PROMPT)
-        worker.loaded()
+        run = worker.found()
         assert worker.value("page_store_hits", tier="shm") == 2
         assert run.computed == 64
 
@@ -145,25 +150,20 @@ def test_pages_that_are_not_what_they_should_be_are_computed_again(tmp_path: Pat
         case _:
             third.unlink()
     with working(tmp_path) as worker:
-        run = worker.run(PROMPT)
-        worker.loaded()
+        run = worker.found()
         assert (run.computed, len(run.pages)) == (32, 2)
         corrupt = worker.value("page_store_trouble", tier="shm", kind="corrupt")
         assert corrupt == (damage != "remove")
         worker.compute(run)
         assert worker.store.flush(10)
     with working(tmp_path) as worker:
-        run = worker.run(PROMPT)
-        worker.loaded()
-        assert run.computed == 64, "the damage is repaired by who computed the page"
+        assert worker.found().computed == 64, "the damage is repaired by who computed the page"
 
 
 def test_fewer_free_pages_than_known_pages_are_filled_as_far_as_they_go(tmp_path: Path) -> None:
     filled(tmp_path)
     with working(tmp_path, pages=3) as worker:
-        run = worker.run(PROMPT)
-        worker.loaded()
-        assert run.computed == 48
+        assert worker.found().computed == 48
 
 
 class Held:
@@ -320,12 +320,9 @@ def test_pages_that_turn_out_to_be_wrong_are_found_nowhere(tmp_path: Path) -> No
         worker.table.drop(beside.request_id, beside.run_id)
         assert worker.store.flush(10)
     with working(tmp_path) as worker:
-        run = worker.run(PROMPT)
-        worker.loaded()
+        run = worker.found()
         assert run.computed == 32
         worker.compute(run)
         assert worker.store.flush(10)
     with working(tmp_path) as worker:
-        run = worker.run(PROMPT)
-        worker.loaded()
-        assert run.computed == 64
+        assert worker.found().computed == 64

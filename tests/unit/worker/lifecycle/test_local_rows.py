@@ -14,10 +14,11 @@ from blockrelay.protocol.keys import Keys
 from blockrelay.redis.client import Scripts
 from blockrelay.redis.errors import RedisWatch
 from blockrelay.settings import WorkerSettings
-from blockrelay_worker.engine.mailbox import Mailbox
 from blockrelay_worker.lifecycle.local_rows import open_local_rows
+from blockrelay_worker.transport.events import Event
 from blockrelay_worker.transport.local_rows.ring import new_ring
 from blockrelay_worker.transport.local_rows.system import HAS_LOCAL_ROWS
+from blockrelay_worker.transport.mailbox import Mailbox
 from blockrelay_worker.transport.redis_links import Links
 from tests.support.worker.stage_role import stage_role
 
@@ -32,7 +33,7 @@ def test_two_of_the_largest_messages_fit(
     role = stage_role(w8a8, "w0", split="1-2,3-5", stage=0, first=1, last=2, named_tensors=named)
     watch = RedisWatch(WorkerMetrics(CollectorRegistry()).redis_errors)
     links = Links(client, client, keys, scripts, watch, threading.Event())
-    local = open_local_rows(WorkerSettings(), role, w8a8.model, links, Mailbox())
+    local = open_local_rows(WorkerSettings(), role, w8a8.model, links, Mailbox[Event]())
     assert local.outgoing is not None
     size = local.outgoing._ring_bytes  # pyright: ignore[reportPrivateUsage]
     local.close()

@@ -17,6 +17,7 @@ from blockrelay.protocol.transitions import calls
 from blockrelay.redis.client import Scripts
 from blockrelay.redis.errors import RedisWatch
 from blockrelay.redis.registry import read_workers
+from blockrelay.settings import WorkerSettings
 from blockrelay_worker.lifecycle.registration import Assignment, Registration
 from blockrelay_worker.transport.redis_links import Links, Stopping
 from tests.support.cell import MODEL, Cell, begin_cell
@@ -32,7 +33,7 @@ class Waiting:
     """A registration that waits for its stage in a thread of its own."""
 
     def __init__(self, links: Links) -> None:
-        self.registration = Registration(links, model=MODEL, device="cpu", numerics="n", host="h", port=1, threads=1)
+        self.registration = Registration(links, WorkerSettings(host="h"), model=MODEL, numerics="n", port=1)
         self.assignment: Assignment | None = None
         self.thread = threading.Thread(target=self._wait)
 

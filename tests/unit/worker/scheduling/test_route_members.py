@@ -16,10 +16,9 @@ from blockrelay.redis.client import Scripts
 from blockrelay.redis.errors import RedisWatch
 from blockrelay.redis.registry import read_workers
 from blockrelay_worker.scheduling.limits import BatchLimits
-from blockrelay_worker.scheduling.route_members import MAX_MEMBERS, Member, RouteMembers
+from blockrelay_worker.scheduling.route_members import RouteMembers
 from blockrelay_worker.scheduling.step_cost import StepCost
 from blockrelay_worker.transport.redis_links import Links
-from blockrelay_worker.transport.worker_records import read_fields
 from tests.support.cell import MODEL, Cell
 from tests.support.worker.first_stage import Stage
 
@@ -78,14 +77,11 @@ def test_what_a_newer_worker_says_beside_is_passed_over() -> None:
     assert Capabilities.from_json(json.dumps(asdict(ABLE) | {"speed": 3}).encode()) == ABLE
 
 
-def test_workers_that_are_gone_are_forgotten(links: Links) -> None:
-    members = RouteMembers(lambda worker_id, fields: read_fields(links, worker_id, fields), LIMITS)
-    for life in range(500):
-        assert members.shape(frozenset({"always", f"life-{life}"})).groups == 2
-    assert len(members) <= MAX_MEMBERS + 2
+def test_workers_that_are_gone_count_as_alone_on_their_hosts(links: Links) -> None:
+    assert RouteMembers(links.read_worker, LIMITS).shape(frozenset({"gone", "too"})).groups == 2
 
 
-def test_a_record_is_read_once(links: Links) -> None:
+def test_a_record_is_read_once() -> None:
     asked: list[str] = []
 
     def read(worker_id: str, fields: tuple[str, ...]) -> list[bytes | None]:
@@ -97,7 +93,6 @@ def test_a_record_is_read_once(links: Links) -> None:
         assert members.shape(frozenset("ab")).limits.max_sequences == 32
     members.shape(frozenset("bc"))
     assert sorted(asked) == ["a", "b", "c"]
-    assert Member.from_record("gone", [None] * 4).cores.node == "gone"
 
 
 @pytest.fixture

@@ -11,18 +11,18 @@ from blockrelay import failpoints
 from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.messages import NextJob
 from blockrelay.redis.errors import RedisWatch
-from blockrelay_worker.engine.mailbox import Event, Mailbox
-from blockrelay_worker.transport.events import Wake
+from blockrelay_worker.transport.events import Event, Wake
 from blockrelay_worker.transport.inbox_reader import Reader
+from blockrelay_worker.transport.mailbox import Mailbox
 from tests.support.waiting import wait_until
 
 JOB = NextJob(request_id="req-1", run_id="r", position=0, tokens=(5,))
 
 
 @pytest.fixture
-def reading(client: redis.Redis, keys: Keys) -> Iterator[tuple[Mailbox, Reader]]:
+def reading(client: redis.Redis, keys: Keys) -> Iterator[tuple[Mailbox[Event], Reader]]:
     """A reader of `inbox:w` and a stream of re-runs, and where it delivers to."""
-    mailbox, over = Mailbox(), threading.Event()
+    mailbox, over = Mailbox[Event](), threading.Event()
     reader = Reader(
         client,
         keys.inbox("w"),
@@ -38,7 +38,7 @@ def reading(client: redis.Redis, keys: Keys) -> Iterator[tuple[Mailbox, Reader]]
 
 
 def test_a_job_that_is_gone_before_anybody_reads_it_is_only_a_wake_up(
-    client: redis.Redis, keys: Keys, reading: tuple[Mailbox, Reader]
+    client: redis.Redis, keys: Keys, reading: tuple[Mailbox[Event], Reader]
 ) -> None:
     """CLAIM queues a re-run that is due and claims it at once: the stream of a blocked reader grew by nothing."""
     mailbox, reader = reading
@@ -68,7 +68,7 @@ def deletion_lost() -> Iterator[None]:
 
 @pytest.mark.usefixtures("deletion_lost")
 def test_an_entry_whose_deletion_was_lost_does_not_fill_the_inbox_for_ever(
-    client: redis.Redis, keys: Keys, reading: tuple[Mailbox, Reader]
+    client: redis.Redis, keys: Keys, reading: tuple[Mailbox[Event], Reader]
 ) -> None:
     """Senders stop at a full inbox, so that no later entry may be needed to make room."""
     mailbox, _ = reading

@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,18 +14,27 @@ import redis
 from prometheus_client import Counter
 from structlog.testing import capture_logs
 
+from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.protocol.encoding.stage_span import StageSpan
 from blockrelay.protocol.keys import Keys
 from blockrelay.redis.client import Scripts, connect
 from blockrelay.redis.errors import RedisWatch
+from blockrelay_worker.engine.step_reports import StepReports
 from blockrelay_worker.runs.run import RunTrace
+from blockrelay_worker.scheduling.work import Work
 from blockrelay_worker.transport import stage_spans
 from blockrelay_worker.transport.redis_links import Links
 from blockrelay_worker.transport.stage_spans import StageSpans
 from tests.support.redis.redis_server import RedisServer
 from tests.support.waiting import wait_until
+from tests.support.worker.runs import new_run
+from tests.support.worker.stage_role import stage_role
 
-Tell = Callable[..., RunTrace]
+Tell = Callable[..., None]
+SPAN = StageSpan(
+    run=2, worker_id="w", stage=1, first=3, last=4, number=0, kind="decode", position=0, rows=1, batch_rows=3,
+    ready_us=0, waited_us=0, computed_us=5,
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -37,27 +47,16 @@ def payload(tmp_path: Path) -> Iterator[RedisServer]:
 
 @contextmanager
 def telling(client: redis.Redis, keys: Keys, scripts: Scripts, payload: str) -> Iterator[Tell]:
-    """`tell(steps, request="q")` of a fresh run; all that can be written is written at the end."""
+    """`tell(steps, request="q")` puts spans; all that can be written is written at the end."""
     watch = RedisWatch(Counter("errors", "", registry=None))
     links = Links(client, connect(payload, cell=keys.cell), keys, scripts, watch, threading.Event())
-    spans = StageSpans(links, worker_id="w", stage=1, first=3, last=4)
+    spans = StageSpans(links)
     spans.start()
 
-    def tell(steps: int, request_id: str = "q") -> RunTrace:
-        trace = RunTrace(run=2, ready_ns=time.monotonic_ns())
+    def tell(steps: int, request_id: str = "q") -> None:
         for number in range(steps):
-            began = time.monotonic_ns()
-            spans.tell(
-                request_id,
-                trace,
-                "decode",
-                position=number,
-                rows=1,
-                batch_rows=3,
-                began_ns=began,
-                ended_ns=began + 5000,
-            )
-        return trace
+            now_us = time.monotonic_ns() // 1000
+            spans.put(request_id, replace(SPAN, number=number, position=number, ready_us=now_us))
 
     try:
         yield tell
@@ -87,25 +86,28 @@ def test_steps_are_written_in_order_on_the_clock_of_the_control_redis(
     with payload.client() as other:
         steps = steps_in(other, keys)
         assert [step.number for step in steps] == [step.position for step in steps] == list(range(5))
-        first = steps[0]
-        assert (first.run, first.worker_id, first.stage, first.blocks, first.kind) == (2, "w", 1, "3-4", "decode")
-        assert (first.rows, first.batch_rows, first.computed_us) == (1, 3, 5)
+        assert replace(steps[0], ready_us=0) == SPAN
         took_us = after - before  # no error of the comparison is longer than that
         assert all(before - took_us <= step.ready_us <= step.ended_us <= after + took_us for step in steps)
         assert len(steps_in(other, keys, "another")) == 1
         assert 0 < other.ttl(keys.trace("q")) <= 900  # pyright: ignore
 
 
-def test_a_step_waits_since_the_one_before_unless_its_rows_came_later() -> None:
-    trace = RunTrace(run=1, ready_ns=1_000_000)
-    spans = StageSpans(None, worker_id="w", stage=0, first=1, last=2)  # pyright: ignore[reportArgumentType]
+def test_a_step_waits_since_the_one_before_unless_its_rows_came_later(w8a8: BlockFolder) -> None:
+    role = stage_role(w8a8, "w", split="1-2,3-5", stage=0, first=1, last=2)
+    reports = StepReports(role, None, "m")  # pyright: ignore[reportArgumentType]
+    item = Work(run=new_run("q", [7]), position=0, tokens=[7], samples=True)
+    trace = item.run.trace = RunTrace(run=1, ready_ns=1_000_000)
     for began, ready in ((3_000_000, None), (9_000_000, None), (20_000_000, 16_000_000), (29_000_000, 30_000_000)):
         trace.ready_ns = ready or trace.ready_ns
-        spans.tell("q", trace, "decode", position=0, rows=1, batch_rows=1, began_ns=began, ended_ns=began + 2_000_000)
-    told = [spans._queue.get_nowait() for _ in range(4)]  # pyright: ignore[reportPrivateUsage]
-    assert [(step.waited_us, step.computed_us) for _, step in filter(None, told)] == [
-        (2000, 2000), (4000, 2000), (4000, 2000), (0, 2000)
+        reports._trace([item], 1, began, began + 2_000_000)  # pyright: ignore[reportPrivateUsage]
+    told = reports._stage_spans._queue.take(0)  # pyright: ignore[reportPrivateUsage]
+    assert [(step.number, step.waited_us, step.computed_us) for _, step in filter(None, told)] == [
+        (0, 2000, 2000), (1, 4000, 2000), (2, 4000, 2000), (3, 0, 2000)
     ]  # fmt: skip
+    assert {(step.kind, step.blocks, step.worker_id, step.run) for _, step in filter(None, told)} == {
+        ("decode", "1-2", "w", 1)
+    }
 
 
 def test_of_very_many_steps_the_newest_stay(
@@ -113,7 +115,7 @@ def test_of_very_many_steps_the_newest_stay(
 ) -> None:
     monkeypatch.setattr(stage_spans, "TRACE_STEPS", 10)
     with telling(client, keys, scripts, payload.url) as tell:
-        assert tell(25).steps == 25
+        tell(25)
     with payload.client() as other:
         assert [step.number for step in steps_in(other, keys)] == list(range(15, 25))
 

@@ -22,7 +22,7 @@ def next_tokens(run: Run, drafts: Sequence[int], logits: LogitRows, role: StageR
     """
     last = run.last
     assert last is not None and last.progress is not None and not run.ended
-    params, seed, length = run.params, run.identity.seed, len(run.tokens)
+    params, seed, length = run.params, run.seed, len(run.tokens)
     position, tokens = last.committed, list[int]()
     logprobs: list[str] = []
     end: FinishReason | None = None
@@ -66,7 +66,7 @@ def end_meta(run: Run, role: StageRole) -> str:
         "execution_times": {} if run.last is None else run.last.block_seconds(),
         "gpu_blocks": list(run.gpu_blocks_before + role.gpu_blocks),
         "route": list(run.route),
-        "seed": run.identity.seed,
+        "seed": run.seed,
         "cached_tokens": min(run.kv.cached, run.prompt_length),
     }
     if run.last is not None and run.last.sessions:

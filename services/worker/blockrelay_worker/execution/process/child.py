@@ -45,12 +45,8 @@ from blockrelay_worker.execution.onnx.providers.provider import Provider
 from blockrelay_worker.execution.onnx.stage import OnnxStage
 from blockrelay_worker.execution.onnx.tries import TRIES, Tries, TryLimits
 from blockrelay_worker.execution.process.frames import GOES_ON, Ended, Message, read, write
-from blockrelay_worker.execution.process.step_arrays import (
-    packed_rows,
-    packed_tensors,
-    unpacked_needs,
-    unpacked_tensors,
-)
+from blockrelay_worker.execution.process.step_arrays import packed_rows, packed_tensors, unpacked_tensors
+from blockrelay_worker.execution.selection import Need
 from blockrelay_worker.policy import MEMORY_EVERY_S
 
 T = TypeVar("T")
@@ -263,7 +259,7 @@ def _batch(stage: OnnxStage | AsIsStage, message: Message) -> Batch:
         hidden=None if are_tokens else rows,
         tensors=tensors,
         wanted=fields["wanted"],
-        needs=unpacked_needs(fields["needs"]),
+        needs=[need and Need(*need) for need in fields["needs"]],
     )
 
 

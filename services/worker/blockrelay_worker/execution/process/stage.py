@@ -25,12 +25,7 @@ from blockrelay_worker.execution.page_pool import PagePool
 from blockrelay_worker.execution.process.device_process import DeviceProcess
 from blockrelay_worker.execution.process.figures import Figures
 from blockrelay_worker.execution.process.frames import Message
-from blockrelay_worker.execution.process.step_arrays import (
-    packed_needs,
-    packed_tensors,
-    unpacked_rows,
-    unpacked_tensors,
-)
+from blockrelay_worker.execution.process.step_arrays import packed_tensors, unpacked_rows, unpacked_tensors
 from blockrelay_worker.execution.process.step_drift import StepDrift, shape_of
 from blockrelay_worker.kernels.specification import PAGE
 
@@ -157,7 +152,7 @@ class DeviceStage:
         rows: NDArray[Any] = (tokens_of if self.takes_tokens or named else hidden_of)(batch, count, model)
         tensors, arrays = packed_tensors(tensors_of(batch) if named else ())
         segments = [(s.rows, s.first_position, list(s.pages) if pages else []) for s in batch.segments]
-        fields = {"segments": segments, "wanted": list(batch.wanted), "needs": packed_needs(batch.needs)}
+        fields = {"segments": segments, "wanted": list(batch.wanted), "needs": list(batch.needs)}
         return self._ask(kind, fields | {"tensors": tensors}, [rows, *arrays])
 
     def _ask(self, kind: str, fields: Mapping[str, Any] | None = None, arrays: Sequence[NDArray[Any]] = ()) -> Message:

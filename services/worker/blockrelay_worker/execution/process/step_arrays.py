@@ -1,5 +1,5 @@
-"""Inputs and outputs of a step as fields and arrays of a device process's messages: what each row of logits is needed
-for, rows of logits (whole, or the largest), and tensors by name."""
+"""Inputs and outputs of a step as fields and arrays of a device process's messages: rows of logits (whole, or the
+largest), and tensors by name."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,17 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockrelay_worker.execution.batch import NamedTensors
-from blockrelay_worker.execution.selection import Largest, LogitRow, Need
-
-
-def packed_needs(needs: Sequence[Need | None]) -> list[Any]:
-    """Returns a field of a message for the needs of the wanted rows."""
-    return [need and [need.temperature, need.top_k, need.top_p, need.min_p] for need in needs]
-
-
-def unpacked_needs(needs: Sequence[Any]) -> list[Need | None]:
-    """Returns the needs that `packed_needs` packed."""
-    return [need and Need(*need) for need in needs]
+from blockrelay_worker.execution.selection import Largest, LogitRow
 
 
 def packed_rows(rows: Sequence[LogitRow]) -> tuple[dict[str, Any], list[NDArray[Any]]]:

@@ -11,6 +11,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from blockrelay_worker.kv.store.tier import StoredPage, TierFailure
@@ -150,7 +151,8 @@ class ShmTier:
         try:
             with os.scandir(self._folder) as entries:
                 for entry in entries:
-                    if status := _status(entry):
+                    with suppress(OSError):  # another process has removed it
+                        status = entry.stat(follow_symlinks=False)
                         files.append((status.st_mtime_ns, status.st_size, entry.path))
                     if blocks := _blocks_of(entry.name):
                         ranges.add(blocks)
@@ -176,16 +178,6 @@ def _blocks_of(file_name: str) -> tuple[int, int] | None:
     return (int(first), int(last)) if first.isdigit() and last.isdigit() else None
 
 
-def _status(entry: "os.DirEntry[str]") -> os.stat_result | None:
-    """The file's status; None if the file has gone meanwhile."""
-    try:
-        return entry.stat(follow_symlinks=False)
-    except OSError:
-        return None
-
-
 def _remove(path: str) -> None:
-    try:
+    with suppress(OSError):  # another process removed it, or the next call that needs room tries again
         os.unlink(path)
-    except OSError:
-        return  # another process removed it, or it cannot be removed: the next call that needs room tries again

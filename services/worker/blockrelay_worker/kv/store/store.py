@@ -3,7 +3,6 @@
 import queue
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -65,9 +64,9 @@ class PageStore:
         #: The writer's queue: pages to write or to remove; an event, to be set once all before it is written; None, to
         #: have the writer check `_closed`.
         self._fresh: queue.SimpleQueue[Fresh | Spoiled | threading.Event | None] = queue.SimpleQueue()
-        self._changed = threading.Condition()
-        self._loads: deque[tuple[Load, Callable[[Loaded], None]]] = deque()
-        self._reading = False
+        #: The reader's queue: loads; an event, to be set once all before it have ended; None: the end.
+        self._loads: queue.SimpleQueue[tuple[Load, Callable[[Loaded], None]] | threading.Event | None]
+        self._loads = queue.SimpleQueue()
         self._closed = False
         self._hurry = False  # `settle` or `close` waits for the reader: load nothing more
         self._threads = [
@@ -96,16 +95,14 @@ class PageStore:
 
     def load(self, load: Load, deliver: Callable[[Loaded], None]) -> None:
         """Starts to fill the pages of a load. `deliver` is called once, from another thread, when it has ended."""
-        with self._changed:
-            self._loads.append((load, deliver))
-            self._changed.notify_all()
+        self._loads.put((load, deliver))
 
     def settle(self) -> None:
         """Waits until no load is under way; those under way end early."""
-        with self._changed:
-            self._hurry = True
-            self._changed.wait_for(lambda: not self._loads and not self._reading)
-            self._hurry = False
+        self._hurry, ended = True, threading.Event()
+        self._loads.put(ended)
+        ended.wait()
+        self._hurry = False
 
     def flush(self, timeout_s: float) -> bool:
         """Waits until every page that was put is written. False if `timeout_s` passed first."""
@@ -115,10 +112,9 @@ class PageStore:
 
     def close(self) -> None:
         """Ends both threads; pages that wait to be written are dropped."""
-        with self._changed:
-            self._closed = self._hurry = True
-            self._changed.notify_all()
+        self._closed = self._hurry = True
         self._fresh.put(None)
+        self._loads.put(None)
         for thread in self._threads:
             thread.join()
 
@@ -189,15 +185,11 @@ class PageStore:
 
     def _read_all(self) -> None:
         """The reader thread: fills the pages of loads, one load after the other, until `close`."""
-        while True:
-            with self._changed:
-                self._reading = False
-                self._changed.notify_all()
-                self._changed.wait_for(lambda: self._loads or self._closed)
-                if not self._loads:
-                    return
-                load, deliver = self._loads.popleft()
-                self._reading = True
+        while (item := self._loads.get()) is not None:
+            if isinstance(item, threading.Event):
+                item.set()
+                continue
+            load, deliver = item
             reach("worker.before_page_get")
             try:
                 filled = self._fill(load)

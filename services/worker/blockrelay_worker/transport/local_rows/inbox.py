@@ -14,7 +14,7 @@ from blockrelay.errors import RedisTrouble, WireError
 from blockrelay.failpoints import reach
 from blockrelay.observability.logs import get
 from blockrelay_worker.policy import HELLO_S, MAX_STRANGERS
-from blockrelay_worker.transport.events import EventSink
+from blockrelay_worker.transport.events import Event
 from blockrelay_worker.transport.inbox_reader import decode_entry
 from blockrelay_worker.transport.local_rows.frames import (
     MAX_PACKET,
@@ -26,6 +26,7 @@ from blockrelay_worker.transport.local_rows.frames import (
 )
 from blockrelay_worker.transport.local_rows.ring import map_ring
 from blockrelay_worker.transport.local_rows.system import own_user, packet_socket, peer, receive_with
+from blockrelay_worker.transport.mailbox import Mailbox
 
 #: Maximum number of packets read from one sender before the next one's turn.
 _TURN = 16
@@ -55,7 +56,7 @@ class LocalInbox(threading.Thread):
     sender could still change it. A malformed one ends the connection; requests with lost rows run again.
     """
 
-    def __init__(self, mailbox: EventSink) -> None:
+    def __init__(self, mailbox: Mailbox[Event]) -> None:
         """Begins to listen. Raises OSError if this system cannot, or if the address is in use."""
         super().__init__(name="local inbox", daemon=True)
         self.address = Address.new()

@@ -66,11 +66,6 @@ class LocalLink:
         """Number of unread messages at the last `look`."""
         return self._space.unread
 
-    @property
-    def has_room(self) -> bool:
-        """True if fewer than MAX_UNREAD messages are unread."""
-        return self._space.unread < MAX_UNREAD
-
     def fits(self, fields: Mapping[str, bytes]) -> bool:
         """True if the message fits into an empty ring."""
         return sum(map(len, fields.values())) <= self._space.size
@@ -95,7 +90,7 @@ class LocalLink:
         self.look()
         give_up = time.monotonic() + (0.0 if self._slow else wait_s)
         length = sum(map(len, fields.values()))
-        while (offset := self._space.take(length) if self.has_room else None) is None:
+        while (offset := self._space.take(length) if self.unread < MAX_UNREAD else None) is None:
             left = give_up - time.monotonic()
             if left <= 0:
                 self._slow = self._slow or wait_s > 0

@@ -13,14 +13,15 @@ import pytest
 
 from blockrelay.protocol.encoding.forward_segment import ForwardSegment
 from blockrelay.protocol.messages import Forward, NextJob
-from blockrelay_worker.engine.mailbox import Mailbox
 from blockrelay_worker.policy import MAX_STRANGERS
+from blockrelay_worker.transport.events import Event
 from blockrelay_worker.transport.local_rows import inbox as inbox_module
 from blockrelay_worker.transport.local_rows.frames import Address, Hello, describe
 from blockrelay_worker.transport.local_rows.inbox import LocalInbox
 from blockrelay_worker.transport.local_rows.link import LinkLost, LocalLink
 from blockrelay_worker.transport.local_rows.ring import new_ring
 from blockrelay_worker.transport.local_rows.system import HAS_LOCAL_ROWS, packet_socket
+from blockrelay_worker.transport.mailbox import Mailbox
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.skipif(not HAS_LOCAL_ROWS, reason="rows go through Redis there")
@@ -31,12 +32,12 @@ JOB = {"next_job": NextJob(request_id="q", run_id="r", position=0, tokens=(5,)).
 
 
 @pytest.fixture
-def mailbox() -> Mailbox:
-    return Mailbox()
+def mailbox() -> Mailbox[Event]:
+    return Mailbox[Event]()
 
 
 @pytest.fixture
-def inbox(mailbox: Mailbox) -> Iterator[LocalInbox]:
+def inbox(mailbox: Mailbox[Event]) -> Iterator[LocalInbox]:
     listening = LocalInbox(mailbox)
     listening.start()
     yield listening
@@ -62,7 +63,7 @@ def is_closed(connection: socket.socket) -> bool:
         return True
 
 
-def test_messages_arrive_as_they_were_sent(inbox: LocalInbox, mailbox: Mailbox) -> None:
+def test_messages_arrive_as_they_were_sent(inbox: LocalInbox, mailbox: Mailbox[Event]) -> None:
     segment = ForwardSegment(request_id="q", run_id="r", sequence=0, position=0, token_ids=(7, 8), ends_known=True)
     rows = np.array([[np.nextafter(np.float32(1), np.float32(2)), -0.0], [1e-45, 3.4e38]], np.float32)
     message = Forward(sender="a", segments=(segment,), rows=rows)
@@ -90,7 +91,7 @@ def test_messages_arrive_as_they_were_sent(inbox: LocalInbox, mailbox: Mailbox) 
     ids=["wrong secret", "nothing", "pickle", "no ring", "no memory", "could be cut off"],
 )  # fmt: skip
 def test_who_does_not_say_hello_as_it_should_is_not_let_in(
-    inbox: LocalInbox, mailbox: Mailbox, hello: Callable[[int], tuple[bytes | str, list[int] | str]]
+    inbox: LocalInbox, mailbox: Mailbox[Event], hello: Callable[[int], tuple[bytes | str, list[int] | str]]
 ) -> None:
     ring, memory = new_ring(RING)
     unsealed = os.memfd_create("unsealed", os.MFD_ALLOW_SEALING)
@@ -121,7 +122,9 @@ def test_who_does_not_say_hello_as_it_should_is_not_let_in(
         struct.pack("<BQQQ", 2, 0, 4, 4),
     ],
 )
-def test_a_packet_that_is_no_descriptor_ends_the_connection(inbox: LocalInbox, mailbox: Mailbox, packet: bytes) -> None:
+def test_a_packet_that_is_no_descriptor_ends_the_connection(
+    inbox: LocalInbox, mailbox: Mailbox[Event], packet: bytes
+) -> None:
     link = connect(inbox)
     link._socket.send(packet)  # pyright: ignore[reportPrivateUsage]
 
@@ -139,7 +142,7 @@ def test_a_packet_that_is_no_descriptor_ends_the_connection(inbox: LocalInbox, m
 
 @pytest.mark.parametrize("fields", [{"next_job": b"\x80\x04N."}, {"head": b"\x81\xa1v\x01", "rows": b"1234"}])
 def test_a_message_that_does_not_decode_is_dropped_as_an_entry_of_redis_is(
-    inbox: LocalInbox, mailbox: Mailbox, fields: dict[str, bytes]
+    inbox: LocalInbox, mailbox: Mailbox[Event], fields: dict[str, bytes]
 ) -> None:
     link = connect(inbox)
     assert link.send(fields, 1.0) and link.send(JOB, 1.0)
@@ -147,7 +150,7 @@ def test_a_message_that_does_not_decode_is_dropped_as_an_entry_of_redis_is(
     link.close()
 
 
-def test_what_its_sender_writes_over_it_later_changes_nothing(inbox: LocalInbox, mailbox: Mailbox) -> None:
+def test_what_its_sender_writes_over_it_later_changes_nothing(inbox: LocalInbox, mailbox: Mailbox[Event]) -> None:
     link = connect(inbox)
     assert link.send(JOB, 1.0)
     (event,) = mailbox.take(5.0)
@@ -167,7 +170,7 @@ def test_strangers_who_say_nothing_take_no_room(inbox: LocalInbox, monkeypatch: 
     connect(inbox).close()
 
 
-def test_a_worker_that_leaves_is_seen_at_once_and_cannot_be_found_again(mailbox: Mailbox) -> None:
+def test_a_worker_that_leaves_is_seen_at_once_and_cannot_be_found_again(mailbox: Mailbox[Event]) -> None:
     inbox = LocalInbox(mailbox)
     inbox.start()
     link = connect(inbox)
@@ -207,7 +210,7 @@ def as_nobody(do: Callable[[], None]) -> Iterator[int]:
 
 
 @ROOT
-def test_another_user_is_refused_even_with_the_secret(inbox: LocalInbox, mailbox: Mailbox) -> None:
+def test_another_user_is_refused_even_with_the_secret(inbox: LocalInbox, mailbox: Mailbox[Event]) -> None:
     def intrude() -> None:
         try:
             connect(inbox)
