@@ -103,9 +103,9 @@ async def _watch_keys(ring: KeyRing, gateway: Gateway) -> None:
     while True:
         ring.look()
         for cell in gateway.cells:
-            cell.metrics.tell_keys(len(ring), ring.read_at, unreadable=ring.unreadable)
+            cell.links.metrics.tell_keys(len(ring), ring.read_at, unreadable=ring.unreadable)
             if ring.read_at != reported:
-                cell.tenants.expect(ring.names)
+                cell.links.tenants.expect(ring.names)
         reported = ring.read_at
         await asyncio.sleep(KEY_FILE_POLL_S)
 
@@ -121,10 +121,10 @@ async def _say_when_one_is(cell: Cell, gateway: Gateway) -> None:
     while True:
         try:
             if not await cell.readiness.gaps():
-                workers = await read_workers_async(cell.client, cell.keys, gateway.served.key)
+                workers = await read_workers_async(cell.links.client, cell.links.keys, gateway.served.key)
                 break
         except RedisTrouble:
-            cell.metrics.redis_errors.inc()  # the next check tries again
+            cell.links.metrics.redis_errors.inc()  # the next check tries again
         await asyncio.sleep(READY_POLL_S)
     ready = Counter(worker.device for worker in workers if worker.ready)
     counts = {device: ready[device] for device in DEVICES}

@@ -182,7 +182,7 @@ class RunningGateway:
 
     def metric(self, name: str, **labels: str) -> float:
         everywhere = {"cell": self.cell.name, "model": self.gateway.model_name}
-        return self.cell.metrics.registry.get_sample_value(name, everywhere | labels) or 0.0
+        return self.cell.links.metrics.registry.get_sample_value(name, everywhere | labels) or 0.0
 
     @property
     def cell(self) -> Cell:

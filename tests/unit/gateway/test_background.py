@@ -42,8 +42,8 @@ async def idle(
     monkeypatch.setattr(cells, "CELL_FILE_POLL_S", 0)
     gateway = build(settings.model_copy(update={"grace_s": 0}), folder, tenants=[ANYBODY.name])
     yield gateway
-    await gateway.cells.home.client.aclose()
-    await gateway.cells.home.payload.aclose()
+    await gateway.cells.home.links.client.aclose()
+    await gateway.cells.home.links.payload.aclose()
 
 
 def followed() -> ActiveRequest:

@@ -8,18 +8,15 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Any, cast
 
-import redis.asyncio
-
 from blockrelay.auth.api_keys import Tenant
 from blockrelay.errors import RedisTrouble, WireError
 from blockrelay.observability import logs
 from blockrelay.protocol.encoding.request_ids import public_id
-from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.status_events import decode_events
 from blockrelay.redis.client import backoff_s
-from blockrelay.redis.errors import RedisWatch
 from blockrelay.redis.subscription import subscribed_async
 from blockrelay_gateway.policy import STATUS_EVENTS_KEPT, TENANTS_REMEMBERED
+from blockrelay_gateway.streaming.cell_links import CellLinks
 
 Event = dict[str, Any]
 
@@ -68,8 +65,8 @@ class Listener:
 class StatusEventFeed:
     """Delivers the status events of one cell to its listeners. `run` is background work of the gateway."""
 
-    def __init__(self, client: redis.asyncio.Redis, keys: Keys, watch: RedisWatch) -> None:
-        self._client, self._keys, self._watch = client, keys, watch
+    def __init__(self, links: CellLinks) -> None:
+        self._client, self._keys, self._watch = links.client, links.keys, links.watch
         self._listeners: set[Listener] = set()
         self._wanted = asyncio.Event()
         self._tenants: OrderedDict[str, str | None] = OrderedDict()

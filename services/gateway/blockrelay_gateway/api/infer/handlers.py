@@ -247,9 +247,9 @@ async def _sessions(cell: Cell, tenant: Tenant, session_id: str, rows: int, step
     """
 
     def key(name: str) -> str:
-        return cell.keys.session(scoped_session(tenant.name, name))
+        return cell.links.keys.session(scoped_session(tenant.name, name))
 
-    together = cell.client.pipeline(transaction=True)
+    together = cell.links.client.pipeline(transaction=True)
     for row in range(rows):
         together.hgetall(key(row_session(session_id, row, rows)))
     together.exists(*map(key, other_shapes(session_id, rows)))

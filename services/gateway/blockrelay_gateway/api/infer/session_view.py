@@ -41,7 +41,7 @@ async def view(gateway: Gateway, tenant: Tenant, session_id: str) -> dict[str, A
     rows = await _rows(place.cell, tenant, session_id)
     if not rows:
         raise NotFound(f"session {session_id!r:.140} is unknown or was forgotten after its retention", param="id")
-    workers = await read_workers_async(place.cell.client, place.cell.keys, gateway.served.key)
+    workers = await read_workers_async(place.cell.links.client, place.cell.links.keys, gateway.served.key)
     return {
         "object": "session",
         "session_id": session_id,
@@ -86,8 +86,8 @@ async def _rows(cell: Cell, tenant: Tenant, session_id: str) -> list[SessionRow]
         if not rows:
             names = [session_id, *names]
         for name in names:
-            key = cell.keys.session(scoped_session(tenant.name, name))
-            fields = await cast(Any, cell.client.hgetall(key))
+            key = cell.links.keys.session(scoped_session(tenant.name, name))
+            fields = await cast(Any, cell.links.client.hgetall(key))
             if fields:
                 break
         else:

@@ -53,7 +53,7 @@ async def _answer(request: Request, body: Text, kind: Kind) -> Response:
     if ignored:
         logs.get().info("FIELDS_IGNORED", request_id=requests[0].request_id, fields=list(ignored))
         for field in sorted({label(name) for name in ignored}):
-            cell.metrics.ignored_fields.labels(field).inc()
+            cell.links.metrics.ignored_fields.labels(field).inc()
     if body.stream:
         resumes = HEADER in request.headers or LAST_EVENT_ID in request.headers
         with_ids = resumes or bool(stream_options.event_ids)

@@ -54,8 +54,8 @@ async def plan(request: Request, cell: CellName = None) -> Response:
     """Which device runs which block, `{"block_1": "CPU", ...}`, in which stages, and why."""
     gateway = state.of(request)
     at = gateway.cells.home if cell is None else gateway.cells.named(cell)
-    current = await read_plan_async(at.client, at.keys, gateway.served.key)
-    workers = await read_workers_async(at.client, at.keys, gateway.served.key)
+    current = await read_plan_async(at.links.client, at.links.keys, gateway.served.key)
+    workers = await read_workers_async(at.links.client, at.links.keys, gateway.served.key)
     if current is None:
         raise ServiceUnavailable("; ".join(missing_stages(current, workers)))
     return JsonAnswer({"object": "plan", "model": gateway.model_name, **_plan(current, workers)})
@@ -128,7 +128,7 @@ async def tenant_metrics(request: Request) -> Response:
     """Prometheus text, by API key: of the one that asks, of all where it is an operator's or keys are off."""
     gateway, tenant = state.of(request), authentication.of(request)
     sees_all = tenant.operator or not tenant.name
-    of_all = Together(cell.tenants.registry for cell in gateway.cells)
+    of_all = Together(cell.links.tenants.registry for cell in gateway.cells)
     registry = of_all if sees_all else OneTenant(of_all, tenant.name)
     return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 

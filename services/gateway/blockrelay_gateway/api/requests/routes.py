@@ -79,7 +79,7 @@ async def trace(request_id: PathId, request: Request) -> Response:
     if end is not None:
         ended_s = (now_ms - int(record[b"progress_ms"])) / 1000
         await asyncio.sleep(min(STEPS_SETTLE_S, STEPS_SETTLE_S - ended_s))
-    steps = await stored_steps(cell.payload, cell.keys, name)
+    steps = await stored_steps(cell.links.payload, cell.links.keys, name)
 
     def events() -> dict[str, Any]:
         known = whole_record(record, log)
@@ -106,7 +106,7 @@ async def cancel(request_id: PathId, request: Request) -> Response:
     cell.records.check(request_id, (record.get(b"model"), record.get(b"tenant")), tenant)
     for index in range(body_of(record, log).choices):
         call = calls.finish(sibling(name, index), "cancelled", meta=meta, confirm=replicas > 0)
-        await cell.scripts.run(call, replicas=replicas)
+        await cell.links.scripts.run(call, replicas=replicas)
     return JsonAnswer(await _view(gateway, request_id, tenant))
 
 
