@@ -46,7 +46,7 @@ def create_app(settings: GatewaySettings) -> FastAPI:
     ring, rules = KeyRing(settings.api_keys), Rules.of(settings)
     gateway = build(settings, open_block_folder(settings.model, blocks=()), tenants=ring.names)
     works = {"API keys": partial(_watch_keys, ring, gateway)} if settings.api_keys else {}
-    watching = Background(works, gateway.broken)
+    watching = Background(works, gateway.cells.broken)
     scrape = Scrape(gateway.cells)
 
     @asynccontextmanager
@@ -121,7 +121,7 @@ async def _say_when_one_is(cell: Cell, gateway: Gateway) -> None:
     while True:
         try:
             if not await cell.readiness.gaps():
-                workers = await read_workers_async(cell.links.client, cell.links.keys, gateway.served.key)
+                workers = await read_workers_async(cell.links.client, cell.links.keys, gateway.served.folder.model_key)
                 break
         except RedisTrouble:
             cell.links.metrics.redis_errors.inc()  # the next check tries again
@@ -131,8 +131,8 @@ async def _say_when_one_is(cell: Cell, gateway: Gateway) -> None:
     logs.get().info(
         "NODE_READY",
         cell=cell.name,
-        model=gateway.model_name,
-        model_hash=gateway.folder.manifest.model_hash,
+        model=gateway.served.name,
+        model_hash=gateway.served.folder.manifest.model_hash,
         workers={name: count > 0 for name, count in counts.items()},
         worker_counts=counts,
     )

@@ -34,9 +34,7 @@ def build(settings: GatewaySettings, folder: BlockFolder, *, tenants: Sequence[s
     traces are wanted and cannot be sent.
     """
     reading = reading_of(settings, folder)
-    served = ServedModel(
-        folder=folder, key=folder.model_key, name=reading.builder.name, tokenizer=reading.builder.tokenizer
-    )
+    served = ServedModel(folder=folder, name=reading.builder.name, tokenizer=reading.builder.tokenizer)
     traces = _traces(settings)
     drain = Drain()
     cells = _cells(settings, served, traces, tenants, drain)

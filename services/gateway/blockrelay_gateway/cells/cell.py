@@ -44,10 +44,9 @@ from blockrelay_gateway.tracing.ended_requests import EndedRequests, Traces
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
-    """The model of a gateway, the same in all its cells. `key` is its name in Redis, `name` its name in the API."""
+    """The model of a gateway, the same in all its cells; `name` is its name in the API."""
 
     folder: BlockFolder
-    key: str
     name: str
     tokenizer: Tokenizer | None
 
@@ -168,7 +167,7 @@ def _links(
         payload=payload,
         scripts=scripts,
         gateway=gateway,
-        model=served.key,
+        model=served.folder.model_key,
         metrics=metrics,
         tenants=TenantMetrics(ServiceRegistry(labels)),
         watch=RedisWatch(metrics.redis_errors, cell=place.name),

@@ -170,7 +170,7 @@ def test_a_connection_that_is_cut_before_it_has_waited_accepts_once_and_waits(
     guarded: RunningGateway, pair: Pair, headers: dict[str, str]
 ) -> None:
     """ACCEPT has run, WAIT has not. The gateway tries again by itself, and what it finds was written by another."""
-    model = guarded.gateway.served.key
+    model = guarded.gateway.served.folder.model_key
     assert guarded.post("/v1/completions", **BODY).status_code == 202, "Redis knows the script"
     with pair.master.client() as client, ThreadPoolExecutor() as pool:
         pair.freeze()
@@ -202,7 +202,7 @@ def test_a_cancellation_that_is_cut_before_it_has_waited_is_asked_for_again(
     assert guarded.http.delete(f"/v1/requests/{request}").status_code == 503 and pair.proxy.lost_replies == 1
     assert guarded.http.delete(f"/v1/requests/{request}").status_code == 200 and pair.state(request) == b"done"
     with pair.replica.client() as replica:
-        books = cell_books(replica, guarded.gateway.served.key)
+        books = cell_books(replica, guarded.gateway.served.folder.model_key)
         assert (books[b"accepted"], books[b"ended:cancelled"]) == (b"1", b"1")
 
 

@@ -36,7 +36,7 @@ def tight(own_redis: RedisServer) -> Iterator[redis.Redis]:
 
 def played(client: redis.Redis, keys: Keys, gateway: RunningGateway) -> PlayedWorker:
     scripts = Scripts(client, keys)
-    return PlayedWorker(client=client, scripts=scripts, keys=keys, model=gateway.gateway.served.key).register()
+    return PlayedWorker(client=client, scripts=scripts, keys=keys, model=gateway.gateway.served.folder.model_key).register()
 
 
 def step(*rows: int) -> dict[str, Any]:

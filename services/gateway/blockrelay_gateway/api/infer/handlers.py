@@ -194,7 +194,7 @@ async def _rows(
 
     Raises BadRequest for a step that asks for more than an answer may have, Conflict for a wrong step number.
     """
-    model, served = gateway.folder.model, gateway.kv
+    model, served = gateway.served.folder.model, gateway.kv
     request, number, inputs = tensors.request, tensors.number, tensors.inputs
     given, wanted_layers = tensors.given, tensors.layers
     sessions, place = [Session()] * inputs.rows, None

@@ -41,7 +41,7 @@ async def view(gateway: Gateway, tenant: Tenant, session_id: str) -> dict[str, A
     rows = await _rows(place.cell, tenant, session_id)
     if not rows:
         raise NotFound(f"session {session_id!r:.140} is unknown or was forgotten after its retention", param="id")
-    workers = await read_workers_async(place.cell.links.client, place.cell.links.keys, gateway.served.key)
+    workers = await read_workers_async(place.cell.links.client, place.cell.links.keys, gateway.served.folder.model_key)
     return {
         "object": "session",
         "session_id": session_id,

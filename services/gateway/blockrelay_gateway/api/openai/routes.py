@@ -44,7 +44,7 @@ async def _answer(request: Request, body: Text, kind: Kind) -> Response:
         continuous_usage=bool(stream_options.continuous_usage_stats),
         return_token_ids=body.return_token_ids or gateway.served.tokenizer is None,
     )
-    form = format_of(kind, gateway.model_name, gateway.served.tokenizer, options)
+    form = format_of(kind, gateway.served.name, gateway.served.tokenizer, options)
     after = starting_after(
         request.headers.get(LAST_EVENT_ID), [one.request_id for one in requests], streamed=body.stream
     )

@@ -134,7 +134,7 @@ async def events(
             return_token_ids=return_token_ids or gateway.served.tokenizer is None,
         )
         kind = "completion" if prefix == "cmpl" else "chat"
-        form = format_of(kind, gateway.model_name, gateway.served.tokenizer, options)
+        form = format_of(kind, gateway.served.name, gateway.served.tokenizer, options)
     tenant = authentication.of(request).name
     # A browser that comes back sends the header beside the URL with which it began.
     param, text = ("starting_after", starting_after) if last_event_id is None else (HEADER, last_event_id)
@@ -179,7 +179,7 @@ async def _view(gateway: Gateway, request_id: str, tenant: str) -> dict[str, Any
     body = body_of(record, log)
     params = SamplingParams.from_dict(body.params)
     relay, answer = (
-        Relay(gateway.served.tokenizer, params, gateway.folder.model.eos_ids, body.prompt),
+        Relay(gateway.served.tokenizer, params, gateway.served.folder.model.eos_ids, body.prompt),
         CollectedAnswer(),
     )
     for entry in decode_log(log):
@@ -194,7 +194,7 @@ async def _view(gateway: Gateway, request_id: str, tenant: str) -> dict[str, Any
         "choices": [public_id(sibling(name, index), cell.name) for index in range(body.choices)],
         "status": status_of_record(record[b"state"].decode(), end.reason if end else ""),
         "created": int(record[b"accepted_ms"]) // 1000,
-        "model": gateway.model_name,
+        "model": gateway.served.name,
         "background": body.background,
         "text": answer.text,
         "token_ids": answer.token_ids,
