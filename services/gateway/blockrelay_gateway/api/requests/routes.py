@@ -21,7 +21,7 @@ from blockrelay.protocol.transitions import calls
 from blockrelay_gateway.admission.idempotency import sibling
 from blockrelay_gateway.api import state
 from blockrelay_gateway.api.infer.responses import InferFormat
-from blockrelay_gateway.api.openai.responses import ResponseOptions, format_of
+from blockrelay_gateway.api.openai.responses import ChatFormat, CompletionFormat, ResponseOptions
 from blockrelay_gateway.api.state import Gateway
 from blockrelay_gateway.cells.cell import Cell
 from blockrelay_gateway.http import authentication, openapi, sse
@@ -133,8 +133,8 @@ async def events(
             continuous_usage=continuous_usage_stats,
             return_token_ids=return_token_ids or gateway.served.tokenizer is None,
         )
-        kind = "completion" if prefix == "cmpl" else "chat"
-        form = format_of(kind, gateway.served.name, gateway.served.tokenizer, options)
+        form_of = CompletionFormat if prefix == CompletionFormat.prefix else ChatFormat
+        form = form_of(gateway.served.name, gateway.served.tokenizer, options)
     tenant = authentication.of(request).name
     # A browser that comes back sends the header beside the URL with which it began.
     param, text = ("starting_after", starting_after) if last_event_id is None else (HEADER, last_event_id)
