@@ -20,7 +20,6 @@ from blockrelay.errors import (
     ServiceUnavailable,
 )
 from blockrelay.observability import logs
-from blockrelay.protocol.constants import PAGE_TOKENS
 from blockrelay.protocol.transitions.calls import NO_LIMITS, Accepted, Binding, Limits
 from blockrelay.redis.client import backoff_s
 from blockrelay.settings import GatewaySettings
@@ -102,11 +101,11 @@ class Admission:
         if any(request.open_ended for request in requests):
             share = await self._pools.pages()
             requests = [bounded(request, tenant, share) for request in requests]
-        pages = max(pages_of(request, PAGE_TOKENS) for request in requests) if together else 0
+        pages = max(pages_of(request) for request in requests) if together else 0
         submitted: list[_Submitted] = []
         try:
             for index, request in enumerate(requests):
-                one = self._prepare(request, tenant, pages or pages_of(request, PAGE_TOKENS), binding)
+                one = self._prepare(request, tenant, pages or pages_of(request), binding)
                 first = not any(other.state is State.ACCEPTED for other in submitted)
                 submitted.append(one)
                 await self._apply(one, Event.SUBMIT)
@@ -116,7 +115,7 @@ class Admission:
                     limits = await self._limits(request, tenant, requests[index + 1 :], each=not together)
                     limits = limits if first else counted_again(limits)
                     answer = await self._accept(one, limits, self._settings.max_in_flight)
-                if error := refusal(answer, request, tenant, page_tokens=PAGE_TOKENS, others=len(requests) - index - 1):
+                if error := refusal(answer, request, tenant, others=len(requests) - index - 1):
                     if isinstance(error, LimitExceeded) and error.scope == "client":
                         self._links.tenants.limited(tenant.name, error.limit)
                     raise error

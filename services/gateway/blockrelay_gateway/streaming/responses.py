@@ -13,7 +13,6 @@ from blockrelay_gateway.streaming.active_requests.active_request import ActiveRe
 from blockrelay_gateway.streaming.deltas import CollectedAnswer, Delta, Relay, failure
 from blockrelay_gateway.streaming.event_ids import event_id
 from blockrelay_gateway.streaming.readers import Readers
-from blockrelay_gateway.streaming.records import Records
 
 
 class ResponseFormat(Protocol):
@@ -50,11 +49,6 @@ class ResponseSource(Protocol):
     @property
     def keep_alive_s(self) -> float:
         """Seconds between comments on a silent stream."""
-        ...
-
-    @property
-    def records(self) -> Records:
-        """The reader of the cell's records."""
         ...
 
     def relay(self, active: ActiveRequest) -> Relay:

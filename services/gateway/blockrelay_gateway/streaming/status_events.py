@@ -122,11 +122,11 @@ class StatusEventFeed:
         except WireError as error:
             logs.get().error("STATUS_EVENTS_UNREADABLE", error=str(error))
             return
-        if not all(_sees_all(listener.tenant) for listener in self._listeners):
+        if not all(sees_all(listener.tenant) for listener in self._listeners):
             await self._look_up({event["request_id"] for event in events})
         for listener in list(self._listeners):
             for event in events:
-                own = _sees_all(listener.tenant) or self._tenants.get(event["request_id"]) == listener.tenant.name
+                own = sees_all(listener.tenant) or self._tenants.get(event["request_id"]) == listener.tenant.name
                 name = public_id(event["request_id"], self._keys.cell) if own else None
                 listener.put({**event, "request_id": name})
 
@@ -143,6 +143,6 @@ class StatusEventFeed:
             self._tenants.popitem(last=False)
 
 
-def _sees_all(tenant: Tenant) -> bool:
+def sees_all(tenant: Tenant) -> bool:
     """True for an operator's key, and for every client if API keys are off."""
     return tenant.operator or not tenant.name

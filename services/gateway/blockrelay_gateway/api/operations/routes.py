@@ -24,7 +24,7 @@ from blockrelay_gateway.api.operations import scrape
 from blockrelay_gateway.api.state import Gateway
 from blockrelay_gateway.http import authentication, openapi, sse
 from blockrelay_gateway.http.errors import JsonAnswer, error_body
-from blockrelay_gateway.streaming.status_events import Listener
+from blockrelay_gateway.streaming.status_events import Listener, sees_all
 
 #: Path of the metrics on the clients' port; the route is removed if metrics have a port of their own.
 METRICS = "/metrics"
@@ -126,9 +126,8 @@ async def metrics(request: Request) -> Response:
 async def tenant_metrics(request: Request) -> Response:
     """Prometheus text, by API key: of the one that asks, of all where it is an operator's or keys are off."""
     gateway, tenant = state.of(request), authentication.of(request)
-    sees_all = tenant.operator or not tenant.name
     of_all = Together(cell.links.tenants.registry for cell in gateway.cells)
-    registry = of_all if sees_all else OneTenant(of_all, tenant.name)
+    registry = of_all if sees_all(tenant) else OneTenant(of_all, tenant.name)
     return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
 
