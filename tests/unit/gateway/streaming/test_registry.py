@@ -5,32 +5,22 @@ import time
 from dataclasses import dataclass
 from typing import Any, cast
 
-import numpy as np
 import pytest
 import redis.asyncio
 
 from blockrelay.errors import RedisUnavailable
-from blockrelay.protocol.messages import RequestBody, TokenEntry
+from blockrelay.protocol.messages import TokenEntry
 from blockrelay.protocol.number import PROTOCOL
-from blockrelay.protocol.sampling_params import SamplingParams
 from blockrelay.redis import client as redis_link
 from blockrelay_gateway.streaming.active_requests.abandonment import Abandonment
-from blockrelay_gateway.streaming.active_requests.acceptance import Acceptance
 from blockrelay_gateway.streaming.active_requests.accounting import Accounting
-from blockrelay_gateway.streaming.active_requests.active_request import ActiveRequest
 from blockrelay_gateway.streaming.active_requests.gateway_lease import GatewayLease
 from blockrelay_gateway.streaming.active_requests.lost_request_repair import LostRequestRepair
 from blockrelay_gateway.streaming.active_requests.request_registry import RequestRegistry
 from blockrelay_gateway.streaming.log_tailer import Tailer
 from blockrelay_gateway.streaming.records import Records
-from tests.support.gateway.links import links_on
+from tests.support.gateway.links import followed, links_on
 from tests.support.redis.redis_server import RedisServer
-
-
-def followed(request_id: str = "req-1") -> ActiveRequest:
-    params = SamplingParams(max_tokens=4, temperature=0.0)
-    body = RequestBody(prompt=np.array([1], np.int32), params=params.to_dict())
-    return ActiveRequest(Acceptance(request_id=request_id, body=body, model="m", pages_needed=1), params, created=0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from blockrelay.protocol.sampling_params import SamplingParams, check_prompt, de
 from blockrelay.protocol.tensors import result_bytes
 from blockrelay_gateway.admission.admission_request import AdmissionRequest
 from blockrelay_gateway.admission.idempotency import Identity, Name, random_identity
-from blockrelay_gateway.api.client_headers import NO_HEADERS, ClientHeaders
+from blockrelay_gateway.api.client_headers import ClientHeaders
 from blockrelay_gateway.api.infer.schemas import TENSOR_FIELDS, TENSOR_ONLY_FIELDS, InferRequest
 from blockrelay_gateway.api.infer.session_kv import RowKv
 from blockrelay_gateway.api.infer.tensor_steps import TensorStep
@@ -35,16 +35,16 @@ def is_tensor_form(request: InferRequest) -> bool:
 
 
 def text_request(
-    builder: RequestBuilder, request: InferRequest, headers: ClientHeaders = NO_HEADERS, who: Identity | None = None
+    builder: RequestBuilder, request: InferRequest, headers: ClientHeaders, who: Identity
 ) -> AdmissionRequest:
-    """Builds the request of the text form; `who` has its id (None: a random one).
+    """Builds the request of the text form; `who` has its id.
 
     Raises BadRequest, or NotFound for another model.
     """
     builder.check_model(request.model)
     prompt = request.prompt
     tokens = builder.encode(prompt, "prompt") if isinstance(prompt, str) else list(prompt or ())
-    (name,) = (who or random_identity()).names()
+    (name,) = who.names()
     return builder.text(request, name, tokens, max_tokens=request.max_tokens, logprobs=None, headers=headers)
 
 
