@@ -63,7 +63,7 @@ def create_app(settings: GatewaySettings) -> FastAPI:
     # No /docs: its page loads scripts from other hosts. /openapi.json is there.
     app = FastAPI(
         title="Blockrelay", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None,
-        servers=_servers(settings),
+        servers=[{"url": settings.root_path}] if settings.root_path else None,  # for generated clients
     )  # fmt: skip
     app.state.gateway, app.state.scrape = gateway, scrape
     http_errors.install(app, gateway.responder, gateway.cells.count_error)
@@ -87,11 +87,6 @@ def create_app(settings: GatewaySettings) -> FastAPI:
     # Not include_router: it would analyse each handler again for every application, at the first request.
     app.router.routes.extend(routes)
     return app
-
-
-def _servers(settings: GatewaySettings) -> list[dict[str, str]] | None:
-    """The `servers` of /openapi.json, for generated clients; None without a path prefix."""
-    return [{"url": settings.root_path}] if settings.root_path else None
 
 
 async def _watch_keys(ring: KeyRing, gateway: Gateway) -> None:
