@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from blockrelay_gateway.api.openai.strictness import IGNORED
+from blockrelay_gateway.api.openai.schemas import IGNORED
 from docs.generate.tables import table
 from tests.clients.table import WORKS, Client, clients
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from blockrelay.settings import GatewaySettings
-from blockrelay_gateway.api.openai.strictness import IGNORED, REFUSED
+from blockrelay_gateway.api.openai.schemas import IGNORED, REFUSED
 from blockrelay_gateway.app import create_app
 from docs.generate.tables import table
 

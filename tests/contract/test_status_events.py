@@ -22,6 +22,7 @@ from blockrelay.redis.users import CELL, rules
 from blockrelay_gateway.streaming import status_events as hub
 from blockrelay_worker.transport.redis_links import Links
 from blockrelay_worker.transport.status_events import StatusEventPublisher
+from tests.support.gateway.links import links_on
 from tests.support.redis.redis_server import RedisServer
 from tests.support.waiting import wait_until
 
@@ -55,7 +56,7 @@ def worker(own_redis: RedisServer) -> Iterator[StatusEventPublisher]:
 async def gateway(url: str) -> AsyncIterator[hub.StatusEventFeed]:
     """A gateway's side, running."""
     client = connect_async(url)
-    events = hub.StatusEventFeed(client, KEYS, watch())
+    events = hub.StatusEventFeed(links_on(client, cell=KEYS.cell))
     task = asyncio.create_task(events.run())
     try:
         yield events
@@ -134,7 +135,7 @@ async def test_a_message_that_cannot_be_read_is_passed_over(own_redis: RedisServ
 async def test_a_slow_listener_is_told_how_much_it_missed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub, "STATUS_EVENTS_KEPT", 2)
     client = connect_async("redis://localhost:1")
-    events = hub.StatusEventFeed(client, KEYS, watch())
+    events = hub.StatusEventFeed(links_on(client, cell=KEYS.cell))
     with hub.Listener([events], ANYBODY) as listener:
         for i in range(5):
             listener.put(status(f"req-{i}").to_json())

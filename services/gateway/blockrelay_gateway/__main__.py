@@ -65,7 +65,7 @@ class GatewayServer(uvicorn.Server):
         await super().shutdown(sockets)
 
     async def _end_when_broken(self) -> None:
-        await self._gateway.broken.wait()
+        await self._gateway.cells.broken.wait()
         self._end(None)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -213,7 +213,7 @@ def _serve(app: FastAPI, settings: GatewaySettings, listener: socket.socket) -> 
     gateway: Gateway = app.state.gateway
     server = GatewayServer(server_config(app, settings, gateway.bodies, gateway.drain), gateway)
     server.run(sockets=[listener])
-    if gateway.broken.is_set():
+    if gateway.cells.broken.is_set():
         return BROKEN
     return 0 if server.started else 1
 

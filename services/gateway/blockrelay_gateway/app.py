@@ -46,7 +46,7 @@ def create_app(settings: GatewaySettings) -> FastAPI:
     ring, rules = KeyRing(settings.api_keys), Rules.of(settings)
     gateway = build(settings, open_block_folder(settings.model, blocks=()), tenants=ring.names)
     works = {"API keys": partial(_watch_keys, ring, gateway)} if settings.api_keys else {}
-    watching = Background(works, gateway.broken)
+    watching = Background(works, gateway.cells.broken)
     scrape = Scrape(gateway.cells)
 
     @asynccontextmanager
@@ -63,7 +63,7 @@ def create_app(settings: GatewaySettings) -> FastAPI:
     # No /docs: its page loads scripts from other hosts. /openapi.json is there.
     app = FastAPI(
         title="Blockrelay", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None,
-        servers=_servers(settings),
+        servers=[{"url": settings.root_path}] if settings.root_path else None,  # for generated clients
     )  # fmt: skip
     app.state.gateway, app.state.scrape = gateway, scrape
     http_errors.install(app, gateway.responder, gateway.cells.count_error)
@@ -89,11 +89,6 @@ def create_app(settings: GatewaySettings) -> FastAPI:
     return app
 
 
-def _servers(settings: GatewaySettings) -> list[dict[str, str]] | None:
-    """The `servers` of /openapi.json, for generated clients; None without a path prefix."""
-    return [{"url": settings.root_path}] if settings.root_path else None
-
-
 async def _watch_keys(ring: KeyRing, gateway: Gateway) -> None:
     """Looks at the file of API keys every KEY_FILE_POLL_S seconds, also without requests.
 
@@ -103,9 +98,9 @@ async def _watch_keys(ring: KeyRing, gateway: Gateway) -> None:
     while True:
         ring.look()
         for cell in gateway.cells:
-            cell.metrics.tell_keys(len(ring), ring.read_at, unreadable=ring.unreadable)
+            cell.links.metrics.tell_keys(len(ring), ring.read_at, unreadable=ring.unreadable)
             if ring.read_at != reported:
-                cell.tenants.expect(ring.names)
+                cell.links.tenants.expect(ring.names)
         reported = ring.read_at
         await asyncio.sleep(KEY_FILE_POLL_S)
 
@@ -121,18 +116,18 @@ async def _say_when_one_is(cell: Cell, gateway: Gateway) -> None:
     while True:
         try:
             if not await cell.readiness.gaps():
-                workers = await read_workers_async(cell.client, cell.keys, gateway.served.key)
+                workers = await read_workers_async(cell.links.client, cell.links.keys, gateway.served.folder.model_key)
                 break
         except RedisTrouble:
-            cell.metrics.redis_errors.inc()  # the next check tries again
+            cell.links.metrics.redis_errors.inc()  # the next check tries again
         await asyncio.sleep(READY_POLL_S)
     ready = Counter(worker.device for worker in workers if worker.ready)
     counts = {device: ready[device] for device in DEVICES}
     logs.get().info(
         "NODE_READY",
         cell=cell.name,
-        model=gateway.model_name,
-        model_hash=gateway.folder.manifest.model_hash,
+        model=gateway.served.name,
+        model_hash=gateway.served.folder.manifest.model_hash,
         workers={name: count > 0 for name, count in counts.items()},
         worker_counts=counts,
     )

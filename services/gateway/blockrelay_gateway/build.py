@@ -15,8 +15,7 @@ from blockrelay.settings import GatewaySettings
 from blockrelay_gateway.api.intake import Intake
 from blockrelay_gateway.api.reading import reading_of
 from blockrelay_gateway.api.state import Gateway
-from blockrelay_gateway.cells.build import build_cell
-from blockrelay_gateway.cells.cell import ServedModel
+from blockrelay_gateway.cells.cell import Cell, ServedModel
 from blockrelay_gateway.cells.cells import Cells
 from blockrelay_gateway.cells.submission import Submission
 from blockrelay_gateway.draining.drain import Drain
@@ -35,13 +34,11 @@ def build(settings: GatewaySettings, folder: BlockFolder, *, tenants: Sequence[s
     traces are wanted and cannot be sent.
     """
     reading = reading_of(settings, folder)
-    served = ServedModel(
-        folder=folder, key=folder.model_key, name=reading.builder.name, tokenizer=reading.builder.tokenizer
-    )
+    served = ServedModel(folder=folder, name=reading.builder.name, tokenizer=reading.builder.tokenizer)
     traces = _traces(settings)
     drain = Drain()
     cells = _cells(settings, served, traces, tenants, drain)
-    own = cells.home.metrics
+    own = cells.home.links.metrics
     retention_s, replicas = settings.keyed_retention_s, settings.accept_replicas
     return Gateway(
         settings=settings,
@@ -66,9 +63,7 @@ def _cells(
     broken = asyncio.Event()
     cells = cells_of(settings)
     home = cells.home(settings.cell)
-    make = partial(
-        build_cell, served=served, settings=settings, traces=traces, broken=broken, drain=drain, names=tenants
-    )
+    make = partial(Cell, served=served, settings=settings, traces=traces, broken=broken, drain=drain, names=tenants)
     return Cells(
         cells,
         make,

@@ -5,6 +5,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from blockrelay_gateway.admission.admission_request import AdmissionRequest
+from blockrelay_gateway.admission.idempotency import random_identity
+from blockrelay_gateway.api.client_headers import ClientHeaders
 from blockrelay_gateway.api.openai.requests import OpenAIRequests
 from blockrelay_gateway.api.openai.schemas import ChatRequest, CompletionRequest
 from blockrelay_gateway.api.openai.strictness import ignored_fields
@@ -15,7 +17,7 @@ def complete(requests: OpenAIRequests, **fields: Any) -> AdmissionRequest:
     try:
         request = CompletionRequest.model_validate({"prompt": "Tom", **fields})
         ignored_fields(request)
-        (asked,) = requests.completion(request)
+        (asked,) = requests.completion(request, ClientHeaders(), random_identity())
     except ValidationError as error:
         raise from_validation(error.errors()) from error
     return asked
@@ -26,6 +28,6 @@ def chat(requests: OpenAIRequests, **fields: Any) -> AdmissionRequest:
     try:
         request = ChatRequest.model_validate({"messages": messages, **fields})
         ignored_fields(request)
-        return requests.chat(request)
+        return requests.chat(request, ClientHeaders(), random_identity())
     except ValidationError as error:
         raise from_validation(error.errors()) from error

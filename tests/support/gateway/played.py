@@ -181,8 +181,8 @@ class RunningGateway:
         return self.http.post(path, content=json.dumps(body))  # ASCII: httpx cannot send half a surrogate pair
 
     def metric(self, name: str, **labels: str) -> float:
-        everywhere = {"cell": self.cell.name, "model": self.gateway.model_name}
-        return self.cell.metrics.registry.get_sample_value(name, everywhere | labels) or 0.0
+        everywhere = {"cell": self.cell.name, "model": self.gateway.served.name}
+        return self.cell.links.metrics.registry.get_sample_value(name, everywhere | labels) or 0.0
 
     @property
     def cell(self) -> Cell:

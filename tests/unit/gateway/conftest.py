@@ -12,6 +12,7 @@ from blockrelay.settings import GatewaySettings
 from blockrelay.text.tokenizer import Tokenizer
 from blockrelay_converter.convert import convert
 from tests.support.gateway.played import PlayedWorker, RunningGateway, running_gateway
+from tests.support.gateway.streams import TEXT
 from tests.support.models.checkpoints import write_checkpoint
 from tests.support.redis.redis_server import RedisServer
 
@@ -29,6 +30,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> BlockFolder:
 def tokenizer(folder: BlockFolder) -> Tokenizer:
     assert folder.tokenizer_path is not None
     return Tokenizer.from_file(folder.tokenizer_path)
+
+
+@pytest.fixture
+def said(tokenizer: Tokenizer) -> list[int]:
+    """The tokens that played workers say: those of TEXT."""
+    return tokenizer.encode(TEXT, add_special_tokens=False)
 
 
 @pytest.fixture

@@ -8,13 +8,10 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from functools import partial
 from typing import Any
 
-import numpy as np
 import pytest
 
 from blockrelay.auth.api_keys import ANYBODY
 from blockrelay.block_folder.folder import BlockFolder
-from blockrelay.protocol.messages import RequestBody
-from blockrelay.protocol.sampling_params import SamplingParams
 from blockrelay.settings import GatewaySettings
 from blockrelay_gateway import app
 from blockrelay_gateway.admission import cell_watch, tensor_results
@@ -22,9 +19,8 @@ from blockrelay_gateway.api.state import Gateway
 from blockrelay_gateway.build import build
 from blockrelay_gateway.cells import cells
 from blockrelay_gateway.streaming.active_requests import lost_request_repair
-from blockrelay_gateway.streaming.active_requests.acceptance import Acceptance
-from blockrelay_gateway.streaming.active_requests.active_request import ActiveRequest
 from blockrelay_gateway.streaming.status_events import Listener
+from tests.support.gateway.links import followed
 
 #: Rounds of the event loop between the event and the end: more than any of the works needs from one wait to the next.
 ROUNDS = range(40)
@@ -42,14 +38,8 @@ async def idle(
     monkeypatch.setattr(cells, "CELL_FILE_POLL_S", 0)
     gateway = build(settings.model_copy(update={"grace_s": 0}), folder, tenants=[ANYBODY.name])
     yield gateway
-    await gateway.cells.home.client.aclose()
-    await gateway.cells.home.payload.aclose()
-
-
-def followed() -> ActiveRequest:
-    params = SamplingParams(max_tokens=4, temperature=0.0)
-    body = RequestBody(prompt=np.array([1], np.int32), params=params.to_dict())
-    return ActiveRequest(Acceptance(request_id="req-1", body=body, model="m", pages_needed=1), params, created=0)
+    await gateway.cells.home.links.client.aclose()
+    await gateway.cells.home.links.payload.aclose()
 
 
 def tell_tailer(gateway: Gateway) -> None:

@@ -11,15 +11,14 @@ from blockrelay.protocol.messages import Claimed
 from blockrelay.protocol.transitions import calls
 from blockrelay.redis.client import Scripts
 from blockrelay.settings import GatewaySettings
-from blockrelay.text.tokenizer import Tokenizer
 from blockrelay_gateway.admission import accept as admission
 from blockrelay_gateway.streaming.active_requests import lost_request_repair
 from tests.support.gateway.played import PlayedWorker, RunningGateway, running_gateway
 from tests.support.gateway.sse_client import Event, read_events
+from tests.support.gateway.streams import TEXT
 from tests.support.redis.redis_server import RedisServer
 from tests.support.waiting import wait_until
 
-TEXT = " has two apples."
 BODY = {"prompt": "Anna", "stream": True, "stream_options": {"event_ids": True}}
 
 
@@ -27,11 +26,6 @@ BODY = {"prompt": "Anna", "stream": True, "stream_options": {"event_ids": True}}
 def own_gateway(settings: GatewaySettings, own_redis: RedisServer) -> Iterator[RunningGateway]:
     with running_gateway(settings.model_copy(update={"redis_url": own_redis.url})) as running:
         yield running
-
-
-@pytest.fixture
-def said(tokenizer: Tokenizer) -> list[int]:
-    return tokenizer.encode(TEXT, add_special_tokens=False)
 
 
 def own_worker(client: redis.Redis, folder: BlockFolder) -> PlayedWorker:

@@ -20,12 +20,8 @@ from blockrelay.errors import (
     ServiceUnavailable,
 )
 from blockrelay.observability import logs
-from blockrelay.observability.metrics.gateway import GatewayMetrics
-from blockrelay.observability.metrics.tenants import TenantMetrics
-from blockrelay.protocol.constants import PAGE_TOKENS
 from blockrelay.protocol.transitions.calls import NO_LIMITS, Accepted, Binding, Limits
-from blockrelay.redis.client import AsyncScripts, backoff_s
-from blockrelay.redis.errors import RedisWatch
+from blockrelay.redis.client import backoff_s
 from blockrelay.settings import GatewaySettings
 from blockrelay_gateway.admission.admission_request import AdmissionRequest
 from blockrelay_gateway.admission.cell_watch import CellWatch
@@ -41,6 +37,7 @@ from blockrelay_gateway.streaming.active_requests.active_request import ActiveRe
 from blockrelay_gateway.streaming.active_requests.gateway_lease import GatewayLease
 from blockrelay_gateway.streaming.active_requests.request_registry import RequestRegistry
 from blockrelay_gateway.streaming.active_requests.resumption import Resumption
+from blockrelay_gateway.streaming.cell_links import CellLinks
 from blockrelay_gateway.streaming.readers import Readers
 from blockrelay_gateway.streaming.records import Records
 
@@ -56,40 +53,26 @@ class _Submitted:
     answer: Accepted | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Streaming:
-    """The parts of a cell's streaming that admission needs."""
-
-    registry: RequestRegistry
-    lease: GatewayLease
-    records: Records
-    resumption: Resumption
-
-
 class Admission:
     """Accepts new requests in one cell; nothing else calls ACCEPT for them."""
 
     def __init__(
         self,
-        scripts: AsyncScripts,
-        streaming: Streaming,
+        links: CellLinks,
+        registry: RequestRegistry,
+        lease: GatewayLease,
+        records: Records,
+        resumption: Resumption,
         cell: CellWatch,
         results: TensorResults,
-        pools: PoolShares,
-        metrics: GatewayMetrics,
-        tenants: TenantMetrics,
-        watch: RedisWatch,
         *,
-        gateway: str,
-        model: str,
         blocks: int,
         settings: GatewaySettings,
     ) -> None:
-        """`gateway` is this gateway's id, `model` the model's key in Redis, `blocks` its number of blocks."""
-        self._scripts, self._streaming, self._cell = scripts, streaming, cell
-        self._results, self._pools = results, pools
-        self._metrics, self._tenants, self._watch = metrics, tenants, watch
-        self._gateway, self._model, self._blocks, self._settings = gateway, model, blocks, settings
+        """`blocks` is the model's number of blocks."""
+        self._links, self._watch, self._pools = links, links.watch, PoolShares(links)
+        self._registry, self._lease, self._records, self._resumption = registry, lease, records, resumption
+        self._cell, self._results, self._blocks, self._settings = cell, results, blocks, settings
 
     async def submit(
         self,
@@ -118,11 +101,11 @@ class Admission:
         if any(request.open_ended for request in requests):
             share = await self._pools.pages()
             requests = [bounded(request, tenant, share) for request in requests]
-        pages = max(pages_of(request, PAGE_TOKENS) for request in requests) if together else 0
+        pages = max(pages_of(request) for request in requests) if together else 0
         submitted: list[_Submitted] = []
         try:
             for index, request in enumerate(requests):
-                one = self._prepare(request, tenant, pages or pages_of(request, PAGE_TOKENS), binding)
+                one = self._prepare(request, tenant, pages or pages_of(request), binding)
                 first = not any(other.state is State.ACCEPTED for other in submitted)
                 submitted.append(one)
                 await self._apply(one, Event.SUBMIT)
@@ -132,9 +115,9 @@ class Admission:
                     limits = await self._limits(request, tenant, requests[index + 1 :], each=not together)
                     limits = limits if first else counted_again(limits)
                     answer = await self._accept(one, limits, self._settings.max_in_flight)
-                if error := refusal(answer, request, tenant, page_tokens=PAGE_TOKENS, others=len(requests) - index - 1):
+                if error := refusal(answer, request, tenant, others=len(requests) - index - 1):
                     if isinstance(error, LimitExceeded) and error.scope == "client":
-                        self._tenants.limited(tenant.name, error.limit)
+                        self._links.tenants.limited(tenant.name, error.limit)
                     raise error
                 one.answer = answer
                 await self._apply(one, answered(answer.status))
@@ -147,7 +130,7 @@ class Admission:
                 raise ServiceUnavailable("the request was forgotten at this very moment; try again") from error
             raise
         replayed = all(one.state is State.FOUND for one in submitted)
-        return Readers(self._streaming.registry, [one.active for one in submitted], replayed=replayed)
+        return Readers(self._registry, [one.active for one in submitted], replayed=replayed)
 
     async def _check_room(self, requests: Sequence[AdmissionRequest]) -> None:
         """Raises LimitExceeded if Redis has no room for new requests, and one of these is new.
@@ -159,7 +142,7 @@ class Admission:
         if self._cell.full:
             await self._cell.look_again()
         full = self._cell.full or self._results.full
-        if full and not await self._streaming.records.exist([request.request_id for request in requests]):
+        if full and not await self._records.exist([request.request_id for request in requests]):
             raise memory_used_up(f"the queue's memory is nearly used up: {full}")
 
     async def _limits(
@@ -176,31 +159,31 @@ class Admission:
         one.state = state
 
     async def _perform(self, effect: Effect, one: _Submitted) -> None:
-        streaming, request_id, answer = self._streaming, one.request.request_id, one.answer
+        request_id, answer = one.request.request_id, one.answer
         match effect:
             case Effect.FOLLOW:
-                streaming.registry.start(one.active)
+                self._registry.start(one.active)
             case Effect.SEEK:
-                streaming.registry.seek(request_id)
+                self._registry.seek(request_id)
             case Effect.DATE:
                 assert answer is not None
                 one.active.created = int(answer.detail) // 1000
             case Effect.JOIN:
-                one.active = streaming.registry.join(one.active)
+                one.active = self._registry.join(one.active)
             case Effect.ANNOUNCE:
                 self._announce(one.request, one.active)
             case Effect.RESUME:
                 assert answer is not None
                 name = answer.detail if answer.status == "REPEAT" else request_id
-                one.active = await streaming.resumption.resume(name, one.tenant.name)
+                one.active = await self._resumption.resume(name, one.tenant.name)
             case Effect.DROP:
-                streaming.registry.drop(one.active)
+                self._registry.drop(one.active)
             case Effect.RELEASE:
-                Readers(streaming.registry, [one.active]).close()
+                Readers(self._registry, [one.active]).close()
             case Effect.TAKE_BACK:
-                streaming.lease.refused(request_id)
+                self._lease.refused(request_id)
             case Effect.LEAVE:
-                streaming.lease.left(request_id)
+                self._lease.left(request_id)
 
     async def _withdraw(self, submitted: Sequence[_Submitted], error: BaseException) -> None:
         """Takes back all requests after the last one failed with `error`, here and, once it answers, in Redis."""
@@ -214,7 +197,7 @@ class Admission:
 
     async def _settle(self) -> None:
         try:
-            await self._streaming.lease.settle(self._streaming.registry)
+            await self._lease.settle(self._registry)
         except RedisTrouble as error:  # background work tries again once Redis answers
             self._watch.count_error(error)
 
@@ -228,8 +211,8 @@ class Admission:
         own = scoped(request, tenant)
         acceptance = Acceptance(
             request_id=own.request_id,
-            body=replace(own.body, gateway=self._gateway),
-            model=self._model,
+            body=replace(own.body, gateway=self._links.gateway),
+            model=self._links.model,
             pages_needed=pages,
             deadline_ms=deadline_ms,
             fingerprint=own.fingerprint,
@@ -238,7 +221,7 @@ class Admission:
             tenant=tenant.name,
             weight=tenant.weight,
             priority=priority_of(own, tenant),
-            reader=self._gateway if own.fingerprint else "",
+            reader=self._links.gateway if own.fingerprint else "",
             result_bytes=own.result_bytes,
             expected_tokens=own.expected_tokens,
             binding=binding,
@@ -262,12 +245,12 @@ class Admission:
         give_up, attempt = time.monotonic() + ACCEPT_RETRY_S, 0
         while True:
             try:
-                return await self._scripts.run(call, replicas=replicas)
+                return await self._links.scripts.run(call, replicas=replicas)
             except RedisFull as error:
                 self._watch.count_error(error)
                 raise memory_used_up("the queue's memory is used up") from error
             except RedisTrouble as error:
-                self._metrics.redis_errors.inc()
+                self._links.metrics.redis_errors.inc()
                 if isinstance(error, RedisRefused) or time.monotonic() > give_up:
                     raise
                 await asyncio.sleep(backoff_s(attempt))
@@ -277,8 +260,8 @@ class Admission:
         """Counts and logs a request that was accepted."""
         body = request.body
         self._cell.accepted()
-        self._metrics.prompt_tokens.inc(body.prompt.size - body.prior)
-        self._tenants.accepted(active.tenant, body.prompt.size - body.prior)
+        self._links.metrics.prompt_tokens.inc(body.prompt.size - body.prior)
+        self._links.tenants.accepted(active.tenant, body.prompt.size - body.prior)
         log = logs.get().bind(request_id=request.request_id, traceparent=body.traceparent or None)
         if body.session:
             log = log.bind(session_id=body.session, step=body.step)

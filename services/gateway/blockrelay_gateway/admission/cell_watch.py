@@ -4,17 +4,11 @@ import asyncio
 import time
 from typing import Any, cast
 
-import redis.asyncio
-
 from blockrelay.errors import RedisTrouble
 from blockrelay.observability import logs
-from blockrelay.observability.metrics.gateway import GatewayMetrics
 from blockrelay.protocol.constants import YIELD_SHARE
-from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.transitions import calls
 from blockrelay.redis.cell_settings import CellSettings, read_cell_settings_async
-from blockrelay.redis.client import AsyncScripts
-from blockrelay.redis.errors import RedisWatch
 from blockrelay.redis.protocol_check import read_gap_async
 from blockrelay_gateway.admission.redis_memory import read_memory
 from blockrelay_gateway.policy import (
@@ -26,6 +20,7 @@ from blockrelay_gateway.policy import (
 )
 from blockrelay_gateway.streaming.active_requests.active_request import ActiveRequest
 from blockrelay_gateway.streaming.active_requests.gateway_lease import GatewayLease
+from blockrelay_gateway.streaming.cell_links import CellLinks
 
 
 def _steady_ms() -> float:
@@ -40,17 +35,9 @@ class CellWatch:
     are empty while that is allowed.
     """
 
-    def __init__(
-        self,
-        client: redis.asyncio.Redis,
-        keys: Keys,
-        scripts: AsyncScripts,
-        lease: GatewayLease,
-        metrics: GatewayMetrics,
-        watch: RedisWatch,
-    ) -> None:
-        self._client, self._keys, self._scripts, self._lease = client, keys, scripts, lease
-        self._metrics, self._watch, self._cell = metrics, watch, CellSettings()
+    def __init__(self, links: CellLinks, lease: GatewayLease) -> None:
+        self._client, self._keys, self._scripts = links.client, links.keys, links.scripts
+        self._metrics, self._watch, self._lease, self._cell = links.metrics, links.watch, lease, CellSettings()
         self._looked = float("-inf")
         self._again: asyncio.Task[None] | None = None  # an extra poll that has not begun
         self.full = self.protocol_gap = ""

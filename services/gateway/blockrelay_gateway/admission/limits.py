@@ -5,7 +5,6 @@ from dataclasses import replace
 
 from blockrelay.auth.api_keys import PRIORITIES, USUAL_PRIORITY, Tenant
 from blockrelay.errors import BadRequest
-from blockrelay.protocol.constants import PAGE_TOKENS
 from blockrelay.protocol.transitions.calls import Limits
 from blockrelay.settings import GatewaySettings
 from blockrelay_gateway.admission.admission_request import AdmissionRequest
@@ -77,7 +76,7 @@ def limits_for(
         others_result_bytes=theirs_bytes,
         each=each,
         others_rows=sum(int(other.body.prompt.size) for other in others) if each else 0,
-        others_pages=sum(pages_of(other, PAGE_TOKENS) for other in others) if each else 0,
+        others_pages=sum(pages_of(other) for other in others) if each else 0,
     )
 
 

@@ -9,21 +9,18 @@ import time
 from dataclasses import replace
 from typing import Any, cast
 
-import redis.asyncio
-
 from blockrelay.auth.api_keys import Tenant
 from blockrelay.protocol.constants import PAGE_TOKENS
-from blockrelay.protocol.keys import Keys
 from blockrelay_gateway.admission.admission_request import AdmissionRequest
 from blockrelay_gateway.policy import EXPECTED_TOKENS, OPEN_ENDED_AT_ONCE, POOLS_FRESH_S
+from blockrelay_gateway.streaming.cell_links import CellLinks
 
 
 class PoolShares:
     """The share of a worker's KV pages that one open-ended request may have, if all its requests have the same."""
 
-    def __init__(self, client: redis.asyncio.Redis, keys: Keys, *, model: str) -> None:
-        """`model` is its key in Redis."""
-        self._client, self._keys, self._model = client, keys, model
+    def __init__(self, links: CellLinks) -> None:
+        self._client, self._keys, self._model = links.client, links.keys, links.model
         self._read, self._pages = float("-inf"), 0
 
     async def pages(self) -> int:

@@ -6,6 +6,7 @@ acceptance.
 
 from blockrelay.auth.api_keys import Tenant
 from blockrelay.errors import BadRequest, BlockrelayError, Conflict, KeyReused, LimitExceeded, ServiceUnavailable
+from blockrelay.protocol.constants import PAGE_TOKENS
 from blockrelay.protocol.transitions.calls import Accepted
 from blockrelay_gateway.admission.admission_request import AdmissionRequest
 from blockrelay_gateway.admission.idempotency import HEADER
@@ -13,9 +14,7 @@ from blockrelay_gateway.http.errors import retry_after_s
 from blockrelay_gateway.policy import MEMORY_RETRY_MS
 
 
-def refusal(
-    answer: Accepted, request: AdmissionRequest, tenant: Tenant, *, page_tokens: int, others: int = 0
-) -> BlockrelayError | None:
+def refusal(answer: Accepted, request: AdmissionRequest, tenant: Tenant, *, others: int) -> BlockrelayError | None:
     """The error for an answer of ACCEPT; None for one that is not a refusal.
 
     `others` is the number of further requests that were to be accepted with this one.
@@ -67,7 +66,7 @@ def refusal(
             message = f"the request belongs to another cell by version {answer.detail} of the list of cells"
             return ServiceUnavailable(f"{message}, which this gateway has not read yet; try again")
         case "TOO_LARGE":
-            return _too_large(request, page_tokens, int(answer.detail))
+            return _too_large(request, int(answer.detail))
         case "NOT_EXACT":
             cause = "exact: true keeps a request off workers whose bits vary (GPUs, and ONNX blocks served as they are)"
             return BadRequest(f"{cause}, and every route of this model has one now: send it without", param="exact")
@@ -75,21 +74,21 @@ def refusal(
             return wrong_step(request.body.session, request.body.step, int(answer.detail))
 
 
-def _too_large(request: AdmissionRequest, page_tokens: int, pool: int) -> BadRequest:
+def _too_large(request: AdmissionRequest, pool: int) -> BadRequest:
     """The error for a request that fits into no KV pool; the largest has `pool` pages."""
-    pages = pages_of(request, page_tokens)
-    cause = f"prompt and max_tokens together need {pages} KV pages of {page_tokens} tokens; the largest pool has {pool}"
+    pages = pages_of(request)
+    cause = f"prompt and max_tokens together need {pages} KV pages of {PAGE_TOKENS} tokens; the largest pool has {pool}"
     if request.body.logits != "none":
         return BadRequest(cause, param="input_ids")
-    room = pool * page_tokens - int(request.body.prompt.size)
+    room = pool * PAGE_TOKENS - int(request.body.prompt.size)
     if room < 1:
         return BadRequest(f"{cause}, too few for the prompt")
     return BadRequest(f"{cause}: send a max_tokens of at most {room}", param="max_tokens")
 
 
-def pages_of(request: AdmissionRequest, page_tokens: int) -> int:
+def pages_of(request: AdmissionRequest) -> int:
     """Number of KV pages of one block that the request may fill."""
-    return -(-(int(request.body.prompt.size) + request.params.max_tokens) // page_tokens)
+    return -(-(int(request.body.prompt.size) + request.params.max_tokens) // PAGE_TOKENS)
 
 
 def memory_used_up(message: str) -> LimitExceeded:

@@ -11,16 +11,13 @@ from functools import partial
 from typing import Any, cast
 
 import numpy as np
-import redis.asyncio
 from numpy.typing import NDArray
 
 from blockrelay.auth.api_keys import Tenant
 from blockrelay.errors import RedisTrouble
 from blockrelay.protocol.constants import GIVEN_S, READ_RESULT_S
-from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.tensors import HEADER_BYTES, ResultReader
 from blockrelay.redis.client import backoff_s
-from blockrelay.redis.errors import RedisWatch
 from blockrelay_gateway.admission.redis_memory import read_memory
 from blockrelay_gateway.helpers.offload import by_size
 from blockrelay_gateway.policy import (
@@ -35,22 +32,15 @@ from blockrelay_gateway.policy import (
     TENANT_RESULTS_SHARE,
     UNLIMITED_REDIS_SHARE,
 )
+from blockrelay_gateway.streaming.cell_links import CellLinks
 
 
 class TensorResults:
     """The payload Redis as a gateway uses it. `full` says why nothing new may be accepted; it is empty otherwise."""
 
-    def __init__(
-        self,
-        client: redis.asyncio.Redis,
-        payload: redis.asyncio.Redis,
-        keys: Keys,
-        watch: RedisWatch,
-        *,
-        of_its_own: bool,
-    ) -> None:
-        """`client` is for the control Redis, `payload` for the payload Redis; `of_its_own`: these are two servers."""
-        self._client, self._payload, self._keys, self._watch = client, payload, keys, watch
+    def __init__(self, links: CellLinks, *, of_its_own: bool) -> None:
+        """`of_its_own`: the payload Redis is not the control Redis."""
+        self._client, self._payload, self._keys, self._watch = links.client, links.payload, links.keys, links.watch
         self._of_its_own = of_its_own
         self._reading = asyncio.Semaphore(RESULTS_READ_AT_ONCE)
         self._limit_bytes: int | None = None  # the most bytes of all results; None before the first `look`

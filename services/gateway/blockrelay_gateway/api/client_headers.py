@@ -41,10 +41,6 @@ class ClientHeaders:
         return fields.fallback or self.fallback
 
 
-#: The headers of a client that sends none of them.
-NO_HEADERS = ClientHeaders()
-
-
 def client_headers(headers: Mapping[str, str]) -> ClientHeaders:
     """Reads the headers of a request. Raises BadRequest, naming the header, for a value that is not allowed."""
     return ClientHeaders(

@@ -4,7 +4,7 @@ The APIs differ in the spelling of a few fields (`FieldNames`), which errors nam
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -129,13 +129,28 @@ class RequestBuilder:
         )
         if params.stop and self.tokenizer is None:
             raise BadRequest("the model has no tokenizer, so it cannot look for stop strings", param="stop")
-        check_prompt(prompt, params, vocab_size=self.model.vocab_size, context=context, param=names.prompt)
+        asked = self.request(fields, name, prompt, params, headers, param=names.prompt)
+        return replace(asked, open_ended=open_ended and named is None)
+
+    def request(
+        self,
+        fields: SamplingFields,
+        name: Name,
+        prompt: list[int],
+        params: SamplingParams,
+        headers: ClientHeaders,
+        *,
+        param: str,
+    ) -> AdmissionRequest:
+        """Builds what requests for text and for tensors have in common; the field `param` has the `prompt`."""
+        model = self.model
+        check_prompt(prompt, params, vocab_size=model.vocab_size, context=model.max_position, param=param)
         body = RequestBody(
             prompt=np.array(prompt, dtype=np.int32),
             params=params.to_dict(),
             traceparent=headers.traceparent,
             background=bool(fields.background),
-            salt=checked_salt(fields.cache_salt),
+            salt=_checked_salt(fields.cache_salt),
             group=name.group,
             choices=name.choices,
             exact=headers.is_exact(fields),
@@ -147,9 +162,8 @@ class RequestBuilder:
             fingerprint=name.fingerprint,
             body=body,
             params=params,
-            timeout_s=checked_timeout(fields.timeout),
+            timeout_s=_checked_timeout(fields.timeout),
             priority=fields.priority,
-            open_ended=open_ended and named is None,
         )
 
     def _stop_ids(self, stop: Sequence[str], given: Sequence[int]) -> tuple[int, ...]:
@@ -158,14 +172,14 @@ class RequestBuilder:
         return (*given, *(token for token in named if token < self.model.vocab_size and token not in given))
 
 
-def checked_timeout(seconds: float | None) -> float | None:
+def _checked_timeout(seconds: float | None) -> float | None:
     """Returns the client's `timeout` (seconds). Raises BadRequest unless it is above 0 and at most MAX_TIMEOUT_S."""
     if seconds is not None and not 0 < seconds <= MAX_TIMEOUT_S:  # also false for NaN
         raise BadRequest(f"timeout must be above 0 and at most {MAX_TIMEOUT_S:g} seconds", param="timeout")
     return seconds
 
 
-def checked_salt(salt: str | None) -> str:
+def _checked_salt(salt: str | None) -> str:
     """The salt of block hashes; "" without one. Raises BadRequest for one that is empty, too long or not text."""
     if salt is None:
         return ""

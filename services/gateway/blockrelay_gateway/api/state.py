@@ -1,13 +1,11 @@
 """The parts of a gateway that the routes of all APIs share, built once by `build`."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from starlette.requests import HTTPConnection
 
-from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.settings import GatewaySettings
 from blockrelay_gateway.api.infer.session_kv import ServedKv
 from blockrelay_gateway.api.intake import Intake
@@ -46,26 +44,6 @@ class Gateway:
     def builder(self) -> RequestBuilder:
         """The builder of requests for the served model."""
         return self.intake.reading.builder
-
-    @property
-    def keep_alive_s(self) -> float:
-        """Seconds of silence after which a stream gets a comment."""
-        return self.settings.keep_alive_s
-
-    @property
-    def folder(self) -> BlockFolder:
-        """The block folder of the served model."""
-        return self.served.folder
-
-    @property
-    def model_name(self) -> str:
-        """The served model's name in the API."""
-        return self.served.name
-
-    @property
-    def broken(self) -> asyncio.Event:
-        """Set when background work has failed: only a restart helps."""
-        return self.cells.broken
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:

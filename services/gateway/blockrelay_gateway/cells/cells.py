@@ -68,7 +68,7 @@ class Cells:
 
     def count_error(self, error: RedisTrouble) -> None:
         """Counts and logs a Redis error that a client gets, for the cell that it comes from."""
-        (self._cells.get(error.cell or "") or self.home).watch.count_error(error)
+        (self._cells.get(error.cell or "") or self.home).links.watch.count_error(error)
 
     def stopped(self) -> list[str]:
         """Names of the background work that has ended although the gateway runs."""

@@ -5,16 +5,13 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, cast
 
-import redis.asyncio
-
 from blockrelay.errors import RedisTrouble
-from blockrelay.observability.metrics.gateway import GatewayMetrics
-from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.plan import Plan, WorkerInfo, cell_load, missing_stages
 from blockrelay.redis.protocol_check import read_gap_async
 from blockrelay.redis.registry import read_plan_async, read_workers_async
 from blockrelay_gateway.draining.drain import Drain
 from blockrelay_gateway.policy import OBSTACLE_FRESH_S, PROBE_REDIS_S, READINESS_FRESH_S
+from blockrelay_gateway.streaming.cell_links import CellLinks
 
 
 class _Remembered:
@@ -44,21 +41,11 @@ class _Remembered:
 
 
 class Readiness:
-    """The readiness of one cell for `model` (its key in Redis); a gateway that ends (`drain`) is never ready."""
+    """The readiness of one cell for the served model; a gateway that ends (`drain`) is never ready."""
 
-    def __init__(
-        self,
-        client: redis.asyncio.Redis,
-        keys: Keys,
-        metrics: GatewayMetrics,
-        *,
-        model: str,
-        drain: Drain,
-        on_error: Callable[[RedisTrouble], None],
-    ) -> None:
-        """`on_error` is called for each Redis error, in full; callers get a short reason."""
-        self._client, self._keys, self._metrics = client, keys, metrics
-        self._model, self._drain, self._on_error = model, drain, on_error
+    def __init__(self, links: CellLinks, drain: Drain) -> None:
+        self._client, self._keys, self._model = links.client, links.keys, links.model
+        self._metrics, self._watch, self._drain = links.metrics, links.watch, drain
         self._known_obstacles = _Remembered(lambda: self._bounded(self._obstacles()))
         self._known_missing = _Remembered(lambda: self._bounded(self._missing()))
         self._set_at = float("-inf")
@@ -87,7 +74,7 @@ class Readiness:
             async with asyncio.timeout(PROBE_REDIS_S):
                 return await reasons
         except RedisTrouble as error:
-            self._on_error(error)
+            self._watch.count_error(error)
             return [error.plainly]
         except TimeoutError:
             return [f"Redis does not answer: nothing came within {PROBE_REDIS_S:.0f} s"]

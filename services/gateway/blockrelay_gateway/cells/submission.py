@@ -133,7 +133,7 @@ class Submission:
                 return CellChoice(current, replace(binding, version=0))
             self._check_there(cell)
             call = calls.move(binding, retention_s=kept_s, request_id=request_id, sessions=sessions)
-            if await cell.scripts.run(call, replicas=self._replicas):
+            if await cell.links.scripts.run(call, replicas=self._replicas):
                 return CellChoice(cell, binding)
         self._check_there(current)
         return CellChoice(current, binding)
@@ -158,9 +158,11 @@ async def _has(cell: Cell, request_id: str, sessions: Sequence[str]) -> bool:
     """True if MOVE would find the request in the cell (not abandoned), or one of the sessions. Raises RedisTrouble."""
     if not request_id:
         return await _has_session(cell, sessions)
-    state, abandoned = await cast(Any, cell.client.hmget(cell.keys.request(request_id), "state", "abandoned"))
+    state, abandoned = await cast(
+        Any, cell.links.client.hmget(cell.links.keys.request(request_id), "state", "abandoned")
+    )
     return state is not None and abandoned is None
 
 
 async def _has_session(cell: Cell, sessions: Sequence[str]) -> bool:
-    return bool(await cast(Any, cell.client.exists(*map(cell.keys.session, sessions))))
+    return bool(await cast(Any, cell.links.client.exists(*map(cell.links.keys.session, sessions))))

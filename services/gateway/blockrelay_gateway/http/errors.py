@@ -40,54 +40,37 @@ from blockrelay.observability import logs
 from blockrelay.observability.metrics.gateway import NEW_REQUESTS, GatewayMetrics
 from blockrelay_gateway.policy import RETRY_AFTER_MAX_S, RETRY_AFTER_MIN_S, RETRY_AFTER_SPREAD
 
-#: Status, type and code of the answer by the error's class; the first row that fits counts.
-_BY_TYPE: tuple[tuple[type[BlockrelayError], int, str, str | None], ...] = (
-    (RequestTooLarge, 413, "invalid_request_error", "request_too_large"),
-    (RequestTooSlow, 408, "invalid_request_error", "request_timeout"),
-    (UnsupportedEncoding, 415, "invalid_request_error", "unsupported_encoding"),
-    (ContextLengthExceeded, 400, "invalid_request_error", "context_length_exceeded"),
-    (BadRequest, 400, "invalid_request_error", None),
-    (Unauthorized, 401, "invalid_request_error", "invalid_api_key"),
-    (ForeignOrigin, 403, "invalid_request_error", "foreign_origin"),
-    (UnknownHost, 421, "invalid_request_error", "unknown_host"),
-    (NotFound, 404, "invalid_request_error", "not_found"),
-    (Conflict, 409, "invalid_request_error", "conflict"),
-    (KeyReused, 422, "idempotency_error", "idempotency_key_reused"),
-    (RequestError, 400, "invalid_request_error", None),
-    (LimitExceeded, 503, "overloaded_error", "overloaded"),
-    (RedisFull, 503, "overloaded_error", "overloaded"),
-    (ServiceUnavailable, 503, "server_error", "unavailable"),
-    (DeadlineExceeded, 504, "timeout_error", "expired"),
-    (Cancelled, 499, "cancelled_error", "cancelled"),
-    (NumericsChanged, 500, "server_error", "numerics_changed"),
-    (FallbackDenied, 500, "server_error", "fallback_denied"),
-    (ExecutionError, 500, "server_error", "execution_failed"),
-    (BlockrelayError, 500, "server_error", None),
+#: Status, type and code of the answer, and the reason in `blockrelay_refused_requests_total`, by the error's class; the
+#: first row that fits counts. A limit's reason is its own name.
+_BY_TYPE: tuple[tuple[type[BlockrelayError], int, str, str | None, str], ...] = (
+    (RequestTooLarge, 413, "invalid_request_error", "request_too_large", "too_long"),
+    (RequestTooSlow, 408, "invalid_request_error", "request_timeout", "slow_client"),
+    (UnsupportedEncoding, 415, "invalid_request_error", "unsupported_encoding", "malformed"),
+    (ContextLengthExceeded, 400, "invalid_request_error", "context_length_exceeded", "too_long"),
+    (BadRequest, 400, "invalid_request_error", None, "malformed"),
+    (Unauthorized, 401, "invalid_request_error", "invalid_api_key", "unauthorized"),
+    (ForeignOrigin, 403, "invalid_request_error", "foreign_origin", "unauthorized"),
+    (UnknownHost, 421, "invalid_request_error", "unknown_host", "unauthorized"),
+    (NotFound, 404, "invalid_request_error", "not_found", "not_found"),
+    (Conflict, 409, "invalid_request_error", "conflict", "conflict"),
+    (KeyReused, 422, "idempotency_error", "idempotency_key_reused", "conflict"),
+    (RequestError, 400, "invalid_request_error", None, "malformed"),
+    (LimitExceeded, 503, "overloaded_error", "overloaded", ""),
+    (RedisFull, 503, "overloaded_error", "overloaded", "redis_memory"),
+    (RedisTrouble, 503, "server_error", "unavailable", "redis"),
+    (ServiceUnavailable, 503, "server_error", "unavailable", "unavailable"),
+    (DeadlineExceeded, 504, "timeout_error", "expired", "expired"),
+    (Cancelled, 499, "cancelled_error", "cancelled", "cancelled"),
+    (NumericsChanged, 500, "server_error", "numerics_changed", "failed"),
+    (FallbackDenied, 500, "server_error", "fallback_denied", "failed"),
+    (ExecutionError, 500, "server_error", "execution_failed", "failed"),
+    (BlockrelayError, 500, "server_error", None, "failed"),
 )
 #: Errors with `x-should-retry: false`: by their status, OpenAI's clients would repeat the request, in vain.
 IN_VAIN = (ExecutionError, DeadlineExceeded)
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 #: The most digits of a whole number that Python reads: more would take minutes.
 MAX_DIGITS = sys.get_int_max_str_digits()
-#: The reason in `blockrelay_refused_requests_total` by the error's class; the first row that fits counts.
-_REASONS: tuple[tuple[type[BlockrelayError], str], ...] = (
-    (RequestTooLarge, "too_long"),
-    (ContextLengthExceeded, "too_long"),
-    (RequestTooSlow, "slow_client"),
-    (Unauthorized, "unauthorized"),
-    (ForeignOrigin, "unauthorized"),
-    (UnknownHost, "unauthorized"),
-    (NotFound, "not_found"),
-    (Conflict, "conflict"),
-    (KeyReused, "conflict"),
-    (RequestError, "malformed"),
-    (RedisFull, "redis_memory"),
-    (RedisTrouble, "redis"),
-    (ServiceUnavailable, "unavailable"),
-    (DeadlineExceeded, "expired"),
-    (Cancelled, "cancelled"),
-    (BlockrelayError, "failed"),
-)
 
 
 def retry_after_s(wait_ms: int) -> int:
@@ -115,35 +98,38 @@ def status_of(error: BlockrelayError) -> int:
     return _row(error)[0]
 
 
-def _row(error: BlockrelayError) -> tuple[int, str, str | None]:
-    """Status, type and code of the answer to an error."""
+def _row(error: BlockrelayError) -> tuple[int, str, str | None, str]:
+    """Status, type and code of the answer to an error, and the reason for metrics."""
     if isinstance(error, LimitExceeded) and error.scope == "client":
-        return 429, "rate_limit_error", "rate_limit_exceeded"
-    return next((status, type_, code) for kind, status, type_, code in _BY_TYPE if isinstance(error, kind))
+        return 429, "rate_limit_error", "rate_limit_exceeded", error.limit
+    return next(row[1:] for row in _BY_TYPE if isinstance(error, row[0]))
 
 
 def error_body(error: BlockrelayError) -> dict[str, Any]:
     """The error in OpenAI's shape: `{"error": {message, type, param, code}}`."""
-    _, kind, code = _row(error)
+    _, kind, code, _ = _row(error)
     param = error.param if isinstance(error, RequestError) else None
     if isinstance(error, NotFound) and param == "model":
         code = "model_not_found"
-    return {"error": {"message": message_of(error), "type": kind, "param": param, "code": code}}
+    return _body(message_of(error), kind, param, code)
+
+
+def _body(
+    message: str, kind: str = "invalid_request_error", param: str | None = None, code: str | None = None
+) -> dict[str, Any]:
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
 def wrong_method(path: str, method: str, allowed: Sequence[str]) -> JsonAnswer:
     """The answer 405 for a path that takes only the methods `allowed`."""
     takes = ", ".join(allowed)
-    message = f"{path} does not take {method}, only {takes}"
-    body = {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": None}}
+    body = _body(f"{path} does not take {method}, only {takes}")
     return JsonAnswer(body, status_code=405, headers={"allow": takes})
 
 
 def reason_of(error: BlockrelayError) -> str:
     """The reason of a refusal in one word, for metrics; the limit's name if a limit was exceeded."""
-    if isinstance(error, LimitExceeded):
-        return error.limit
-    return next(reason for kind, reason in _REASONS if isinstance(error, kind))
+    return error.limit if isinstance(error, LimitExceeded) else _row(error)[3]
 
 
 def headers_of(error: BlockrelayError) -> dict[str, str]:
@@ -260,8 +246,7 @@ def install(app: FastAPI, responder: ErrorResponder, on_error: Callable[[RedisTr
             return responder.answer(request.scope, NotFound(f"there is no {request.method} {request.url.path}"))
         if error.status_code == 400:
             return responder.answer(request.scope, unreadable(error.__cause__))
-        body = {"error": {"message": str(error.detail), "type": "invalid_request_error", "param": None, "code": None}}
-        return JsonAnswer(body, status_code=error.status_code, headers=error.headers)
+        return JsonAnswer(_body(str(error.detail)), status_code=error.status_code, headers=error.headers)
 
     async def queue(request: Request, error: Exception) -> Response:
         assert isinstance(error, RedisTrouble)

@@ -1,7 +1,7 @@
 """Features that every route has: HEAD, OPTIONS, a path prefix, and the client's own request id."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from urllib.parse import urlsplit
 
 from starlette.routing import BaseRoute, Match, Route
@@ -14,6 +14,7 @@ REQUEST_ID, CLIENT_REQUEST_ID = b"x-request-id", b"x-client-request-id"
 CLOSE = (b"connection", b"close")
 #: Set in the scope of a HEAD request, which routes see as a GET: its answer needs no body.
 IS_HEAD = "blockrelay.head"
+Headers = list[tuple[bytes, bytes]]
 _SCHEME = re.compile(r"(?i)https?://([^/?#]*)(.*)", re.DOTALL)
 _PRINTABLE = re.compile(rb"[\x21-\x7e]{1,255}")
 
@@ -50,12 +51,18 @@ class Front:
             scope = {**scope, "path": path.removeprefix(prefix) or "/"}
         if scope["type"] == "http" and scope["method"] == "HEAD":  # the server leaves out the body of its answer
             scope = {**scope, "method": "GET", IS_HEAD: True}
-        if scope["type"] == "http":
-            send = _with_farewell(_with_prefix(send, prefix), self._drain)
         own = [value for name, value in scope["headers"] if name == REQUEST_ID]
-        if len(own) == 1 and _PRINTABLE.fullmatch(own[0]):
-            send = _with_header(send, CLIENT_REQUEST_ID, own[0])
-        await self._app(scope, receive, send)
+        repeated = [(CLIENT_REQUEST_ID, own[0])] if len(own) == 1 and _PRINTABLE.fullmatch(own[0]) else []
+
+        def change(headers: Headers, status: int) -> Headers:
+            if 300 <= status < 400:
+                headers = [(n, _below(prefix, v) if n == b"location" else v) for n, v in headers]
+            if self._drain.has_begun:  # also if the answer's request came before
+                headers = [header for header in headers if header[0].lower() != CLOSE[0]]
+                return [*headers, *repeated, CLOSE]
+            return [*headers, *repeated]
+
+        await self._app(scope, receive, with_headers(send, change))
 
 
 class OptionsResponder:
@@ -76,35 +83,22 @@ class OptionsResponder:
         await send({"type": "http.response.body", "body": b""})
 
 
-def _with_prefix(send: Send, prefix: str) -> Send:
-    """Returns a `send` that makes the target of a redirect a path below `prefix`, without scheme and host.
-
-    Routes redirect a path with a slash too many; only a proxy knows under which scheme and host the client sees it.
-    """
+def with_headers(send: Send, change: Callable[[Headers, int], Headers]) -> Send:
+    """Returns a `send` that gives an answer the headers that `change` makes of its own and of its status."""
 
     async def sends(message: Message) -> None:
-        if message["type"] == "http.response.start" and 300 <= message["status"] < 400:
-            headers = [(n, _below(prefix, v) if n == b"location" else v) for n, v in message.get("headers", ())]
-            message = {**message, "headers": headers}
-        await send(message)
-
-    return sends
-
-
-def _with_farewell(send: Send, drain: Drain) -> Send:
-    """Returns a `send` that adds `Connection: close` to an answer that begins while the gateway ends."""
-
-    async def sends(message: Message) -> None:
-        if message["type"] == "http.response.start" and drain.has_begun:
-            headers = [header for header in message.get("headers", ()) if header[0].lower() != CLOSE[0]]
-            message = {**message, "headers": [*headers, CLOSE]}
+        if message["type"] == "http.response.start":
+            message = {**message, "headers": change(list(message.get("headers", ())), message["status"])}
         await send(message)
 
     return sends
 
 
 def _below(prefix: str, location: bytes) -> bytes:
-    """Path and query of `location`, with `prefix` before the path unless it is there."""
+    """Path and query of a redirect's `location`, with `prefix` before the path unless it is there.
+
+    Routes redirect a path with a slash too many; only a proxy knows under which scheme and host the client sees it.
+    """
     parts = urlsplit(location.decode("latin-1"))
     path = prefix + (parts.path.removeprefix(prefix) if parts.path.startswith(f"{prefix}/") else parts.path)
     return (path + (f"?{parts.query}" if parts.query else "")).encode("latin-1")
@@ -118,14 +112,3 @@ def _origin_form(scope: Scope) -> Scope:
     host = match[1].rpartition("@")[2].encode("latin-1", "replace")
     headers = [header for header in scope["headers"] if header[0] != b"host"]
     return {**scope, "path": match[2] or "/", "headers": [(b"host", host), *headers]}
-
-
-def _with_header(send: Send, name: bytes, value: bytes) -> Send:
-    """Returns a `send` that adds a header to the answer."""
-
-    async def sends(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            message = {**message, "headers": [*message.get("headers", ()), (name, value)]}
-        await send(message)
-
-    return sends

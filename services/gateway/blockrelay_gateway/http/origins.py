@@ -8,13 +8,13 @@ headers that a page cannot set; other clients send no `Origin` and are not affec
 from collections.abc import Iterable, Sequence
 
 from starlette.routing import BaseRoute
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from blockrelay.auth.web_origins import Rules
 from blockrelay.errors import ForeignOrigin, UnknownHost
 from blockrelay_gateway.http.authentication import PROBES
 from blockrelay_gateway.http.errors import ErrorResponder
-from blockrelay_gateway.http.front import methods_of
+from blockrelay_gateway.http.front import methods_of, with_headers
 from blockrelay_gateway.policy import PREFLIGHT_S
 
 #: Answer headers that a page of an allowed origin may read.
@@ -74,13 +74,7 @@ def _for(guest: str, send: Send) -> Send:
         (b"access-control-expose-headers", EXPOSED),
         (b"vary", b"origin"),
     ]
-
-    async def readable(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            message = {**message, "headers": [*message.get("headers", ()), *ours]}
-        await send(message)
-
-    return readable
+    return with_headers(send, lambda headers, _: [*headers, *ours])
 
 
 def _values(scope: Scope, header: bytes) -> list[str]:

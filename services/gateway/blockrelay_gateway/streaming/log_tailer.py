@@ -15,17 +15,13 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import cast
 
-import redis.asyncio
-
 from blockrelay.errors import RedisTrouble, WireError
 from blockrelay.failpoints import reach
 from blockrelay.observability import logs
-from blockrelay.observability.metrics.gateway import GatewayMetrics
-from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.messages import EndEntry, LogEntry, decode_log_entry
 from blockrelay.redis.client import BLOCK_MS, AsyncOneConnection, ReadReplicated, backoff_s
-from blockrelay.redis.errors import RedisWatch
 from blockrelay_gateway.policy import LOG_ENTRIES_A_READ, WAKE_TTL_S
+from blockrelay_gateway.streaming.cell_links import CellLinks
 
 Sink = Callable[[LogEntry], None]
 #: An entry of a stream as Redis sends it: (id, [field, value, field, ...]).
@@ -47,24 +43,11 @@ class Tailer:
     It belongs to the event loop; `run` does the reading.
     """
 
-    def __init__(
-        self,
-        client: redis.asyncio.Redis,
-        keys: Keys,
-        gateway: str,
-        metrics: GatewayMetrics,
-        watch: RedisWatch,
-        *,
-        replicated: ReadReplicated | None = None,
-    ) -> None:
-        """`replicated` reads only what replicas of Redis have too; it is used for tokens of nondeterministic devices.
-
-        None: these tokens are passed on at once, like all others.
-        """
-        self._replicated = replicated
-        self._client, self._keys, self._metrics, self._watch = client, keys, metrics, watch
-        self._reading = AsyncOneConnection(client)
-        self._wake_key = keys.wake(gateway)
+    def __init__(self, links: CellLinks) -> None:
+        self._client, self._keys, self._metrics, self._watch = links.client, links.keys, links.metrics, links.watch
+        self._replicated = links.replicated
+        self._reading = AsyncOneConnection(links.client)
+        self._wake_key = links.keys.wake(links.gateway)
         self._wake_id = "0-0"
         self._tails: dict[bytes, _Tail] = {}
         self._news = asyncio.Event()

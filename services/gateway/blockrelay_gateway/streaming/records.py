@@ -3,14 +3,11 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-import redis.asyncio
-
 from blockrelay.errors import NotFound, ServiceUnavailable
 from blockrelay.protocol.ended import Log, whole_log
-from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.number import NUMBERS, is_spoken, number_of
-from blockrelay.redis.client import ReadReplicated
 from blockrelay_gateway.streaming.active_requests.active_request import ActiveRequest
+from blockrelay_gateway.streaming.cell_links import CellLinks
 
 
 def check_number(record: Mapping[bytes, bytes], what: str) -> None:
@@ -28,16 +25,9 @@ def check_number(record: Mapping[bytes, bytes], what: str) -> None:
 class Records:
     """Reads the requests of one cell for a gateway that serves `model` (its key). Methods raise RedisTrouble."""
 
-    def __init__(
-        self,
-        client: redis.asyncio.Redis,
-        keys: Keys,
-        model: str,
-        *,
-        replicated: ReadReplicated | None = None,
-    ) -> None:
-        """`replicated` reads only what replicas of Redis have too, for tokens of nondeterministic devices."""
-        self._client, self._keys, self._model, self._replicated = client, keys, model, replicated
+    def __init__(self, links: CellLinks) -> None:
+        self._client, self._keys, self._model = links.client, links.keys, links.model
+        self._replicated = links.replicated
 
     async def read(self, request_id: str, *, whole: bool = True) -> tuple[dict[bytes, bytes], Log]:
         """Reads a request's record and log in one transaction; both are empty if the request does not exist.

@@ -13,26 +13,22 @@ from blockrelay_gateway.streaming.active_requests.active_request import ActiveRe
 from blockrelay_gateway.streaming.deltas import CollectedAnswer, Delta, Relay, failure
 from blockrelay_gateway.streaming.event_ids import event_id
 from blockrelay_gateway.streaming.readers import Readers
-from blockrelay_gateway.streaming.records import Records
 
 
 class ResponseFormat(Protocol):
-    """The JSON of one kind of answer, streamed or whole.
+    """The JSON of one kind of answer, as a stream.
 
     `index` is the prompt's index in the body, `fingerprint` the numerics ids of the workers, for `system_fingerprint`.
     """
 
     opens_early: ClassVar[bool]
     """The first chunk is sent when the request is accepted, not together with the first token."""
-
-    @property
-    def prefix(self) -> Prefix:
-        """The prefix of request ids in this format."""
-        ...
+    prefix: ClassVar[Prefix]
+    """The prefix of request ids in this format."""
 
     def opening(self, active: ActiveRequest) -> dict[str, Any] | None:
         """The chunk before that of the first token; None if the format has none."""
-        ...
+        return None
 
     def chunk(self, index: int, delta: Delta, active: ActiveRequest, fingerprint: str) -> dict[str, Any]:
         """The chunk of one delta."""
@@ -44,15 +40,7 @@ class ResponseFormat(Protocol):
 
     def closing(self, requests: Sequence[ActiveRequest]) -> dict[str, Any] | None:
         """The chunk after the last delta of requests that all ended well; None if the format has none."""
-        ...
-
-    def whole(self, answers: Sequence[CollectedAnswer], requests: Sequence[ActiveRequest]) -> dict[str, Any]:
-        """The answer without streaming; every request has ended well."""
-        ...
-
-    def background(self, active: ActiveRequest, status: str) -> dict[str, Any]:
-        """The immediate answer to a background request with this `status`."""
-        ...
+        return None
 
 
 class ResponseSource(Protocol):
@@ -61,11 +49,6 @@ class ResponseSource(Protocol):
     @property
     def keep_alive_s(self) -> float:
         """Seconds between comments on a silent stream."""
-        ...
-
-    @property
-    def records(self) -> Records:
-        """The reader of the cell's records."""
         ...
 
     def relay(self, active: ActiveRequest) -> Relay:

@@ -8,18 +8,15 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Any, cast
 
-import redis.asyncio
-
 from blockrelay.auth.api_keys import Tenant
 from blockrelay.errors import RedisTrouble, WireError
 from blockrelay.observability import logs
 from blockrelay.protocol.encoding.request_ids import public_id
-from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.status_events import decode_events
 from blockrelay.redis.client import backoff_s
-from blockrelay.redis.errors import RedisWatch
 from blockrelay.redis.subscription import subscribed_async
 from blockrelay_gateway.policy import STATUS_EVENTS_KEPT, TENANTS_REMEMBERED
+from blockrelay_gateway.streaming.cell_links import CellLinks
 
 Event = dict[str, Any]
 
@@ -68,8 +65,8 @@ class Listener:
 class StatusEventFeed:
     """Delivers the status events of one cell to its listeners. `run` is background work of the gateway."""
 
-    def __init__(self, client: redis.asyncio.Redis, keys: Keys, watch: RedisWatch) -> None:
-        self._client, self._keys, self._watch = client, keys, watch
+    def __init__(self, links: CellLinks) -> None:
+        self._client, self._keys, self._watch = links.client, links.keys, links.watch
         self._listeners: set[Listener] = set()
         self._wanted = asyncio.Event()
         self._tenants: OrderedDict[str, str | None] = OrderedDict()
@@ -125,11 +122,11 @@ class StatusEventFeed:
         except WireError as error:
             logs.get().error("STATUS_EVENTS_UNREADABLE", error=str(error))
             return
-        if not all(_sees_all(listener.tenant) for listener in self._listeners):
+        if not all(sees_all(listener.tenant) for listener in self._listeners):
             await self._look_up({event["request_id"] for event in events})
         for listener in list(self._listeners):
             for event in events:
-                own = _sees_all(listener.tenant) or self._tenants.get(event["request_id"]) == listener.tenant.name
+                own = sees_all(listener.tenant) or self._tenants.get(event["request_id"]) == listener.tenant.name
                 name = public_id(event["request_id"], self._keys.cell) if own else None
                 listener.put({**event, "request_id": name})
 
@@ -146,6 +143,6 @@ class StatusEventFeed:
             self._tenants.popitem(last=False)
 
 
-def _sees_all(tenant: Tenant) -> bool:
+def sees_all(tenant: Tenant) -> bool:
     """True for an operator's key, and for every client if API keys are off."""
     return tenant.operator or not tenant.name

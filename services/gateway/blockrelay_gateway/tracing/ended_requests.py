@@ -4,17 +4,14 @@ import asyncio
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
-import redis.asyncio
-
 from blockrelay.errors import BlockrelayError, RedisTrouble
 from blockrelay.observability import logs
 from blockrelay.protocol.ended import decode_log, whole_record
-from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.messages import EndEntry
 from blockrelay.redis.client import backoff_s
-from blockrelay.redis.errors import RedisWatch
 from blockrelay_gateway.policy import GATEWAY_TTL_S, STEPS_SETTLE_S, THREADED_SPANS, TRACES_WAITING
 from blockrelay_gateway.streaming.active_requests.active_request import ActiveRequest
+from blockrelay_gateway.streaming.cell_links import CellLinks
 from blockrelay_gateway.streaming.records import Records
 from blockrelay_gateway.tracing.spans import Span, TraceIdentity, request_spans
 from blockrelay_gateway.tracing.stages import stages_of
@@ -52,21 +49,10 @@ class EndedRequests:
     The gateway that accepted a request sends them; if it is gone, another gateway that has read the request's end.
     """
 
-    def __init__(
-        self,
-        traces: Traces,
-        client: redis.asyncio.Redis,
-        payload: redis.asyncio.Redis,
-        keys: Keys,
-        records: Records,
-        watch: RedisWatch,
-        *,
-        model: str,
-        cell: str,
-    ) -> None:
-        self._traces, self._client, self._payload = traces, client, payload
-        self._keys, self._records = keys, records
-        self._watch, self._model, self._cell = watch, model, cell
+    def __init__(self, traces: Traces, links: CellLinks, records: Records, *, model: str) -> None:
+        """`model` is the model's name in the API."""
+        self._traces, self._records, self._model = traces, records, model
+        self._client, self._payload, self._keys, self._watch = links.client, links.payload, links.keys, links.watch
         self._waiting: asyncio.Queue[_Ended] = asyncio.Queue(TRACES_WAITING)
 
     def ended(self, active: ActiveRequest) -> None:
@@ -138,7 +124,8 @@ class EndedRequests:
         entries = decode_log(log)
         if not record or not entries or not isinstance(entries[-1], EndEntry):
             return []  # forgotten meanwhile, by FORGET or by a Redis that came back without it
-        spans = request_spans(active.id, whole_record(record, log), entries[-1], model=self._model, cell=self._cell)
+        whole, cell = whole_record(record, log), self._keys.cell
+        spans = request_spans(active.id, whole, entries[-1], model=self._model, cell=cell)
         return [*spans, *await self._stages(active, spans, record)] if active.body.traced else spans
 
     async def _stages(self, active: ActiveRequest, spans: list[Span], record: dict[bytes, bytes]) -> list[Span]:

@@ -18,21 +18,15 @@ from blockrelay.protocol.encoding.request_ids import own_id
 from blockrelay.protocol.messages import Claimed
 from blockrelay.protocol.sampling_params import derive_seed
 from blockrelay.settings import GatewaySettings
-from blockrelay.text.tokenizer import Tokenizer
 from blockrelay_gateway.admission.idempotency import sibling
 from tests.support.cell import begin_cell
 from tests.support.gateway.played import PlayedWorker, RunningGateway, answering, running_gateway
 from tests.support.gateway.sse_client import Event, read_events
+from tests.support.gateway.streams import TEXT
 from tests.support.waiting import wait_until
 
-TEXT = " has two apples 🙂."
 KEY = {"Idempotency-Key": "a key of mine"}
 BODY: dict[str, Any] = {"prompt": "Anna", "max_tokens": 20}
-
-
-@pytest.fixture
-def said(tokenizer: Tokenizer) -> list[int]:
-    return tokenizer.encode(TEXT, add_special_tokens=False)
 
 
 def post(gateway: RunningGateway, path: str = "/v1/completions", **body: Any) -> httpx.Response:

@@ -68,7 +68,7 @@ def past(number: int) -> str:
 def test_the_past_does_not_refuse_the_present(settings: GatewaySettings, own_redis: RedisServer, keys: Keys) -> None:
     settings = settings.model_copy(update={"redis_url": own_redis.url})
     with redis_link.connect(own_redis.url) as client, running_gateway(settings) as gateway:
-        model = gateway.gateway.served.key
+        model = gateway.gateway.served.folder.model_key
         worker = PlayedWorker(client=client, scripts=Scripts(client, keys), keys=keys, model=model)
         worker.register()
         with answering(worker, lambda claimed: (FIVE, "length")):
@@ -104,7 +104,7 @@ def test_everybody_who_would_be_refused_has_the_memory_looked_at(
     """There is room again, which no look has seen yet, and many come at once: nobody is refused by the last look."""
     settings = settings.model_copy(update={"redis_url": own_redis.url})
     with redis_link.connect(own_redis.url) as client, running_gateway(settings) as gateway:
-        model = gateway.gateway.served.key
+        model = gateway.gateway.served.folder.model_key
         PlayedWorker(client=client, scripts=Scripts(client, keys), keys=keys, model=model).register()
         # Redis 6.2 writes to a block of 10 MiB while it rewrites its file, which it would begin for the ballast.
         client.config_set("auto-aof-rewrite-percentage", 0)
@@ -134,7 +134,7 @@ def test_a_stream_of_requests_goes_through_little_memory(
     """
     settings = settings.model_copy(update={"redis_url": own_redis.url})
     with redis_link.connect(own_redis.url) as client, running_gateway(settings) as gateway:
-        scripts, model = Scripts(client, keys), gateway.gateway.served.key
+        scripts, model = Scripts(client, keys), gateway.gateway.served.folder.model_key
         worker = PlayedWorker(client=client, scripts=scripts, keys=keys, model=model).register()
         client.config_set("appendfsync", "no")  # thousands of commands, and no disk is asked about
         # Redis 6.2 writes to a block of 10 MiB while it rewrites its file: half of the room here, and OOM.

@@ -10,17 +10,14 @@ from typing import cast
 
 import pytest
 import redis
-from prometheus_client import CollectorRegistry
 
 from blockrelay.errors import RedisUnavailable
-from blockrelay.observability.metrics.gateway import GatewayMetrics
 from blockrelay.protocol.encoding.request_ids import own_id
 from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.messages import LogEntry, TokenEntry
 from blockrelay.protocol.transitions import calls
 from blockrelay.redis import client as redis_link
 from blockrelay.redis.client import AsyncScripts, Scripts
-from blockrelay.redis.errors import RedisWatch
 from blockrelay.settings import GatewaySettings
 from blockrelay_gateway.admission import accept as admission
 from blockrelay_gateway.streaming import log_tailer
@@ -28,6 +25,7 @@ from blockrelay_gateway.streaming.log_tailer import Tailer
 from blockrelay_gateway.streaming.records import Records
 from blockrelay_launcher.supervisor.ports import kept_ports
 from tests.support.cell import MODEL, begin_cell, body
+from tests.support.gateway.links import links_on
 from tests.support.gateway.played import RunningGateway, running_gateway
 from tests.support.redis.redis_proxy import RedisProxy, proxied
 from tests.support.redis.redis_server import RedisServer
@@ -172,7 +170,7 @@ def test_a_connection_that_is_cut_before_it_has_waited_accepts_once_and_waits(
     guarded: RunningGateway, pair: Pair, headers: dict[str, str]
 ) -> None:
     """ACCEPT has run, WAIT has not. The gateway tries again by itself, and what it finds was written by another."""
-    model = guarded.gateway.served.key
+    model = guarded.gateway.served.folder.model_key
     assert guarded.post("/v1/completions", **BODY).status_code == 202, "Redis knows the script"
     with pair.master.client() as client, ThreadPoolExecutor() as pool:
         pair.freeze()
@@ -204,7 +202,7 @@ def test_a_cancellation_that_is_cut_before_it_has_waited_is_asked_for_again(
     assert guarded.http.delete(f"/v1/requests/{request}").status_code == 503 and pair.proxy.lost_replies == 1
     assert guarded.http.delete(f"/v1/requests/{request}").status_code == 200 and pair.state(request) == b"done"
     with pair.replica.client() as replica:
-        books = cell_books(replica, guarded.gateway.served.key)
+        books = cell_books(replica, guarded.gateway.served.folder.model_key)
         assert (books[b"accepted"], books[b"ended:cancelled"]) == (b"1", b"1")
 
 
@@ -261,12 +259,12 @@ async def test_tokens_that_nobody_could_commit_again_are_shown_when_the_replica_
     pair: Pair, hasty: None
 ) -> None:
     """Only tokens of a nondeterministic device wait."""
-    client, metrics, keys = redis_link.connect_async(pair.master.url), GatewayMetrics(CollectorRegistry()), Keys("t")
+    client, keys = redis_link.connect_async(pair.master.url), Keys("t")
     scripts, came = AsyncScripts(client, keys), asyncio.Event()
     heard = {"exact": list[LogEntry](), "varying": list[LogEntry]()}
     replicated = partial(scripts.read_what_replicas_have, 1, keys.wake("g"))
-    tailer = Tailer(client, keys, "g", metrics, RedisWatch(metrics.redis_errors), replicated=replicated)
-    records = Records(client, keys, MODEL, replicated=replicated)
+    links = links_on(client, replicated=replicated)
+    tailer, records = Tailer(links), Records(links)
 
     def hear(request_id: str, entry: LogEntry) -> None:
         heard[request_id].append(entry)
@@ -309,9 +307,9 @@ async def test_a_token_that_another_master_does_not_have_is_not_shown(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A failover comes between the read and the wait, and the new master's replicas have all that it has."""
-    client, metrics, keys = redis_link.connect_async(pair.master.url), GatewayMetrics(CollectorRegistry()), Keys("t")
+    client, keys = redis_link.connect_async(pair.master.url), Keys("t")
     replicated = partial(AsyncScripts(client, keys).read_what_replicas_have, 1, keys.wake("g"))
-    tailer = Tailer(client, keys, "g", metrics, RedisWatch(metrics.redis_errors), replicated=replicated)
+    tailer = Tailer(links_on(client, replicated=replicated))
     heard, came, log = list[LogEntry](), asyncio.Event(), keys.log("varying")
 
     def hear(entry: LogEntry) -> None:

@@ -36,7 +36,8 @@ def tight(own_redis: RedisServer) -> Iterator[redis.Redis]:
 
 def played(client: redis.Redis, keys: Keys, gateway: RunningGateway) -> PlayedWorker:
     scripts = Scripts(client, keys)
-    return PlayedWorker(client=client, scripts=scripts, keys=keys, model=gateway.gateway.served.key).register()
+    model = gateway.gateway.served.folder.model_key
+    return PlayedWorker(client=client, scripts=scripts, keys=keys, model=model).register()
 
 
 def step(*rows: int) -> dict[str, Any]:

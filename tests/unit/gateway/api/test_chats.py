@@ -9,6 +9,7 @@ from blockrelay.block_folder.manifest import GenerationDefaults
 from blockrelay.errors import BadRequest
 from blockrelay.text.tokenizer import Tokenizer
 from blockrelay_gateway.admission.idempotency import Identity
+from blockrelay_gateway.api.client_headers import ClientHeaders
 from blockrelay_gateway.api.openai.chat_template import ChatTemplate
 from blockrelay_gateway.api.openai.requests import OpenAIRequests
 from blockrelay_gateway.api.openai.schemas import ChatRequest
@@ -78,9 +79,11 @@ def test_a_chat_is_the_template_with_its_own_special_tokens(requests: OpenAIRequ
 def test_the_day_is_in_the_prompt_only_without_a_key(requests: OpenAIRequests, tokenizer: Tokenizer) -> None:
     dated = replace(requests, template=ChatTemplate("{{ strftime_now('%d %b %Y') }}"))
     request = ChatRequest.model_validate({"messages": [{"role": "user", "content": "hi"}]})
-    keyed = dated.chat(request, who=Identity("req-1", "fingerprint")).body.prompt.tolist()
-    assert keyed == tokenizer.encode("26 Jul 2024", add_special_tokens=False)
-    assert dated.chat(request).body.prompt.tolist() != keyed
+    keyed, unkeyed = (
+        dated.chat(request, ClientHeaders(), Identity("req-1", fingerprint)) for fingerprint in ("fingerprint", "")
+    )
+    assert keyed.body.prompt.tolist() == tokenizer.encode("26 Jul 2024", add_special_tokens=False)
+    assert unkeyed.body.prompt.tolist() != keyed.body.prompt.tolist()
 
 
 def test_both_spellings_of_the_limit_are_taken(requests: OpenAIRequests) -> None:

@@ -5,37 +5,22 @@ import time
 from dataclasses import dataclass
 from typing import Any, cast
 
-import numpy as np
 import pytest
 import redis.asyncio
-from prometheus_client import CollectorRegistry
 
 from blockrelay.errors import RedisUnavailable
-from blockrelay.observability.metrics.gateway import GatewayMetrics
-from blockrelay.observability.metrics.tenants import TenantMetrics
-from blockrelay.protocol.keys import Keys
-from blockrelay.protocol.messages import RequestBody, TokenEntry
+from blockrelay.protocol.messages import TokenEntry
 from blockrelay.protocol.number import PROTOCOL
-from blockrelay.protocol.sampling_params import SamplingParams
 from blockrelay.redis import client as redis_link
-from blockrelay.redis.client import AsyncScripts
-from blockrelay.redis.errors import RedisWatch
 from blockrelay_gateway.streaming.active_requests.abandonment import Abandonment
-from blockrelay_gateway.streaming.active_requests.acceptance import Acceptance
 from blockrelay_gateway.streaming.active_requests.accounting import Accounting
-from blockrelay_gateway.streaming.active_requests.active_request import ActiveRequest
 from blockrelay_gateway.streaming.active_requests.gateway_lease import GatewayLease
 from blockrelay_gateway.streaming.active_requests.lost_request_repair import LostRequestRepair
 from blockrelay_gateway.streaming.active_requests.request_registry import RequestRegistry
 from blockrelay_gateway.streaming.log_tailer import Tailer
 from blockrelay_gateway.streaming.records import Records
+from tests.support.gateway.links import followed, links_on
 from tests.support.redis.redis_server import RedisServer
-
-
-def followed(request_id: str = "req-1") -> ActiveRequest:
-    params = SamplingParams(max_tokens=4, temperature=0.0)
-    body = RequestBody(prompt=np.array([1], np.int32), params=params.to_dict())
-    return ActiveRequest(Acceptance(request_id=request_id, body=body, model="m", pages_needed=1), params, created=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,15 +30,10 @@ class Parts:
 
 
 def parts_on(client: redis.asyncio.Redis) -> Parts:
-    metrics, keys = GatewayMetrics(CollectorRegistry()), Keys("t")
-    watch, scripts = RedisWatch(metrics.redis_errors), AsyncScripts(client, keys)
-    tailer, followers = Tailer(client, keys, "g", metrics, watch), GatewayLease(client, keys, scripts, "g")
-    abandonment = Abandonment(followers, scripts, watch, gateway="g", grace_s=1)
-    registry = RequestRegistry(tailer, Accounting(metrics, TenantMetrics(CollectorRegistry())), abandonment)
-    records = Records(client, keys, "m")
-    repair = LostRequestRepair(
-        client, keys, scripts, tailer, records, followers, registry, watch, gateway="g", now_ms=lambda: 0
-    )
+    links = links_on(client)
+    tailer, followers = Tailer(links), GatewayLease(links)
+    registry = RequestRegistry(tailer, Accounting(links), Abandonment(links, followers, grace_s=1))
+    repair = LostRequestRepair(links, tailer, Records(links), followers, registry, now_ms=lambda: 0)
     return Parts(registry, repair)
 
 

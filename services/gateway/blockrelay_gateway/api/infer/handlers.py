@@ -78,14 +78,10 @@ class AcceptedStep:
     steps: list[TensorStep]
     rows: list[AdmissionRequest]
     readers: Readers
+    layout: TensorLayout
+    """The place of each row's logits in the answer's tensor."""
     share: BodyShare
     """Memory of the answer, from the end of the step until the answer is sent or given up."""
-
-    @property
-    def layout(self) -> TensorLayout:
-        """The place of each row's logits in the answer's tensor."""
-        whole = self.rows[0].body.logits == "all"
-        return layout_of(self.steps if whole else None, rows=len(self.rows))
 
 
 async def finish_text(cell: Cell, readers: Readers) -> Finished:
@@ -130,10 +126,10 @@ async def submit_tensors(gateway: Gateway, tensors: Tensors, tenant: Tenant) -> 
     `finish_tensors` closes the readers. Raises BadRequest, Conflict for a wrong step number, and what submission
     raises.
     """
-    place, steps, rows = await _rows(gateway, tensors, tenant)
+    place, steps, rows, layout = await _rows(gateway, tensors, tenant)
     cell, readers = await gateway.submission.submit(rows, tenant, together=True, place=place)
     kept = [requests.accepted(row) for row in rows]
-    return AcceptedStep(cell, gateway.kv, steps, kept, readers, BodyShare(gateway.bodies))
+    return AcceptedStep(cell, gateway.kv, steps, kept, readers, layout, BodyShare(gateway.bodies))
 
 
 async def finish_tensors(accepted: AcceptedStep, session_id: str | None, tenant: Tenant) -> Finished:
@@ -189,12 +185,12 @@ async def finish_tensors(accepted: AcceptedStep, session_id: str | None, tenant:
 
 async def _rows(
     gateway: Gateway, tensors: Tensors, tenant: Tenant
-) -> tuple[CellChoice | None, list[TensorStep], list[AdmissionRequest]]:
-    """The place of the step's session (None: any cell), and for each row its step and its request.
+) -> tuple[CellChoice | None, list[TensorStep], list[AdmissionRequest], TensorLayout]:
+    """The place of the step's session (None: any cell), for each row its step and its request, and their layout.
 
     Raises BadRequest for a step that asks for more than an answer may have, Conflict for a wrong step number.
     """
-    model, served = gateway.folder.model, gateway.kv
+    model, served = gateway.served.folder.model, gateway.kv
     request, number, inputs = tensors.request, tensors.number, tensors.inputs
     given, wanted_layers = tensors.given, tensors.layers
     sessions, place = [Session()] * inputs.rows, None
@@ -207,8 +203,9 @@ async def _rows(
     kv = f"{wanted_layers}{given.digest if given else ''}" if wanted_layers or given else ""
     steps = read_steps(inputs, sessions, session_id=request.session_id, step=number, logits=logits, kv=kv)
     check_kv_lengths([len(step.tokens) for step in steps], served, given=given, wanted_layers=wanted_layers)
+    layout, limit = layout_of(steps if logits == "all" else None, rows=len(steps)), gateway.bodies.max_large
     if logits == "all":
-        _check_logits(layout_of(steps, rows=len(steps)), model.vocab_size, gateway.bodies)
+        _check_logits(layout, model.vocab_size, gateway.bodies)
     rows = [
         requests.tensor_request(
             gateway.builder,
@@ -221,13 +218,12 @@ async def _rows(
         )
         for row, (step, name) in enumerate(zip(steps, tensors.who.names(inputs.rows), strict=True))
     ]
-    layout, limit = layout_of(steps if logits == "all" else None, rows=len(rows)), gateway.bodies.max_large
     if (size := answer_bytes(layout, model.vocab_size, served, rows)) > limit:
         cause = f"the answer takes {size >> 20} MiB, and at most {limit >> 20} MiB are there for it"
         raise BadRequest(
             f"{cause}: ask for fewer blocks, or tokens, at a time", param="blocks" if wanted_layers else "logits"
         )
-    return place, steps, rows
+    return place, steps, rows, layout
 
 
 def _check_logits(layout: TensorLayout, vocab: int, bodies: BodyBudget) -> None:
@@ -247,9 +243,9 @@ async def _sessions(cell: Cell, tenant: Tenant, session_id: str, rows: int, step
     """
 
     def key(name: str) -> str:
-        return cell.keys.session(scoped_session(tenant.name, name))
+        return cell.links.keys.session(scoped_session(tenant.name, name))
 
-    together = cell.client.pipeline(transaction=True)
+    together = cell.links.client.pipeline(transaction=True)
     for row in range(rows):
         together.hgetall(key(row_session(session_id, row, rows)))
     together.exists(*map(key, other_shapes(session_id, rows)))

@@ -3,19 +3,16 @@
 from dataclasses import replace
 from typing import Literal
 
-import numpy as np
-
 from blockrelay.errors import BadRequest
-from blockrelay.protocol.messages import RequestBody
-from blockrelay.protocol.sampling_params import SamplingParams, check_prompt, derive_seed
+from blockrelay.protocol.sampling_params import SamplingParams, derive_seed
 from blockrelay.protocol.tensors import result_bytes
 from blockrelay_gateway.admission.admission_request import AdmissionRequest
 from blockrelay_gateway.admission.idempotency import Identity, Name, random_identity
-from blockrelay_gateway.api.client_headers import NO_HEADERS, ClientHeaders
+from blockrelay_gateway.api.client_headers import ClientHeaders
 from blockrelay_gateway.api.infer.schemas import TENSOR_FIELDS, TENSOR_ONLY_FIELDS, InferRequest
 from blockrelay_gateway.api.infer.session_kv import RowKv
 from blockrelay_gateway.api.infer.tensor_steps import TensorStep
-from blockrelay_gateway.api.request_builder import RequestBuilder, checked_salt, checked_timeout
+from blockrelay_gateway.api.request_builder import RequestBuilder
 
 
 def is_tensor_form(request: InferRequest) -> bool:
@@ -35,16 +32,16 @@ def is_tensor_form(request: InferRequest) -> bool:
 
 
 def text_request(
-    builder: RequestBuilder, request: InferRequest, headers: ClientHeaders = NO_HEADERS, who: Identity | None = None
+    builder: RequestBuilder, request: InferRequest, headers: ClientHeaders, who: Identity
 ) -> AdmissionRequest:
-    """Builds the request of the text form; `who` has its id (None: a random one).
+    """Builds the request of the text form; `who` has its id.
 
     Raises BadRequest, or NotFound for another model.
     """
     builder.check_model(request.model)
     prompt = request.prompt
     tokens = builder.encode(prompt, "prompt") if isinstance(prompt, str) else list(prompt or ())
-    (name,) = (who or random_identity()).names()
+    (name,) = who.names()
     return builder.text(request, name, tokens, max_tokens=request.max_tokens, logprobs=None, headers=headers)
 
 
@@ -63,42 +60,18 @@ def tensor_request(
     Its prompt has all tokens of the session; the first `step.prior` of them are from earlier steps. Raises BadRequest.
     """
     params = SamplingParams(max_tokens=0, temperature=0.0, seed=derive_seed(name.request_id))
-    tokens = list(step.tokens)
-    check_prompt(
-        tokens,
-        params,
-        vocab_size=builder.model.vocab_size,
-        context=builder.model.max_position,
-        param="input_tensors.input_ids",
-    )
-    body = RequestBody(
-        prompt=np.array(tokens, dtype=np.int32),
-        params=params.to_dict(),
+    asked = builder.request(request, name, list(step.tokens), params, headers, param="input_tensors.input_ids")
+    body = replace(
+        asked.body,
         logits=logits,
         prior=step.prior,
         kv_given=kv.given_tokens,
         kv_asked=kv.wanted_layers,
-        traceparent=headers.traceparent,
         session=step.session.session if step.session else "",
         step=step.session.step if step.session else 0,
-        salt=checked_salt(request.cache_salt),
-        group=name.group,
-        choices=name.choices,
-        exact=headers.is_exact(request),
-        traced=headers.traced(request),
-        fallback=headers.fallback_of(request),
     )
-    return AdmissionRequest(
-        request_id=name.request_id,
-        fingerprint=name.fingerprint,
-        body=body,
-        params=params,
-        timeout_s=checked_timeout(request.timeout),
-        priority=request.priority,
-        session=step.session,
-        result_bytes=result_bytes(step.new if logits == "all" else 1, builder.model.vocab_size) + kv.bytes,
-        given=kv.given,
-    )
+    taken = result_bytes(step.new if logits == "all" else 1, builder.model.vocab_size) + kv.bytes
+    return replace(asked, body=body, session=step.session, result_bytes=taken, given=kv.given)
 
 
 def accepted(request: AdmissionRequest) -> AdmissionRequest:

@@ -2,12 +2,11 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from numpy.typing import NDArray
 
 from blockrelay.errors import BlockrelayError
-from blockrelay.protocol.encoding.request_ids import Prefix
 from blockrelay.protocol.messages import EndEntry
 from blockrelay.protocol.plan import GPU
 from blockrelay.protocol.tensors import base64_pieces
@@ -15,6 +14,7 @@ from blockrelay_gateway.api.openai.responses import in_force, usage
 from blockrelay_gateway.http.errors import infer_error, to_json
 from blockrelay_gateway.streaming.active_requests.active_request import ActiveRequest
 from blockrelay_gateway.streaming.deltas import CollectedAnswer, Delta, finish_reason
+from blockrelay_gateway.streaming.responses import ResponseFormat
 
 
 def execution(*ends: EndEntry) -> dict[str, Any]:
@@ -104,26 +104,6 @@ class TensorAnswer:
             yield self._behind + text
 
 
-def text_success(answer: CollectedAnswer, active: ActiveRequest, *, seconds: float, **more: Any) -> dict[str, Any]:
-    """The whole answer to the text form of a request that ended well.
-
-    `seconds` is its total pipeline time; `more` has further fields, those of `execution`.
-    """
-    assert answer.end is not None
-    return {
-        "status": "success",
-        "message": "Pipeline completed successfully",
-        "request_id": active.public_id(),
-        "outputs": {"text": answer.text, "token_ids": answer.token_ids},
-        "finish_reason": finish_reason(answer.end),
-        "usage": usage([active]),
-        **in_force(active),
-        "total_pipeline_time": round(seconds, 6),
-        "system_fingerprint": answer.end.numerics or None,
-        **more,
-    }
-
-
 def pipeline_error(error: BlockrelayError, end: EndEntry, *, session_id: str | None) -> dict[str, Any]:
     """The answer to a request that was accepted and then failed; it also has an error in OpenAI's shape."""
     block = end.meta.get("failed_block") or None
@@ -142,16 +122,16 @@ def pipeline_error(error: BlockrelayError, end: EndEntry, *, session_id: str | N
     )
 
 
-class InferFormat:
-    """The `ResponseFormat` of the text form; a stream has one object per token, then the object of the whole answer.
+class InferFormat(ResponseFormat):
+    """The answers of the text form; a stream has one object per token, then the object of the whole answer.
 
     An instance is for one answer, whose tokens it collects.
     """
 
-    opens_early: ClassVar[bool] = True
+    opens_early = True
+    prefix = "req"
 
     def __init__(self) -> None:
-        self.prefix: Prefix = "req"
         self._answers: dict[int, CollectedAnswer] = {}
 
     def opening(self, active: ActiveRequest) -> dict[str, Any] | None:
@@ -178,16 +158,22 @@ class InferFormat:
         assert active.end is not None
         return pipeline_error(error, active.end, session_id=None)
 
-    def closing(self, requests: Sequence[ActiveRequest]) -> dict[str, Any] | None:
-        """None: nothing follows the whole answer."""
-        return None
-
     def whole(self, answers: Sequence[CollectedAnswer], requests: Sequence[ActiveRequest]) -> dict[str, Any]:
         """The answer without streaming, of the one request."""
         (answer,), (active,) = answers, requests
         assert answer.end is not None
-        seconds = active.last_entry_at - active.started
-        return text_success(answer, active, seconds=seconds, **execution(answer.end))
+        return {
+            "status": "success",
+            "message": "Pipeline completed successfully",
+            "request_id": active.public_id(),
+            "outputs": {"text": answer.text, "token_ids": answer.token_ids},
+            "finish_reason": finish_reason(answer.end),
+            "usage": usage([active]),
+            **in_force(active),
+            "total_pipeline_time": round(active.last_entry_at - active.started, 6),
+            "system_fingerprint": answer.end.numerics or None,
+            **execution(answer.end),
+        }
 
     def background(self, active: ActiveRequest, status: str) -> dict[str, Any]:
         """The answer to a request that runs in the background."""

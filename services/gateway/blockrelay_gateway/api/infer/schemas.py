@@ -32,24 +32,17 @@ class InferRequest(SamplingFields):
     )
 
 
-#: Fields of InferRequest that the tensor form takes.
-TENSOR_FIELDS = frozenset(
-    {
-        "id",
-        "idempotency_key",
-        "model",
-        "session_id",
-        "step",
-        "input_tensors",
-        "logits",
-        "blocks",
-        "priority",
-        "timeout",
-        "cache_salt",
-        "exact",
-        "fallback",
-        "trace",
-    }
-)
 #: Fields of InferRequest that the text form refuses.
 TENSOR_ONLY_FIELDS = frozenset({"session_id", "step", "input_tensors", "logits", "blocks"})
+#: Fields of InferRequest that the tensor form takes.
+TENSOR_FIELDS = TENSOR_ONLY_FIELDS | {
+    "id",
+    "idempotency_key",
+    "model",
+    "priority",
+    "timeout",
+    "cache_salt",
+    "exact",
+    "fallback",
+    "trace",
+}

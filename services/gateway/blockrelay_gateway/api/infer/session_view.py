@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, count
 from typing import Any, cast
 
 from blockrelay.auth.api_keys import Tenant
@@ -41,7 +42,7 @@ async def view(gateway: Gateway, tenant: Tenant, session_id: str) -> dict[str, A
     rows = await _rows(place.cell, tenant, session_id)
     if not rows:
         raise NotFound(f"session {session_id!r:.140} is unknown or was forgotten after its retention", param="id")
-    workers = await read_workers_async(place.cell.client, place.cell.keys, gateway.served.key)
+    workers = await read_workers_async(place.cell.links.client, place.cell.links.keys, gateway.served.folder.model_key)
     return {
         "object": "session",
         "session_id": session_id,
@@ -60,7 +61,7 @@ def stages(rows: Sequence[SessionRow], workers: Mapping[str, WorkerInfo], served
         for stage, worker_id in enumerate(row.route):
             filled = -(-len(row.session.tokens) // PAGE_TOKENS)
             pages[stage, worker_id] = pages.get((stage, worker_id), 0) + filled
-    return [_stage(stage, name, workers.get(name), count, served) for (stage, name), count in sorted(pages.items())]
+    return [_stage(stage, name, workers.get(name), filled, served) for (stage, name), filled in sorted(pages.items())]
 
 
 def _stage(stage: int, name: str, worker: WorkerInfo | None, pages: int, served: ServedKv) -> dict[str, Any]:
@@ -81,21 +82,14 @@ def _stage(stage: int, name: str, worker: WorkerInfo | None, pages: int, served:
 async def _rows(cell: Cell, tenant: Tenant, session_id: str) -> list[SessionRow]:
     """All rows of a session; an empty list if there is no such session."""
     rows: list[SessionRow] = []
-    while True:
-        names = [row_session(session_id, len(rows), 2)]
-        if not rows:
-            names = [session_id, *names]
-        for name in names:
-            key = cell.keys.session(scoped_session(tenant.name, name))
-            fields = await cast(Any, cell.client.hgetall(key))
-            if fields:
-                break
-        else:
-            return rows
-        check_number(fields, f"session {session_id!r}")
-        rows.append(await _row(cell, fields))
-        if name == session_id:
-            return rows
+    for name in chain([session_id], (row_session(session_id, row, 2) for row in count())):
+        fields = await cast(Any, cell.links.client.hgetall(cell.links.keys.session(scoped_session(tenant.name, name))))
+        if fields:
+            check_number(fields, f"session {session_id!r}")
+            rows.append(await _row(cell, fields))
+        if bool(fields) == (name == session_id):  # it is the only row, or there is no further one
+            break
+    return rows
 
 
 async def _row(cell: Cell, fields: Mapping[bytes, bytes]) -> SessionRow:

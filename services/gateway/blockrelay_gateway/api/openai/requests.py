@@ -1,4 +1,4 @@
-"""Turns bodies of OpenAI's APIs into admission requests. Pure, but for the request ids drawn at random.
+"""Turns bodies of OpenAI's APIs into admission requests. Pure.
 
 Everything that can be wrong with a request's content is found here or in `request_builder`, before anything is queued.
 """
@@ -10,8 +10,8 @@ from typing import Any, cast
 from blockrelay.errors import BadRequest
 from blockrelay.protocol.messages import MAX_CHOICES
 from blockrelay_gateway.admission.admission_request import AdmissionRequest
-from blockrelay_gateway.admission.idempotency import Identity, random_identity
-from blockrelay_gateway.api.client_headers import NO_HEADERS, ClientHeaders
+from blockrelay_gateway.admission.idempotency import Identity
+from blockrelay_gateway.api.client_headers import ClientHeaders
 from blockrelay_gateway.api.openai.chat_template import ChatTemplate
 from blockrelay_gateway.api.openai.schemas import ChatMessage, ChatRequest, CompletionRequest
 from blockrelay_gateway.api.request_builder import FieldNames, RequestBuilder
@@ -21,23 +21,21 @@ from blockrelay_gateway.api.request_builder import FieldNames, RequestBuilder
 class OpenAIRequests:
     """Builds requests for one model. Its methods raise BadRequest, or NotFound for another model, with the field.
 
-    Their argument `who` has the request ids; None: random ones.
+    Their argument `who` has the request ids.
     """
 
     builder: RequestBuilder
     template: ChatTemplate | None
     """The model's chat template; None: chats are refused."""
 
-    def completion(
-        self, request: CompletionRequest, headers: ClientHeaders = NO_HEADERS, who: Identity | None = None
-    ) -> list[AdmissionRequest]:
+    def completion(self, request: CompletionRequest, headers: ClientHeaders, who: Identity) -> list[AdmissionRequest]:
         """Builds one request for each prompt of a POST /v1/completions."""
         self.builder.check_model(request.model)
         _check_stream_options(request)
         prompts = self._prompts(request.prompt)
         if request.background and len(prompts) > 1:
             raise BadRequest("background takes one prompt per request", param="background")
-        names = (who or random_identity()).names(len(prompts))
+        names = who.names(len(prompts))
         return [
             self.builder.text(
                 request, name, prompt, max_tokens=request.max_tokens, logprobs=request.logprobs, headers=headers
@@ -45,9 +43,7 @@ class OpenAIRequests:
             for name, prompt in zip(names, prompts, strict=True)
         ]
 
-    def chat(
-        self, request: ChatRequest, headers: ClientHeaders = NO_HEADERS, who: Identity | None = None
-    ) -> AdmissionRequest:
+    def chat(self, request: ChatRequest, headers: ClientHeaders, who: Identity) -> AdmissionRequest:
         """Builds the request for the assistant's next message, of a POST /v1/chat/completions."""
         self.builder.check_model(request.model)
         _check_stream_options(request)
@@ -64,7 +60,6 @@ class OpenAIRequests:
         answers, continues = request.add_generation_prompt is not False, bool(request.continue_final_message)
         if continues:
             _check_continued(messages, answers=answers)
-        who = who or random_identity()
         text = self.template.render(
             messages,
             keyed=bool(who.fingerprint),

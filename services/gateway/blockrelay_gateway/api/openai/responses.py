@@ -5,21 +5,17 @@ choice; `fallback_events` beside `usage`. A stream has the first two in the last
 first.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from blockrelay.errors import BlockrelayError
-from blockrelay.protocol.encoding.request_ids import Prefix
 from blockrelay.protocol.messages import TokenLogprobs
 from blockrelay.text.tokenizer import Tokenizer
 from blockrelay_gateway.http.errors import error_body
 from blockrelay_gateway.streaming.active_requests.active_request import ActiveRequest
 from blockrelay_gateway.streaming.deltas import CollectedAnswer, Delta, finish_reason
 from blockrelay_gateway.streaming.responses import ResponseFormat
-
-Kind = Literal["completion", "chat"]
-_PREFIXES: Mapping[Kind, Prefix] = {"completion": "cmpl", "chat": "chatcmpl"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,21 +70,26 @@ def fallback_events(requests: Sequence[ActiveRequest]) -> list[dict[str, Any]]:
     return [event.to_json() for active in requests if active.end is not None for event in active.end.fallbacks]
 
 
-class _Base:
+class OpenAIFormat(ResponseFormat):
     """The parts that answers to completions and chats have in common."""
 
-    opens_early: ClassVar[bool] = False  # like OpenAI's servers: benchmarks take the first event for the first token
+    opens_early = False  # like OpenAI's servers: benchmarks take the first event for the first token
+    object_name: ClassVar[str]
+    """The `object` of a whole answer."""
+    chunk_name: ClassVar[str]
+    """The `object` of an event."""
 
-    def __init__(self, kind: Kind, model: str, tokenizer: Tokenizer | None, options: ResponseOptions) -> None:
-        self._kind: Kind = kind
-        self.prefix: Prefix = _PREFIXES[kind]
+    def __init__(self, model: str, tokenizer: Tokenizer | None, options: ResponseOptions) -> None:
+        """`model` is the model's name in the API.
+
+        `tokenizer` is needed only for the text of log probabilities; None: the model has none.
+        """
         self._model, self._tokenizer, self._options = model, tokenizer, options
 
-    def _head(self, active: ActiveRequest, fingerprint: str, *, chunk: bool) -> dict[str, Any]:
-        name = "text_completion" if self._kind == "completion" else "chat.completion"
+    def _head(self, active: ActiveRequest, fingerprint: str, name: str) -> dict[str, Any]:
         return {
             "id": active.public_id(self.prefix),
-            "object": f"{name}.chunk" if chunk and self._kind == "chat" else name,
+            "object": name,
             "created": active.created,
             "model": self._model,
             "system_fingerprint": fingerprint or None,
@@ -103,7 +104,7 @@ class _Base:
     def _chunk(
         self, active: ActiveRequest, fingerprint: str, choice: dict[str, Any], delta: Delta | None
     ) -> dict[str, Any]:
-        body = self._head(active, fingerprint, chunk=True) | {"choices": [choice]}
+        body = self._head(active, fingerprint, self.chunk_name) | {"choices": [choice]}
         if delta is not None and delta.end is not None:
             choice |= in_force(active)
             body["fallback_events"] = fallback_events([active])
@@ -113,8 +114,27 @@ class _Base:
             body["usage"] = None
         return body
 
-    def _whole(self, choices: list[dict[str, Any]], requests: Sequence[ActiveRequest]) -> dict[str, Any]:
-        return self._head(requests[0], requests[0].numerics, chunk=False) | {
+    def _content(self, answer: CollectedAnswer, active: ActiveRequest) -> dict[str, Any]:
+        """The fields of a choice with the text of the answer and its log probabilities."""
+        raise NotImplementedError
+
+    def whole(self, answers: Sequence[CollectedAnswer], requests: Sequence[ActiveRequest]) -> dict[str, Any]:
+        """The answer without streaming, with one choice for each of `requests`; every request has ended well."""
+        choices = [
+            {
+                "index": index,
+                **self._content(answer, active),
+                "finish_reason": finish_reason(answer.end) if answer.end else None,
+                **in_force(active),
+                **self._ids(active, answer.token_ids, first=True),
+            }
+            for index, (answer, active) in enumerate(zip(answers, requests, strict=True))
+        ]
+        return self._sums(choices, requests, self.object_name)
+
+    def _sums(self, choices: list[dict[str, Any]], requests: Sequence[ActiveRequest], name: str) -> dict[str, Any]:
+        """An answer or event named `name` with the token counts and fallbacks of all `requests`."""
+        return self._head(requests[0], requests[0].numerics, name) | {
             "choices": choices,
             "usage": usage(requests),
             "fallback_events": fallback_events(requests),
@@ -126,14 +146,11 @@ class _Base:
 
     def closing(self, requests: Sequence[ActiveRequest]) -> dict[str, Any] | None:
         """The event behind the last choice, with the token counts; None unless the client asked for them."""
-        if not self._options.include_usage:
-            return None
-        head = self._head(requests[0], requests[0].numerics, chunk=True)
-        return head | {"choices": [], "usage": usage(requests), "fallback_events": fallback_events(requests)}
+        return self._sums([], requests, self.chunk_name) if self._options.include_usage else None
 
     def background(self, active: ActiveRequest, status: str) -> dict[str, Any]:
         """The answer to a request that runs in the background."""
-        return self._head(active, "", chunk=False) | {"status": status, "background": True, **in_force(active)}
+        return self._head(active, "", self.object_name) | {"status": status, "background": True, **in_force(active)}
 
     def _shown(self, token: int) -> bytes:
         return self._tokenizer.token_bytes(token) if self._tokenizer else b""
@@ -149,15 +166,11 @@ class _Base:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 
 
-class CompletionFormat(_Base):
+class CompletionFormat(OpenAIFormat):
     """The answers of POST /v1/completions."""
 
-    def __init__(self, model: str, tokenizer: Tokenizer | None, options: ResponseOptions) -> None:
-        super().__init__("completion", model, tokenizer, options)
-
-    def opening(self, active: ActiveRequest) -> dict[str, Any] | None:
-        """None: a completion has no event before its first token."""
-        return None
+    prefix = "cmpl"
+    object_name = chunk_name = "text_completion"
 
     def chunk(self, index: int, delta: Delta, active: ActiveRequest, fingerprint: str) -> dict[str, Any]:
         """The event of one token, or of the end, of the choice `index`."""
@@ -171,20 +184,9 @@ class CompletionFormat(_Base):
         }
         return self._chunk(active, fingerprint, choice, delta)
 
-    def whole(self, answers: Sequence[CollectedAnswer], requests: Sequence[ActiveRequest]) -> dict[str, Any]:
-        """The answer without streaming, with one choice for each of `requests`."""
-        choices = [
-            {
-                "index": index,
-                "text": answer.text,
-                "logprobs": self._logprobs(answer.tokens if active.params.logprobs is not None else []),
-                "finish_reason": finish_reason(answer.end) if answer.end else None,
-                **in_force(active),
-                **self._ids(active, answer.token_ids, first=True),
-            }
-            for index, (answer, active) in enumerate(zip(answers, requests, strict=True))
-        ]
-        return self._whole(choices, requests)
+    def _content(self, answer: CollectedAnswer, active: ActiveRequest) -> dict[str, Any]:
+        tokens = answer.tokens if active.params.logprobs is not None else []
+        return {"text": answer.text, "logprobs": self._logprobs(tokens)}
 
     def _logprobs(self, deltas: Sequence[Delta]) -> dict[str, Any] | None:
         known = [(delta, delta.logprobs, delta.token) for delta in deltas]
@@ -204,11 +206,11 @@ class CompletionFormat(_Base):
         return {self._name(other): value for other, value in logprobs.top} | {self._name(token): logprobs.logprob}
 
 
-class ChatFormat(_Base):
+class ChatFormat(OpenAIFormat):
     """The answers of POST /v1/chat/completions."""
 
-    def __init__(self, model: str, tokenizer: Tokenizer | None, options: ResponseOptions) -> None:
-        super().__init__("chat", model, tokenizer, options)
+    prefix = "chatcmpl"
+    object_name, chunk_name = "chat.completion", "chat.completion.chunk"
 
     def opening(self, active: ActiveRequest) -> dict[str, Any] | None:
         """The first event: the role of the message, without content."""
@@ -233,18 +235,11 @@ class ChatFormat(_Base):
         }
         return self._chunk(active, fingerprint, choice, delta)
 
-    def whole(self, answers: Sequence[CollectedAnswer], requests: Sequence[ActiveRequest]) -> dict[str, Any]:
-        """The answer without streaming."""
-        answer, active = answers[0], requests[0]
-        choice: dict[str, Any] = {
-            "index": 0,
+    def _content(self, answer: CollectedAnswer, active: ActiveRequest) -> dict[str, Any]:
+        return {
             "message": {"role": "assistant", "content": answer.text, "refusal": None},
             "logprobs": self._logprobs(answer.tokens) if active.params.logprobs is not None else None,
-            "finish_reason": finish_reason(answer.end) if answer.end else None,
-            **in_force(active),
-            **self._ids(active, answer.token_ids, first=True),
         }
-        return self._whole([choice], requests)
 
     def _logprobs(self, deltas: Sequence[Delta]) -> dict[str, Any]:
         return {
@@ -261,13 +256,3 @@ class ChatFormat(_Base):
     def _pair(self, token: int, logprob: float) -> dict[str, Any]:
         raw = self._shown(token)
         return {"token": raw.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(raw)}
-
-
-def format_of(kind: Kind, model: str, tokenizer: Tokenizer | None, options: ResponseOptions) -> ResponseFormat:
-    """Returns the format of the answers of `kind`; `model` is the model's name in the API.
-
-    `tokenizer` is needed only for the text of log probabilities; None: the model has none.
-    """
-    if kind == "completion":
-        return CompletionFormat(model, tokenizer, options)
-    return ChatFormat(model, tokenizer, options)

@@ -7,7 +7,13 @@ from blockrelay.observability import logs
 from blockrelay_gateway.admission.idempotency import HEADER
 from blockrelay_gateway.api import state
 from blockrelay_gateway.api.body_route import OwnBodyRoute, described_by
-from blockrelay_gateway.api.openai.responses import Kind, ResponseOptions, accepted_headers, format_of
+from blockrelay_gateway.api.openai.responses import (
+    ChatFormat,
+    CompletionFormat,
+    OpenAIFormat,
+    ResponseOptions,
+    accepted_headers,
+)
 from blockrelay_gateway.api.openai.schemas import ChatRequest, CompletionRequest, StreamOptions
 from blockrelay_gateway.api.openai.strictness import header, label
 from blockrelay_gateway.api.reading import BodyReader, Text
@@ -25,17 +31,17 @@ router = APIRouter(responses=openapi.WORK, route_class=OwnBodyRoute)
 async def completions(request: Request) -> Response:
     """Continue one or more prompts."""
     body = await state.of(request).intake.body(request, BodyReader.completion)
-    return await _answer(request, body, "completion")
+    return await _answer(request, body, CompletionFormat)
 
 
 @router.post("/v1/chat/completions", dependencies=[described_by(ChatRequest)])
 async def chat_completions(request: Request) -> Response:
     """Write the assistant's next message."""
     body = await state.of(request).intake.body(request, BodyReader.chat)
-    return await _answer(request, body, "chat")
+    return await _answer(request, body, ChatFormat)
 
 
-async def _answer(request: Request, body: Text, kind: Kind) -> Response:
+async def _answer(request: Request, body: Text, form_of: type[OpenAIFormat]) -> Response:
     """Submits the requests of `body` and answers: a stream, the id of a background request, or the whole answer."""
     gateway, requests, ignored = state.of(request), body.requests, body.ignored
     stream_options = body.stream_options or StreamOptions()
@@ -44,7 +50,7 @@ async def _answer(request: Request, body: Text, kind: Kind) -> Response:
         continuous_usage=bool(stream_options.continuous_usage_stats),
         return_token_ids=body.return_token_ids or gateway.served.tokenizer is None,
     )
-    form = format_of(kind, gateway.model_name, gateway.served.tokenizer, options)
+    form = form_of(gateway.served.name, gateway.served.tokenizer, options)
     after = starting_after(
         request.headers.get(LAST_EVENT_ID), [one.request_id for one in requests], streamed=body.stream
     )
@@ -53,7 +59,7 @@ async def _answer(request: Request, body: Text, kind: Kind) -> Response:
     if ignored:
         logs.get().info("FIELDS_IGNORED", request_id=requests[0].request_id, fields=list(ignored))
         for field in sorted({label(name) for name in ignored}):
-            cell.metrics.ignored_fields.labels(field).inc()
+            cell.links.metrics.ignored_fields.labels(field).inc()
     if body.stream:
         resumes = HEADER in request.headers or LAST_EVENT_ID in request.headers
         with_ids = resumes or bool(stream_options.event_ids)

@@ -1,10 +1,54 @@
 """The bodies of OpenAI's APIs as pydantic models: types and names only; `requests` says what they mean."""
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, create_model
 
 from blockrelay_gateway.api.common_schemas import SamplingFields, Strict, Whole
+
+#: The values of each field that leave the text as it is; all others are refused.
+REFUSED: Mapping[str, tuple[Any, ...]] = {
+    "n": (1,),
+    "best_of": (1,),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "length_penalty": (1,),
+    "logit_bias": ({},),
+    "echo": (False,),
+    "suffix": ("",),
+    "min_tokens": (0,),
+    "use_beam_search": (False,),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "include_stop_str_in_output": (False,),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "parallel_tool_calls": (True, False),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+    "audio": (),
+    "prediction": (),
+    "web_search_options": (),
+}
+#: The values of each ignored field that ask for what is done anyway; the header does not name these.
+IGNORED: Mapping[str, tuple[Any, ...]] = {
+    "reasoning_effort": ("none",),
+    "verbosity": ("medium",),
+    "store": (False,),
+    "metadata": ({},),
+    "client_metadata": ({},),
+    "service_tier": ("auto", "default"),
+    "moderation": (),
+    "user": (),
+    "safety_identifier": (),
+    "prompt_cache_key": (),
+    "prompt_cache_options": ({},),
+    "prompt_cache_retention": (),
+}
 
 
 class StreamOptions(Strict):
@@ -20,45 +64,9 @@ class StreamOptions(Strict):
     include_obfuscation: bool | None = Field(default=None, description="ignored, and named")
 
 
-class UnusedFields(Strict):
-    """Fields of OpenAI and vLLM that have no effect here; `strictness` refuses or ignores each."""
-
-    n: Any = None
-    best_of: Any = None
-    presence_penalty: Any = None
-    frequency_penalty: Any = None
-    repetition_penalty: Any = None
-    length_penalty: Any = None
-    logit_bias: Any = None
-    echo: Any = None
-    suffix: Any = None
-    min_tokens: Any = None
-    use_beam_search: Any = None
-    skip_special_tokens: Any = None
-    spaces_between_special_tokens: Any = None
-    include_stop_str_in_output: Any = None
-    tools: Any = None
-    tool_choice: Any = None
-    parallel_tool_calls: Any = None
-    functions: Any = None
-    function_call: Any = None
-    response_format: Any = None
-    modalities: Any = None
-    audio: Any = None
-    prediction: Any = None
-    web_search_options: Any = None
-    reasoning_effort: Any = None
-    verbosity: Any = None
-    store: Any = None
-    metadata: Any = None
-    client_metadata: Any = None
-    service_tier: Any = None
-    moderation: Any = None
-    user: Any = None
-    safety_identifier: Any = None
-    prompt_cache_key: Any = None
-    prompt_cache_options: Any = None
-    prompt_cache_retention: Any = None
+#: Fields of OpenAI and vLLM that have no effect here; `strictness` refuses or ignores each.
+_UNUSED: dict[str, Any] = dict.fromkeys((*REFUSED, *IGNORED), (Any, None))
+UnusedFields: type[Strict] = create_model("UnusedFields", __base__=Strict, **_UNUSED)
 
 
 class CompletionRequest(SamplingFields, UnusedFields):

@@ -1,62 +1,20 @@
-"""Refuses or ignores the fields that have no effect here, by one table. Pure.
+"""Refuses or ignores the fields that have no effect here. Pure.
 
 A field that would change the text is refused by name. A field that would not is ignored, and the answer names it in a
 header, unless it asks for what is done anyway. `Blockrelay-Strict: true` refuses both.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Iterator, Sequence
+from typing import cast
 
 from blockrelay.errors import BadRequest
 from blockrelay.observability.metrics.gateway import IGNORED_FIELDS
-from blockrelay_gateway.api.openai.schemas import ChatMessage, ChatRequest, CompletionRequest
+from blockrelay_gateway.api.openai.schemas import IGNORED, REFUSED, ChatMessage, ChatRequest, CompletionRequest
 
 HEADER = "x-blockrelay-ignored"
 #: The most names in the header.
 MAX_NAMES = 20
-#: The values of each field that leave the text as it is; all others are refused.
-REFUSED: Mapping[str, tuple[Any, ...]] = {
-    "n": (1,),
-    "best_of": (1,),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
-    "length_penalty": (1,),
-    "logit_bias": ({},),
-    "echo": (False,),
-    "suffix": ("",),
-    "min_tokens": (0,),
-    "use_beam_search": (False,),
-    "skip_special_tokens": (True,),
-    "spaces_between_special_tokens": (True,),
-    "include_stop_str_in_output": (False,),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "parallel_tool_calls": (True, False),
-    "functions": ([],),
-    "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},),
-    "modalities": (["text"],),
-    "audio": (),
-    "prediction": (),
-    "web_search_options": (),
-}
-#: The values of each ignored field that ask for what is done anyway; the header does not name these.
-IGNORED: Mapping[str, tuple[Any, ...]] = {
-    "client_metadata": ({},),
-    "metadata": ({},),
-    "moderation": (),
-    "prompt_cache_key": (),
-    "prompt_cache_options": ({},),
-    "prompt_cache_retention": (),
-    "reasoning_effort": ("none",),
-    "safety_identifier": (),
-    "service_tier": ("auto", "default"),
-    "store": (False,),
-    "user": (),
-    "verbosity": ("medium",),
-}
 #: Fields of a message that carry content other than text. Its other unknown fields are ignored.
 REFUSED_OF_MESSAGES = ("audio", "tool_calls", "function_call")
 assert {*IGNORED, "messages", "stream_options"} == set(IGNORED_FIELDS)

@@ -12,7 +12,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from blockrelay import __version__
 from blockrelay.auth.api_keys import Tenant
-from blockrelay.errors import NotFound, ServiceUnavailable, Unauthorized
+from blockrelay.errors import ServiceUnavailable, Unauthorized
 from blockrelay.observability.metrics.gateway import Question
 from blockrelay.observability.metrics.tenants import OneTenant
 from blockrelay.observability.registry import Together
@@ -24,7 +24,7 @@ from blockrelay_gateway.api.operations import scrape
 from blockrelay_gateway.api.state import Gateway
 from blockrelay_gateway.http import authentication, openapi, sse
 from blockrelay_gateway.http.errors import JsonAnswer, error_body
-from blockrelay_gateway.streaming.status_events import Listener
+from blockrelay_gateway.streaming.status_events import Listener, sees_all
 
 #: Path of the metrics on the clients' port; the route is removed if metrics have a port of their own.
 METRICS = "/metrics"
@@ -44,8 +44,7 @@ async def model(name: str, request: Request) -> Response:
     gateway = state.of(request)
     if not name:
         return await models(request)
-    if name != gateway.model_name:
-        raise NotFound(f"model {name!r} does not exist here; this gateway serves {gateway.model_name!r}", param="model")
+    gateway.builder.check_model(name)
     return JsonAnswer(_model(gateway))
 
 
@@ -54,11 +53,11 @@ async def plan(request: Request, cell: CellName = None) -> Response:
     """Which device runs which block, `{"block_1": "CPU", ...}`, in which stages, and why."""
     gateway = state.of(request)
     at = gateway.cells.home if cell is None else gateway.cells.named(cell)
-    current = await read_plan_async(at.client, at.keys, gateway.served.key)
-    workers = await read_workers_async(at.client, at.keys, gateway.served.key)
+    current = await read_plan_async(at.links.client, at.links.keys, gateway.served.folder.model_key)
+    workers = await read_workers_async(at.links.client, at.links.keys, gateway.served.folder.model_key)
     if current is None:
         raise ServiceUnavailable("; ".join(missing_stages(current, workers)))
-    return JsonAnswer({"object": "plan", "model": gateway.model_name, **_plan(current, workers)})
+    return JsonAnswer({"object": "plan", "model": gateway.served.name, **_plan(current, workers)})
 
 
 @router.get("/v1/status/events", responses=openapi.EVENTS)
@@ -69,7 +68,7 @@ async def status_events(request: Request) -> Response:
     """
     gateway = state.of(request)
     listener = Listener([cell.status_events for cell in gateway.cells], authentication.of(request))
-    events = _status_events(listener, gateway.keep_alive_s, partial(authentication.current_tenant, request))
+    events = _status_events(listener, gateway.settings.keep_alive_s, partial(authentication.current_tenant, request))
     return sse.EventStream(events, listener, {"x-request-id": f"status-{token_hex(12)}"})
 
 
@@ -113,7 +112,7 @@ async def version() -> Response:
 @router.get("/")
 async def root(request: Request) -> Response:
     """What this is."""
-    return JsonAnswer({"name": "blockrelay", "version": __version__, "model": state.of(request).model_name})
+    return JsonAnswer({"name": "blockrelay", "version": __version__, "model": state.of(request).served.name})
 
 
 @router.get(METRICS, response_class=PlainTextResponse)
@@ -127,9 +126,8 @@ async def metrics(request: Request) -> Response:
 async def tenant_metrics(request: Request) -> Response:
     """Prometheus text, by API key: of the one that asks, of all where it is an operator's or keys are off."""
     gateway, tenant = state.of(request), authentication.of(request)
-    sees_all = tenant.operator or not tenant.name
-    of_all = Together(cell.tenants.registry for cell in gateway.cells)
-    registry = of_all if sees_all else OneTenant(of_all, tenant.name)
+    of_all = Together(cell.links.tenants.registry for cell in gateway.cells)
+    registry = of_all if sees_all(tenant) else OneTenant(of_all, tenant.name)
     return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
 
@@ -179,11 +177,11 @@ def _plan(plan: Plan, workers: list[WorkerInfo]) -> dict[str, Any]:
 
 
 def _model(gateway: Gateway) -> dict[str, Any]:
-    manifest, model = gateway.folder.manifest, gateway.folder.model
+    manifest, model = gateway.served.folder.manifest, gateway.served.folder.model
     return {
-        "id": gateway.model_name,
+        "id": gateway.served.name,
         "object": "model",
-        "created": int((gateway.folder.root / "manifest.json").stat().st_mtime),
+        "created": int((gateway.served.folder.root / "manifest.json").stat().st_mtime),
         "owned_by": "blockrelay",
         "max_model_len": model.max_position,
         "context_length": model.max_position,

@@ -19,8 +19,8 @@ async def current_metrics(cells: Cells) -> Together:
     """Returns the metrics of all cells, after setting their gauges to the current values."""
     await asyncio.gather(*(cell.readiness.set_gauges() for cell in cells))
     for cell in cells:
-        cell.metrics.cell_list_version.set(cells.version)
-    return Together(cell.metrics.registry for cell in cells)
+        cell.links.metrics.cell_list_version.set(cells.version)
+    return Together(cell.links.metrics.registry for cell in cells)
 
 
 class Scrape(CollectorRegistry):

@@ -21,7 +21,7 @@ from blockrelay.protocol.transitions import calls
 from blockrelay_gateway.admission.idempotency import sibling
 from blockrelay_gateway.api import state
 from blockrelay_gateway.api.infer.responses import InferFormat
-from blockrelay_gateway.api.openai.responses import ResponseOptions, format_of
+from blockrelay_gateway.api.openai.responses import ChatFormat, CompletionFormat, ResponseOptions
 from blockrelay_gateway.api.state import Gateway
 from blockrelay_gateway.cells.cell import Cell
 from blockrelay_gateway.http import authentication, openapi, sse
@@ -79,7 +79,7 @@ async def trace(request_id: PathId, request: Request) -> Response:
     if end is not None:
         ended_s = (now_ms - int(record[b"progress_ms"])) / 1000
         await asyncio.sleep(min(STEPS_SETTLE_S, STEPS_SETTLE_S - ended_s))
-    steps = await stored_steps(cell.payload, cell.keys, name)
+    steps = await stored_steps(cell.links.payload, cell.links.keys, name)
 
     def events() -> dict[str, Any]:
         known = whole_record(record, log)
@@ -106,7 +106,7 @@ async def cancel(request_id: PathId, request: Request) -> Response:
     cell.records.check(request_id, (record.get(b"model"), record.get(b"tenant")), tenant)
     for index in range(body_of(record, log).choices):
         call = calls.finish(sibling(name, index), "cancelled", meta=meta, confirm=replicas > 0)
-        await cell.scripts.run(call, replicas=replicas)
+        await cell.links.scripts.run(call, replicas=replicas)
     return JsonAnswer(await _view(gateway, request_id, tenant))
 
 
@@ -133,8 +133,8 @@ async def events(
             continuous_usage=continuous_usage_stats,
             return_token_ids=return_token_ids or gateway.served.tokenizer is None,
         )
-        kind = "completion" if prefix == "cmpl" else "chat"
-        form = format_of(kind, gateway.model_name, gateway.served.tokenizer, options)
+        form_of = CompletionFormat if prefix == CompletionFormat.prefix else ChatFormat
+        form = form_of(gateway.served.name, gateway.served.tokenizer, options)
     tenant = authentication.of(request).name
     # A browser that comes back sends the header beside the URL with which it began.
     param, text = ("starting_after", starting_after) if last_event_id is None else (HEADER, last_event_id)
@@ -179,7 +179,7 @@ async def _view(gateway: Gateway, request_id: str, tenant: str) -> dict[str, Any
     body = body_of(record, log)
     params = SamplingParams.from_dict(body.params)
     relay, answer = (
-        Relay(gateway.served.tokenizer, params, gateway.folder.model.eos_ids, body.prompt),
+        Relay(gateway.served.tokenizer, params, gateway.served.folder.model.eos_ids, body.prompt),
         CollectedAnswer(),
     )
     for entry in decode_log(log):
@@ -194,7 +194,7 @@ async def _view(gateway: Gateway, request_id: str, tenant: str) -> dict[str, Any
         "choices": [public_id(sibling(name, index), cell.name) for index in range(body.choices)],
         "status": status_of_record(record[b"state"].decode(), end.reason if end else ""),
         "created": int(record[b"accepted_ms"]) // 1000,
-        "model": gateway.model_name,
+        "model": gateway.served.name,
         "background": body.background,
         "text": answer.text,
         "token_ids": answer.token_ids,

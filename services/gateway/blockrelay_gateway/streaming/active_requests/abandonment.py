@@ -6,21 +6,19 @@ import time
 from blockrelay.errors import RedisTrouble
 from blockrelay.observability import logs
 from blockrelay.protocol.transitions import calls
-from blockrelay.redis.client import AsyncScripts, backoff_s
-from blockrelay.redis.errors import RedisWatch
+from blockrelay.redis.client import backoff_s
 from blockrelay_gateway.policy import CANCEL_AGAIN_S, SOUGHT_S
 from blockrelay_gateway.streaming.active_requests.active_request import ActiveRequest
 from blockrelay_gateway.streaming.active_requests.gateway_lease import GatewayLease
+from blockrelay_gateway.streaming.cell_links import CellLinks
 
 
 class Abandonment:
     """The grace periods of one gateway, and the cancellation at the end of each."""
 
-    def __init__(
-        self, lease: GatewayLease, scripts: AsyncScripts, watch: RedisWatch, *, gateway: str, grace_s: float
-    ) -> None:
-        self._lease, self._scripts, self._watch = lease, scripts, watch
-        self._gateway, self._grace_s = gateway, grace_s
+    def __init__(self, links: CellLinks, lease: GatewayLease, *, grace_s: float) -> None:
+        self._scripts, self._watch, self._gateway = links.scripts, links.watch, links.gateway
+        self._lease, self._grace_s = lease, grace_s
         self._tasks: set[asyncio.Task[None]] = set()
 
     def begin(self, active: ActiveRequest) -> None:

@@ -1,6 +1,6 @@
 """The arguments of ACCEPT for one request, as data. They are sent again if Redis loses the record."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from blockrelay.protocol.messages import RequestBody
 from blockrelay.protocol.transitions import calls
@@ -38,23 +38,5 @@ class Acceptance:
 
         `max_in_flight` is the limit on the cell's unfinished requests. `confirm`: WAIT follows.
         """
-        return calls.accept(
-            self.request_id,
-            self.body,
-            model=self.model,
-            pages_needed=self.pages_needed,
-            deadline_ms=self.deadline_ms,
-            fingerprint=self.fingerprint,
-            retention_s=self.retention_s,
-            session=self.session,
-            tenant=self.tenant,
-            weight=self.weight,
-            priority=self.priority,
-            reader=self.reader,
-            result_bytes=self.result_bytes,
-            binding=self.binding,
-            max_in_flight=max_in_flight,
-            limits=limits,
-            confirm=confirm,
-            expected_tokens=self.expected_tokens,
-        )
+        own = {field.name: getattr(self, field.name) for field in fields(self)}
+        return calls.accept(**own, max_in_flight=max_in_flight, limits=limits, confirm=confirm)

@@ -8,20 +8,17 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from blockrelay.observability import logs
-from blockrelay.observability.metrics.gateway import GatewayMetrics
-from blockrelay.observability.metrics.tenants import TenantMetrics
 from blockrelay.protocol.messages import EndEntry, LogEntry, TokenEntry
 from blockrelay_gateway.streaming.active_requests.active_request import ActiveRequest
+from blockrelay_gateway.streaming.cell_links import CellLinks
 
 
 class Accounting:
     """Counts each step of an active request. Methods take the request as it was before the step."""
 
-    def __init__(
-        self, metrics: GatewayMetrics, tenants: TenantMetrics, ended: Sequence[Callable[[ActiveRequest], None]] = ()
-    ) -> None:
+    def __init__(self, links: CellLinks, ended: Sequence[Callable[[ActiveRequest], None]] = ()) -> None:
         """`ended` are called with each request that ends, whichever gateway accepted it."""
-        self._metrics, self._tenants, self._on_end = metrics, tenants, ended
+        self._metrics, self._tenants, self._on_end = links.metrics, links.tenants, ended
 
     def started(self) -> None:
         """Counts a request that became active."""

@@ -5,12 +5,9 @@ from collections.abc import AsyncIterator, Container
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
-import redis.asyncio
-
 from blockrelay.protocol.constants import RETENTION_S
-from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.transitions import calls
-from blockrelay.redis.client import AsyncScripts
+from blockrelay_gateway.streaming.cell_links import CellLinks
 
 
 class GatewayLease:
@@ -20,8 +17,8 @@ class GatewayLease:
     is taken back: entries of ours without a reader, and requests whose clients were told that they are not accepted.
     """
 
-    def __init__(self, client: redis.asyncio.Redis, keys: Keys, scripts: AsyncScripts, gateway: str) -> None:
-        self._client, self._keys, self._scripts, self._gateway = client, keys, scripts, gateway
+    def __init__(self, links: CellLinks) -> None:
+        self._client, self._keys, self._scripts, self._gateway = links.client, links.keys, links.scripts, links.gateway
         self.retention_s = RETENTION_S  # until the cell's is read
         self._joining: Counter[str] = Counter()
         self._left: set[str] = set()

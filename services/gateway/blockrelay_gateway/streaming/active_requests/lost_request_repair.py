@@ -11,21 +11,17 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
-import redis.asyncio
-
 from blockrelay.errors import RedisTrouble, RedisUnavailable
 from blockrelay.observability import logs
 from blockrelay.protocol.ended import decode_log
-from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.messages import EndEntry
 from blockrelay.protocol.number import PROTOCOL
 from blockrelay.protocol.transitions import calls
-from blockrelay.redis.client import AsyncScripts
-from blockrelay.redis.errors import RedisWatch
 from blockrelay_gateway.policy import GATEWAY_TTL_S, REPAIR_EVERY_S, SILENT_S
 from blockrelay_gateway.streaming.active_requests.active_request import ActiveRequest
 from blockrelay_gateway.streaming.active_requests.gateway_lease import GatewayLease
 from blockrelay_gateway.streaming.active_requests.request_registry import RequestRegistry
+from blockrelay_gateway.streaming.cell_links import CellLinks
 from blockrelay_gateway.streaming.log_tailer import Tailer
 from blockrelay_gateway.streaming.records import Records
 
@@ -35,22 +31,18 @@ class LostRequestRepair:
 
     def __init__(
         self,
-        client: redis.asyncio.Redis,
-        keys: Keys,
-        scripts: AsyncScripts,
+        links: CellLinks,
         tailer: Tailer,
         records: Records,
         lease: GatewayLease,
         registry: RequestRegistry,
-        watch: RedisWatch,
         *,
-        gateway: str,
         now_ms: Callable[[], int],
     ) -> None:
         """`now_ms` is the clock of Redis as this gateway knows it; FINISH itself decides by Redis' own."""
-        self._client, self._keys, self._scripts, self._tailer = client, keys, scripts, tailer
-        self._records, self._lease, self._registry = records, lease, registry
-        self._watch, self._gateway, self._now_ms = watch, gateway, now_ms
+        self._client, self._keys, self._scripts, self._gateway = links.client, links.keys, links.scripts, links.gateway
+        self._tailer, self._records, self._lease, self._registry = tailer, records, lease, registry
+        self._watch, self._now_ms = links.watch, now_ms
 
     async def watch(self) -> None:
         """Checks requests until the task is cancelled."""

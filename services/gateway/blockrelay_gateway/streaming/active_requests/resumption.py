@@ -1,33 +1,22 @@
 """Makes a request active that any gateway accepted before, from its record."""
 
-import redis.asyncio
-
 from blockrelay.errors import NotFound
 from blockrelay.protocol.ended import body_of, decode_log
-from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.sampling_params import SamplingParams
 from blockrelay_gateway.streaming.active_requests.acceptance import Acceptance
 from blockrelay_gateway.streaming.active_requests.active_request import ActiveRequest
 from blockrelay_gateway.streaming.active_requests.gateway_lease import GatewayLease
 from blockrelay_gateway.streaming.active_requests.request_registry import RequestRegistry
+from blockrelay_gateway.streaming.cell_links import CellLinks
 from blockrelay_gateway.streaming.records import Records
 
 
 class Resumption:
     """Resumes requests from their records."""
 
-    def __init__(
-        self,
-        client: redis.asyncio.Redis,
-        keys: Keys,
-        records: Records,
-        lease: GatewayLease,
-        registry: RequestRegistry,
-        *,
-        model: str,
-    ) -> None:
-        self._client, self._keys, self._records = client, keys, records
-        self._lease, self._registry, self._model = lease, registry, model
+    def __init__(self, links: CellLinks, records: Records, lease: GatewayLease, registry: RequestRegistry) -> None:
+        self._client, self._keys, self._model = links.client, links.keys, links.model
+        self._records, self._lease, self._registry = records, lease, registry
 
     async def resume(self, request_id: str, tenant: str) -> ActiveRequest:
         """Returns the active request of this id and tenant, which this gateway reads from now on.
