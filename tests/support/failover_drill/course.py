@@ -12,6 +12,7 @@ import httpx
 
 from blockrelay.block_folder.folder import open_block_folder
 from blockrelay.protocol.encoding.request_ids import parse_id
+from blockrelay.protocol.plan import CPU
 from blockrelay.settings import BUNDLED_MODEL
 from blockrelay_launcher.drill.clients import PATIENCE_S, RequestRecord
 from blockrelay_launcher.drill.from_logs import own_ends, refusals, run_starts
@@ -99,7 +100,7 @@ def run(redis: str, replicas: int, *, secured: bool, seconds: float, seed: int, 
         servers = stack.enter_context(arranged(KINDS[redis], data / "redis", secured=secured))
         systems = _start(stack, redis, cells, servers, replicas, data)
         asks = make_requests(30, rng=Random(seed), folder=open_block_folder(BUNDLED_MODEL, blocks=[]))
-        own = systems[0].numerics_id()
+        (own,) = systems[0].numerics_ids(CPU)
         references = References(model=BUNDLED_MODEL, requests=asks, ids={own: ""})
         references.prepare((number, own) for number in range(len(asks)))
         urls = [url for system in systems for url in system.urls]

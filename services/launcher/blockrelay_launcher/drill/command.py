@@ -178,7 +178,7 @@ class _Course:
         self._has_begun = True
         _say(f"seed {self._seed}; {len(self._requests)} different requests" + (", first alone" if self._exact else ""))
         if self._exact:
-            own = system.numerics_id()
+            (own,) = system.numerics_ids(CPU)
             self._references.ids = {own: "", f"{own}-{SALT}": SALT}
             self._references.prepare((n, own) for n in range(len(self._requests)))
         if self.options.gpu:

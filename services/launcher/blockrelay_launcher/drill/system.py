@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -16,9 +16,10 @@ import redis
 
 from blockrelay.errors import RedisTrouble, ServiceUnavailable, UsageError
 from blockrelay.protocol.keys import Keys
-from blockrelay.protocol.plan import CPU, GPU, Device
+from blockrelay.protocol.plan import GPU, Device
 from blockrelay.redis import client as redis_link
 from blockrelay.redis.errors import CommandError
+from blockrelay.redis.registry import worker_ids
 from blockrelay.up_file import Running, read_running
 from blockrelay_launcher.drill.faults import Target
 from blockrelay_launcher.supervisor.child_process import die_with_parent
@@ -55,10 +56,10 @@ class DrilledSystem:
     def pids(self, target: Target) -> list[int]:
         """Returns the pids of the living processes of a role, the lowest first."""
         if target == "device":
-            return sorted(child for worker in self.pids("worker") for child in _children(worker))
+            return sorted(child for worker in self.pids("worker") for child in children_of(worker))
         url = self.redis_urls.get(target, "")
         what = unquote(url.removeprefix("unix://")) if url else f"-m blockrelay_{target}"
-        return sorted(pid for pid in _children(self.process.pid) if what in _command_line(pid))
+        return sorted(pid for pid in children_of(self.process.pid) if what in command_line(pid))
 
     @property
     def redis_urls(self) -> dict[Target, str]:
@@ -68,9 +69,9 @@ class DrilledSystem:
 
     def process_of(self, name: str) -> tuple[int, dict[str, str]] | None:
         """Returns the pid and the environment of a service by the name that `up` gave it; None if it is dead now."""
-        for pid in _children(self.process.pid):
-            environment = _environment(pid)
-            if environment.get("BLOCKRELAY_NODE_ID") == name and "-m blockrelay_" in _command_line(pid):
+        for pid in children_of(self.process.pid):
+            environment = environment_of(pid)
+            if environment.get("BLOCKRELAY_NODE_ID") == name and "-m blockrelay_" in command_line(pid):
                 return pid, environment
         return None
 
@@ -83,40 +84,29 @@ class DrilledSystem:
         draft.write_text((path.read_text() if path.exists() else "") + setting + "\n")
         draft.replace(path)
 
-    @contextlib.contextmanager
-    def administrator(self, server: Target) -> Iterator[redis.Redis]:
-        """Yields a client of one of the Redis servers with all rights, which waits at most ANSWER_S for an answer."""
-        client = redis_link.connect(self.redis_urls[server], cell=self.running.cell, answer_s=ANSWER_S)
-        try:
-            yield client
-        finally:
-            client.close()
+    def administrator(self, server: Target) -> redis.Redis:
+        """Returns a client of one of the Redis servers with all rights, which waits at most ANSWER_S for an answer."""
+        return redis_link.connect(self.redis_urls[server], cell=self.running.cell, answer_s=ANSWER_S)
 
     def worker_of(self, device: int) -> int | None:
         """Returns the pid of the worker whose child is the process `device` of a GPU; None if one of them has ended."""
-        return next((worker for worker in self.pids("worker") if device in _children(worker)), None)
+        return next((worker for worker in self.pids("worker") if device in children_of(worker)), None)
 
     def requests_on(self, pid: int) -> frozenset[str] | None:
         """Returns the ids of the requests on the workers of process `pid`; None if Redis does not answer."""
         keys = Keys(self.running.cell)
         with contextlib.suppress(RedisTrouble, CommandError), self.administrator("redis-control") as client:
-            workers: list[bytes] = client.zrange(keys.workers, 0, -1)  # pyright: ignore
-            mine = [name.decode() for name in workers if name.split(b":")[1:2] == [str(pid).encode()]]
+            mine = [name for name in worker_ids(client, keys) if name.split(":")[1:2] == [str(pid)]]
             members: list[bytes] = [m for name in mine for m in client.smembers(keys.worker_requests(name))]  # pyright: ignore
             return frozenset(member.decode() for member in members)
         return None
-
-    def numerics_id(self) -> str:
-        """Returns the numerics id of the CPU workers, which must all have the same one."""
-        (numerics,) = self.numerics_ids(CPU)
-        return numerics
 
     def numerics_ids(self, of: Device) -> set[str]:
         """Returns the numerics ids of the workers on devices of a class."""
         keys = Keys(self.running.cell)
         with self.administrator("redis-control") as client:
-            names: list[bytes] = client.zrange(keys.workers, 0, -1)  # pyright: ignore
-            workers = [cast(Any, client.hmget(keys.worker(name.decode()), "device", "numerics")) for name in names]
+            names = worker_ids(client, keys)
+            workers = [cast(Any, client.hmget(keys.worker(name), "device", "numerics")) for name in names]
         return {numerics.decode() for device, numerics in workers if device == of.encode()}
 
     def wait_for_gpus(self, count: int) -> None:
@@ -124,8 +114,7 @@ class DrilledSystem:
         keys, end = Keys(self.running.cell), time.monotonic() + GPUS_LOAD_S
         while time.monotonic() < end:
             with self.administrator("redis-control") as client:
-                workers = [name.decode() for name in cast(Any, client.zrange(keys.workers, 0, -1))]
-                gpus = [name for name in workers if cast(Any, client.hget(keys.worker(name), "device")) == GPU.encode()]
+                gpus = [n for n in worker_ids(client, keys) if client.hget(keys.worker(n), "device") == GPU.encode()]
                 serve = sum(cast(Any, client.exists(keys.inbox(name))) for name in gpus)
             if serve >= count:
                 return
@@ -147,56 +136,50 @@ class DrilledSystem:
         None is left if the accounting is right. Waits up to SETTLE_S for keys to vanish. Returns none, too, if Redis
         does not answer.
         """
-        client = redis_link.connect(self.running.redis_url, cell=self.running.cell)
         end = time.monotonic() + SETTLE_S
-        try:
-            while (held := _held(client, Keys(self.running.cell))) and time.monotonic() < end:
-                time.sleep(0.1)
-            return held
-        except RedisTrouble:
-            return []
-        finally:
-            client.close()
+        with redis_link.connect(self.running.redis_url, cell=self.running.cell) as client:
+            try:
+                while (held := _held(client, Keys(self.running.cell))) and time.monotonic() < end:
+                    time.sleep(0.1)
+                return held
+            except RedisTrouble:
+                return []
+
+
+#: Reads how much a key holds that must be empty after all requests, by the first part of the key's name: queues,
+#: memberships, reservations and sums.
+_HELD: Mapping[str, Callable[[Any, str], int]] = {
+    **dict.fromkeys(("running", "delayed", "queue", "due"), redis.Redis.zcard),
+    **dict.fromkeys(("worker-requests", "tenant-requests"), redis.Redis.scard),
+    **dict.fromkeys(("reruns", "pinned"), redis.Redis.xlen),
+    "worker": lambda client, name: int(client.hget(name, "pages_reserved") or 0),
+    "outstanding": lambda client, name: sum(int(value) != 0 for value in client.hvals(name)),
+}
 
 
 def _held(client: redis.Redis, keys: Keys) -> list[str]:
-    """Returns a line for each key of queues, memberships, reservations and sums that is not empty."""
-    lines: list[str] = []
-    for raw in cast(Any, client.scan_iter(keys.all, count=1000)):
-        name = raw.decode()
-        part = name.split(":")[1]
-        if part in ("running", "delayed", "queue", "due"):
-            held = client.zcard(name)
-        elif part in ("worker-requests", "tenant-requests"):
-            held = client.scard(name)
-        elif part in ("reruns", "pinned"):
-            held = client.xlen(name)
-        elif part == "worker":
-            held = int(cast(Any, client.hget(name, "pages_reserved")) or 0)
-        elif part == "outstanding":
-            held = sum(int(value) != 0 for value in cast(Any, client.hvals(name)))
-        else:
-            continue
-        if held:
-            lines.append(f"left behind: {name} holds {held}")
-    return sorted(lines)
+    """Returns a line for each key that is not empty and should be (`_HELD`)."""
+    names = [raw.decode() for raw in cast(Any, client.scan_iter(keys.all, count=1000))]
+    sizes = {name: read(client, name) for name in names if (read := _HELD.get(name.split(":")[1]))}
+    return sorted(f"left behind: {name} holds {size}" for name, size in sizes.items() if size)
 
 
-def _command_line(pid: int) -> str:
+def command_line(pid: int) -> str:
     """Returns the command line of a process; empty for one that has ended, a zombie included."""
-    try:
-        return (Path("/proc") / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-    except OSError:
-        return ""
+    return " ".join(_strings(pid, "cmdline"))
 
 
-def _environment(pid: int) -> dict[str, str]:
+def environment_of(pid: int) -> dict[str, str]:
     """Returns the environment of a process at its start; empty for one that has ended."""
+    return {name: value for name, _, value in (pair.partition("=") for pair in _strings(pid, "environ"))}
+
+
+def _strings(pid: int, file: str) -> list[str]:
+    """Returns the strings in a file of a process in /proc; none if it has ended."""
     try:
-        pairs = (Path("/proc") / str(pid) / "environ").read_bytes().split(b"\0")
+        return os.fsdecode(Path(f"/proc/{pid}/{file}").read_bytes()).split("\0")
     except OSError:
-        return {}
-    return {name: value for name, _, value in (os.fsdecode(pair).partition("=") for pair in pairs)}
+        return []
 
 
 @contextlib.contextmanager
@@ -234,7 +217,7 @@ def drilled_system(
             yield DrilledSystem(process, data, read_running(data))
         finally:
             if process.poll() is None:
-                for pid in _children(process.pid):
+                for pid in children_of(process.pid):
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGCONT)  # a stopped process cannot end
                 process.send_signal(signal.SIGTERM)
@@ -266,7 +249,7 @@ def lasting_ports(count: int) -> Iterator[int]:
         yield first
 
 
-def _children(pid: int) -> list[int]:
+def children_of(pid: int) -> list[int]:
     """Returns the child processes of all threads of a process, sorted."""
     children: list[int] = []
     with contextlib.suppress(OSError):

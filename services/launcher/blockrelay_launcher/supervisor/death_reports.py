@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
-from typing import Any, Literal, cast
+from typing import Literal
 
 from blockrelay.errors import RedisTrouble, RedisUnavailable, ServiceUnavailable
 from blockrelay.host.identity import process_prefix
@@ -13,6 +13,7 @@ from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.transitions import calls
 from blockrelay.redis.client import Scripts, backoff_s, connect
 from blockrelay.redis.errors import SAY_EVERY_S
+from blockrelay.redis.registry import worker_ids
 from blockrelay.settings import Settings
 from blockrelay_launcher.policy import DEATH_REPORT_CLOSE_S, FORGET_WORKERS_S
 
@@ -43,7 +44,7 @@ class DeathReports(threading.Thread):
         give_up, attempt = time.monotonic() + FORGET_WORKERS_S, 0
         while True:
             try:
-                for worker_id in self._registered():
+                for worker_id in worker_ids(self._control, self._keys):
                     self._report(worker_id, "forgotten")
                 return
             except RedisUnavailable as error:
@@ -101,7 +102,7 @@ class DeathReports(threading.Thread):
     def _report_all(self, ended: set[int]) -> None:
         if ended:
             mine = tuple(map(process_prefix, ended))
-            for worker_id in self._registered():
+            for worker_id in worker_ids(self._control, self._keys):
                 if worker_id.startswith(mine):
                     self._report(worker_id, "death")
 
@@ -115,10 +116,6 @@ class DeathReports(threading.Thread):
             self._said_at = float("-inf")
             self._say(f"the end of {len(ended)} worker(s) is reported")
         ended.clear()
-
-    def _registered(self) -> list[str]:
-        """Returns the ids of all registered workers of the cell."""
-        return [worker_id.decode() for worker_id in cast(Any, self._control.zrange(self._keys.workers, 0, -1))]
 
     def _report(self, worker_id: str, reason: Literal["death", "forgotten"]) -> None:
         self._scripts.run(calls.dead(worker_id, silent_s=0, reason=reason))

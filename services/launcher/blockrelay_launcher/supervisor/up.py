@@ -190,8 +190,7 @@ class _Up:
 
         Raises ServiceUnavailable if it ends.
         """
-        client = redis_link.connect(server.url)
-        try:
+        with redis_link.connect(server.url) as client:
             while not self.alarm.stop_requests:
                 with contextlib.suppress(RedisTrouble):
                     client.ping()
@@ -200,8 +199,6 @@ class _Up:
                     self._show_logs()
                     raise ServiceUnavailable(f"{child.name} does not start: {child.last_log_line} (see {child.log})")
                 self.alarm.wait(0.02)
-        finally:
-            client.close()
 
     def _start_services(self, control: str, payload: str | None) -> None:
         self.control_url = control
@@ -370,13 +367,11 @@ class _Up:
 
     def _keep_unfinished(self, control: EmbeddedRedis) -> None:
         """Keeps the data folder, even a temporary one, and prints a line if accepted requests are unfinished."""
-        client = redis_link.connect(control.url)
-        try:
-            count: int | str = client.zcard(Keys(self.settings.cell).running)
-        except RedisTrouble as error:
-            count = f"unknown ({error})"
-        finally:
-            client.close()
+        with redis_link.connect(control.url) as client:
+            try:
+                count: int | str = client.zcard(Keys(self.settings.cell).running)
+            except RedisTrouble as error:
+                count = f"unknown ({error})"
         if count:
             self.folder.kept = True
             _say(f"unfinished requests: {count}; `{typed(f'up --data {self.folder.path}')}` continues them")

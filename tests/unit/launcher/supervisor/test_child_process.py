@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from blockrelay.exit_codes import UNUSABLE
+from blockrelay_launcher.drill.system import command_line
 from blockrelay_launcher.supervisor import child_process
 from blockrelay_launcher.supervisor.child_process import ChildProcess, is_worth_showing, plain, stop_all
 from blockrelay_launcher.supervisor.signals import Alarm
-from tests.support.systems.up_process import command_line
 from tests.support.waiting import wait_until
 
 FOR_EVER = "import threading; print('started', flush=True); threading.Event().wait()"
