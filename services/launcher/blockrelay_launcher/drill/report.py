@@ -19,6 +19,11 @@ from blockrelay_launcher.percentile import percentile
 #: The kind and the target of a fault.
 Blow = tuple[str, str]
 Served = Literal["cpu", "mixed", "handed_over"]
+#: The counts of a Report that `judge` adds up request by request.
+COUNTED = (
+    "accepted", "completed", "lost", "mismatched", "duplicated", "refused", "beyond_tolerance", "compared",
+    "only_whole", "fallbacks", "tokens",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,11 +102,9 @@ class Report:
         }
 
 
-def difference(seen: RequestRecord, answers: Sequence[ReferenceAnswer | None]) -> str:
-    """Returns the error in the content of a request that ended; "" if there is none.
-
-    `answers` are the right answers for its fingerprints, None for an unknown one.
-    """
+def difference(seen: RequestRecord, answer_of: Callable[[int, str], ReferenceAnswer | None]) -> str:
+    """Returns the error in the content of a request that ended; "" if none. `answer_of` is the `answer` of `judge`."""
+    answers = [answer_of(seen.number, fingerprint) for fingerprint in seen.fingerprints]
     for fingerprint, answer in zip(seen.fingerprints, answers, strict=True):
         if answer is None:
             return f"no known worker is {fingerprint!r}"
@@ -158,9 +161,9 @@ def judge(
         elif one.ended is None or (one.error and one.kind != "cancelled"):
             count["lost"] += 1
             wrong.append(f"{name}: {one.error or 'no end'}")
-        elif differs := (verdict := _content(one, answer, inexact)).wrong:
+        elif (verdict := inexact(one) or Verdict(difference(one, answer))).wrong:
             count["beyond_tolerance" if verdict.beyond else "mismatched"] += 1
-            wrong.append(f"{name}: {differs}")
+            wrong.append(f"{name}: {verdict.wrong}")
         else:
             count["completed"] += 1
             count[verdict.how] += 1
@@ -169,20 +172,10 @@ def judge(
                 served["handed_over" if one.fallbacks else "mixed" if verdict.on_gpu else "cpu"] += 1
     computed = prompt_rows(runs)
     return Report(
+        **{name: count[name] for name in COUNTED},
         seconds=round(seconds, 1),
-        accepted=count["accepted"],
-        completed=count["completed"],
-        lost=count["lost"],
-        mismatched=count["mismatched"],
-        duplicated=count["duplicated"],
-        refused=count["refused"],
         interrupted=interrupted,
-        beyond_tolerance=count["beyond_tolerance"],
-        compared=count["tolerance"],
-        only_whole=count["whole"],
-        fallbacks=count["fallbacks"],
         unfinished=[request_id for request_id in unfinished if request_id],
-        tokens=count["tokens"],
         faults=dict(Counter(map(_blow, faults))),
         recovery_s=_recoveries(seen, faults),
         answers=dict(by),
@@ -194,18 +187,6 @@ def judge(
         troubles=troubles,
         wrong=[*wrong, *troubles],
     )
-
-
-def _content(
-    one: RequestRecord,
-    answer: Callable[[int, str], ReferenceAnswer | None],
-    inexact: Callable[[RequestRecord], Verdict | None],
-) -> Verdict:
-    """Returns the verdict on the content of a request: within a tolerance, else bit by bit."""
-    verdict = inexact(one)
-    if verdict is not None:
-        return verdict
-    return Verdict(difference(one, [answer(one.number, fingerprint) for fingerprint in one.fingerprints]))
 
 
 class PromptRows(NamedTuple):

@@ -21,8 +21,8 @@ from blockrelay.redis import client as redis_link
 from blockrelay.redis.errors import CommandError
 from blockrelay.redis.registry import worker_ids
 from blockrelay.up_file import Running, read_running
+from blockrelay_launcher.background import started_up
 from blockrelay_launcher.drill.faults import Target
-from blockrelay_launcher.supervisor.child_process import die_with_parent
 from blockrelay_launcher.supervisor.ports import kept_ports
 
 #: Address of the gateways of a drill.
@@ -196,32 +196,14 @@ def drilled_system(
     `python` is the interpreter of the release to run; `port` is the first gateway's (0: free ones); `environment` is
     added to that of this process. Raises ServiceUnavailable if the system does not become ready.
     """
-    argv = [python, "-P", "-m", "blockrelay_launcher", "up", "--data", str(data)]
-    with (data / "up.log").open("ab") as log:
-        process = subprocess.Popen(
-            [*argv, "--port", str(port), *options],
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-            env={**os.environ, **(environment or {})},
-            start_new_session=True,  # Ctrl-C reaches the drill alone
-            preexec_fn=die_with_parent(signal.SIGTERM),
-        )
-    with process:
+    up = ["--data", str(data), "--port", str(port), *options]
+    with started_up(*up, apart=True, python=python, log=data / "up.log", environment=environment) as (process, _):
         try:
-            assert process.stdout is not None
-            if not process.stdout.readline().startswith("ready "):
-                code = process.wait()
-                last = (data / "up.log").read_text().strip().splitlines()[-1:]
-                raise ServiceUnavailable(f"`blockrelay up` ended with code {code} before it was ready: {last}")
             yield DrilledSystem(process, data, read_running(data))
         finally:
-            if process.poll() is None:
-                for pid in children_of(process.pid):
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(pid, signal.SIGCONT)  # a stopped process cannot end
-                process.send_signal(signal.SIGTERM)
-            process.wait()
+            for pid in children_of(process.pid) if process.poll() is None else ():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGCONT)  # a stopped process cannot end
 
 
 def check_release(python: str) -> None:
