@@ -20,7 +20,7 @@ from blockrelay_launcher.client.resuming import Refused
 from blockrelay_launcher.demo.answer import Answer, cancel, http_client, one_line, request_body, streamed
 from blockrelay_launcher.demo.batch_file import Prompt
 from blockrelay_launcher.demo.batch_report import Result, summarise
-from blockrelay_launcher.demo.result_table import result_table
+from blockrelay_launcher.tables import facts_table
 
 
 def run_batch(
@@ -42,7 +42,7 @@ def run_batch(
     if as_json:
         sys.stdout.write(_line(summary.to_json()))
     else:
-        Console().print(result_table("what it took", summary.rows()))
+        Console().print(facts_table("what it took", summary.rows()))
     return 1 if summary.failed else 0
 
 

@@ -18,7 +18,7 @@ from blockrelay_launcher.demo.batch import run_batch
 from blockrelay_launcher.demo.batch_file import read_batch
 from blockrelay_launcher.demo.interactive import run_interactive
 from blockrelay_launcher.demo.options import DemoOptions
-from blockrelay_launcher.demo.result_table import result_table
+from blockrelay_launcher.tables import facts_table
 
 QUESTION, OPENING = "Tell me a story.", "Once upon a time"
 CONCURRENCY = 8
@@ -63,7 +63,7 @@ def _one_answer(model: Path, manifest: Manifest, *, stages: int, prompt: str | N
             raise ServiceUnavailable(f"the gateway answered {str(refused)[:300]}") from refused
         sys.stdout.write("\n\n")
         sys.stdout.flush()
-    Console().print(result_table("what it took", _rows(manifest, stages, ready_s, answer)))
+    Console().print(facts_table("what it took", _rows(manifest, stages, ready_s, answer)))
     return 0
 
 
@@ -87,7 +87,7 @@ def _rows(manifest: Manifest, stages: int, ready_s: float, answer: Answer) -> di
         "tokens": f"{answer.tokens} (finish reason: {answer.reason})",
     }
     if answer.first is not None and answer.last is not None:
-        rows["time to first token"] = f"{1000 * (answer.first - answer.asked_at):.0f} ms"
+        rows["time to first token"] = f"{1000 * answer.first:.0f} ms"
         if answer.last > answer.first:
             rows["tokens per second"] = f"{(answer.tokens - 1) / (answer.last - answer.first):.0f}"
     rows["fallbacks"] = str(answer.fallbacks)

@@ -34,7 +34,7 @@ from blockrelay_launcher.demo.conversation import (
     left_out,
 )
 from blockrelay_launcher.demo.interrupts import Interrupts
-from blockrelay_launcher.demo.result_table import result_table
+from blockrelay_launcher.tables import facts_table
 
 
 def run_interactive(model: Path, manifest: Manifest, *, stages: int) -> int:
@@ -53,7 +53,7 @@ def run_interactive(model: Path, manifest: Manifest, *, stages: int) -> int:
         with Interrupts() as interrupts:
             chat = _Chat(url, http, manifest, interrupts, terminal)
             chat.run()
-    Console().print(result_table("what it took", chat.totals.rows()))
+    Console().print(facts_table("what it took", chat.totals.rows()))
     return 0
 
 
@@ -142,18 +142,13 @@ class _Chat:
         if forgotten:
             _say(left_out(forgotten, self.manifest.model.max_position))
         self.totals.cancelled += cancelled
-        self.totals.add(
-            tokens=answer.tokens,
-            first_s=answer.first and answer.first - answer.asked_at,
-            last_s=answer.last and answer.last - answer.asked_at,
-        )
+        self.totals.answers.append(answer)
         if answer.text or not cancelled:
             self.conversation.add(question, answer.text, without=forgotten)
         return True
 
     def _fail(self, error: Exception) -> None:
         """Prints the error of a turn, which does not become part of the conversation."""
-        self.totals.turns += 1
         self.totals.failed += 1
         complain(one_line(error))
         sys.stderr.flush()

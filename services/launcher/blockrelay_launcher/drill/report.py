@@ -15,6 +15,7 @@ from blockrelay_launcher.drill.closeness import Verdict
 from blockrelay_launcher.drill.faults import Fault
 from blockrelay_launcher.drill.workload import ReferenceAnswer
 from blockrelay_launcher.percentile import percentile
+from blockrelay_launcher.tables import facts_table
 
 #: The kind and the target of a fault.
 Blow = tuple[str, str]
@@ -242,8 +243,7 @@ def _concerns(fault: Fault, one: RequestRecord, later: float) -> bool:
 
 def show(report: Report, console: Console) -> None:
     """Prints the tables, then the errors."""
-    table = Table(show_header=False, title=f"drill of {report.seconds:.0f} s")
-    rows = {
+    rows: dict[str, object] = {
         "accepted": report.accepted,
         "completed": report.completed,
         "lost": report.lost,
@@ -271,9 +271,7 @@ def show(report: Report, console: Console) -> None:
         rows |= {f"answers of {name}": count for name, count in sorted(report.answers.items())}
     if report.unfinished:
         rows["under way at the end"] = ", ".join(report.unfinished)
-    for name, value in rows.items():
-        table.add_row(name, str(value))
-    console.print(table)
+    console.print(facts_table(f"drill of {report.seconds:.0f} s", rows))
     table = Table("fault", "of", "times", "streams", "recovery p50", "p99", "longest")
     for blow, count in sorted(report.faults.items()):
         times = report.recovery_s.get(blow, ())
