@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -111,19 +111,18 @@ def _step_seconds(folder: BlockFolder, stages: int, threads: int) -> tuple[dict[
     by_requests: dict[int, float] = {}
     spread = 0.0
     dice = random.Random(time.time_ns())
-    with running_up(folder.root.absolute(), stages, "--threads", str(threads), "--no-speculation") as url:
-        gateway = GatewaySide(url, folder.model.name)
-        try:
-            for requests in REQUESTS:
-                rates: list[float] = []
-                for _ in range(ROUNDS + 1):
-                    prompts = random_prompts(dice, folder.model.vocab_size, requests, PROMPT)
-                    rates.append(decode_rate(gateway.round(prompts, _new_tokens(folder)).tokens))
-                typical = median(rates[1:])
-                by_requests[requests] = requests / typical
-                spread = max(spread, median(abs(rate - typical) for rate in rates[1:]) / typical)
-        finally:
-            gateway.close()
+    with (
+        running_up(folder.root.absolute(), stages, "--threads", str(threads), "--no-speculation") as url,
+        closing(GatewaySide(url, folder.model.name)) as gateway,
+    ):
+        for requests in REQUESTS:
+            rates: list[float] = []
+            for _ in range(ROUNDS + 1):
+                prompts = random_prompts(dice, folder.model.vocab_size, requests, PROMPT)
+                rates.append(decode_rate(gateway.round(prompts, _new_tokens(folder)).tokens))
+            typical = median(rates[1:])
+            by_requests[requests] = requests / typical
+            spread = max(spread, median(abs(rate - typical) for rate in rates[1:]) / typical)
     return by_requests, spread
 
 
