@@ -4,7 +4,6 @@ A request becomes a dead letter when it killed its workers or failed otherwise.
 """
 
 import json
-import os
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -164,7 +163,7 @@ def replay(
     sys.stdout.flush()
     argv = [sys.executable, "-P", "-m", "blockrelay_worker.offline.replay"]
     argv += ["--model", str(folder), "--request", letter.request_id]
-    code = subprocess.run(argv, input=letter.body, check=False, env=os.environ.copy()).returncode
+    code = subprocess.run(argv, input=letter.body, check=False).returncode
     if code < 0:
         typer.echo(f"\nthe process was killed by signal {-code}: it kills its worker")
     elif code:
