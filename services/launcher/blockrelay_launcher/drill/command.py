@@ -44,16 +44,11 @@ def run_drill(options: DrillOptions, *, as_json: bool) -> int:
     drill was interrupted; 1: otherwise. Raises UsageError and ServiceUnavailable, and typer.Exit if the worker has
     printed an error of the ONNX blocks.
     """
-    if options.sequential and options.blocks is None:
+    if options.blocks is not None:
+        options = replace(options, model=Path(described(options.blocks, None).folder))
+    elif options.sequential:
         raise UsageError("--sequential is for --blocks: other models are cut into stages")
-    served = replace(
-        options, model=options.model if options.blocks is None else Path(described(options.blocks, None).folder)
-    )
-    return _drill(served, open_block_folder(served.model, blocks=[]), as_json=as_json)
-
-
-def _drill(options: DrillOptions, folder: BlockFolder, *, as_json: bool) -> int:
-    """Drills a system that serves the model of `folder`, prints the report and returns the exit code of `run_drill`."""
+    folder = open_block_folder(options.model, blocks=[])
     _check(options, folder)
     seed = SystemRandom().randrange(2**32) if options.seed is None else options.seed
     data = Path(tempfile.mkdtemp(prefix="blockrelay-drill-"))

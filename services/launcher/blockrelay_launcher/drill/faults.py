@@ -48,7 +48,6 @@ class Fault:
     kind: Kind | Literal["drain"]
     """A kind of fault, or drain: an upgrade told a worker to end."""
     target: Target
-    lasts_s: float = 0.0
     requests: frozenset[str] | None = None
     """Ids of the requests on the worker; None: unknown, or the target is no worker."""
 

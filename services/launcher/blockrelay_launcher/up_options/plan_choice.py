@@ -30,7 +30,7 @@ class PlanChoice:
     objective: str | None = None
     profile: Path | None = None
     devices: Path | None = None
-    context: str | None = None
+    context: int | None = None
     requests: int | None = None
     boundaries: str | None = None
     targets: str | None = None
@@ -60,19 +60,10 @@ class PlanChoice:
     def _of_strategy(self, model: Path, blocks: int) -> PlannedSplit:
         """Runs the planner as a command, because services do not import each other."""
         argv = [sys.executable, "-P", "-m", "blockrelay_scheduler.plan_command", "--model", str(model), "--json"]
-        given = {
-            "strategy": self.strategy,
-            "objective": self.objective,
-            "profile": self.profile,
-            "devices": self.devices,
-            "context": self.context,
-            "requests": self.requests,
-            "boundaries": self.boundaries,
-            "targets": self.targets,
-            "memory-limit": self.memory_limit,
-            "parts": self.stages if self.stages > 1 else self.parts,
-        }
-        argv += [f"--{name}={value}" for name, value in given.items() if value is not None]
+        given = {name: getattr(self, name) for name in ("strategy", *OF_A_STRATEGY)}
+        if self.stages > 1:
+            given["parts"] = self.stages
+        argv += [f"--{name.replace('_', '-')}={value}" for name, value in given.items() if value is not None]
         done = run_command(argv)
         if done.code:
             message = done.last_line

@@ -143,7 +143,7 @@ class TestRecovery:
         assert report.recovery_s == {("kill", "gateway"): [0.5]}
 
     def test_redis_concerns_everybody_who_is_under_way(self) -> None:
-        full = Fault(at=2.5, kind="full", target="redis-control", lasts_s=1.0)
+        full = Fault(at=2.5, kind="full", target="redis-control")
         late, over = seen(started=2.6), seen(events=[1.0, 2.0], ended=2.0)
         assert verdict(seen(), late, over, faults=(full,)).recovery_s == {("full", "redis-control"): [0.5]}
 

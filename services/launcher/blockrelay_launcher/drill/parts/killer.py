@@ -101,9 +101,7 @@ class Killer(DrillPart):
 
     def _note(self, strike: Strike, requests: frozenset[str] | None) -> float:
         at = time.monotonic()
-        self.done.append(
-            Fault(at=at, kind=strike.kind, target=strike.target, lasts_s=strike.lasts_s, requests=requests)
-        )
+        self.done.append(Fault(at=at, kind=strike.kind, target=strike.target, requests=requests))
         return at
 
     def _undo(self, now: float) -> None:
