@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from blockrelay.errors import RedisTrouble, ServiceUnavailable
+from blockrelay.host.child_command import module_command
 from blockrelay.redis.client import connect
 from blockrelay_launcher.policy import REDIS_START_S
 from blockrelay_launcher.supervisor import embedded_redis
@@ -53,7 +54,7 @@ def started_up(
     with contextlib.ExitStack() as stack:
         process = stack.enter_context(
             subprocess.Popen(
-                [python, "-P", "-m", "blockrelay_launcher", "up", *options],
+                module_command("blockrelay_launcher", "up", *options, python=python),
                 stdout=subprocess.PIPE,
                 stderr=log and stack.enter_context(log.open("ab")),
                 text=True,

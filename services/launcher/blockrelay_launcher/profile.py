@@ -7,7 +7,6 @@ processes that wake up and read a message) is the difference between a system of
 
 import random
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import closing, nullcontext
@@ -19,6 +18,7 @@ from typing import Literal
 from blockrelay.block_folder.analysis import HOP_ITEM_BYTES
 from blockrelay.block_folder.folder import BlockFolder, open_block_folder
 from blockrelay.errors import OnnxBlocksError
+from blockrelay.host.child_command import module_command
 from blockrelay.host.cpu import cores
 from blockrelay.host.memory import available_bytes
 from blockrelay.onnx_blocks.handed_on import bytes_handed_on
@@ -47,8 +47,8 @@ def run_profile(
     folder = open_block_folder(model, blocks=[])
     threads = threads or cores()
     with running_redis(durable=False) if form == "full" else nullcontext() as url:
-        argv = [sys.executable, "-P", "-m", "blockrelay_worker.offline.profiling", "--model", str(model)]
-        argv += ["--out", str(out), "--threads", str(threads), "--form", form]
+        argv = module_command("blockrelay_worker.offline.profiling", "--model", model, "--out", out, "--form", form)
+        argv += ["--threads", str(threads)]
         argv += ["--gpu", gpu] if gpu else []
         argv += ["--redis", url] if url else []
         done = subprocess.run(argv, check=False)

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import sys
 import time
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
@@ -66,6 +67,12 @@ def request_body(manifest: Manifest, fields: Mapping[str, Any]) -> dict[str, Any
         "temperature": TEMPERATURE, "stream": True, "stream_options": {"include_usage": True},
         "return_token_ids": True, **fields,
     }  # fmt: skip
+
+
+def write(text: str) -> None:
+    """Writes a piece of an answer to stdout at once."""
+    sys.stdout.write(text)
+    sys.stdout.flush()
 
 
 def http_client() -> httpx.Client:

@@ -24,6 +24,7 @@ from blockrelay_launcher.demo.answer import (
     one_line,
     request_body,
     streamed,
+    write,
 )
 from blockrelay_launcher.demo.conversation import (
     COMMANDS,
@@ -58,8 +59,7 @@ def run_interactive(model: Path, manifest: Manifest, *, stages: int) -> int:
 
 
 def _say(text: str) -> None:
-    sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()
+    write(f"{text}\n")
 
 
 @dataclass(slots=True)
@@ -129,8 +129,7 @@ class _Chat:
                     if whole and answer.max_tokens < body["max_tokens"]:
                         cancel(self.http, self.url, answer)
                         return False
-                    sys.stdout.write(piece)
-                    sys.stdout.flush()
+                    write(piece)
         except KeyboardInterrupt:
             cancelled = True
             cancel(self.http, self.url, answer)

@@ -89,10 +89,9 @@ class Closeness:
     def verdict(self, one: RequestRecord, *, on_gpu: bool) -> Verdict:
         """Returns the verdict on a request that has ended; `on_gpu`: a GPU computed a part of it."""
         claim = claim_of(self.requests, one)
+        wrong = ""
         if one.kind != "session" and (one.kind != "cancelled" or one.finish_reason):
             wrong = incomplete(self.requests[one.number], len(one.tokens), one.finish_reason)
-        else:
-            wrong = ""
         beyond = "" if wrong or claim is None else self._beyond(claim, one)
         return Verdict(wrong or beyond, bool(beyond), "only_whole" if claim is None else "compared", on_gpu)
 

@@ -14,12 +14,13 @@ from urllib.parse import unquote
 
 import redis
 
+from blockrelay.block_folder.folder import open_block_folder
 from blockrelay.errors import RedisTrouble, ServiceUnavailable, UsageError
 from blockrelay.protocol.keys import Keys
-from blockrelay.protocol.plan import GPU, Device
+from blockrelay.protocol.plan import GPU, Device, WorkerInfo
 from blockrelay.redis import client as redis_link
 from blockrelay.redis.errors import CommandError
-from blockrelay.redis.registry import worker_ids
+from blockrelay.redis.registry import read_workers, worker_ids
 from blockrelay.up_file import Running, read_running
 from blockrelay_launcher.background import started_up
 from blockrelay_launcher.drill.faults import Target
@@ -103,23 +104,22 @@ class DrilledSystem:
 
     def numerics_ids(self, of: Device) -> set[str]:
         """Returns the numerics ids of the workers on devices of a class."""
-        keys = Keys(self.running.cell)
-        with self.administrator("redis-control") as client:
-            names = worker_ids(client, keys)
-            workers = [cast(Any, client.hmget(keys.worker(name), "device", "numerics")) for name in names]
-        return {numerics.decode() for device, numerics in workers if device == of.encode()}
+        return {worker.numerics for worker in self._workers() if worker.device == of}
 
     def wait_for_gpus(self, count: int) -> None:
         """Returns when `count` GPU workers serve a stage. Raises ServiceUnavailable after GPUS_LOAD_S."""
-        keys, end = Keys(self.running.cell), time.monotonic() + GPUS_LOAD_S
+        end = time.monotonic() + GPUS_LOAD_S
         while time.monotonic() < end:
-            with self.administrator("redis-control") as client:
-                gpus = [n for n in worker_ids(client, keys) if client.hget(keys.worker(n), "device") == GPU.encode()]
-                serve = sum(cast(Any, client.exists(keys.inbox(name))) for name in gpus)
-            if serve >= count:
+            if sum(worker.ready for worker in self._workers() if worker.device == GPU) >= count:
                 return
             time.sleep(0.1)
         raise ServiceUnavailable(f"after {GPUS_LOAD_S:.0f} s not all of {count} GPUs serve: see {self.logs}")
+
+    def _workers(self) -> list[WorkerInfo]:
+        """Returns all registered workers."""
+        model_key = open_block_folder(Path(self.running.model), blocks=[]).model_key
+        with self.administrator("redis-control") as client:
+            return read_workers(client, Keys(self.running.cell), model_key)
 
     def denied(self) -> list[str]:
         """Returns a line for each command that a Redis server has denied a user since it started."""

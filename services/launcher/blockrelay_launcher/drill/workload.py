@@ -1,7 +1,6 @@
 """Makes the random requests of a drill, and computes the right answer of each alone, for every numerics id."""
 
 import json
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +11,7 @@ from pydantic import TypeAdapter
 
 from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.errors import ServiceUnavailable
-from blockrelay.host.child_command import run_command
+from blockrelay.host.child_command import module_command, run_command
 from blockrelay.protocol.sampling_params import SamplingParams
 from blockrelay.text.tokenizer import Tokenizer
 from blockrelay_launcher.drill.options import LONGEST_ANSWER, SHORTEST_ANSWER
@@ -187,6 +186,6 @@ def asked_alone(module: str, model: Path, questions: Sequence[Mapping[str, Any]]
 
     Raises ServiceUnavailable, with a message that begins with `what`, if it fails.
     """
-    argv = [sys.executable, "-P", "-m", f"blockrelay_worker.offline.{module}", str(model)]
+    argv = module_command(f"blockrelay_worker.offline.{module}", model)
     done = run_command(argv, stdin="".join(json.dumps(one) + "\n" for one in questions))
     return done.check(what, unusable=ServiceUnavailable, failed=ServiceUnavailable).splitlines()

@@ -1,11 +1,11 @@
 """Makes the child processes of `up`, each with its command and settings."""
 
 import signal
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from blockrelay.host.child_command import module_command
 from blockrelay.host.cpu import cores
 from blockrelay.host.memory import available_bytes
 from blockrelay.settings import GatewaySettings, WorkerSettings, environment_for
@@ -45,9 +45,8 @@ class ServiceLayout:
             node_id=name,
             **{"host": LOOPBACK, **settings},
         )
-        argv = [sys.executable, "-P", "-m", module]  # -P: nothing in the current folder shadows a module
         log, own = self.data / "logs" / f"{name}.log", self.data / "settings" / name
-        return ChildProcess(name=name, argv=argv, env=env, log=log, settings=own)
+        return ChildProcess(name=name, argv=module_command(module), env=env, log=log, settings=own)
 
 
 def redis_server(name: str, server: EmbeddedRedis, data: Path, lock: int) -> ChildProcess:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from blockrelay.errors import UsageError
-from blockrelay.host.child_command import run_command
+from blockrelay.host.child_command import module_command, run_command
 from blockrelay.protocol.plan import CPU, GPU
 from blockrelay.protocol.planned_split import is_host_device
 from blockrelay.settings import WorkerSettings
@@ -92,7 +92,7 @@ def _devices_here(option: str) -> list[dict[str, Any]]:
     Raises UsageError, which names `option`, or _NoAnswer.
     """
     python = WorkerSettings().gpu_python or sys.executable
-    command = [python, "-P", "-m", "blockrelay_worker.offline.devices", "--json"]
+    command = module_command("blockrelay_worker.offline.devices", "--json", python=python)
     try:
         done = run_command(command, timeout_s=DEVICE_PROBE_S)
     except OSError as error:

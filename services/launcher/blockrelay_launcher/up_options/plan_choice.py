@@ -1,11 +1,10 @@
 """Chooses the plan that `up` starts with: from a file, by a strategy, or equal stages."""
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from blockrelay.errors import UsageError
-from blockrelay.host.child_command import run_command
+from blockrelay.host.child_command import module_command, run_command
 from blockrelay.planning.plan_file import read_plan_file
 from blockrelay.protocol.planned_split import PlannedSplit, equal_parts, parse_planned
 
@@ -59,7 +58,7 @@ class PlanChoice:
 
     def _of_strategy(self, model: Path, blocks: int) -> PlannedSplit:
         """Runs the planner as a command, because services do not import each other."""
-        argv = [sys.executable, "-P", "-m", "blockrelay_scheduler.plan_command", "--model", str(model), "--json"]
+        argv = module_command("blockrelay_scheduler.plan_command", "--model", model, "--json")
         given = {name: getattr(self, name) for name in ("strategy", *OF_A_STRATEGY)}
         if self.stages > 1:
             given["parts"] = self.stages
