@@ -103,7 +103,7 @@ def run(redis: str, replicas: int, *, secured: bool, seconds: float, seed: int, 
         (own,) = systems[0].numerics_ids(CPU)
         references = References(model=BUNDLED_MODEL, requests=asks, ids={own: ""})
         references.prepare((number, own) for number in range(len(asks)))
-        urls = [url for system in systems for url in system.urls]
+        urls = [url for system in systems for url in system.running.urls]
         load = FailoverLoad(urls=urls, requests=asks, clients=requests, rng=Random(f"{seed} load"))
         failovers = Failovers(systems, servers, cells, Random(f"{seed} failovers"))
         started = time.monotonic()
@@ -177,7 +177,7 @@ def _start(
             _come_as_users(servers, data / cell)
         environment = {**settings, "BLOCKRELAY_CELL": cell}
         systems.append(stack.enter_context(drilled_system(data / cell, up, environment=environment)))
-    probes = [f"{url}/readyz" for system in systems for url in system.urls]  # 200 while one cell can serve
+    probes = [f"{url}/readyz" for system in systems for url in system.running.urls]  # 200 while one cell can serve
     wait_until(lambda: not any(httpx.get(url).json()["reasons"] for url in probes), "all cells serve", timeout_s=60)
     return systems
 

@@ -57,11 +57,6 @@ class RequestRecord:
     ended: float | None = None
     """Time of the last event; None if the client did not see the end."""
 
-    @property
-    def accepted(self) -> bool:
-        """True once a gateway has accepted the request."""
-        return bool(self.request_id)
-
     def take(self, event_id: str, data: dict[str, Any]) -> None:
         """Records one event of the stream."""
         request_id, _, position = event_id.rpartition(":")

@@ -114,13 +114,14 @@ def _drilled(course: "_Course") -> Report:
         gateways, schedulers = names_of("gateway", options.gateways), names_of("scheduler", options.schedulers)
         put_in_force(options.users, data, [*gateways, *schedulers, *options.workers])
     releases = [*filter(None, [options.upgrade_from]), sys.executable]
+    seconds = 60 * options.minutes / len(releases)
     ports = lasting_ports(options.gateways) if options.upgrade_from else contextlib.nullcontext(0)
     with _interruptible() as interrupts, ports as port:
         for number, python in enumerate(releases, 1):
             with drilled_system(data, list(map(str, up)), python=python, port=port) as system:
                 if number == 1:
                     course.begin(system)
-                course.run(system, interrupts, seconds=options.seconds / len(releases), last=number == len(releases))
+                course.run(system, interrupts, seconds=seconds, last=number == len(releases))
             if interrupts:
                 break
     return course.verdict(interrupted=bool(interrupts))
@@ -180,7 +181,7 @@ class _Course:
             typer.echo(f"waiting until {self.options.gpu} serves", err=True)
             system.wait_for_gpus(len(self.options.gpu.split(",")))
         self._of_cpus = system.numerics_ids(CPU) - system.numerics_ids(GPU)
-        self._load.urls = system.urls
+        self._load.urls = system.running.urls
         self._load.start()
 
     def _settle(self, system: DrilledSystem, interrupts: list[int]) -> None:

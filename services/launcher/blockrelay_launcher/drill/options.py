@@ -93,11 +93,6 @@ class DrillOptions(DrilledSystemOptions):
     """Number of different requests."""
 
     @property
-    def seconds(self) -> float:
-        """Duration of the load."""
-        return 60 * self.minutes
-
-    @property
     def roles(self) -> tuple[Role, ...]:
         """Roles to hurt."""
         with_device = ",device" if self.gpu or self.blocks is not None else ""

@@ -148,7 +148,7 @@ def judge(
     wrong, unfinished, by = list[str](), list[str](), Counter[str]()
     for one in seen:
         name = f"{one.request_id or '(not accepted)'} ({one.kind})"
-        count["accepted"] += one.accepted
+        count["accepted"] += bool(one.request_id)
         count["tokens"] += len(one.tokens)
         count["duplicated"] += one.repeated
         count["fallbacks"] += one.fallbacks
@@ -156,7 +156,7 @@ def judge(
             wrong.append(f"{name}: {one.repeated} events came twice")
         if one.ended is None and interrupted and not one.error:
             unfinished.append(one.request_id)
-        elif not one.accepted:
+        elif not one.request_id:
             count["refused"] += 1
             wrong.append(f"{name}: {one.error or 'no answer'}")
         elif one.ended is None or (one.error and one.kind != "cancelled"):
@@ -177,7 +177,7 @@ def judge(
         seconds=round(seconds, 1),
         interrupted=interrupted,
         unfinished=[request_id for request_id in unfinished if request_id],
-        faults=dict(Counter(map(_blow, faults))),
+        faults=dict(Counter((fault.kind, fault.target) for fault in faults)),
         recovery_s=_recoveries(seen, faults),
         answers=dict(by),
         served=dict(served),
@@ -216,10 +216,6 @@ def prompt_rows(runs: Iterable[Mapping[str, Any]]) -> PromptRows:
     return PromptRows(started.total(), started.total() - len(started), needed, redone)
 
 
-def _blow(fault: Fault) -> Blow:
-    return fault.kind, fault.target
-
-
 def _recoveries(seen: Sequence[RequestRecord], faults: Sequence[Fault]) -> dict[Blow, list[float]]:
     """Returns the seconds from each fault to the next event of the streams that it concerned, by kind and target."""
     by_blow: dict[Blow, list[float]] = {}
@@ -230,7 +226,7 @@ def _recoveries(seen: Sequence[RequestRecord], faults: Sequence[Fault]) -> dict[
             later = next((at for at in one.events if at > fault.at), None)
             if later is None or not one.events or not _concerns(fault, one, later):
                 continue
-            by_blow.setdefault(_blow(fault), []).append(later - fault.at)
+            by_blow.setdefault((fault.kind, fault.target), []).append(later - fault.at)
     return {blow: sorted(times) for blow, times in sorted(by_blow.items())}
 
 

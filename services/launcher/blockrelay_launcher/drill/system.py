@@ -45,11 +45,6 @@ class DrilledSystem:
     running: Running
 
     @property
-    def urls(self) -> list[str]:
-        """URLs of the gateways."""
-        return self.running.urls
-
-    @property
     def logs(self) -> Path:
         """Folder of the services' log files."""
         return self.data / "logs"
