@@ -20,6 +20,7 @@ import httpx
 from bench.scenarios.recovery import RecoveringSystem, running, wait_until
 from blockrelay.up_file import read_running
 from blockrelay_launcher.client.resuming import resuming_stream
+from blockrelay_launcher.drill.system import environment_of
 from blockrelay_launcher.percentile import percentile
 
 TOKENS = 200
@@ -32,8 +33,7 @@ def gateways(system: RecoveringSystem) -> dict[str, int]:
     ports: dict[str, int] = {}
     for pid, command in system.children().items():
         if "blockrelay_gateway" in command:
-            environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-            ports |= {item.split(b"=")[1].decode(): pid for item in environ if item.startswith(b"BLOCKRELAY_PORT=")}
+            ports[environment_of(pid).get("BLOCKRELAY_PORT", "")] = pid
     urls = read_running(system.data).urls
     return {url: ports[port] for url in urls if (port := url.rpartition(":")[2]) in ports and answers(url)}
 

@@ -9,10 +9,7 @@ share nothing, and speculation is off. Figures are never asserted.
 import argparse
 import asyncio
 import json
-import os
 import random
-import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -26,6 +23,8 @@ import httpx
 
 from blockrelay.block_folder.folder import open_block_folder
 from blockrelay.settings import BUNDLED_MODEL
+from blockrelay_launcher.background import started_up
+from blockrelay_launcher.drill.system import children_of, command_line
 
 CLIENTS = 64
 #: Seconds at the beginning of the closed loop that do not count, because the first requests all begin together.
@@ -174,10 +173,10 @@ class OverloadedSystem:
 
     def memory(self) -> dict[str, int]:
         """Returns the resident MiB of all processes of each kind."""
-        pids = [self.pid, *map(int, Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split())]
+        pids = [self.pid, *children_of(self.pid)]
         mib: dict[str, int] = {}
         for pid in pids:
-            command = Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+            command = command_line(pid)
             kinds = ("blockrelay_gateway", "blockrelay_scheduler", "blockrelay_worker", "control", "payload")
             name = next((kind.removeprefix("blockrelay_") for kind in kinds if kind in command), "launcher")
             status = Path(f"/proc/{pid}/status").read_text()
@@ -188,20 +187,14 @@ class OverloadedSystem:
 
 @contextmanager
 def running(model: Path) -> Iterator[OverloadedSystem]:
-    """Runs `blockrelay up` with a data folder of its own; yields when it is ready. Raises RuntimeError if it ends."""
+    """Runs `blockrelay up` with a data folder of its own; yields when it is ready.
+
+    Raises ServiceUnavailable if it ends before.
+    """
     with tempfile.TemporaryDirectory(prefix="br-overload-") as folder:
-        argv = [sys.executable, "-m", "blockrelay_launcher", "up", "--model", str(model), "--port", "0"]
-        argv += ["--no-speculation", "--data", folder]
-        with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, env=os.environ.copy()) as process:
-            try:
-                assert process.stdout is not None
-                line = process.stdout.readline()
-                if not line.startswith("ready "):
-                    raise RuntimeError(f"up is not ready: {line!r}")
-                yield OverloadedSystem(process.pid, line.split()[1])
-            finally:
-                process.send_signal(signal.SIGTERM)
-                process.wait(40)
+        options = ["--model", str(model), "--port", "0", "--no-speculation", "--data", folder]
+        with started_up(*options, apart=False) as up:
+            yield OverloadedSystem(up.process.pid, up.urls[0])
 
 
 async def measure(system: OverloadedSystem, load: RequestSize, options: argparse.Namespace) -> dict[str, object]:

@@ -39,6 +39,7 @@ from blockrelay.protocol.keys import Keys
 from blockrelay.redis.client import connect
 from blockrelay.redis.registry import read_lost_devices, read_workers, retry_lost_device
 from blockrelay.up_file import read_running
+from blockrelay_launcher.drill.system import children_of, command_line
 from blockrelay_launcher.percentile import percentile
 
 ACCIDENTS = ("worker", "host", "redis")
@@ -133,9 +134,7 @@ class RecoveringSystem:
 
     def children(self, parent: int = 0) -> dict[int, str]:
         """Returns the command lines of the child processes of `parent`, or else of `up`, by process id."""
-        lists = Path(f"/proc/{parent or self.pid}/task").glob("*/children")
-        pids = " ".join(one.read_text() for one in lists).split()
-        return {int(pid): Path(f"/proc/{pid}/cmdline").read_bytes().decode().replace("\0", " ") for pid in pids}
+        return {pid: command_line(pid) for pid in children_of(parent or self.pid)}
 
     def device(self) -> int:
         """Returns the process id of the device's process."""

@@ -18,15 +18,12 @@ Ends are dated back, so that FORGET need not wait 10 s for the last of them. Fig
 import argparse
 import json
 import sys
-import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import product
-from pathlib import Path
 from secrets import token_hex
-from subprocess import DEVNULL, Popen
 from typing import Any, cast
 
 import numpy as np
@@ -40,12 +37,12 @@ from blockrelay.protocol.messages import Claimed, Commit, RequestBody
 from blockrelay.protocol.plan import parse_split
 from blockrelay.protocol.sampling_params import SamplingParams
 from blockrelay.protocol.transitions import calls
-from blockrelay.redis.client import Scripts, check_redis, connect, wait_for_redis
+from blockrelay.redis.client import Scripts, check_redis, connect
 from blockrelay.redis.errors import RedisWatch
 from blockrelay.redis.protocol_check import check_protocol
 from blockrelay.settings import GatewaySettings, WorkerSettings
 from blockrelay_gateway.policy import FORGOTTEN_A_CALL
-from blockrelay_launcher.supervisor.embedded_redis import find_server_program, place
+from blockrelay_launcher.background import running_redis
 from blockrelay_worker.lifecycle.registration import Assignment, Registration
 from blockrelay_worker.transport.redis_links import Links
 
@@ -210,15 +207,9 @@ class SimulatedWorker:
 @contextmanager
 def server() -> Iterator[redis.Redis]:
     """Starts a control Redis, and yields a client for it."""
-    with tempfile.TemporaryDirectory(prefix="br-ret-") as folder:
-        embedded = place(find_server_program(), Path(folder), durable=True)
-        with Popen(embedded.command(), stdout=DEVNULL) as process:
-            try:
-                with connect(embedded.url) as client:
-                    wait_for_redis(lambda: check_redis(client, "Redis"), lambda error: None)
-                    yield client
-            finally:
-                process.kill()
+    with running_redis(durable=True) as url, connect(url) as client:
+        check_redis(client, "Redis")
+        yield client
 
 
 def measure(kind: Kind, requests: int, mib: int) -> Figures:

@@ -18,9 +18,10 @@ from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.messages import EndEntry, TokenEntry
 from blockrelay.redis.client import connect
 from blockrelay.up_file import read_running
+from blockrelay_launcher.drill.system import command_line
 from tests.support.cell import read_log
 from tests.support.models.tiny_model import write_tiny_model
-from tests.support.systems.up_process import COMMAND, command_line, running_up
+from tests.support.systems.up_process import COMMAND, running_up
 from tests.support.waiting import wait_until
 
 TOKENS = 300

@@ -13,9 +13,10 @@ import pytest
 from blockrelay.protocol.sampling_params import SamplingParams
 from blockrelay.redis.registry import read_lost_devices
 from blockrelay.settings import BUNDLED_MODEL
+from blockrelay_launcher.drill.system import children_of
 from tests.support.cell import read_timeline
 from tests.support.scraping import sampled
-from tests.support.systems.device_processes import child_of, children_of
+from tests.support.systems.device_processes import child_of
 from tests.support.systems.gpu_systems import (
     assert_went_on,
     begun,

@@ -17,13 +17,14 @@ from blockrelay.block_folder.folder import open_block_folder
 from blockrelay.protocol.tensors import decode_tensor
 from blockrelay.up_file import read_running
 from tests.support.json_tensors import json_tensor
+from blockrelay_launcher.drill.system import children_of, environment_of
 from tests.support.models.imported import imported
 from tests.support.models.onnx_blocks_served import described
 from tests.support.models.reference_blocks import ReferenceModel, write_reference_blocks
 from tests.support.scraping import sampled
-from tests.support.systems.device_processes import child_of, children_of
+from tests.support.systems.device_processes import child_of
 from tests.support.systems.system import Job, StartSystem, System, assert_nothing_is_held, make_jobs, start_all
-from tests.support.systems.up_process import COMMAND, UpProcess, environment, running_up
+from tests.support.systems.up_process import COMMAND, UpProcess, running_up
 from tests.support.waiting import wait_until
 
 MODEL = ReferenceModel(layers=3)
@@ -208,8 +209,10 @@ def test_the_cpu_beside_a_gpu_computes_with_an_import(tmp_path: Path, monkeypatc
     blocks = write_reference_blocks(tmp_path / "my-blocks", MODEL)
     body: dict[str, Any] = {"model": "my-blocks", "prompt": [3, 7, 11], "max_tokens": 1500, "temperature": 0}
     with running_up(None, "--blocks", str(blocks), "--gpu", "cpu", data=tmp_path / "data") as up:
-        stand_in, gpu = sorted(up.pid_of("blockrelay_worker"), key=lambda pid: "BLOCKRELAY_GPU=cpu" in environment(pid))
-        assert any(line.startswith("BLOCKRELAY_IMPORTED_MODEL=") for line in environment(stand_in))
+        stand_in, gpu = sorted(
+            up.pid_of("blockrelay_worker"), key=lambda pid: environment_of(pid).get("BLOCKRELAY_GPU") == "cpu"
+        )
+        assert "BLOCKRELAY_IMPORTED_MODEL" in environment_of(stand_in)
         assert not children_of(stand_in), "it has no process of ONNX Runtime"
         wait_until(lambda: "gpu" in ready_devices(up), "the GPU serves", timeout_s=60)
         chunks = list[dict[str, Any]]()

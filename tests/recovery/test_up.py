@@ -19,12 +19,13 @@ from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.messages import EndEntry, TokenEntry
 from blockrelay.redis.client import connect
 from blockrelay.up_file import read_running
+from blockrelay_launcher.drill.system import command_line, environment_of
 from tests.support.cell import read_log
 from tests.support.gateway.sse_client import read_events
 from tests.support.models.tiny_model import write_tiny_model
 from tests.support.redis.redis_server import RedisServer
 from tests.support.systems.failing_gpus import failing_gpus
-from tests.support.systems.up_process import COMMAND, UpProcess, command_line, environment, running_up
+from tests.support.systems.up_process import COMMAND, UpProcess, running_up
 from tests.support.waiting import wait_until
 
 
@@ -63,9 +64,7 @@ def in_shared_memory() -> set[str]:
 
 def page_folder(up: UpProcess) -> Path:
     """Where the workers of an `up` share pages."""
-    pairs = environment(up.pid_of("blockrelay_worker")[0])
-    (setting,) = [pair for pair in pairs if pair.startswith("BLOCKRELAY_PAGE_STORE_FOLDER=")]
-    folder = Path(setting.partition("=")[2])
+    folder = Path(environment_of(up.pid_of("blockrelay_worker")[0])["BLOCKRELAY_PAGE_STORE_FOLDER"])
     assert folder.parent == Path("/dev/shm")
     return folder
 

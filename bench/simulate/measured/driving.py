@@ -5,9 +5,6 @@ import json
 import os
 import random
 import re
-import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections import defaultdict
@@ -22,7 +19,8 @@ import redis
 
 from bench.simulate.load import ClientRequest, Load
 from blockrelay.block_folder.folder import open_block_folder
-from blockrelay_launcher.supervisor.child_process import die_with_parent
+from blockrelay_launcher.background import started_up
+from blockrelay_launcher.drill.system import children_of, command_line
 
 _TOKENS = re.compile(rb'"token_ids":\[(\d[^\]]*)\]')
 #: Seconds that running requests may take to end.
@@ -75,30 +73,15 @@ class System:
 def running(model: Path, *, stages: int = 1, replicas: int = 1) -> Iterator[System]:
     """Runs `blockrelay up` with workers of one thread each, without speculation; yields when it is ready.
 
-    The model is cut into `stages` stages, each with `replicas` workers. Raises RuntimeError if `up` ends before.
+    The model is cut into `stages` stages, each with `replicas` workers. Raises ServiceUnavailable if `up` ends before.
     """
     with tempfile.TemporaryDirectory(prefix="br-simulate-") as folder:
-        argv = [sys.executable, "-P", "-m", "blockrelay_launcher", "up", "--model", str(model), "--port", "0"]
-        argv += ["--threads", "1", "--no-speculation", "--stages", str(stages), "--replicas", str(replicas)]
-        with subprocess.Popen(
-            [*argv, "--data", folder],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            preexec_fn=die_with_parent(signal.SIGTERM),
-        ) as process:
-            try:
-                assert process.stdout is not None
-                line = process.stdout.readline()
-                if not line.startswith("ready "):
-                    raise RuntimeError(f"up is not ready: {line!r}")
-                control = redis.Redis(unix_socket_path=f"{folder}/control/redis.sock")
-                yield System(
-                    line.split()[1], open_block_folder(model, blocks=[]).model_key, _children(process.pid), control
-                )
-            finally:
-                process.send_signal(signal.SIGTERM)
-                process.wait(60)
+        options = ["--model", str(model), "--port", "0", "--data", folder, "--threads", "1", "--no-speculation"]
+        options += ["--stages", str(stages), "--replicas", str(replicas)]
+        with started_up(*options, apart=False, log=Path(folder) / "up.log") as up:
+            control = redis.Redis(unix_socket_path=f"{folder}/control/redis.sock")
+            model_key = open_block_folder(model, blocks=[]).model_key
+            yield System(up.urls[0], model_key, _children(up.process.pid), control)
 
 
 def _children(parent: int) -> dict[str, list[int]]:
@@ -108,8 +91,8 @@ def _children(parent: int) -> dict[str, list[int]]:
         "/control/redis.sock": "control Redis", "/payload/redis.sock": "payload Redis",
     }  # fmt: skip
     children: dict[str, list[int]] = defaultdict(list)
-    for pid in map(int, Path(f"/proc/{parent}/task/{parent}/children").read_text().split()):
-        command = Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+    for pid in children_of(parent):
+        command = command_line(pid)
         for word, kind in kinds.items():
             if word in command:
                 children[kind].append(pid)

@@ -7,10 +7,9 @@ processes that wake up and read a message) is the difference between a system of
 
 import random
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -19,6 +18,7 @@ from typing import Literal
 from blockrelay.block_folder.analysis import HOP_ITEM_BYTES
 from blockrelay.block_folder.folder import BlockFolder, open_block_folder
 from blockrelay.errors import OnnxBlocksError
+from blockrelay.host.child_command import module_command
 from blockrelay.host.cpu import cores
 from blockrelay.host.memory import available_bytes
 from blockrelay.onnx_blocks.handed_on import bytes_handed_on
@@ -47,8 +47,8 @@ def run_profile(
     folder = open_block_folder(model, blocks=[])
     threads = threads or cores()
     with running_redis(durable=False) if form == "full" else nullcontext() as url:
-        argv = [sys.executable, "-P", "-m", "blockrelay_worker.offline.profiling", "--model", str(model)]
-        argv += ["--out", str(out), "--threads", str(threads), "--form", form]
+        argv = module_command("blockrelay_worker.offline.profiling", "--model", model, "--out", out, "--form", form)
+        argv += ["--threads", str(threads)]
         argv += ["--gpu", gpu] if gpu else []
         argv += ["--redis", url] if url else []
         done = subprocess.run(argv, check=False)
@@ -111,19 +111,18 @@ def _step_seconds(folder: BlockFolder, stages: int, threads: int) -> tuple[dict[
     by_requests: dict[int, float] = {}
     spread = 0.0
     dice = random.Random(time.time_ns())
-    with running_up(folder.root.absolute(), stages, "--threads", str(threads), "--no-speculation") as url:
-        gateway = GatewaySide(url, folder.model.name)
-        try:
-            for requests in REQUESTS:
-                rates: list[float] = []
-                for _ in range(ROUNDS + 1):
-                    prompts = random_prompts(dice, folder.model.vocab_size, requests, PROMPT)
-                    rates.append(decode_rate(gateway.round(prompts, _new_tokens(folder)).tokens))
-                typical = median(rates[1:])
-                by_requests[requests] = requests / typical
-                spread = max(spread, median(abs(rate - typical) for rate in rates[1:]) / typical)
-        finally:
-            gateway.close()
+    with (
+        running_up(folder.root.absolute(), stages, "--threads", str(threads), "--no-speculation") as url,
+        closing(GatewaySide(url, folder.model.name)) as gateway,
+    ):
+        for requests in REQUESTS:
+            rates: list[float] = []
+            for _ in range(ROUNDS + 1):
+                prompts = random_prompts(dice, folder.model.vocab_size, requests, PROMPT)
+                rates.append(decode_rate(gateway.round(prompts, _new_tokens(folder)).tokens))
+            typical = median(rates[1:])
+            by_requests[requests] = requests / typical
+            spread = max(spread, median(abs(rate - typical) for rate in rates[1:]) / typical)
     return by_requests, spread
 
 

@@ -1,6 +1,6 @@
 """Prints tables on terminals of any width, without cutting a heading or a value."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.console import Console
 from rich.padding import Padding
@@ -27,6 +27,14 @@ def print_table(
     for row in rows:
         table.add_row(*map(Text, row))
     console.print(table)
+
+
+def facts_table(title: str, rows: Mapping[str, object]) -> Table:
+    """Returns a table with a row for each name and its figure."""
+    table = Table(show_header=False, title=title)
+    for name, value in rows.items():
+        table.add_row(name, str(value))
+    return table
 
 
 def _width(head: Sequence[str], rows: Sequence[Sequence[str]], folds: str) -> int:

@@ -5,6 +5,7 @@ Services run each other's commands, because they do not import each other.
 
 import signal
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -62,6 +63,11 @@ class EndedCommand:
         if self.code:
             raise (unusable if self.code == UNUSABLE else failed)(f"{what}: {self.last_line}")
         return self.stdout
+
+
+def module_command(module: str, *arguments: str | Path, python: str = sys.executable) -> list[str]:
+    """Returns the command that runs a Python module. -P: nothing in the current folder shadows a module."""
+    return [python, "-P", "-m", module, *map(str, arguments)]
 
 
 def run_command(

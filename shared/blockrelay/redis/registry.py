@@ -50,6 +50,11 @@ def _infos(head: tuple[Any, Any, Any], answers: list[Any], model: str) -> list[W
     return sorted(infos, key=lambda w: (w.registered_ms, w.id))
 
 
+def worker_ids(client: redis.Redis, keys: Keys) -> list[str]:
+    """Returns the ids of all registered workers of the cell, of any model and release."""
+    return [worker.decode() for worker in cast(Any, client.zrange(keys.workers, 0, -1))]
+
+
 def read_workers(client: redis.Redis, keys: Keys, model: str) -> list[WorkerInfo]:
     """Returns all registered workers of `model`, oldest first, ready or not, alive or not. Times are Redis' clock."""
     pipeline = client.pipeline(transaction=False)

@@ -12,6 +12,7 @@ import httpx
 
 from blockrelay.block_folder.folder import open_block_folder
 from blockrelay.protocol.encoding.request_ids import parse_id
+from blockrelay.protocol.plan import CPU
 from blockrelay.settings import BUNDLED_MODEL
 from blockrelay_launcher.drill.clients import PATIENCE_S, RequestRecord
 from blockrelay_launcher.drill.from_logs import own_ends, refusals, run_starts
@@ -99,10 +100,10 @@ def run(redis: str, replicas: int, *, secured: bool, seconds: float, seed: int, 
         servers = stack.enter_context(arranged(KINDS[redis], data / "redis", secured=secured))
         systems = _start(stack, redis, cells, servers, replicas, data)
         asks = make_requests(30, rng=Random(seed), folder=open_block_folder(BUNDLED_MODEL, blocks=[]))
-        own = systems[0].numerics_id()
+        (own,) = systems[0].numerics_ids(CPU)
         references = References(model=BUNDLED_MODEL, requests=asks, ids={own: ""})
         references.prepare((number, own) for number in range(len(asks)))
-        urls = [url for system in systems for url in system.urls]
+        urls = [url for system in systems for url in system.running.urls]
         load = FailoverLoad(urls=urls, requests=asks, clients=requests, rng=Random(f"{seed} load"))
         failovers = Failovers(systems, servers, cells, Random(f"{seed} failovers"))
         started = time.monotonic()
@@ -176,7 +177,7 @@ def _start(
             _come_as_users(servers, data / cell)
         environment = {**settings, "BLOCKRELAY_CELL": cell}
         systems.append(stack.enter_context(drilled_system(data / cell, up, environment=environment)))
-    probes = [f"{url}/readyz" for system in systems for url in system.urls]  # 200 while one cell can serve
+    probes = [f"{url}/readyz" for system in systems for url in system.running.urls]  # 200 while one cell can serve
     wait_until(lambda: not any(httpx.get(url).json()["reasons"] for url in probes), "all cells serve", timeout_s=60)
     return systems
 

@@ -18,10 +18,11 @@ import httpx
 
 from blockrelay.auth.api_keys import Tenant, add_key
 from blockrelay.redis.registry import read_plan
+from blockrelay_launcher.drill.system import children_of
 from blockrelay_launcher.supervisor.ports import kept_ports
 from blockrelay_worker.policy import MAX_LOSSES
 from tests.support.prometheus import Prometheus, running_exporter, running_prometheus, through_exporter
-from tests.support.systems.device_processes import child_of, children_of
+from tests.support.systems.device_processes import child_of
 from tests.support.systems.system import StartSystem, System, make_jobs
 from tests.support.waiting import wait_until
 

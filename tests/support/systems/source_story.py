@@ -21,7 +21,8 @@ from websockets.sync.client import connect
 
 from blockrelay.protocol.encoding.request_ids import own_id
 from blockrelay.protocol.tensors import decode_tensor
-from tests.support.systems.device_processes import child_of, children_of
+from blockrelay_launcher.drill.system import children_of, environment_of
+from tests.support.systems.device_processes import child_of
 from tests.support.systems.up_process import COMMAND, UpProcess
 from tests.support.waiting import wait_until
 
@@ -66,9 +67,8 @@ class Story:
         return child_of(self.gpu_worker())
 
     def gpu_worker(self) -> int:
-        (worker,) = (
-            pid for pid in self.up.pid_of("-m blockrelay_worker") if f"BLOCKRELAY_GPU={self.gpu}" in environment(pid)
-        )
+        workers = self.up.pid_of("-m blockrelay_worker")
+        (worker,) = (pid for pid in workers if environment_of(pid).get("BLOCKRELAY_GPU") == self.gpu)
         return worker
 
     def step(
@@ -220,10 +220,6 @@ class Story:
         rows = logits(self.step([*prompt, *new[:-1]], logits="all"))[len(prompt) - 1 :]
         behind = rows.max(axis=1) - rows[np.arange(len(new)), list(new)]
         assert (behind <= self.tolerance * np.linalg.norm(rows, axis=1)).all(), behind
-
-
-def environment(pid: int) -> list[str]:
-    return (Path("/proc") / str(pid) / "environ").read_bytes().decode().split("\0")
 
 
 def tensor_request(session: str, tokens: Sequence[int], step: int = 1, past: int = 0) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from blockrelay.errors import RedisTrouble
 from blockrelay.redis.client import connect
+from blockrelay_launcher.drill.system import children_of, command_line, environment_of
 from blockrelay_launcher.supervisor.shared_page_folder import open_page_folder
 from tests.support.leaks import ownerless_keys, settled
 
@@ -30,8 +31,7 @@ class UpProcess:
 
     def children(self) -> dict[int, str]:
         """pid -> command line of every process that it has started and that still runs."""
-        folder = Path("/proc") / str(self.process.pid) / "task" / str(self.process.pid)
-        return {int(pid): command_line(int(pid)) for pid in (folder / "children").read_text().split()}
+        return {pid: command_line(pid) for pid in children_of(self.process.pid)}
 
     def pid_of(self, what: str) -> list[int]:
         """Children whose command line contains `what`, lowest pid first."""
@@ -40,7 +40,7 @@ class UpProcess:
     def redis_urls(self) -> list[str]:
         """Of the servers that its services use, as one of these was told."""
         for pid in self.pid_of("-m blockrelay_"):
-            told = {name: value for name, _, value in (line.partition("=") for line in environment(pid))}
+            told = environment_of(pid)
             names = ("BLOCKRELAY_REDIS_URL", "BLOCKRELAY_PAYLOAD_REDIS_URL")
             return [told[name] for name in names if name in told]
         return []
@@ -57,23 +57,6 @@ class UpProcess:
         self.assert_nothing_is_ownerless()
         self.process.send_signal(number)
         return self.process.wait(timeout_s)
-
-
-def command_line(pid: int) -> str:
-    """Empty for a process that has ended, a zombie included."""
-    return " ".join(_lines_of(pid, "cmdline"))
-
-
-def environment(pid: int) -> list[str]:
-    """NAME=VALUE lines; none of a process that has ended."""
-    return _lines_of(pid, "environ")
-
-
-def _lines_of(pid: int, file: str) -> list[str]:
-    try:
-        return (Path("/proc") / str(pid) / file).read_bytes().decode().split("\0")
-    except (FileNotFoundError, ProcessLookupError):
-        return []
 
 
 @contextmanager

@@ -7,8 +7,9 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from blockrelay.host.cpu import cores
 from blockrelay.protocol.constants import PAGE_TOKENS
 from blockrelay.settings import WorkerSettings
 from blockrelay_launcher.background import running_up
-from blockrelay_launcher.bench.figures import Round, figures, random_prompts, ratio
+from blockrelay_launcher.bench.figures import DrawPrompts, Round, figures, random_prompts, ratio
 from blockrelay_launcher.bench.kv_cache import kv_cache_figures
 from blockrelay_launcher.bench.machine import describe_machine
 from blockrelay_launcher.bench.memory import Scales
@@ -65,50 +66,31 @@ def _measure(options: BenchOptions, folder: BlockFolder) -> dict[str, Any]:
         },
         "machine": describe_machine(),
     }
-    dice = random.Random(time.time_ns())
+    draw = partial(random_prompts, random.Random(time.time_ns()), folder.model.vocab_size)
     if options.memory:
-        report["memory"] = _weigh(options, folder, dice)
+        report["memory"] = _weigh(options, folder, draw)
     with contextlib.ExitStack() as stack:
         url = options.url or stack.enter_context(_own_up(options))
-        gateway = GatewaySide(url, folder.model.name)
-        stack.callback(gateway.close)
+        gateway = stack.enter_context(contextlib.closing(GatewaySide(url, folder.model.name)))
         direct = stack.enter_context(_own_process(options)) if options.in_process else None
-        cases = [
-            _Case(_Prompts(dice, folder.model.vocab_size, requests, prompt))
-            for prompt in options.prompt_lengths
-            for requests in options.request_counts
-        ]
-        _compare(report, gateway, direct, cases, options)
+        _compare(report, gateway, direct, draw, options)
         if options.prefix:
-            report["prefix"] = _shared_prefix(gateway, options, dice, folder.model.vocab_size)
+            report["prefix"] = _shared_prefix(gateway, options, draw)
         if options.kv_cache:
             report["kv_cache"] = [
-                kv_cache_figures(
-                    gateway, dice, vocab_size=folder.model.vocab_size, prompt=prompt, rounds=options.rounds
-                )
+                kv_cache_figures(gateway, draw, prompt=prompt, rounds=options.rounds)
                 for prompt in options.prompt_lengths
             ]
     return report
 
 
 @dataclass(frozen=True, slots=True)
-class _Prompts:
-    """The source of random prompts: new ones for every round, the same for both sides."""
-
-    dice: random.Random
-    vocab_size: int
-    requests: int
-    length: int
-
-    def draw(self) -> list[list[int]]:
-        return random_prompts(self.dice, self.vocab_size, self.requests, self.length)
-
-
-@dataclass(frozen=True, slots=True)
 class _Case:
     """One configuration, with its rounds through the gateway (`through`) and in process (`inside`)."""
 
-    prompts: _Prompts
+    requests: int
+    prompt: int
+    """Tokens of each prompt."""
     through: list[Round] = field(default_factory=list[Round])
     inside: list[Round] = field(default_factory=list[Round])
 
@@ -117,13 +99,14 @@ def _compare(
     report: dict[str, Any],
     gateway: GatewaySide,
     direct: InProcessSide | None,
-    cases: Sequence[_Case],
+    draw: DrawPrompts,
     options: BenchOptions,
 ) -> None:
     """Measures all configurations in turns, each on both sides, so that changes of the machine affect all alike."""
+    cases = [_Case(requests, prompt) for prompt in options.prompt_lengths for requests in options.request_counts]
     for number in range(-1, options.rounds):
         for case in cases:
-            drawn = case.prompts.draw()
+            drawn = draw(case.requests, case.prompt)
             new = options.new if number >= 0 else min(options.new, WARM_UP_NEW)
             one = gateway.round(drawn, new)
             other = direct.round(drawn, new) if direct else None
@@ -131,20 +114,19 @@ def _compare(
                 case.through.append(one)
                 case.inside.extend([other] if other else [])
     for case in cases:
-        length = case.prompts.length
-        report["gateway"].append(figures(case.through, prompt=length))
+        report["gateway"].append(figures(case.through, prompt=case.prompt))
         if case.inside:
-            report["in_process"].append(figures(case.inside, prompt=length))
-            report["ratio"].append(ratio(case.through, case.inside, prompt=length))
+            report["in_process"].append(figures(case.inside, prompt=case.prompt))
+            report["ratio"].append(ratio(case.through, case.inside, prompt=case.prompt))
 
 
-def _shared_prefix(gateway: GatewaySide, options: BenchOptions, dice: random.Random, vocab_size: int) -> dict[str, Any]:
+def _shared_prefix(gateway: GatewaySide, options: BenchOptions, draw: DrawPrompts) -> dict[str, Any]:
     """Returns the median times to first token of two requests in sequence that begin with the same tokens."""
     first, second = list[float](), list[float]()
     for _ in range(options.rounds):
-        [prefix] = random_prompts(dice, vocab_size, 1, options.prefix)
+        [prefix] = draw(1, options.prefix)
         for times in (first, second):
-            [own] = random_prompts(dice, vocab_size, 1, OWN_TOKENS)
+            [own] = draw(1, OWN_TOKENS)
             times.append(gateway.round([prefix + own], PREFIX_NEW).prefill_s)
     ratios = [b / a for a, b in zip(first, second, strict=True)]
     return {
@@ -156,24 +138,22 @@ def _shared_prefix(gateway: GatewaySide, options: BenchOptions, dice: random.Ran
     }
 
 
-def _weigh(options: BenchOptions, folder: BlockFolder, dice: random.Random) -> dict[str, Any]:
+def _weigh(options: BenchOptions, folder: BlockFolder, draw: DrawPrompts) -> dict[str, Any]:
     """Starts a system, runs the largest round once, and measures the workers' memory meanwhile."""
     started = time.monotonic()
+    requests, prompt = max(options.request_counts), max(options.prompt_lengths)
     with tempfile.TemporaryDirectory(prefix="blockrelay-") as data, _own_up(options, data=Path(data)) as url:
         ready_s = time.monotonic() - started
-        scales, gateway = Scales(folder, Path(data)), GatewaySide(url, folder.model.name)
-        prompts = random_prompts(
-            dice, folder.model.vocab_size, max(options.request_counts), max(options.prompt_lengths)
-        )
-        scales.start()
-        try:
-            gateway.round(prompts, options.new)
-        finally:
-            weights = scales.stop()
-            gateway.close()
+        scales = Scales(folder, Path(data))
+        with contextlib.closing(GatewaySide(url, folder.model.name)) as gateway:
+            scales.start()
+            try:
+                gateway.round(draw(requests, prompt), options.new)
+            finally:
+                weights = scales.stop()
     return {
-        "requests": max(options.request_counts),
-        "prompt": max(options.prompt_lengths),
+        "requests": requests,
+        "prompt": prompt,
         "ready_s": round(ready_s, 2),
         "workers": [weight.entry() for weight in weights],
     }

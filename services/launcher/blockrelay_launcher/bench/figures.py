@@ -3,11 +3,14 @@
 import itertools
 import random
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from blockrelay_launcher.percentile import percentile
+
+#: Draws as many random prompts as the first number says, of the length in the second one.
+DrawPrompts = Callable[[int, int], list[list[int]]]
 
 
 @dataclass(frozen=True, slots=True)

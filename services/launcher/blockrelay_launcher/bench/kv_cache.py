@@ -1,10 +1,10 @@
 """Measures the gain of the KV cache: one request at a time, with and without it (`use_cache: false`), in turns."""
 
-import random
 import statistics
+from collections import defaultdict
 from typing import Any
 
-from blockrelay_launcher.bench.figures import Round, random_prompts
+from blockrelay_launcher.bench.figures import DrawPrompts, Round
 from blockrelay_launcher.bench.options import LONG_NEW
 from blockrelay_launcher.bench.targets import GatewaySide
 
@@ -16,41 +16,30 @@ ADDED = 8
 EARLY, LATE = (10, 20), (40, 50)
 
 
-def kv_cache_figures(
-    gateway: GatewaySide, dice: random.Random, *, vocab_size: int, prompt: int, rounds: int
-) -> dict[str, Any]:
+def kv_cache_figures(gateway: GatewaySide, draw: DrawPrompts, *, prompt: int, rounds: int) -> dict[str, Any]:
     """Measures requests with and without the cache and returns medians over rounds.
 
-    Prompts are `prompt` random token ids below `vocab_size`, drawn by `dice`. `whole`, `step` and `second_step` are
+    Prompts are `prompt` token ids of `draw`. `whole`, `step` and `second_step` are
     ratios of the time without the cache to that with it; `growth` is the time of steps 41 to 50 over that of 11 to 20.
     """
-    by_name: dict[str, list[float]] = {}
-
-    def note(**values: float) -> None:
-        for name, value in values.items():
-            by_name.setdefault(name, []).append(value)
-
+    by_name: dict[str, list[float]] = defaultdict(list)
     for number in range(-1, rounds):
-        (first,) = random_prompts(dice, vocab_size, 1, prompt)
-        (again,) = random_prompts(dice, vocab_size, 1, prompt)
-        (added,) = random_prompts(dice, vocab_size, 1, ADDED)
+        (first, again), (added,) = draw(2, prompt), draw(1, ADDED)
         kept = gateway.round([first], LONG_NEW)
         on, off = gateway.round([again], NEW), gateway.round([first], NEW, use_cache=False)
         second_on = gateway.round([first + added], 2)
         second_off = gateway.round([first + added], 2, use_cache=False)
         if number < 0:
             continue  # the first round only warms up
-        note(
-            whole_on_ms=1000 * on.total_s,
-            whole_off_ms=1000 * off.total_s,
-            step_on_ms=1000 * step_s(on),
-            step_off_ms=1000 * step_s(off),
-            second_step_on_ms=1000 * second_on.prefill_s,
-            second_step_off_ms=1000 * second_off.prefill_s,
-            early_step_ms=1000 * step_s(kept, *EARLY),
-            late_step_ms=1000 * step_s(kept, *LATE),
-            growth=growth(kept),
-        )
+        by_name["whole_on_ms"].append(1000 * on.total_s)
+        by_name["whole_off_ms"].append(1000 * off.total_s)
+        by_name["step_on_ms"].append(1000 * step_s(on))
+        by_name["step_off_ms"].append(1000 * step_s(off))
+        by_name["second_step_on_ms"].append(1000 * second_on.prefill_s)
+        by_name["second_step_off_ms"].append(1000 * second_off.prefill_s)
+        by_name["early_step_ms"].append(1000 * step_s(kept, *EARLY))
+        by_name["late_step_ms"].append(1000 * step_s(kept, *LATE))
+        by_name["growth"].append(growth(kept))
     figures = {name: round(statistics.median(values), 3) for name, values in by_name.items()}
     for name in ("whole", "step", "second_step"):
         ratios = [off / on for on, off in zip(by_name[f"{name}_on_ms"], by_name[f"{name}_off_ms"], strict=True)]

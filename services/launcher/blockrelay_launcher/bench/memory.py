@@ -3,7 +3,7 @@
 import re
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,20 +38,12 @@ class WorkerMemory:
     kv: int
     """Bytes of the KV pages in use."""
 
-    @property
-    def own(self) -> int:
-        """RssAnon + RssShmem, without mapped files (page cache)."""
-        return self.rss_anon + self.rss_shmem
-
-    @property
-    def ratio(self) -> float:
-        """The worker's own memory over its weights and KV pages."""
-        return self.own / (self.weights + self.kv)
-
     def entry(self) -> dict[str, Any]:
-        """Returns the entry of the report."""
-        fields = {name: getattr(self, name) for name in WorkerMemory.__dataclass_fields__}
-        return {**fields, "ratio": round(self.ratio, 3)}
+        """Returns the entry of the report, with the `ratio` of the worker's own memory to its weights and KV pages.
+
+        Its own memory is RssAnon + RssShmem, without mapped files (page cache).
+        """
+        return {**asdict(self), "ratio": round((self.rss_anon + self.rss_shmem) / (self.weights + self.kv), 3)}
 
 
 def weight_bytes(manifest: Manifest, first: int, last: int) -> int:

@@ -7,7 +7,6 @@ import re
 import signal
 import ssl
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from blockrelay.errors import ServiceUnavailable, UsageError
+from blockrelay.host.child_command import module_command
 from blockrelay_launcher.bench.figures import Round
 from blockrelay_launcher.supervisor.child_process import die_with_parent
 
@@ -164,9 +164,9 @@ def in_process(model: Path, *, threads: int, max_rows: int, pages: int) -> Itera
     `threads` and `max_rows` (tokens of a batch) are those of a worker; `pages`: KV pages for the largest round. Raises
     ServiceUnavailable if the process ends before it is ready.
     """
-    argv = [sys.executable, "-P", "-m", "blockrelay_worker.offline.bench", "--model", str(model)]
+    options = ["--threads", str(threads), "--max-rows", str(max_rows), "--pages", str(pages)]
     with subprocess.Popen(
-        [*argv, "--threads", str(threads), "--max-rows", str(max_rows), "--pages", str(pages)],
+        module_command("blockrelay_worker.offline.bench", "--model", model, *options),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

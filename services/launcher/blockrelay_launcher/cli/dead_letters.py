@@ -4,7 +4,6 @@ A request becomes a dead letter when it killed its workers or failed otherwise.
 """
 
 import json
-import os
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from rich.table import Column, Table
 
 from blockrelay.block_folder.folder import open_block_folder
 from blockrelay.errors import UsageError, WireError
+from blockrelay.host.child_command import module_command
 from blockrelay.protocol.encoding.request_ids import own_id
 from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.messages import RequestBody
@@ -162,9 +162,8 @@ def replay(
         raise UsageError(f"{letter.request_id} was for another model than {folder}: choose it with --model")
     typer.echo(f"{letter.request_id}: {letter.why}, {letter.committed} tokens were committed. Now alone:")
     sys.stdout.flush()
-    argv = [sys.executable, "-P", "-m", "blockrelay_worker.offline.replay"]
-    argv += ["--model", str(folder), "--request", letter.request_id]
-    code = subprocess.run(argv, input=letter.body, check=False, env=os.environ.copy()).returncode
+    argv = module_command("blockrelay_worker.offline.replay", "--model", folder, "--request", letter.request_id)
+    code = subprocess.run(argv, input=letter.body, check=False).returncode
     if code < 0:
         typer.echo(f"\nthe process was killed by signal {-code}: it kills its worker")
     elif code:

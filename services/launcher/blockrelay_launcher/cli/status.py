@@ -1,5 +1,6 @@
 """The commands `blockrelay status` and `blockrelay cancel`: read a cell's state from its Redis, and end a request."""
 
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from typing import Any, cast
@@ -16,13 +17,16 @@ from blockrelay.redis import client as redis_link
 from blockrelay.redis import registry
 from blockrelay.redis.cell_address import CellAddress, connected
 from blockrelay_launcher.cli.trouble import read_trouble, sentences
-from blockrelay_launcher.cli.worker_totals import SECONDS, SESSIONS, read_totals
+from blockrelay_launcher.cli.worker_totals import SESSIONS, TOTALS, read_totals
 from blockrelay_launcher.policy import ASKED_AT_ONCE
 from blockrelay_launcher.tables import print_table
 
 WORKER = ("worker", "device", "stage", "state", "requests", "pages", "heartbeat")
-#: Headings: the batches, the seconds of four parts and of all, then the tokens.
-TOTALS = ("worker", "batches", "inference", "tokens", "transfer", "cache", "total", "prompt tokens", "new tokens")
+#: Headings of the counts in TOTALS. The total also has the choice of tokens for a step and the accounting, which no
+#: other column has.
+TOTALS_HEAD = ("worker", "batches", "inference", "tokens", "transfer", "cache", "total", "prompt tokens", "new tokens")
+#: Headings of the counts in SESSIONS.
+SESSIONS_HEAD = ("worker", "made", "evicted", "clean-ups", "loading", "running", "jobs", "failed")
 
 
 def read_status(cell: CellAddress) -> dict[str, Any]:
@@ -86,8 +90,10 @@ def show(status: dict[str, Any], console: Console | None = None) -> None:
         title = f"plan of model {model}, epoch {plan['epoch']}"
         print_table(console, title, ("stage", "blocks", "workers", "why"), _stages(plan), folds="why")
         print_table(console, "workers", WORKER, [_worker(one) for one in facts["workers"]])
-        _show_totals(console, facts["workers"])
-        _show_sessions(console, facts["workers"])
+        totals = {worker["id"]: worker.get("totals") or {} for worker in facts["workers"]}
+        _show_counts(console, "what workers spent their time on, in seconds", TOTALS_HEAD, TOTALS, totals)
+        sessions = {name: counts.get("sessions") or {} for name, counts in totals.items()}
+        _show_counts(console, "sessions of ONNX blocks, times in seconds", SESSIONS_HEAD, SESSIONS, sessions)
         waiting = ", ".join(f"{name} {depth}" for name, depth in facts["queue"].items() if depth) or "empty"
         console.print(f"queue: {waiting}")
         for gap in facts["missing"]:
@@ -113,31 +119,21 @@ def _worker(one: dict[str, Any]) -> tuple[str, ...]:
     return one["id"], one["device"], stage, one["state"], str(one["running"]), pages, heartbeat
 
 
-def _show_totals(console: Console, workers: list[dict[str, Any]]) -> None:
-    """Prints the time that each worker has spent on each kind of work since it started.
-
-    The total also contains the choice of tokens for a step and the accounting, which no other column has.
-    """
-    rows: list[tuple[str, ...]] = []
-    for worker in workers:
-        if totals := worker.get("totals"):
-            seconds = [f"{totals[name]:.2f}" for name in SECONDS]
-            counts = [f"{totals[name]:.0f}" for name in ("prompt_tokens", "tokens")]
-            rows.append((worker["id"], f"{totals['inferences']:.0f}", *seconds, *counts))
+def _show_counts(
+    console: Console,
+    title: str,
+    head: Sequence[str],
+    names: Iterable[str],
+    by_worker: Mapping[str, Mapping[str, float]],
+) -> None:
+    """Prints what each worker has counted since it started; seconds are the names that end with `_s`."""
+    rows = [
+        (worker, *(f"{counts[name]:.2f}" if name.endswith("_s") else f"{counts[name]:.0f}" for name in names))
+        for worker, counts in by_worker.items()
+        if counts
+    ]
     if rows:
-        print_table(console, "what workers spent their time on, in seconds", TOTALS, rows)
-
-
-def _show_sessions(console: Console, workers: list[dict[str, Any]]) -> None:
-    """Prints the counts of warm sessions of the workers that serve ONNX blocks, since each started."""
-    rows: list[tuple[str, ...]] = []
-    for worker in workers:
-        if counts := (worker.get("totals") or {}).get("sessions"):
-            texts = (f"{counts[name]:.2f}" if name.endswith("_s") else f"{counts[name]:.0f}" for name in SESSIONS)
-            rows.append((worker["id"], *texts))
-    if rows:
-        head = ("worker", "made", "evicted", "clean-ups", "loading", "running", "jobs", "failed")
-        print_table(console, "sessions of ONNX blocks, times in seconds", head, rows)
+        print_table(console, title, head, rows)
 
 
 def cancel(cell: CellAddress, request_id: str) -> str:

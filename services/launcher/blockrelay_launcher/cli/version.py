@@ -1,11 +1,10 @@
 """The text of `blockrelay --version`: the release, the protocol numbers, and the numerics id of this machine."""
 
 import importlib.util
-import sys
 
 from blockrelay import __version__
 from blockrelay.extras import how_to_install
-from blockrelay.host.child_command import run_command
+from blockrelay.host.child_command import module_command, run_command
 from blockrelay.protocol.number import NUMBERS
 from blockrelay.settings import BUNDLED_MODEL
 
@@ -21,8 +20,7 @@ def version_text() -> str:
 def _bundled_numerics() -> str:
     if importlib.util.find_spec("onnxruntime") is None:
         return f"unknown: onnxruntime is not installed ({how_to_install('worker')})"
-    argv = [sys.executable, "-P", "-m", "blockrelay_worker.offline.numerics", str(BUNDLED_MODEL)]
-    done = run_command(argv)
+    done = run_command(module_command("blockrelay_worker.offline.numerics", BUNDLED_MODEL))
     if done.code:
         return f"unknown: {done.last_line}"
     return f"{done.stdout.strip()} (bundled model)"

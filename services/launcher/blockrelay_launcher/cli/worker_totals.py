@@ -19,8 +19,6 @@ TOTALS: Mapping[str, str] = {
     "prompt_tokens": "blockrelay_worker_prompt_tokens_total",
     "tokens": "blockrelay_worker_generation_tokens_total",
 }
-#: The totals in seconds, the sum last.
-SECONDS = tuple(name for name in TOTALS if name.endswith("_s"))
 #: The metric, and the value of its label `result`, of each count of warm sessions (workers of ONNX blocks).
 SESSIONS: Mapping[str, tuple[str, str]] = {
     "made": ("blockrelay_worker_warm_sessions_made_total", ""),

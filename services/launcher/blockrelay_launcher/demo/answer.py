@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import sys
 import time
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
@@ -20,15 +21,15 @@ PATIENCE_S = 60.0
 
 @dataclass(slots=True)
 class Answer:
-    """One request and its answer so far. Times are of the monotonic clock, in seconds."""
+    """One request and its answer so far."""
 
     asked_at: float
-    """Time at which the request was sent."""
+    """Time at which the request was sent, in seconds of the monotonic clock."""
     request_id: str = ""
     """Id of the request; empty until a gateway has accepted it."""
     first: float | None = None
     last: float | None = None
-    """Times of the first and the last text."""
+    """Seconds from the request to the first and the last text; None without one."""
     text: str = ""
     prompt_tokens: int = 0
     """Known at the end of the answer."""
@@ -39,10 +40,6 @@ class Answer:
     reason: str = ""
     fingerprint: str = ""
     fallbacks: int = 0
-
-    def accepted(self, request_id: str) -> None:
-        """Stores the id that a gateway gave the request."""
-        self.request_id = request_id
 
     def take(self, chunk: Mapping[str, Any]) -> str:
         """Stores the fields of a chunk (completion or chat) and returns its text."""
@@ -56,7 +53,7 @@ class Answer:
             self.max_tokens = choice.get("max_tokens") or self.max_tokens
             piece = str(choice.get("text") or choice.get("delta", {}).get("content") or "")
             if piece:
-                self.last = time.monotonic()
+                self.last = time.monotonic() - self.asked_at
                 self.first = self.first or self.last
                 self.text += piece
             return piece
@@ -70,6 +67,12 @@ def request_body(manifest: Manifest, fields: Mapping[str, Any]) -> dict[str, Any
         "temperature": TEMPERATURE, "stream": True, "stream_options": {"include_usage": True},
         "return_token_ids": True, **fields,
     }  # fmt: skip
+
+
+def write(text: str) -> None:
+    """Writes a piece of an answer to stdout at once."""
+    sys.stdout.write(text)
+    sys.stdout.flush()
 
 
 def http_client() -> httpx.Client:
@@ -95,9 +98,11 @@ def streamed(
     answer will come, ServiceUnavailable if the answer ends with an error.
     """
     path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
-    events = resuming_stream(
-        [url], path, body, patience_s=PATIENCE_S, retrying=retrying, accepted=answer.accepted, http=http
-    )
+
+    def accepted(request_id: str) -> None:
+        answer.request_id = request_id
+
+    events = resuming_stream([url], path, body, patience_s=PATIENCE_S, retrying=retrying, accepted=accepted, http=http)
     with contextlib.closing(events):
         for event in events:
             if "error" in event.data:

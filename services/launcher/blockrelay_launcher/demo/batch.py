@@ -1,7 +1,6 @@
 """Runs `blockrelay demo --batch FILE`: answers all prompts of a file, in its order, with figures at the end."""
 
 import json
-import sys
 import threading
 import time
 from collections.abc import Generator, Sequence
@@ -17,10 +16,10 @@ from blockrelay.block_folder.manifest import Manifest
 from blockrelay.errors import ServiceUnavailable
 from blockrelay_launcher.background import running_up
 from blockrelay_launcher.client.resuming import Refused
-from blockrelay_launcher.demo.answer import Answer, cancel, http_client, one_line, request_body, streamed
+from blockrelay_launcher.demo.answer import Answer, cancel, http_client, one_line, request_body, streamed, write
 from blockrelay_launcher.demo.batch_file import Prompt
 from blockrelay_launcher.demo.batch_report import Result, summarise
-from blockrelay_launcher.demo.result_table import result_table
+from blockrelay_launcher.tables import facts_table
 
 
 def run_batch(
@@ -36,13 +35,12 @@ def run_batch(
         with closing(_Batch(url, http, manifest).results(prompts, concurrency)) as coming:
             for result in coming:
                 results.append(result)
-                sys.stdout.write(_line(result.to_json()) if as_json else result.to_text())
-                sys.stdout.flush()
+                write(_line(result.to_json()) if as_json else result.to_text())
         summary = summarise(results, time.monotonic() - began)
     if as_json:
-        sys.stdout.write(_line(summary.to_json()))
+        write(_line(summary.to_json()))
     else:
-        Console().print(result_table("what it took", summary.rows()))
+        Console().print(facts_table("what it took", summary.rows()))
     return 1 if summary.failed else 0
 
 

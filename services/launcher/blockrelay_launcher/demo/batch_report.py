@@ -21,14 +21,9 @@ class Result:
     total_s: float
     error: str | None = None
 
-    @property
-    def first_token_s(self) -> float | None:
-        """Seconds from the request to the first text; None without one."""
-        return None if self.answer.first is None else self.answer.first - self.answer.asked_at
-
     def to_json(self) -> dict[str, Any]:
         """Returns the object that `--json` prints for this prompt."""
-        answer, first = self.answer, self.first_token_s
+        answer = self.answer
         return {
             "index": self.index,
             **self.prompt.asked,
@@ -36,7 +31,7 @@ class Result:
             "finish_reason": answer.reason or None,
             "prompt_tokens": answer.prompt_tokens,
             "tokens": answer.tokens,
-            "first_token_s": None if first is None else round(first, 4),
+            "first_token_s": None if answer.first is None else round(answer.first, 4),
             "total_s": round(self.total_s, 4),
             "error": self.error,
         }
@@ -88,7 +83,7 @@ class Summary:
 
 def summarise(results: Sequence[Result], seconds: float) -> Summary:
     """Returns the figures of all results; `seconds` is the duration of the batch."""
-    firsts = [first for result in results if (first := result.first_token_s) is not None]
+    firsts = [result.answer.first for result in results if result.answer.first is not None]
     ok, tokens = sum(result.error is None for result in results), sum(result.answer.tokens for result in results)
     return Summary(
         prompts=len(results),

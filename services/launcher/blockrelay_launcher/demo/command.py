@@ -1,7 +1,6 @@
 """Runs `blockrelay demo`: starts a system, streams one answer to the terminal and prints a table of its times."""
 
 import contextlib
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -13,12 +12,12 @@ from blockrelay.block_folder.manifest import CHAT_TEMPLATE_NAME, TOKENIZER_NAME,
 from blockrelay.errors import ServiceUnavailable, UsageError
 from blockrelay_launcher.background import running_up
 from blockrelay_launcher.client.resuming import Refused
-from blockrelay_launcher.demo.answer import Answer, http_client, request_body, streamed
+from blockrelay_launcher.demo.answer import Answer, http_client, request_body, streamed, write
 from blockrelay_launcher.demo.batch import run_batch
 from blockrelay_launcher.demo.batch_file import read_batch
 from blockrelay_launcher.demo.interactive import run_interactive
 from blockrelay_launcher.demo.options import DemoOptions
-from blockrelay_launcher.demo.result_table import result_table
+from blockrelay_launcher.tables import facts_table
 
 QUESTION, OPENING = "Tell me a story.", "Once upon a time"
 CONCURRENCY = 8
@@ -57,22 +56,20 @@ def _one_answer(model: Path, manifest: Manifest, *, stages: int, prompt: str | N
         try:
             with contextlib.closing(streamed(http, url, body, answer)) as pieces:
                 for piece in pieces:
-                    sys.stdout.write(piece)
-                    sys.stdout.flush()
+                    write(piece)
         except Refused as refused:
             raise ServiceUnavailable(f"the gateway answered {str(refused)[:300]}") from refused
-        sys.stdout.write("\n\n")
-        sys.stdout.flush()
-    Console().print(result_table("what it took", _rows(manifest, stages, ready_s, answer)))
+        write("\n\n")
+    Console().print(facts_table("what it took", _rows(manifest, stages, ready_s, answer)))
     return 0
 
 
 def _opening(manifest: Manifest, prompt: str | None) -> dict[str, Any]:
     """Returns the body of the single request, and prints its prompt."""
     if prompt is None and CHAT_TEMPLATE_NAME in manifest.files:
-        sys.stdout.write(f"> {QUESTION}\n\n")
+        write(f"> {QUESTION}\n\n")
         return request_body(manifest, {"messages": [{"role": "user", "content": QUESTION}]})
-    sys.stdout.write(prompt or OPENING)
+    write(prompt or OPENING)
     return request_body(manifest, {"prompt": prompt or OPENING})
 
 
@@ -87,7 +84,7 @@ def _rows(manifest: Manifest, stages: int, ready_s: float, answer: Answer) -> di
         "tokens": f"{answer.tokens} (finish reason: {answer.reason})",
     }
     if answer.first is not None and answer.last is not None:
-        rows["time to first token"] = f"{1000 * (answer.first - answer.asked_at):.0f} ms"
+        rows["time to first token"] = f"{1000 * answer.first:.0f} ms"
         if answer.last > answer.first:
             rows["tokens per second"] = f"{(answer.tokens - 1) / (answer.last - answer.first):.0f}"
     rows["fallbacks"] = str(answer.fallbacks)

@@ -3,7 +3,10 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Any
+
+from blockrelay_launcher.demo.answer import Answer
 
 COMMANDS = {
     "/help": "this list",
@@ -55,34 +58,23 @@ class Conversation:
 
 @dataclass(slots=True)
 class ConversationTotals:
-    """The figures of a chat; times in seconds."""
+    """The figures of a chat: all answers, the cancelled ones included, and the number of turns without one."""
 
-    turns: int = 0
+    answers: list[Answer] = field(default_factory=list[Answer])
     cancelled: int = 0
     failed: int = 0
-    tokens: int = 0
-    firsts: list[float] = field(default_factory=list[float])
-    _tokens_behind_first: int = 0
-    _seconds_behind_first: float = 0.0
-
-    def add(self, *, tokens: int, first_s: float | None, last_s: float | None) -> None:
-        """Adds an answer. `first_s` and `last_s` are the seconds from the question to its first and last text."""
-        self.turns += 1
-        self.tokens += tokens
-        if first_s is None or last_s is None:
-            return
-        self.firsts.append(first_s)
-        if last_s > first_s:
-            self._tokens_behind_first += tokens - 1
-            self._seconds_behind_first += last_s - first_s
 
     def rows(self) -> dict[str, str]:
         """Returns the rows of the summary table; a figure without a measurement is left out."""
         counts = ((self.cancelled, "cancelled"), (self.failed, "failed"))
         others = ", ".join(f"{count} {what}" for count, what in counts if count)
-        rows = {"turns": f"{self.turns} ({others})" if others else str(self.turns), "tokens": str(self.tokens)}
-        if self._seconds_behind_first:
-            rows["tokens per second"] = f"{self._tokens_behind_first / self._seconds_behind_first:.0f}"
-        if self.firsts:
-            rows["time to first token"] = f"{1000 * sum(self.firsts) / len(self.firsts):.0f} ms on average"
+        turns = str(len(self.answers) + self.failed)
+        rows = {"turns": f"{turns} ({others})" if others else turns, "tokens": str(sum(a.tokens for a in self.answers))}
+        firsts = [answer.first for answer in self.answers if answer.first is not None]
+        spans = [(a.tokens - 1, a.last - a.first) for a in self.answers if a.first and a.last and a.last > a.first]
+        if spans:
+            tokens, seconds = map(sum, zip(*spans, strict=True))
+            rows["tokens per second"] = f"{tokens / seconds:.0f}"
+        if firsts:
+            rows["time to first token"] = f"{1000 * fmean(firsts):.0f} ms on average"
         return rows

@@ -24,6 +24,7 @@ from blockrelay_launcher.demo.answer import (
     one_line,
     request_body,
     streamed,
+    write,
 )
 from blockrelay_launcher.demo.conversation import (
     COMMANDS,
@@ -34,7 +35,7 @@ from blockrelay_launcher.demo.conversation import (
     left_out,
 )
 from blockrelay_launcher.demo.interrupts import Interrupts
-from blockrelay_launcher.demo.result_table import result_table
+from blockrelay_launcher.tables import facts_table
 
 
 def run_interactive(model: Path, manifest: Manifest, *, stages: int) -> int:
@@ -53,13 +54,12 @@ def run_interactive(model: Path, manifest: Manifest, *, stages: int) -> int:
         with Interrupts() as interrupts:
             chat = _Chat(url, http, manifest, interrupts, terminal)
             chat.run()
-    Console().print(result_table("what it took", chat.totals.rows()))
+    Console().print(facts_table("what it took", chat.totals.rows()))
     return 0
 
 
 def _say(text: str) -> None:
-    sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()
+    write(f"{text}\n")
 
 
 @dataclass(slots=True)
@@ -129,8 +129,7 @@ class _Chat:
                     if whole and answer.max_tokens < body["max_tokens"]:
                         cancel(self.http, self.url, answer)
                         return False
-                    sys.stdout.write(piece)
-                    sys.stdout.flush()
+                    write(piece)
         except KeyboardInterrupt:
             cancelled = True
             cancel(self.http, self.url, answer)
@@ -142,18 +141,13 @@ class _Chat:
         if forgotten:
             _say(left_out(forgotten, self.manifest.model.max_position))
         self.totals.cancelled += cancelled
-        self.totals.add(
-            tokens=answer.tokens,
-            first_s=answer.first and answer.first - answer.asked_at,
-            last_s=answer.last and answer.last - answer.asked_at,
-        )
+        self.totals.answers.append(answer)
         if answer.text or not cancelled:
             self.conversation.add(question, answer.text, without=forgotten)
         return True
 
     def _fail(self, error: Exception) -> None:
         """Prints the error of a turn, which does not become part of the conversation."""
-        self.totals.turns += 1
         self.totals.failed += 1
         complain(one_line(error))
         sys.stderr.flush()

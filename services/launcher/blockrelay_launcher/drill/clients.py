@@ -5,7 +5,7 @@ import hashlib
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Literal
@@ -56,11 +56,6 @@ class RequestRecord:
     """Number of moves from a GPU to a CPU."""
     ended: float | None = None
     """Time of the last event; None if the client did not see the end."""
-
-    @property
-    def accepted(self) -> bool:
-        """True once a gateway has accepted the request."""
-        return bool(self.request_id)
 
     def take(self, event_id: str, data: dict[str, Any]) -> None:
         """Records one event of the stream."""
@@ -145,9 +140,10 @@ class Load:
             try:
                 if kind == "session":
                     self._session(seen, key, rng)
+                elif kind == "background":
+                    self._background(seen, body, key, rng)
                 else:
-                    run = {"stream": self._stream, "background": self._background, "cancelled": self._cancel}[kind]
-                    run(seen, body, key, rng)
+                    self._stream(seen, body, key, rng)
             except Abandoned:
                 return
             except Refused as error:
@@ -161,25 +157,16 @@ class Load:
         if self._now.is_set():
             raise Abandoned
 
-    def _events(self, seen: RequestRecord, body: dict[str, Any], key: str) -> Iterator[resuming.Event]:
+    def _stream(self, seen: RequestRecord, body: dict[str, Any], key: str, rng: Random) -> None:
+        """Streams a request; one that is to be cancelled is cancelled after some tokens."""
+
         def cut(why: str) -> None:
             seen.cuts.append(time.monotonic())
             self._check_abandoned()
 
-        yield from resuming.resuming_stream(
-            self.urls, "/v1/completions", body, key=key, patience_s=PATIENCE_S, retrying=cut
-        )
-
-    def _stream(self, seen: RequestRecord, body: dict[str, Any], key: str, rng: Random) -> None:
-        for event in self._events(seen, body, key):
-            seen.take(event.id, event.data)
-            self._check_abandoned()
-        seen.ended = time.monotonic()
-
-    def _cancel(self, seen: RequestRecord, body: dict[str, Any], key: str, rng: Random) -> None:
-        """Streams a request and cancels it after some tokens."""
-        enough = rng.randint(1, 30)
-        for event in self._events(seen, body, key):
+        enough = rng.randint(1, 30) if seen.kind == "cancelled" else None
+        path = "/v1/completions"
+        for event in resuming.resuming_stream(self.urls, path, body, key=key, patience_s=PATIENCE_S, retrying=cut):
             seen.take(event.id, event.data)
             self._check_abandoned()
             if len(seen.events) == enough:

@@ -5,16 +5,13 @@ logits of a session's steps must be near the reference's. The reference runs in 
 """
 
 import json
-import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from blockrelay.errors import ServiceUnavailable
-from blockrelay.host.child_command import run_command
 from blockrelay_launcher.drill.clients import RequestRecord
-from blockrelay_launcher.drill.workload import DrillRequest, incomplete
+from blockrelay_launcher.drill.workload import DrillRequest, asked_alone, incomplete
 
 
 class Claim(NamedTuple):
@@ -33,8 +30,8 @@ class Verdict(NamedTuple):
     """The error in the content; empty: none."""
     beyond: bool = False
     """True if the error is a distance beyond the tolerance."""
-    how: Literal["bits", "tolerance", "whole"] = "bits"
-    """The comparison: bit by bit, within a tolerance, or only for being complete."""
+    how: Literal["bits", "compared", "only_whole"] = "bits"
+    """The comparison: bit by bit, with reference logits, or only for being complete."""
     on_gpu: bool = False
     """True if a GPU computed a part of it."""
 
@@ -92,12 +89,11 @@ class Closeness:
     def verdict(self, one: RequestRecord, *, on_gpu: bool) -> Verdict:
         """Returns the verdict on a request that has ended; `on_gpu`: a GPU computed a part of it."""
         claim = claim_of(self.requests, one)
+        wrong = ""
         if one.kind != "session" and (one.kind != "cancelled" or one.finish_reason):
             wrong = incomplete(self.requests[one.number], len(one.tokens), one.finish_reason)
-        else:
-            wrong = ""
         beyond = "" if wrong or claim is None else self._beyond(claim, one)
-        return Verdict(wrong or beyond, bool(beyond), "whole" if claim is None else "tolerance", on_gpu)
+        return Verdict(wrong or beyond, bool(beyond), "only_whole" if claim is None else "compared", on_gpu)
 
     def _beyond(self, claim: Claim, one: RequestRecord) -> str:
         """Returns a sentence on the first distance beyond the tolerance; "" if there is none."""
@@ -126,10 +122,6 @@ def first_beyond(off: Sequence[float], tolerance: float) -> tuple[int, float] | 
 
 def _measured(model: Path, questions: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, float], list[list[float]]]:
     """Runs the reference process and returns the model's tolerances and the distances for each question."""
-    lines = "".join(json.dumps(one) + "\n" for one in questions)
-    argv = [sys.executable, "-P", "-m", "blockrelay_worker.offline.reference_logits", str(model)]
-    stdout = run_command(argv, stdin=lines).check(
-        "the answers cannot be measured", unusable=ServiceUnavailable, failed=ServiceUnavailable
-    )
-    head, *distances = [json.loads(line) for line in stdout.splitlines()]
+    what = "the answers cannot be measured"
+    head, *distances = map(json.loads, asked_alone("reference_logits", model, questions, what))
     return head["tolerance"], [one["off"] for one in distances]

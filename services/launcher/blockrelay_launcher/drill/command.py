@@ -24,10 +24,9 @@ from blockrelay_launcher.drill.closeness import Closeness, Verdict, computed_by
 from blockrelay_launcher.drill.faults import Fault, possible, strikes
 from blockrelay_launcher.drill.from_logs import own_ends, refusals, run_starts
 from blockrelay_launcher.drill.options import DrillOptions
-from blockrelay_launcher.drill.parts.device_retries import DeviceRetries
 from blockrelay_launcher.drill.parts.killer import Killer
+from blockrelay_launcher.drill.parts.operator import DeviceRetries, PlanChange
 from blockrelay_launcher.drill.parts.part import DrillPart
-from blockrelay_launcher.drill.parts.plan_change import PlanChange
 from blockrelay_launcher.drill.parts.upgrade import SALT, Upgrade
 from blockrelay_launcher.drill.report import Report, judge, show
 from blockrelay_launcher.drill.system import DrilledSystem, check_release, drilled_system, lasting_ports
@@ -44,16 +43,11 @@ def run_drill(options: DrillOptions, *, as_json: bool) -> int:
     drill was interrupted; 1: otherwise. Raises UsageError and ServiceUnavailable, and typer.Exit if the worker has
     printed an error of the ONNX blocks.
     """
-    if options.sequential and options.blocks is None:
+    if options.blocks is not None:
+        options = replace(options, model=Path(described(options.blocks, None).folder))
+    elif options.sequential:
         raise UsageError("--sequential is for --blocks: other models are cut into stages")
-    served = replace(
-        options, model=options.model if options.blocks is None else Path(described(options.blocks, None).folder)
-    )
-    return _drill(served, open_block_folder(served.model, blocks=[]), as_json=as_json)
-
-
-def _drill(options: DrillOptions, folder: BlockFolder, *, as_json: bool) -> int:
-    """Drills a system that serves the model of `folder`, prints the report and returns the exit code of `run_drill`."""
+    folder = open_block_folder(options.model, blocks=[])
     _check(options, folder)
     seed = SystemRandom().randrange(2**32) if options.seed is None else options.seed
     data = Path(tempfile.mkdtemp(prefix="blockrelay-drill-"))
@@ -75,7 +69,7 @@ def _drill(options: DrillOptions, folder: BlockFolder, *, as_json: bool) -> int:
     else:
         show(report, Console(soft_wrap=True))
     if report.wrong:
-        _say(f"kept for a look: {data}")
+        typer.echo(f"kept for a look: {data}", err=True)
     else:
         shutil.rmtree(data, ignore_errors=True)
     return 130 if report.interrupted and not report.wrong else int(not report.good)
@@ -120,11 +114,14 @@ def _drilled(course: "_Course") -> Report:
         gateways, schedulers = names_of("gateway", options.gateways), names_of("scheduler", options.schedulers)
         put_in_force(options.users, data, [*gateways, *schedulers, *options.workers])
     releases = [*filter(None, [options.upgrade_from]), sys.executable]
+    seconds = 60 * options.minutes / len(releases)
     ports = lasting_ports(options.gateways) if options.upgrade_from else contextlib.nullcontext(0)
     with _interruptible() as interrupts, ports as port:
         for number, python in enumerate(releases, 1):
             with drilled_system(data, list(map(str, up)), python=python, port=port) as system:
-                course.run(system, interrupts, seconds=options.seconds / len(releases), last=number == len(releases))
+                if number == 1:
+                    course.begin(system)
+                course.run(system, interrupts, seconds=seconds, last=number == len(releases))
             if interrupts:
                 break
     return course.verdict(interrupted=bool(interrupts))
@@ -145,17 +142,14 @@ class _Course:
         self._troubles: list[str] = []
         self._seconds = 0.0
         self._load = Load(urls=[], requests=requests, clients=options.requests, rng=Random(f"{seed} load"))
-        self._has_begun = False
         self._of_cpus: set[str] = set()
         self._references = References(model=options.model, requests=requests, ids={})
         self._closeness = Closeness(options.model, requests, self._load.logits)
 
     def run(self, system: DrilledSystem, interrupts: list[int], *, seconds: float, last: bool) -> None:
         """Hurts a ready system for `seconds`; the last one is then left alone until all requests have ended."""
-        if not self._has_begun:
-            self._begin(system)
         release = "" if last else f" with the release of {self.options.upgrade_from}"
-        _say(f"under load for {seconds:.0f} s{release}; data and logs: {self.data}")
+        typer.echo(f"under load for {seconds:.0f} s{release}; data and logs: {self.data}", err=True)
         started = time.monotonic()
         parts = _faults(self.options, system, f"{self._seed} faults", started, seconds)
         for part in parts:
@@ -173,24 +167,26 @@ class _Course:
             self._load.abandon()
         self._faults += [fault for part in parts for fault in part.done]
 
-    def _begin(self, system: DrilledSystem) -> None:
-        """Computes the reference answers, waits for the GPUs, and starts the load."""
-        self._has_begun = True
-        _say(f"seed {self._seed}; {len(self._requests)} different requests" + (", first alone" if self._exact else ""))
+    def begin(self, system: DrilledSystem) -> None:
+        """Computes the reference answers, waits for the GPUs, and starts the load. `system` is the first one."""
+        typer.echo(
+            f"seed {self._seed}; {len(self._requests)} different requests" + (", first alone" if self._exact else ""),
+            err=True,
+        )
         if self._exact:
-            own = system.numerics_id()
+            (own,) = system.numerics_ids(CPU)
             self._references.ids = {own: "", f"{own}-{SALT}": SALT}
             self._references.prepare((n, own) for n in range(len(self._requests)))
         if self.options.gpu:
-            _say(f"waiting until {self.options.gpu} serves")
+            typer.echo(f"waiting until {self.options.gpu} serves", err=True)
             system.wait_for_gpus(len(self.options.gpu.split(",")))
         self._of_cpus = system.numerics_ids(CPU) - system.numerics_ids(GPU)
-        self._load.urls = system.urls
+        self._load.urls = system.running.urls
         self._load.start()
 
     def _settle(self, system: DrilledSystem, interrupts: list[int]) -> None:
         """Stops new requests, waits for the running ones, and then looks for state that Redis should not have."""
-        _say("no more faults and no new requests; waiting for those under way")
+        typer.echo("no more faults and no new requests; waiting for those under way", err=True)
         self._load.finish()
         _wait(interrupts, system, time.monotonic() + PATIENCE_S, until_done=self._load)
         if self._load.idle:
@@ -205,7 +201,7 @@ class _Course:
         inexact = [one for one in seen if not self._is_exact(one)]
         exact = [one for one in seen if self._is_exact(one)]
         self._references.prepare((one.number, fingerprint) for one in exact for fingerprint in one.fingerprints)
-        _say(f"{len(inexact)} answers are measured by reference logits") if inexact else None
+        typer.echo(f"{len(inexact)} answers are measured by reference logits", err=True) if inexact else None
         self._closeness.prepare(inexact)
         return judge(
             seen,
@@ -269,8 +265,3 @@ def _interruptible() -> Iterator[list[int]]:
     finally:
         for number, handler in former.items():
             signal.signal(number, handler)
-
-
-def _say(line: str) -> None:
-    sys.stderr.write(f"{line}\n")
-    sys.stderr.flush()

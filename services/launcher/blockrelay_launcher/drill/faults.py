@@ -3,10 +3,11 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Literal, get_args
+from typing import Literal, TypeVar, get_args
 
 from blockrelay.errors import UsageError
 
+T = TypeVar("T", bound=str)
 #: The faults. kill: SIGKILL. stop: SIGSTOP, later SIGCONT. full: Redis has no room (maxmemory 1). cut: Redis closes
 #: connections.
 Kind = Literal["kill", "stop", "full", "cut"]
@@ -47,7 +48,6 @@ class Fault:
     kind: Kind | Literal["drain"]
     """A kind of fault, or drain: an upgrade told a worker to end."""
     target: Target
-    lasts_s: float = 0.0
     requests: frozenset[str] | None = None
     """Ids of the requests on the worker; None: unknown, or the target is no worker."""
 
@@ -79,21 +79,13 @@ def possible(kinds: Sequence[Kind], roles: Sequence[Role]) -> dict[Kind, list[Ro
     return {kind: hurt for kind, hurt in by_kind.items() if hurt}
 
 
-def parse_roles(text: str) -> tuple[Role, ...]:
-    """Returns the roles in a text such as `worker,redis`; none for an empty text. Raises UsageError."""
-    names = _names(text, "--kill", ROLES)
-    return tuple(role for role in ROLES if role in names)
+def parse_names(text: str, option: str, known: Sequence[T]) -> tuple[T, ...]:
+    """Returns the ones of `known` in the text of an option such as `kill,stop`, in their own order.
 
-
-def parse_kinds(text: str) -> tuple[Kind, ...]:
-    """Returns the kinds in a text such as `kill,stop`; none for an empty text. Raises UsageError."""
-    names = _names(text, "--faults", KINDS)
-    return tuple(kind for kind in KINDS if kind in names)
-
-
-def _names(text: str, option: str, known: Sequence[str]) -> list[str]:
+    Raises UsageError for any other name.
+    """
     names = [part.strip() for part in text.split(",") if part.strip()]
     for name in names:
         if name not in known:
             raise UsageError(f"{option} takes {', '.join(known)} with commas between them, not {name!r}")
-    return names
+    return tuple(one for one in known if one in names)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar
 
-from blockrelay_launcher.drill.faults import Kind, Role, parse_kinds, parse_roles
+from blockrelay_launcher.drill.faults import KINDS, ROLES, Kind, Role, parse_names
 from blockrelay_launcher.option_groups import flag, option
 from blockrelay_launcher.supervisor.embedded_redis import Fsync
 from blockrelay_launcher.up_options.groups import ModelOrBlocksOptions, absolute
@@ -93,20 +93,16 @@ class DrillOptions(DrilledSystemOptions):
     """Number of different requests."""
 
     @property
-    def seconds(self) -> float:
-        """Duration of the load."""
-        return 60 * self.minutes
-
-    @property
     def roles(self) -> tuple[Role, ...]:
         """Roles to hurt."""
         with_device = ",device" if self.gpu or self.blocks is not None else ""
-        return parse_roles(f"worker,scheduler,gateway,redis{with_device}" if self.kill is None else self.kill)
+        roles = f"worker,scheduler,gateway,redis{with_device}" if self.kill is None else self.kill
+        return parse_names(roles, "--kill", ROLES)
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
         """Kinds of faults."""
-        return parse_kinds(self.faults)
+        return parse_names(self.faults, "--faults", KINDS)
 
     def check(self, given: Set[str]) -> None:
         """Raises UsageError for a model and blocks, and for unknown roles and kinds."""

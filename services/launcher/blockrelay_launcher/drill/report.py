@@ -15,10 +15,16 @@ from blockrelay_launcher.drill.closeness import Verdict
 from blockrelay_launcher.drill.faults import Fault
 from blockrelay_launcher.drill.workload import ReferenceAnswer
 from blockrelay_launcher.percentile import percentile
+from blockrelay_launcher.tables import facts_table
 
 #: The kind and the target of a fault.
 Blow = tuple[str, str]
 Served = Literal["cpu", "mixed", "handed_over"]
+#: The counts of a Report that `judge` adds up request by request.
+COUNTED = (
+    "accepted", "completed", "lost", "mismatched", "duplicated", "refused", "beyond_tolerance", "compared",
+    "only_whole", "fallbacks", "tokens",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,11 +103,9 @@ class Report:
         }
 
 
-def difference(seen: RequestRecord, answers: Sequence[ReferenceAnswer | None]) -> str:
-    """Returns the error in the content of a request that ended; "" if there is none.
-
-    `answers` are the right answers for its fingerprints, None for an unknown one.
-    """
+def difference(seen: RequestRecord, answer_of: Callable[[int, str], ReferenceAnswer | None]) -> str:
+    """Returns the error in the content of a request that ended; "" if none. `answer_of` is the `answer` of `judge`."""
+    answers = [answer_of(seen.number, fingerprint) for fingerprint in seen.fingerprints]
     for fingerprint, answer in zip(seen.fingerprints, answers, strict=True):
         if answer is None:
             return f"no known worker is {fingerprint!r}"
@@ -144,7 +148,7 @@ def judge(
     wrong, unfinished, by = list[str](), list[str](), Counter[str]()
     for one in seen:
         name = f"{one.request_id or '(not accepted)'} ({one.kind})"
-        count["accepted"] += one.accepted
+        count["accepted"] += bool(one.request_id)
         count["tokens"] += len(one.tokens)
         count["duplicated"] += one.repeated
         count["fallbacks"] += one.fallbacks
@@ -152,15 +156,15 @@ def judge(
             wrong.append(f"{name}: {one.repeated} events came twice")
         if one.ended is None and interrupted and not one.error:
             unfinished.append(one.request_id)
-        elif not one.accepted:
+        elif not one.request_id:
             count["refused"] += 1
             wrong.append(f"{name}: {one.error or 'no answer'}")
         elif one.ended is None or (one.error and one.kind != "cancelled"):
             count["lost"] += 1
             wrong.append(f"{name}: {one.error or 'no end'}")
-        elif differs := (verdict := _content(one, answer, inexact)).wrong:
+        elif (verdict := inexact(one) or Verdict(difference(one, answer))).wrong:
             count["beyond_tolerance" if verdict.beyond else "mismatched"] += 1
-            wrong.append(f"{name}: {differs}")
+            wrong.append(f"{name}: {verdict.wrong}")
         else:
             count["completed"] += 1
             count[verdict.how] += 1
@@ -169,21 +173,11 @@ def judge(
                 served["handed_over" if one.fallbacks else "mixed" if verdict.on_gpu else "cpu"] += 1
     computed = prompt_rows(runs)
     return Report(
+        **{name: count[name] for name in COUNTED},
         seconds=round(seconds, 1),
-        accepted=count["accepted"],
-        completed=count["completed"],
-        lost=count["lost"],
-        mismatched=count["mismatched"],
-        duplicated=count["duplicated"],
-        refused=count["refused"],
         interrupted=interrupted,
-        beyond_tolerance=count["beyond_tolerance"],
-        compared=count["tolerance"],
-        only_whole=count["whole"],
-        fallbacks=count["fallbacks"],
         unfinished=[request_id for request_id in unfinished if request_id],
-        tokens=count["tokens"],
-        faults=dict(Counter(map(_blow, faults))),
+        faults=dict(Counter((fault.kind, fault.target) for fault in faults)),
         recovery_s=_recoveries(seen, faults),
         answers=dict(by),
         served=dict(served),
@@ -194,18 +188,6 @@ def judge(
         troubles=troubles,
         wrong=[*wrong, *troubles],
     )
-
-
-def _content(
-    one: RequestRecord,
-    answer: Callable[[int, str], ReferenceAnswer | None],
-    inexact: Callable[[RequestRecord], Verdict | None],
-) -> Verdict:
-    """Returns the verdict on the content of a request: within a tolerance, else bit by bit."""
-    verdict = inexact(one)
-    if verdict is not None:
-        return verdict
-    return Verdict(difference(one, [answer(one.number, fingerprint) for fingerprint in one.fingerprints]))
 
 
 class PromptRows(NamedTuple):
@@ -234,10 +216,6 @@ def prompt_rows(runs: Iterable[Mapping[str, Any]]) -> PromptRows:
     return PromptRows(started.total(), started.total() - len(started), needed, redone)
 
 
-def _blow(fault: Fault) -> Blow:
-    return fault.kind, fault.target
-
-
 def _recoveries(seen: Sequence[RequestRecord], faults: Sequence[Fault]) -> dict[Blow, list[float]]:
     """Returns the seconds from each fault to the next event of the streams that it concerned, by kind and target."""
     by_blow: dict[Blow, list[float]] = {}
@@ -248,7 +226,7 @@ def _recoveries(seen: Sequence[RequestRecord], faults: Sequence[Fault]) -> dict[
             later = next((at for at in one.events if at > fault.at), None)
             if later is None or not one.events or not _concerns(fault, one, later):
                 continue
-            by_blow.setdefault(_blow(fault), []).append(later - fault.at)
+            by_blow.setdefault((fault.kind, fault.target), []).append(later - fault.at)
     return {blow: sorted(times) for blow, times in sorted(by_blow.items())}
 
 
@@ -261,8 +239,7 @@ def _concerns(fault: Fault, one: RequestRecord, later: float) -> bool:
 
 def show(report: Report, console: Console) -> None:
     """Prints the tables, then the errors."""
-    table = Table(show_header=False, title=f"drill of {report.seconds:.0f} s")
-    rows = {
+    rows: dict[str, object] = {
         "accepted": report.accepted,
         "completed": report.completed,
         "lost": report.lost,
@@ -290,9 +267,7 @@ def show(report: Report, console: Console) -> None:
         rows |= {f"answers of {name}": count for name, count in sorted(report.answers.items())}
     if report.unfinished:
         rows["under way at the end"] = ", ".join(report.unfinished)
-    for name, value in rows.items():
-        table.add_row(name, str(value))
-    console.print(table)
+    console.print(facts_table(f"drill of {report.seconds:.0f} s", rows))
     table = Table("fault", "of", "times", "streams", "recovery p50", "p99", "longest")
     for blow, count in sorted(report.faults.items()):
         times = report.recovery_s.get(blow, ())

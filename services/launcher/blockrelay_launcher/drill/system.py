@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -14,14 +14,16 @@ from urllib.parse import unquote
 
 import redis
 
+from blockrelay.block_folder.folder import open_block_folder
 from blockrelay.errors import RedisTrouble, ServiceUnavailable, UsageError
 from blockrelay.protocol.keys import Keys
-from blockrelay.protocol.plan import CPU, GPU, Device
+from blockrelay.protocol.plan import GPU, Device, WorkerInfo
 from blockrelay.redis import client as redis_link
 from blockrelay.redis.errors import CommandError
+from blockrelay.redis.registry import read_workers, worker_ids
 from blockrelay.up_file import Running, read_running
+from blockrelay_launcher.background import started_up
 from blockrelay_launcher.drill.faults import Target
-from blockrelay_launcher.supervisor.child_process import die_with_parent
 from blockrelay_launcher.supervisor.ports import kept_ports
 
 #: Address of the gateways of a drill.
@@ -43,11 +45,6 @@ class DrilledSystem:
     running: Running
 
     @property
-    def urls(self) -> list[str]:
-        """URLs of the gateways."""
-        return self.running.urls
-
-    @property
     def logs(self) -> Path:
         """Folder of the services' log files."""
         return self.data / "logs"
@@ -55,10 +52,10 @@ class DrilledSystem:
     def pids(self, target: Target) -> list[int]:
         """Returns the pids of the living processes of a role, the lowest first."""
         if target == "device":
-            return sorted(child for worker in self.pids("worker") for child in _children(worker))
+            return sorted(child for worker in self.pids("worker") for child in children_of(worker))
         url = self.redis_urls.get(target, "")
         what = unquote(url.removeprefix("unix://")) if url else f"-m blockrelay_{target}"
-        return sorted(pid for pid in _children(self.process.pid) if what in _command_line(pid))
+        return sorted(pid for pid in children_of(self.process.pid) if what in command_line(pid))
 
     @property
     def redis_urls(self) -> dict[Target, str]:
@@ -68,9 +65,9 @@ class DrilledSystem:
 
     def process_of(self, name: str) -> tuple[int, dict[str, str]] | None:
         """Returns the pid and the environment of a service by the name that `up` gave it; None if it is dead now."""
-        for pid in _children(self.process.pid):
-            environment = _environment(pid)
-            if environment.get("BLOCKRELAY_NODE_ID") == name and "-m blockrelay_" in _command_line(pid):
+        for pid in children_of(self.process.pid):
+            environment = environment_of(pid)
+            if environment.get("BLOCKRELAY_NODE_ID") == name and "-m blockrelay_" in command_line(pid):
                 return pid, environment
         return None
 
@@ -83,54 +80,41 @@ class DrilledSystem:
         draft.write_text((path.read_text() if path.exists() else "") + setting + "\n")
         draft.replace(path)
 
-    @contextlib.contextmanager
-    def administrator(self, server: Target) -> Iterator[redis.Redis]:
-        """Yields a client of one of the Redis servers with all rights, which waits at most ANSWER_S for an answer."""
-        client = redis_link.connect(self.redis_urls[server], cell=self.running.cell, answer_s=ANSWER_S)
-        try:
-            yield client
-        finally:
-            client.close()
+    def administrator(self, server: Target) -> redis.Redis:
+        """Returns a client of one of the Redis servers with all rights, which waits at most ANSWER_S for an answer."""
+        return redis_link.connect(self.redis_urls[server], cell=self.running.cell, answer_s=ANSWER_S)
 
     def worker_of(self, device: int) -> int | None:
         """Returns the pid of the worker whose child is the process `device` of a GPU; None if one of them has ended."""
-        return next((worker for worker in self.pids("worker") if device in _children(worker)), None)
+        return next((worker for worker in self.pids("worker") if device in children_of(worker)), None)
 
     def requests_on(self, pid: int) -> frozenset[str] | None:
         """Returns the ids of the requests on the workers of process `pid`; None if Redis does not answer."""
         keys = Keys(self.running.cell)
         with contextlib.suppress(RedisTrouble, CommandError), self.administrator("redis-control") as client:
-            workers: list[bytes] = client.zrange(keys.workers, 0, -1)  # pyright: ignore
-            mine = [name.decode() for name in workers if name.split(b":")[1:2] == [str(pid).encode()]]
+            mine = [name for name in worker_ids(client, keys) if name.split(":")[1:2] == [str(pid)]]
             members: list[bytes] = [m for name in mine for m in client.smembers(keys.worker_requests(name))]  # pyright: ignore
             return frozenset(member.decode() for member in members)
         return None
 
-    def numerics_id(self) -> str:
-        """Returns the numerics id of the CPU workers, which must all have the same one."""
-        (numerics,) = self.numerics_ids(CPU)
-        return numerics
-
     def numerics_ids(self, of: Device) -> set[str]:
         """Returns the numerics ids of the workers on devices of a class."""
-        keys = Keys(self.running.cell)
-        with self.administrator("redis-control") as client:
-            names: list[bytes] = client.zrange(keys.workers, 0, -1)  # pyright: ignore
-            workers = [cast(Any, client.hmget(keys.worker(name.decode()), "device", "numerics")) for name in names]
-        return {numerics.decode() for device, numerics in workers if device == of.encode()}
+        return {worker.numerics for worker in self._workers() if worker.device == of}
 
     def wait_for_gpus(self, count: int) -> None:
         """Returns when `count` GPU workers serve a stage. Raises ServiceUnavailable after GPUS_LOAD_S."""
-        keys, end = Keys(self.running.cell), time.monotonic() + GPUS_LOAD_S
+        end = time.monotonic() + GPUS_LOAD_S
         while time.monotonic() < end:
-            with self.administrator("redis-control") as client:
-                workers = [name.decode() for name in cast(Any, client.zrange(keys.workers, 0, -1))]
-                gpus = [name for name in workers if cast(Any, client.hget(keys.worker(name), "device")) == GPU.encode()]
-                serve = sum(cast(Any, client.exists(keys.inbox(name))) for name in gpus)
-            if serve >= count:
+            if sum(worker.ready for worker in self._workers() if worker.device == GPU) >= count:
                 return
             time.sleep(0.1)
         raise ServiceUnavailable(f"after {GPUS_LOAD_S:.0f} s not all of {count} GPUs serve: see {self.logs}")
+
+    def _workers(self) -> list[WorkerInfo]:
+        """Returns all registered workers."""
+        model_key = open_block_folder(Path(self.running.model), blocks=[]).model_key
+        with self.administrator("redis-control") as client:
+            return read_workers(client, Keys(self.running.cell), model_key)
 
     def denied(self) -> list[str]:
         """Returns a line for each command that a Redis server has denied a user since it started."""
@@ -147,56 +131,50 @@ class DrilledSystem:
         None is left if the accounting is right. Waits up to SETTLE_S for keys to vanish. Returns none, too, if Redis
         does not answer.
         """
-        client = redis_link.connect(self.running.redis_url, cell=self.running.cell)
         end = time.monotonic() + SETTLE_S
-        try:
-            while (held := _held(client, Keys(self.running.cell))) and time.monotonic() < end:
-                time.sleep(0.1)
-            return held
-        except RedisTrouble:
-            return []
-        finally:
-            client.close()
+        with redis_link.connect(self.running.redis_url, cell=self.running.cell) as client:
+            try:
+                while (held := _held(client, Keys(self.running.cell))) and time.monotonic() < end:
+                    time.sleep(0.1)
+                return held
+            except RedisTrouble:
+                return []
+
+
+#: Reads how much a key holds that must be empty after all requests, by the first part of the key's name: queues,
+#: memberships, reservations and sums.
+_HELD: Mapping[str, Callable[[Any, str], int]] = {
+    **dict.fromkeys(("running", "delayed", "queue", "due"), redis.Redis.zcard),
+    **dict.fromkeys(("worker-requests", "tenant-requests"), redis.Redis.scard),
+    **dict.fromkeys(("reruns", "pinned"), redis.Redis.xlen),
+    "worker": lambda client, name: int(client.hget(name, "pages_reserved") or 0),
+    "outstanding": lambda client, name: sum(int(value) != 0 for value in client.hvals(name)),
+}
 
 
 def _held(client: redis.Redis, keys: Keys) -> list[str]:
-    """Returns a line for each key of queues, memberships, reservations and sums that is not empty."""
-    lines: list[str] = []
-    for raw in cast(Any, client.scan_iter(keys.all, count=1000)):
-        name = raw.decode()
-        part = name.split(":")[1]
-        if part in ("running", "delayed", "queue", "due"):
-            held = client.zcard(name)
-        elif part in ("worker-requests", "tenant-requests"):
-            held = client.scard(name)
-        elif part in ("reruns", "pinned"):
-            held = client.xlen(name)
-        elif part == "worker":
-            held = int(cast(Any, client.hget(name, "pages_reserved")) or 0)
-        elif part == "outstanding":
-            held = sum(int(value) != 0 for value in cast(Any, client.hvals(name)))
-        else:
-            continue
-        if held:
-            lines.append(f"left behind: {name} holds {held}")
-    return sorted(lines)
+    """Returns a line for each key that is not empty and should be (`_HELD`)."""
+    names = [raw.decode() for raw in cast(Any, client.scan_iter(keys.all, count=1000))]
+    sizes = {name: read(client, name) for name in names if (read := _HELD.get(name.split(":")[1]))}
+    return sorted(f"left behind: {name} holds {size}" for name, size in sizes.items() if size)
 
 
-def _command_line(pid: int) -> str:
+def command_line(pid: int) -> str:
     """Returns the command line of a process; empty for one that has ended, a zombie included."""
-    try:
-        return (Path("/proc") / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-    except OSError:
-        return ""
+    return " ".join(_strings(pid, "cmdline"))
 
 
-def _environment(pid: int) -> dict[str, str]:
+def environment_of(pid: int) -> dict[str, str]:
     """Returns the environment of a process at its start; empty for one that has ended."""
+    return {name: value for name, _, value in (pair.partition("=") for pair in _strings(pid, "environ"))}
+
+
+def _strings(pid: int, file: str) -> list[str]:
+    """Returns the strings in a file of a process in /proc; none if it has ended."""
     try:
-        pairs = (Path("/proc") / str(pid) / "environ").read_bytes().split(b"\0")
+        return os.fsdecode(Path(f"/proc/{pid}/{file}").read_bytes()).split("\0")
     except OSError:
-        return {}
-    return {name: value for name, _, value in (os.fsdecode(pair).partition("=") for pair in pairs)}
+        return []
 
 
 @contextlib.contextmanager
@@ -213,32 +191,14 @@ def drilled_system(
     `python` is the interpreter of the release to run; `port` is the first gateway's (0: free ones); `environment` is
     added to that of this process. Raises ServiceUnavailable if the system does not become ready.
     """
-    argv = [python, "-P", "-m", "blockrelay_launcher", "up", "--data", str(data)]
-    with (data / "up.log").open("ab") as log:
-        process = subprocess.Popen(
-            [*argv, "--port", str(port), *options],
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-            env={**os.environ, **(environment or {})},
-            start_new_session=True,  # Ctrl-C reaches the drill alone
-            preexec_fn=die_with_parent(signal.SIGTERM),
-        )
-    with process:
+    up = ["--data", str(data), "--port", str(port), *options]
+    with started_up(*up, apart=True, python=python, log=data / "up.log", environment=environment) as (process, _):
         try:
-            assert process.stdout is not None
-            if not process.stdout.readline().startswith("ready "):
-                code = process.wait()
-                last = (data / "up.log").read_text().strip().splitlines()[-1:]
-                raise ServiceUnavailable(f"`blockrelay up` ended with code {code} before it was ready: {last}")
             yield DrilledSystem(process, data, read_running(data))
         finally:
-            if process.poll() is None:
-                for pid in _children(process.pid):
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(pid, signal.SIGCONT)  # a stopped process cannot end
-                process.send_signal(signal.SIGTERM)
-            process.wait()
+            for pid in children_of(process.pid) if process.poll() is None else ():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGCONT)  # a stopped process cannot end
 
 
 def check_release(python: str) -> None:
@@ -266,7 +226,7 @@ def lasting_ports(count: int) -> Iterator[int]:
         yield first
 
 
-def _children(pid: int) -> list[int]:
+def children_of(pid: int) -> list[int]:
     """Returns the child processes of all threads of a process, sorted."""
     children: list[int] = []
     with contextlib.suppress(OSError):

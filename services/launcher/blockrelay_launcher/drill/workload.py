@@ -1,16 +1,17 @@
 """Makes the random requests of a drill, and computes the right answer of each alone, for every numerics id."""
 
 import json
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from typing import Any, cast
+from typing import Any
+
+from pydantic import TypeAdapter
 
 from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.errors import ServiceUnavailable
-from blockrelay.host.child_command import run_command
+from blockrelay.host.child_command import module_command, run_command
 from blockrelay.protocol.sampling_params import SamplingParams
 from blockrelay.text.tokenizer import Tokenizer
 from blockrelay_launcher.drill.options import LONGEST_ANSWER, SHORTEST_ANSWER
@@ -65,6 +66,9 @@ class ReferenceAnswer:
     text: str = ""
     finish_reason: str = ""
     digests: tuple[str, ...] = ()
+
+
+_ANSWER = TypeAdapter(ReferenceAnswer)
 
 
 def make_requests(
@@ -172,14 +176,16 @@ def incomplete(request: DrillRequest, tokens: int, finish_reason: str) -> str:
 
 def answers_alone(model: Path, requests: Sequence[tuple[DrillRequest, Parts]]) -> list[ReferenceAnswer]:
     """Computes the answers to `requests` in a new process, one by one. Raises ServiceUnavailable if it fails."""
-    lines = "".join(json.dumps(ask.to_dict(parts)) + "\n" for ask, parts in requests)
-    argv = [sys.executable, "-P", "-m", "blockrelay_worker.offline.reference_answers", str(model)]
-    stdout = run_command(argv, stdin=lines).check(
-        "the requests cannot be answered alone", unusable=ServiceUnavailable, failed=ServiceUnavailable
-    )
-    answers = [json.loads(line) for line in stdout.splitlines()]
-    return [ReferenceAnswer(**{name: _frozen(value) for name, value in one.items()}) for one in answers]
+    questions = [ask.to_dict(parts) for ask, parts in requests]
+    lines = asked_alone("reference_answers", model, questions, "the requests cannot be answered alone")
+    return list(map(_ANSWER.validate_json, lines))
 
 
-def _frozen(value: Any) -> Any:
-    return tuple(cast(list[Any], value)) if isinstance(value, list) else value
+def asked_alone(module: str, model: Path, questions: Sequence[Mapping[str, Any]], what: str) -> list[str]:
+    """Runs a reference process of the worker's on JSON lines, and returns its lines.
+
+    Raises ServiceUnavailable, with a message that begins with `what`, if it fails.
+    """
+    argv = module_command(f"blockrelay_worker.offline.{module}", model)
+    done = run_command(argv, stdin="".join(json.dumps(one) + "\n" for one in questions))
+    return done.check(what, unusable=ServiceUnavailable, failed=ServiceUnavailable).splitlines()

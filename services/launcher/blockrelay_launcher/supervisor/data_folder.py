@@ -35,11 +35,6 @@ class DataFolder:
     kept: bool
     """True if the folder stays when its `up` ends."""
 
-    @property
-    def logs(self) -> Path:
-        """Folder of the services' log files."""
-        return self.path / "logs"
-
     def announce(self, running: Running) -> None:
         """Writes up.json, complete or not at all."""
         draft = self.path / f"{NAME}.new"
@@ -66,29 +61,27 @@ def open_data_folder(path: Path | None) -> Iterator[DataFolder]:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise UsageError(f"--data {path}: {error.strerror}") from error
-    opened = DataFolder(folder, lock=-1, kept=path is not None)
+    opened = DataFolder(folder, lock=_lock(folder), kept=path is not None)
     try:
-        opened.lock = _lock(folder)
-        opened.logs.mkdir(mode=0o700, exist_ok=True)
+        (folder / "logs").mkdir(mode=0o700, exist_ok=True)
         yield opened
     finally:
-        if opened.lock >= 0:
-            os.close(opened.lock)
+        os.close(opened.lock)
         if not opened.kept:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def parse_setting(line: str) -> tuple[str, str] | None:
-    """Returns the name and value of a line NAME=VALUE; None for an empty line and a comment (#).
+def parse_setting(line: str) -> dict[str, str]:
+    """Returns the value of a line NAME=VALUE by its name; nothing for an empty line and a comment (#).
 
     Raises UsageError for any other line.
     """
     if not line.strip() or line.lstrip().startswith("#"):
-        return None
+        return {}
     name, equals, value = line.partition("=")
     if not equals or not name.strip():
         raise UsageError(f"{line.strip()[:100]!r} is not NAME=VALUE")
-    return name.strip(), value.strip()
+    return {name.strip(): value.strip()}
 
 
 def read_service_settings(path: Path | None) -> dict[str, str]:
@@ -100,11 +93,8 @@ def read_service_settings(path: Path | None) -> dict[str, str]:
         return {}
     pairs: dict[str, str] = {}
     for line in path.read_text(errors="replace").splitlines():
-        try:
-            if pair := parse_setting(line):
-                pairs[pair[0]] = pair[1]
-        except UsageError:
-            continue
+        with contextlib.suppress(UsageError):
+            pairs |= parse_setting(line)
     return pairs
 
 
@@ -133,10 +123,8 @@ def _lock(folder: Path) -> int:
 def _lives(pid: str) -> bool:
     try:
         os.kill(int(pid), 0)
-    except ValueError:
-        return True  # the owner has not written its pid yet
     except ProcessLookupError:
         return False
-    except PermissionError:
-        return True
+    except (ValueError, PermissionError):  # the owner has not written its pid yet, or is another user's
+        pass
     return True

@@ -1,11 +1,9 @@
 """Reports the end of worker processes to the cell at once, so that their requests run again within milliseconds."""
 
-import contextlib
 import threading
 import time
 from collections.abc import Callable
-from queue import Empty, SimpleQueue
-from typing import Any, Literal, cast
+from typing import Literal
 
 from blockrelay.errors import RedisTrouble, RedisUnavailable, ServiceUnavailable
 from blockrelay.host.identity import process_prefix
@@ -13,6 +11,7 @@ from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.transitions import calls
 from blockrelay.redis.client import Scripts, backoff_s, connect
 from blockrelay.redis.errors import SAY_EVERY_S
+from blockrelay.redis.registry import worker_ids
 from blockrelay.settings import Settings
 from blockrelay_launcher.policy import DEATH_REPORT_CLOSE_S, FORGET_WORKERS_S
 
@@ -31,8 +30,9 @@ class DeathReports(threading.Thread):
         self._control = connect(control_url, cell=settings.cell)
         self._scripts = Scripts(self._control, self._keys)
         self._say, self._said_at = say, float("-inf")
-        self._news: SimpleQueue[int | threading.Event | None] = SimpleQueue()
-        self._over = threading.Event()
+        self._changed = threading.Condition()
+        self._ended: set[int] = set()  # processes whose end is not reported yet
+        self._over = False
 
     def forget_workers(self) -> None:
         """Removes all registered workers: they belong to an earlier `up` on the same data and have ended.
@@ -43,7 +43,7 @@ class DeathReports(threading.Thread):
         give_up, attempt = time.monotonic() + FORGET_WORKERS_S, 0
         while True:
             try:
-                for worker_id in self._registered():
+                for worker_id in worker_ids(self._control, self._keys):
                     self._report(worker_id, "forgotten")
                 return
             except RedisUnavailable as error:
@@ -58,52 +58,50 @@ class DeathReports(threading.Thread):
 
     def add(self, pid: int) -> None:
         """Queues the report that process `pid` of this host has ended. Returns at once; for any thread."""
-        self._news.put(pid)
+        with self._changed:
+            self._ended.add(pid)
+            self._changed.notify_all()
 
     def flush(self, timeout_s: float) -> bool:
         """Waits until all deaths are reported. Returns False if `timeout_s` passed first."""
-        reported = threading.Event()
-        self._news.put(reported)
-        return reported.wait(timeout_s)
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._ended, timeout_s)
 
     def close(self) -> None:
         """Ends the thread. The scheduler finds unreported deaths by missing heartbeats."""
-        self._over.set()
-        self._news.put(None)
+        with self._changed:
+            self._over = True
+            self._changed.notify_all()
         if self.is_alive():
             self.join(DEATH_REPORT_CLOSE_S)
         self._control.close()
 
     def run(self) -> None:
         """Reports deaths until `close`; Thread calls it."""
-        ended: set[int] = set()
-        waiting: list[threading.Event] = []
         attempt = 0
-        while not self._over.is_set():
-            with contextlib.suppress(Empty):
-                news = self._news.get(timeout=backoff_s(attempt) if ended else None)
-                if isinstance(news, int):
-                    ended.add(news)
-                elif news is not None:
-                    waiting.append(news)
+        while ended := self._next(attempt):
             try:
-                self._report_all(ended)
+                mine = tuple(map(process_prefix, ended))
+                for worker_id in worker_ids(self._control, self._keys):
+                    if worker_id.startswith(mine):
+                        self._report(worker_id, "death")
             except RedisTrouble as error:
                 self._wait_with(len(ended), error)
                 attempt += 1
-                continue
-            self._done(ended)
-            attempt = 0
-            for reported in waiting:
-                reported.set()
-            waiting.clear()
+            else:
+                self._done(ended)
+                attempt = 0
 
-    def _report_all(self, ended: set[int]) -> None:
-        if ended:
-            mine = tuple(map(process_prefix, ended))
-            for worker_id in self._registered():
-                if worker_id.startswith(mine):
-                    self._report(worker_id, "death")
+    def _next(self, attempt: int) -> set[int]:
+        """Waits for ended processes and returns those that are not reported; none after `close`.
+
+        After a failed attempt (`attempt` > 0) it first waits for a while, or for one more end.
+        """
+        with self._changed:
+            if attempt and not self._over:
+                self._changed.wait(backoff_s(attempt))
+            self._changed.wait_for(lambda: self._over or self._ended)
+            return set() if self._over else set(self._ended)
 
     def _wait_with(self, count: int, error: RedisTrouble) -> None:
         if time.monotonic() - self._said_at >= SAY_EVERY_S:
@@ -111,14 +109,12 @@ class DeathReports(threading.Thread):
             self._say(f"the end of {count} worker(s) cannot be reported yet: {error}")
 
     def _done(self, ended: set[int]) -> None:
-        if ended and self._said_at > float("-inf"):
+        if self._said_at > float("-inf"):
             self._said_at = float("-inf")
             self._say(f"the end of {len(ended)} worker(s) is reported")
-        ended.clear()
-
-    def _registered(self) -> list[str]:
-        """Returns the ids of all registered workers of the cell."""
-        return [worker_id.decode() for worker_id in cast(Any, self._control.zrange(self._keys.workers, 0, -1))]
+        with self._changed:
+            self._ended -= ended
+            self._changed.notify_all()
 
     def _report(self, worker_id: str, reason: Literal["death", "forgotten"]) -> None:
         self._scripts.run(calls.dead(worker_id, silent_s=0, reason=reason))

@@ -121,12 +121,11 @@ class EmbeddedRedis:
             "maxmemory-policy": "noeviction",
             "appendonly": "yes" if self.durable else "no",
             "daemonize": "no",
+            # Activations are small, but pile up behind a stopped worker.
+            "maxmemory": str(CONTROL_REDIS_BYTES if self.durable else allowed_bytes() // 4),
         }
         if self.durable:
             options["appendfsync"] = self.fsync
-            options["maxmemory"] = str(CONTROL_REDIS_BYTES)
-        else:
-            options["maxmemory"] = str(_payload_bytes())
         if (self.folder / USERS_FILE).exists():
             options["aclfile"] = str(self.folder / USERS_FILE)
         return [self.program.path, *(part for name, value in options.items() for part in (f"--{name}", value))]
@@ -150,8 +149,3 @@ def unplace(server: EmbeddedRedis) -> None:
     """Removes the temporary folder of the socket, if `place` made one. The data stays."""
     if server.socket.parent != server.folder:
         shutil.rmtree(server.socket.parent, ignore_errors=True)
-
-
-def _payload_bytes() -> int:
-    """Returns a quarter of this process's memory limit: activations are small, but pile up behind a stopped worker."""
-    return allowed_bytes() // 4

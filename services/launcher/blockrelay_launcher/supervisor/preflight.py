@@ -42,8 +42,7 @@ def check_settings(folder: Path, options: UpOptions) -> None:
             raise UsageError(f"{path} cannot be read: {error}") from error
         for number, line in enumerate(lines, 1):
             try:
-                if pair := parse_setting(line):
-                    check_names(dict([pair]), strict=True)
+                check_names(parse_setting(line), strict=True)
             except UsageError as error:
                 raise UsageError(f"{path}, line {number}: {error}") from error
 

@@ -48,13 +48,9 @@ def warnings_about(url: str, cell: str, *, carries_rows: bool = False) -> list[s
 
     `carries_rows`: as for `weaknesses`.
     """
-    client = redis_link.connect(url, cell=cell)
-    try:
-        return [
-            f"warning: the Redis of --redis weakens a promise: {line}"
-            for line in weaknesses(client, carries_rows=carries_rows)
-        ]
-    except RedisTrouble:
-        return []
-    finally:
-        client.close()
+    with redis_link.connect(url, cell=cell) as client:
+        try:
+            lines = weaknesses(client, carries_rows=carries_rows)
+        except RedisTrouble:
+            return []
+    return [f"warning: the Redis of --redis weakens a promise: {line}" for line in lines]

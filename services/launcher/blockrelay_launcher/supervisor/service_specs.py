@@ -1,11 +1,11 @@
 """Makes the child processes of `up`, each with its command and settings."""
 
 import signal
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from blockrelay.host.child_command import module_command
 from blockrelay.host.cpu import cores
 from blockrelay.host.memory import available_bytes
 from blockrelay.settings import GatewaySettings, WorkerSettings, environment_for
@@ -24,16 +24,12 @@ class ServiceLayout:
     options: UpOptions
     control_url: str
     payload_url: str | None
-    logs: Path
-    """Folder of log files."""
+    data: Path
+    """The data folder: the plan, the logs, and the settings of single services."""
     ports: tuple[int, ...]
     """Ports of the gateways."""
-    plan: Path
-    """File with the plan."""
     pages: Path | None = None
     """Folder of shared KV pages."""
-    settings: Path | None = None
-    """Folder with the settings of single services."""
 
     def service(self, name: str, module: str, **settings: object) -> ChildProcess:
         """Returns a child that runs `module` with these settings, by default on loopback.
@@ -49,13 +45,12 @@ class ServiceLayout:
             node_id=name,
             **{"host": LOOPBACK, **settings},
         )
-        argv = [sys.executable, "-P", "-m", module]  # -P: nothing in the current folder shadows a module
-        own = self.settings and self.settings / name
-        return ChildProcess(name=name, argv=argv, env=env, log=self.logs / f"{name}.log", settings=own)
+        log, own = self.data / "logs" / f"{name}.log", self.data / "settings" / name
+        return ChildProcess(name=name, argv=module_command(module), env=env, log=log, settings=own)
 
 
-def redis_server(name: str, server: EmbeddedRedis, logs: Path, lock: int) -> ChildProcess:
-    """Returns the child that runs an embedded Redis.
+def redis_server(name: str, server: EmbeddedRedis, data: Path, lock: int) -> ChildProcess:
+    """Returns the child that runs an embedded Redis, with its log in the data folder.
 
     It inherits the lock of the data folder, so that the folder stays locked until it has ended. The kernel ends it with
     SIGTERM if this process dies.
@@ -64,7 +59,7 @@ def redis_server(name: str, server: EmbeddedRedis, logs: Path, lock: int) -> Chi
         name=name,
         argv=server.command(),
         env=environment_for(),
-        log=logs / f"{name}.log",
+        log=data / "logs" / f"{name}.log",
         last_signal=signal.SIGTERM,
         held=(lock,),
         plain_log=True,
@@ -74,7 +69,10 @@ def redis_server(name: str, server: EmbeddedRedis, logs: Path, lock: int) -> Chi
 def schedulers(layout: ServiceLayout) -> list[ChildProcess]:
     """Returns the children that run schedulers."""
     names = names_of("scheduler", layout.options.topology.schedulers)
-    return [layout.service(name, "blockrelay_scheduler", port=0, plan=layout.plan, stages=None) for name in names]
+    return [
+        layout.service(name, "blockrelay_scheduler", port=0, plan=layout.data / "plan.json", stages=None)
+        for name in names
+    ]
 
 
 def workers(layout: ServiceLayout) -> list[ChildProcess]:

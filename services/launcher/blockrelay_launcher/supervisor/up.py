@@ -86,7 +86,15 @@ def up(options: UpOptions) -> int:
             _say(line)
         if options.blocks is not None:  # an import takes long: only after all checks
             options = replace(options, blocks=options.blocks.with_import(stages=len(stages)))
-        return _run(options, settings, ports, model.model_key)
+        address = options.network.address
+        if is_open_to_others(address) and not (options.network.api_keys or GatewaySettings().api_keys):
+            _say(f"warning: everybody who reaches {address} may use this gateway; --api-keys FILE demands a key")
+        with (
+            Alarm() as alarm,
+            open_data_folder(options.advanced.data) as folder,
+            open_page_folder(data=folder.path) as pages,
+        ):
+            return _Up(options, settings, folder, alarm, ports, pages, model.model_key).run()
 
 
 def _with_devices(options: UpOptions) -> UpOptions:
@@ -104,18 +112,6 @@ def _with_devices(options: UpOptions) -> UpOptions:
         if gpu.problem:
             _say(f"{gpu.device} cannot be used now: {gpu.problem}; CPUs serve its stages, and it is tried again")
     return options
-
-
-def _run(options: UpOptions, settings: Settings, ports: tuple[int, ...], model_key: str) -> int:
-    address = options.network.address
-    if is_open_to_others(address) and not (options.network.api_keys or GatewaySettings().api_keys):
-        _say(f"warning: everybody who reaches {address} may use this gateway; --api-keys FILE demands a key")
-    with (
-        Alarm() as alarm,
-        open_data_folder(options.advanced.data) as folder,
-        open_page_folder(data=folder.path) as pages,
-    ):
-        return _Up(options, settings, folder, alarm, ports, pages, model_key).run()
 
 
 def _say(line: str) -> None:
@@ -160,9 +156,9 @@ class _Up:
     def run(self) -> int:
         """Starts the system, supervises it until a stop request, ends it, and returns 0."""
         try:
-            control, payload = self._start_redis()
+            self.control_url, self.payload_url = self._start_redis()
             if not self.alarm.stop_requests:
-                self._start_services(control, payload)
+                self._start_services()
             while not self.alarm.stop_requests:
                 self._supervise()
         finally:
@@ -179,7 +175,7 @@ class _Up:
         for name, durable in (("control", True), ("payload", False)):
             server = place(program, self.folder.path / name, durable=durable, fsync=self.options.advanced.fsync)
             self.embedded.append(server)
-            self.redis.append(redis_server(f"redis-{name}", server, self.folder.logs, self.folder.lock))
+            self.redis.append(redis_server(f"redis-{name}", server, self.folder.path, self.folder.lock))
             self.redis[-1].start()
         for server, child in zip(self.embedded, self.redis, strict=True):
             self._wait_for(server, child)
@@ -190,8 +186,7 @@ class _Up:
 
         Raises ServiceUnavailable if it ends.
         """
-        client = redis_link.connect(server.url)
-        try:
+        with redis_link.connect(server.url) as client:
             while not self.alarm.stop_requests:
                 with contextlib.suppress(RedisTrouble):
                     client.ping()
@@ -200,29 +195,22 @@ class _Up:
                     self._show_logs()
                     raise ServiceUnavailable(f"{child.name} does not start: {child.last_log_line} (see {child.log})")
                 self.alarm.wait(0.02)
-        finally:
-            client.close()
 
-    def _start_services(self, control: str, payload: str | None) -> None:
-        self.control_url = control
-        self.death_reports = DeathReports(self.settings, control, _say)
+    def _start_services(self) -> None:
+        self.death_reports = DeathReports(self.settings, self.control_url, _say)
         if self.embedded:
             self.death_reports.forget_workers()
         self.death_reports.start()
-        plan = self.folder.path / "plan.json"
         assert self.options.planned is not None
-        plan.write_text(self.options.planned.to_json())
+        (self.folder.path / "plan.json").write_text(self.options.planned.to_json())
         layout = ServiceLayout(
             options=self.options,
-            control_url=control,
-            payload_url=payload,
-            logs=self.folder.logs,
+            control_url=self.control_url,
+            payload_url=self.payload_url,
+            data=self.folder.path,
             ports=self.ports,
-            plan=plan,
             pages=self.pages,
-            settings=self.folder.path / "settings",
         )
-        self.payload_url = payload
         self._announce()
         self.schedulers, self.workers, self.gateways = schedulers(layout), workers(layout), gateways(layout)
         for child in (*self.schedulers, *self.workers, *self.gateways):
@@ -370,13 +358,11 @@ class _Up:
 
     def _keep_unfinished(self, control: EmbeddedRedis) -> None:
         """Keeps the data folder, even a temporary one, and prints a line if accepted requests are unfinished."""
-        client = redis_link.connect(control.url)
-        try:
-            count: int | str = client.zcard(Keys(self.settings.cell).running)
-        except RedisTrouble as error:
-            count = f"unknown ({error})"
-        finally:
-            client.close()
+        with redis_link.connect(control.url) as client:
+            try:
+                count: int | str = client.zcard(Keys(self.settings.cell).running)
+            except RedisTrouble as error:
+                count = f"unknown ({error})"
         if count:
             self.folder.kept = True
             _say(f"unfinished requests: {count}; `{typed(f'up --data {self.folder.path}')}` continues them")

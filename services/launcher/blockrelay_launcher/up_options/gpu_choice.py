@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from blockrelay.errors import UsageError
-from blockrelay.host.child_command import run_command
+from blockrelay.host.child_command import module_command, run_command
 from blockrelay.protocol.plan import CPU, GPU
 from blockrelay.protocol.planned_split import is_host_device
 from blockrelay.settings import WorkerSettings
@@ -92,7 +92,7 @@ def _devices_here(option: str) -> list[dict[str, Any]]:
     Raises UsageError, which names `option`, or _NoAnswer.
     """
     python = WorkerSettings().gpu_python or sys.executable
-    command = [python, "-P", "-m", "blockrelay_worker.offline.devices", "--json"]
+    command = module_command("blockrelay_worker.offline.devices", "--json", python=python)
     try:
         done = run_command(command, timeout_s=DEVICE_PROBE_S)
     except OSError as error:
@@ -110,7 +110,9 @@ def chosen(devices: Sequence[Device], count: int) -> tuple[HostGpu, ...]:
     """Returns the first `count` GPUs among `devices`. Raises UsageError, with the usable ones, if there are fewer."""
     gpus = _in_order(devices)
     if len(gpus) < count:
-        problems = "; ".join(f"{one['id']}: {one['problem']}" for one in devices if _is_gpu(one) and one["problem"])
+        problems = "; ".join(
+            f"{one['id']}: {one['problem']}" for one in devices if one["kind"] == GPU and one["problem"]
+        )
         names = ", ".join(gpu.id for gpu in gpus) or f"no GPU that can be used ({problems or 'none was found'})"
         raise UsageError(f"--gpu-workers {count}: here is {names}; see {typed('devices')}")
     return gpus[:count]
@@ -118,7 +120,7 @@ def chosen(devices: Sequence[Device], count: int) -> tuple[HostGpu, ...]:
 
 def _in_order(devices: Sequence[Device]) -> tuple[HostGpu, ...]:
     """Returns the GPUs among `devices`: usable ones first, then those that exist and cannot be used now."""
-    here = [one for one in devices if _is_gpu(one) and not _is_missing(one)]
+    here = [one for one in devices if one["kind"] == GPU and not _is_missing(one)]
     taken: list[Device] = []
     for one in sorted(here, key=lambda one: bool(one["problem"])):
         # Several providers show the same card: all cards of a vendor come from the first provider that has one.
@@ -126,10 +128,6 @@ def _in_order(devices: Sequence[Device]) -> tuple[HostGpu, ...]:
         if elsewhere <= {_provider(one)}:
             taken.append(one)
     return tuple(HostGpu(id=str(one["id"]), device=str(one["id"]), problem=str(one["problem"])) for one in taken)
-
-
-def _is_gpu(device: Device) -> bool:
-    return device["kind"] == GPU
 
 
 def _is_missing(device: Device) -> bool:

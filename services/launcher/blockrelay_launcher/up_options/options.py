@@ -24,16 +24,6 @@ GPU_WORKER = "gpu-worker"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LocalDevice:
-    """A device of this host that plans name."""
-
-    gpu: str = ""
-    """The GPU, such as webgpu:0; empty: a CPU."""
-    threads: int | None = None
-    """None: a fair share of the cores."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class UpOptions:
     """What `blockrelay up` starts: its groups of options, and what was found for them on this host."""
 
@@ -43,8 +33,11 @@ class UpOptions:
     """Set if the model is ONNX blocks that are served as they are."""
     planned: PlannedSplit | None = None
     """The first plan, once it was read."""
-    local: Mapping[str, LocalDevice] | None = None
-    """The devices of this host by their ids in the plan; None: all that the plan names."""
+    local: Mapping[str, int | None] | None = None
+    """The threads of each device of this host (None: a fair share of the cores), by its id in the plan.
+
+    None: all devices that the plan names are here.
+    """
     gpus: tuple[HostGpu, ...] = ()
     """GPUs that each get a process, with a worker for every stage that may run there."""
     topology: TopologyOptions = field(default_factory=TopologyOptions)
@@ -139,7 +132,7 @@ def _gpus(options: UpOptions, stage: int) -> list[str]:
 
 
 def _threads(options: UpOptions, device: str) -> int | None:
-    return options.local[device].threads if options.local is not None and device in options.local else None
+    return options.local.get(device) if options.local is not None else None
 
 
 def _on_gpus(options: UpOptions) -> list[WorkerSpec]:

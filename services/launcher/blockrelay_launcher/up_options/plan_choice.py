@@ -1,11 +1,10 @@
 """Chooses the plan that `up` starts with: from a file, by a strategy, or equal stages."""
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from blockrelay.errors import UsageError
-from blockrelay.host.child_command import run_command
+from blockrelay.host.child_command import module_command, run_command
 from blockrelay.planning.plan_file import read_plan_file
 from blockrelay.protocol.planned_split import PlannedSplit, equal_parts, parse_planned
 
@@ -30,7 +29,7 @@ class PlanChoice:
     objective: str | None = None
     profile: Path | None = None
     devices: Path | None = None
-    context: str | None = None
+    context: int | None = None
     requests: int | None = None
     boundaries: str | None = None
     targets: str | None = None
@@ -59,20 +58,11 @@ class PlanChoice:
 
     def _of_strategy(self, model: Path, blocks: int) -> PlannedSplit:
         """Runs the planner as a command, because services do not import each other."""
-        argv = [sys.executable, "-P", "-m", "blockrelay_scheduler.plan_command", "--model", str(model), "--json"]
-        given = {
-            "strategy": self.strategy,
-            "objective": self.objective,
-            "profile": self.profile,
-            "devices": self.devices,
-            "context": self.context,
-            "requests": self.requests,
-            "boundaries": self.boundaries,
-            "targets": self.targets,
-            "memory-limit": self.memory_limit,
-            "parts": self.stages if self.stages > 1 else self.parts,
-        }
-        argv += [f"--{name}={value}" for name, value in given.items() if value is not None]
+        argv = module_command("blockrelay_scheduler.plan_command", "--model", model, "--json")
+        given = {name: getattr(self, name) for name in ("strategy", *OF_A_STRATEGY)}
+        if self.stages > 1:
+            given["parts"] = self.stages
+        argv += [f"--{name.replace('_', '-')}={value}" for name, value in given.items() if value is not None]
         done = run_command(argv)
         if done.code:
             message = done.last_line

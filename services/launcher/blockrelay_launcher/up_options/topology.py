@@ -22,8 +22,8 @@ from blockrelay.protocol.planned_split import ANY_CPU, ANY_GPU, PlannedSplit, is
 from blockrelay.quantities import parse_quantity
 from blockrelay.typed_command import typed
 from blockrelay_launcher.up_options.device_binding import HostGpu
-from blockrelay_launcher.up_options.options import LocalDevice, UpOptions
-from blockrelay_launcher.up_options.plan_choice import PlanChoice
+from blockrelay_launcher.up_options.options import UpOptions
+from blockrelay_launcher.up_options.plan_choice import OF_A_STRATEGY, PlanChoice
 from blockrelay_launcher.up_options.yaml_file import YamlFile
 
 #: A number, or a text of a number with its unit.
@@ -158,9 +158,7 @@ def options_for(topology: Topology, options: UpOptions) -> UpOptions:
         options,
         model=model,
         planned=planned,
-        local={
-            device.id: LocalDevice(gpu=device.real_gpu, threads=check_threads(device.threads)) for device in devices
-        },
+        local={device.id: check_threads(device.threads) for device in devices},
         gpus=tuple(HostGpu(id=device.id, device=device.real_gpu) for device in _used(devices, planned)),
         topology=replace(
             options.topology, gateways=int("gateway" in entry.roles), schedulers=int("scheduler" in entry.roles)
@@ -182,17 +180,9 @@ def _plan(topology: Topology, model: Path) -> PlannedSplit:
         json.dump(topology.fleet, devices)
         devices.flush()
         choice = PlanChoice(
-            plan=topology.plan,
+            **topology.model_dump(include={"plan", *OF_A_STRATEGY}),
             strategy=topology.strategy or (None if topology.plan else "auto"),
-            objective=topology.objective,
-            profile=topology.profile,
             devices=None if topology.plan else Path(devices.name),
-            context=None if topology.context is None else str(topology.context),
-            requests=topology.requests,
-            boundaries=topology.boundaries,
-            targets=topology.targets,
-            memory_limit=topology.memory_limit,
-            parts=topology.parts,
         )
         try:
             planned = choice.read(model, blocks)

@@ -23,21 +23,8 @@ def bench(*argv: str | Path) -> "subprocess.CompletedProcess[str]":
 
 @pytest.mark.system
 def test_one_measurement_gives_one_json_object(capsys: pytest.CaptureFixture[str]) -> None:
-    done = bench(
-        "--requests",
-        "1,3",
-        "--prompt",
-        "20",
-        "--new",
-        "6",
-        "--rounds",
-        "1",
-        "--prefix",
-        "40",
-        "--kv-cache",
-        "--memory",
-        "--json",
-    )
+    figures = ("--requests", "1,3", "--prompt", "20", "--new", "6", "--rounds", "1", "--prefix", "40")
+    done = bench(*figures, "--kv-cache", "--memory", "--json")
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     for side in ("gateway", "in_process"):

@@ -8,7 +8,7 @@ from blockrelay_launcher.demo.batch_report import Result, summarise
 
 
 def result(index: int, *, first_s: float | None, tokens: int = 0, error: str | None = None) -> Result:
-    answer = Answer(100.0, first=None if first_s is None else 100.0 + first_s, tokens=tokens, text="b" * tokens)
+    answer = Answer(100.0, first=first_s, tokens=tokens, text="b" * tokens)
     return Result(
         index=index, prompt=Prompt({"prompt": "a " * 40, "seed": 1}), answer=answer, total_s=1.25, error=error
     )

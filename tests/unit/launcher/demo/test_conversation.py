@@ -84,9 +84,8 @@ def test_a_cancelled_answer_has_the_tokens_that_came() -> None:
 def test_the_summary_of_a_chat() -> None:
     totals = ConversationTotals()
     assert totals.rows() == {"turns": "0", "tokens": "0"}
-    totals.add(tokens=11, first_s=0.1, last_s=1.1)
-    totals.add(tokens=1, first_s=0.3, last_s=0.3)
-    totals.add(tokens=0, first_s=None, last_s=None)
+    totals.answers += [Answer(9.0, tokens=11, first=0.1, last=1.1), Answer(9.0, tokens=1, first=0.3, last=0.3)]
+    totals.answers += [Answer(9.0)]
     totals.cancelled += 1
     assert totals.rows() == {
         "turns": "3 (1 cancelled)",

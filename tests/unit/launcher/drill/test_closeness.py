@@ -71,9 +71,9 @@ def test_answers_are_measured_by_a_process_of_its_own() -> None:
     closeness = Closeness(BUNDLED_MODEL, ASKS, {"noise": noise})
     closeness.prepare([whole, short, wrong, begun, drawn, session])
 
-    assert closeness.verdict(whole, on_gpu=True) == ("", False, "tolerance", True)
-    assert closeness.verdict(begun, on_gpu=False) == ("", False, "tolerance", False)
-    assert closeness.verdict(drawn, on_gpu=True) == ("", False, "whole", True)
+    assert closeness.verdict(whole, on_gpu=True) == ("", False, "compared", True)
+    assert closeness.verdict(begun, on_gpu=False) == ("", False, "compared", False)
+    assert closeness.verdict(drawn, on_gpu=True) == ("", False, "only_whole", True)
     found = closeness.verdict(short, on_gpu=True)
     assert found.wrong.startswith("11 tokens, 12 were asked for") and not found.beyond
     found = closeness.verdict(wrong, on_gpu=True)

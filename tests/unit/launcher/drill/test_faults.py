@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from blockrelay.errors import UsageError
-from blockrelay_launcher.drill.faults import KINDS, LASTS_S, ROLES, Strike, parse_kinds, parse_roles, possible, strikes
+from blockrelay_launcher.drill.faults import KINDS, LASTS_S, ROLES, Strike, parse_names, possible, strikes
 from blockrelay_launcher.drill.options import DrillOptions
 
 
@@ -46,10 +46,10 @@ def test_only_a_redis_is_full_or_cuts() -> None:
 
 
 def test_names_are_read_and_a_wrong_one_is_told() -> None:
-    assert parse_kinds(" cut,kill") == ("kill", "cut") and parse_kinds("") == ()
-    assert parse_roles("redis, worker") == ("worker", "redis")
+    assert parse_names(" cut,kill", "--faults", KINDS) == ("kill", "cut") and parse_names("", "--faults", KINDS) == ()
+    assert parse_names("redis, worker", "--kill", ROLES) == ("worker", "redis")
     with pytest.raises(UsageError, match="--faults takes kill, stop, full, cut with commas between them, not 'flood'"):
-        parse_kinds("kill,flood")
+        parse_names("kill,flood", "--faults", KINDS)
 
 
 def test_stages_of_onnx_blocks_share_a_process_of_the_cpu() -> None:

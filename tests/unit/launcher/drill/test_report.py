@@ -89,7 +89,7 @@ def test_what_gpus_had_a_part_in_is_judged_by_itself() -> None:
     def inexact(one: RequestRecord) -> Verdict | None:
         if one.fingerprints == ["old"]:
             return None
-        return Verdict("" if len(one.tokens) == 3 else "it is not whole", how="whole", on_gpu=True)
+        return Verdict("" if len(one.tokens) == 3 else "it is not whole", how="only_whole", on_gpu=True)
 
     mixed, moved = seen(tokens=[9, 9, 9], fingerprints=["g/old"]), seen(tokens=[9, 9, 9], fingerprints=["g+old@1"])
     moved.fallbacks = 1
@@ -101,7 +101,7 @@ def test_what_gpus_had_a_part_in_is_judged_by_itself() -> None:
 
 
 def test_what_is_beyond_the_tolerance_is_counted_by_itself_and_makes_the_drill_fail() -> None:
-    near, far = (Verdict(wrong, beyond=bool(wrong), how="tolerance") for wrong in ("", "token 2 is behind"))
+    near, far = (Verdict(wrong, beyond=bool(wrong), how="compared") for wrong in ("", "token 2 is behind"))
     report = verdict(seen(), seen(tokens=[5, 9, 7]), inexact=lambda one: far if 9 in one.tokens else near)
     assert (report.compared, report.beyond_tolerance, report.mismatched, report.completed) == (1, 1, 0, 1)
     assert not report.good and "token 2 is behind" in report.wrong[0]
@@ -143,7 +143,7 @@ class TestRecovery:
         assert report.recovery_s == {("kill", "gateway"): [0.5]}
 
     def test_redis_concerns_everybody_who_is_under_way(self) -> None:
-        full = Fault(at=2.5, kind="full", target="redis-control", lasts_s=1.0)
+        full = Fault(at=2.5, kind="full", target="redis-control")
         late, over = seen(started=2.6), seen(events=[1.0, 2.0], ended=2.0)
         assert verdict(seen(), late, over, faults=(full,)).recovery_s == {("full", "redis-control"): [0.5]}
 

@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-from tests.support.systems.up_process import command_line
+from blockrelay_launcher.drill.system import command_line
 from tests.support.waiting import wait_until
 
 PARENT = """

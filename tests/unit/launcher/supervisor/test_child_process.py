@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from blockrelay.exit_codes import UNUSABLE
+from blockrelay_launcher.drill.system import command_line
 from blockrelay_launcher.supervisor import child_process
 from blockrelay_launcher.supervisor.child_process import ChildProcess, is_worth_showing, plain, stop_all
 from blockrelay_launcher.supervisor.signals import Alarm
-from tests.support.systems.up_process import command_line
 from tests.support.waiting import wait_until
 
 FOR_EVER = "import threading; print('started', flush=True); threading.Event().wait()"
@@ -24,6 +24,16 @@ def child(tmp_path: Path, program: str, name: str = "child") -> ChildProcess:
     return ChildProcess(
         name=name, argv=[sys.executable, "-c", program], env=dict(os.environ), log=tmp_path / f"{name}.log"
     )
+
+
+def lines_of(process: ChildProcess) -> list[str]:
+    """Run it to its end; the new lines of its log."""
+    process.start()
+    try:
+        wait_until(lambda: process.reap() is not None, "it has ended")
+        return list(process.new_lines())
+    finally:
+        process.close()
 
 
 def has_started(process: ChildProcess) -> bool:
@@ -54,11 +64,8 @@ def test_settings_of_its_own_go_before_the_others_from_the_next_start_on(tmp_pat
     for content in ("", "COLOUR=blue\nnothing\n", "SIZE = 2=2\n"):
         if content:
             one.settings.write_text(content)
-        one.start()
-        wait_until(lambda: one.reap() is not None, "it has ended")
-        said += one.new_lines()
+        said += lines_of(one)
     assert said == ["red 1", "blue 1", "red 2=2"]
-    one.close()
 
 
 WRITER = """
@@ -100,13 +107,7 @@ def test_a_log_stays_bounded_and_every_line_is_read_once(tmp_path: Path, monkeyp
 def test_a_log_that_was_huge_before_keeps_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(child_process, "LOG_BYTES", 1000)
     (tmp_path / "child.log").write_text("old\n" * 10_000 + "the end\n")
-    one = child(tmp_path, "print('hello')")
-    one.start()
-    try:
-        wait_until(lambda: one.reap() == 0, "it has ended")
-        assert list(one.new_lines()) == ["hello"]
-    finally:
-        one.close()
+    assert lines_of(child(tmp_path, "print('hello')")) == ["hello"]
     assert (tmp_path / "child.log").read_text() == ""
     copy = (tmp_path / "child.log.1").read_text()
     assert len(copy) == 1000 and copy.endswith("the end\nhello\n")
@@ -116,14 +117,8 @@ def test_where_a_log_cannot_be_copied_it_is_emptied(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(child_process, "LOG_BYTES", 1000)
     (tmp_path / "child.log.1").mkdir()  # in the way, as a full disk would be
     (tmp_path / "child.log").write_text("old\n" * 1000)
-    one = child(tmp_path, "print('hello')")
-    one.start()
-    try:
-        wait_until(lambda: one.reap() == 0, "it has ended")
-        assert list(one.new_lines()) == ["hello"] and not (tmp_path / "child.log").stat().st_size
-    finally:
-        one.close()
-    assert not (tmp_path / "child.log.new").exists()
+    assert lines_of(child(tmp_path, "print('hello')")) == ["hello"]
+    assert not (tmp_path / "child.log").stat().st_size and not (tmp_path / "child.log.new").exists()
 
 
 def test_the_end_of_a_child_wakes_the_parent_at_once(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ def test_one_up_at_a_time_and_others_can_find_it(tmp_path: Path) -> None:
             pass
         folder.withdraw()
     with open_data_folder(tmp_path / "data") as folder:
-        assert folder.logs.is_dir()
+        assert (folder.path / "logs").is_dir()
     with pytest.raises(UsageError, match="no `up` runs on"):
         read_running(tmp_path / "data")
 

@@ -11,9 +11,8 @@ from tests.support.redis.redis_server import RedisServer
 
 @pytest.fixture
 def own_client(own_redis: RedisServer) -> Iterator[redis.Redis]:
-    connection = own_redis.client()
-    yield connection
-    connection.close()
+    with own_redis.client() as connection:
+        yield connection
 
 
 def test_a_redis_as_ours_has_no_weakness(own_redis: RedisServer, own_client: redis.Redis) -> None:

@@ -17,8 +17,7 @@ def layout_of(tmp_path: Path, options: UpOptions, count: int) -> ServiceLayout:
         options=options,
         control_url="unix:///none",
         payload_url=None,
-        logs=tmp_path,
-        plan=tmp_path / "plan.json",
+        data=tmp_path,
         ports=tuple(range(8000, 8000 + count)),
     )
 

@@ -4,9 +4,9 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 from blockrelay.errors import RedisTrouble
 from blockrelay.redis.errors import CommandError
@@ -14,7 +14,6 @@ from blockrelay_launcher.drill.faults import SERVERS, Fault, Strike, Target
 from blockrelay_launcher.drill.parts.part import DrillPart
 from blockrelay_launcher.drill.system import DrilledSystem
 
-T = TypeVar("T")
 #: Seconds for giving a full Redis its room back at the end: a killed one may need some to answer.
 RESTORE_S = 30.0
 
@@ -65,7 +64,7 @@ class Killer(DrillPart):
         awake = [pid for pid in self.system.pids(strike.target) if pid not in self._asleep]
         if not awake:
             return
-        pid = _picked(awake, strike.pick)
+        pid = awake[int(strike.pick * len(awake))]
         worker = pid if strike.target == "worker" else None
         if strike.target == "device":
             worker = self.system.worker_of(pid)
@@ -96,14 +95,12 @@ class Killer(DrillPart):
                 if not others:
                     return
                 with contextlib.suppress(CommandError):  # the connection may have ended by itself
-                    client.client_kill_filter(_id=str(_picked(others, strike.pick)))  # pyright: ignore
+                    client.client_kill_filter(_id=str(others[int(strike.pick * len(others))]))  # pyright: ignore
         self._note(strike, None)
 
     def _note(self, strike: Strike, requests: frozenset[str] | None) -> float:
         at = time.monotonic()
-        self.done.append(
-            Fault(at=at, kind=strike.kind, target=strike.target, lasts_s=strike.lasts_s, requests=requests)
-        )
+        self.done.append(Fault(at=at, kind=strike.kind, target=strike.target, requests=requests))
         return at
 
     def _undo(self, now: float) -> None:
@@ -119,7 +116,3 @@ class Killer(DrillPart):
             with contextlib.suppress(RedisTrouble, CommandError), self.system.administrator(target) as client:
                 client.config_set("maxmemory", limit)
                 del self._full[target]
-
-
-def _picked(among: Sequence[T], pick: float) -> T:
-    return among[int(pick * len(among))]

@@ -1,0 +1,60 @@
+"""The parts of a drill that do what an operator would: they apply another plan, and retry lost GPUs at once."""
+
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from blockrelay.errors import RedisTrouble
+from blockrelay.host.child_command import module_command, run_command
+from blockrelay.protocol.keys import Keys
+from blockrelay.redis.errors import CommandError
+from blockrelay.redis.registry import read_lost_devices, retry_lost_device
+from blockrelay_launcher.drill.parts.part import DrillPart
+from blockrelay_launcher.drill.system import DrilledSystem
+
+#: Seconds before another try: Redis may be away or full, and workers dead, when the plan is applied.
+AGAIN_S = 0.5
+#: Seconds between two checks for lost devices.
+LOOK_S = 0.5
+
+
+@dataclass(slots=True)
+class PlanChange(DrillPart):
+    """The part that applies the plan in `file` at the time `at` (monotonic): all workers load other blocks.
+
+    It is no fault: `done` stays empty.
+    """
+
+    system: DrilledSystem
+    file: Path
+    at: float
+    _problem: str = field(default="it was not its time yet", init=False)
+    """Why the plan is not applied; empty: it is."""
+
+    @property
+    def troubles(self) -> list[str]:
+        """A sentence if the plan was not applied."""
+        return [f"the plan {self.file} was not applied: {self._problem}"] if self._problem else []
+
+    def _run(self) -> None:
+        wait = max(0.0, self.at - time.monotonic())
+        while self._problem and not self._over.wait(wait):
+            options = ["--json", "--data", self.system.data]
+            done = run_command(module_command("blockrelay_launcher", "plan", "apply", self.file, *options))
+            self._problem = done.last_line if done.code else ""
+            wait = AGAIN_S
+
+
+@dataclass(slots=True)
+class DeviceRetries(DrillPart):
+    """The part that retries lost GPUs, in quarantine or not: a drill kills them so often that few would serve."""
+
+    system: DrilledSystem
+
+    def _run(self) -> None:
+        keys = Keys(self.system.running.cell)
+        while not self._over.wait(LOOK_S):
+            with suppress(RedisTrouble, CommandError), self.system.administrator("redis-control") as client:
+                for lost in read_lost_devices(client, keys):
+                    retry_lost_device(client, keys, lost)
