@@ -80,8 +80,7 @@ class TestTokens:
     def test_what_has_begun_costs_all_of_it(self, cell: Cell) -> None:
         name = worker(cell)
         for i in range(5):
-            cell.accept(f"req-{i}", tenant="ada", limits=self.LIMITS)
-            cell.claim(name)
+            cell.begin(name, request_id=f"req-{i}", tenant="ada", limits=self.LIMITS)
             cell.scripts.run(calls.finish(f"req-{i}", "cancelled"))
         assert refused(cell, tenant="ada", limits=self.LIMITS).status == "TOKENS"
 

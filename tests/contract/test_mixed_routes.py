@@ -109,8 +109,7 @@ class TestAFailure:
         assert (changed["numerics_id"], changed["tokens"]) == ("c/g", 2)
 
     def test_is_the_death_of_a_gpu_worker_too(self, sandwich: Cell) -> None:
-        sandwich.accept()
-        sandwich.claim("g0")
+        sandwich.begin("g0")
         sandwich.scripts.run(calls.dead("g2", silent_s=0))
         gpu(sandwich, "another", 2)
         (again,) = sandwich.claim("g0")
@@ -243,8 +242,7 @@ class TestPages:
 
     def test_are_not_taken_by_cpus_that_begin_anew(self, sandwich: Cell) -> None:
         """Else their tokens would be no CPU's, under a numerics id that says so."""
-        sandwich.accept()
-        sandwich.claim("g0")
+        sandwich.begin("g0")
         sandwich.scripts.run(calls.dead("g0", silent_s=0))
         sandwich.scripts.run(calls.dead("g2", silent_s=0))
         (run,) = sandwich.claim("c0")

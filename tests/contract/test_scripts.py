@@ -111,8 +111,7 @@ class TestClaim:
 
     def test_a_lost_reply_leaves_the_request_where_the_beat_finds_it(self, cell: Cell) -> None:
         first, _ = cell.worker("a", stage=0), cell.worker("b", stage=1)
-        cell.accept()
-        run = cell.claim(first)[0]
+        run = cell.begin(first)
         assert cell.scripts.run(calls.heartbeat(first)) == {"req-1": run.run_id}
 
     def test_reruns_come_before_first_runs(self, cell: Cell) -> None:
@@ -219,8 +218,7 @@ class TestCommit:
     def run(self, cell: Cell):
         cell.worker("a", stage=0)
         cell.worker("b", stage=1)
-        cell.accept()
-        return cell.claim("a")[0]
+        return cell.begin("a")
 
     def test_twice_is_once(self, cell: Cell, run: calls.Claimed) -> None:
         assert cell.commit(run, 0, [7, 8]) == cell.commit(run, 0, [7, 8]) == CommitAnswer("OK", 2)
@@ -308,8 +306,7 @@ class TestFinish:
 
     def test_under_another_run_it_does_nothing(self, cell: Cell) -> None:
         cell.worker("a", split="1-4")
-        cell.accept()
-        cell.claim("a")
+        cell.begin("a")
         assert cell.scripts.run(calls.finish("req-1", "error", run_id="stale")) == "LOST"
         assert cell.record()["state"] == "running"
 
@@ -339,8 +336,7 @@ class TestDead:
     def test_everything_on_a_dead_worker_runs_again_wherever_it_stood_in_the_route(self, cell: Cell) -> None:
         cell.worker("a", stage=0)
         last = cell.worker("b", stage=1)
-        cell.accept()
-        cell.claim("a")
+        cell.begin("a")
         assert cell.scripts.run(calls.dead(last, silent_s=0)) == (True, 1)
         assert cell.queued("reruns") == ["req-1"] and cell.reserved("a") == 0
         assert not cell.client.exists(cell.keys.inbox(last), cell.keys.worker(last), cell.keys.worker_requests(last))
@@ -360,8 +356,7 @@ class TestDead:
         cell.scripts.run(calls.publish_plan(MODEL, replaces_epoch=0, inputs="i", route_class="gpu", plan="{}"))
         cell.worker("g", split="1-4", device="gpu")
         cell.worker("c", split="1-4")
-        cell.accept()
-        cell.claim("g")
+        cell.begin("g")
         cell.scripts.run(calls.dead("g", silent_s=0))
         assert cell.queued("reruns", "cpu") == ["req-1"]
         assert '"reason":"worker_death"' in cell.record()["fallbacks"]

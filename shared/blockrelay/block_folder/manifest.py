@@ -203,8 +203,8 @@ def decode_manifest(content: bytes) -> Manifest:
     version = fields.integer("format")
     if version != FORMAT_VERSION:
         fields.fail(f"format {version} is not {FORMAT_VERSION}: convert the model again with this version")
-    model = _decode_model(fields.nested("model"))
-    blocks = tuple(_decode_block(block) for block in fields.nested_list("blocks"))
+    model = fields.read("model", _decode_model)
+    blocks = fields.read_list("blocks", _decode_block)
     precision = fields.text("precision")
     try:
         precisions = parse_precisions(precision, max(1, len(blocks)))  # not `model.blocks`, which is not checked yet
@@ -217,12 +217,12 @@ def decode_manifest(content: bytes) -> Manifest:
     ignored = fields.part("ignored_defaults")
     manifest = Manifest(
         model=model,
-        generation=_decode_generation(fields.nested("generation")),
+        generation=fields.read("generation", _decode_generation),
         precisions=precisions,
         exact=fields.flag("exact"),
         graphs={kind: graphs.text(kind) for kind in graphs.names()},
         blocks=blocks,
-        files={path: decode_file(files.nested(path)) for path in files.names()},
+        files={path: files.read(path, decode_file) for path in files.names()},
         ignored_defaults={name: ignored.take(name) for name in ignored.names()},
         imported_from=fields.text("imported_from") if fields.has("imported_from") else None,
     )
@@ -303,7 +303,7 @@ def is_inside(path: str) -> bool:
 
 def _decode_model(fields: Fields) -> ModelConfig:
     special = fields.part("special_tokens")
-    model = ModelConfig(
+    return ModelConfig(
         name=fields.text("name"),
         family=fields.text("family"),
         hidden_size=fields.integer("hidden_size"),
@@ -324,46 +324,36 @@ def _decode_model(fields: Fields) -> ModelConfig:
         special_tokens=tuple((name, special.text(name)) for name in sorted(special.names())),
         onnx_layers=fields.integers("onnx_layers") if fields.has("onnx_layers") else None,
     )
-    fields.done()
-    return model
 
 
 def _decode_generation(fields: Fields) -> GenerationDefaults:
-    generation = GenerationDefaults(
+    return GenerationDefaults(
         temperature=fields.optional_number("temperature"),
         top_k=fields.optional_integer("top_k"),
         top_p=fields.optional_number("top_p"),
         min_p=fields.optional_number("min_p"),
         max_tokens=fields.optional_integer("max_tokens", minimum=1),
     )
-    fields.done()
-    return generation
 
 
 def _decode_block(fields: Fields) -> BlockSpec:
     tensors = fields.nested("tensors")
-    block = BlockSpec(
+    return BlockSpec(
         index=fields.integer("index", minimum=1),
         file=fields.text("file"),
-        tensors={name: _decode_tensor(tensors.nested(name)) for name in tensors.names()},
+        tensors={name: tensors.read(name, _decode_tensor) for name in tensors.names()},
         known_answer=fields.optional_text("known_answer"),
     )
-    fields.done()
-    return block
 
 
 def _decode_tensor(fields: Fields) -> TensorSpec:
-    spec = TensorSpec(
+    return TensorSpec(
         dtype=cast(TensorType, fields.text("dtype", one_of=tuple(ITEM_BYTES))),
         shape=fields.integers("shape", minimum=1),
         offset=fields.integer("offset"),
     )
-    fields.done()
-    return spec
 
 
 def decode_file(fields: Fields) -> FileSpec:
     """Reads the size and SHA-256 of a file. Raises the error of `fields` for anything else."""
-    spec = FileSpec(sha256=fields.text("sha256"), bytes=fields.integer("bytes"))
-    fields.done()
-    return spec
+    return FileSpec(sha256=fields.text("sha256"), bytes=fields.integer("bytes"))

@@ -6,10 +6,12 @@ because a field we ignore is a promise we break.
 
 import json
 import math
-from collections.abc import Iterator
-from typing import Any, NoReturn, cast
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn, TypeVar, cast
 
 from blockrelay.errors import BlockrelayError
+
+T = TypeVar("T")
 
 
 class Fields:
@@ -128,6 +130,20 @@ class Fields:
             self.fail(f"{name} must be a list")
         items = cast(list[object], value)
         return [Fields(item, f"{self._where}: {name}[{i}]", self._error) for i, item in enumerate(items)]
+
+    def read(self, name: str, reader: Callable[["Fields"], T]) -> T:
+        """Reads a nested object with `reader`, which must read all of its fields."""
+        return self.nested(name).whole(reader)
+
+    def read_list(self, name: str, reader: Callable[["Fields"], T]) -> tuple[T, ...]:
+        """Reads a list of nested objects, each as `read` does."""
+        return tuple(one.whole(reader) for one in self.nested_list(name))
+
+    def whole(self, reader: Callable[["Fields"], T]) -> T:
+        """Returns what `reader` makes of this object. Raises the error if it has not read a field."""
+        value = reader(self)
+        self.done()
+        return value
 
     def names(self) -> Iterator[str]:
         """Returns the names of the fields not read yet (a snapshot: fields may be read while iterating)."""

@@ -170,7 +170,7 @@ def _decoded(fields: Fields, index: int) -> BlockFiles:
     fields.text("name", one_of=(f"block_{index}",))
     file = fields.text("file")
     inner = fields.nested("files")
-    files = {name: decode_file(inner.nested(name)) for name in inner.names()}
+    files = {name: inner.read(name, decode_file) for name in inner.names()}
     if next(iter(files), None) != file:
         fields.fail(f"the first of files must be {file}")
     signature = Signature(index, file, _tensors(fields, file, "inputs"), _tensors(fields, file, "outputs"))

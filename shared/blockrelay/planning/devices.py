@@ -90,8 +90,8 @@ class Fleet:
 def decode_fleet(content: bytes, where: str) -> Fleet:
     """Decodes the file of `plan --devices`. Raises UsageError that names the file, `where`, and the field."""
     fields = Fields.parse(content, where, UsageError)
-    devices = tuple(map(_device, fields.nested_list("devices")))
-    links = tuple(map(_link, fields.nested_list("links"))) if fields.has("links") else ()
+    devices = fields.read_list("devices", _device)
+    links = fields.read_list("links", _link) if fields.has("links") else ()
     fields.done()
     return checked(Fleet(devices=devices, links=links), where)
 
@@ -148,7 +148,7 @@ def _name(fields: Fields, field: str) -> str:
 
 
 def _device(fields: Fields) -> Device:
-    device = Device(
+    return Device(
         id=_name(fields, "id"),
         device_class=_name(fields, "class"),
         host=_name(fields, "host") if fields.has("host") else "localhost",
@@ -157,18 +157,14 @@ def _device(fields: Fields) -> Device:
         bytes_per_second=fields.positive("bytes_per_second") if fields.has("bytes_per_second") else None,
         operations_per_second=fields.positive("operations_per_second") if fields.has("operations_per_second") else None,
     )
-    fields.done()
-    return device
 
 
 def _link(fields: Fields) -> DeviceLink:
     between = fields.texts("between")
     if len(set(between)) != 2 or len(between) != 2:
         fields.fail("between must be a list of two hosts")
-    link = DeviceLink(
+    return DeviceLink(
         between=(between[0], between[1]),
         seconds=fields.positive("seconds", zero=True),
         seconds_per_byte=fields.positive("seconds_per_byte", zero=True),
     )
-    fields.done()
-    return link

@@ -162,7 +162,7 @@ def decode_profile(content: bytes, where: str) -> Profile:
         measured=fields.text("measured"),
         blocks=_blocks(fields.nested("blocks")),
         products={name: _products(products.nested(name)) for name in products.names()},
-        hop={name: _hop(hops.nested(name)) for name in hops.names()},
+        hop={name: hops.read(name, _hop) for name in hops.names()},
         step=StepOverhead(
             seconds=step.positive("seconds", zero=True),
             seconds_per_row=step.positive("seconds_per_row", zero=True),
@@ -246,13 +246,11 @@ def _products(fields: Fields) -> dict[str, ProductTimes]:
 
 
 def _hop(fields: Fields) -> Hop:
-    hop = Hop(
+    return Hop(
         seconds=fields.positive("seconds", zero=True),
         seconds_per_byte=fields.positive("seconds_per_byte", zero=True),
         spread=_spread(fields),
     )
-    fields.done()
-    return hop
 
 
 def _measured(fields: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from blockrelay.observability.metrics.totals import Totals
 from blockrelay.observability.metrics.whose import BOOKS, taken
 from blockrelay.observability.metrics.worker import WorkerMetrics
 from blockrelay.observability.registry import service_registry
+from blockrelay.redis.registry import Accounting
 from tests.support.scraping import sampled
 
 GROUPS: dict[str, Callable[[CollectorRegistry], object]] = {
@@ -89,7 +90,7 @@ def test_the_books_are_not_told_before_somebody_has_looked() -> None:
     registry = CollectorRegistry()
     totals = Totals(registry)
     assert registry.get_sample_value("blockrelay_accepted_total") is None
-    totals.set(7, {"stop": 4}, 3, deaths=2, reruns={"death": 1})
+    totals.set(Accounting(accepted=7, ended={"stop": 4}, in_flight=3, deaths=2, reruns={"death": 1}))
     assert registry.get_sample_value("blockrelay_accepted_total") == 7
     assert registry.get_sample_value("blockrelay_requests_in_flight") == 3
     assert registry.get_sample_value("blockrelay_ended_total", {"reason": "stop"}) == 4

@@ -43,9 +43,7 @@ def set_gauges(
     ask.hgetall(keys.outstanding(model))
     accounting, oldest = read_accounting(client, keys, model), read_oldest(client, keys)
     *depths, first, last, letters, outstanding = cast(Any, ask.execute())
-    metrics.totals.set(
-        accounting.accepted, accounting.ended, accounting.in_flight, deaths=accounting.deaths, reruns=accounting.reruns
-    )
+    metrics.totals.set(accounting)
     metrics.ended.set(first + last)
     metrics.dead_letters.set(letters)
     metrics.oldest_waiting.set(oldest[1] if oldest else 0)

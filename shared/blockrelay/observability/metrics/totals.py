@@ -1,6 +1,6 @@
 """The accounting of a cell as metrics: counters kept in Redis, which no restart of a process sets back."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import get_args
 
 from prometheus_client import CollectorRegistry
@@ -8,6 +8,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from blockrelay.protocol.messages import EndReason, RerunReason
+from blockrelay.redis.registry import Accounting
 
 
 class Totals(Collector):
@@ -19,15 +20,12 @@ class Totals(Collector):
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._accounting: tuple[int, Mapping[str, int], int] | None = None
-        self._deaths, self._reruns = 0, dict[str, int]()
+        self._told: Accounting | None = None
         registry.register(self)
 
-    def set(
-        self, accepted: int, ended: Mapping[str, int], in_flight: int, *, deaths: int, reruns: Mapping[str, int]
-    ) -> None:
-        """Sets the values to export. `ended` and `reruns` have counts by reason; a missing reason counts as 0."""
-        self._accounting, self._deaths, self._reruns = (accepted, ended, in_flight), deaths, dict(reruns)
+    def set(self, accounting: Accounting) -> None:
+        """Sets the values to export. A reason that is missing counts as 0."""
+        self._told = accounting
 
     def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
         accepted = CounterMetricFamily(
@@ -48,12 +46,12 @@ class Totals(Collector):
             "Runs of the cell that were ended and queued again since it began, by reason (kept by Redis)",
             labels=["reason"],
         )
-        if self._accounting is not None:
-            accepted.add_metric([], self._accounting[0])
+        if (told := self._told) is not None:
+            accepted.add_metric([], told.accepted)
             for reason in get_args(EndReason):
-                ended.add_metric([reason], self._accounting[1].get(reason, 0))
-            running.add_metric([], self._accounting[2])
-            deaths.add_metric([], self._deaths)
+                ended.add_metric([reason], told.ended.get(reason, 0))
+            running.add_metric([], told.in_flight)
+            deaths.add_metric([], told.deaths)
             for reason in get_args(RerunReason):
-                reruns.add_metric([reason], self._reruns.get(reason, 0))
+                reruns.add_metric([reason], told.reruns.get(reason, 0))
         yield from (accepted, ended, running, deaths, reruns)
