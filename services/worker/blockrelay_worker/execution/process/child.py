@@ -269,8 +269,7 @@ def _batch(stage: OnnxStage | AsIsStage, message: Message) -> Batch:
 def _warm(fields: Mapping[str, Any], provider: Provider) -> WarmLimits:
     """Returns the limits of warm sessions that the worker set, or as many as the device's memory has room for."""
     sessions, size, fitting = fields["warm"]
-    limits = WarmLimits(sessions, size)
-    return limits.within(room_for_sessions(provider, fields["budget"])) if fitting else limits
+    return WarmLimits(sessions, room_for_sessions(provider, fields["budget"]) if fitting else size)
 
 
 def _recorded(stage: OnnxStage | AsIsStage) -> dict[str, Any]:

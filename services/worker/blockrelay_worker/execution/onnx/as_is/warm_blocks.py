@@ -13,7 +13,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from blockrelay.host.memory import anonymous_bytes
 from blockrelay_worker.execution.device_memory import held_at_once
@@ -29,17 +29,9 @@ class WarmLimits:
     sessions: int | None = None
     bytes: int | None = None
 
-    def within(self, room: int | None) -> "WarmLimits":
-        """Returns these limits with `room` as the limit of bytes; None: unknown, so they do not change."""
-        return self if room is None else replace(self, bytes=room)
-
     def all_of(self, block_bytes: Sequence[int]) -> bool:
         """Returns whether all of these blocks may be warm at once. If not, each is made again for each step."""
-        return self.held(block_bytes) == sum(block_bytes)
-
-    def held(self, block_bytes: Sequence[int]) -> int:
-        """Returns how many bytes of these blocks are on the device at once."""
-        return held_at_once(block_bytes, self.sessions, self.bytes)
+        return held_at_once(block_bytes, self.sessions, self.bytes) == sum(block_bytes)
 
 
 ALL = WarmLimits()
@@ -90,45 +82,34 @@ class WarmBlocks:
         self._first_clean_up: int | None = None
         self._evicted = 0
         self._limits, self._users = tries, Counter[int]()
-        self.counts = WarmCounts()
-        """Counts of work for no stage in particular."""
 
     def part(self, first: int, last: int) -> "WarmPart":
         """Returns the blocks `first` to `last` for a stage, which may share them with others and must close them."""
         self._users.update(range(first, last + 1))
         return WarmPart(self, range(first, last + 1))
 
-    def get(self, index: int, tries: Tries | None = None, *, counts: WarmCounts | None = None) -> AsIsBlock:
+    def get(self, index: int, counts: WarmCounts, tries: Tries | None = None) -> AsIsBlock:
         """Returns block `index`, counted from 1; it is warm until others need its room. `tries` and `counts` belong to
         the work that needs it. Raises what the last try to make it raises."""
-        counts = counts or self.counts
         if index not in self._warm:
             self._warm[index] = self._made(index, tries or self._new_tries(counts), counts)
         self._warm.move_to_end(index)
         return self._warm[index]
 
-    def work(
-        self,
-        index: int,
-        run: Callable[[AsIsBlock], None],
-        *,
-        last: int | None = None,
-        counts: WarmCounts | None = None,
-    ) -> float:
+    def work(self, index: int, run: Callable[[AsIsBlock], None], counts: WarmCounts, *, last: int) -> float:
         """Calls `run` with block `index`, while the next block is made. Returns the seconds that `run` took. After
-        block `last` (None: the model's last) no block is made: another stage may come next, and a session made too
-        early takes the room of one that is needed.
+        block `last` no block is made: another stage may come next, and a session made too early takes the room of one
+        that is needed.
 
         If it fails, a new session is made and `run` is called again. Raises what the last try raises.
         """
-        counts = counts or self.counts
         tries, taken_s = self._new_tries(counts), 0.0
         while True:
             started = None
             try:
-                block = self.get(index, tries, counts=counts)
-                if index < (last or len(self._bytes)):
-                    self.prepare(index + 1, running=index, counts=counts)
+                block = self.get(index, counts, tries)
+                if index < last:
+                    self._prepare(index + 1, counts, running=index)
                 started = time.perf_counter()
                 run(block)
             except Exception as error:
@@ -144,20 +125,12 @@ class WarmBlocks:
             counts.run_seconds += taken_s
             return taken_s
 
-    def prepare(self, index: int, *, running: int, counts: WarmCounts | None = None) -> None:
+    def _prepare(self, index: int, counts: WarmCounts, *, running: int) -> None:
         """Starts to make block `index` in the background, if that is possible while block `running` runs."""
-        if not self._beside or self._coming is not None or index in self._warm or index > len(self._bytes):
-            return
-        if self._fits(index, {running}):
-            counts = counts or self.counts
+        if self._beside and self._coming is None and index not in self._warm and self._fits(index, {running}):
             self._make_room(index, counts, keep=running)
             self._maker = self._maker or ThreadPoolExecutor(1, "next block")
             self._coming = index, self._maker.submit(self._new, index, counts)
-
-    @property
-    def bytes(self) -> int:
-        """Bytes of all warm blocks."""
-        return self.bytes_of(self._warm)
 
     def bytes_of(self, blocks: Iterable[int]) -> int:
         """Returns the bytes of those of `blocks` that are warm."""
@@ -270,11 +243,11 @@ class WarmPart:
 
     def get(self, index: int) -> AsIsBlock:
         """Returns block `index`: see `WarmBlocks.get`."""
-        return self._together.get(index, counts=self.counts)
+        return self._together.get(index, self.counts)
 
     def work(self, index: int, run: Callable[[AsIsBlock], None]) -> float:
         """Runs a job on block `index`: see `WarmBlocks.work`."""
-        return self._together.work(index, run, last=self._blocks[-1], counts=self.counts)
+        return self._together.work(index, run, self.counts, last=self._blocks[-1])
 
     def clean_up(self) -> None:
         """Gives memory back to the system: see `WarmBlocks.clean_up`."""

@@ -13,6 +13,7 @@ from blockrelay.errors import ExecutionError, UsageError
 from blockrelay.host.memory import anonymous_bytes
 from blockrelay.settings import WorkerSettings
 from blockrelay_worker.execution.batch import Batch, Segment
+from blockrelay_worker.execution.device_memory import held_at_once
 from blockrelay_worker.execution.loader import gpu_of
 from blockrelay_worker.execution.onnx.as_is.block import AsIsBlock, Value
 from blockrelay_worker.execution.onnx.as_is.loading import AsIsExecutors, room_for_sessions
@@ -151,7 +152,7 @@ class Opened:
 def test_the_least_recently_used_goes_first_by_sessions_and_by_bytes() -> None:
     for limits in (WarmLimits(sessions=3), WarmLimits(bytes=30), WarmLimits(sessions=9, bytes=39)):
         made = Opened()
-        blocks = WarmBlocks(made, [10] * 5, limits=limits)
+        blocks = WarmBlocks(made, [10] * 5, limits=limits).part(1, 5)
         for index in (1, 2, 3, 1, 4, 1, 2):
             blocks.get(index)
         assert made.asked == [1, 2, 3, 4, 2], "4 took the room of 2, and 2 that of 3"
@@ -159,7 +160,7 @@ def test_the_least_recently_used_goes_first_by_sessions_and_by_bytes() -> None:
 
 
 def test_one_that_is_larger_than_the_room_is_there_alone() -> None:
-    blocks = WarmBlocks(Opened(), [10, 50, 10], limits=WarmLimits(bytes=25))
+    blocks = WarmBlocks(Opened(), [10, 50, 10], limits=WarmLimits(bytes=25)).part(1, 3)
     for index, held in ((1, 10), (3, 20), (2, 50), (1, 10)):
         blocks.get(index)
         assert blocks.bytes == held
@@ -167,7 +168,7 @@ def test_one_that_is_larger_than_the_room_is_there_alone() -> None:
 
 def test_what_cannot_be_made_is_tried_again() -> None:
     made = Opened()
-    blocks = WarmBlocks(made, [10] * 3, limits=WarmLimits(sessions=1))
+    blocks = WarmBlocks(made, [10] * 3, limits=WarmLimits(sessions=1)).part(1, 3)
     made.said = ["moon phase"] * 2
     blocks.get(1)
     assert made.asked == [1] * 3 and (blocks.counts.made, blocks.counts.retries) == (1, 2)
@@ -192,7 +193,7 @@ def test_tries_are_those_of_making_and_running_together(
 ) -> None:
     """A try that runs behind one that ran and failed has a session of its own."""
     made = Opened()
-    blocks = WarmBlocks(made, [10] * 3, limits=WarmLimits(sessions=1))
+    blocks = WarmBlocks(made, [10] * 3, limits=WarmLimits(sessions=1)).part(1, 3)
     made.said = ["makes not"] * making
     if ends_by:
         with pytest.raises(RuntimeError, match=ends_by):
@@ -208,7 +209,7 @@ def test_tries_are_those_of_making_and_running_together(
 @pytest.mark.parametrize("said", ["device lost", "INVALID_ARGUMENT", "NOT_IMPLEMENTED", "CUDA failure 700: x"])
 def test_what_does_not_pass_by_repeating_is_not_repeated(said: str) -> None:
     made = Opened()
-    blocks = WarmBlocks(made, [10] * 3, limits=WarmLimits(sessions=3))
+    blocks = WarmBlocks(made, [10] * 3, limits=WarmLimits(sessions=3)).part(1, 3)
     blocks.get(2)
     made.said = [said]
     with pytest.raises(RuntimeError, match=said):
@@ -221,7 +222,7 @@ def test_what_does_not_pass_by_repeating_is_not_repeated(said: str) -> None:
 def test_a_session_without_room_takes_that_of_others_once() -> None:
     """Of five that were to be warm there are two from then on; one alone that has no room is not tried again."""
     made = Opened()
-    blocks = WarmBlocks(made, [10] * 4, limits=WarmLimits(sessions=5))
+    blocks = WarmBlocks(made, [10] * 4, limits=WarmLimits(sessions=5)).part(1, 4)
     blocks.get(1)
     blocks.get(2)
     made.said = ["Failed to allocate memory for requested buffer of size 10"]
@@ -238,18 +239,16 @@ def test_a_session_without_room_takes_that_of_others_once() -> None:
 
 def test_the_next_one_is_made_in_the_background_where_both_have_room() -> None:
     made = Opened()
-    blocks = WarmBlocks(made, [10] * 3, limits=WarmLimits(sessions=2), beside=True)
-    blocks.get(1)
-    blocks.prepare(2, running=1)
+    blocks, alone = (
+        WarmBlocks(made, [10] * 3, limits=WarmLimits(sessions=sessions), beside=True).part(1, 3) for sessions in (2, 1)
+    )
+    blocks.work(1, made.run())
     blocks.get(2)
-    blocks.prepare(4, running=2)  # there is none
     assert made.asked == [1, 2]
-    alone = WarmBlocks(made, [10] * 3, limits=WarmLimits(sessions=1), beside=True)
-    alone.get(1)
-    alone.prepare(2, running=1)
-    assert made.asked == [1, 2, 1]
+    alone.work(1, made.run())
     for one in (blocks, alone):
         one.close()
+    assert made.asked == [1, 2, 1]
 
 
 def test_the_next_one_is_made_within_a_stage_alone() -> None:
@@ -274,23 +273,23 @@ def test_stages_share_what_is_warm() -> None:
     third.work(3, made.run())
     fifth.work(5, made.run())
     assert made.asked == [1, 3, 5] and [one.counts.made for one in (first, third, fifth)] == [1, 1, 1]
-    assert [one.counts.jobs_ok for one in (first, third, fifth)] == [1, 1, 1] and blocks.counts.made == 0
+    assert [one.counts.jobs_ok for one in (first, third, fifth)] == [1, 1, 1]
     again = blocks.part(3, 5)
     third.close()
     assert again.bytes == 20 and first.bytes == 10, "another stage has it"
     again.close()
-    assert fifth.bytes == 10 and blocks.bytes == 20
+    assert fifth.bytes == 10 and blocks.bytes_of(range(1, 7)) == 20
     first.close()
     fifth.close()
-    assert blocks.bytes == 0
+    assert blocks.bytes_of(range(1, 7)) == 0
 
 
 def test_one_that_was_prepared_and_fails_is_tried_again_when_it_is_needed() -> None:
     made = Opened()
-    blocks = WarmBlocks(made, [10] * 3, limits=WarmLimits(sessions=3), beside=True)
+    blocks = WarmBlocks(made, [10] * 3, limits=WarmLimits(sessions=3), beside=True).part(1, 3)
     blocks.get(1)
     made.said = ["moon phase"] * 3
-    blocks.prepare(2, running=1)
+    blocks.work(1, made.run())
     with pytest.raises(RuntimeError, match="moon phase"):
         blocks.get(2)
     assert made.asked == [1, 2, 2, 2] and blocks.counts.retries == 2
@@ -337,7 +336,7 @@ def test_what_is_held_at_once_is_what_the_device_needs() -> None:
         (WarmLimits(bytes=20), 40),
     ]
     for limits, held in cases:
-        assert limits.held(sizes) == held
+        assert held_at_once(sizes, limits.sessions, limits.bytes) == held
 
 
 class Small(CpuProvider):
@@ -353,9 +352,7 @@ class Small(CpuProvider):
 )
 def test_as_many_as_memory_has_room_for_where_nobody_says(provider: CpuProvider, told: int | None, held: int) -> None:
     """Half of it: of blocks of 30 bytes one always has room."""
-    limits = WarmLimits(sessions=5).within(room_for_sessions(provider, told))
-    assert limits.held([30] * 4 + [10] * 6) == held
-    assert WarmLimits(sessions=5).within(None) == WarmLimits(sessions=5), "a device that tells nothing"
+    assert held_at_once([30] * 4 + [10] * 6, 5, room_for_sessions(provider, told)) == held
 
 
 def test_sessions_share_the_memory_of_a_step(folder: BlockFolder) -> None:
