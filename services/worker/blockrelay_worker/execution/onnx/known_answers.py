@@ -47,6 +47,11 @@ class KnownStep:
         """Tokens of the whole batch."""
         return sum(rows for rows, _, _ in self.parts)
 
+    @property
+    def segments(self) -> list[Segment]:
+        """The segments of the batch."""
+        return [Segment(rows=rows, first_position=first, pages=own) for rows, first, own in self.parts]
+
     def at(self, first_page: int) -> "KnownStep":
         """Returns the same step on pages from `first_page` on."""
         parts = tuple((rows, first, tuple(first_page + page for page in own)) for rows, first, own in self.parts)
@@ -197,7 +202,7 @@ def run_step(
         executor.import_pages([target], contents)
     output = executor.run(
         Batch(
-            segments=[Segment(rows=rows, first_position=first, pages=own) for rows, first, own in step.parts],
+            segments=step.segments,
             tokens=given if executor.takes_tokens else None,
             hidden=None if executor.takes_tokens else given,
             wanted=range(step.rows) if executor.gives_logits else (),
@@ -220,11 +225,17 @@ def compare(
     """Raises KnownAnswerMismatch if the worst row of `actual` is further than `tolerance` from `expected`."""
     error = row_error(actual, expected)
     if not error <= tolerance:  # NaN is an error too
-        raise KnownAnswerMismatch(
-            f"{where} computes wrong numbers in {answers.blocks}: {case}: off by {error:.2g} of a row's length, where "
-            f"{tolerance:.2g} is allowed; refusing to serve with it; another driver may be right",
-            block=f"block_{answers.first_block}",
-        )
+        what = f"{where} computes wrong numbers in {answers.blocks}: {case}"
+        raise mismatch(what, error, tolerance, f"block_{answers.first_block}")
+
+
+def mismatch(what: str, error: float, tolerance: float, block: str) -> KnownAnswerMismatch:
+    """Returns the exception for an `error` beyond `tolerance`; `what` begins its message."""
+    return KnownAnswerMismatch(
+        f"{what}: off by {error:.2g} of a row's length, where {tolerance:.2g} is allowed; refusing to serve with it; "
+        "another driver may be right",
+        block=block,
+    )
 
 
 def row_error(actual: NDArray[Any], expected: NDArray[Any]) -> float:

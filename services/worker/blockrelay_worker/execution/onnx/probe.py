@@ -22,7 +22,7 @@ from blockrelay_worker.execution.onnx.batches import batch_inputs, cut
 from blockrelay_worker.execution.onnx.bound.session import BoundSession
 from blockrelay_worker.execution.onnx.failures import classify
 from blockrelay_worker.execution.onnx.graphs.flavours import PAGED, PLAIN, Flavour, FloatType
-from blockrelay_worker.execution.onnx.known_answers import PAGES_NEEDED, STEPS, TOLERANCES, row_error
+from blockrelay_worker.execution.onnx.known_answers import PAGES_NEEDED, STEPS, TOLERANCES, mismatch, row_error
 from blockrelay_worker.execution.onnx.providers.provider import CpuProvider, Provider
 from blockrelay_worker.kernels.specification import PAGE
 
@@ -146,8 +146,7 @@ def longest_sequence(device: Attend, reference: Attend, model: ModelConfig, *, w
     for step in STEPS:
         if not step.moved:
             rows = random.normal(size=(step.rows, model.qkv_columns)).astype(np.float32)
-            segments = [Segment(rows=count, first_position=first, pages=own) for count, first, own in step.parts]
-            cases.append((step.case, segments, rows, reference(segments, rows)))
+            cases.append((step.case, step.segments, rows, reference(step.segments, rows)))
     tolerance, wrong = TOLERANCES["float16"], {"": 0.0}
     for longest in (None, CUT_ROWS):
         errors = {
@@ -158,8 +157,5 @@ def longest_sequence(device: Attend, reference: Attend, model: ModelConfig, *, w
         if not wrong:
             return longest
     case, error = next(iter(wrong.items()))
-    raise KnownAnswerMismatch(
-        f"{where} attends wrongly, in sequences of {CUT_ROWS} rows too: {case}: off by {error:.2g} of a row's length, "
-        f"where {tolerance:.2g} is allowed; refusing to serve with it; another driver may be right",
-        block="block_1",
-    )
+    what = f"{where} attends wrongly, in sequences of {CUT_ROWS} rows too: {case}"
+    raise mismatch(what, error, tolerance, "block_1")

@@ -14,25 +14,27 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from blockrelay.errors import ExecutionError, KnownAnswerMismatch
+from blockrelay.errors import ExecutionError
 from blockrelay.onnx_blocks.dimensions import StepSizes
 from blockrelay.onnx_blocks.handed_on import handed_on, shapes_handed_on
 from blockrelay.onnx_blocks.wiring import FromBlock
-from blockrelay_worker.execution.batch import Batch, NamedTensors, Segment, StageOutput
+from blockrelay_worker.execution.batch import Batch, NamedTensors, StageOutput
 from blockrelay_worker.execution.executor import Executor
-from blockrelay_worker.execution.onnx.as_is.block import AsIsBlock, on_host
+from blockrelay_worker.execution.onnx.as_is.block import on_host
 from blockrelay_worker.execution.onnx.as_is.groups import POSITIONS, grouped, waves
 from blockrelay_worker.execution.onnx.as_is.handing_on import joined
 from blockrelay_worker.execution.onnx.as_is.made_up import made_up
 from blockrelay_worker.execution.onnx.as_is.paged_graph import TAKEN
 from blockrelay_worker.execution.onnx.as_is.served_blocks import ServedBlocks
-from blockrelay_worker.execution.onnx.bound.pages import DevicePages
+from blockrelay_worker.execution.onnx.as_is.stage import AsIsStage
 from blockrelay_worker.execution.onnx.graphs.flavours import FloatType
 from blockrelay_worker.execution.onnx.known_answers import (
     OF_A_COMPOSITION,
     PAGE_TOLERANCE,
+    PAGES_NEEDED,
     STEPS,
     KnownStep,
+    mismatch,
     possible,
     row_error,
 )
@@ -56,7 +58,7 @@ class MadeUpTensors:
         sizes = {
             (part.segment.rows, part.segment.first_position)
             for step in steps
-            for wave in waves(segments_of(step), one_by_one=served.one_by_one)
+            for wave in waves(step.segments, one_by_one=served.one_by_one)
             for part in wave
         }
         whole = any(np.dtype(one.tensor.dtype).kind in "iu" for one in self._taken)
@@ -75,7 +77,7 @@ class MadeUpTensors:
     def tensors(self, step: KnownStep) -> list[list[NamedTensors]]:
         """Returns the tensors of a step, as a stage takes them: a list for each part of the step."""
         tensors: list[list[NamedTensors]] = [[] for _ in step.parts]
-        for wave in waves(segments_of(step), one_by_one=self._served.one_by_one):
+        for wave in waves(step.segments, one_by_one=self._served.one_by_one):
             for part in wave:
                 rows, past = part.segment.rows, part.segment.first_position
                 tensors[part.number].append(NamedTensors(rows=rows, arrays=self.given(rows, past)))
@@ -96,7 +98,7 @@ class PartAnswers:
     def check_step(self, stage: Executor, number: int, *, first_page: int, tolerance: float, where: str) -> None:
         """Has `stage` compute step `number` again and compares: see `Answers.check_step`."""
         step = self.steps[number]
-        batch = replace(self.batches[number], segments=segments_of(step.at(first_page)))
+        batch = replace(self.batches[number], segments=step.at(first_page).segments)
         for (name, expected), (_, actual) in zip(self.outputs[number], _given(stage.run(batch)), strict=True):
             _compare(self.blocks, f"{step.case}: {name}", actual, expected, where, tolerance)
 
@@ -108,7 +110,7 @@ def part_answers(stage: Executor, served: ServedBlocks, first_block: int, last_b
     made = None if first_block == 1 else MadeUpTensors(served, first_block, steps)
     batches = tuple(
         Batch(
-            segments=segments_of(step),
+            segments=step.segments,
             tokens=fixed_tokens(model, step.rows),
             tensors=() if made is None else made.tensors(step),
             wanted=range(step.rows) if stage.gives_logits else (),
@@ -120,25 +122,12 @@ def part_answers(stage: Executor, served: ServedBlocks, first_block: int, last_b
     return PartAnswers(first if first == last else f"{first} to {last}", steps, batches, outputs)
 
 
-def segments_of(step: KnownStep) -> list[Segment]:
-    """Returns the segments that the step runs."""
-    return [Segment(rows=rows, first_position=first, pages=pages) for rows, first, pages in step.parts]
-
-
 def _given(output: StageOutput) -> list[tuple[str, NDArray[Any]]]:
     """Returns each output of a stage with its name."""
     if output.logits is not None:
         return [(TAKEN, output.logits)]
     assert output.tensors is not None, "a stage gives logits or tensors"
     return [each for parts in output.tensors for part in parts for each in sorted(part.arrays.items())]
-
-
-@dataclass(frozen=True, slots=True)
-class StageSide:
-    """The device, or the reference: the pages of its blocks' KV, and a function that opens block `index`."""
-
-    pages: DevicePages
-    block: Callable[[int], AsIsBlock]
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,34 +139,26 @@ class _Run:
     moved: Sequence[tuple[int, int]] = ()
 
 
-def prove(
-    device: StageSide,
-    reference: StageSide,
-    served: ServedBlocks,
-    blocks: range,
-    *,
-    single: bool,
-    tolerance: float,
-    proved: Callable[[], None],
-) -> None:
+def prove(stage: AsIsStage, *, tolerance: float, proved: Callable[[], None]) -> None:
     """Raises KnownAnswerMismatch naming the block, the device, and what is further off than `tolerance`; ExecutionError
     if a block fails.
 
-    Both sides must have enough free pages for the steps. `single`: sequences run alone. `proved` is called after each
-    run of a block.
+    Takes the first pages of a stage that nothing uses yet. `proved` is called after each run of a block.
     """
+    served, first, last = stage.served, stage.first_block, stage.last_block
     steps, where = possible(STEPS, served.folder.model), served.provider.device
-    runs = list(_runs(served, blocks.start, steps, single=single))
+    pages = served.pages_for_reference(first, last, PAGES_NEEDED)
+    runs = _runs(served, first, steps, single=stage.single)
     given: list[dict[str, Any]] = [dict(run.inputs) for run in runs]
-    for index in blocks:
-        known, tested = reference.block(index), device.block(index)
+    for index in range(first, last + 1):
+        known, tested = served.reference(index), stage.blocks.get(index)
         for run, have in zip(runs, given, strict=True):
             for source, target in run.moved:
-                for side in (device, reference):
-                    side.pages.import_pages([target], side.pages.export_pages([source]))
-            expected = known.run(have, reference.pages.pools)
+                for side in (stage.pages, pages):
+                    side.import_pages([target], side.export_pages([source]))
+            expected = known.run(have, pages.pools)
             try:
-                actual = tested.run(have, device.pages.pools)
+                actual = tested.run(have, stage.pages.pools)
             except Exception as error:  # ONNX Runtime's own exception types have no public common base
                 raise ExecutionError(f"{tested.name} failed: {run.case}: {error}", block=tested.name) from error
             for name, value in expected.items():
@@ -185,15 +166,15 @@ def prove(
                 _compare(tested.name, f"{run.case}: {name}", on_host(actual[name]), have[name], where, tolerance)
             proved()
     for page in sorted({page for step in steps for _, _, own in step.parts for page in own}):
-        actual, expected = (side.pages.export_pages([page])[0] for side in (device, reference))
-        makers = [index for index in blocks for _ in served.layers(index, index)]
+        actual, expected = (side.export_pages([page])[0] for side in (stage.pages, pages))
+        makers = [index for index in range(first, last + 1) for _ in served.layers(index, index)]
         for maker, theirs, ours in zip(makers, actual, expected, strict=True):
             for theirs_half, half in zip(theirs, ours, strict=True):
                 name = f"page {page}"
                 _compare(f"block_{maker}", name, theirs_half, half, where, max(tolerance, PAGE_TOLERANCE), whole=True)
 
 
-def _runs(served: ServedBlocks, first_block: int, steps: Sequence[KnownStep], *, single: bool) -> "list[_Run]":
+def _runs(served: ServedBlocks, first_block: int, steps: Sequence[KnownStep], *, single: bool) -> list[_Run]:
     """Returns the runs of all steps, and one at the last position of the context if the blocks take positions."""
     taken = handed_on(served.wiring, first_block - 1)
     made = MadeUpTensors(served, first_block, steps) if taken else None
@@ -202,7 +183,7 @@ def _runs(served: ServedBlocks, first_block: int, steps: Sequence[KnownStep], *,
         own = fixed_tokens(served.folder.model, step.rows)
         groups = [
             group
-            for wave in waves(segments_of(step), one_by_one=served.one_by_one)
+            for wave in waves(step.segments, one_by_one=served.one_by_one)
             for group in grouped(wave, own, range(step.rows), served.request, single=single)
         ]
         for number, group in enumerate(groups):
@@ -236,8 +217,4 @@ def _compare(
         width = expected.size if whole else expected.shape[-1]
         error = row_error(actual.reshape(-1, width), expected.reshape(-1, width))
     if not error <= tolerance:  # NaN is an error too
-        raise KnownAnswerMismatch(
-            f"{where} computes wrong numbers in {block}: {what}: off by {error:.2g} of a row's length, where "
-            f"{tolerance:.2g} is allowed; refusing to serve with it; another driver may be right",
-            block=block,
-        )
+        raise mismatch(f"{where} computes wrong numbers in {block}: {what}", error, tolerance, block)

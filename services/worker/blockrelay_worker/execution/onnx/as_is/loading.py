@@ -11,7 +11,7 @@ from blockrelay.onnx_blocks.handed_on import check_borders
 from blockrelay.protocol.plan import Stage
 from blockrelay_worker.execution.device_memory import DeviceMemory
 from blockrelay_worker.execution.numerics_id import PAGE_LAYOUT, SAMPLER_VERSION, hashed_id
-from blockrelay_worker.execution.onnx.as_is.answers import TOLERANCES, StageSide, part_answers, prove
+from blockrelay_worker.execution.onnx.as_is.answers import TOLERANCES, part_answers, prove
 from blockrelay_worker.execution.onnx.as_is.served_blocks import ServedBlocks
 from blockrelay_worker.execution.onnx.as_is.stage import AsIsStage
 from blockrelay_worker.execution.onnx.as_is.warm_blocks import ALL, WarmLimits
@@ -92,7 +92,7 @@ class AsIsExecutors:
             raise UsageError(f"{self._provider.device} cannot run these blocks, which are in {dtype}: {lacking}")
         for index in (first_block, last_block):
             folder.manifest.block(index)  # raises BlockFolderError if there is no such block
-        served, blocks = self._served(folder), range(first_block, last_block + 1)
+        served = self._served(folder)
         check_borders(served.wiring, [Stage(first=first_block, last=last_block)], folder.model.max_position)
         stage = AsIsStage(
             served,
@@ -104,8 +104,8 @@ class AsIsExecutors:
         )
         try:
             if self._provider.name != CpuProvider.name:
-                self._prove(stage, served, blocks)
-            if len(blocks) == folder.model.blocks:
+                prove(stage, tolerance=self.tolerance(folder.manifest), proved=self._ran_block)
+            if last_block - first_block + 1 == folder.model.blocks:
                 return stage, composed_answers(stage, first_block, last_block, folder.model)
             return stage, part_answers(stage, served, first_block, last_block)
         except BaseException:
@@ -121,19 +121,6 @@ class AsIsExecutors:
         if key not in self._folders:
             self._folders[key] = ServedBlocks(folder, self._provider, self._warm, self._tries)
         return self._folders[key]
-
-    def _prove(self, stage: AsIsStage, served: ServedBlocks, blocks: range) -> None:
-        """Raises KnownAnswerMismatch if a block of the stage computes wrongly."""
-        pages = served.pages_for_reference(blocks.start, blocks[-1], PAGES_NEEDED)
-        prove(
-            StageSide(stage.pages, stage.blocks.get),
-            StageSide(pages, served.reference),
-            served,
-            blocks,
-            single=stage.single,
-            tolerance=self.tolerance(served.folder.manifest),
-            proved=self._ran_block,
-        )
 
 
 def room_for_sessions(provider: Provider, budget_bytes: int | None) -> int | None:
