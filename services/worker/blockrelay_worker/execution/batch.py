@@ -1,6 +1,6 @@
 """Input and output of one step of a stage: one ragged matrix of rows (tokens) and the segments it is made of."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -47,6 +47,11 @@ class Batch:
     tensors: Sequence[Sequence[NamedTensors]] = ()
     wanted: Sequence[int] = ()
     needs: Sequence[Need | None] = ()
+
+    def segments_with(self, rows: Iterable[int]) -> tuple[int, ...]:
+        """Returns the indexes of the segments that have these rows of the batch, ascending."""
+        ends = np.cumsum([segment.rows for segment in self.segments])
+        return tuple(sorted({int(np.searchsorted(ends, row, side="right")) for row in rows}))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -268,7 +268,4 @@ def _not_finite(x: F32, logits: F32 | None, batch: Batch) -> tuple[int, ...]:
         bad_rows.update(np.flatnonzero(~np.isfinite(x).all(axis=1)).tolist())
     if logits is not None and not np.isfinite(logits).all():
         bad_rows.update(batch.wanted[int(index)] for index in np.flatnonzero(~np.isfinite(logits).all(axis=1)))
-    if not bad_rows:
-        return ()
-    ends = np.cumsum([segment.rows for segment in batch.segments])
-    return tuple(sorted({int(np.searchsorted(ends, row, side="right")) for row in bad_rows}))
+    return batch.segments_with(bad_rows) if bad_rows else ()

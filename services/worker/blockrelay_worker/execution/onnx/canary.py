@@ -4,22 +4,8 @@ Each canary takes the next step, so that every path through the kernels comes ag
 stays in them between two canaries is checked too: a step with a past reads what earlier steps left there.
 """
 
-from collections.abc import Sequence
-from typing import Protocol
-
 from blockrelay_worker.execution.executor import Executor
-from blockrelay_worker.execution.onnx.known_answers import KnownStep
-
-
-class Known(Protocol):
-    """The known answers of a stage: `Answers`, or `PartAnswers` for ONNX blocks."""
-
-    @property
-    def steps(self) -> Sequence[KnownStep]: ...
-
-    def check_step(self, stage: Executor, number: int, *, first_page: int, tolerance: float, where: str) -> None:
-        """Has `stage` compute step `number` and compares: see `Answers.check_step`."""
-        ...
+from blockrelay_worker.execution.onnx.as_is.answers import Known
 
 
 class Canary:

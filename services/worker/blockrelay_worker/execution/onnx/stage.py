@@ -288,7 +288,7 @@ class OnnxStage:
             hidden=None if self.gives_logits else outputs["hidden_out"],
             logits=logits,
             rows=chosen,
-            not_finite=_segments_of(np.flatnonzero(bad), batch),
+            not_finite=batch.segments_with(np.flatnonzero(bad)),
             seconds=seconds,
             estimated=estimated,
             kv_s=started - began,
@@ -336,9 +336,3 @@ class OnnxStage:
         outputs = self._session.run(inputs, self._options, stays)
         self._options = None
         return outputs
-
-
-def _segments_of(rows: NDArray[np.intp], batch: Batch) -> tuple[int, ...]:
-    """Returns the indexes of the segments that have these rows of the batch."""
-    ends = np.cumsum([segment.rows for segment in batch.segments])
-    return tuple(sorted({int(np.searchsorted(ends, row, side="right")) for row in rows}))

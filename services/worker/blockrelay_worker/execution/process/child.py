@@ -31,10 +31,11 @@ from blockrelay.host.memory import resident_bytes
 from blockrelay.observability import logs
 from blockrelay.protocol.plan import Stage
 from blockrelay_worker.execution.batch import Batch, Segment
+from blockrelay_worker.execution.onnx.as_is.answers import Known
 from blockrelay_worker.execution.onnx.as_is.loading import AsIsExecutors, room_for_sessions
 from blockrelay_worker.execution.onnx.as_is.stage import AsIsStage
 from blockrelay_worker.execution.onnx.as_is.warm_blocks import WarmLimits
-from blockrelay_worker.execution.onnx.canary import Canary, Known
+from blockrelay_worker.execution.onnx.canary import Canary
 from blockrelay_worker.execution.onnx.compiled.graphs import compiled_graphs
 from blockrelay_worker.execution.onnx.failures import Judge
 from blockrelay_worker.execution.onnx.known_answers import PAGES_NEEDED

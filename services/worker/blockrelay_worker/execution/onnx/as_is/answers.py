@@ -33,6 +33,7 @@ from blockrelay_worker.execution.onnx.known_answers import (
     PAGE_TOLERANCE,
     PAGES_NEEDED,
     STEPS,
+    Answers,
     KnownStep,
     mismatch,
     possible,
@@ -101,6 +102,10 @@ class PartAnswers:
         batch = replace(self.batches[number], segments=step.at(first_page).segments)
         for (name, expected), (_, actual) in zip(self.outputs[number], _given(stage.run(batch)), strict=True):
             _compare(self.blocks, f"{step.case}: {name}", actual, expected, where, tolerance)
+
+
+#: The known answers of a stage.
+Known = Answers | PartAnswers
 
 
 def part_answers(stage: Executor, served: ServedBlocks, first_block: int, last_block: int) -> PartAnswers:

@@ -14,7 +14,7 @@ from blockrelay.onnx_blocks.served_shape import ServedShape
 from blockrelay.onnx_blocks.wiring import Wiring
 from blockrelay_worker.execution.onnx.as_is.paged_graph import TAKEN, put_into_pages
 from blockrelay_worker.execution.onnx.graphs.graph import MICROSOFT
-from blockrelay_worker.execution.onnx.providers.provider import Provider, Steps
+from blockrelay_worker.execution.onnx.providers.provider import Place, Provider, Steps
 
 #: An input or output of a block, on the device or in the host's memory.
 Value = NDArray[Any] | ort.OrtValue
@@ -45,13 +45,17 @@ class AsIsBlock:
         signature = wiring.blocks[index - 1]
         self.name = signature.block
         model = model_without_weights(root / signature.file, signature.file)
-        put_into_pages(model, wiring, shape, index)
+        self._pools = {f"{pool}_out": pool for pool in put_into_pages(model, wiring, shape, index)}
         weights = name_real_files(model, root)
         self._session = provider.mixed_session(model.SerializeToString(), weights, steps)
-        self._place = provider.place
         self._binding = self._session.io_binding()
         self._inputs = [one.name for one in self._session.get_inputs()]
-        self._outputs = [(one.name, one.type) for one in self._session.get_outputs()]
+        host: Place = ("cpu", 0)
+        self._outputs = {
+            one.name: provider.place or host if one.type in _KEPT and one.name != TAKEN else host
+            for one in self._session.get_outputs()
+        }
+        """The memory in which each output stays if it is no pool."""
 
     @property
     def session(self) -> ort.InferenceSession:
@@ -70,19 +74,15 @@ class AsIsBlock:
                 else:
                     # Not ascontiguousarray: it makes a scalar an array of one dimension.
                     binding.bind_cpu_input(name, np.asarray(value, order="C"))
-            theirs: list[str] = []
-            for name, kind in self._outputs:
-                pool = pools.get(name.removesuffix("_out")) if name.endswith("_out") else None
-                if pool is not None:
-                    binding.bind_ortvalue_output(name, pool)
-                    continue
-                theirs.append(name)
-                stays = self._place is not None and kind in _KEPT and name != TAKEN
-                binding.bind_output(name, *(self._place if stays and self._place else ("cpu", 0)))
+            for name, place in self._outputs.items():
+                if name in self._pools:
+                    binding.bind_ortvalue_output(name, pools[self._pools[name]])
+                else:
+                    binding.bind_output(name, *place)
             self._session.run_with_iobinding(binding)
             binding.synchronize_outputs()
-            outputs = dict(zip([name for name, _ in self._outputs], binding.get_outputs(), strict=True))
-            return {name: outputs[name] for name in theirs}
+            outputs = zip(self._outputs, binding.get_outputs(), strict=True)
+            return {name: value for name, value in outputs if name not in self._pools}
         finally:
             binding.clear_binding_inputs()
             binding.clear_binding_outputs()

@@ -6,7 +6,7 @@ with every graph.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,7 @@ class Part:
     number: int
     begin: int
     segment: Segment
-    given: Mapping[str, NDArray[Any]] = field(default_factory=dict[str, NDArray[Any]])
+    given: Mapping[str, NDArray[Any]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,7 +52,7 @@ def waves(segments: Sequence[Segment], *, one_by_one: bool) -> list[list[Part]]:
     sizes = [
         [1] * segment.rows if one_by_one and segment.first_position > 0 else [segment.rows] for segment in segments
     ]
-    return _waves(segments, sizes, [[{}] * len(parts) for parts in sizes])
+    return _waves(segments, [[NamedTensors(rows=rows, arrays={}) for rows in parts] for parts in sizes])
 
 
 def handed_waves(
@@ -71,28 +71,21 @@ def handed_waves(
             raise ExecutionError(f"segment {index}: {segment.rows} rows, and tensors of {rows}")
         if one_by_one and segment.first_position > 0 and max(rows) > 1:
             raise ExecutionError(f"segment {index}: rows with a past run one by one, and tensors are of {rows}")
-    return _waves(
-        segments,
-        [[part.rows for part in parts] for parts in tensors],
-        [[part.arrays for part in parts] for parts in tensors],
-    )
+    return _waves(segments, tensors)
 
 
-def _waves(
-    segments: Sequence[Segment],
-    sizes: Sequence[Sequence[int]],
-    given: Sequence[Sequence[Mapping[str, NDArray[Any]]]],
-) -> list[list[Part]]:
-    """Cuts each segment into parts of these sizes."""
+def _waves(segments: Sequence[Segment], tensors: Sequence[Sequence[NamedTensors]]) -> list[list[Part]]:
+    """Cuts each segment into parts with the rows of its tensors."""
     result: list[list[Part]] = []
     begin = 0
-    for number, segment in enumerate(segments):
+    for number, (segment, parts) in enumerate(zip(segments, tensors, strict=True)):
         position = segment.first_position
-        for wave, (rows, theirs) in enumerate(zip(sizes[number], given[number], strict=True)):
+        for wave, part in enumerate(parts):
             if len(result) == wave:
                 result.append([])
-            result[wave].append(Part(number, begin, replace(segment, rows=rows, first_position=position), theirs))
-            begin, position = begin + rows, position + rows
+            own = replace(segment, rows=part.rows, first_position=position)
+            result[wave].append(Part(number, begin, own, part.arrays))
+            begin, position = begin + part.rows, position + part.rows
     return result
 
 

@@ -11,11 +11,10 @@ from blockrelay.onnx_blocks.handed_on import check_borders
 from blockrelay.protocol.plan import Stage
 from blockrelay_worker.execution.device_memory import DeviceMemory
 from blockrelay_worker.execution.numerics_id import PAGE_LAYOUT, SAMPLER_VERSION, hashed_id
-from blockrelay_worker.execution.onnx.as_is.answers import TOLERANCES, part_answers, prove
+from blockrelay_worker.execution.onnx.as_is.answers import TOLERANCES, Known, part_answers, prove
 from blockrelay_worker.execution.onnx.as_is.served_blocks import ServedBlocks
 from blockrelay_worker.execution.onnx.as_is.stage import AsIsStage
 from blockrelay_worker.execution.onnx.as_is.warm_blocks import ALL, WarmLimits
-from blockrelay_worker.execution.onnx.canary import Known
 from blockrelay_worker.execution.onnx.graphs.flavours import FloatType
 from blockrelay_worker.execution.onnx.known_answers import PAGES_NEEDED, composed_answers
 from blockrelay_worker.execution.onnx.probe import failure

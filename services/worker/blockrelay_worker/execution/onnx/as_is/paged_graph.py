@@ -26,8 +26,9 @@ PAGES, PAST, SLOTS, TAKE, TAKEN = (f"blockrelay/{name}" for name in ("pages", "p
 _END = 2**62
 
 
-def put_into_pages(model: ModelProto, wiring: Wiring, shape: ServedShape, index: int) -> None:
-    """Changes `model`, the graph of block `index`: its pasts and presents are in the pools afterwards."""
+def put_into_pages(model: ModelProto, wiring: Wiring, shape: ServedShape, index: int) -> Collection[str]:
+    """Changes `model`, the graph of block `index`: its pasts and presents are in the pools afterwards. Returns the
+    names of the pools that it writes (`NAME_out`)."""
     theirs, graph = model.graph, _Paged(shape)
     pasts = {
         name: shape.pool_of(source.slot)
@@ -44,7 +45,8 @@ def put_into_pages(model: ModelProto, wiring: Wiring, shape: ServedShape, index:
         graph.write(name, pool)
     if any(one.name == LOGITS for one in theirs.output):
         graph.take_logits()
-    graph.replace(theirs, gone={*pasts, *presents, LOGITS})
+    graph.replace(theirs, pasts.keys(), {*presents, LOGITS})
+    return presents.values()
 
 
 class _Paged(Graph):
@@ -86,10 +88,10 @@ class _Paged(Graph):
         rows = self.node("Gather", [rows, TAKE], "blockrelay/taken")
         self.result(TAKEN, rows, ["n", self._vocabulary])
 
-    def replace(self, graph: GraphProto, gone: Collection[str]) -> None:
-        """Puts what was added into `graph`, whose inputs and outputs `gone` are none any more."""
-        inputs = [one for one in graph.input if one.name not in gone]
-        outputs = [one for one in graph.output if one.name not in gone]
+    def replace(self, graph: GraphProto, old_inputs: Collection[str], old_outputs: Collection[str]) -> None:
+        """Puts what was added into `graph`, without its `old_inputs` and `old_outputs`."""
+        inputs = [one for one in graph.input if one.name not in old_inputs]
+        outputs = [one for one in graph.output if one.name not in old_outputs]
         del graph.node[:], graph.input[:], graph.output[:]
         graph.node.extend(self._nodes)
         graph.input.extend([*inputs, *self._inputs.values()])

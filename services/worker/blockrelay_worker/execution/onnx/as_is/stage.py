@@ -144,11 +144,10 @@ class AsIsStage:
                     bad |= self._hand_on(group, have, made)
         if not self.gives_logits:
             return StageOutput(tensors=made, not_finite=tuple(sorted(bad)), seconds=seconds, kv_s=kv_s)
-        ends = np.cumsum([segment.rows for segment in batch.segments])
         rows = np.asarray(batch.wanted, np.intp)[~np.isfinite(logits).all(axis=1)]
         return StageOutput(
             logits=logits,
-            not_finite=tuple(sorted({int(np.searchsorted(ends, row, side="right")) for row in rows})),
+            not_finite=batch.segments_with(rows),
             seconds=seconds,
             kv_s=kv_s,
         )
@@ -248,12 +247,10 @@ class AsIsStage:
 
 def last_uses(wiring: Wiring) -> dict[int, list[str]]:
     """Returns for each block the outputs of earlier blocks that it is the last to take."""
-    last: dict[str, int] = {}
-    for block, sources in zip(wiring.blocks, wiring.sources, strict=True):
-        for name, source in sources.items():
-            if isinstance(source, FromBlock):
-                last[name] = block.index
-    result: dict[int, list[str]] = {}
-    for name, index in last.items():
-        result.setdefault(index, []).append(name)
-    return result
+    last = {
+        name: block.index
+        for block, sources in zip(wiring.blocks, wiring.sources, strict=True)
+        for name, source in sources.items()
+        if isinstance(source, FromBlock)
+    }
+    return {index: [name for name in last if last[name] == index] for index in set(last.values())}
