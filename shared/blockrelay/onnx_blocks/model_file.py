@@ -5,7 +5,7 @@ trusted.
 """
 
 import mmap
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from google.protobuf.message import DecodeError
@@ -22,7 +22,7 @@ from onnx import (
 from blockrelay.block_folder.hub_cache import cached_repository
 from blockrelay.block_folder.lfs_pointer import IS_POINTER, is_lfs_pointer
 from blockrelay.errors import OnnxBlocksError
-from blockrelay.onnx_blocks.signature import Dimension, Tensor
+from blockrelay.onnx_blocks.signature import Dimension, Tensor, check_names
 from blockrelay.onnx_blocks.weight_places import check_inside
 
 #: Most bytes of an ONNX file, because protobuf has no larger messages.
@@ -171,6 +171,13 @@ def _varint(value: int) -> bytes:
     return bytes([*encoded, value])
 
 
+def declared_tensors(file: str, kind: str, values: Sequence[ValueInfoProto]) -> tuple[Tensor, ...]:
+    """Returns the inputs or outputs (`kind`) as the graph declares them. Raises OnnxBlocksError as `check_names` and
+    `declared_tensor` do."""
+    check_names(file, kind, [str(value.name) for value in values])
+    return tuple(declared_tensor(file, value) for value in values)
+
+
 def declared_tensor(file: str, value: ValueInfoProto) -> Tensor:
     """Returns an input or output as the graph declares it. Raises OnnxBlocksError, with `file` and the tensor's name,
     for one that is no tensor, or of a type or dimension that blocks cannot have."""
@@ -215,17 +222,31 @@ def tensors_of(model: ModelProto) -> Iterator[TensorProto]:
                 yield from attribute.tensors
                 for sparse in (attribute.sparse_tensor, *attribute.sparse_tensors):
                     yield from (sparse.values, sparse.indices)
-                for inner in (attribute.g, *attribute.graphs) if has_graph(attribute) else ():
-                    yield from of_graph(inner)
+            for inner in inner_graphs(node):
+                yield from of_graph(inner)
 
     yield from of_graph(model.graph)
     for function in model.functions:
         yield from of_nodes(function.node)
 
 
-def has_graph(attribute: AttributeProto) -> bool:
-    """Returns whether an attribute of a node has one graph or several."""
-    return attribute.type in (AttributeProto.GRAPH, AttributeProto.GRAPHS)
+def inner_graphs(node: NodeProto) -> Iterator[GraphProto]:
+    """Yields the graphs in a node, such as the branches of an If."""
+    for attribute in node.attribute:
+        if attribute.type == AttributeProto.GRAPH:
+            yield attribute.g
+        elif attribute.type == AttributeProto.GRAPHS:
+            yield from attribute.graphs
+
+
+def constant_names(graph: GraphProto) -> set[str]:
+    """Returns the names of the graph's initializers."""
+    return {tensor.name for tensor in graph.initializer} | {one.values.name for one in graph.sparse_initializer}
+
+
+def external_data(tensor: TensorProto) -> dict[str, str]:
+    """Returns the entries that say where the elements of external data are: location, offset and length."""
+    return {str(entry.key): str(entry.value) for entry in tensor.external_data}
 
 
 def name_real_files(model: ModelProto, folder: Path) -> Path:

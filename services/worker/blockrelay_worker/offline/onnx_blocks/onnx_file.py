@@ -8,18 +8,17 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from onnx import (
-    FunctionProto,
-    GraphProto,
-    ModelProto,
-    NodeProto,
-    ValueInfoProto,
-    shape_inference,
-)
+from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, ValueInfoProto, shape_inference
 
 from blockrelay.block_folder.folder import file_sha256
-from blockrelay.onnx_blocks.model_file import declared_tensor, has_graph, model_without_weights, tensors_of
-from blockrelay.onnx_blocks.signature import Signature, check_names
+from blockrelay.onnx_blocks.model_file import (
+    constant_names,
+    declared_tensors,
+    inner_graphs,
+    model_without_weights,
+    tensors_of,
+)
+from blockrelay.onnx_blocks.signature import Signature
 from blockrelay.onnx_blocks.weight_places import check_inside
 from blockrelay_worker.offline.onnx_blocks.weight_files import check_weights
 
@@ -45,7 +44,6 @@ class OnnxFile:
     signature: Signature
     weights: tuple[str, ...]
     operators: tuple[Operator, ...]
-    ir_version: int
     vocabulary: int | None
     """Number of rows of the table that `input_ids` index; None if this block has none."""
     bytes: int
@@ -57,22 +55,14 @@ def read_onnx_file(folder: Path, name: str, index: int) -> OnnxFile:
     path = check_inside(folder, name, file=name)
     model = model_without_weights(path, name)
     graph = model.graph
-    constants = {tensor.name for tensor in graph.initializer} | {one.values.name for one in graph.sparse_initializer}
-    inputs = [value for value in graph.input if value.name not in constants]
-    check_names(name, "inputs", [str(value.name) for value in inputs])
-    check_names(name, "outputs", [str(value.name) for value in graph.output])
-    signature = Signature(
-        index,
-        name,
-        tuple(declared_tensor(name, value) for value in inputs),
-        tuple(declared_tensor(name, one) for one in _outputs(model)),
-    )
+    constants = constant_names(graph)
+    inputs = declared_tensors(name, "inputs", [value for value in graph.input if value.name not in constants])
+    signature = Signature(index, name, inputs, declared_tensors(name, "outputs", _outputs(model)))
     return OnnxFile(
         path=path,
         signature=signature,
         weights=check_weights(folder, name, tensors_of(model)),
         operators=tuple(_operators(model)),
-        ir_version=model.ir_version,
         vocabulary=_vocabulary(graph),
         bytes=path.stat().st_size,
         sha256=file_sha256(path),
@@ -102,9 +92,8 @@ def _nodes(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
     """The nodes, and those of graphs inside them."""
     for node in nodes:
         yield node
-        for attribute in node.attribute:
-            for inner in (attribute.g, *attribute.graphs) if has_graph(attribute) else ():
-                yield from _nodes(inner.node)
+        for inner in inner_graphs(node):
+            yield from _nodes(inner.node)
 
 
 def _operators(model: ModelProto) -> Iterator[Operator]:

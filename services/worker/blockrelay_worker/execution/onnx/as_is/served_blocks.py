@@ -11,7 +11,7 @@ from onnx import TensorProto
 from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.errors import BlockFolderError, BlockrelayError, ExecutionError
 from blockrelay.onnx_blocks.handed_on import HandedOn
-from blockrelay.onnx_blocks.model_file import model_without_weights
+from blockrelay.onnx_blocks.model_file import external_data, model_without_weights
 from blockrelay.onnx_blocks.served_shape import request_inputs, served_shape, served_wiring
 from blockrelay_worker.execution.batch import Segment
 from blockrelay_worker.execution.onnx.as_is.block import AsIsBlock, Value, attends_one_by_one, on_host
@@ -161,7 +161,7 @@ def _beside(tensors: Sequence[TensorProto], own: str) -> list[tuple[str, int]]:
     """Returns file and bytes of each tensor that lies in another file than `own`."""
     files: list[tuple[str, int]] = []
     for tensor in tensors:
-        entries = {str(entry.key): str(entry.value) for entry in tensor.external_data}
+        entries = external_data(tensor)
         if entries.get("location", own) != own:
             files.append((entries["location"], int(entries.get("length") or 0)))
     return files

@@ -4,9 +4,10 @@ from collections.abc import Mapping
 
 from onnx import ModelProto, NodeProto, ValueInfoProto
 
+from blockrelay.onnx_blocks.model_file import inner_graphs
 from blockrelay_worker.offline.onnx_blocks.splitting.planning.graph import SHAPE
 from blockrelay_worker.offline.onnx_blocks.splitting.planning.plan import BlockPlan
-from blockrelay_worker.offline.onnx_blocks.splitting.source import SourceModel, inner_graphs
+from blockrelay_worker.offline.onnx_blocks.splitting.source import SourceModel
 
 
 def block_name(index: int) -> str:

@@ -5,11 +5,10 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, shape_inference
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, shape_inference
 
 from blockrelay.errors import OnnxBlocksError
-from blockrelay.onnx_blocks.model_file import declared_tensor, tensors_of, whole_model
-from blockrelay.onnx_blocks.signature import check_names
+from blockrelay.onnx_blocks.model_file import constant_names, declared_tensors, inner_graphs, tensors_of, whole_model
 from blockrelay_worker.offline.onnx_blocks.splitting.head_dims import with_head_dims
 from blockrelay_worker.offline.onnx_blocks.splitting.planning.graph import Graph, Node, in_running_order
 from blockrelay_worker.offline.onnx_blocks.weight_files import check_weights
@@ -42,15 +41,13 @@ def read_source(path: Path) -> SourceModel:
     weights = check_weights(folder, name, tensors_of(model))
     graph = model.graph
     read = [_node(index, node) for index, node in enumerate(graph.node)]
-    constants = {tensor.name for tensor in graph.initializer} | {one.values.name for one in graph.sparse_initializer}
+    constants = constant_names(graph)
     made_by = (model.producer_name, model.producer_version, model.domain)
     _check_text(
         name, [*made_by, *constants, *(text for node in read for text in (node.kind, *node.inputs, *node.outputs))]
     )
-    inputs = [declared_tensor(name, value) for value in graph.input if value.name not in constants]
-    outputs = [declared_tensor(name, value) for value in graph.output]
-    check_names(name, "inputs", [tensor.name for tensor in inputs])
-    check_names(name, "outputs", [tensor.name for tensor in outputs])
+    inputs = declared_tensors(name, "inputs", [value for value in graph.input if value.name not in constants])
+    outputs = declared_tensors(name, "outputs", graph.output)
     nodes = in_running_order(
         name,
         read,
@@ -86,20 +83,10 @@ def _node(index: int, node: NodeProto) -> Node:
     return Node(index, node.op_type, tuple(inputs), tuple(name for name in node.output if name))
 
 
-def inner_graphs(node: NodeProto) -> Iterator[GraphProto]:
-    """The graphs in a node, such as the branches of an If."""
-    for attribute in node.attribute:
-        if attribute.type == AttributeProto.GRAPH:
-            yield attribute.g
-        elif attribute.type == AttributeProto.GRAPHS:
-            yield from attribute.graphs
-
-
 def _captured(node: NodeProto) -> Iterator[str]:
     """Names of tensors of the outer graph that graphs inside the node read."""
     for graph in inner_graphs(node):
-        own = {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
-        own |= {one.values.name for one in graph.sparse_initializer}
+        own = {value.name for value in graph.input} | constant_names(graph)
         for inner in graph.node:
             yield from (name for name in (*inner.input, *_captured(inner)) if name not in own)
             own.update(inner.output)

@@ -9,7 +9,7 @@ from typing import BinaryIO
 from onnx import ModelProto, TensorProto
 
 from blockrelay.host.unfinished_folder import sync
-from blockrelay.onnx_blocks.model_file import tensors_of
+from blockrelay.onnx_blocks.model_file import external_data, tensors_of
 from blockrelay_worker.offline.onnx_blocks.weight_files import ITEM_BYTES
 
 #: Bytes that are copied and reported at a time.
@@ -26,7 +26,7 @@ def stored_bytes(tensor: TensorProto) -> int:
     """Bytes of a tensor's elements, inside the graph or in another file."""
     if tensor.data_location != TensorProto.EXTERNAL:
         return tensor.ByteSize()
-    length = int(_entries(tensor).get("length", "0"))
+    length = int(external_data(tensor).get("length", "0"))
     if length == 0 and tensor.data_type in _HALF_BYTE:
         return (math.prod(tensor.dims) + 1) // 2
     return length or math.prod(tensor.dims) * ITEM_BYTES.get(tensor.data_type, 1)
@@ -79,7 +79,7 @@ def cut_weights(folder: Path, tensors: Sequence[TensorProto], to: Path, tell: On
     part = to.with_name(f".{to.name}.part")
     with part.open("wb") as writing:
         for tensor in tensors:
-            entries, size, place = _entries(tensor), stored_bytes(tensor), writing.tell()
+            entries, size, place = external_data(tensor), stored_bytes(tensor), writing.tell()
             with (folder / entries["location"]).open("rb") as reading:
                 for piece in _pieces(reading, int(entries.get("offset", "0")), size):
                     writing.write(piece)
@@ -119,8 +119,3 @@ def _pieces(file: BinaryIO, offset: int, size: int) -> Iterator[bytes]:
 
 def _aligned(size: int) -> int:
     return -(-size // _PAGE_BYTES) * _PAGE_BYTES
-
-
-def _entries(tensor: TensorProto) -> dict[str, str]:
-    """The entries that say where the tensor's elements are: location, offset and length."""
-    return {entry.key: entry.value for entry in tensor.external_data}
