@@ -8,7 +8,7 @@ weight counts numbers, not bytes: otherwise a block would send a tensor that is 
 tensor that it is computed from.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -19,6 +19,9 @@ from blockrelay_worker.offline.onnx_blocks.splitting.planning.minimum_cut import
 
 #: Norms that also add the residual, so a cut before one is wider than a cut behind it; the final norm is in the head.
 _NORMS_THAT_ADD = ("SkipSimplifiedLayerNormalization", "SkipLayerNormalization")
+#: Returns the minimum cut that is nearest to these, with the tensors `also` on the side of the sources; None if no cut
+#: separates sources from sinks.
+_CutOf = Callable[[Literal["sources", "sinks"], Collection[str]], Cut | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +77,9 @@ class _Search:
         `before` is the border of the previous layer; `after` holds tensors that are certainly in later blocks. Raises
         OnnxBlocksError if no cut separates the layer from the next one.
         """
-        region = self._region(layer, before, after)
-        latest = region.cut("sinks")
-        cut = latest and region.cut("sources", also=self._products(latest.before))
+        cut_of = self._region(layer, before, after)
+        latest = cut_of("sinks", ())
+        cut = latest and cut_of("sources", self._products(latest.before))
         if cut is None:
             raise OnnxBlocksError(
                 f"is the past of layer {layer}, and nothing lies between it and the next layer: they cannot be parted",
@@ -92,7 +95,7 @@ class _Search:
         residual count. Empty if there is no such matmul: then the model has no head.
         """
         final = frozenset(filter(self._is_open, final))
-        narrowest = self._region(layer, before, final).cut("sinks")
+        narrowest = self._region(layer, before, final)("sinks", ())
         if narrowest is None:
             return frozenset()
         beyond = self._back(final, stop=lambda node: not narrowest.before.isdisjoint(node.outputs))
@@ -126,8 +129,9 @@ class _Search:
                         )
             todo += node.inputs
 
-    def _region(self, layer: int, before: frozenset[str], after: Collection[str]) -> "_Region":
-        """Returns the graph of the nodes without a block, from `before` and the layer's past to tensors of `after`."""
+    def _region(self, layer: int, before: frozenset[str], after: Collection[str]) -> _CutOf:
+        """Returns a function for cuts of the nodes without a block, from `before` and the layer's past to tensors of
+        `after`. Tensors are vertices, weighted by numbers per token."""
         inside = {name for name in self.depends.hidden if self._is_open(name) and name not in after} | before
         edges = [
             (one, other)
@@ -137,12 +141,13 @@ class _Search:
             for other in node.outputs
         ]
         sinks = {other for _, other in edges if other in after}
-        return _Region(
-            weights={name: self._widths[name] for name in inside | sinks},
-            edges=edges,
-            sources=before | (self._begins(layer) & inside),
-            sinks=sinks,
-        )
+        weights = {name: self._widths[name] for name in inside | sinks}
+        sources = before | (self._begins(layer) & inside)
+
+        def cut_of(nearest_to: Literal["sources", "sinks"], also: Collection[str]) -> Cut | None:
+            return minimum_cut(weights, edges, sources={*sources, *also}, sinks=sinks, nearest_to=nearest_to)
+
+        return cut_of
 
     def _begins(self, layer: int) -> set[str]:
         """Returns the outputs of nodes that certainly belong to the layer.
@@ -185,18 +190,3 @@ class _Search:
                 nodes.append(node)
                 todo += () if stop(node) else node.inputs
         return nodes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Region:
-    """The part of the graph in which a border is searched: tensors are vertices, weighted by numbers per token."""
-
-    weights: Mapping[str, int]
-    edges: Sequence[tuple[str, str]]
-    sources: Collection[str]
-    sinks: Collection[str]
-
-    def cut(self, nearest_to: Literal["sources", "sinks"], *, also: Collection[str] = ()) -> Cut | None:
-        """Returns the minimum cut with `also` on the side of the sources; None if no cut separates them from sinks."""
-        sources = {*self.sources, *also}
-        return minimum_cut(self.weights, self.edges, sources=sources, sinks=self.sinks, nearest_to=nearest_to)

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from blockrelay.errors import OnnxBlocksError
-from blockrelay.onnx_blocks.cache_names import CacheSlot, Half, cache_slot
+from blockrelay.onnx_blocks.cache_names import CacheSlot, Half, cache_slot, slot_named
 from blockrelay.onnx_blocks.signature import Tensor
 from blockrelay_worker.offline.onnx_blocks.splitting.planning.graph import SHAPE, Graph
 
@@ -32,21 +32,16 @@ class Caches:
         """Returns the name of the input with the past of `slot`, which is one of these caches."""
         return next(name for name, other in self.pasts.items() if other == slot)
 
-    def renamed(self, graph: Graph) -> Mapping[str, str]:
+    def renamed(self) -> Mapping[str, str]:
         """Returns new names, as optimum gives them, for caches that are not recognised as caches by their names.
 
         Blocks are wired together by these names.
         """
-        renamed: dict[str, str] = {}
-        for tensor in graph.inputs:
-            slot = self.pasts.get(tensor.name)
-            if slot is not None and cache_slot(tensor, "past", file=graph.file) is None:
-                renamed[tensor.name] = f"past_key_values.{slot.layer}.{slot.half}"
-        for tensor in graph.outputs:
-            slot = self.presents.get(tensor.name)
-            if slot is not None and cache_slot(tensor, "present", file=graph.file) is None:
-                renamed[tensor.name] = f"present.{slot.layer}.{slot.half}"
-        return renamed
+        pasts = {name: slot for name, slot in self.pasts.items() if slot_named(name, "past") is None}
+        presents = {name: slot for name, slot in self.presents.items() if slot_named(name, "present") is None}
+        return {name: f"past_key_values.{slot.layer}.{slot.half}" for name, slot in pasts.items()} | {
+            name: f"present.{slot.layer}.{slot.half}" for name, slot in presents.items()
+        }
 
 
 def find_pasts(graph: Graph) -> Mapping[str, CacheSlot]:

@@ -37,28 +37,21 @@ def minimum_cut(
 
     `nearest_to` chooses between equally light cuts. Weights are at least 1. A source may be in the cut, a sink is not.
     """
+    if not set(sources).isdisjoint(sinks):
+        return None
     residual = _residual(weights, edges, sources, sinks)
-    limit = sum(weights.values())
-    flow = 0
     while (path := _path(residual)) is not None:
         room = min(residual[one][other] for one, other in pairwise(path))
         for one, other in pairwise(path):
             residual[one][other] -= room
             residual[other][one] += room
-        flow += room
-        if flow > limit:
-            return None
     if nearest_to == "sources":
-        reached = _reached(residual, _START)
-        before = {name for name in weights if (name, "in") in reached}
-        return Cut(frozenset(name for name in before if (name, "out") not in reached), frozenset(before))
-    backwards: _Residual = {point: {} for point in residual}
-    for one, others in residual.items():
-        for other, room in others.items():
-            backwards[other][one] = room
-    reaching = _reached(backwards, _END)
-    before = {name for name in weights if (name, "in") not in reaching}
-    return Cut(frozenset(name for name in before if (name, "out") in reaching), frozenset(before))
+        beyond = residual.keys() - _reached(residual, _START).keys()
+    else:
+        backwards = {point: {other: residual[other][point] for other in others} for point, others in residual.items()}
+        beyond = _reached(backwards, _END).keys()
+    before = frozenset(name for name in weights if (name, "in") not in beyond)
+    return Cut(frozenset(name for name in before if (name, "out") in beyond), before)
 
 
 def _residual(

@@ -58,7 +58,7 @@ def plan_split(graph: Graph) -> SplitPlan:
     caches = Caches(pasts, find_presents(graph, pasts, depends))
     borders = find_borders(graph, caches, depends)
     places = Places(graph, caches, depends, borders)
-    return SplitPlan(tuple(_assembled(places)), {**caches.renamed(graph), **_called_logits(graph, caches)})
+    return SplitPlan(tuple(_assembled(places)), {**caches.renamed(), **_called_logits(graph, caches)})
 
 
 def _called_logits(graph: Graph, caches: Caches) -> Mapping[str, str]:
