@@ -4,7 +4,7 @@ A step of single tokens gets more sequences and a wider page table, until it has
 has one token, at position 0 of a spare page. Pure.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from blockrelay_worker.execution.batch import Segment
@@ -34,7 +34,7 @@ def bucket_for(segments: Sequence[Segment], *, max_cells: int) -> Bucket | None:
         return None
     sequences = next(count for count in SEQUENCES if count >= len(segments))
     longest = max(pages_for(segment.first_position + 1) for segment in segments)
-    pages = max(LEAST_PAGES, 1 << (longest - 1).bit_length())
+    pages = _width(longest)
     return Bucket(pages, sequences) if sequences * pages <= max_cells else None
 
 
@@ -42,7 +42,7 @@ def all_buckets(*, max_pages: int, max_cells: int) -> list[Bucket]:
     """Returns the buckets of requests with up to `max_pages` pages, short contexts first."""
     return [
         Bucket(pages, sequences)
-        for pages in _widths(max_pages)
+        for pages in sorted({_width(count) for count in range(1, max_pages + 1)})
         for sequences in SEQUENCES
         if sequences * pages <= max_cells
     ]
@@ -53,9 +53,6 @@ def filled(segments: Sequence[Segment], bucket: Bucket, *, spare_page: int) -> l
     return [*segments, *[Segment(rows=1, first_position=0, pages=(spare_page,))] * (bucket.sequences - len(segments))]
 
 
-def _widths(max_pages: int) -> Iterator[int]:
-    width = LEAST_PAGES
-    yield width
-    while width < max_pages:
-        width *= 2
-        yield width
+def _width(pages: int) -> int:
+    """Returns the width of the narrowest table for contexts of `pages` pages."""
+    return max(LEAST_PAGES, 1 << (pages - 1).bit_length())

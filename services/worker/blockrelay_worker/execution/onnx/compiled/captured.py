@@ -35,13 +35,6 @@ SPARE_PAGES = 8
 #: Known steps of a bucket: the first records, the second replays.
 _CHECKS = 2
 
-_DTYPES = {
-    "tensor(float)": np.float32,
-    "tensor(float16)": np.float16,
-    "tensor(int32)": np.int32,
-    "tensor(int64)": np.int64,
-}
-
 #: Inputs of a step that do not follow from its segments, by name.
 Given = Mapping[str, NDArray[Any]]
 
@@ -183,7 +176,7 @@ class CapturedSteps:
             pool = self._pools.get(one.name.removesuffix("_out"))
             if pool is None:
                 shape = [size if isinstance(size, int) else bucket.sequences for size in one.shape]
-                outputs[one.name] = self._provider.empty(session, shape, _DTYPES[one.type])
+                outputs[one.name] = self._provider.empty(session, shape, np.float32)
             binding.bind_ortvalue_output(one.name, outputs[one.name] if pool is None else pool)
         self._made += 1
         options = ort.RunOptions()

@@ -74,19 +74,12 @@ def _rotated(graph: Graph, x: str, dim: int) -> str:
     """Rotates x [R, heads, dim] by the rows of the rotary tables: the first half of each head with the second."""
     first, second = graph.split(x, [dim // 2] * 2, [f"{x}_first", f"{x}_second"])
     cos, sin = "cos_of_heads", "sin_of_heads"
-    products = {
-        name: graph.node("Mul", [part, table], f"{x}_{name}")
+    fc, ss, sc, fs = (
+        graph.node("Mul", [part, table], f"{x}_{name}")
         for name, part, table in (("fc", first, cos), ("ss", second, sin), ("sc", second, cos), ("fs", first, sin))
-    }
-    return graph.node(
-        "Concat",
-        [
-            graph.node("Sub", [products["fc"], products["ss"]], f"{x}_left"),
-            graph.node("Add", [products["sc"], products["fs"]], f"{x}_right"),
-        ],
-        f"{x}_rotated",
-        axis=-1,
     )
+    left, right = graph.node("Sub", [fc, ss], f"{x}_left"), graph.node("Add", [sc, fs], f"{x}_right")
+    return graph.node("Concat", [left, right], f"{x}_rotated", axis=-1)
 
 
 def _of_sequences(graph: Graph, model: ModelConfig, pool: str) -> str:

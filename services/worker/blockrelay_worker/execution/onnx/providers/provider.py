@@ -5,6 +5,7 @@ made here never do.
 """
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -254,7 +255,4 @@ def nodes_by_provider(session: ort.InferenceSession) -> dict[str, int]:
         parts = session.get_provider_graph_assignment_info()
     except (AttributeError, RuntimeError):
         return {}
-    counts: dict[str, int] = {}
-    for part in parts:
-        counts[part.ep_name] = counts.get(part.ep_name, 0) + len(part.get_nodes())
-    return counts
+    return Counter(part.ep_name for part in parts for _ in part.get_nodes())

@@ -1,7 +1,6 @@
 """Runs imported blocks on the inputs of the original ones, one block at a time, and measures the differences."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,17 +19,6 @@ from blockrelay_worker.offline.onnx_blocks.comparison.originals import RecordedP
 F32 = NDArray[np.float32]
 #: Share of a row that its dtype may round away when a block adds to it: so a block that adds little does not fail.
 _ROUNDING = {"float32": 2.0**-20, "float16": 2.0**-10}
-
-
-@dataclass(frozen=True, slots=True)
-class _Made:
-    """Outputs of an imported block for one prompt: rows or logits of each step, and its KV caches if it has a layer.
-
-    Caches are keys and values, each [tokens, heads * head_dim].
-    """
-
-    rows: list[F32]
-    caches: tuple[F32, ...]
 
 
 def compare_blocks(
@@ -62,9 +50,9 @@ def _compared(
     dtype = FLOATS[folder.manifest.precision_of(index)]
     assert dtype in ("float16", "float32")
     tolerance, rounding = TOLERANCES[dtype], _ROUNDING[dtype]
-    is_head = index == folder.model.blocks
-    layer = None if is_head else places.layers[index - 1]
+    layer = None if index == folder.model.blocks else places.layers[index - 1]
     of_rows = (places.logits,) if layer is None else layer.hidden
+    rows_are = "logits" if layer is None else "hidden rows"
     errors: dict[str, float] = {}
 
     def note(what: str, actual: F32, right: F32, base: F32 | None = None) -> None:
@@ -73,21 +61,16 @@ def _compared(
 
     for one in recorded:
         given = None if index == 1 else one.rows(places.layers[index - 2].hidden)
-        made = _run(executor, one, given)
+        made, caches = _run(executor, one, given)
         before = _embedded(folder, one) if given is None else given
         for step, right in enumerate(one.rows(of_rows)):
-            if is_head:
-                note("logits", made.rows[step], right)
-            else:
-                note("hidden rows", made.rows[step], right, before[step])
+            note(rows_are, made[step], right, None if layer is None else before[step])
         if layer is not None:
-            for what, actual, place in zip(("keys", "values"), made.caches, (layer.keys, layer.values), strict=True):
+            for what, actual, place in zip(("keys", "values"), caches, (layer.keys, layer.values), strict=True):
                 note(what, actual, one.cache(place))
+    caches_at = {} if layer is None else {"keys": layer.keys, "values": layer.values}
     problem = ""
-    for what, place in (
-        *((("keys", layer.keys), ("values", layer.values)) if layer is not None else ()),
-        ("logits" if is_head else "hidden rows", of_rows[-1]),
-    ):
+    for what, place in {**caches_at, rows_are: of_rows[-1]}.items():
         if not errors[what] <= 1:  # also true for NaN
             part = "what the block adds to its rows" if what == "hidden rows" else "their length"
             problem = (
@@ -99,8 +82,11 @@ def _compared(
     return ComparedBlock(f"block_{index}", errors, problem)
 
 
-def _run(executor: Executor, one: RecordedPrompt, given: Sequence[F32] | None) -> _Made:
-    """Runs one imported block on all steps of a prompt; `given` are its input rows, None for the first block."""
+def _run(executor: Executor, one: RecordedPrompt, given: Sequence[F32] | None) -> tuple[list[F32], tuple[F32, ...]]:
+    """Runs one imported block on all steps of a prompt; `given` are its input rows, None for the first block.
+
+    Returns the rows or logits of each step, and the KV caches (see `_caches`).
+    """
     prompt = one.prompt
     pages = executor.pool.allocate(pages_for(prompt.length))
     rows: list[F32] = []
@@ -118,7 +104,7 @@ def _run(executor: Executor, one: RecordedPrompt, given: Sequence[F32] | None) -
         rows.append(made.copy())
     caches = _caches(executor, pages, prompt.length)
     executor.pool.free(pages)
-    return _Made(rows, caches)
+    return rows, caches
 
 
 def _caches(executor: Executor, pages: Sequence[int], length: int) -> tuple[F32, ...]:
