@@ -1,5 +1,6 @@
 """Folders of ONNX blocks with something wrong in them, made from one in which nothing is."""
 
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -28,6 +29,11 @@ def altered(name: str, alter: Callable[[ModelProto], object]) -> Change:
         onnx.save_model(model, folder / name)
 
     return change
+
+
+def cut(name: str, part: float) -> Change:
+    """A change that leaves this part of a file, from its beginning on."""
+    return lambda folder: os.truncate(folder / name, int((folder / name).stat().st_size * part))
 
 
 def value(name: str, kind: int = TensorProto.FLOAT16, *dims: int | str) -> ValueInfoProto:

@@ -6,6 +6,7 @@ from numpy.typing import NDArray
 
 from blockrelay.block_folder.folder import BlockFolder
 from blockrelay_worker.execution.batch import Batch, Segment
+from blockrelay_worker.execution.onnx.bound.session import BoundSession
 from blockrelay_worker.execution.onnx.graphs.flavours import PLAIN, FloatType
 from blockrelay_worker.execution.onnx.graphs.pages import export_graph, import_graph
 from blockrelay_worker.execution.onnx.providers.opening import open_provider
@@ -33,14 +34,8 @@ def test_they_are_bit_equal_both_ways(fp32: BlockFolder, device: str, dtype: Flo
     provider = open_provider(device)
     session = provider.session(export_graph(model, LAYERS, dtype, joined=joined))
     # When three pages leave
-    binding = session.io_binding()
-    for name in NAMES:
-        binding.bind_ortvalue_input(name, provider.upload(session, full[name]))
-    for name in ["contents"] if joined else [f"{name}_page" for name in NAMES]:
-        binding.bind_output(name, "cpu")
-    binding.bind_cpu_input("pages", np.array([5, 0, 2], np.int64))
-    session.run_with_iobinding(binding)
-    found = [value.numpy() for value in binding.get_outputs()]
+    pools = {name: provider.upload(session, full[name]) for name in NAMES}
+    found = list(BoundSession(session, pools, {}).run({"pages": np.array([5, 0, 2], np.int64)}, None).values())
     # Then they are what the pools have
     left: dict[str, NDArray[np.floating]] = {}
     for name, pages in zip(NAMES, np.split(found[0], len(NAMES), axis=1) if joined else found, strict=True):
@@ -49,13 +44,9 @@ def test_they_are_bit_equal_both_ways(fp32: BlockFolder, device: str, dtype: Flo
         assert left[name].tobytes() == expected.tobytes() and (joined or pages.shape == expected.shape)
     # When they come to other places elsewhere, then those places have them, and nothing else has changed
     session = provider.session(import_graph(model, LAYERS, dtype))
-    binding, pools = session.io_binding(), {name: provider.upload(session, other[name]) for name in NAMES}
-    for name in NAMES:
-        binding.bind_cpu_input(f"{name}_page", left[name])
-        binding.bind_ortvalue_input(name, pools[name])
-        binding.bind_ortvalue_output(f"{name}_out", pools[name])
-    binding.bind_cpu_input("pages", np.array([[1], [6], [3]], np.int64))
-    session.run_with_iobinding(binding)
+    pools = {name: provider.upload(session, other[name]) for name in NAMES}
+    inputs = {"pages": np.array([[1], [6], [3]], np.int64), **{f"{name}_page": left[name] for name in NAMES}}
+    BoundSession(session, {}, pools).run(inputs, None)
     for name in NAMES:
         other[name][[1, 6, 3]] = full[name][[5, 0, 2]]
         assert pools[name].numpy().tobytes() == other[name].tobytes()

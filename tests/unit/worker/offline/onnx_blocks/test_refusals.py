@@ -1,6 +1,5 @@
 """A folder that cannot be checked: exit code 2 and one line that names the file and the tensor."""
 
-import os
 import random
 import time
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from tests.support.models.altered_blocks import (
     add_node,
     altered,
     copied,
+    cut,
     externalised,
     many_inputs,
     resized,
@@ -35,18 +35,8 @@ HIDDEN = "/model/layers.0/Add_1_output_0"
 MASK = "/model/ScatterND_output_0"
 
 
-def cut(name: str, part: float) -> Change:
-    def change(folder: Path) -> None:
-        os.truncate(folder / name, int((folder / name).stat().st_size * part))
-
-    return change
-
-
 def overwritten(name: str, content: bytes) -> Change:
-    def change(folder: Path) -> None:
-        (folder / name).write_bytes(content)
-
-    return change
+    return lambda folder: (folder / name).write_bytes(content) and None
 
 
 def listed(folder: Path) -> None:
@@ -187,20 +177,19 @@ def test_what_is_wrong_is_named(blocks: Path, tmp_path: Path, capsys: pytest.Cap
     assert not (tmp_path / "blocks.json").exists()
 
 
-def test_weights_beside_the_graph_that_were_cut_off(
-    with_weights_beside: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (cut("block_3.onnx.data", 0.5), "cut off"),
+        (overwritten("block_3.onnx.data", POINTER), "lies in block_3.onnx.data, which is a Git LFS pointer"),
+    ],
+    ids=["cut off", "left out by git"],
+)
+def test_weights_beside_the_graph_that_are_not_whole(
+    with_weights_beside: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], change: Change, words: str
 ) -> None:
-    folder = copied(with_weights_beside, tmp_path / "copy", cut("block_3.onnx.data", 0.5))
-    said = refused(capsys, folder)
-    assert "block_3.onnx: model.layers.2." in said and "cut off" in said
-
-
-def test_weights_beside_the_graph_that_git_left_out(
-    with_weights_beside: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = copied(with_weights_beside, tmp_path / "copy", overwritten("block_3.onnx.data", POINTER))
-    said = refused(capsys, folder)
-    assert "block_3.onnx: model.layers.2." in said and "lies in block_3.onnx.data, which is a Git LFS pointer" in said
+    said = refused(capsys, copied(with_weights_beside, tmp_path / "copy", change))
+    assert "block_3.onnx: model.layers.2." in said and words in said
 
 
 def test_weights_beside_the_graph_that_were_altered(

@@ -327,18 +327,6 @@ def test_limits_that_mean_nothing_are_refused(
         gpu_of(WorkerSettings.model_validate(settings), folder if of == "folder" else w8a8)
 
 
-def test_what_is_held_at_once_is_what_the_device_needs() -> None:
-    sizes = [40, 10, 10, 30]
-    cases: list[tuple[WarmLimits, int]] = [
-        (ALL, 90),
-        (WarmLimits(sessions=2), 70),
-        (WarmLimits(bytes=50), 50),
-        (WarmLimits(bytes=20), 40),
-    ]
-    for limits, held in cases:
-        assert held_at_once(sizes, limits.sessions, limits.bytes) == held
-
-
 class Small(CpuProvider):
     """A device that tells what is free of its memory."""
 

@@ -16,7 +16,7 @@ from blockrelay_worker.execution.onnx.graphs.flavours import PLAIN
 from blockrelay_worker.execution.onnx.graphs.stage import stage_graph
 from blockrelay_worker.execution.onnx.loading import OnnxExecutors
 from blockrelay_worker.execution.onnx.providers.opening import open_provider
-from blockrelay_worker.execution.onnx.providers.provider import CpuProvider, Provider
+from blockrelay_worker.execution.onnx.providers.provider import CpuProvider, Provider, nodes_by_provider
 from tests.support.full_disk import no_room
 from tests.support.worker.onnx_devices import NAMES
 
@@ -37,14 +37,6 @@ def on(device: str, compiled: CompiledGraphs | None) -> Provider:
     provider = open_provider(device)
     provider.compiled = compiled
     return provider
-
-
-def assigned(session: ort.InferenceSession) -> dict[str, int]:
-    """Nodes by the provider that has them."""
-    found: dict[str, int] = {}
-    for part in session.get_provider_graph_assignment_info():
-        found[part.ep_name] = found.get(part.ep_name, 0) + len(part.get_nodes())
-    return found
 
 
 @pytest.mark.parametrize("device", NAMES)
@@ -79,7 +71,7 @@ def test_a_kept_graph_is_on_the_device_wholly(
     graph = stage_graph(fp32.model, 1, 5, PLAIN)
     cold, warm = provider.session(graph), provider.session(graph)
     assert (compiled.made, compiled.hits) == (1, 1)
-    assert set(assigned(cold)) == set(assigned(warm)) == {provider.ort_name}
+    assert set(nodes_by_provider(cold)) == set(nodes_by_provider(warm)) == {provider.ort_name}
     assert [one.name for one in warm.get_inputs()] == [one.name for one in cold.get_inputs()]
 
 

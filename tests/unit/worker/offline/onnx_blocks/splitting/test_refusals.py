@@ -1,6 +1,5 @@
 """A model that cannot be split: exit code 2, one line that names file and tensor, and nothing written."""
 
-import os
 import random
 import time
 from collections.abc import Callable
@@ -10,7 +9,7 @@ import pytest
 from onnx import ModelProto, NodeProto, TensorProto, helper
 
 from blockrelay_worker.offline.onnx_blocks.splitting.split import run
-from tests.support.models.altered_blocks import Change, altered, copied, externalised, value
+from tests.support.models.altered_blocks import Change, altered, copied, cut, externalised, value
 from tests.support.models.genai_decoder import genai_decoder
 from tests.support.models.reference_blocks import ReferenceModel
 from tests.support.models.whole_decoders import dynamo_decoder, optimum_decoder, saved
@@ -24,10 +23,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def changed(alter: Callable[[ModelProto], object]) -> Change:
     return altered("model.onnx", alter)
-
-
-def cut(name: str, part: float) -> Change:
-    return lambda folder: os.truncate(folder / name, int((folder / name).stat().st_size * part))
 
 
 def renamed(names: dict[str, str]) -> Change:
