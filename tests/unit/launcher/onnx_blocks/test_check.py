@@ -1,7 +1,6 @@
 """`blockrelay check` as people type it."""
 
 import json
-import os
 import re
 import signal
 import subprocess
@@ -14,6 +13,7 @@ from blockrelay.extras import how_to_install
 from blockrelay.onnx_blocks.blocks_file import read_blocks_file
 from tests.support.models.altered_blocks import altered, copied, resized
 from tests.support.models.reference_blocks import ReferenceModel, write_reference_blocks
+from tests.support.systems.typed import run, run_without_onnx
 from tests.support.systems.up_process import COMMAND
 from tests.support.waiting import wait_until
 
@@ -34,16 +34,9 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_reference_blocks(tmp_path_factory.mktemp("small") / "blocks", ReferenceModel(layers=1))
 
 
-def run(*argv: str | Path, path: Path | None = None) -> "subprocess.CompletedProcess[str]":
-    """The command; modules are looked for in `path` first."""
-    env = {**os.environ, "PYTHONPATH": f"{path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"} if path else None
-    command = [*COMMAND, "check", *map(str, argv)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, env=env)
-
-
 def test_33_of_33(reference: Path, tmp_path: Path) -> None:
     before = {path.name: path.stat().st_mtime_ns for path in reference.iterdir()}
-    done = run(reference, "--write", tmp_path / "blocks.json")
+    done = run("check", reference, "--write", tmp_path / "blocks.json")
     assert done.returncode == 0 and done.stderr == "", done.stderr
     head, *rows, step, count = done.stdout.splitlines()
     assert head.split() == ["BLOCK", "OUTPUT", "DECLARED", "ACTUAL", "DTYPE", "SECONDS", "RESULT"]
@@ -58,7 +51,7 @@ def test_33_of_33(reference: Path, tmp_path: Path) -> None:
 
 
 def test_json_has_every_tensor_as_it_is_declared_and_as_it_was(small: Path) -> None:
-    done = run(small, "--json", "--batch", "2", "--sequence", "1", "--past", "3")
+    done = run("check", small, "--json", "--batch", "2", "--sequence", "1", "--past", "3")
     assert done.returncode == 0 and done.stderr == ""
     told = json.loads(done.stdout)
     assert {name: told[name] for name in ("folder", "device", "batch", "sequence", "past", "passed", "of")} == {
@@ -86,7 +79,7 @@ def test_json_has_every_tensor_as_it_is_declared_and_as_it_was(small: Path) -> N
 
 def test_a_block_that_fails_is_exit_code_1_with_the_table(small: Path, tmp_path: Path) -> None:
     folder = copied(small, tmp_path / "copy", altered("block_2.onnx", lambda model: resized(model, "logits", 2, 9)))
-    done = run(folder)
+    done = run("check", folder)
     assert done.returncode == 1 and done.stderr == ""
     assert done.stdout.splitlines()[-1] == "1 of 2"
     assert "the file declares (batch_size, sequence_length, 9)" in done.stdout
@@ -94,31 +87,26 @@ def test_a_block_that_fails_is_exit_code_1_with_the_table(small: Path, tmp_path:
 
 def test_a_folder_that_cannot_be_checked_is_one_line_and_exit_code_2(small: Path, tmp_path: Path) -> None:
     folder = copied(small, tmp_path / "copy", lambda folder: (folder / "block_1.onnx").write_bytes(b"GGUF" * 100))
-    done = run(folder, "--json")
+    done = run("check", folder, "--json")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "blockrelay: block_1.onnx: is not an ONNX file, or a part of one\n"
 
 
 def test_the_last_block_is_missing(small: Path, tmp_path: Path) -> None:
     folder = copied(small, tmp_path / "copy", lambda folder: (folder / "block_2.onnx").unlink())
-    done = run(folder)
+    done = run("check", folder)
     said = "blockrelay: block_1.onnx: has no output logits, and nor has another block: is the last one missing?\n"
     assert (done.returncode, done.stdout, done.stderr) == (2, "", said)
 
 
 def test_without_onnx_it_says_what_to_install(small: Path, tmp_path: Path) -> None:
-    site = tmp_path / "sitecustomize.py"
-    site.write_text(
-        "import importlib.util as util\nfind = util.find_spec\n"
-        "util.find_spec = lambda name, *more: None if name == 'onnx' else find(name, *more)\n"
-    )
-    done = run(small, path=tmp_path)
+    done = run_without_onnx(tmp_path, "check", small)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == f"blockrelay: onnx is not installed: {how_to_install('converter')}\n"
 
 
 def test_a_python_that_is_not_there_is_one_line(small: Path, tmp_path: Path) -> None:
-    done = run(small, "--gpu-python", tmp_path / "python")
+    done = run("check", small, "--gpu-python", tmp_path / "python")
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and "--gpu-python" in done.stderr
 
 
@@ -135,7 +123,7 @@ def test_a_worker_that_dies_leaves_a_table(small: Path, tmp_path: Path, ends: st
     begin = '{"blocks": [["block_1", "block_1.onnx"], ["block_2", "block_2.onnx"]]}'
     python.write_text(f"#!{sys.executable}\nimport os, signal\nprint('{begin}', flush=True)\n{ends}\n")
     python.chmod(0o755)
-    done = run(small, "--gpu-python", python)
+    done = run("check", small, "--gpu-python", python)
     assert done.returncode == 1 and done.stderr == ""
     _, first, second, count = done.stdout.splitlines()
     assert first.startswith("block_1") and first.endswith(words)

@@ -1,9 +1,6 @@
 """`blockrelay import` as people type it."""
 
 import json
-import os
-import signal
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -13,8 +10,7 @@ from blockrelay.onnx_blocks.reports.importing import ComparedBlock, ImportResult
 from blockrelay_launcher.onnx_blocks.importing import result_lines
 from tests.support.models.reference_blocks import ReferenceModel, write_reference_blocks
 from tests.support.models.tokenizers import byte_level
-from tests.support.systems.up_process import COMMAND
-from tests.support.waiting import wait_until
+from tests.support.systems.typed import interrupt, run
 
 pytestmark = pytest.mark.onnx_blocks
 
@@ -41,10 +37,6 @@ def blocks(tmp_path_factory: pytest.TempPathFactory) -> Path:
         json.dumps({"model": {"context_length": 256, "eos_token_id": [1, 2], "bos_token_id": 0}})
     )
     return folder
-
-
-def run(*argv: str | Path) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run([*COMMAND, *map(str, argv)], capture_output=True, text=True, timeout=200, check=False)
 
 
 def test_a_folder_is_imported(blocks: Path, tmp_path: Path) -> None:
@@ -97,18 +89,7 @@ def test_a_refusal_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
 def test_ctrl_c_ends_it_and_the_same_command_goes_on(blocks: Path, tmp_path: Path) -> None:
     """While blocks are written, to a disk that is slow."""
     out, left = tmp_path / "out", tmp_path / ".out.unfinished"
-    (tmp_path / "sitecustomize.py").write_text(
-        "import os, time\nfsync = os.fsync\ndef slow(*a):\n    time.sleep(1)\n    return fsync(*a)\nos.fsync = slow\n"
-    )
-    env = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
-    command = [*COMMAND, "import", str(blocks), str(out)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env) as process:
-        wait_until((left / "blocks" / "block_1.bin").exists, "a block is written", timeout_s=60)
-        process.send_signal(signal.SIGINT)
-        told, err = process.communicate(timeout=60)
-    assert (process.returncode, told, err) == (
-        130, "", "interrupted: the same command continues from the files that are written\n"
-    )  # fmt: skip
+    interrupt(tmp_path, left / "blocks" / "block_1.bin", "import", blocks, out, pause_s=1)
     assert not out.exists()
     inode = (left / "blocks" / "block_1.bin").stat().st_ino
     assert run("import", blocks, out).returncode == 0

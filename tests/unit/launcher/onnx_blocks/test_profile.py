@@ -1,22 +1,15 @@
 """`blockrelay profile --blocks` and `plan --blocks` as people type them."""
 
 import json
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests.support.models.reference_blocks import ReferenceModel, write_reference_blocks
-from tests.support.systems.up_process import COMMAND
+from tests.support.systems.typed import run
 
 pytestmark = pytest.mark.onnx_blocks
 BLOCKS = [f"block_{n}" for n in range(1, 3)]
-
-
-def run(*argv: str | Path, cwd: Path) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [*COMMAND, *map(str, argv)], cwd=cwd, capture_output=True, text=True, timeout=100, check=False
-    )
 
 
 def test_the_source_s_profile_is_measured_and_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,9 +1,6 @@
 """`blockrelay split` as people type it, and `blockrelay check` on what it has written."""
 
 import json
-import os
-import signal
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -14,21 +11,13 @@ from blockrelay.onnx_blocks.reports.splitting import SplitBlock
 from blockrelay_launcher.onnx_blocks.split_table import split_table
 from tests.support.models.genai_decoder import genai_decoder
 from tests.support.models.whole_decoders import optimum_decoder, saved
-from tests.support.systems.up_process import COMMAND
-from tests.support.waiting import wait_until
+from tests.support.systems.typed import interrupt, run, run_without_onnx
 
 pytestmark = pytest.mark.onnx_blocks
 
 BLOCK = SplitBlock(
     file="block_2.onnx", nodes=7, border=("sum", "mask"), inputs=("sum", "mask"), outputs=("end",), weight_bytes=4_000
 )
-
-
-def run(*argv: str | Path, path: Path | None = None) -> "subprocess.CompletedProcess[str]":
-    """A command of blockrelay; modules are looked for in `path` first."""
-    env = {**os.environ, "PYTHONPATH": f"{path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"} if path else None
-    command = [*COMMAND, *map(str, argv)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, env=env)
 
 
 def test_what_is_split_passes_the_check(tmp_path: Path) -> None:
@@ -71,13 +60,7 @@ def test_a_refusal_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
 
 
 def test_without_onnx_it_says_what_to_install(tmp_path: Path) -> None:
-    site = tmp_path / "sitecustomize.py"
-    site.write_text(
-        "import importlib.util as u\n"
-        "find = u.find_spec\n"
-        "u.find_spec = lambda name, *a: None if name == 'onnx' else find(name, *a)\n"
-    )
-    done = run("split", tmp_path / "model.onnx", tmp_path / "blocks", path=tmp_path)
+    done = run_without_onnx(tmp_path, "split", tmp_path / "model.onnx", tmp_path / "blocks")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == f"blockrelay: onnx is not installed: {how_to_install('converter')}\n"
 
@@ -85,20 +68,8 @@ def test_without_onnx_it_says_what_to_install(tmp_path: Path) -> None:
 def test_ctrl_c_ends_it_and_the_same_command_goes_on(tmp_path: Path) -> None:
     """While weights are copied, to a disk that is slow."""
     model, out = saved(optimum_decoder(), tmp_path / "whole" / "model.onnx", external=True), tmp_path / "blocks"
-    site = tmp_path / "sitecustomize.py"
-    site.write_text(
-        "import os, time\nfsync = os.fsync\ndef slow(*a):\n    time.sleep(0.2)\n    return fsync(*a)\nos.fsync = slow\n"
-    )
-    env = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
     left = tmp_path / ".blocks.unfinished"
-    command = [*COMMAND, "split", str(model), str(out), "--copy-weights"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env) as process:
-        wait_until((left / "block_1.onnx").exists, "a block is written", timeout_s=60)
-        process.send_signal(signal.SIGINT)
-        told, err = process.communicate(timeout=60)
-    assert (process.returncode, told, err) == (
-        130, "", "interrupted: the same command continues from the files that are written\n"
-    )  # fmt: skip
+    interrupt(tmp_path, left / "block_1.onnx", "split", model, out, "--copy-weights", pause_s=0.2)
     assert not out.exists()
     inode = (left / "block_1.onnx").stat().st_ino
     assert run("split", model, out, "--copy-weights").returncode == 0
