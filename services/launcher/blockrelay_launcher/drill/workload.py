@@ -141,8 +141,10 @@ class References:
         pairs = {(ask, parts) for ask, name in wanted if (parts := parts_of(name, self.ids)) is not None}
         missing = sorted(pairs - self._known.keys(), key=repr)
         if missing:
-            answers = answers_alone(self.model, [(self.requests[ask], parts) for ask, parts in missing])
-            self._known.update(zip(missing, answers, strict=True))
+            questions = [self.requests[ask].to_dict(parts) for ask, parts in missing]
+            what = "the requests cannot be answered alone"
+            answers = asked_alone("reference_answers", self.model, questions, what)
+            self._known.update(zip(missing, map(_ANSWER.validate_json, answers), strict=True))
 
 
 def parts_of(fingerprint: str, ids: Mapping[str, str]) -> Parts | None:
@@ -172,13 +174,6 @@ def incomplete(request: DrillRequest, tokens: int, finish_reason: str) -> str:
     if tokens > limit or (tokens < limit and (finish_reason == "length" or request.params.ignore_eos)):
         return f"{tokens} tokens, {limit} were asked for, and it ended as {finish_reason!r}"
     return ""
-
-
-def answers_alone(model: Path, requests: Sequence[tuple[DrillRequest, Parts]]) -> list[ReferenceAnswer]:
-    """Computes the answers to `requests` in a new process, one by one. Raises ServiceUnavailable if it fails."""
-    questions = [ask.to_dict(parts) for ask, parts in requests]
-    lines = asked_alone("reference_answers", model, questions, "the requests cannot be answered alone")
-    return list(map(_ANSWER.validate_json, lines))
 
 
 def asked_alone(module: str, model: Path, questions: Sequence[Mapping[str, Any]], what: str) -> list[str]:
