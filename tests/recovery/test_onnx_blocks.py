@@ -16,8 +16,8 @@ import pytest
 from blockrelay.block_folder.folder import open_block_folder
 from blockrelay.protocol.tensors import decode_tensor
 from blockrelay.up_file import read_running
-from tests.support.json_tensors import json_tensor
 from blockrelay_launcher.drill.system import children_of, environment_of
+from tests.support.json_tensors import json_tensor
 from tests.support.models.imported import imported
 from tests.support.models.onnx_blocks_served import described
 from tests.support.models.reference_blocks import ReferenceModel, write_reference_blocks
