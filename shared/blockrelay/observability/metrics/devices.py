@@ -26,33 +26,38 @@ class DeviceMetrics:
     """Metrics of the GPU of one worker. Workers without a GPU have them too, at 0."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        make = Instruments(registry, "worker_")
+        make = Instruments(registry)
         self.canaries = make.counter(
-            "canaries",
+            "blockrelay_worker_canaries",
             "Checks of the worker's GPU against a known answer between two steps, by result",
             result=("right", "wrong", "failed"),
         )
         self.cleanups = make.counter(
-            "device_cleanups",
+            "blockrelay_worker_device_cleanups",
             "Clean-ups of the GPU's memory, each done because steps took 1.5 times as long as at first",
         )
         self.changes = make.counter(
-            "device_changes", "Moves of the worker to another GPU of its host, or back to its own"
+            "blockrelay_worker_device_changes", "Moves of the worker to another GPU of its host, or back to its own"
         )
         self.renewals = make.counter(
-            "device_renewals", "Restarts of the process that owns the worker's GPU, by reason", reason=RENEWALS
+            "blockrelay_worker_device_renewals",
+            "Restarts of the process that owns the worker's GPU, by reason",
+            reason=RENEWALS,
         )
         self.quarantines = make.counter(
-            "device_quarantines", "Quarantines of the worker's GPU: it was lost too often in a short time"
+            "blockrelay_worker_device_quarantines",
+            "Quarantines of the worker's GPU: it was lost too often in a short time",
         )
         self.quarantined = make.gauge(
-            "device_quarantined", "1 while the worker's GPU is in quarantine and not used, else 0"
+            "blockrelay_worker_device_quarantined", "1 while the worker's GPU is in quarantine and not used, else 0"
         )
         bus_bytes = make.counter(
-            "device_bus_bytes", "Bytes copied to the worker's GPU (up) and from it (down)", direction=("up", "down")
+            "blockrelay_worker_device_bus_bytes",
+            "Bytes copied to the worker's GPU (up) and from it (down)",
+            direction=("up", "down"),
         )
         jobs = make.counter(
-            "warm_session_jobs",
+            "blockrelay_worker_warm_session_jobs",
             "Steps of single ONNX blocks served as they are, by result: a job is one block of one step",
             result=("ok", "failed"),
         )
@@ -61,36 +66,41 @@ class DeviceMetrics:
             "up_bytes": bus_bytes.labels("up"),
             "down_bytes": bus_bytes.labels("down"),
             "repeated_steps": make.counter(
-                "device_repeated_steps", "Steps that replayed a recorded graph on the worker's GPU"
+                "blockrelay_worker_device_repeated_steps", "Steps that replayed a recorded graph on the worker's GPU"
             ),
             "recording_failures": make.counter(
-                "device_recording_failures",
+                "blockrelay_worker_device_recording_failures",
                 "Times that recording of steps was given up: recording failed, or the results were off by too much",
             ),
             "retries": make.counter(
-                "device_retries",
+                "blockrelay_worker_device_retries",
                 "Further tries to create or run a session on the worker's GPU, after a failure that may pass",
             ),
-            "made": make.counter("warm_sessions_made", "Sessions created for ONNX blocks served as they are"),
+            "made": make.counter(
+                "blockrelay_worker_warm_sessions_made", "Sessions created for ONNX blocks served as they are"
+            ),
             "evicted": make.counter(
-                "warm_sessions_evicted",
+                "blockrelay_worker_warm_sessions_evicted",
                 "Sessions of ONNX blocks served as they are that were closed to make room for others",
             ),
             "load_seconds": make.counter(
-                "warm_session_load_seconds", "Time spent creating sessions for ONNX blocks served as they are"
+                "blockrelay_worker_warm_session_load_seconds",
+                "Time spent creating sessions for ONNX blocks served as they are",
             ),
             "run_seconds": make.counter(
-                "warm_session_run_seconds",
+                "blockrelay_worker_warm_session_run_seconds",
                 "Time of successful jobs of ONNX blocks served as they are, their failed tries included",
             ),
             "clean_ups": make.counter(
-                "warm_session_cleanups",
+                "blockrelay_worker_warm_session_cleanups",
                 "Times that memory of closed sessions of ONNX blocks served as they are was given back to the system",
             ),
             "jobs_ok": jobs.labels("ok"),
             "jobs_failed": jobs.labels("failed"),
         }
-        self._memory = {figure: make.gauge(f"device_{figure}", text) for figure, text in _MEMORY.items()}
+        self._memory = {
+            figure: make.gauge(f"blockrelay_worker_device_{figure}", text) for figure, text in _MEMORY.items()
+        }
 
     def show(self, read: Callable[[str], float]) -> None:
         """Has each gauge of memory call `read`, with the name of its figure, when it is scraped."""

@@ -51,87 +51,98 @@ class GatewayMetrics:
         self.registry = registry
         make = Instruments(registry)
         self.requests = make.counter(
-            "finished_requests", "Requests that ended, by reason", finished_reason=get_args(EndReason)
+            "blockrelay_finished_requests", "Requests that ended, by reason", finished_reason=get_args(EndReason)
         )
         self.rejections = make.counter(
-            "admission_rejections", "New requests that were refused, by HTTP status", status=STATUSES
+            "blockrelay_admission_rejections", "New requests that were refused, by HTTP status", status=STATUSES
         )
         self.refused = make.counter(
-            "refused_requests",
+            "blockrelay_refused_requests",
             "New requests that were refused, by route and reason: the limit, or the kind of error",
             route=(*NEW_REQUESTS, SOCKET),
             reason=REFUSALS,
         )
         self.ignored_fields = make.counter(
-            "ignored_fields", "Requests with a field that is accepted and has no effect, by field", field=IGNORED_FIELDS
+            "blockrelay_ignored_fields",
+            "Requests with a field that is accepted and has no effect, by field",
+            field=IGNORED_FIELDS,
         )
         self.limited = make.counter(
-            "admission_limited",
+            "blockrelay_admission_limited",
             f"New requests that a limit refused, by limit: {', '.join(CLIENT_LIMITS)} (of the client), "
             f"{', '.join(CELL_LIMITS)} (ours), {SHARED_LIMIT} (both)",
             limit=LIMITS,
         )
-        self.prompt_tokens = make.counter("prompt_tokens", "Prompt tokens of accepted requests")
+        self.prompt_tokens = make.counter("blockrelay_prompt_tokens", "Prompt tokens of accepted requests")
         self.generation_tokens = make.counter(
-            "generation_tokens", "Generated tokens of requests that this gateway accepted"
+            "blockrelay_generation_tokens", "Generated tokens of requests that this gateway accepted"
         )
         self.time_to_first_token = make.histogram(
-            "time_to_first_token_seconds", "Time from the acceptance of a request to its first token", TTFT_BUCKETS
+            "blockrelay_time_to_first_token_seconds",
+            "Time from the acceptance of a request to its first token",
+            TTFT_BUCKETS,
         )
         self.inter_token_latency = make.histogram(
-            "inter_token_latency_seconds", "Time between two tokens of a request", STEP_BUCKETS
+            "blockrelay_inter_token_latency_seconds", "Time between two tokens of a request", STEP_BUCKETS
         )
         self.e2e_latency = make.histogram(
-            "e2e_request_latency_seconds", "Time from the acceptance of a request to its end", REQUEST_BUCKETS
+            "blockrelay_e2e_request_latency_seconds",
+            "Time from the acceptance of a request to its end",
+            REQUEST_BUCKETS,
         )
         self.decode_time = make.histogram(
-            "request_decode_time_seconds", "Time from the first token of a request to its end", REQUEST_BUCKETS
+            "blockrelay_request_decode_time_seconds",
+            "Time from the first token of a request to its end",
+            REQUEST_BUCKETS,
         )
         self.prompt_length = make.histogram(
-            "request_prompt_tokens", "Prompt tokens of each request that ended", LENGTH_BUCKETS
+            "blockrelay_request_prompt_tokens", "Prompt tokens of each request that ended", LENGTH_BUCKETS
         )
         self.answer_length = make.histogram(
-            "request_generation_tokens", "Generated tokens of each request that ended", LENGTH_BUCKETS
+            "blockrelay_request_generation_tokens", "Generated tokens of each request that ended", LENGTH_BUCKETS
         )
         self.disconnected = make.counter(
-            "disconnected_clients", "Requests whose last client disconnected before the end"
+            "blockrelay_disconnected_clients", "Requests whose last client disconnected before the end"
         )
         self.fallbacks = make.fallbacks(
-            "request_fallbacks",
+            "blockrelay_request_fallbacks",
             "Fallbacks reported by ended requests (workers count blockrelay_worker_fallbacks as they happen)",
         )
         expect_blocks(self.fallbacks, 1, blocks)
         self.forgotten = make.counter(
-            "ended_requests_forgotten",
+            "blockrelay_ended_requests_forgotten",
             "Ended requests that were deleted before their retention was over, because memory was short",
         )
         self.running_requests = make.gauge(
-            "gateway_requests_running", "Requests whose tokens this gateway reads and that have at least one token"
+            "blockrelay_gateway_requests_running",
+            "Requests whose tokens this gateway reads and that have at least one token",
         )
         self.waiting_requests = make.gauge(
-            "gateway_requests_waiting", "Requests whose tokens this gateway reads and that have no token yet"
+            "blockrelay_gateway_requests_waiting", "Requests whose tokens this gateway reads and that have no token yet"
         )
-        self.running = make.gauge("num_requests_running", "Requests of the cell that are on workers")
-        self.waiting = make.gauge("num_requests_waiting", "Requests of the cell that wait for a worker")
+        self.running = make.gauge("blockrelay_num_requests_running", "Requests of the cell that are on workers")
+        self.waiting = make.gauge("blockrelay_num_requests_waiting", "Requests of the cell that wait for a worker")
         self.kv_cache_usage = make.gauge(
-            "kv_cache_usage_ratio",
+            "blockrelay_kv_cache_usage_ratio",
             "Share of KV pages in use (0 to 1), in the stage of the cell that has the fewest left",
         )
         self.ready = make.gauge(
-            "ready", "1 if `/readyz` would answer that the gateway is ready, else 0, by question", "question"
+            "blockrelay_ready", "1 if `/readyz` would answer that the gateway is ready, else 0, by question", "question"
         )
         for question in get_args(Question):
             self.ready.labels(question)
         self.cell_list_version = make.gauge(
-            "cell_list_version", "Version of the list of cells that this gateway uses, 0 without one"
+            "blockrelay_cell_list_version", "Version of the list of cells that this gateway uses, 0 without one"
         )
-        self.api_keys = make.gauge("gateway_api_keys", "API keys that this gateway accepts, 0 without a key file")
+        self.api_keys = make.gauge(
+            "blockrelay_gateway_api_keys", "API keys that this gateway accepts, 0 without a key file"
+        )
         self.api_keys_read_at = make.gauge(
-            "gateway_api_keys_loaded_timestamp_seconds",
+            "blockrelay_gateway_api_keys_loaded_timestamp_seconds",
             "When this gateway read the API keys that it accepts (Unix seconds), 0 without a key file",
         )
         self.api_keys_unreadable = make.gauge(
-            "gateway_api_keys_unreadable",
+            "blockrelay_gateway_api_keys_unreadable",
             "1 if the key file cannot be read or is wrong, so that the keys read before are still used, else 0",
         )
         self.redis_errors = redis_errors(registry)

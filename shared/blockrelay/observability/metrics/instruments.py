@@ -30,18 +30,17 @@ FALLBACK = {"from": ("GPU",), "to": ("CPU",), "reason": ("gpu_error",)}
 
 
 class Instruments:
-    """Creates instruments in one registry, with one beginning of their names."""
+    """Creates instruments in one registry."""
 
-    def __init__(self, registry: CollectorRegistry, of: str = "") -> None:
-        """`of`: the beginning of each name behind `blockrelay_`, such as `worker_`."""
-        self._registry, self._prefix = registry, f"blockrelay_{of}"
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
 
     def counter(self, name: str, text: str, *later: str, **values: Sequence[str]) -> Counter:
         """Creates a counter with the labels `later` and `values`, which has the possible values of each label.
 
         Without `later`, whose values are not known yet, each combination of values has a series at 0.
         """
-        made = Counter(self._prefix + name, text, [*later, *values], registry=self._registry)
+        made = Counter(name, text, [*later, *values], registry=self._registry)
         for combination in product(*values.values()) if values and not later else ():
             made.labels(*combination)
         return made
@@ -52,15 +51,15 @@ class Instruments:
 
     def thread_counter(self, name: str, text: str) -> ThreadCounter:
         """Creates a counter that one thread increments."""
-        return ThreadCounter(self._prefix + name, text, registry=self._registry)
+        return ThreadCounter(name, text, registry=self._registry)
 
     def gauge(self, name: str, text: str, *labels: str) -> Gauge:
         """Creates a gauge."""
-        return Gauge(self._prefix + name, text, labels, registry=self._registry)
+        return Gauge(name, text, labels, registry=self._registry)
 
     def histogram(self, name: str, text: str, buckets: Sequence[float], *labels: str) -> Histogram:
         """Creates a histogram; `buckets` are upper bounds without infinity."""
-        return Histogram(self._prefix + name, text, labels, buckets=buckets, registry=self._registry)
+        return Histogram(name, text, labels, buckets=buckets, registry=self._registry)
 
 
 def expect_blocks(counts: Counter, first: int, last: int) -> None:
@@ -71,4 +70,4 @@ def expect_blocks(counts: Counter, first: int, last: int) -> None:
 
 def redis_errors(registry: CollectorRegistry) -> Counter:
     """Creates the counter of this process's failed calls to Redis."""
-    return Instruments(registry).counter("redis_errors", "Times that Redis could not be reached")
+    return Instruments(registry).counter("blockrelay_redis_errors", "Times that Redis could not be reached")

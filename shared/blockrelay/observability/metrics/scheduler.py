@@ -13,33 +13,38 @@ class SchedulerMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry
         make = Instruments(registry)
-        self.workers = make.gauge("workers", "Registered workers, by device and state", "device", "state")
+        self.workers = make.gauge("blockrelay_workers", "Registered workers, by device and state", "device", "state")
         self.states = States(registry)
-        self.plan_epoch = make.gauge("plan_epoch", "Epoch of the plan in force")
+        self.plan_epoch = make.gauge("blockrelay_plan_epoch", "Epoch of the plan in force")
         self.stage_workers = make.gauge(
-            "stage_workers",
+            "blockrelay_stage_workers",
             "Ready workers of each stage of the plan, by the stage's blocks and the workers' device",
             "stage",
             "blocks",
             "device",
         )
         self.totals = Totals(registry)
-        self.ended = make.gauge("ended_requests", "Requests that have ended and can still be read")
-        self.queue_depth = make.gauge("queue_depth", "Jobs that wait, by queue and class of route", "stream")
+        self.ended = make.gauge("blockrelay_ended_requests", "Requests that have ended and can still be read")
+        self.queue_depth = make.gauge("blockrelay_queue_depth", "Jobs that wait, by queue and class of route", "stream")
         self.without_numerics = make.gauge(
-            "requests_without_numerics", "Re-runs that wait for a worker of their numerics id while there is none"
+            "blockrelay_requests_without_numerics",
+            "Re-runs that wait for a worker of their numerics id while there is none",
         )
         self.oldest_waiting = make.gauge(
-            "oldest_waiting_seconds", "Time without progress of the unfinished request that has waited longest"
+            "blockrelay_oldest_waiting_seconds",
+            "Time without progress of the unfinished request that has waited longest",
         )
         self.backlog = make.gauge(
-            "backlog_seconds",
+            "blockrelay_backlog_seconds",
             "Time that the present workers need for all unfinished requests, by their own measurements",
         )
         self.workers_wanted = make.gauge(
-            "workers_wanted", "Workers that the unfinished requests need, by device (docs/operations.md)", "device"
+            "blockrelay_workers_wanted",
+            "Workers that the unfinished requests need, by device (docs/operations.md)",
+            "device",
         )
         self.dead_letters = make.gauge(
-            "dead_letters", "Dead letters that are kept: requests that ended their workers or could not be computed"
+            "blockrelay_dead_letters",
+            "Dead letters that are kept: requests that ended their workers or could not be computed",
         )
         self.redis_errors = redis_errors(registry)

@@ -19,14 +19,18 @@ class TenantMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry
-        make = Instruments(registry, "tenant_")
-        self._requests = make.counter("accepted_requests", "Accepted requests of this API key", "tenant")
-        self._prompt_tokens = make.counter(
-            "prompt_tokens", "Prompt tokens of accepted requests of this API key", "tenant"
+        make = Instruments(registry)
+        self._requests = make.counter(
+            "blockrelay_tenant_accepted_requests", "Accepted requests of this API key", "tenant"
         )
-        self._generation_tokens = make.counter("generation_tokens", "Tokens generated for this API key", "tenant")
+        self._prompt_tokens = make.counter(
+            "blockrelay_tenant_prompt_tokens", "Prompt tokens of accepted requests of this API key", "tenant"
+        )
+        self._generation_tokens = make.counter(
+            "blockrelay_tenant_generation_tokens", "Tokens generated for this API key", "tenant"
+        )
         self._limited = make.counter(
-            "limited", "Requests of this API key that a limit refused, by limit", "tenant", "limit"
+            "blockrelay_tenant_limited", "Requests of this API key that a limit refused, by limit", "tenant", "limit"
         )
         self._first_token = Summary(
             "blockrelay_tenant_time_to_first_token_seconds",

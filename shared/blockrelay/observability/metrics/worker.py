@@ -43,7 +43,7 @@ class WorkerMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry
-        make = Instruments(registry, "worker_")
+        make = Instruments(registry)
         self.states = States(registry)
         self.block_seconds = Histograms(
             "blockrelay_worker_block_latency_seconds",
@@ -53,91 +53,121 @@ class WorkerMetrics:
             registry=registry,
         )
         self.stage_seconds = make.histogram(
-            "stage_latency_seconds", "Time of the stage for one batch", STEP_BUCKETS, "stage", "device"
+            "blockrelay_worker_stage_latency_seconds",
+            "Time of the stage for one batch",
+            STEP_BUCKETS,
+            "stage",
+            "device",
         )
         self.commit_seconds = make.histogram(
-            "commit_seconds",
+            "blockrelay_worker_commit_seconds",
             "Time of a COMMIT call until the control Redis answered; one call has the commits of several requests",
             STEP_BUCKETS,
         )
-        self.batch_rows = make.histogram("iteration_tokens", "Tokens in each batch", ROW_BUCKETS)
+        self.batch_rows = make.histogram("blockrelay_worker_iteration_tokens", "Tokens in each batch", ROW_BUCKETS)
         self.queue_wait = make.histogram(
-            "request_queue_time_seconds",
+            "blockrelay_worker_request_queue_time_seconds",
             "Time from the acceptance of a request to its claim by this worker",
             TTFT_BUCKETS,
         )
         self.prefill_time = make.histogram(
-            "request_prefill_time_seconds",
+            "blockrelay_worker_request_prefill_time_seconds",
             "Time from the claim of a run to its first token, measured by the first stage",
             REQUEST_BUCKETS,
         )
-        self.commits = make.counter("commits", "Commits, by verdict", verdict=get_args(Verdict))
-        self.fallbacks = make.fallbacks("fallbacks", "Moves of a block to another device in mid-request")
+        self.commits = make.counter("blockrelay_worker_commits", "Commits, by verdict", verdict=get_args(Verdict))
+        self.fallbacks = make.fallbacks(
+            "blockrelay_worker_fallbacks", "Moves of a block to another device in mid-request"
+        )
         self.device_losses = make.counter(
-            "device_losses", "Losses of the worker's GPU, by reason", reason=DEVICE_LOSSES
+            "blockrelay_worker_device_losses", "Losses of the worker's GPU, by reason", reason=DEVICE_LOSSES
         )
         self.device = DeviceMetrics(registry)
-        self.running = make.gauge("num_requests_running", "Requests on this worker")
-        self.waiting = make.gauge("num_requests_waiting", "Requests on this worker without tokens to compute now")
-        self.kv_pages_used = make.gauge("kv_pages_used", "KV pages in use")
-        self.kv_pages_total = make.gauge("kv_pages_total", "KV pages of this worker, in use or not")
-        self.kv_cache_usage = make.gauge("kv_cache_usage_ratio", "Share of KV pages in use (0 to 1)")
-        self.kv_pages_cached = make.gauge("kv_pages_cached", "KV pages that no run uses and the prefix cache keeps")
+        self.running = make.gauge("blockrelay_worker_num_requests_running", "Requests on this worker")
+        self.waiting = make.gauge(
+            "blockrelay_worker_num_requests_waiting", "Requests on this worker without tokens to compute now"
+        )
+        self.kv_pages_used = make.gauge("blockrelay_worker_kv_pages_used", "KV pages in use")
+        self.kv_pages_total = make.gauge("blockrelay_worker_kv_pages_total", "KV pages of this worker, in use or not")
+        self.kv_cache_usage = make.gauge("blockrelay_worker_kv_cache_usage_ratio", "Share of KV pages in use (0 to 1)")
+        self.kv_pages_cached = make.gauge(
+            "blockrelay_worker_kv_pages_cached", "KV pages that no run uses and the prefix cache keeps"
+        )
         self.prefix_cache_queries = make.counter(
-            "prefix_cache_queries", "Tokens that were looked up in the prefix cache"
+            "blockrelay_worker_prefix_cache_queries", "Tokens that were looked up in the prefix cache"
         )
         self.prefix_cache_hits = make.counter(
-            "prefix_cache_hits",
+            "blockrelay_worker_prefix_cache_hits",
             "Tokens that were found in the prefix cache: in the pool or in a tier of the page store",
         )
         self.prefix_cache_evictions = make.counter(
-            "prefix_cache_evictions", "Cached KV pages of the pool that were evicted for others"
+            "blockrelay_worker_prefix_cache_evictions", "Cached KV pages of the pool that were evicted for others"
         )
-        self.page_store_hits = make.counter("page_store_hits", "KV pages read from the page store, by tier", "tier")
+        self.page_store_hits = make.counter(
+            "blockrelay_worker_page_store_hits", "KV pages read from the page store, by tier", "tier"
+        )
         self.page_store_misses = make.counter(
-            "page_store_misses", "KV pages that were asked of the page store and not found, by tier", "tier"
+            "blockrelay_worker_page_store_misses",
+            "KV pages that were asked of the page store and not found, by tier",
+            "tier",
         )
         self.page_store_trouble = make.counter(
-            "page_store_trouble",
+            "blockrelay_worker_page_store_trouble",
             "Times that a tier of the page store was full or unreachable or gave a corrupt page, by tier and kind",
             "tier",
             "kind",
         )
         self.page_store_dropped = make.counter(
-            "page_store_dropped",
+            "blockrelay_worker_page_store_dropped",
             "KV pages not written to the page store: too many waited, they were reused before, or could not be copied",
         )
         self.page_store_bytes = make.gauge(
-            "page_store_bytes", "Bytes in the page store, as far as this worker knows, by tier", "tier"
+            "blockrelay_worker_page_store_bytes",
+            "Bytes in the page store, as far as this worker knows, by tier",
+            "tier",
         )
-        self.generation_tokens = make.counter("generation_tokens", "Tokens that this worker sampled")
-        self.prompt_tokens = make.counter("prompt_tokens", "Prompt tokens that this worker computed as first stage")
-        self.preemptions = make.counter("num_preemptions", "Runs that had to give their KV pages to older ones")
-        self.draft_tokens = make.counter("spec_decode_num_draft_tokens", "Draft tokens that were verified")
-        self.accepted_tokens = make.counter("spec_decode_num_accepted_tokens", "Draft tokens that were right")
-        self.busy_seconds = make.counter("stage_busy_seconds", "Time in which the stage computed and passed on results")
+        self.generation_tokens = make.counter("blockrelay_worker_generation_tokens", "Tokens that this worker sampled")
+        self.prompt_tokens = make.counter(
+            "blockrelay_worker_prompt_tokens", "Prompt tokens that this worker computed as first stage"
+        )
+        self.preemptions = make.counter(
+            "blockrelay_worker_num_preemptions", "Runs that had to give their KV pages to older ones"
+        )
+        self.draft_tokens = make.counter(
+            "blockrelay_worker_spec_decode_num_draft_tokens", "Draft tokens that were verified"
+        )
+        self.accepted_tokens = make.counter(
+            "blockrelay_worker_spec_decode_num_accepted_tokens", "Draft tokens that were right"
+        )
+        self.busy_seconds = make.counter(
+            "blockrelay_worker_stage_busy_seconds", "Time in which the stage computed and passed on results"
+        )
         self.idle_seconds = make.counter(
-            "stage_idle_seconds",
+            "blockrelay_worker_stage_idle_seconds",
             "Time in which requests were on this worker and none had tokens to compute (pipeline bubbles)",
         )
-        self.inference_seconds = make.thread_counter("inference_seconds", "Time in which the stage computed batches")
-        self.inferences = make.thread_counter("inferences", "Batches that the stage computed")
+        self.inference_seconds = make.thread_counter(
+            "blockrelay_worker_inference_seconds", "Time in which the stage computed batches"
+        )
+        self.inferences = make.thread_counter("blockrelay_worker_inferences", "Batches that the stage computed")
         self.token_generation_seconds = make.thread_counter(
-            "token_generation_seconds", "Time of turning logits into tokens and preparing these for COMMIT"
+            "blockrelay_worker_token_generation_seconds",
+            "Time of turning logits into tokens and preparing these for COMMIT",
         )
         self.state_transfer_seconds = make.thread_counter(
-            "state_transfer_seconds", "Time of packing hidden states for the next stage and sending them"
+            "blockrelay_worker_state_transfer_seconds",
+            "Time of packing hidden states for the next stage and sending them",
         )
         self.cache_management_seconds = make.thread_counter(
-            "cache_management_seconds",
+            "blockrelay_worker_cache_management_seconds",
             "Time of the bookkeeping for KV pages: look-up, allocation, publishing and release",
         )
         self.forwarded = make.counter(
-            "forwarded_bytes",
+            "blockrelay_worker_forwarded_bytes",
             "Bytes of hidden states or named tensors sent to the next stage, by way",
             way=("local", "redis"),
         )
-        self.load_seconds = make.gauge("block_load_seconds", "Time of loading and checking the stage")
+        self.load_seconds = make.gauge("blockrelay_worker_block_load_seconds", "Time of loading and checking the stage")
         self.redis_errors = redis_errors(registry)
 
     def expect_stage(self, stage: int, device: str, first: int, last: int) -> None:
