@@ -16,8 +16,7 @@ from tests.support.worker.misbehaving_python import misbehaving_python
 
 def run(system: System, jobs: list[Job]) -> int:
     """How many times they went from a GPU to a CPU. Each has all its tokens."""
-    for job in jobs:
-        system.accept(job)
+    system.accept_all(jobs)
     system.wait_all(jobs)
     moved = 0
     for job in jobs:

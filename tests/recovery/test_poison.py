@@ -70,8 +70,7 @@ def test_the_second_stage_dies_of_poison_and_its_batch_mates_do_not_notice(start
     victim = system.pid_of(1)
     os.kill(victim, signal.SIGKILL)
     with replaced_when_dead(system, failpoint=FAILPOINT):
-        for job in [*harmless[:3], poison(), *harmless[3:]]:
-            system.accept(job)
+        system.accept_all([*harmless[:3], poison(), *harmless[3:]])
         system.wait_all([poison(), *harmless])
     end = system.log("req-poison")[1]
     assert end is not None and end.reason == "error" and end.meta["code"] == "poison"
