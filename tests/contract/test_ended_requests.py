@@ -4,14 +4,11 @@ import threading
 from dataclasses import replace
 
 import pytest
-import redis
 
 from blockrelay.protocol.encoding.end_meta import encode_end_meta
-from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.messages import Claimed, EndEntry, LogEntry, TokenEntry, TokenLogprobs, decode_log_entry
 from blockrelay.protocol.sampling_params import SamplingParams
 from blockrelay.protocol.transitions import calls
-from blockrelay.redis.client import Scripts
 from tests.support.cell import Cell, body
 from tests.support.redis.redis_server import RedisServer
 from tests.support.waiting import wait_until
@@ -33,8 +30,7 @@ PROMPT = [128_000 + at for at in range(32)]
 
 
 @pytest.fixture
-def cell(client: redis.Redis, keys: Keys, scripts: Scripts) -> Cell:
-    cell = Cell(client, keys, scripts)
+def cell(cell: Cell) -> Cell:
     cell.agree(dead_after_s=3600)
     cell.worker("w", split="1-4", numerics=NUMERICS)
     return cell
@@ -85,8 +81,8 @@ def test_the_timeline_the_end_and_the_body_remain(cell: Cell) -> None:
         events = [event["event"] for event in cell.timeline(REQUEST)]
         assert events == ["accepted", "queued", "claimed", "first_token", "rerun", "claimed", "end"]
         cell.client.delete(cell.keys.log(REQUEST))
-    end = cell.log(REQUEST)[-1]
-    assert isinstance(end, EndEntry) and end.meta["execution_times"]["block_33"] == round(0.012345 + 33 / 1000, 6)
+    end = cell.end(REQUEST)
+    assert end.meta["execution_times"]["block_33"] == round(0.012345 + 33 / 1000, 6)
     assert end.numerics == NUMERICS
 
 
@@ -99,8 +95,7 @@ def read_behind(cell: Cell, position: int) -> list[LogEntry]:
 @pytest.mark.parametrize("count", [0, 1, 5, 1024, 1025])
 def test_a_reader_goes_on_behind_any_position(cell: Cell, count: int) -> None:
     probs = TokenLogprobs(-0.5, ((1, -0.5),)).encode()
-    cell.accept(REQUEST)
-    (run,) = cell.claim("w")
+    run = cell.begun("w", request_id=REQUEST)
     tokens = [(at * 40_009) % 128_256 for at in range(count)]
     if tokens:
         cell.commit(run, 0, tokens, logprobs=(probs,) * count)
@@ -116,8 +111,7 @@ def test_a_reader_goes_on_behind_any_position(cell: Cell, count: int) -> None:
 
 
 def test_its_first_entry_says_the_numerics_id(cell: Cell) -> None:
-    cell.accept(REQUEST)
-    (run,) = cell.claim("w")
+    run = cell.begun("w", request_id=REQUEST)
     cell.commit(run, 0, [7, 8], end="stop")
     first, second, end = cell.log(REQUEST)
     assert isinstance(end, EndEntry) and end.numerics
@@ -126,9 +120,7 @@ def test_its_first_entry_says_the_numerics_id(cell: Cell) -> None:
 
 def test_a_reader_that_waits_gets_the_end(cell: Cell, redis_server: RedisServer) -> None:
     """Its log is replaced while it blocks on it."""
-    cell.accept(REQUEST)
-    (run,) = cell.claim("w")
-    cell.commit(run, 0, [7, 8])
+    run = cell.begun("w", 7, 8, request_id=REQUEST)
     heard: list[LogEntry] = []
 
     def wait() -> None:
@@ -150,8 +142,7 @@ class TestForget:
     @staticmethod
     def ended(cell: Cell, *names: str, old: bool = True, fingerprint: str = "", retention_s: int = 0) -> None:
         for name in names:
-            cell.accept(name, fingerprint=fingerprint, retention_s=retention_s)
-            (run,) = cell.claim("w")
+            run = cell.begun("w", request_id=name, fingerprint=fingerprint, retention_s=retention_s)
             cell.commit(run, 0, [7], end="stop")
             if old:
                 cell.client.hset(cell.keys.request(name), "progress_ms", 1)

@@ -3,10 +3,7 @@
 from collections.abc import Callable
 
 import pytest
-import redis
 
-from blockrelay.protocol.keys import Keys
-from blockrelay.redis.client import Scripts
 from tests.support.cell import MODEL, Cell
 
 #: Jobs of which one call passes over some; the pool of the worker `small` is too small for each.
@@ -15,8 +12,7 @@ SMALL = 4
 
 
 @pytest.fixture
-def cell(client: redis.Redis, keys: Keys, scripts: Scripts) -> Cell:
-    cell = Cell(client, keys, scripts)
+def cell(cell: Cell) -> Cell:
     cell.agree(dead_after_s=3600)
     cell.worker("big", split="1-4", pages=100_000)
     return cell
@@ -56,8 +52,7 @@ def test_a_rerun_behind_many_that_fit_nowhere_here(cell: Cell) -> None:
     first_runs(cell)
     runs = [run for _ in range(HIDING // 8) for run in cell.claim("big", 8)]
     cell.worker("small", split="1-4", pages=SMALL)
-    cell.accept("req-1", need=1, limit=10_000)
-    (small,) = cell.claim("small")
+    small = cell.begun("small", need=1, limit=10_000)
     for run in (*runs, small):
         assert cell.rerun(run, "drain")
     assert claimed_within(cell, 4) == ["req-1"]

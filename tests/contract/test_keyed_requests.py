@@ -2,18 +2,8 @@
 
 import itertools
 
-import pytest
-import redis
-
-from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.transitions import calls
-from blockrelay.redis.client import Scripts
 from tests.support.cell import Cell, begin_cell
-
-
-@pytest.fixture
-def cell(client: redis.Redis, keys: Keys, scripts: Scripts) -> Cell:
-    return Cell(client, keys, scripts)
 
 
 class TestKeyed:
@@ -32,9 +22,7 @@ class TestKeyed:
 
     def test_what_nobody_read_to_its_end_begins_anew(self, cell: Cell) -> None:
         worker_id = cell.worker("a", split="1-4")
-        cell.accept(fingerprint="f")
-        (run,) = cell.claim(worker_id)
-        cell.commit(run, 0, [7])
+        run = cell.begun(worker_id, 7, fingerprint="f")
         cell.scripts.run(calls.finish("req-1", "cancelled", abandoned=True))
         assert cell.accept(fingerprint="f").status == "OK"
         assert cell.accept(fingerprint="f") == calls.Accepted("EXISTS", "queued")
@@ -88,9 +76,7 @@ class TestFollowers:
 class TestTimeline:
     def test_every_step_leaves_a_note(self, cell: Cell) -> None:
         cell.worker("a", split="1-4")
-        cell.accept()
-        (run,) = cell.claim("a")
-        cell.commit(run, 0, [7])
+        run = cell.begun("a", 7)
         cell.commit(run, 1, [8])
         cell.rerun(run, "drain")
         (run,) = cell.claim("a")

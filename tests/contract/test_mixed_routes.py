@@ -3,21 +3,17 @@
 from dataclasses import replace
 
 import pytest
-import redis
 
-from blockrelay.protocol.keys import Keys
-from blockrelay.protocol.messages import Claimed, EndEntry, RequestBody
+from blockrelay.protocol.messages import Claimed, RequestBody
 from blockrelay.protocol.transitions import calls
-from blockrelay.redis.client import Scripts
 from tests.support.cell import MODEL, Cell, body
 
 SPLIT = "1-2,3-4,5-6"
 
 
 @pytest.fixture
-def cell(client: redis.Redis, keys: Keys, scripts: Scripts) -> Cell:
+def cell(cell: Cell) -> Cell:
     """In which some stage has a GPU."""
-    cell = Cell(client, keys, scripts)
     cell.scripts.run(calls.publish_plan(MODEL, replaces_epoch=0, inputs="i", route_class="gpu", plan="{}"))
     return cell
 
@@ -57,24 +53,21 @@ class TestARoute:
         cpu(cell, "c0", 0)
         gpu(cell, "g1", 1)
         cpu(cell, "c2", 2)
-        cell.accept()
-        (run,) = cell.claim("c0")
+        run = cell.begun("c0")
         assert run.route == ("c0", "g1", "c2") and run.private and cell.record()["numerics"] == "c/g"
 
     def test_names_gpus_of_two_kinds(self, cell: Cell) -> None:
         gpu(cell, "g0", 0)
         gpu(cell, "h1", 1, numerics="h")
         gpu(cell, "g2", 2)
-        cell.accept()
-        (run,) = cell.claim("g0")
+        run = cell.begun("g0")
         assert run.private and cell.record()["numerics"] == "g/h"
 
     def test_of_cpus_alone_is_called_as_before(self, cell: Cell) -> None:
         cpu(cell, "c0", 0)
         cpu(cell, "c1", 1)
         cpu(cell, "c2", 2)
-        cell.accept()
-        (run,) = cell.claim("c0")
+        run = cell.begun("c0")
         assert not run.private and cell.record()["numerics"] == "c"
 
     def test_never_has_cpus_of_two_numerics_ids(self, cell: Cell) -> None:
@@ -95,18 +88,14 @@ class TestARoute:
 
 class TestAFailure:
     def test_moves_its_stage_alone(self, sandwich: Cell) -> None:
-        sandwich.accept()
-        (run,) = sandwich.claim("g0")
-        sandwich.commit(run, 0, [7, 8])
+        run = sandwich.begun("g0", 7, 8)
         assert sandwich.rerun(run, "gpu_error", block="block_5", stage=2)
         (again,) = sandwich.claim("g0")
         assert again.route == ("g0", "c1", "c2") and again.tokens == (7, 8)
         assert sandwich.record()["numerics"] == "g/c", "the same ids as before"
 
     def test_of_the_first_stage_gives_it_to_a_cpu_and_leaves_the_other_gpu_in_the_route(self, sandwich: Cell) -> None:
-        sandwich.accept()
-        (run,) = sandwich.claim("g0")
-        sandwich.commit(run, 0, [7, 8])
+        run = sandwich.begun("g0", 7, 8)
         assert sandwich.rerun(run, "gpu_error", block="block_2", stage=0)
         assert sandwich.claim("g0") == []
         (again,) = sandwich.claim("c0")
@@ -123,13 +112,11 @@ class TestAFailure:
         (again,) = sandwich.claim("g0")
         assert again.route == ("g0", "c1", "c2")
         sandwich.commit(again, 0, [7], end="stop")
-        end = sandwich.log()[-1]
-        assert isinstance(end, EndEntry)
+        end = sandwich.end()
         assert [(event.block_id, event.success) for event in end.fallbacks] == [("block_5", True)]
 
     def test_is_remembered_by_its_block_under_another_split(self, sandwich: Cell) -> None:
-        sandwich.accept()
-        (run,) = sandwich.claim("g0")
+        run = sandwich.begun("g0")
         sandwich.rerun(run, "gpu_error", block="block_4", stage=1)
         for stage, device in enumerate(("gpu", "gpu", "gpu")):
             sandwich.worker(f"n{stage}", split="1-1,2-4,5-6", stage=stage, device=device, numerics="g", varies=True)
@@ -141,8 +128,7 @@ class TestAFailure:
         gpu(cell, "g0", 0)
         cpu(cell, "c1", 1)
         gpu(cell, "g2", 2)
-        cell.accept()
-        (run,) = cell.claim("g0")
+        run = cell.begun("g0")
         cell.rerun(run, "gpu_error", block="block_5", stage=2)
         (again,) = cell.claim("g0")
         assert again.route == ("g0", "c1", "g2")
@@ -152,9 +138,7 @@ class TestAFailure:
 
 class TestALogThatAGpuHasComputed:
     def test_goes_on_anywhere_at_once(self, sandwich: Cell) -> None:
-        sandwich.accept()
-        (run,) = sandwich.claim("g0")
-        sandwich.commit(run, 0, [7])
+        run = sandwich.begun("g0", 7)
         sandwich.rerun(run, "stalled")
         sandwich.scripts.run(calls.dead("g0", silent_s=0, reason="drain"))
         sandwich.scripts.run(calls.dead("g2", silent_s=0, reason="drain"))
@@ -163,9 +147,7 @@ class TestALogThatAGpuHasComputed:
         assert sandwich.record()["numerics"] == "g/c+c@1"
 
     def test_is_that_of_cpus_once_they_have_gone_on_with_it(self, sandwich: Cell) -> None:
-        sandwich.accept()
-        (run,) = sandwich.claim("g0")
-        sandwich.commit(run, 0, [7])
+        run = sandwich.begun("g0", 7)
         sandwich.rerun(run, "gpu_error", block="block_1", stage=0)
         sandwich.scripts.run(calls.dead("g2", silent_s=0, reason="drain"))
         (run,) = sandwich.claim("c0")
@@ -181,9 +163,7 @@ class TestALogThatAGpuHasComputed:
         """Begun while no GPU was there, it is for CPUs of that id, and no GPU of the first stage may have it."""
         for name in ("g0", "g2"):
             sandwich.scripts.run(calls.dead(name, silent_s=0, reason="drain"))
-        sandwich.accept()
-        (run,) = sandwich.claim("c0")
-        sandwich.commit(run, 0, [7])
+        run = sandwich.begun("c0", 7)
         gpu(sandwich, "g0", 0)
         sandwich.rerun(run, "drain")
         assert sandwich.claim("g0") == [] and sandwich.pinned("c", "gpu") == ["req-1"]
@@ -241,8 +221,7 @@ class TestPages:
     """Of a request that a device which varies had a part in: later runs of it take what all stages still have."""
 
     def test_are_found_up_to_where_every_stage_has_them(self, sandwich: Cell) -> None:
-        sandwich.accept(content=body([1] * 100))
-        (run,) = sandwich.claim("g0")
+        run = sandwich.begun("g0", content=body([1] * 100))
         assert run.reusable is None
         sandwich.rerun(run, "gpu_error", block="block_5", stage=2)
         (run,) = sandwich.claim("g0")
@@ -270,9 +249,7 @@ class TestPages:
         assert [run.private for run in sandwich.claim("c0")] == [False]
 
     def test_stay_private_when_cpus_go_on(self, sandwich: Cell) -> None:
-        sandwich.accept()
-        (run,) = sandwich.claim("g0")
-        sandwich.commit(run, 0, [7])
+        run = sandwich.begun("g0", 7)
         sandwich.scripts.run(calls.dead("g0", silent_s=0))
         sandwich.scripts.run(calls.dead("g2", silent_s=0))
         (run,) = sandwich.claim("c0")
@@ -283,8 +260,7 @@ class TestPages:
         assert [b"varies" in fields for _, fields in log] == [True, True]  # pyright: ignore
 
     def test_are_not_taken_where_the_client_says_so(self, sandwich: Cell) -> None:
-        sandwich.accept(content=replace(body(), fallback="recompute"))
-        (run,) = sandwich.claim("g0")
+        run = sandwich.begun("g0", content=replace(body(), fallback="recompute"))
         sandwich.rerun(run, "drain")
         (run,) = sandwich.claim("g0")
         assert run.reusable is None, "no device has failed"
@@ -293,9 +269,7 @@ class TestPages:
 
     def test_are_not_asked_for_beyond_where_a_device_had_no_room_until_there_is_a_token(self, sandwich: Cell) -> None:
         """Later failures are another story."""
-        sandwich.accept()
-        (run,) = sandwich.claim("g0")
-        sandwich.commit(run, 0, [7, 8])
+        run = sandwich.begun("g0", 7, 8)
         sandwich.rerun(run, "gpu_error", block="block_5", stage=2, found=37)
         (run,) = sandwich.claim("g0")
         assert run.reusable == 37
@@ -304,9 +278,7 @@ class TestPages:
         assert [run.reusable for run in sandwich.claim("c0")] == [None]
 
     def test_that_were_missing_are_told_with_the_fallback(self, sandwich: Cell) -> None:
-        sandwich.accept()
-        (run,) = sandwich.claim("g0")
-        sandwich.commit(run, 0, [7, 8])
+        run = sandwich.begun("g0", 7, 8)
         sandwich.rerun(run, "gpu_error", block="block_5", stage=2)
         (run,) = sandwich.claim("g0")
         sandwich.commit(run, 2, [9], rows=5)
@@ -314,8 +286,7 @@ class TestPages:
         (run,) = sandwich.claim("c0")
         sandwich.commit(run, 3, [9], rows=11)
         sandwich.commit(run, 4, [9], end="stop")
-        end = sandwich.log()[-1]
-        assert isinstance(end, EndEntry)
+        end = sandwich.end()
         assert [(event.position, event.rows_recomputed) for event in end.fallbacks] == [(2, 5), (3, 11)]
 
 
@@ -324,9 +295,7 @@ class TestDenied:
 
     @pytest.fixture
     def run(self, sandwich: Cell) -> Claimed:
-        sandwich.accept(content=replace(body(), fallback="deny"))
-        (run,) = sandwich.claim("g0")
-        sandwich.commit(run, 0, [7])
+        run = sandwich.begun("g0", 7, content=replace(body(), fallback="deny"))
         return run
 
     def test_goes_on_at_another_gpu(self, sandwich: Cell, run: Claimed) -> None:
@@ -334,8 +303,8 @@ class TestDenied:
         (again,) = sandwich.claim("g0")
         assert again.route == ("g0", "c1", "g2") and "denied_block" not in sandwich.record()
         sandwich.commit(again, 1, [8], end="stop")
-        end = sandwich.log()[-1]
-        assert isinstance(end, EndEntry) and end.fallbacks == ()
+        end = sandwich.end()
+        assert end.fallbacks == ()
 
     def test_waits_for_one(self, sandwich: Cell, run: Claimed) -> None:
         sandwich.rerun(run, "gpu_error", block="block_5", stage=2)

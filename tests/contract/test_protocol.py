@@ -21,11 +21,6 @@ from tests.support.cell import Cell, begin_cell
 LATER = PROTOCOL + 1
 
 
-@pytest.fixture
-def cell(client: redis.Redis, keys: Keys, scripts: Scripts) -> Cell:
-    return Cell(client, keys, scripts)
-
-
 def test_the_first_service_of_a_cell_writes_its_number_and_others_come_with_the_same(
     client: redis.Redis, keys: Keys
 ) -> None:
@@ -94,8 +89,7 @@ def test_a_service_that_joins_while_another_looks_is_no_trouble(
 
 def test_every_record_says_its_number(client: redis.Redis, keys: Keys, cell: Cell) -> None:
     cell.worker("w", split="1-4")
-    cell.accept("req-1")
-    (run,) = cell.claim("w")
+    run = cell.begun("w")
     assert client.hget(keys.request("req-1"), "v") == b"%d" % PROTOCOL
     assert client.hmget(keys.worker("w"), "v", "protocol") == [b"%d" % LOWEST_PROTOCOL, b"%d" % PROTOCOL]
     cell.commit(run, 0, [5], end="stop")

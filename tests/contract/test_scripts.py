@@ -3,19 +3,11 @@
 from typing import Any
 
 import pytest
-import redis
 
 from blockrelay.protocol.encoding.fallback_event import FallbackEvent
-from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.messages import CommitAnswer, Ended, EndEntry, NextJob, TokenEntry
 from blockrelay.protocol.transitions import calls
-from blockrelay.redis.client import Scripts
 from tests.support.cell import MODEL, Cell, body
-
-
-@pytest.fixture
-def cell(client: redis.Redis, keys: Keys, scripts: Scripts) -> Cell:
-    return Cell(client, keys, scripts)
 
 
 def test_a_request_goes_from_accept_to_its_terminal_entry(cell: Cell) -> None:
@@ -117,8 +109,7 @@ class TestClaim:
 
     def test_reruns_come_before_first_runs(self, cell: Cell) -> None:
         first, _ = cell.worker("a", stage=0), cell.worker("b", stage=1)
-        cell.accept("req-1")
-        (run,) = cell.claim(first)
+        run = cell.begun(first)
         cell.accept("req-2")
         cell.rerun(run)
         assert [c.request_id for c in cell.claim(first)] == ["req-1", "req-2"]
@@ -179,8 +170,7 @@ class TestClaim:
     ) -> None:
         cell.scripts.run(calls.publish_plan(MODEL, replaces_epoch=0, inputs="i", route_class="gpu", plan="{}"))
         gpu, cpu = cell.worker("g", split="1-4", device="gpu"), cell.worker("c", split="1-4")
-        cell.accept()
-        (run,) = cell.claim(gpu)
+        run = cell.begun(gpu)
         if before:
             cell.commit(run, 0, before)
         cell.rerun(run, "gpu_error", block="block_2")
@@ -191,8 +181,7 @@ class TestClaim:
             cell.commit(again, len(before) + len(after), [], end=reason)
         else:
             cell.scripts.run(calls.finish("req-1", reason))
-        end = cell.log()[-1]
-        assert isinstance(end, EndEntry)
+        end = cell.end()
         assert [event.success for event in end.fallbacks] == [success]
 
     def test_without_a_gpu_worker_the_cpu_takes_gpu_jobs(self, cell: Cell) -> None:
@@ -205,8 +194,8 @@ class TestClaim:
         cell.worker("a", split="1-4")
         cell.accept(deadline_ms=1)
         assert cell.claim("a") == []
-        end = cell.log()[-1]
-        assert isinstance(end, EndEntry) and end.reason == "expired"
+        end = cell.end()
+        assert end.reason == "expired"
         assert cell.queued() == []
 
     def test_only_a_worker_of_the_first_stage_claims(self, cell: Cell) -> None:
@@ -251,8 +240,7 @@ class TestCommit:
         assert [type(e) for e in cell.log()] == [EndEntry]
 
     def test_a_bad_one_never_fails_its_neighbours(self, cell: Cell, run: calls.Claimed) -> None:
-        cell.accept("req-2")
-        (second,) = cell.claim("a")
+        second = cell.begun("a", request_id="req-2")
         items = [
             calls.Commit(request_id="req-1", run_id="stale", position=0, tokens=(1,)),
             calls.Commit(request_id="req-404", run_id="x", position=0, tokens=(1,)),
@@ -276,8 +264,7 @@ class TestCommit:
 class TestRerun:
     def test_only_the_current_run_and_only_once(self, cell: Cell) -> None:
         cell.worker("a", split="1-4")
-        cell.accept()
-        (run,) = cell.claim("a")
+        run = cell.begun("a")
         assert cell.rerun(run) and not cell.rerun(run)
         assert cell.queued("reruns") == ["req-1"] and cell.requests_of_worker("a") == set() and cell.reserved("a") == 0
 
@@ -294,9 +281,7 @@ class TestRerun:
 
     def test_it_goes_on_after_what_was_committed(self, cell: Cell) -> None:
         cell.worker("a", split="1-4")
-        cell.accept()
-        (run,) = cell.claim("a")
-        cell.commit(run, 0, [7, 8])
+        run = cell.begun("a", 7, 8)
         cell.rerun(run)
         (again,) = cell.claim("a")
         assert again.tokens == (7, 8) and again.run_id != run.run_id
@@ -335,8 +320,7 @@ class TestFinish:
     def test_everything_a_finished_request_leaves_expires(self, cell: Cell) -> None:
         cell.agree(retention_s=60)
         cell.worker("a", split="1-4")
-        cell.accept()
-        (run,) = cell.claim("a")
+        run = cell.begun("a")
         cell.commit(run, 0, [7], end="stop")
         for key in (cell.keys.request("req-1"), cell.keys.log("req-1")):
             assert 0 < cell.client.ttl(key) <= 60  # pyright: ignore[reportOperatorIssue]
@@ -394,7 +378,5 @@ def test_scripts_survive_a_flushed_script_cache(cell: Cell) -> None:
 
 def test_every_key_of_a_request_shares_the_hash_tag(cell: Cell) -> None:
     cell.worker("a", split="1-4")
-    cell.accept(content=body([4, 5]))
-    (run,) = cell.claim("a")
-    cell.commit(run, 0, [7])
+    cell.begun("a", 7, content=body([4, 5]))
     assert all(k.startswith(b"{t}:") for k in cell.client.keys("*"))  # pyright: ignore

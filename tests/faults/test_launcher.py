@@ -19,7 +19,6 @@ from blockrelay.protocol.messages import EndEntry, TokenEntry
 from blockrelay.redis.client import connect
 from blockrelay.up_file import read_running
 from tests.support.cell import read_log
-from tests.support.models.tiny_model import write_tiny_model
 from tests.support.systems.up_process import COMMAND, command_line, running_up
 from tests.support.waiting import wait_until
 
@@ -37,16 +36,11 @@ pytestmark = pytest.mark.faults
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_model(tmp_path_factory.mktemp("tiny"))
-
-
-@pytest.fixture(scope="module")
-def abandoned(model: Path) -> Iterator[tuple[Path, str, list[int]]]:
+def abandoned(tiny_model: Path) -> Iterator[tuple[Path, str, list[int]]]:
     """The data of an `up` that was killed with an accepted request, its id, and what it would have answered."""
     with tempfile.TemporaryDirectory(prefix="br-up-") as folder:
         data = Path(folder) / "d"
-        with running_up(model, data=data) as up:
+        with running_up(tiny_model, data=data) as up:
             body: dict[str, Any] = {
                 "model": "tiny", "prompt": [1, 5, 9], "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True,
                 "return_token_ids": True,
@@ -63,7 +57,7 @@ def abandoned(model: Path) -> Iterator[tuple[Path, str, list[int]]]:
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_launcher_fails_at_every_point(
-    model: Path, abandoned: tuple[Path, str, list[int]], tmp_path: Path, case: str, monkeypatch: pytest.MonkeyPatch
+    tiny_model: Path, abandoned: tuple[Path, str, list[int]], tmp_path: Path, case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, request_id, undisturbed = abandoned
     with tempfile.TemporaryDirectory(prefix="br-up-") as folder:  # short: unix socket paths are limited
@@ -73,14 +67,14 @@ def test_a_launcher_fails_at_every_point(
         monkeypatch.setenv("BLOCKRELAY_FAILPOINT", f"{case}@{PASSAGES.get(point.split('_', 1)[1], 1)}")
         if action == "kill":
             done = subprocess.run(
-                [*COMMAND, "up", "--model", str(model), "--port", "0", "--data", str(data)],
+                [*COMMAND, "up", "--model", str(tiny_model), "--port", "0", "--data", str(data)],
                 capture_output=True,
                 timeout=60,
                 check=False,
             )
             assert done.returncode == -signal.SIGKILL and point.encode() in done.stdout + done.stderr
             monkeypatch.delenv("BLOCKRELAY_FAILPOINT")
-        with running_up(model, data=data) as up:
+        with running_up(tiny_model, data=data) as up:
             running = read_running(data)
             client, keys = connect(running.redis_url), Keys(running.cell)
             wait_until(lambda: not client.zcard(keys.running), "the accepted request is finished")

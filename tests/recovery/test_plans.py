@@ -11,14 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.models.tiny_model import write_tiny_model
 from tests.support.systems.up_process import COMMAND, UpProcess, running_up
 from tests.support.waiting import wait_until
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_model(tmp_path_factory.mktemp("tiny"))
 
 
 def complete(url: str) -> list[int]:
@@ -28,7 +22,7 @@ def complete(url: str) -> list[int]:
     return answer.json()["choices"][0]["token_ids"]
 
 
-def test_requests_without_a_cache_run_beside_others_in_any_stages(model: Path, tmp_path: Path) -> None:
+def test_requests_without_a_cache_run_beside_others_in_any_stages(tiny_model: Path, tmp_path: Path) -> None:
     """They keep no KV from token to token; their tokens are those of the others."""
     body = {"model": "tiny", "max_tokens": 40, "temperature": 1, "ignore_eos": True, "return_token_ids": True}
 
@@ -40,7 +34,7 @@ def test_requests_without_a_cache_run_beside_others_in_any_stages(model: Path, t
 
     answers: list[list[list[int]]] = []
     for stages in ("1", "3"):
-        with running_up(model, "--stages", stages, data=tmp_path / stages) as up, ThreadPoolExecutor(8) as pool:
+        with running_up(tiny_model, "--stages", stages, data=tmp_path / stages) as up, ThreadPoolExecutor(8) as pool:
             both = [(seed, use_cache) for seed in range(4) for use_cache in (True, False)]
             answers.append(list(pool.map(lambda one, url=up.url: tokens(url, *one), both)))
     assert answers[0] == answers[1] and answers[0][::2] == answers[0][1::2]
@@ -59,11 +53,11 @@ def status(up: UpProcess) -> dict[str, Any]:
     return found
 
 
-def test_uneven_stages_serve_and_survive_a_worker(model: Path, tmp_path: Path) -> None:
-    with running_up(model, data=tmp_path / "one") as up:
+def test_uneven_stages_serve_and_survive_a_worker(tiny_model: Path, tmp_path: Path) -> None:
+    with running_up(tiny_model, data=tmp_path / "one") as up:
         alone = complete(up.url)
-    plan = planned(model, tmp_path / "p.json", "1-1,2-4,5-5")
-    with running_up(model, "--plan", str(plan), data=tmp_path / "d") as up:
+    plan = planned(tiny_model, tmp_path / "p.json", "1-1,2-4,5-5")
+    with running_up(tiny_model, "--plan", str(plan), data=tmp_path / "d") as up:
         found = status(up)
         assert found["plan"]["split"] == "1-1,2-4,5-5"
         assert found["plan"]["reasons"][1] == (
@@ -76,11 +70,11 @@ def test_uneven_stages_serve_and_survive_a_worker(model: Path, tmp_path: Path) -
         wait_until(lambda: status(up)["missing"] == [], "every stage has a worker again")
 
 
-def test_another_plan_goes_on_with_the_data_of_the_first(model: Path, tmp_path: Path) -> None:
+def test_another_plan_goes_on_with_the_data_of_the_first(tiny_model: Path, tmp_path: Path) -> None:
     answers: list[list[int]] = []
     for boundaries in ("1-2,3-5", "1-4,5-5"):
-        file = planned(model, tmp_path / "p.json", boundaries)
-        with running_up(model, "--plan", str(file), data=tmp_path / "d") as up:
+        file = planned(tiny_model, tmp_path / "p.json", boundaries)
+        with running_up(tiny_model, "--plan", str(file), data=tmp_path / "d") as up:
             assert status(up)["plan"]["split"] == boundaries
             answers.append(complete(up.url))
     assert answers[0] == answers[1]
@@ -102,10 +96,10 @@ def history(up: UpProcess) -> list[tuple[str, str]]:
     return [(entry["split"], entry["origin"]) for entry in found]
 
 
-def test_another_plan_is_applied_and_taken_back_while_requests_run(model: Path, tmp_path: Path) -> None:
+def test_another_plan_is_applied_and_taken_back_while_requests_run(tiny_model: Path, tmp_path: Path) -> None:
     """What runs goes on from its tokens; a scheduler or an `up` that comes back leaves the applied plan in force."""
-    uneven = planned(model, tmp_path / "p.json", "1-1,2-5")
-    with running_up(model, "--stages", "2", data=tmp_path / "d") as up:
+    uneven = planned(tiny_model, tmp_path / "p.json", "1-1,2-5")
+    with running_up(tiny_model, "--stages", "2", data=tmp_path / "d") as up:
         alone = complete(up.url)
         with ThreadPoolExecutor(8) as pool:
             before = status(up)["plan"]
@@ -122,25 +116,25 @@ def test_another_plan_is_applied_and_taken_back_while_requests_run(model: Path, 
         os.kill(up.pid_of("blockrelay_scheduler")[0], signal.SIGKILL)
         wait_until(lambda: complete(up.url) == alone and status(up)["missing"] == [], "all is there again")
         assert status(up)["plan"]["split"] == "1-1,2-5"
-    with running_up(model, "--stages", "2", data=tmp_path / "d") as up:
+    with running_up(tiny_model, "--stages", "2", data=tmp_path / "d") as up:
         assert status(up)["plan"]["split"] == "1-1,2-5", "the same settings: nothing new was asked for"
         assert applied(up, "rollback")["split"] == "1-3,4-5"
         assert complete(up.url) == alone
         assert history(up) == [("1-3,4-5", "rollback"), ("1-1,2-5", "apply"), ("1-3,4-5", "settings")]
         assert applied(up, "rollback")["split"] == "1-1,2-5"
-    with running_up(model, "--stages", "1", data=tmp_path / "d") as up:
+    with running_up(tiny_model, "--stages", "1", data=tmp_path / "d") as up:
         assert status(up)["plan"]["split"] == "1-5", "other settings: somebody has asked for them now"
         assert history(up)[:2] == [("1-5", "settings"), ("1-1,2-5", "rollback")]
 
 
-def test_a_plan_that_cannot_be_applied_changes_nothing(model: Path, tmp_path: Path) -> None:
-    with running_up(model, "--stages", "2", data=tmp_path / "d") as up:
+def test_a_plan_that_cannot_be_applied_changes_nothing(tiny_model: Path, tmp_path: Path) -> None:
+    with running_up(tiny_model, "--stages", "2", data=tmp_path / "d") as up:
         before = status(up)["plan"]
         (tmp_path / "short.json").write_text('{"stages": [{"blocks": "1-4"}]}')
         (tmp_path / "gpu.json").write_text(
             '{"stages": [{"blocks": "1-3"}, {"blocks": "4-5", "devices": ["webgpu:0"]}]}'
         )
-        three = planned(model, tmp_path / "three.json", "1-1,2-4,5-5")
+        three = planned(tiny_model, tmp_path / "three.json", "1-1,2-4,5-5")
         wrong = {
             ("apply", str(tmp_path / "short.json")): "a plan of 4 blocks, but the model has 5",
             ("apply", str(tmp_path / "nothing")): "nothing: No such file or directory",
@@ -165,9 +159,9 @@ def test_a_plan_that_cannot_be_applied_changes_nothing(model: Path, tmp_path: Pa
     ],
 )
 def test_a_plan_that_cannot_be_is_one_line(
-    model: Path, tmp_path: Path, content: str, options: list[str], line: str
+    tiny_model: Path, tmp_path: Path, content: str, options: list[str], line: str
 ) -> None:
     (tmp_path / "p.json").write_text(content)
-    argv = [*COMMAND, "up", "--model", str(model), "--port", "0", "--plan", str(tmp_path / "p.json"), *options]
+    argv = [*COMMAND, "up", "--model", str(tiny_model), "--port", "0", "--plan", str(tmp_path / "p.json"), *options]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and line in done.stderr, done

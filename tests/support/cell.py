@@ -9,7 +9,7 @@ import redis
 from blockrelay.protocol.capabilities import Capabilities
 from blockrelay.protocol.ended import decode_log, whole_log, whole_record
 from blockrelay.protocol.keys import Keys
-from blockrelay.protocol.messages import Claimed, Commit, CommitAnswer, LogEntry, RequestBody
+from blockrelay.protocol.messages import Claimed, Commit, CommitAnswer, EndEntry, LogEntry, RequestBody
 from blockrelay.protocol.number import PROTOCOL
 from blockrelay.protocol.plan import Device
 from blockrelay.protocol.timeline import timeline
@@ -107,6 +107,14 @@ class Cell:
         )  # fmt: skip
         return self.scripts.run(calls.commit([item]))[0]
 
+    def begun(self, worker_id: str, *tokens: int, request_id: str = "req-1", **more: Any) -> Claimed:
+        """Accept a request; its run, claimed by this worker and with these tokens committed."""
+        self.accept(request_id, **more)
+        (run,) = self.claim(worker_id)
+        if tokens:
+            self.commit(run, 0, list(tokens))
+        return run
+
     def rerun(self, run: Claimed, reason: str = "stalled", **more: object) -> bool:
         return self.scripts.run(calls.rerun(run.request_id, run.run_id, reason, **more)).ended  # pyright: ignore[reportArgumentType]
 
@@ -116,6 +124,12 @@ class Cell:
 
     def log(self, request_id: str = "req-1") -> list[LogEntry]:
         return read_log(self.client, self.keys, request_id)
+
+    def end(self, request_id: str = "req-1") -> EndEntry:
+        """The last entry of its log, which must be its end."""
+        end = self.log(request_id)[-1]
+        assert isinstance(end, EndEntry), end
+        return end
 
     def timeline(self, request_id: str = "req-1") -> list[dict[str, Any]]:
         return read_timeline(self.client, self.keys, request_id)

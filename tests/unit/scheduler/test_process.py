@@ -16,17 +16,12 @@ from blockrelay.block_folder.folder import open_block_folder
 from blockrelay.protocol.keys import Keys
 from blockrelay.redis import client as redis_link
 from blockrelay.redis.registry import read_plan
-from tests.support.models.tiny_model import BLOCKS, write_tiny_model
+from tests.support.models.tiny_model import BLOCKS
 from tests.support.redis.redis_server import RedisServer
 from tests.support.scraping import assert_service_describes_itself
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.thorough
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_model(tmp_path_factory.mktemp("tiny"))
 
 
 def command(**settings: object) -> tuple[list[str], dict[str, str]]:
@@ -51,10 +46,10 @@ def status_of(url: str) -> int | None:
 
 
 def test_it_waits_for_redis_publishes_a_plan_and_ends_at_sigterm(
-    model: Path, own_redis: RedisServer, tmp_path: Path
+    tiny_model: Path, own_redis: RedisServer, tmp_path: Path
 ) -> None:
     own_redis.kill()
-    argv, env = command(model=model, redis_url=own_redis.url, port=0, stages=2, cell="t")
+    argv, env = command(model=tiny_model, redis_url=own_redis.url, port=0, stages=2, cell="t")
     log = tmp_path / "log"
     with log.open("wb") as written, subprocess.Popen(argv, env=env, stderr=written) as process:
         try:
@@ -87,8 +82,10 @@ def test_it_waits_for_redis_publishes_a_plan_and_ends_at_sigterm(
         ({"model": "/nowhere"}, "blockrelay: /nowhere: no such block folder"),
     ],
 )
-def test_what_cannot_work_is_one_line_and_exit_code_2(model: Path, settings: dict[str, object], complaint: str) -> None:
-    argv, env = command(**{"model": model, **settings})
+def test_what_cannot_work_is_one_line_and_exit_code_2(
+    tiny_model: Path, settings: dict[str, object], complaint: str
+) -> None:
+    argv, env = command(**{"model": tiny_model, **settings})
     done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode == 2
     assert done.stderr.startswith(complaint) and done.stderr.count("\n") == 1
@@ -103,22 +100,27 @@ def test_what_cannot_work_is_one_line_and_exit_code_2(model: Path, settings: dic
         ({"stages": BLOCKS + 1}, f"but the model has {BLOCKS} blocks"),
     ],
 )
-def test_stages_that_cannot_be_are_one_line(model: Path, settings: dict[str, object], line: str) -> None:
-    argv, env = command(model=model, redis_url="unix:///none", port=0, **settings)
+def test_stages_that_cannot_be_are_one_line(tiny_model: Path, settings: dict[str, object], line: str) -> None:
+    argv, env = command(model=tiny_model, redis_url="unix:///none", port=0, **settings)
     done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and line in done.stderr, done
 
 
-def test_a_strategy_of_its_settings_is_published(model: Path, own_redis: RedisServer, tmp_path: Path) -> None:
+def test_a_strategy_of_its_settings_is_published(tiny_model: Path, own_redis: RedisServer, tmp_path: Path) -> None:
     speed = {"bytes_per_second": 2e10, "operations_per_second": 2e11}
     devices = [{"id": name, "class": "CPU", "host": name, **speed} for name in ("a", "b")]
     (tmp_path / "devices.json").write_text(json.dumps({"devices": devices}))
     argv, env = command(
-        model=model, redis_url=own_redis.url, port=0, cell="t", strategy="uniform", devices=tmp_path / "devices.json"
+        model=tiny_model,
+        redis_url=own_redis.url,
+        port=0,
+        cell="t",
+        strategy="uniform",
+        devices=tmp_path / "devices.json",
     )
     with subprocess.Popen(argv, env=env, stderr=subprocess.DEVNULL) as process, own_redis.client() as client:
         try:
-            key = open_block_folder(model, blocks=[]).model_key
+            key = open_block_folder(tiny_model, blocks=[]).model_key
             wait_until(lambda: read_plan(client, Keys("t"), key) is not None, "it has published a plan")
             plan = read_plan(client, Keys("t"), key)
             assert plan is not None and plan.devices == (("a",), ("b",))

@@ -31,8 +31,7 @@ WATCH = RedisWatch(WorkerMetrics(CollectorRegistry()).redis_errors)
 
 
 @pytest.fixture
-def cell(client: redis.Redis, keys: Keys, scripts: Scripts) -> Cell:
-    cell = Cell(client, keys, scripts)
+def cell(cell: Cell) -> Cell:
     for stage, name in enumerate("ab"):
         cell.worker(name, stage=stage, split="1-2,3-5")
     return cell
@@ -82,8 +81,7 @@ def test_a_log_that_cannot_be_read_ends_its_request_alone(cell: Cell, intake: In
 
 
 def test_a_body_that_cannot_be_read_ends_its_request_alone(cell: Cell, intake: Intake) -> None:
-    cell.accept("req-1")
-    (run,) = cell.claim("a")
+    run = cell.begun("a")
     cell.client.hset(cell.keys.request("req-1"), "body", b"\xc1rubbish")
     assert intake.segment(*first_rows("req-1", run.run_id)) == "drop"
     (end,) = cell.log("req-1")

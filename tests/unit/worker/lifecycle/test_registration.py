@@ -6,26 +6,18 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-import redis
 from prometheus_client import CollectorRegistry
 
 from blockrelay.observability.metrics.worker import WorkerMetrics
 from blockrelay.protocol.constants import MAX_WORKERS
-from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.plan import Plan
 from blockrelay.protocol.transitions import calls
-from blockrelay.redis.client import Scripts
 from blockrelay.redis.errors import RedisWatch
 from blockrelay.redis.registry import read_workers
 from blockrelay_worker.lifecycle.registration import Assignment, Registration
 from blockrelay_worker.transport.redis_links import Links, Stopping
 from tests.support.cell import MODEL, Cell, begin_cell
 from tests.support.waiting import wait_until
-
-
-@pytest.fixture
-def cell(client: redis.Redis, keys: Keys, scripts: Scripts) -> Cell:
-    return Cell(client, keys, scripts)
 
 
 class Waiting:

@@ -48,13 +48,10 @@ def test_a_batch_obeys_the_least_of_its_route() -> None:
     assert not LIMITS.obeying([replace(ABLE, exact=False)]).drafts
 
 
-def test_a_worker_registers_what_it_can_do_and_others_read_it(
-    client: redis.Redis, keys: Keys, scripts: Scripts
-) -> None:
-    cell = Cell(client, keys, scripts)
+def test_a_worker_registers_what_it_can_do_and_others_read_it(cell: Cell) -> None:
     cell.worker("new", capabilities=ABLE)
     cell.worker("old")
-    assert {w.id: w.capabilities for w in read_workers(client, keys, MODEL)} == {"new": ABLE, "old": None}
+    assert {w.id: w.capabilities for w in read_workers(cell.client, cell.keys, MODEL)} == {"new": ABLE, "old": None}
 
 
 @pytest.mark.parametrize(
