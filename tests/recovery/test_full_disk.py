@@ -49,7 +49,7 @@ def fill(disk: Path) -> Path:
 @pytest.mark.faults
 def test_a_full_disk_refuses_what_is_new_and_loses_nothing(tiny_model: Path, small_disk: Path) -> None:
     with running_up(tiny_model, "--stages", "2", data=small_disk / "d") as up:
-        undisturbed = httpx.post(f"{up.url}/v1/completions", json=BODY, timeout=60).json()["choices"][0]["token_ids"]
+        undisturbed = up.tokens(**BODY)
         seen: list[int] = []
         halfway, full = threading.Event(), threading.Event()
 

@@ -9,21 +9,24 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 
 from blockrelay.protocol.encoding.request_ids import own_id
 from blockrelay.protocol.keys import Keys
-from blockrelay.protocol.messages import EndEntry, TokenEntry
-from blockrelay.redis.client import connect
-from blockrelay.up_file import read_running
-from tests.support.cell import read_log
 from tests.support.gateway.sse_client import read_events
 from tests.support.redis.redis_server import RedisServer
 from tests.support.systems.failing_gpus import failing_gpus
-from tests.support.systems.up_process import COMMAND, UpProcess, command_line, environment, running_up
+from tests.support.systems.up_process import (
+    COMMAND,
+    UpProcess,
+    command_line,
+    environment,
+    refusal,
+    run_command,
+    running_up,
+)
 from tests.support.waiting import wait_until
 
 
@@ -31,23 +34,6 @@ from tests.support.waiting import wait_until
 def data() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="br-up-") as folder:
         yield Path(folder)
-
-
-def complete(url: str, **more: Any) -> dict[str, Any]:
-    """One greedy completion of the tiny model."""
-    body = {"model": "tiny", "prompt": [1, 5, 9], "max_tokens": 40, "temperature": 0, "ignore_eos": True, **more}
-    answer = httpx.post(f"{url}/v1/completions", json={"return_token_ids": True, **body}, timeout=60)
-    assert answer.is_success, answer.text
-    return answer.json()
-
-
-def tokens_of(answer: dict[str, Any]) -> list[int]:
-    return answer["choices"][0]["token_ids"]
-
-
-def status(up: UpProcess) -> dict[str, Any]:
-    done = subprocess.run([*COMMAND, "status", "--data", str(up.data), "--json"], capture_output=True, check=True)
-    return json.loads(done.stdout)
 
 
 def in_shared_memory() -> set[str]:
@@ -64,13 +50,6 @@ def page_folder(up: UpProcess) -> Path:
     return folder
 
 
-def fails_with(*argv: str) -> str:
-    """Run a command that must end with code 2 and one line; the line."""
-    done = subprocess.run([*COMMAND, *argv], capture_output=True, text=True, timeout=30, check=False)
-    assert done.returncode == 2 and done.stderr.count("\n") == 1 and not done.stdout, done
-    return done.stderr
-
-
 def test_ctrl_c_drains_and_leaves_nothing_and_nobody_else_may_use_its_port_or_data(
     tiny_model: Path, data: Path
 ) -> None:
@@ -78,20 +57,20 @@ def test_ctrl_c_drains_and_leaves_nothing_and_nobody_else_may_use_its_port_or_da
     with running_up(tiny_model, "--stages", "2", data=data) as up:
         children = up.children()
         assert len(children) == 6, "two Redis, the scheduler, two workers and the gateway"
-        assert len(tokens_of(complete(up.url))) == 40
+        assert len(up.tokens()) == 40
         pages = page_folder(up)
         wait_until(lambda: len(list(pages.iterdir())) >= 1 + 2 * 2, "both stages share their full pages")
 
         port = up.url.rpartition(":")[2]
-        line = fails_with("up", "--model", str(tiny_model), "--port", port)
+        line = refusal("up", "--model", str(tiny_model), "--port", port)
         assert f"port {port}" in line and "--port" in line
-        line = fails_with("up", "--model", str(tiny_model), "--port", "0", "--data", str(data))
+        line = refusal("up", "--model", str(tiny_model), "--port", "0", "--data", str(data))
         assert str(up.process.pid) in line and str(data) in line
         assert up.children() == children, "neither has disturbed it"
 
-        (found,) = status(up)["models"].values()
+        found = up.status()
         assert [w["state"] for w in found["workers"]] == ["ready", "ready"] and not found["missing"]
-        shown = subprocess.run([*COMMAND, "status", "--data", str(data)], capture_output=True, text=True, check=True)
+        shown = run_command("status", "--data", data)
         assert "stage" in shown.stdout and "in flight: 0" in shown.stdout
 
         assert up.stop(signal.SIGINT) == 0
@@ -106,21 +85,15 @@ def test_killed_with_9_it_leaves_no_orphan_and_the_next_one_goes_on_with_what_wa
     tiny_model: Path, data: Path
 ) -> None:
     with running_up(tiny_model, data=data) as up:
-        undisturbed = tokens_of(complete(up.url, max_tokens=300))
+        undisturbed = up.tokens(max_tokens=300)
         children = up.children()
         (worker,) = up.pid_of("blockrelay_worker")
         os.kill(worker, signal.SIGSTOP)  # so that the request is accepted and not finished
-        accepted = complete(up.url, max_tokens=300, background=True)
+        accepted = up.complete(max_tokens=300, background=True)
         up.stop(signal.SIGKILL)
         wait_until(lambda: not any(command_line(pid) for pid in children), "all children have ended")
     with running_up(tiny_model, data=data) as up:
-        running = read_running(data)
-        client, keys = connect(running.redis_url), Keys(running.cell)
-        wait_until(lambda: not client.zcard(keys.running), "the accepted request is finished")
-        *tokens, end = read_log(client, keys, own_id(accepted["id"]))
-        assert [t.token for t in tokens if isinstance(t, TokenEntry)] == undisturbed
-        assert isinstance(end, EndEntry) and end.reason == "length"
-        client.close()
+        assert up.finished(own_id(accepted["id"])) == undisturbed
         assert up.stop() == 0
 
 
@@ -161,7 +134,7 @@ def test_what_is_unfinished_outlives_an_up_without_a_data_folder(
     with running_up(tiny_model) as up:
         (worker,) = up.pid_of("blockrelay_worker")
         os.kill(worker, signal.SIGSTOP)  # so that the request is accepted and not finished
-        name = complete(up.url, max_tokens=300, background=True)["id"]
+        name = up.complete(max_tokens=300, background=True)["id"]
         assert up.stop() == 0
     (folder,) = data.glob("blockrelay-*")
     with running_up(tiny_model, data=folder) as up:
@@ -173,7 +146,7 @@ def test_what_is_unfinished_outlives_an_up_without_a_data_folder(
 
 def test_a_killed_worker_and_a_killed_redis_are_replaced_and_requests_go_on(tiny_model: Path, data: Path) -> None:
     with running_up(tiny_model, "--stages", "2", "--verbose", data=data) as up:
-        undisturbed = tokens_of(complete(up.url, max_tokens=120))
+        undisturbed = up.tokens(max_tokens=120)
         for victim in ("blockrelay_worker", "control/redis.sock", "payload/redis.sock", "blockrelay_scheduler"):
             before = up.pid_of(victim)
             with httpx.stream("POST", f"{up.url}/v1/completions", timeout=60, json={
@@ -204,13 +177,7 @@ def test_a_model_that_was_altered_ends_the_start_with_the_name_of_the_file(tiny_
     content[100] ^= 1
     block.write_bytes(content)
     started = time.monotonic()
-    done = subprocess.run(
-        [*COMMAND, "up", "--model", str(altered), "--port", "0"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = run_command("up", "--model", altered, "--port", "0")
     assert done.returncode == 2 and not done.stdout and "block_2.bin" in done.stderr.splitlines()[-1]
     assert time.monotonic() - started < 30
 
@@ -220,7 +187,7 @@ def test_a_port_taken_by_somebody_else_is_one_line_and_starts_nothing(tiny_model
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
-        line = fails_with("up", "--model", str(tiny_model), "--port", port, "--data", str(data))
+        line = refusal("up", "--model", str(tiny_model), "--port", port, "--data", str(data))
     assert f"port {port}" in line and not list(data.iterdir())
 
 
@@ -236,50 +203,49 @@ def test_a_port_taken_by_somebody_else_is_one_line_and_starts_nothing(tiny_model
 def test_a_mistake_in_an_option_is_one_line_and_starts_nothing(
     tiny_model: Path, data: Path, options: tuple[str, ...], said: str
 ) -> None:
-    assert said in fails_with("up", "--model", str(tiny_model), "--port", "0", "--data", str(data), *options)
+    assert said in refusal("up", "--model", str(tiny_model), "--port", "0", "--data", str(data), *options)
     assert not list(data.iterdir())
 
 
 def test_a_setting_that_no_service_reads_is_one_line_and_starts_nothing(tiny_model: Path, data: Path) -> None:
     (data / "settings").mkdir()
     (data / "settings" / "gateway-1").write_text("BLOCKRELAY_LOG_LEVEL=DEBUG\n")
-    assert "gateway-1 is for none" in fails_with("up", "--model", str(tiny_model), "--port", "0", "--data", str(data))
+    assert "gateway-1 is for none" in refusal("up", "--model", str(tiny_model), "--port", "0", "--data", str(data))
     (data / "settings" / "gateway-1").rename(data / "settings" / "gateway")
     (data / "settings" / "gateway").write_text("BLOCKRELAY_LOG_LEVEL DEBUG\n")
-    assert "is not NAME=VALUE" in fails_with("up", "--model", str(tiny_model), "--port", "0", "--data", str(data))
+    assert "is not NAME=VALUE" in refusal("up", "--model", str(tiny_model), "--port", "0", "--data", str(data))
 
 
 def test_gpus_that_are_not_here_are_one_line(tiny_model: Path) -> None:
     """`up` takes real ones or none."""
     start = ("up", "--model", str(tiny_model), "--port", "0")
-    assert "--gpu-workers 99: here is " in fails_with(*start, "--gpu-workers", "99")
-    assert "--gpu and --gpu-workers" in fails_with(*start, "--gpu-workers", "1", "--gpu", "webgpu:0")
-    assert "--gpu-memory needs --gpu" in fails_with(*start, "--gpu-memory", "1000")
+    assert "--gpu-workers 99: here is " in refusal(*start, "--gpu-workers", "99")
+    assert "--gpu and --gpu-workers" in refusal(*start, "--gpu-workers", "1", "--gpu", "webgpu:0")
+    assert "--gpu-memory needs --gpu" in refusal(*start, "--gpu-memory", "1000")
 
 
 def test_a_gpu_that_has_no_room_for_its_stage_ends_up_with_the_figures(tiny_model: Path) -> None:
     """What never can work is not begun again and again, although CPUs serve."""
-    argv = [*COMMAND, "up", "--model", str(tiny_model), "--port", "0", "--gpu", "cpu", "--gpu-memory", "1000"]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    done = run_command("up", "--model", tiny_model, "--port", "0", "--gpu", "cpu", "--gpu-memory", "1000")
     assert done.returncode == 2, done
     assert "raise --gpu-memory" in done.stderr.splitlines()[-1] and "starting it again" not in done.stderr
 
 
 def test_a_wrong_password_is_one_line(tiny_model: Path, own_redis: RedisServer) -> None:
     url = f"unix://someone:x@{own_redis.socket}"
-    line = fails_with("up", "--model", str(tiny_model), "--port", "0", "--redis", url)
+    line = refusal("up", "--model", str(tiny_model), "--port", "0", "--redis", url)
     assert line.startswith("blockrelay: the control Redis does not let us in")
 
 
 def test_a_failing_gpu_worker_hands_its_block_to_the_cpu_and_the_answer_says_so(tiny_model: Path) -> None:
     with running_up(tiny_model, "--stages", "2") as up:
-        undisturbed = tokens_of(complete(up.url))
+        undisturbed = up.tokens()
         assert up.stop() == 0
     with running_up(tiny_model, "--stages", "2") as up:
         with failing_gpus(up, tiny_model, 2, after=3):
-            answer = complete(up.url)
+            answer = up.complete()
         assert up.stop() == 0
-    assert tokens_of(answer) == undisturbed
+    assert answer["choices"][0]["token_ids"] == undisturbed
     events = answer["fallback_events"]
     assert 1 <= len(events) <= 2, "a stage that fails moves, and no other"
     assert {(event["from"], event["to"], event["success"]) for event in events} == {("GPU", "CPU", True)}
@@ -294,7 +260,7 @@ def test_somebody_elses_redis_is_waited_for_and_left_as_it_is(tiny_model: Path, 
             wait_until(lambda: len(children.read_text().split()) == 3, "scheduler, worker and gateway are there")
             own_redis.start()
             up = UpProcess(process, None)
-            assert len(tokens_of(complete(up.url))) == 40
+            assert len(up.tokens()) == 40
             assert all("-m blockrelay_" in command for command in up.children().values()), "none is a Redis server"
             assert up.stop() == 0
             assert process.stderr is not None and "give --payload-redis" in process.stderr.read()
