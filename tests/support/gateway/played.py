@@ -121,6 +121,12 @@ class PlayedWorker:
         assert answer.verdict == "OK", answer
         self.positions[claimed.run_id] = position + len(tokens)
 
+    def take(self, tokens: list[int], **how: Any) -> Claimed:
+        """Claim a job and say its first tokens."""
+        (claimed,) = self.claim()
+        self.say(claimed, tokens, **how)
+        return claimed
+
     def finish_tensor(self, claimed: Claimed, logits: "np.ndarray[Any, np.dtype[np.float32]]") -> None:
         """What the last stage does with a tensor step: the result first, then the terminal commit."""
         self.client.set(self.keys.result(claimed.request_id), encode_result(logits), ex=60)

@@ -46,8 +46,7 @@ def test_a_stream_goes_on_over_a_restart_of_redis(
     before, after = own_redis.client(), own_redis.client()
     worker = own_worker(before, folder).register()
     with own_gateway.http.stream("POST", "/v1/completions", json=BODY) as response:
-        (claimed,) = worker.claim()
-        worker.say(claimed, said[:2])
+        claimed = worker.take(said[:2])
         events = read_events(response)
         got = [next(events), next(events)]
         own_redis.kill()
@@ -93,8 +92,7 @@ def two_tokens_then_forgotten(
 
     The events so far, and the claims before and after.
     """
-    (first,) = worker.claim()
-    worker.say(first, said[:2])
+    first = worker.take(said[:2])
     got = [next(events), next(events)]
     worker.client.flushall()
     worker.register()
@@ -164,8 +162,7 @@ def test_everything_a_gateway_leaves_in_redis_goes_away_by_itself(
 ) -> None:
     with gateway.http.stream("POST", "/v1/completions", json=BODY) as response:
         name = response.headers["x-request-id"]
-        (claimed,) = worker.claim()
-        worker.say(claimed, said, end="stop")
+        worker.take(said, end="stop")
         list(read_events(response))
     assert gateway.http.get(f"/v1/requests/{name}/events").status_code == 200
     kept = {

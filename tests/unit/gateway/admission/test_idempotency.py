@@ -100,8 +100,7 @@ def test_a_stream_is_attached_to_and_goes_on_behind_any_event(
     gateway: RunningGateway, settings: GatewaySettings, worker: PlayedWorker, said: list[int]
 ) -> None:
     with running_gateway(settings) as other, streaming(gateway, stream_options={"include_usage": True}) as first:
-        (claimed,) = worker.claim()
-        worker.say(claimed, said[:3])
+        claimed = worker.take(said[:3])
         here = read_events(first)
         started = [next(here) for _ in range(3)]
         with streaming(other, stream_options={"include_usage": True}) as second:
@@ -171,8 +170,7 @@ def test_an_event_of_another_request_is_no_place_to_go_on(gateway: RunningGatewa
 
 def test_a_place_beyond_the_log_waits_for_it(gateway: RunningGateway, worker: PlayedWorker, said: list[int]) -> None:
     with streaming(gateway, after="4") as response:
-        (claimed,) = worker.claim()
-        worker.say(claimed, said, end="stop")
+        claimed = worker.take(said, end="stop")
         events = list(read_events(response))
     assert [event.id for event in events[:-1]] == [f"{worker.public(claimed)}:{at}" for at in range(5, len(said) + 2)]
 
@@ -268,8 +266,7 @@ def test_a_request_whose_client_stayed_away_too_long_begins_anew(
     gateway: RunningGateway, worker: PlayedWorker, said: list[int]
 ) -> None:
     with streaming(gateway) as response:
-        (claimed,) = worker.claim()
-        worker.say(claimed, said[:2])
+        claimed = worker.take(said[:2])
         last = [event for _, event in zip(range(2), read_events(response), strict=False)][-1]
     wait_until(lambda: worker.record(claimed.request_id)[b"state"] == b"done", "the grace period is over")
     with streaming(gateway, after=last.id) as response:
@@ -384,8 +381,7 @@ def test_openais_client_sends_the_key_as_an_extra_header(
 def test_the_record_tells_what_happened_when(gateway: RunningGateway, worker: PlayedWorker) -> None:
     before = int(time.time() * 1000) - 1000
     name = post(gateway, **BODY, background=True).headers["x-request-id"]
-    (claimed,) = worker.claim()
-    worker.say(claimed, [5])
+    claimed = worker.take([5])
     running = gateway.http.get(f"/v1/requests/{name}").json()["timeline"]
     assert [event["event"] for event in running] == ["accepted", "queued", "claimed", "first_token"]
     worker.say(claimed, [6], end="stop")

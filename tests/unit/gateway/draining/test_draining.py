@@ -73,8 +73,7 @@ def test_what_is_under_way_ends_by_itself_when_nobody_listens_any_more(
         whole = pool.submit(httpx.post, f"{gateway.url}/v1/completions", json=body, timeout=30)
         (waiting,) = worker.claim()
         with gateway.http.stream("POST", "/v1/completions", json=PLAIN) as response:
-            (claimed,) = worker.claim()
-            worker.say(claimed, said[:1])
+            claimed = worker.take(said[:1])
             events = read_events(response)
             assert "choices" in next(events).data
             gateway.tell(signal.SIGTERM)

@@ -18,8 +18,7 @@ def test_a_stream_is_plain_for_who_asks_for_no_ids(
     """Benchmark tools read lines, and know `data: ` alone: a keep-alive is an empty line."""
     asked = {"messages": [{"role": "user", "content": "x"}]} if "chat" in path else {"prompt": "x"}
     with gateway.http.stream("POST", path, json={**asked, "stream": True}) as response:
-        (claimed,) = worker.claim()
-        worker.say(claimed, said[:2])
+        claimed = worker.take(said[:2])
         wait_for_keep_alives(gateway)
         worker.say(claimed, said[2:], end="stop")
         text = response.read().decode()
@@ -57,8 +56,7 @@ def test_a_chat_without_a_token_has_a_role_only_where_it_ends_well(
     gateway: RunningGateway, worker: PlayedWorker, end: EndReason, roles: int
 ) -> None:
     with gateway.http.stream("POST", "/v1/chat/completions", json=CHAT) as response:
-        (claimed,) = worker.claim()
-        worker.say(claimed, [], end=end)
+        worker.take([], end=end)
         events = [event.data for event in read_events(response)]
     assert len(events) == roles + 2
     assert [one["choices"][0]["delta"].get("role") for one in events[:roles]] == ["assistant"] * roles

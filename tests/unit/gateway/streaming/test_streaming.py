@@ -150,8 +150,7 @@ def test_completions_list_the_chosen_token_even_where_it_is_none_of_the_likelies
         body = {"prompt": "x", "logprobs": asked, "temperature": 2}
         with ThreadPoolExecutor(1) as pool:
             reading = pool.submit(lambda body=body | {"stream": streamed}: gateway.post("/v1/completions", **body))
-            (claimed,) = worker.claim()
-            worker.say(claimed, said, logprobs=logprobs, end="length")
+            worker.take(said, logprobs=logprobs, end="length")
             response = reading.result()
         answers = [event.data for event in read_events(response)][:-1] if streamed else [response.json()]
         told = [c["logprobs"] for one in answers for c in one["choices"] if c["logprobs"]]
@@ -165,8 +164,7 @@ def test_a_stream_that_broke_goes_on_behind_the_last_event_it_had(
     with structlog.testing.capture_logs() as lines, running_gateway(settings) as other:
         with ExitStack() as stack:
             with gateway.http.stream("POST", "/v1/completions", json=WITH_IDS) as response:
-                (claimed,) = worker.claim()
-                worker.say(claimed, said[:4])
+                claimed = worker.take(said[:4])
                 events = read_events(response)
                 first = [next(events) for _ in range(3)]
                 name = first[-1].data["id"]
@@ -192,8 +190,7 @@ def test_a_client_that_goes_away_has_its_request_cancelled_after_the_grace_perio
     gateway: RunningGateway, worker: PlayedWorker, said: list[int]
 ) -> None:
     with gateway.http.stream("POST", "/v1/completions", json=WITH_IDS) as response:
-        (claimed,) = worker.claim()
-        worker.say(claimed, said[:1])
+        claimed = worker.take(said[:1])
         assert next(read_events(response)).id == f"{worker.public(claimed)}:1"
     wait_until(lambda: worker.record(claimed.request_id)[b"state"] == b"done", "the request is cancelled")
     assert worker.record(claimed.request_id)[b"end"] == b"cancelled"
@@ -276,8 +273,7 @@ def test_a_request_can_be_cancelled_and_its_reader_hears_of_it(
 ) -> None:
     with gateway.http.stream("POST", "/v1/completions", json={"prompt": "x", "stream": True}) as response:
         name = response.headers["x-request-id"]
-        (claimed,) = worker.claim()
-        worker.say(claimed, said[:1])
+        worker.take(said[:1])
         if way == "delete":
             answer = gateway.http.delete(f"/v1/requests/{name}")
         else:
@@ -359,8 +355,7 @@ def test_a_gateway_that_shuts_down_tells_its_readers_and_leaves_the_request_alon
         running_gateway(settings) as gateway,
         gateway.http.stream("POST", "/v1/completions", json=WITH_IDS) as response,
     ):
-        (claimed,) = worker.claim()
-        worker.say(claimed, said[:1])
+        claimed = worker.take(said[:1])
         events = read_events(response)
         assert next(events).id == f"{worker.public(claimed)}:1"
         gateway.cell.registry.close()
