@@ -6,18 +6,16 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from prometheus_client import CollectorRegistry
 
-from blockrelay.observability.metrics.worker import WorkerMetrics
 from blockrelay.protocol.constants import MAX_WORKERS
 from blockrelay.protocol.plan import Plan
 from blockrelay.protocol.transitions import calls
-from blockrelay.redis.errors import RedisWatch
 from blockrelay.redis.registry import read_workers
 from blockrelay_worker.lifecycle.registration import Assignment, Registration
 from blockrelay_worker.transport.redis_links import Links, Stopping
 from tests.support.cell import MODEL, Cell, begin_cell
 from tests.support.waiting import wait_until
+from tests.support.worker.links import links_of
 
 
 class Waiting:
@@ -38,8 +36,7 @@ class Waiting:
 @contextmanager
 def waiting(cell: Cell) -> Iterator[Waiting]:
     stop = threading.Event()
-    errors = RedisWatch(WorkerMetrics(CollectorRegistry()).redis_errors)
-    worker = Waiting(Links(cell.client, cell.client, cell.keys, cell.scripts, errors, stop))
+    worker = Waiting(links_of(cell, stop=stop))
     worker.thread.start()
     try:
         yield worker
