@@ -48,6 +48,7 @@ class PlayedWorker:
     model: str
     names: tuple[str, ...] = ("w0", "w1")
     split: str = SPLIT
+    tokens: list[int] = field(default_factory=list[int])  # what a test may have it say
     positions: dict[str, int] = field(default_factory=dict[str, int])  # by run: tokens that it has said
 
     def register(self, *, stages: tuple[int, ...] = (0, 1), pages: int = 1000, plan: bool = True) -> "PlayedWorker":
