@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,21 @@ def run_command(*arguments: object, **options: Any) -> "subprocess.CompletedProc
     """Run `blockrelay ...` to its end."""
     argv = [*COMMAND, *map(str, arguments)]
     return subprocess.run(argv, capture_output=True, text=True, timeout=100, check=False, **options)
+
+
+def preferring(folder: Path) -> dict[str, str]:
+    """An environment in which modules of this folder come first."""
+    return {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
+
+
+def interrupted(*arguments: object, when: Callable[[], object], **options: Any) -> tuple[int, str, str]:
+    """Press Ctrl-C in `blockrelay ...` at that moment; its exit code, stdout and stderr."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen([*COMMAND, *map(str, arguments)], stdout=pipe, stderr=pipe, text=True, **options) as process:
+        wait_until(when, "it is in the middle", timeout_s=60)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    return process.returncode, out, err
 
 
 def refusal(*arguments: object, **options: Any) -> str:

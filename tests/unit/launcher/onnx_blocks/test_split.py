@@ -1,9 +1,6 @@
 """`blockrelay split` as people type it, and `blockrelay check` on what it has written."""
 
 import json
-import os
-import signal
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -12,10 +9,10 @@ from blockrelay.extras import how_to_install
 from blockrelay.onnx_blocks.blocks_file import read_blocks_file
 from blockrelay.onnx_blocks.reports.splitting import SplitBlock
 from blockrelay_launcher.onnx_blocks.split_table import split_table
+from tests.support.altered_python import SLOW_DISK, WITHOUT_ONNX
 from tests.support.models.genai_decoder import genai_decoder
 from tests.support.models.whole_decoders import optimum_decoder, saved
-from tests.support.systems.up_process import COMMAND
-from tests.support.waiting import wait_until
+from tests.support.systems.up_process import interrupted, preferring, run_command
 
 pytestmark = pytest.mark.onnx_blocks
 
@@ -24,22 +21,17 @@ BLOCK = SplitBlock(
 )
 
 
-def run(*argv: str | Path, path: Path | None = None) -> "subprocess.CompletedProcess[str]":
-    """A command of blockrelay; modules are looked for in `path` first."""
-    env = {**os.environ, "PYTHONPATH": f"{path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"} if path else None
-    command = [*COMMAND, *map(str, argv)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, env=env)
-
-
 def test_what_is_split_passes_the_check(tmp_path: Path) -> None:
     model, out = saved(genai_decoder(int4=True), tmp_path / "whole" / "model.onnx", external=True), tmp_path / "blocks"
-    done = run("split", model, out)
+    done = run_command("split", model, out)
     assert done.returncode == 0 and done.stderr == "", done.stderr
     head, first, *_, last = done.stdout.splitlines()
     assert head.split() == ["BLOCK", "NODES", "WEIGHTS", "FROM", "EARLIER", "BLOCKS"]
     assert first.startswith("block_1.onnx")
     assert last == f"{out}: 5 blocks; weights are in the model's own files, which have a second name here"
-    checked = run("check", out, "--batch", "2", "--sequence", "1", "--past", "3", "--write", out / "blocks.json")
+    checked = run_command(
+        "check", out, "--batch", "2", "--sequence", "1", "--past", "3", "--write", out / "blocks.json"
+    )
     assert checked.returncode == 0, checked.stdout + checked.stderr
     assert checked.stdout.splitlines()[-1] == "5 of 5"
     assert [block.signature.index for block in read_blocks_file(out / "blocks.json")] == [1, 2, 3, 4, 5]
@@ -47,7 +39,7 @@ def test_what_is_split_passes_the_check(tmp_path: Path) -> None:
 
 def test_json_has_every_block(tmp_path: Path) -> None:
     model, out = saved(optimum_decoder(), tmp_path / "whole" / "model.onnx"), tmp_path / "blocks"
-    done = run("split", model, out, "--json")
+    done = run_command("split", model, out, "--json")
     assert done.returncode == 0 and done.stderr == ""
     told = json.loads(done.stdout)
     assert {name: told[name] for name in ("model", "out", "weights")} == {
@@ -64,20 +56,15 @@ def test_json_has_every_block(tmp_path: Path) -> None:
 def test_a_refusal_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
     model = tmp_path / "model.onnx"
     model.write_bytes(b"GGUF" * 100)
-    done = run("split", model, tmp_path / "blocks", "--json")
+    done = run_command("split", model, tmp_path / "blocks", "--json")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "blockrelay: model.onnx: is not an ONNX file, or a part of one\n"
     assert not (tmp_path / "blocks").exists()
 
 
 def test_without_onnx_it_says_what_to_install(tmp_path: Path) -> None:
-    site = tmp_path / "sitecustomize.py"
-    site.write_text(
-        "import importlib.util as u\n"
-        "find = u.find_spec\n"
-        "u.find_spec = lambda name, *a: None if name == 'onnx' else find(name, *a)\n"
-    )
-    done = run("split", tmp_path / "model.onnx", tmp_path / "blocks", path=tmp_path)
+    (tmp_path / "sitecustomize.py").write_text(WITHOUT_ONNX)
+    done = run_command("split", tmp_path / "model.onnx", tmp_path / "blocks", env=preferring(tmp_path))
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == f"blockrelay: onnx is not installed: {how_to_install('converter')}\n"
 
@@ -85,23 +72,14 @@ def test_without_onnx_it_says_what_to_install(tmp_path: Path) -> None:
 def test_ctrl_c_ends_it_and_the_same_command_goes_on(tmp_path: Path) -> None:
     """While weights are copied, to a disk that is slow."""
     model, out = saved(optimum_decoder(), tmp_path / "whole" / "model.onnx", external=True), tmp_path / "blocks"
-    site = tmp_path / "sitecustomize.py"
-    site.write_text(
-        "import os, time\nfsync = os.fsync\ndef slow(*a):\n    time.sleep(0.2)\n    return fsync(*a)\nos.fsync = slow\n"
-    )
-    env = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
+    (tmp_path / "sitecustomize.py").write_text(SLOW_DISK)
     left = tmp_path / ".blocks.unfinished"
-    command = [*COMMAND, "split", str(model), str(out), "--copy-weights"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env) as process:
-        wait_until((left / "block_1.onnx").exists, "a block is written", timeout_s=60)
-        process.send_signal(signal.SIGINT)
-        told, err = process.communicate(timeout=60)
-    assert (process.returncode, told, err) == (
-        130, "", "interrupted: the same command continues from the files that are written\n"
-    )  # fmt: skip
+    begun = (left / "block_1.onnx").exists
+    ended = interrupted("split", model, out, "--copy-weights", when=begun, env=preferring(tmp_path))
+    assert ended == (130, "", "interrupted: the same command continues from the files that are written\n")
     assert not out.exists()
     inode = (left / "block_1.onnx").stat().st_ino
-    assert run("split", model, out, "--copy-weights").returncode == 0
+    assert run_command("split", model, out, "--copy-weights").returncode == 0
     assert (out / "block_1.onnx").stat().st_ino == inode and not left.exists()
 
 
@@ -110,7 +88,7 @@ def test_a_worker_that_is_killed_is_told(tmp_path: Path) -> None:
     site.write_text(
         "import os, signal, sys\nif 'splitting' in str(sys.orig_argv): os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    done = run("split", tmp_path / "model.onnx", tmp_path / "blocks", path=tmp_path)
+    done = run_command("split", tmp_path / "model.onnx", tmp_path / "blocks", env=preferring(tmp_path))
     assert done.returncode == 1 and done.stdout == ""
     assert "has ended by SIGKILL, as it does when memory is used up" in done.stderr
 
