@@ -16,6 +16,7 @@ import pytest
 from blockrelay.protocol.sampling_params import SamplingParams
 from blockrelay.protocol.transitions import calls
 from blockrelay.settings import BUNDLED_MODEL
+from tests.support.beside import beside
 from tests.support.systems.system import Job, StartSystem, System, assert_nothing_is_held, golden_tokens, make_jobs
 from tests.support.systems.up_process import UpProcess, run_command, running_up
 
@@ -41,9 +42,8 @@ def poison() -> Job:
 @contextmanager
 def replaced_when_dead(system: System, **env: str) -> Iterator[None]:
     """Plays the launcher: a dead worker is reported at once and replaced by one with `env`."""
-    over = threading.Event()
 
-    def watch() -> None:
+    def watch(over: threading.Event) -> None:
         seen: set[int] = set()
         while not over.wait(0.02):
             for process in list(system.workers):
@@ -53,13 +53,8 @@ def replaced_when_dead(system: System, **env: str) -> Iterator[None]:
                         system.scripts.run(calls.dead(worker_id, silent_s=0))
                     system.start_worker(**env)
 
-    thread = threading.Thread(target=watch)
-    thread.start()
-    try:
+    with beside(watch):
         yield
-    finally:
-        over.set()
-        thread.join()
 
 
 @pytest.mark.faults

@@ -30,6 +30,7 @@ from blockrelay_gateway.api.state import Gateway
 from blockrelay_gateway.app import create_app
 from blockrelay_gateway.cells.cell import Cell
 from blockrelay_gateway.http.server import server_config
+from tests.support.beside import beside
 from tests.support.redis.redis_server import RedisServer
 from tests.support.waiting import wait_until
 from tests.support.worker.registering import announce
@@ -148,32 +149,21 @@ def answering(
 ) -> Iterator[None]:
     """In the background, answer every request with `reply`'s tokens and end: one commit for `each`, or for all. None:
     `reply` has answered it."""
-    stop = threading.Event()
-    problems: list[BaseException] = []
 
-    def loop() -> None:
-        try:
-            while not stop.is_set():
-                worker.beat()
-                for claimed in worker.scripts.run(calls.claim(worker.names[0], 8, free_pages=1000)):
-                    if (answer := reply(claimed)) is None:
-                        continue
-                    tokens, end = answer
-                    for token in tokens[:-1] if each else ():
-                        worker.say(claimed, [token])
-                    worker.say(claimed, tokens[-1:] if each else tokens, end=end)
-                stop.wait(0.002)
-        except BaseException as error:  # noqa: BLE001  # shown by the test
-            problems.append(error)
+    def loop(over: threading.Event) -> None:
+        while not over.is_set():
+            worker.beat()
+            for claimed in worker.scripts.run(calls.claim(worker.names[0], 8, free_pages=1000)):
+                if (answer := reply(claimed)) is None:
+                    continue
+                tokens, end = answer
+                for token in tokens[:-1] if each else ():
+                    worker.say(claimed, [token])
+                worker.say(claimed, tokens[-1:] if each else tokens, end=end)
+            over.wait(0.002)
 
-    thread = threading.Thread(target=loop, daemon=True)
-    thread.start()
-    try:
+    with beside(loop):
         yield
-    finally:
-        stop.set()
-        thread.join()
-    assert not problems, problems
 
 
 @dataclass(kw_only=True)
