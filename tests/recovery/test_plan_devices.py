@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from blockrelay.redis.registry import read_plan
+from tests.support.logs import entries
 from tests.support.systems.system import StartSystem
 from tests.support.systems.up_process import UpProcess, refusal, running_up
 from tests.support.waiting import wait_until
@@ -49,13 +50,8 @@ def infer(up: UpProcess, session: str) -> dict[str, Any]:
 
 def events(data: Path, name: str) -> list[dict[str, Any]]:
     """Of the logs of all workers."""
-    found = [
-        json.loads(line)["data"]
-        for log in sorted((data / "logs").glob("*worker*.log"))
-        for line in log.read_text().splitlines()
-        if f'"{name}"' in line
-    ]
-    return found
+    logs = sorted((data / "logs").glob("*worker*.log"))
+    return [entry["data"] for log in logs for entry in entries(log, name)]
 
 
 @pytest.mark.parametrize(

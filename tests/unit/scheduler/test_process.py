@@ -8,7 +8,6 @@ import sys
 import urllib.error
 import urllib.request
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,6 +15,7 @@ from blockrelay.block_folder.folder import open_block_folder
 from blockrelay.protocol.keys import Keys
 from blockrelay.redis import client as redis_link
 from blockrelay.redis.registry import read_plan
+from tests.support.logs import entries
 from tests.support.models.tiny_model import BLOCKS
 from tests.support.redis.redis_server import RedisServer
 from tests.support.scraping import assert_service_describes_itself
@@ -27,10 +27,6 @@ pytestmark = pytest.mark.thorough
 def command(**settings: object) -> tuple[list[str], dict[str, str]]:
     env = {f"BLOCKRELAY_{name.upper()}": str(value) for name, value in settings.items()}
     return [sys.executable, "-m", "blockrelay_scheduler"], {**os.environ, **env}
-
-
-def events_in(log: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in log.read_text().splitlines()]
 
 
 def status_of(url: str) -> int | None:
@@ -54,7 +50,7 @@ def test_it_waits_for_redis_publishes_a_plan_and_ends_at_sigterm(
     with log.open("wb") as written, subprocess.Popen(argv, env=env, stderr=written) as process:
         try:
             wait_until(lambda: log.read_bytes().count(b"\n"), "it says where it listens")
-            port = events_in(log)[0]["data"]["port"]
+            port = entries(log)[0]["data"]["port"]
             wait_until(lambda: status_of(f"http://127.0.0.1:{port}/readyz") == 503, "it says that it is not ready")
             own_redis.start()
             wait_until(lambda: status_of(f"http://127.0.0.1:{port}/readyz") == 200, "it is ready")
@@ -69,7 +65,7 @@ def test_it_waits_for_redis_publishes_a_plan_and_ends_at_sigterm(
             process.send_signal(signal.SIGTERM)
             process.wait(timeout=10)
     assert process.returncode == 0
-    events = [event["event_type"] for event in events_in(log)]
+    events = [event["event_type"] for event in entries(log)]
     assert events[0] == "NODE_READY" and events[-1] == "NODE_STOPPED"
     assert {"REDIS_TROUBLE", "REDIS_BACK", "PLAN_IN_FORCE"} <= set(events)
 
