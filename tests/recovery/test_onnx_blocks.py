@@ -225,11 +225,17 @@ def test_a_file_that_is_altered_is_named_once_and_served_again_when_it_is_mended
     monkeypatch.setenv("BLOCKRELAY_CACHE_DIR", str(tmp_path / "cache"))
     blocks = write_reference_blocks(tmp_path / "my-blocks", MODEL)
     body: dict[str, Any] = {"model": "my-blocks", "prompt": [3, 7, 11], "max_tokens": 8, "temperature": 0}
-    file = blocks / "block_2.onnx"
+    file, draft = blocks / "block_2.onnx", tmp_path / "draft"
     whole = file.read_bytes()
+
+    def replace(content: bytes) -> None:
+        """In one step: workers have mapped the file, and one may just be starting."""
+        draft.write_bytes(content)
+        draft.replace(file)
+
     with running_up(None, "--blocks", str(blocks), data=tmp_path / "data") as up:
         expected = up.tokens(**body)
-        file.write_bytes(whole[:-1])
+        replace(whole[:-1])
         (worker,) = up.pid_of("blockrelay_worker")
         os.kill(worker, signal.SIGKILL)
         wait_until(lambda: read_running(tmp_path / "data").refused, "it refuses", timeout_s=60)
@@ -237,7 +243,7 @@ def test_a_file_that_is_altered_is_named_once_and_served_again_when_it_is_mended
         assert "worker-1 cannot serve: " in told.stdout and "block_2.onnx: altered" in told.stdout, told.stdout
         refusing = len(up.pid_of("blockrelay_worker"))
         wait_until(lambda: len(up.pid_of("blockrelay_worker")) != refusing, "it is tried again", timeout_s=60)
-        file.write_bytes(whole)
+        replace(whole)
         wait_until(lambda: httpx.get(f"{up.url}/readyz", timeout=60).status_code == 200, "it serves", timeout_s=60)
         assert up.tokens(**body) == expected
     lines = capfd.readouterr().err.splitlines()
