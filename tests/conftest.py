@@ -14,8 +14,9 @@ import redis
 from blockrelay.protocol.keys import Keys
 from blockrelay.redis.client import Scripts
 from tests.support.at_most import AtMost
-from tests.support.cell import begin_cell
+from tests.support.cell import Cell, begin_cell
 from tests.support.leaks import Spawned, folders, ownerless_keys, processes, settled
+from tests.support.models.tiny_model import write_tiny_model
 from tests.support.redis.redis_server import RedisServer
 from tests.support.redis.rights import ConfinedScripts
 from tests.support.suites import OTHER_MARKERS, SUITES, suite_of
@@ -151,3 +152,14 @@ def scripts(client: redis.Redis, keys: Keys) -> Iterator[Scripts]:
     confined = ConfinedScripts(client, keys)
     yield confined
     confined.close()
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random model of four layers; what changes it changes a copy."""
+    return write_tiny_model(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture
+def cell(client: redis.Redis, keys: Keys, scripts: Scripts) -> Cell:
+    return Cell(client, keys, scripts)

@@ -5,16 +5,12 @@ import math
 from dataclasses import replace
 
 import pytest
-import redis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from blockrelay.protocol.capabilities import Pace
-from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.transitions import calls
 from blockrelay.protocol.transitions.calls import Limits
-from blockrelay.redis.cell_settings import CellSettings, publish_cell_settings
-from blockrelay.redis.client import Scripts
 from tests.support.cell import MODEL, Cell, begin_cell, body
 from tests.support.waiting import wait_until
 
@@ -22,10 +18,10 @@ PUNCTUAL = Limits(enforce_deadline=True)
 
 
 @pytest.fixture
-def cell(client: redis.Redis, keys: Keys, scripts: Scripts) -> Cell:
+def cell(cell: Cell) -> Cell:
     """One in which nobody is dead because the test takes its time."""
-    publish_cell_settings(client, keys, CellSettings(retention_s=60, dead_after_ms=60_000))
-    return Cell(client, keys, scripts)
+    cell.agree(dead_after_s=60)
+    return cell
 
 
 def refused(cell: Cell, request_id: str = "req-x", **how: object) -> calls.Accepted:

@@ -8,14 +8,8 @@ import redis
 from blockrelay.errors import RedisRefused
 from blockrelay.protocol.keys import FAMILIES, Keys
 from blockrelay.protocol.transitions import calls
-from blockrelay.redis.client import Scripts
 from tests.support.cell import Cell
 from tests.support.redis.keda import COUNT, keda, unfinished
-
-
-@pytest.fixture
-def cell(client: redis.Redis, keys: Keys, scripts: Scripts) -> Cell:
-    return Cell(client, keys, scripts)
 
 
 @pytest.fixture

@@ -1,19 +1,16 @@
 """What holds for a whole cell: every script and every reader goes by what a scheduler has published."""
 
 import pytest
-import redis
 from prometheus_client import CollectorRegistry
 
 from blockrelay.observability.metrics.scheduler import SchedulerMetrics
 from blockrelay.protocol.capabilities import Pace
-from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.plan import missing_stages
 from blockrelay.protocol.planned_split import equal_parts
 from blockrelay.protocol.transitions import calls
 from blockrelay.protocol.transitions.calls import Limits
 from blockrelay.redis.cell_address import CellAddress
 from blockrelay.redis.cell_settings import CellSettings, publish_cell_settings
-from blockrelay.redis.client import Scripts
 from blockrelay.redis.registry import read_plan, read_workers
 from blockrelay.settings import SchedulerSettings, Settings
 from blockrelay_launcher.cli.status import read_status
@@ -21,11 +18,6 @@ from blockrelay_scheduler.link import SchedulerLinks
 from blockrelay_scheduler.loop import Scheduler
 from tests.support.cell import MODEL, Cell
 from tests.support.redis.redis_server import RedisServer
-
-
-@pytest.fixture
-def cell(client: redis.Redis, keys: Keys, scripts: Scripts) -> Cell:
-    return Cell(client, keys, scripts)
 
 
 def test_a_finished_request_is_kept_as_long_as_the_cell_says(cell: Cell) -> None:

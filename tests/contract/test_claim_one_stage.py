@@ -1,16 +1,6 @@
 """CLAIM by a worker of the whole model: bounded by the pages that are free now instead of by reservations."""
 
-import pytest
-import redis
-
-from blockrelay.protocol.keys import Keys
-from blockrelay.redis.client import Scripts
 from tests.support.cell import Cell, body
-
-
-@pytest.fixture
-def cell(client: redis.Redis, keys: Keys, scripts: Scripts) -> Cell:
-    return Cell(client, keys, scripts)
 
 
 def test_one_stage_reserves_nothing_and_takes_what_fits_now(cell: Cell) -> None:

@@ -9,7 +9,6 @@ from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.plan import Plan
 from blockrelay.protocol.transitions import calls
 from blockrelay.redis.cell_address import CellAddress
-from blockrelay.redis.client import Scripts
 from blockrelay.redis.registry import LostDevice, read_lost_devices, retry_lost_device, tell_lost_device
 from blockrelay.redis.users import families_of, rules
 from blockrelay.settings import Settings
@@ -35,9 +34,9 @@ def scheduler(client: redis.Redis) -> Iterator[redis.Redis]:
 
 
 def test_a_scheduler_may_tell_how_its_cell_is_and_end_a_request(
-    client: redis.Redis, keys: Keys, scripts: Scripts, redis_server: RedisServer, scheduler: redis.Redis
+    cell: Cell, redis_server: RedisServer, scheduler: redis.Redis
 ) -> None:
-    cell = Cell(client, keys, scripts)
+    client, keys, scripts = cell.client, cell.keys, cell.scripts
     scripts.run(calls.publish_plan(MODEL, replaces_epoch=0, inputs="i", route_class="cpu", plan=PLAN.to_json()))
     cell.worker("a", split="1-4", numerics="old")
     for name in ("req-1", "req-2"):

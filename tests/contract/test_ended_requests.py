@@ -4,14 +4,11 @@ import threading
 from dataclasses import replace
 
 import pytest
-import redis
 
 from blockrelay.protocol.encoding.end_meta import encode_end_meta
-from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.messages import Claimed, EndEntry, LogEntry, TokenEntry, TokenLogprobs, decode_log_entry
 from blockrelay.protocol.sampling_params import SamplingParams
 from blockrelay.protocol.transitions import calls
-from blockrelay.redis.client import Scripts
 from tests.support.cell import Cell, body
 from tests.support.redis.redis_server import RedisServer
 from tests.support.waiting import wait_until
@@ -33,8 +30,7 @@ PROMPT = [128_000 + at for at in range(32)]
 
 
 @pytest.fixture
-def cell(client: redis.Redis, keys: Keys, scripts: Scripts) -> Cell:
-    cell = Cell(client, keys, scripts)
+def cell(cell: Cell) -> Cell:
     cell.agree(dead_after_s=3600)
     cell.worker("w", split="1-4", numerics=NUMERICS)
     return cell
@@ -85,8 +81,8 @@ def test_the_timeline_the_end_and_the_body_remain(cell: Cell) -> None:
         events = [event["event"] for event in cell.timeline(REQUEST)]
         assert events == ["accepted", "queued", "claimed", "first_token", "rerun", "claimed", "end"]
         cell.client.delete(cell.keys.log(REQUEST))
-    end = cell.log(REQUEST)[-1]
-    assert isinstance(end, EndEntry) and end.meta["execution_times"]["block_33"] == round(0.012345 + 33 / 1000, 6)
+    end = cell.end(REQUEST)
+    assert end.meta["execution_times"]["block_33"] == round(0.012345 + 33 / 1000, 6)
     assert end.numerics == NUMERICS
 
 

@@ -3,12 +3,9 @@
 from typing import Any
 
 import pytest
-import redis
 
-from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.messages import EndEntry
 from blockrelay.protocol.transitions import calls
-from blockrelay.redis.client import Scripts
 from tests.support.cell import MODEL, Cell, body
 
 SPLIT = "1-2,3-4,5-9,10-10"
@@ -17,9 +14,8 @@ ONE, BESIDE, TWO, LAST = "h:7:aa", "h:7:bb", "h:8:aa", "h:9:aa"
 
 
 @pytest.fixture
-def cell(client: redis.Redis, keys: Keys, scripts: Scripts) -> Cell:
+def cell(cell: Cell) -> Cell:
     """With a route of three GPU stages on two devices, and CPUs that could take each."""
-    cell = Cell(client, keys, scripts)
     cell.scripts.run(calls.publish_plan(MODEL, replaces_epoch=0, inputs="i", route_class="gpu", plan="{}"))
     for name, stage in ((ONE, 0), (TWO, 1), (BESIDE, 2)):
         cell.worker(name, split=SPLIT, stage=stage, device="gpu", numerics="g", varies=True)
@@ -30,8 +26,7 @@ def cell(client: redis.Redis, keys: Keys, scripts: Scripts) -> Cell:
 
 
 def end_of(cell: Cell, request_id: str = "req-1") -> EndEntry:
-    end = cell.log(request_id)[-1]
-    assert isinstance(end, EndEntry)
+    end = cell.end(request_id)
     return end
 
 

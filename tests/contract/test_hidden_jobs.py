@@ -3,10 +3,7 @@
 from collections.abc import Callable
 
 import pytest
-import redis
 
-from blockrelay.protocol.keys import Keys
-from blockrelay.redis.client import Scripts
 from tests.support.cell import MODEL, Cell
 
 #: Jobs of which one call passes over some; the pool of the worker `small` is too small for each.
@@ -15,8 +12,7 @@ SMALL = 4
 
 
 @pytest.fixture
-def cell(client: redis.Redis, keys: Keys, scripts: Scripts) -> Cell:
-    cell = Cell(client, keys, scripts)
+def cell(cell: Cell) -> Cell:
     cell.agree(dead_after_s=3600)
     cell.worker("big", split="1-4", pages=100_000)
     return cell

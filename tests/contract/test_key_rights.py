@@ -22,11 +22,6 @@ CONTROL = {family.name for family in FAMILIES if family.server == "control"}
 CALLS = {"publish_plan": "PLAN", "heartbeat": "BEAT"}  # called otherwise than its script
 
 
-@pytest.fixture
-def cell(client: redis.Redis, keys: Keys, scripts: Scripts) -> Cell:
-    return Cell(client, keys, scripts)
-
-
 def functions(lua: str) -> dict[str, str]:
     """Name -> text of every function of a Lua file; what is outside of them under ''."""
     found: dict[str, list[str]] = {"": []}

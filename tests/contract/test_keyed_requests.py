@@ -2,18 +2,8 @@
 
 import itertools
 
-import pytest
-import redis
-
-from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.transitions import calls
-from blockrelay.redis.client import Scripts
 from tests.support.cell import Cell, begin_cell
-
-
-@pytest.fixture
-def cell(client: redis.Redis, keys: Keys, scripts: Scripts) -> Cell:
-    return Cell(client, keys, scripts)
 
 
 class TestKeyed:

@@ -3,24 +3,16 @@
 from collections.abc import Callable
 
 import pytest
-import redis
 
 from blockrelay.protocol.capabilities import Pace
-from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.transitions import calls
 from blockrelay.protocol.transitions.calls import Limits
 from blockrelay.redis.cell_settings import CellSettings, publish_cell_settings
-from blockrelay.redis.client import Scripts
 from tests.support.cell import MODEL, Cell, begin_cell
 from tests.support.waiting import wait_until
 
 FEW, MANY = 20, 200
 ONE, TWO = "1-4", "1-2,3-4"
-
-
-@pytest.fixture
-def cell(client: redis.Redis, keys: Keys, scripts: Scripts) -> Cell:
-    return Cell(client, keys, scripts)
 
 
 def staffed(cell: Cell, count: int, split: str) -> None:

@@ -3,21 +3,17 @@
 from dataclasses import replace
 
 import pytest
-import redis
 
-from blockrelay.protocol.keys import Keys
-from blockrelay.protocol.messages import Claimed, EndEntry, RequestBody
+from blockrelay.protocol.messages import Claimed, RequestBody
 from blockrelay.protocol.transitions import calls
-from blockrelay.redis.client import Scripts
 from tests.support.cell import MODEL, Cell, body
 
 SPLIT = "1-2,3-4,5-6"
 
 
 @pytest.fixture
-def cell(client: redis.Redis, keys: Keys, scripts: Scripts) -> Cell:
+def cell(cell: Cell) -> Cell:
     """In which some stage has a GPU."""
-    cell = Cell(client, keys, scripts)
     cell.scripts.run(calls.publish_plan(MODEL, replaces_epoch=0, inputs="i", route_class="gpu", plan="{}"))
     return cell
 
@@ -115,8 +111,7 @@ class TestAFailure:
         (again,) = sandwich.claim("g0")
         assert again.route == ("g0", "c1", "c2")
         sandwich.commit(again, 0, [7], end="stop")
-        end = sandwich.log()[-1]
-        assert isinstance(end, EndEntry)
+        end = sandwich.end()
         assert [(event.block_id, event.success) for event in end.fallbacks] == [("block_5", True)]
 
     def test_is_remembered_by_its_block_under_another_split(self, sandwich: Cell) -> None:
@@ -289,8 +284,7 @@ class TestPages:
         (run,) = sandwich.claim("c0")
         sandwich.commit(run, 3, [9], rows=11)
         sandwich.commit(run, 4, [9], end="stop")
-        end = sandwich.log()[-1]
-        assert isinstance(end, EndEntry)
+        end = sandwich.end()
         assert [(event.position, event.rows_recomputed) for event in end.fallbacks] == [(2, 5), (3, 11)]
 
 
@@ -307,8 +301,8 @@ class TestDenied:
         (again,) = sandwich.claim("g0")
         assert again.route == ("g0", "c1", "g2") and "denied_block" not in sandwich.record()
         sandwich.commit(again, 1, [8], end="stop")
-        end = sandwich.log()[-1]
-        assert isinstance(end, EndEntry) and end.fallbacks == ()
+        end = sandwich.end()
+        assert end.fallbacks == ()
 
     def test_waits_for_one(self, sandwich: Cell, run: Claimed) -> None:
         sandwich.rerun(run, "gpu_error", block="block_5", stage=2)

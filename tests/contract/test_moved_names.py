@@ -1,20 +1,10 @@
 """MOVE and ACCEPT: a key or session is in one cell only, whichever of two lists of cells its callers have."""
 
-import pytest
-import redis
-
-from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.transitions import calls
 from blockrelay.protocol.transitions.calls import Binding, SessionStep
-from blockrelay.redis.client import Scripts
 from tests.support.cell import Cell
 
 KEY = "req-1"
-
-
-@pytest.fixture
-def cell(client: redis.Redis, keys: Keys, scripts: Scripts) -> Cell:
-    return Cell(client, keys, scripts)
 
 
 def move(cell: Cell, version: int, *, name: str = KEY, sessions: tuple[str, ...] = ()) -> bool:

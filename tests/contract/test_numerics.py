@@ -3,12 +3,9 @@
 from collections.abc import Callable
 
 import pytest
-import redis
 
-from blockrelay.protocol.keys import Keys
-from blockrelay.protocol.messages import Claimed, EndEntry, RequestBody
+from blockrelay.protocol.messages import Claimed, RequestBody
 from blockrelay.protocol.transitions import calls
-from blockrelay.redis.client import Scripts
 from tests.support.cell import MODEL, Cell, body
 
 PATIENCE_S = 30.0
@@ -63,11 +60,6 @@ class Fleet:
 
 
 @pytest.fixture
-def cell(client: redis.Redis, keys: Keys, scripts: Scripts) -> Cell:
-    return Cell(client, keys, scripts)
-
-
-@pytest.fixture
 def fleet(cell: Cell) -> Fleet:
     return Fleet(cell)
 
@@ -112,8 +104,8 @@ class TestWhileOneLives:
         cell.client.hset(cell.keys.request("req-1"), "deadline_ms", 1)
         fleet.let_go()
         assert fleet.claim("b1") == []
-        end = cell.log()[-1]
-        assert isinstance(end, EndEntry) and end.reason == "expired" and cell.open_reruns() == []
+        end = cell.end()
+        assert end.reason == "expired" and cell.open_reruns() == []
 
     def test_cancelled_while_it_waits_it_leaves_nothing(self, cell: Cell, fleet: Fleet) -> None:
         fleet.left_by_a1("b1")
@@ -140,8 +132,8 @@ class TestWhenNoneIsLeft:
         (again,) = fleet.claim("b1")
         assert again.tokens == (7, 8) and fleet.fingerprint() == "a+b@2"
         assert cell.commit(again, 2, [9], end="stop").verdict == "OK"
-        end = cell.log()[-1]
-        assert isinstance(end, EndEntry) and (end.reason, end.numerics) == ("stop", "a+b@2")
+        end = cell.end()
+        assert (end.reason, end.numerics) == ("stop", "a+b@2")
         events = [(e["event"], e.get("numerics_id"), e.get("tokens")) for e in cell.timeline()]
         assert ("rerun", "a", 2) in events and ("numerics_changed", "b", 2) in events
 
@@ -304,8 +296,8 @@ class TestExact:
         assert fleet.claim("b1") == [] and cell.record()["state"] == "queued"
         fleet.let_go()
         assert fleet.claim("b1") == []
-        end = cell.log()[-1]
-        assert isinstance(end, EndEntry) and end.reason == "error" and end.meta["code"] == "numerics_changed"
+        end = cell.end()
+        assert end.reason == "error" and end.meta["code"] == "numerics_changed"
         assert "under numerics id a" in end.meta["error"] and end.numerics == "a" and cell.outstanding() == {}
 
     def test_while_nobody_of_another_id_would_take_it_it_waits_on(self, cell: Cell, fleet: Fleet) -> None:

@@ -3,18 +3,10 @@
 import json
 
 import pytest
-import redis
 
-from blockrelay.protocol.keys import Keys
-from blockrelay.protocol.messages import EndEntry, RequestBody
+from blockrelay.protocol.messages import RequestBody
 from blockrelay.protocol.transitions import calls
-from blockrelay.redis.client import Scripts
 from tests.support.cell import Cell
-
-
-@pytest.fixture
-def cell(client: redis.Redis, keys: Keys, scripts: Scripts) -> Cell:
-    return Cell(client, keys, scripts)
 
 
 class Deaths:
@@ -65,8 +57,8 @@ def test_after_three_deaths_it_is_tried_alone_and_after_five_alone_it_is_a_dead_
         solos.append(runs["req-1"].quarantined)
         deaths.die()
     assert solos == [False] * 3 + [True] * 5, "CLAIM has named it, so each death while it arrived was its own"
-    end = cell.log()[-1]
-    assert isinstance(end, EndEntry) and end.reason == "error" and end.meta["code"] == "poison"
+    end = cell.end()
+    assert end.reason == "error" and end.meta["code"] == "poison"
     ((_, letter),) = cell.client.xrange(cell.keys.dead_letters)  # pyright: ignore
     assert letter[b"request"] == b"req-1" and letter[b"reason"] == b"poison" and letter[b"committed"] == b"0"  # pyright: ignore
     assert RequestBody.decode(letter[b"body"]).prompt.tolist() == [1, 2, 3]  # pyright: ignore
@@ -82,8 +74,8 @@ def test_who_is_near_when_a_process_ends_that_its_worker_outlives_is_never_blame
             alone = request_id == "req-poison" and run.quarantined
             cell.scripts.run(calls.rerun(request_id, run.run_id, "death", alone=alone))
         deaths.arrived()
-    end = cell.log("req-poison")[-1]
-    assert isinstance(end, EndEntry) and end.meta["code"] == "poison" and not end.fallbacks
+    end = cell.end("req-poison")
+    assert end.meta["code"] == "poison" and not end.fallbacks
     assert cell.record("req-mate")["state"] == "queued" and cell.record("req-mate")["quarantine_deaths"] == "0"
 
 
@@ -220,5 +212,5 @@ def test_what_cannot_be_computed_is_kept_too(cell: Cell, code: str, kept: int) -
     assert len(letters) == kept
     for _, letter in letters:
         assert letter[b"reason"].decode() == code and letter[b"error"] == b"a row became NaN"
-    end = cell.log()[-1]
-    assert isinstance(end, EndEntry) and json.dumps(end.meta).count(code) == 1
+    end = cell.end()
+    assert json.dumps(end.meta).count(code) == 1

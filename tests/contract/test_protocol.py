@@ -21,11 +21,6 @@ from tests.support.cell import Cell, begin_cell
 LATER = PROTOCOL + 1
 
 
-@pytest.fixture
-def cell(client: redis.Redis, keys: Keys, scripts: Scripts) -> Cell:
-    return Cell(client, keys, scripts)
-
-
 def test_the_first_service_of_a_cell_writes_its_number_and_others_come_with_the_same(
     client: redis.Redis, keys: Keys
 ) -> None:

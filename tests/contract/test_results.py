@@ -1,22 +1,14 @@
 """Accounting of tensor results on a real server: what is promised to which tenant until when, and what is refused."""
 
-import pytest
 import redis
 
 from blockrelay.protocol.constants import RESULT_S
-from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.messages import Claimed
 from blockrelay.protocol.transitions import calls
 from blockrelay.protocol.transitions.calls import Accepted, Limits
-from blockrelay.redis.client import Scripts
 from tests.support.cell import Cell
 
 LIMITS = Limits(result_bytes=1000, tenant_result_bytes=600)
-
-
-@pytest.fixture
-def cell(client: redis.Redis, keys: Keys, scripts: Scripts) -> Cell:
-    return Cell(client, keys, scripts)
 
 
 def ask(cell: Cell, request_id: str, size: int = 400, *, tenant: str = "ada", limits: Limits = LIMITS) -> Accepted:

@@ -17,8 +17,6 @@ from blockrelay.protocol.encoding.forward_segment import ForwardSegment
 from blockrelay.protocol.encoding.named_tensors import NamedTensors
 from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.messages import Commit, Forward, NextJob
-from blockrelay.redis.client import Scripts
-from blockrelay.redis.errors import RedisWatch
 from blockrelay_worker.policy import FULL_INBOX_MESSAGES
 from blockrelay_worker.transport import stage_sender
 from blockrelay_worker.transport.events import Event
@@ -30,7 +28,9 @@ from blockrelay_worker.transport.local_rows.system import HAS_LOCAL_ROWS
 from blockrelay_worker.transport.mailbox import Mailbox
 from blockrelay_worker.transport.redis_links import Links
 from blockrelay_worker.transport.stage_sender import StageSender
+from tests.support.cell import Cell
 from tests.support.waiting import wait_until
+from tests.support.worker.links import links_of
 
 TARGET, HIDDEN, RING = "target", 16, 1 << 14
 
@@ -90,9 +90,9 @@ def local_inbox(client: redis.Redis, keys: Keys, sink: Sink) -> Iterator[None]:
 
 
 @pytest.fixture(params=["redis", pytest.param("local", marks=needs_local_rows)])
-def way(request: pytest.FixtureRequest, client: redis.Redis, keys: Keys, scripts: Scripts) -> Iterator[Way]:
+def way(request: pytest.FixtureRequest, cell: Cell) -> Iterator[Way]:
     metrics, stop, sink, leave = WorkerMetrics(CollectorRegistry()), threading.Event(), Sink(), threading.Event()
-    links = Links(client, client, keys, scripts, RedisWatch(metrics.redis_errors), stop)
+    links, client, keys = links_of(cell, metrics=metrics, stop=stop), cell.client, cell.keys
     deaths = Deaths(links)
     local = LocalLinks("sender", RING, links.read_worker, deaths)
     inbox = redis_inbox(client, keys, links, sink) if request.param == "redis" else local_inbox(client, keys, sink)

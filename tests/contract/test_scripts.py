@@ -3,19 +3,11 @@
 from typing import Any
 
 import pytest
-import redis
 
 from blockrelay.protocol.encoding.fallback_event import FallbackEvent
-from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.messages import CommitAnswer, Ended, EndEntry, NextJob, TokenEntry
 from blockrelay.protocol.transitions import calls
-from blockrelay.redis.client import Scripts
 from tests.support.cell import MODEL, Cell, body
-
-
-@pytest.fixture
-def cell(client: redis.Redis, keys: Keys, scripts: Scripts) -> Cell:
-    return Cell(client, keys, scripts)
 
 
 def test_a_request_goes_from_accept_to_its_terminal_entry(cell: Cell) -> None:
@@ -188,8 +180,7 @@ class TestClaim:
             cell.commit(again, len(before) + len(after), [], end=reason)
         else:
             cell.scripts.run(calls.finish("req-1", reason))
-        end = cell.log()[-1]
-        assert isinstance(end, EndEntry)
+        end = cell.end()
         assert [event.success for event in end.fallbacks] == [success]
 
     def test_without_a_gpu_worker_the_cpu_takes_gpu_jobs(self, cell: Cell) -> None:
@@ -202,8 +193,8 @@ class TestClaim:
         cell.worker("a", split="1-4")
         cell.accept(deadline_ms=1)
         assert cell.claim("a") == []
-        end = cell.log()[-1]
-        assert isinstance(end, EndEntry) and end.reason == "expired"
+        end = cell.end()
+        assert end.reason == "expired"
         assert cell.queued() == []
 
     def test_only_a_worker_of_the_first_stage_claims(self, cell: Cell) -> None:

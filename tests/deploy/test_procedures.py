@@ -15,6 +15,7 @@ from blockrelay.auth.api_keys import read_keys
 from blockrelay.auth.password_file import read_password
 from blockrelay.protocol.keys import Keys
 from blockrelay.redis.client import Scripts
+from tests.support.beside import beside
 from tests.support.cell import Cell, begin_cell
 from tests.support.kubernetes.documented import run, runnable
 from tests.support.kubernetes.variants import FAILOVER
@@ -141,27 +142,21 @@ def test_a_copy_that_was_made_under_load_is_restored(
     before = [f"req-before-{index}" for index in range(200)]
     for name in before:
         cell.accept(name, limit=100_000)
-    stop = threading.Event()
 
-    def load() -> None:
+    def load(over: threading.Event) -> None:
         with own_redis.client() as other:
             busy = Cell(other, keys, Scripts(other, keys))
             for index in range(100_000):
-                if stop.is_set():
+                if over.is_set():
                     return
                 busy.accept(f"req-meanwhile-{index}", limit=1_000_000)
                 if index % 100 == 50:
                     other.bgrewriteaof()
 
-    thread = threading.Thread(target=load)
-    thread.start()
-    try:
+    with beside(load):
         pod(own_redis.folder)
         (copy,) = runnable("procedures/back-up-redis.md")
         assert "appendonlydir/appendonly.aof.manifest" in run(copy, tmp_path)
-    finally:
-        stop.set()
-        thread.join()
     client.close()
 
     other = RedisServer(tmp_path / "r")

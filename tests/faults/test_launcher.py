@@ -3,25 +3,16 @@
 import os
 import shutil
 import signal
-import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import httpx
 import pytest
 
 from blockrelay.failpoints import FAILURES, POINTS
 from blockrelay.protocol.encoding.request_ids import own_id
-from blockrelay.protocol.keys import Keys
-from blockrelay.protocol.messages import EndEntry, TokenEntry
-from blockrelay.redis.client import connect
-from blockrelay.up_file import read_running
 from blockrelay_launcher.drill.system import command_line
-from tests.support.cell import read_log
-from tests.support.models.tiny_model import write_tiny_model
-from tests.support.systems.up_process import COMMAND, running_up
+from tests.support.systems.up_process import run_command, running_up
 from tests.support.waiting import wait_until
 
 TOKENS = 300
@@ -38,33 +29,24 @@ pytestmark = pytest.mark.faults
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_model(tmp_path_factory.mktemp("tiny"))
-
-
-@pytest.fixture(scope="module")
-def abandoned(model: Path) -> Iterator[tuple[Path, str, list[int]]]:
+def abandoned(tiny_model: Path) -> Iterator[tuple[Path, str, list[int]]]:
     """The data of an `up` that was killed with an accepted request, its id, and what it would have answered."""
     with tempfile.TemporaryDirectory(prefix="br-up-") as folder:
         data = Path(folder) / "d"
-        with running_up(model, data=data) as up:
-            body: dict[str, Any] = {
-                "model": "tiny", "prompt": [1, 5, 9], "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True,
-                "return_token_ids": True,
-            }  # fmt: skip
-            undisturbed = httpx.post(f"{up.url}/v1/completions", json=body, timeout=60).json()
+        with running_up(tiny_model, data=data) as up:
+            undisturbed = up.tokens(max_tokens=TOKENS)
             children = up.children()
             (worker,) = up.pid_of("blockrelay_worker")
             os.kill(worker, signal.SIGSTOP)  # so that the request is accepted and not finished
-            accepted = httpx.post(f"{up.url}/v1/completions", json={**body, "background": True}, timeout=60).json()
+            accepted = up.complete(max_tokens=TOKENS, background=True)
             up.stop(signal.SIGKILL)
             wait_until(lambda: not any(command_line(pid) for pid in children), "all children have ended")
-        yield data, own_id(accepted["id"]), undisturbed["choices"][0]["token_ids"]
+        yield data, own_id(accepted["id"]), undisturbed
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_launcher_fails_at_every_point(
-    model: Path, abandoned: tuple[Path, str, list[int]], tmp_path: Path, case: str, monkeypatch: pytest.MonkeyPatch
+    tiny_model: Path, abandoned: tuple[Path, str, list[int]], tmp_path: Path, case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, request_id, undisturbed = abandoned
     with tempfile.TemporaryDirectory(prefix="br-up-") as folder:  # short: unix socket paths are limited
@@ -73,20 +55,9 @@ def test_a_launcher_fails_at_every_point(
         point, action = case.split(":")
         monkeypatch.setenv("BLOCKRELAY_FAILPOINT", f"{case}@{PASSAGES.get(point.split('_', 1)[1], 1)}")
         if action == "kill":
-            done = subprocess.run(
-                [*COMMAND, "up", "--model", str(model), "--port", "0", "--data", str(data)],
-                capture_output=True,
-                timeout=60,
-                check=False,
-            )
-            assert done.returncode == -signal.SIGKILL and point.encode() in done.stdout + done.stderr
+            done = run_command("up", "--model", tiny_model, "--port", "0", "--data", data)
+            assert done.returncode == -signal.SIGKILL and point in done.stdout + done.stderr
             monkeypatch.delenv("BLOCKRELAY_FAILPOINT")
-        with running_up(model, data=data) as up:
-            running = read_running(data)
-            client, keys = connect(running.redis_url), Keys(running.cell)
-            wait_until(lambda: not client.zcard(keys.running), "the accepted request is finished")
-            *tokens, end = read_log(client, keys, request_id)
-            assert [t.token for t in tokens if isinstance(t, TokenEntry)] == undisturbed
-            assert isinstance(end, EndEntry) and end.reason == "length"
-            client.close()
+        with running_up(tiny_model, data=data) as up:
+            assert up.finished(request_id) == undisturbed
             assert up.stop() == 0

@@ -5,12 +5,12 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from blockrelay.protocol.transitions.source import source
-from tests.support.models.tiny_model import write_tiny_model
 from tests.support.redis.redis_proxy import RedisProxy, proxied
 from tests.support.systems.fault_stand import (
     Process,
@@ -47,9 +47,9 @@ def cases(*roles: str) -> list[Any]:
 
 
 @pytest.fixture(scope="module")
-def stand(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stand]:
+def stand(tiny_model: Path) -> Iterator[Stand]:
     # All that workers say goes through the Redis that is cut off here.
-    with standing(write_tiny_model(tmp_path_factory.mktemp("tiny")), local_rows="off") as running:
+    with standing(tiny_model, local_rows="off") as running:
         yield running
 
 

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -12,7 +13,6 @@ import pytest
 
 from blockrelay.failpoints import FAILURES, POINTS
 from blockrelay.protocol.keys import SCRIPTS_OF
-from tests.support.models.tiny_model import write_tiny_model
 from tests.support.systems.fault_stand import (
     DEAD_AFTER_S,
     TOKENS,
@@ -44,9 +44,9 @@ def cases(role: str, *effects: str) -> list[Any]:
 
 
 @pytest.fixture(scope="module")
-def stand(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stand]:
+def stand(tiny_model: Path) -> Iterator[Stand]:
     # With local rows the worker beside a dead one is faster than a scheduler.
-    with standing(write_tiny_model(tmp_path_factory.mktemp("tiny")), local_rows="off") as running:
+    with standing(tiny_model, local_rows="off") as running:
         yield running
 
 

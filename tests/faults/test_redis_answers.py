@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from blockrelay.up_file import read_running
-from tests.support.models.tiny_model import write_tiny_model
 from tests.support.redis.redis_answers import ANSWERS, LINES, again_and_again, answering
 from tests.support.redis.redis_proxy import RedisProxy, proxied
 from tests.support.redis.redis_server import RedisServer
@@ -29,13 +28,8 @@ LONG = 400
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_model(tmp_path_factory.mktemp("tiny"))
-
-
-@pytest.fixture(scope="module")
-def stand(model: Path) -> Iterator[Stand]:
-    with standing(model) as running:
+def stand(tiny_model: Path) -> Iterator[Stand]:
+    with standing(tiny_model) as running:
         yield running
 
 
@@ -173,7 +167,7 @@ def wait_until_all_have_noticed(up: UpProcess, answer: str, server: str) -> None
 
 @pytest.mark.parametrize(("answer", "server"), cases_of_all())
 def test_a_whole_system_that_is_answered_so_goes_on(
-    model: Path, answer: str, server: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    tiny_model: Path, answer: str, server: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("BLOCKRELAY_CELL", "t")
     with ExitStack() as stack:
@@ -186,12 +180,12 @@ def test_a_whole_system_that_is_answered_so_goes_on(
             stack.callback(one.stop)
         proxies = {name: stack.enter_context(proxied(one)) for name, one in servers.items()}
         system = System(
-            folder=folder, model=model, control=servers["control"], payload=servers["payload"], stages=2
+            folder=folder, model=tiny_model, control=servers["control"], payload=servers["payload"], stages=2
         )  # only to look
         stack.callback(system.client.close)
         redis = ["--redis", proxies["control"].url, "--payload-redis", proxies["payload"].url]
         (folder / "d").mkdir()
-        up = stack.enter_context(running_up(model, "--stages", "2", "--gateways", "2", *redis, data=folder / "d"))
+        up = stack.enter_context(running_up(tiny_model, "--stages", "2", "--gateways", "2", *redis, data=folder / "d"))
         urls = read_running(folder / "d").urls
         before = up.children()
         bodies = [{**body_of(job), "max_tokens": LONG} for job in shapes()]

@@ -2,6 +2,7 @@
 
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,7 +11,6 @@ from blockrelay.failpoints import FAILURES, POINTS
 from blockrelay.protocol.messages import RequestBody
 from blockrelay.protocol.sampling_params import SamplingParams
 from blockrelay.protocol.transitions import calls
-from tests.support.models.tiny_model import write_tiny_model
 from tests.support.systems.fault_stand import Stand, registered, standing
 from tests.support.waiting import wait_until
 
@@ -31,8 +31,8 @@ CASES = [f"{point}:{action}" for action in ("kill", "stop") for point in EFFECTS
 
 
 @pytest.fixture(scope="module")
-def stand(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stand]:
-    with standing(write_tiny_model(tmp_path_factory.mktemp("tiny"))) as running:
+def stand(tiny_model: Path) -> Iterator[Stand]:
+    with standing(tiny_model) as running:
         yield running
 
 

@@ -3,7 +3,6 @@
 import pytest
 
 from tests.support.systems.fixtures import start_system as start_system
-from tests.support.systems.fixtures import tiny_model as tiny_model
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

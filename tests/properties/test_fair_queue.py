@@ -4,13 +4,10 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 import pytest
-import redis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.transitions import calls
-from blockrelay.redis.client import Scripts
 from tests.support.cell import Cell, begin_cell, body
 
 WEIGHTS = {"ada": 1.0, "bob": 1.0, "cyd": 2.5}
@@ -43,8 +40,7 @@ arrivals = st.lists(
 
 
 @pytest.fixture
-def cell(client: redis.Redis, keys: Keys, scripts: Scripts) -> Cell:
-    cell = Cell(client, keys, scripts)
+def cell(cell: Cell) -> Cell:
     cell.agree(dead_after_s=10**6)
     return cell
 

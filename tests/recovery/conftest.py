@@ -6,7 +6,6 @@ import pytest
 
 from tests.support.systems.fixtures import shared_folder as shared_folder
 from tests.support.systems.fixtures import start_system as start_system
-from tests.support.systems.fixtures import tiny_model as tiny_model
 from tests.support.systems.system import Job, golden_tokens, make_jobs
 
 

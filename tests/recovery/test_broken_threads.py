@@ -8,7 +8,7 @@ import httpx
 
 from blockrelay.exit_codes import BROKEN
 from tests.support.redis.redis_proxy import proxied
-from tests.support.systems.system import Golden, StartSystem, assert_nothing_is_held, start_all
+from tests.support.systems.system import Golden, StartSystem, assert_undisturbed, start_all
 from tests.support.waiting import wait_until
 
 
@@ -28,9 +28,7 @@ def test_a_worker_whose_beat_meets_what_nobody_expects(start_system: StartSystem
     system.client.delete(plan)
     system.start_scheduler()
     system.start_worker()
-    system.wait_all(jobs)
-    assert system.results(jobs) == golden
-    assert_nothing_is_held(system)
+    assert_undisturbed(system, jobs, golden)
 
 
 def test_a_scheduler_whose_sweeper_meets_what_nobody_expects(start_system: StartSystem, long_jobs: Golden) -> None:
@@ -48,9 +46,7 @@ def test_a_scheduler_whose_sweeper_meets_what_nobody_expects(start_system: Start
     assert "unknown command 'DEL'" in (system.folder / "scheduler.log").read_text()
     system.start_scheduler()
     system.start_worker()
-    system.wait_all(jobs)
-    assert system.results(jobs) == golden
-    assert_nothing_is_held(system)
+    assert_undisturbed(system, jobs, golden)
 
 
 def test_a_gateway_whose_tailer_meets_what_nobody_expects(start_system: StartSystem) -> None:

@@ -10,14 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.systems.system import (
-    Golden,
-    StartSystem,
-    assert_nothing_is_held,
-    golden_tokens,
-    make_jobs,
-    start_all,
-)
+from tests.support.systems.system import Golden, StartSystem, assert_undisturbed, make_jobs, serve, start_all
 from tests.support.waiting import wait_until
 
 HOUR = 3600
@@ -108,14 +101,9 @@ def test_a_clock_that_is_set_anew_loses_nothing(
     start_all(system, jobs)
     set_clock(seconds)
     assert abs(system.client.time()[0] - before - seconds) < HOUR / 2  # pyright: ignore
-    system.wait_all(jobs)
-    assert system.results(jobs) == golden
-    assert_nothing_is_held(system)
+    assert_undisturbed(system, jobs, golden)
     more = make_jobs(4, seed=41, vocab=500)
-    for job in more:
-        system.accept(job)
-    system.wait_all(more)
-    assert system.results(more) == golden_tokens(system.block_folder, more)
+    serve(system, more)
     assert {w.id for w in system.infos()} == ids, "nobody was declared dead for it"
 
 
@@ -132,9 +120,7 @@ def test_a_worker_that_died_before_the_clock_was_put_back_is_found_dead(
     set_clock(-HOUR)
     wait_until(lambda: all(w.pid != victim for w in system.infos()), "it is declared dead")
     system.start_worker()
-    system.wait_all(jobs)
-    assert system.results(jobs) == golden
-    assert_nothing_is_held(system)
+    assert_undisturbed(system, jobs, golden)
 
 
 @pytest.mark.faults
@@ -157,5 +143,4 @@ def test_a_stalled_request_is_found_although_it_moved_in_the_future(
     set_clock(-HOUR)
     wait_until(lambda: system.client.hget(system.keys.request(job.request_id), "reruns"), "it is run again")
     os.kill(frozen, signal.SIGCONT)
-    system.wait_all([job])
-    assert system.results([job]) == golden_tokens(system.block_folder, [job])
+    assert_undisturbed(system, [job])

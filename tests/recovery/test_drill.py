@@ -23,7 +23,7 @@ from blockrelay_launcher.drill.options import DrillOptions
 from blockrelay_launcher.drill.parts.killer import Killer
 from blockrelay_launcher.drill.system import DrilledSystem
 from tests.support.models.reference_blocks import ReferenceModel, write_reference_blocks
-from tests.support.systems.up_process import COMMAND
+from tests.support.systems.up_process import COMMAND, planned
 from tests.support.waiting import wait_until
 
 USERS = Path(__file__).parents[2] / "deploy" / "redis"
@@ -84,9 +84,7 @@ def test_an_upgrade_under_faults_fails_nobody_and_every_answer_is_that_of_its_fi
 def test_another_plan_in_the_middle_fails_nobody(tmp_path: Path) -> None:
     files: list[str] = []
     for name, blocks in (("uneven", "1-1,2-7"), ("other", "1-5,6-7")):
-        files.append(str(tmp_path / f"{name}.json"))
-        argv = [*COMMAND, "plan", "--strategy", "custom", "--boundaries", blocks, "--json"]
-        (tmp_path / f"{name}.json").write_bytes(subprocess.run(argv, capture_output=True, check=True).stdout)
+        files.append(str(planned(tmp_path / f"{name}.json", blocks)))
     found_by("--minutes", "0.5", "--plan", files[0], "--apply", files[1], "--seed", "12")
 
 

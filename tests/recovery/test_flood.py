@@ -15,18 +15,12 @@ from blockrelay.block_folder.folder import open_block_folder
 from blockrelay.protocol.keys import Keys
 from blockrelay.redis.client import connect
 from blockrelay.up_file import read_running
-from tests.support.models.tiny_model import write_tiny_model
 from tests.support.scraping import sampled
 from tests.support.systems.up_process import UpProcess, running_up
 from tests.support.waiting import wait_until
 
 DEADLINE_S = 20.0
 MIB = 1 << 10  # of VmRSS's kB
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_model(tmp_path_factory.mktemp("tiny"))
 
 
 def memory_kib(up: UpProcess) -> dict[str, int]:
@@ -47,10 +41,10 @@ def ask(up: UpProcess, key: str, **body: object) -> httpx.Response:
 
 
 @pytest.mark.faults
-def test_a_flood_is_refused_and_what_is_accepted_is_served_in_time(model: Path, tmp_path: Path) -> None:
+def test_a_flood_is_refused_and_what_is_accepted_is_served_in_time(tiny_model: Path, tmp_path: Path) -> None:
     file = tmp_path / "keys.json"
     heavy, light = add_key(file, Tenant(name="heavy")), add_key(file, Tenant(name="light"))
-    with running_up(model, "--no-speculation", "--api-keys", str(file), data=tmp_path / "data") as up:
+    with running_up(tiny_model, "--no-speculation", "--api-keys", str(file), data=tmp_path / "data") as up:
         for _ in range(3):
             assert ask(up, heavy).status_code == 200
         before = memory_kib(up)
@@ -81,14 +75,14 @@ def test_a_flood_is_refused_and_what_is_accepted_is_served_in_time(model: Path, 
         keys = Keys(running.cell)
         with connect(running.redis_url) as client:
             wait_until(lambda: client.zcard(keys.running) == 0, "nothing is left under way")
-            model_key = open_block_folder(model).model_key
+            model_key = open_block_folder(tiny_model).model_key
             books = client.hgetall(keys.outstanding(model_key))
             assert not any(int(value) for value in books.values()), books  # pyright: ignore
         assert up.stop() == 0
 
 
-def test_readers_that_do_not_read_hold_little_memory(model: Path, tmp_path: Path) -> None:
-    with running_up(model, "--no-speculation", data=tmp_path / "data") as up:
+def test_readers_that_do_not_read_hold_little_memory(tiny_model: Path, tmp_path: Path) -> None:
+    with running_up(tiny_model, "--no-speculation", data=tmp_path / "data") as up:
         body = {"prompt": [5] * 20, "max_tokens": 200, "ignore_eos": True, "stream": True, "logprobs": 5}
         content = json.dumps(body).encode()
         head = f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(content)}\r\n\r\n".encode()

@@ -13,18 +13,12 @@ import httpx
 import pytest
 
 from blockrelay_launcher.client.resuming import resuming_stream
-from tests.support.models.tiny_model import write_tiny_model
 from tests.support.systems.up_process import running_up
 from tests.support.waiting import wait_until
 
 BODY: dict[str, Any] = {
     "prompt": [1, 5, 9], "max_tokens": 450, "temperature": 0, "ignore_eos": True, "return_token_ids": True
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_model(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture
@@ -53,9 +47,9 @@ def fill(disk: Path) -> Path:
 
 
 @pytest.mark.faults
-def test_a_full_disk_refuses_what_is_new_and_loses_nothing(model: Path, small_disk: Path) -> None:
-    with running_up(model, "--stages", "2", data=small_disk / "d") as up:
-        undisturbed = httpx.post(f"{up.url}/v1/completions", json=BODY, timeout=60).json()["choices"][0]["token_ids"]
+def test_a_full_disk_refuses_what_is_new_and_loses_nothing(tiny_model: Path, small_disk: Path) -> None:
+    with running_up(tiny_model, "--stages", "2", data=small_disk / "d") as up:
+        undisturbed = up.tokens(**BODY)
         seen: list[int] = []
         halfway, full = threading.Event(), threading.Event()
 

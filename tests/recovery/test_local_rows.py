@@ -8,7 +8,14 @@ from pathlib import Path
 import pytest
 
 from blockrelay_worker.transport.local_rows.system import HAS_LOCAL_ROWS
-from tests.support.systems.system import Golden, StartSystem, System, assert_nothing_is_held, start_all
+from tests.support.systems.system import (
+    Golden,
+    StartSystem,
+    System,
+    assert_nothing_is_held,
+    assert_undisturbed,
+    start_all,
+)
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.skipif(not HAS_LOCAL_ROWS, reason="rows go through Redis there")
@@ -63,8 +70,7 @@ def test_kill_9_of_either_side_is_noticed_by_its_neighbour_and_leaves_nothing(
     os.kill(pid, signal.SIGKILL)
     wait_until(lambda: pid not in {w.pid for w in system.infos()}, "it is declared dead")
     assert len(sockets & set(all_listening().values())) == 5
-    system.wait_all(jobs)
-    assert system.results(jobs) == golden
+    assert_undisturbed(system, jobs, golden)
     reruns = system.reruns()
     assert reruns["death"] and "no_inbox" not in reruns, (
         "the cell heard of the death before rows were found undelivered"
@@ -84,8 +90,7 @@ def test_workers_with_and_without_it_serve_one_pipeline(start_system: StartSyste
     system.start_worker()
     for old in system.workers[:2]:
         old.terminate()
-    system.wait_all(jobs)
-    assert system.results(jobs) == golden
+    assert_undisturbed(system, jobs, golden)
     assert len(listening(system)) == 2
 
 
@@ -98,5 +103,4 @@ def test_a_payload_redis_that_goes_away_stops_no_rows_of_one_host(start_system: 
     before = system.tokens_so_far(jobs)
     wait_until(lambda: system.tokens_so_far(jobs) > before + 20 * len(jobs), "tokens go on without it")
     system.payload.start()
-    system.wait_all(jobs)
-    assert system.results(jobs) == golden
+    assert_undisturbed(system, jobs, golden)

@@ -3,10 +3,10 @@
 Devices are ONNX Runtime's own CPU provider under several names (tests/support/worker/failing_child.py).
 """
 
-import json
 from pathlib import Path
 
 from blockrelay.redis.registry import read_lost_devices
+from tests.support.logs import entries
 from tests.support.scraping import sampled
 from tests.support.systems.gpu_systems import jobs_of, on_gpu, with_gpu
 from tests.support.systems.system import Job, StartSystem, System, assert_nothing_is_held, make_jobs, scrape
@@ -16,8 +16,7 @@ from tests.support.worker.misbehaving_python import misbehaving_python
 
 def run(system: System, jobs: list[Job]) -> int:
     """How many times they went from a GPU to a CPU. Each has all its tokens."""
-    for job in jobs:
-        system.accept(job)
+    system.accept_all(jobs)
     system.wait_all(jobs)
     moved = 0
     for job in jobs:
@@ -42,10 +41,10 @@ def test_a_device_whose_steps_fail_gives_way_to_the_next_one(start_system: Start
     assert sampled(told, "blockrelay_worker_device_changes_total") == 1
     assert sampled(told, "blockrelay_worker_device_losses_total", reason="unknown_twice") == 1
     assert f'numerics="{after.numerics}"' in told
-    log = [json.loads(line) for line in (system.folder / "worker-2.log").read_text().splitlines()]
-    (changed,) = [line["data"] for line in log if line["event_type"] == "DEVICE_CHANGED"]
-    assert changed == {"before": "cpu:0", "now": "cpu:1", "reason": "unknown_twice"}
-    ready = [line["data"]["device"] for line in log if line["event_type"] == "NODE_READY"]
+    log = system.folder / "worker-2.log"
+    (changed,) = entries(log, "DEVICE_CHANGED")
+    assert changed["data"] == {"before": "cpu:0", "now": "cpu:1", "reason": "unknown_twice"}
+    ready = [entry["data"]["device"] for entry in entries(log, "NODE_READY")]
     assert ready == ["cpu:0", "cpu:1"]
     run(system, make_jobs(2, seed=6, vocab=500, tokens=20))
 

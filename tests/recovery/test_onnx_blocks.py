@@ -4,7 +4,6 @@ twice."""
 import json
 import os
 import signal
-import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from tests.support.models.reference_blocks import ReferenceModel, write_referenc
 from tests.support.scraping import sampled
 from tests.support.systems.device_processes import child_of
 from tests.support.systems.system import Job, StartSystem, System, assert_nothing_is_held, make_jobs, start_all
-from tests.support.systems.up_process import COMMAND, UpProcess, running_up
+from tests.support.systems.up_process import UpProcess, run_command, running_up
 from tests.support.waiting import wait_until
 
 MODEL = ReferenceModel(layers=3)
@@ -120,33 +119,33 @@ def test_three_commands_lead_to_an_answer(tmp_path: Path, monkeypatch: pytest.Mo
     body: dict[str, Any] = {"model": "my-blocks", "prompt": [3, 7, 11], "max_tokens": 100, "temperature": 0}
     with running_up(None, "--blocks", str(blocks), data=tmp_path / "data") as up:
         step = {"session_id": "mine", "step": 1, "input_tensors": {"input_ids": [3, 7, 11]}}
-        answer = httpx.post(f"{up.url}/v1/infer", json=step, timeout=60).json()
+        answer = up.infer(**step)
         assert answer["outputs"]["logits"]["shape"] == [1, 1, MODEL.vocabulary], answer
         assert list(answer["execution_times"]) == [f"block_{n}" for n in range(1, MODEL.layers + 2)]
         later = {"session_id": "mine", "step": 2, "input_tensors": {"input_ids": list(range(40))}}
-        assert httpx.post(f"{up.url}/v1/infer", json=later, timeout=60).json()["execution_stats"]["cached_tokens"] == 0
+        assert up.infer(**later)["execution_stats"]["cached_tokens"] == 0
         last = {"session_id": "mine", "step": 3, "input_tensors": {"input_ids": [5]}}
-        stats = httpx.post(f"{up.url}/v1/infer", json=last, timeout=60).json()["execution_stats"]
+        stats = up.infer(**last)["execution_stats"]
         assert stats["cached_tokens"] == 32, "of 43: full pages of the steps before"
-        expected = tokens_of(up.url, body)
-        kv_goes_out_and_in(up.url)
+        expected = up.tokens(**body)
+        kv_goes_out_and_in(up)
         (worker,) = up.pid_of("blockrelay_worker")
         with ThreadPoolExecutor() as clients:
-            asked = [clients.submit(tokens_of, up.url, body) for _ in range(4)]
+            asked = [clients.submit(up.tokens, **body) for _ in range(4)]
             os.kill(child_of(worker), signal.SIGKILL)
             assert [len(one.result()) for one in asked] == [100] * 4
-        assert tokens_of(up.url, body) == expected
+        assert up.tokens(**body) == expected
         refused = httpx.post(f"{up.url}/v1/completions", json={**body, "exact": True}, timeout=60)
         assert refused.status_code == 400, refused.text
 
 
-def kv_goes_out_and_in(url: str) -> None:
+def kv_goes_out_and_in(up: UpProcess) -> None:
     """By blocks, as the files call it. Bits are not promised: rows of a step differ with their number."""
     tokens = [3 + position % 50 for position in range(20)]
     whole, taken = dict[str, Any](), dict[str, Any]()
     for blocks in ("1", f"2-{MODEL.layers + 1}"):
         body = {"input_tensors": {"input_ids": [tokens]}, "blocks": blocks}
-        outputs = httpx.post(f"{url}/v1/infer", json=body, timeout=60).json()["outputs"]
+        outputs = up.infer(**body)["outputs"]
         whole = outputs.pop("logits")
         taken |= {name.replace("present", "past_key_values"): tensor for name, tensor in outputs.items()}
     assert sorted(taken) == sorted(
@@ -159,7 +158,7 @@ def kv_goes_out_and_in(url: str) -> None:
     }
     assert first.shape[2] == 20 and first.dtype == np.float16
     body = {"input_tensors": {"input_ids": [tokens], **given}}
-    answer = httpx.post(f"{url}/v1/infer", json=body, timeout=60).json()
+    answer = up.infer(**body)
     assert answer["execution_stats"]["cached_tokens"] == 16, answer["execution_stats"]
     again, before = (
         decode_tensor(one, param="logits", max_elements=1 << 20).astype(np.float32)
@@ -174,20 +173,18 @@ def test_blocks_one_by_one_give_the_same_tokens(tmp_path: Path, monkeypatch: pyt
     blocks = write_reference_blocks(tmp_path / "my-blocks", MODEL)
     body: dict[str, Any] = {"model": "my-blocks", "prompt": [3, 7, 11], "max_tokens": 20, "temperature": 0}
     with running_up(None, "--blocks", str(blocks)) as up:
-        expected = tokens_of(up.url, body)
+        expected = up.tokens(**body)
     with running_up(None, "--blocks", str(blocks), "--sequential", data=tmp_path / "data") as up:
-        assert tokens_of(up.url, body) == expected
-        status = [*COMMAND, "status", "--data", str(up.data), "--json"]
-        told = json.loads(subprocess.run(status, capture_output=True, check=True).stdout)
-        (worker,) = [worker for model in told["models"].values() for worker in model["workers"]]
+        assert up.tokens(**body) == expected
+        (worker,) = up.status()["workers"]
         least = 20 * (MODEL.layers + 1)
         wait_until(lambda: counted(worker, "s_evicted") >= least - 2, "each step makes each block anew")
         assert counted(worker, "s_made") >= least and counted(worker, "_cleanups") > 0
         step = {"input_tensors": {"input_ids": [[3, 7, 11]]}}
-        stats = httpx.post(f"{up.url}/v1/infer", json=step, timeout=120).json()["execution_stats"]["warm_sessions"]
+        stats = up.infer(**step)["execution_stats"]["warm_sessions"]
         assert stats["made"] >= least and stats["jobs_ok"] >= least and stats["jobs_failed"] == 0, stats
         assert stats["evicted"] > 0 and stats["clean_ups"] > 0 and stats["load_seconds"] > 0 < stats["run_seconds"]
-        shown = subprocess.run([*COMMAND, "status", "--data", str(up.data)], capture_output=True, text=True, check=True)
+        shown = run_command("status", "--data", up.data)
         assert "sessions of ONNX blocks" in shown.stdout, shown.stdout
 
 
@@ -195,12 +192,6 @@ def counted(worker: dict[str, Any], what: str) -> float:
     """Of its sessions."""
     found = httpx.get(f"http://{worker['host']}:{worker['port']}/metrics").text
     return sampled(found, f"blockrelay_worker_warm_session{what}_total")
-
-
-def tokens_of(url: str, body: dict[str, Any]) -> list[int]:
-    answer = httpx.post(f"{url}/v1/completions", json={"return_token_ids": True, **body}, timeout=120)
-    assert answer.is_success, answer.text
-    return answer.json()["choices"][0]["token_ids"]
 
 
 def test_the_cpu_beside_a_gpu_computes_with_an_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,21 +229,27 @@ def test_a_file_that_is_altered_is_named_once_and_served_again_when_it_is_mended
     monkeypatch.setenv("BLOCKRELAY_CACHE_DIR", str(tmp_path / "cache"))
     blocks = write_reference_blocks(tmp_path / "my-blocks", MODEL)
     body: dict[str, Any] = {"model": "my-blocks", "prompt": [3, 7, 11], "max_tokens": 8, "temperature": 0}
-    file = blocks / "block_2.onnx"
+    file, draft = blocks / "block_2.onnx", tmp_path / "draft"
     whole = file.read_bytes()
+
+    def replace(content: bytes) -> None:
+        """In one step: workers have mapped the file, and one may just be starting."""
+        draft.write_bytes(content)
+        draft.replace(file)
+
     with running_up(None, "--blocks", str(blocks), data=tmp_path / "data") as up:
-        expected = tokens_of(up.url, body)
-        file.write_bytes(whole[:-1])
+        expected = up.tokens(**body)
+        replace(whole[:-1])
         (worker,) = up.pid_of("blockrelay_worker")
         os.kill(worker, signal.SIGKILL)
         wait_until(lambda: read_running(tmp_path / "data").refused, "it refuses", timeout_s=60)
-        told = subprocess.run([*COMMAND, "status", "--data", str(up.data)], capture_output=True, text=True, check=True)
+        told = run_command("status", "--data", up.data)
         assert "worker-1 cannot serve: " in told.stdout and "block_2.onnx: altered" in told.stdout, told.stdout
         refusing = len(up.pid_of("blockrelay_worker"))
         wait_until(lambda: len(up.pid_of("blockrelay_worker")) != refusing, "it is tried again", timeout_s=60)
-        file.write_bytes(whole)
+        replace(whole)
         wait_until(lambda: httpx.get(f"{up.url}/readyz", timeout=60).status_code == 200, "it serves", timeout_s=60)
-        assert tokens_of(up.url, body) == expected
+        assert up.tokens(**body) == expected
     lines = capfd.readouterr().err.splitlines()
     assert len([line for line in lines if "block_2.onnx: altered" in line]) == 1, lines
     assert len([line for line in lines if "starting it again every 5 s" in line]) == 1, lines
@@ -260,10 +257,7 @@ def test_a_file_that_is_altered_is_named_once_and_served_again_when_it_is_mended
 
 def ready_devices(up: UpProcess) -> list[str]:
     """Of its workers that have a stage."""
-    status = [*COMMAND, "status", "--data", str(up.data), "--json"]
-    told = json.loads(subprocess.run(status, capture_output=True, check=True).stdout)
-    workers = [worker for model in told["models"].values() for worker in model["workers"]]
-    return [worker["device"] for worker in workers if worker["ready"]]
+    return [worker["device"] for worker in up.status()["workers"] if worker["ready"]]
 
 
 @pytest.mark.parametrize(
@@ -283,13 +277,6 @@ def test_what_cannot_be_served_ends_up_with_one_line(tmp_path: Path, options: li
     write_reference_blocks(tmp_path / "my-blocks", MODEL)
     (tmp_path / "empty").mkdir()
     environment = {**os.environ, "BLOCKRELAY_CACHE_DIR": str(tmp_path / "cache")}
-    done = subprocess.run(
-        [*COMMAND, "up", "--port", "0", *options],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_command("up", "--port", "0", *options, cwd=tmp_path, env=environment)
     assert done.returncode == 2 and not done.stdout, done
     assert said in done.stderr.splitlines()[-1]

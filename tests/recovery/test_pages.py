@@ -13,7 +13,7 @@ from blockrelay.protocol.sampling_params import SamplingParams
 from blockrelay.protocol.transitions import calls
 from tests.support.cell import read_timeline
 from tests.support.scraping import assert_service_describes_itself
-from tests.support.systems.system import Job, StartSystem, System, golden_tokens, scrape
+from tests.support.systems.system import Job, StartSystem, System, assert_undisturbed, scrape, serve
 from tests.support.waiting import wait_until
 
 PROMPT = tuple(int(t) for t in np.random.default_rng(3).integers(3, 500, 200))  # twelve full pages and eight tokens
@@ -26,22 +26,14 @@ def job(name: str, prompt: tuple[int, ...] = PROMPT, **params: object) -> Job:
     return Job(request_id=name, prompt=prompt, params=replace(GREEDY, **params))
 
 
-def serve(system: System, *jobs: Job) -> None:
-    """Run the jobs to their ends and compare with their solo runs."""
-    for one in jobs:
-        system.accept(one)
-    system.wait_all(jobs)
-    assert system.results(jobs) == golden_tokens(system.block_folder, jobs)
-
-
 @pytest.mark.parametrize("stages", [1, 3])
 def test_a_second_request_with_the_same_beginning_computes_only_what_is_new(
     start_system: StartSystem, stages: int
 ) -> None:
     system = start_system(stages=stages)
-    serve(system, job("req-1"))
+    serve(system, [job("req-1")])
     assert system.metric(COMPUTED) == 200
-    serve(system, job("req-2"), job("req-3", (*PROMPT[:150], 7, 8), temperature=0.7))
+    serve(system, [job("req-2"), job("req-3", (*PROMPT[:150], 7, 8), temperature=0.7)])
     assert system.metric(COMPUTED) == 200 + 8 + (2 + 150 - 144)
     assert system.metric(HITS) == 192 + 144
     end = system.log("req-2")[1]
@@ -53,8 +45,8 @@ def test_a_second_request_with_the_same_beginning_computes_only_what_is_new(
 
 def test_without_the_cache_everything_is_computed(start_system: StartSystem) -> None:
     system = start_system(worker={"prefix_cache": "false"})
-    serve(system, job("req-1"))
-    serve(system, job("req-2"))
+    serve(system, [job("req-1")])
+    serve(system, [job("req-2")])
     assert system.metric(COMPUTED) == 400 and system.metric(HITS) == 0
 
 
@@ -79,8 +71,7 @@ def test_the_worker_after_a_kill_9_does_not_compute_the_prompt_again(
     assert system.log("req-1")[1] is None, "it was in the middle"
     for _ in range(stages):
         system.start_worker(**settings)
-    system.wait_all([long])
-    assert system.results([long]) == golden_tokens(system.block_folder, [long])
+    assert_undisturbed(system, [long])
     assert system.metric(COMPUTED) == 0, "the prompt and more of it was found"
     assert system.metric(HITS) >= 208
     assert system.reruns() == {"death": 1}
@@ -95,7 +86,7 @@ def reruns_of(system: System, request_id: str) -> list[str]:
 
 def test_a_later_stage_that_lost_its_pages_ends_in_a_cold_run_and_the_same_tokens(start_system: StartSystem) -> None:
     system = start_system(stages=2, scheduler_env={"BLOCKRELAY_VACANCY_S": "0.5"})
-    serve(system, job("req-1"))
+    serve(system, [job("req-1")])
     pid = system.pid_of(1)
     os.kill(pid, signal.SIGKILL)
     next(w for w in system.workers if w.pid == pid).wait()
@@ -105,9 +96,9 @@ def test_a_later_stage_that_lost_its_pages_ends_in_a_cold_run_and_the_same_token
         return {w.stage for w in system.infos() if w.ready} == {0, 1} and pid not in {w.pid for w in system.infos()}
 
     wait_until(replaced, "the dead one is replaced")
-    serve(system, job("req-2"))
+    serve(system, [job("req-2")])
     assert reruns_of(system, "req-2") == ["missing_pages"]
-    serve(system, job("req-3"))
+    serve(system, [job("req-3")])
     assert reruns_of(system, "req-3") == [], "what ran cold is known afterwards"
 
 
@@ -116,11 +107,11 @@ def test_a_later_stage_that_lost_its_pages_finds_them_in_the_tier(
 ) -> None:
     settings = {"page_store_folder": str(shared_folder)}
     system = start_system(stages=2, worker=settings, scheduler_env={"BLOCKRELAY_VACANCY_S": "0.5"})
-    serve(system, job("req-1"))
+    serve(system, [job("req-1")])
     wait_until(lambda: len(list(shared_folder.iterdir())) >= 2 * 12, "all pages are written")
     os.kill(system.pid_of(1), signal.SIGKILL)
     system.start_worker(**settings)
-    serve(system, job("req-2"))
+    serve(system, [job("req-2")])
     assert "missing_pages" not in reruns_of(system, "req-2")
 
 
@@ -145,7 +136,7 @@ def test_many_requests_with_common_beginnings_in_small_pools_give_the_tokens_of_
         beginning = PROMPT[50 * (number % 3) :][: int(rng.integers(1, 120))]
         prompt = (*beginning, *(int(t) for t in rng.integers(3, 500, rng.integers(1, 20))))
         jobs.append(job(f"req-{number}", prompt, temperature=0.8 * (number % 2)))
-    serve(system, *jobs)
+    serve(system, jobs)
     assert system.metric(HITS) > 0
 
 
@@ -187,8 +178,8 @@ def test_a_precision_that_is_not_exact_shares_nothing(
     write_checkpoint(tmp_path / "checkpoint", seed=3)
     convert(tmp_path / "checkpoint", tmp_path / "model", precision=precision, report=lambda *_: None, name="tiny")
     system = start_system(model=tmp_path / "model", worker={"page_store_folder": str(shared_folder)})
-    serve(system, job("req-1"))
-    serve(system, job("req-2"))
+    serve(system, [job("req-1")])
+    serve(system, [job("req-2")])
     assert system.metric(COMPUTED) == 400
     assert list(shared_folder.iterdir()) == []
 
@@ -203,8 +194,7 @@ def test_a_page_store_that_is_wiped_in_mid_run_costs_time_and_no_token(
     system = start_system(stages=2, worker={**settings, "kv_bytes": str(bytes_per_page * 20)})
     jobs = [job(f"req-{i}", PROMPT[: 60 + 10 * i], max_tokens=100, temperature=0.8 * (i % 2)) for i in range(8)]
     payload = system.payload.client()
-    for one in jobs:
-        system.accept(one)
+    system.accept_all(jobs)
     for share in (1, 2, 4):
         wait_until(lambda s=share: system.tokens_so_far(jobs) > 80 * s, "they are under way")
         if tier == "redis":
@@ -213,5 +203,4 @@ def test_a_page_store_that_is_wiped_in_mid_run_costs_time_and_no_token(
             for file in list(shared_folder.iterdir()):
                 file.unlink(missing_ok=True)
     payload.close()
-    system.wait_all(jobs)
-    assert system.results(jobs) == golden_tokens(system.block_folder, jobs)
+    assert_undisturbed(system, jobs)

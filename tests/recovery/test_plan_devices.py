@@ -4,7 +4,6 @@ The device is ONNX Runtime's own CPU provider, under the class gpu.
 """
 
 import json
-import subprocess
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,9 @@ import httpx
 import pytest
 
 from blockrelay.redis.registry import read_plan
+from tests.support.logs import entries
 from tests.support.systems.system import StartSystem
-from tests.support.systems.up_process import COMMAND, UpProcess, running_up
+from tests.support.systems.up_process import UpProcess, refusal, running_up
 from tests.support.waiting import wait_until
 from tests.support.worker.misbehaving_python import misbehaving_python
 
@@ -45,21 +45,13 @@ def classes(up: UpProcess) -> list[str]:
 
 
 def infer(up: UpProcess, session: str) -> dict[str, Any]:
-    body = {"session_id": session, "step": 1, "input_tensors": {"input_ids": [1, 2, 3]}}
-    answer = httpx.post(f"{up.url}/v1/infer", json=body, timeout=60).json()
-    assert answer["status"] == "success", answer
-    return answer["execution_stats"]
+    return up.infer(session_id=session, step=1, input_tensors={"input_ids": [1, 2, 3]})["execution_stats"]
 
 
 def events(data: Path, name: str) -> list[dict[str, Any]]:
     """Of the logs of all workers."""
-    found = [
-        json.loads(line)["data"]
-        for log in sorted((data / "logs").glob("*worker*.log"))
-        for line in log.read_text().splitlines()
-        if f'"{name}"' in line
-    ]
-    return found
+    logs = sorted((data / "logs").glob("*worker*.log"))
+    return [entry["data"] for log in logs for entry in entries(log, name)]
 
 
 @pytest.mark.parametrize(
@@ -118,9 +110,8 @@ def test_a_device_that_fails_at_the_start_is_stood_in_for_and_comes_back(
 def test_what_is_not_here_or_not_used_is_one_line(
     tiny_model: Path, tmp_path: Path, plan: dict[str, Any], options: list[str], said: str
 ) -> None:
-    argv = [*COMMAND, "up", "--model", str(tiny_model), "--port", "0", "--plan", written(tmp_path, plan), *options]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 2 and not done.stdout and done.stderr.count("\n") == 1 and said in done.stderr, done
+    start = ("up", "--model", tiny_model, "--port", "0")
+    assert said in refusal(*start, "--plan", written(tmp_path, plan), *options)
 
 
 def test_a_worker_that_is_started_by_hand_is_found_too(start_system: StartSystem, tmp_path: Path) -> None:

@@ -8,87 +8,60 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
-from tests.support.models.tiny_model import write_tiny_model
-from tests.support.systems.up_process import COMMAND, UpProcess, running_up
+from tests.support.systems.up_process import UpProcess, planned, refusal, run_command, running_up
 from tests.support.waiting import wait_until
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_model(tmp_path_factory.mktemp("tiny"))
+def complete(up: UpProcess) -> list[int]:
+    return up.tokens(max_tokens=200)
 
 
-def complete(url: str) -> list[int]:
-    body = {"model": "tiny", "prompt": [1, 5, 9], "max_tokens": 200, "temperature": 0, "ignore_eos": True}
-    answer = httpx.post(f"{url}/v1/completions", json={"return_token_ids": True, **body}, timeout=60)
-    assert answer.is_success, answer.text
-    return answer.json()["choices"][0]["token_ids"]
-
-
-def test_requests_without_a_cache_run_beside_others_in_any_stages(model: Path, tmp_path: Path) -> None:
+def test_requests_without_a_cache_run_beside_others_in_any_stages(tiny_model: Path, tmp_path: Path) -> None:
     """They keep no KV from token to token; their tokens are those of the others."""
-    body = {"model": "tiny", "max_tokens": 40, "temperature": 1, "ignore_eos": True, "return_token_ids": True}
-
-    def tokens(url: str, seed: int, use_cache: bool) -> list[int]:
-        asked = {**body, "prompt": [1, 5 + seed, 9], "seed": seed, "use_cache": use_cache}
-        answer = httpx.post(f"{url}/v1/completions", json=asked, timeout=60)
-        assert answer.is_success, answer.text
-        return answer.json()["choices"][0]["token_ids"]
+    both = [(seed, use_cache) for seed in range(4) for use_cache in (True, False)]
 
     answers: list[list[list[int]]] = []
     for stages in ("1", "3"):
-        with running_up(model, "--stages", stages, data=tmp_path / stages) as up, ThreadPoolExecutor(8) as pool:
-            both = [(seed, use_cache) for seed in range(4) for use_cache in (True, False)]
-            answers.append(list(pool.map(lambda one, url=up.url: tokens(url, *one), both)))
+        with running_up(tiny_model, "--stages", stages, data=tmp_path / stages) as up, ThreadPoolExecutor(8) as pool:
+            asked = [
+                pool.submit(up.tokens, prompt=[1, 5 + seed, 9], temperature=1, seed=seed, use_cache=use_cache)
+                for seed, use_cache in both
+            ]
+            answers.append([answer.result() for answer in asked])
     assert answers[0] == answers[1] and answers[0][::2] == answers[0][1::2]
 
 
-def planned(model: Path, path: Path, boundaries: str) -> Path:
-    """A file of `blockrelay plan --json`."""
-    argv = [*COMMAND, "plan", "--model", str(model), "--strategy", "custom", "--boundaries", boundaries, "--json"]
-    path.write_bytes(subprocess.run(argv, capture_output=True, check=True).stdout)
-    return path
-
-
-def status(up: UpProcess) -> dict[str, Any]:
-    done = subprocess.run([*COMMAND, "status", "--data", str(up.data), "--json"], capture_output=True, check=True)
-    (found,) = json.loads(done.stdout)["models"].values()
-    return found
-
-
-def test_uneven_stages_serve_and_survive_a_worker(model: Path, tmp_path: Path) -> None:
-    with running_up(model, data=tmp_path / "one") as up:
-        alone = complete(up.url)
-    plan = planned(model, tmp_path / "p.json", "1-1,2-4,5-5")
-    with running_up(model, "--plan", str(plan), data=tmp_path / "d") as up:
-        found = status(up)
+def test_uneven_stages_serve_and_survive_a_worker(tiny_model: Path, tmp_path: Path) -> None:
+    with running_up(tiny_model, data=tmp_path / "one") as up:
+        alone = complete(up)
+    plan = planned(tmp_path / "p.json", "1-1,2-4,5-5", tiny_model)
+    with running_up(tiny_model, "--plan", str(plan), data=tmp_path / "d") as up:
+        found = up.status()
         assert found["plan"]["split"] == "1-1,2-4,5-5"
         assert found["plan"]["reasons"][1] == (
             "stage 1 is block_2 to block_4, planned for cpu:0 (these boundaries were asked for): 1 CPU worker for it"
         )
         assert sorted((w["first"], w["last"]) for w in found["workers"]) == [(1, 1), (2, 4), (5, 5)]
-        assert complete(up.url) == alone
+        assert complete(up) == alone
         os.kill(up.pid_of("blockrelay_worker")[0], signal.SIGKILL)
-        assert complete(up.url) == alone
-        wait_until(lambda: status(up)["missing"] == [], "every stage has a worker again")
+        assert complete(up) == alone
+        wait_until(lambda: up.status()["missing"] == [], "every stage has a worker again")
 
 
-def test_another_plan_goes_on_with_the_data_of_the_first(model: Path, tmp_path: Path) -> None:
+def test_another_plan_goes_on_with_the_data_of_the_first(tiny_model: Path, tmp_path: Path) -> None:
     answers: list[list[int]] = []
     for boundaries in ("1-2,3-5", "1-4,5-5"):
-        file = planned(model, tmp_path / "p.json", boundaries)
-        with running_up(model, "--plan", str(file), data=tmp_path / "d") as up:
-            assert status(up)["plan"]["split"] == boundaries
-            answers.append(complete(up.url))
+        file = planned(tmp_path / "p.json", boundaries, tiny_model)
+        with running_up(tiny_model, "--plan", str(file), data=tmp_path / "d") as up:
+            assert up.status()["plan"]["split"] == boundaries
+            answers.append(complete(up))
     assert answers[0] == answers[1]
 
 
 def plan_command(up: UpProcess, *arguments: str) -> subprocess.CompletedProcess[str]:
-    argv = [*COMMAND, "plan", *arguments, "--data", str(up.data)]
-    return subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    return run_command("plan", *arguments, "--data", up.data)
 
 
 def applied(up: UpProcess, *arguments: str) -> dict[str, Any]:
@@ -102,45 +75,45 @@ def history(up: UpProcess) -> list[tuple[str, str]]:
     return [(entry["split"], entry["origin"]) for entry in found]
 
 
-def test_another_plan_is_applied_and_taken_back_while_requests_run(model: Path, tmp_path: Path) -> None:
+def test_another_plan_is_applied_and_taken_back_while_requests_run(tiny_model: Path, tmp_path: Path) -> None:
     """What runs goes on from its tokens; a scheduler or an `up` that comes back leaves the applied plan in force."""
-    uneven = planned(model, tmp_path / "p.json", "1-1,2-5")
-    with running_up(model, "--stages", "2", data=tmp_path / "d") as up:
-        alone = complete(up.url)
+    uneven = planned(tmp_path / "p.json", "1-1,2-5", tiny_model)
+    with running_up(tiny_model, "--stages", "2", data=tmp_path / "d") as up:
+        alone = complete(up)
         with ThreadPoolExecutor(8) as pool:
-            before = status(up)["plan"]
-            answers = [pool.submit(complete, up.url) for _ in range(8)]
+            before = up.status()["plan"]
+            answers = [pool.submit(complete, up) for _ in range(8)]
             trial = applied(up, "apply", str(uneven), "--dry-run")
             assert (trial["before"], trial["split"], trial["changed"]) == ("1-3,4-5", "1-1,2-5", False)
-            assert len(trial["moving"]) == 2 and status(up)["plan"] == before
+            assert len(trial["moving"]) == 2 and up.status()["plan"] == before
             done = applied(up, "apply", str(uneven))
             assert done["changed"] and done["epoch"] > before["epoch"]
-            answers += [pool.submit(complete, up.url) for _ in range(8)]
+            answers += [pool.submit(complete, up) for _ in range(8)]
             assert [answer.result() for answer in answers] == [alone] * 16
-        assert status(up)["plan"]["split"] == "1-1,2-5" and "applied by" in status(up)["plan"]["source"]
+        assert up.status()["plan"]["split"] == "1-1,2-5" and "applied by" in up.status()["plan"]["source"]
         assert not applied(up, "apply", str(uneven))["changed"], "it is the plan already"
         os.kill(up.pid_of("blockrelay_scheduler")[0], signal.SIGKILL)
-        wait_until(lambda: complete(up.url) == alone and status(up)["missing"] == [], "all is there again")
-        assert status(up)["plan"]["split"] == "1-1,2-5"
-    with running_up(model, "--stages", "2", data=tmp_path / "d") as up:
-        assert status(up)["plan"]["split"] == "1-1,2-5", "the same settings: nothing new was asked for"
+        wait_until(lambda: complete(up) == alone and up.status()["missing"] == [], "all is there again")
+        assert up.status()["plan"]["split"] == "1-1,2-5"
+    with running_up(tiny_model, "--stages", "2", data=tmp_path / "d") as up:
+        assert up.status()["plan"]["split"] == "1-1,2-5", "the same settings: nothing new was asked for"
         assert applied(up, "rollback")["split"] == "1-3,4-5"
-        assert complete(up.url) == alone
+        assert complete(up) == alone
         assert history(up) == [("1-3,4-5", "rollback"), ("1-1,2-5", "apply"), ("1-3,4-5", "settings")]
         assert applied(up, "rollback")["split"] == "1-1,2-5"
-    with running_up(model, "--stages", "1", data=tmp_path / "d") as up:
-        assert status(up)["plan"]["split"] == "1-5", "other settings: somebody has asked for them now"
+    with running_up(tiny_model, "--stages", "1", data=tmp_path / "d") as up:
+        assert up.status()["plan"]["split"] == "1-5", "other settings: somebody has asked for them now"
         assert history(up)[:2] == [("1-5", "settings"), ("1-1,2-5", "rollback")]
 
 
-def test_a_plan_that_cannot_be_applied_changes_nothing(model: Path, tmp_path: Path) -> None:
-    with running_up(model, "--stages", "2", data=tmp_path / "d") as up:
-        before = status(up)["plan"]
+def test_a_plan_that_cannot_be_applied_changes_nothing(tiny_model: Path, tmp_path: Path) -> None:
+    with running_up(tiny_model, "--stages", "2", data=tmp_path / "d") as up:
+        before = up.status()["plan"]
         (tmp_path / "short.json").write_text('{"stages": [{"blocks": "1-4"}]}')
         (tmp_path / "gpu.json").write_text(
             '{"stages": [{"blocks": "1-3"}, {"blocks": "4-5", "devices": ["webgpu:0"]}]}'
         )
-        three = planned(model, tmp_path / "three.json", "1-1,2-4,5-5")
+        three = planned(tmp_path / "three.json", "1-1,2-4,5-5", tiny_model)
         wrong = {
             ("apply", str(tmp_path / "short.json")): "a plan of 4 blocks, but the model has 5",
             ("apply", str(tmp_path / "nothing")): "nothing: No such file or directory",
@@ -153,7 +126,7 @@ def test_a_plan_that_cannot_be_applied_changes_nothing(model: Path, tmp_path: Pa
         for arguments, line in wrong.items():
             done = plan_command(up, *arguments)
             assert done.returncode == 2 and done.stderr.count("\n") == 1 and line in done.stderr, done
-        assert status(up)["plan"] == before and history(up) == [("1-3,4-5", "settings")]
+        assert up.status()["plan"] == before and history(up) == [("1-3,4-5", "settings")]
 
 
 @pytest.mark.parametrize(
@@ -165,9 +138,8 @@ def test_a_plan_that_cannot_be_applied_changes_nothing(model: Path, tmp_path: Pa
     ],
 )
 def test_a_plan_that_cannot_be_is_one_line(
-    model: Path, tmp_path: Path, content: str, options: list[str], line: str
+    tiny_model: Path, tmp_path: Path, content: str, options: list[str], line: str
 ) -> None:
     (tmp_path / "p.json").write_text(content)
-    argv = [*COMMAND, "up", "--model", str(model), "--port", "0", "--plan", str(tmp_path / "p.json"), *options]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 2 and done.stderr.count("\n") == 1 and line in done.stderr, done
+    start = ("up", "--model", tiny_model, "--port", "0")
+    assert line in refusal(*start, "--plan", tmp_path / "p.json", *options)

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import subprocess
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,8 +16,9 @@ import pytest
 from blockrelay.protocol.sampling_params import SamplingParams
 from blockrelay.protocol.transitions import calls
 from blockrelay.settings import BUNDLED_MODEL
+from tests.support.beside import beside
 from tests.support.systems.system import Job, StartSystem, System, assert_nothing_is_held, golden_tokens, make_jobs
-from tests.support.systems.up_process import COMMAND, running_up
+from tests.support.systems.up_process import UpProcess, run_command, running_up
 
 #: No other request of these tests has or generates it.
 DEADLY = 499
@@ -42,9 +42,8 @@ def poison() -> Job:
 @contextmanager
 def replaced_when_dead(system: System, **env: str) -> Iterator[None]:
     """Plays the launcher: a dead worker is reported at once and replaced by one with `env`."""
-    over = threading.Event()
 
-    def watch() -> None:
+    def watch(over: threading.Event) -> None:
         seen: set[int] = set()
         while not over.wait(0.02):
             for process in list(system.workers):
@@ -54,13 +53,8 @@ def replaced_when_dead(system: System, **env: str) -> Iterator[None]:
                         system.scripts.run(calls.dead(worker_id, silent_s=0))
                     system.start_worker(**env)
 
-    thread = threading.Thread(target=watch)
-    thread.start()
-    try:
+    with beside(watch):
         yield
-    finally:
-        over.set()
-        thread.join()
 
 
 @pytest.mark.faults
@@ -70,8 +64,7 @@ def test_the_second_stage_dies_of_poison_and_its_batch_mates_do_not_notice(start
     victim = system.pid_of(1)
     os.kill(victim, signal.SIGKILL)
     with replaced_when_dead(system, failpoint=FAILPOINT):
-        for job in [*harmless[:3], poison(), *harmless[3:]]:
-            system.accept(job)
+        system.accept_all([*harmless[:3], poison(), *harmless[3:]])
         system.wait_all([poison(), *harmless])
     end = system.log("req-poison")[1]
     assert end is not None and end.reason == "error" and end.meta["code"] == "poison"
@@ -85,17 +78,13 @@ def test_the_second_stage_dies_of_poison_and_its_batch_mates_do_not_notice(start
 
 def command(*argv: str, data: Path, code: int = 0, **env: str) -> str:
     """What `blockrelay dead-letters ...` prints."""
-    done = subprocess.run(
-        [*COMMAND, "dead-letters", *argv, "--data", str(data)],
-        capture_output=True, text=True, check=False, env={**os.environ, **env},
-    )  # fmt: skip
+    done = run_command("dead-letters", *argv, "--data", data, env={**os.environ, **env})
     assert done.returncode == code, done
     return done.stdout + done.stderr
 
 
-def ask(url: str, prompt: list[int], **more: Any) -> dict[str, Any]:
-    body = {"prompt": prompt, "max_tokens": 150, "temperature": 0, "ignore_eos": True, "return_token_ids": True, **more}
-    return httpx.post(f"{url}/v1/completions", json=body, timeout=90).json()
+def ask(up: UpProcess, prompt: list[int]) -> list[int]:
+    return up.tokens(prompt=prompt, max_tokens=150)
 
 
 def test_people_find_it_run_it_again_and_remove_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,12 +94,12 @@ def test_people_find_it_run_it_again_and_remove_it(tmp_path: Path, monkeypatch: 
     others = [[n, n + 1, n + 2] for n in range(40, 46)]
     with running_up(BUNDLED_MODEL, data=tmp_path) as up, ThreadPoolExecutor(len(others)) as clients:
         assert "no dead letters" in command("list", data=tmp_path)
-        beside = [clients.submit(ask, up.url, prompt) for prompt in others]
+        beside = [clients.submit(ask, up, prompt) for prompt in others]
         with httpx.stream("POST", f"{up.url}/v1/completions", json=body, timeout=90) as stream:
             events = [json.loads(line[6:]) for line in stream.iter_lines() if line.startswith("data: {")]
         assert "ended its worker 8 times" in events[-1]["error"]["message"]
-        tokens = [answer.result()["choices"][0]["token_ids"] for answer in beside]
-        assert tokens == [ask(up.url, prompt)["choices"][0]["token_ids"] for prompt in others]
+        tokens = [answer.result() for answer in beside]
+        assert tokens == [ask(up, prompt) for prompt in others]
         (letter,) = json.loads(command("list", "--json", data=tmp_path))
         assert (letter["why"], letter["prompt_tokens"], letter["committed"]) == ("poison", 4, 0)
         assert letter["id"] in command("list", data=tmp_path)

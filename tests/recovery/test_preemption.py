@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from blockrelay.protocol.transitions import calls
-from tests.support.systems.system import StartSystem, System, assert_nothing_is_held, golden_tokens, make_jobs
+from tests.support.systems.system import StartSystem, System, assert_nothing_is_held, make_jobs, serve
 
 #: Of the tiny model's four layers: keys and values, 2 heads of 16, 16 tokens, float16.
 PAGE_BYTES = 2 * 4 * 2 * 16 * 16 * 2
@@ -12,10 +12,7 @@ PAGE_BYTES = 2 * 4 * 2 * 16 * 16 * 2
 def test_more_requests_than_pages_all_finish_with_their_own_tokens(start_system: StartSystem) -> None:
     system = start_with_pages(start_system, 12)
     jobs = make_jobs(20, seed=21, vocab=500, longest=60, tokens=70)
-    for job in jobs:
-        system.accept(job)
-    system.wait_all(jobs)
-    assert system.results(jobs) == golden_tokens(system.block_folder, jobs)
+    serve(system, jobs)
     assert system.metric("blockrelay_worker_num_preemptions_total") > 0
     assert system.reruns() == {}, "nobody was queued again"
     assert system.metric("blockrelay_worker_commit_seconds_count") > 0
@@ -25,10 +22,7 @@ def test_more_requests_than_pages_all_finish_with_their_own_tokens(start_system:
 def test_without_a_prefix_cache_the_preempted_compute_everything_again(start_system: StartSystem) -> None:
     system = start_with_pages(start_system, 10, prefix_cache="false", speculation="off")
     jobs = make_jobs(8, seed=22, vocab=500, longest=40, tokens=100)
-    for job in jobs:
-        system.accept(job)
-    system.wait_all(jobs)
-    assert system.results(jobs) == golden_tokens(system.block_folder, jobs)
+    serve(system, jobs)
     assert system.metric("blockrelay_worker_num_preemptions_total") > 0
 
 
@@ -36,10 +30,7 @@ def test_a_request_that_needs_the_whole_pool_runs_and_a_larger_one_is_refused(st
     system = start_with_pages(start_system, 8)
     large, *others = make_jobs(6, seed=23, vocab=500, longest=20, tokens=60)
     large = replace(large, prompt=tuple(range(3, 71)))  # 68 + 60 tokens: eight pages
-    for job in (large, *others):
-        system.accept(job)
-    system.wait_all([large, *others])
-    assert system.results([large, *others]) == golden_tokens(system.block_folder, [large, *others])
+    serve(system, [large, *others])
     too_large = calls.accept("req-x", large.body, model=system.model_key, pages_needed=9, max_in_flight=10)
     assert system.scripts.run(too_large) == calls.Accepted("TOO_LARGE", "8")
 

@@ -4,14 +4,7 @@ import os
 import signal
 
 from blockrelay.protocol.keys import Keys
-from tests.support.systems.system import (
-    Golden,
-    StartSystem,
-    assert_nothing_is_held,
-    golden_tokens,
-    make_jobs,
-    start_all,
-)
+from tests.support.systems.system import Golden, StartSystem, assert_undisturbed, make_jobs, serve, start_all
 from tests.support.waiting import wait_until
 
 
@@ -21,9 +14,7 @@ def test_a_killed_and_restarted_control_redis_loses_nothing(start_system: StartS
     start_all(system, jobs)
     system.control.kill()
     system.control.start()
-    system.wait_all(jobs)
-    assert system.results(jobs) == golden
-    assert_nothing_is_held(system)
+    assert_undisturbed(system, jobs, golden)
 
 
 def test_a_killed_payload_redis_costs_time_and_no_token(start_system: StartSystem, long_jobs: Golden) -> None:
@@ -32,8 +23,7 @@ def test_a_killed_payload_redis_costs_time_and_no_token(start_system: StartSyste
     start_all(system, jobs)
     system.payload.kill()
     system.payload.start()
-    system.wait_all(jobs)
-    assert system.results(jobs) == golden
+    assert_undisturbed(system, jobs, golden)
 
 
 def test_services_wait_for_a_redis_that_is_not_there_and_say_so(start_system: StartSystem) -> None:
@@ -50,10 +40,7 @@ def test_services_wait_for_a_redis_that_is_not_there_and_say_so(start_system: St
     system.control.start()
     system.wait_ready(1)
     jobs = make_jobs(2, seed=21, vocab=500)
-    for job in jobs:
-        system.accept(job)
-    system.wait_all(jobs)
-    assert system.results(jobs) == golden_tokens(system.block_folder, jobs)
+    serve(system, jobs)
 
 
 def test_a_log_that_lost_its_tail_is_computed_again_to_the_same_tokens(
@@ -65,8 +52,7 @@ def test_a_log_that_lost_its_tail_is_computed_again_to_the_same_tokens(
     system.control.kill()
     system.control.truncate_aof(system.control.aof_size() - 2000)
     system.control.start()
-    system.wait_all(jobs)
-    assert system.results(jobs) == golden
+    assert_undisturbed(system, jobs, golden)
 
 
 def test_a_flushed_script_cache_is_no_event(start_system: StartSystem, long_jobs: Golden) -> None:
@@ -74,8 +60,7 @@ def test_a_flushed_script_cache_is_no_event(start_system: StartSystem, long_jobs
     system = start_system(stages=2)
     start_all(system, jobs)
     system.client.script_flush()
-    system.wait_all(jobs)
-    assert system.results(jobs) == golden
+    assert_undisturbed(system, jobs, golden)
 
 
 def test_the_scheduler_may_be_away_while_requests_run(start_system: StartSystem, long_jobs: Golden) -> None:
@@ -84,16 +69,13 @@ def test_the_scheduler_may_be_away_while_requests_run(start_system: StartSystem,
     assert system.scheduler is not None
     os.kill(system.scheduler.pid, signal.SIGKILL)
     system.scheduler.wait()
-    start_all(system, jobs)
-    system.wait_all(jobs)
-    assert system.results(jobs) == golden
+    serve(system, jobs, golden)
 
 
 def test_everything_that_finished_requests_leave_has_a_time_to_live(start_system: StartSystem) -> None:
     system = start_system(stages=2)
     jobs = make_jobs(5, seed=23, vocab=500)
-    for job in jobs:
-        system.accept(job)
+    system.accept_all(jobs)
     system.wait_all(jobs)
     keys = Keys("t")
     lasting = {keys.workers, keys.running, keys.settings, keys.protocol, keys.plan(system.model_key)}

@@ -28,8 +28,7 @@ def test_a_result_that_cannot_be_stored_holds_up_nobody(start_system: StartSyste
         record = system.keys.request("req-tensor")
         wait_until(lambda: system.client.hget(record, "state") == b"running", "the step runs")
         jobs = make_jobs(2, seed=3, vocab=500)
-        for job in jobs:
-            system.accept(job)
+        system.accept_all(jobs)
         system.wait_all(jobs)
         assert system.log("req-tensor")[1] is None, "nobody hears of a result that is not there"
     finally:

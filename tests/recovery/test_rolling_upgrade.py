@@ -12,7 +12,16 @@ from blockrelay.protocol.sampling_params import derive_seed
 from blockrelay_launcher.drill.from_logs import run_starts
 from blockrelay_launcher.drill.report import prompt_rows
 from blockrelay_worker.offline.pipeline import Pipeline, generate
-from tests.support.systems.system import Golden, Job, StartSystem, System, assert_nothing_is_held, make_jobs, start_all
+from tests.support.systems.system import (
+    Golden,
+    Job,
+    StartSystem,
+    System,
+    assert_nothing_is_held,
+    assert_undisturbed,
+    make_jobs,
+    start_all,
+)
 from tests.support.waiting import wait_until
 
 SALT = "new"
@@ -73,8 +82,7 @@ def test_a_rolling_upgrade_fails_nobody(start_system: StartSystem, long_jobs: Go
     old[1].terminate()
     assert old[1].wait(30) == 0
     third = make_jobs(5, seed=9, vocab=500, tokens=50)
-    for job in third:
-        system.accept(job)
+    system.accept_all(third)
     jobs = [*first, *second, *more, *third]
     system.wait_all(jobs)
     results, said = system.results(jobs), fingerprints(system, jobs)
@@ -96,9 +104,9 @@ def busy(system: System, pid: int) -> list[Job]:
         for member in system.client.smembers(system.keys.worker_requests(name)):  # pyright: ignore
             if 5 < int(system.client.hget(system.keys.request(member.decode()), "committed") or 0) < 100:  # pyright: ignore
                 return True
-        for job in make_jobs(2, seed=100 + len(sent), vocab=500, tokens=300):
-            system.accept(job)
-            sent.append(job)
+        more = make_jobs(2, seed=100 + len(sent), vocab=500, tokens=300)
+        system.accept_all(more)
+        sent.extend(more)
         return False
 
     wait_until(in_the_middle, "the old worker is in the middle of a request", timeout_s=60)
@@ -114,8 +122,7 @@ def test_the_bits_of_the_new_workers_are_others(start_system: StartSystem) -> No
     """Else the test above could not fail."""
     system = start_system(worker={"inject_numerics": SALT})
     jobs, judge = make_jobs(5, seed=9, vocab=500, tokens=50), Judge(system.block_folder)
-    for job in jobs:
-        system.accept(job)
+    system.accept_all(jobs)
     system.wait_all(jobs)
     assert system.results(jobs) == {job.request_id: judge.tokens(job, f"x-{SALT}") for job in jobs}
     assert all(judge.tokens(job, "x") != judge.tokens(job, f"x-{SALT}") for job in jobs)
@@ -134,8 +141,7 @@ def test_a_drain_finishes_what_ends_in_time_and_takes_nothing_new(start_system: 
     leaving.terminate()
     wait_until(lambda: any(w.draining for w in system.infos()) or leaving.poll() is not None, "it says that it drains")
     late = make_jobs(1, seed=4, vocab=500)
-    for job in late:
-        system.accept(job)
+    system.accept_all(late)
     assert leaving.wait(120) == 0
     assert system.all_ended(jobs) and system.results(jobs) == golden
     assert reruns(system, jobs) == 0 and not system.all_ended(late)
@@ -159,8 +165,7 @@ def test_what_is_computed_twice_when_all_workers_are_replaced(
         busy = [w.pid for w in system.infos()]
         old.terminate()
         assert old.wait(120) == 0 and old.pid in busy
-    system.wait_all(jobs)
-    assert system.results(jobs) == golden
+    assert_undisturbed(system, jobs, golden)
     rows = prompt_rows(run_starts(system.folder))
     share = rows.redone / (rows.needed + sum(map(len, golden.values())))
     print(f"drain of {drain_s} s: {100 * share:.1f} % of the rows were computed twice, {rows.reruns} runs began again")  # noqa: T201
@@ -180,9 +185,7 @@ def test_what_does_not_end_in_time_goes_on_elsewhere(start_system: StartSystem, 
     leaving.terminate()
     assert leaving.wait(30) == 0
     assert reruns(system, jobs) > 0
-    system.wait_all(jobs)
-    assert system.results(jobs) == golden
-    assert_nothing_is_held(system)
+    assert_undisturbed(system, jobs, golden)
 
 
 def test_a_second_signal_ends_a_drain_at_once(start_system: StartSystem, long_jobs: Golden) -> None:
@@ -201,5 +204,4 @@ def test_a_second_signal_ends_a_drain_at_once(start_system: StartSystem, long_jo
     assert leaving.wait(30) == 0
     assert not system.all_ended(jobs) and reruns(system, jobs) > 0
     system.start_worker()
-    system.wait_all(jobs)
-    assert system.results(jobs) == golden
+    assert_undisturbed(system, jobs, golden)

@@ -6,7 +6,7 @@ import numpy as np
 
 from blockrelay.protocol.sampling_params import SamplingParams
 from tests.support.models.tiny_model import write_tiny_model
-from tests.support.systems.system import Job, StartSystem, assert_nothing_is_held, golden_tokens
+from tests.support.systems.system import Job, StartSystem, assert_nothing_is_held, serve
 
 PROMPT = 2000
 #: A batch of 512 rows would take 2 s, and a step of a worker may take less.
@@ -22,9 +22,7 @@ def test_a_slow_worker_serves_a_long_prompt_to_its_end(start_system: StartSystem
     tokens = np.random.default_rng(1).integers(3, 500, PROMPT)
     params = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
     job = Job(request_id="long", prompt=tuple(map(int, tokens)), params=params)
-    system.accept(job)
-    system.wait_all([job])
-    assert system.results([job]) == golden_tokens(system.block_folder, [job])
+    serve(system, [job])
     assert worker.poll() is None, "the same process, from the first row to the last"
     assert int(system.client.hget(system.keys.request("long"), "reruns") or 0) == 0  # pyright: ignore
     assert_nothing_is_held(system)

@@ -62,8 +62,7 @@ def test_tokens_are_the_same_with_and_without_guesses(
 ) -> None:
     jobs, golden = stories
     system = start_system(stages=stages, worker={"speculation": speculation}, model=BUNDLED_MODEL)
-    for job in jobs:
-        system.accept(job)
+    system.accept_all(jobs)
     system.wait_all(jobs)
     assert system.results(jobs) == {request_id: one.tokens for request_id, one in golden.items()}
     for job in jobs:

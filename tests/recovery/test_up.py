@@ -9,52 +9,30 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 
 from blockrelay.protocol.encoding.request_ids import own_id
 from blockrelay.protocol.keys import Keys
-from blockrelay.protocol.messages import EndEntry, TokenEntry
-from blockrelay.redis.client import connect
-from blockrelay.up_file import read_running
 from blockrelay_launcher.drill.system import command_line, environment_of
-from tests.support.cell import read_log
 from tests.support.gateway.sse_client import read_events
-from tests.support.models.tiny_model import write_tiny_model
 from tests.support.redis.redis_server import RedisServer
 from tests.support.systems.failing_gpus import failing_gpus
-from tests.support.systems.up_process import COMMAND, UpProcess, running_up
+from tests.support.systems.up_process import (
+    COMMAND,
+    UpProcess,
+    refusal,
+    run_command,
+    running_up,
+)
 from tests.support.waiting import wait_until
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_model(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture
 def data() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="br-up-") as folder:
         yield Path(folder)
-
-
-def complete(url: str, **more: Any) -> dict[str, Any]:
-    """One greedy completion of the tiny model."""
-    body = {"model": "tiny", "prompt": [1, 5, 9], "max_tokens": 40, "temperature": 0, "ignore_eos": True, **more}
-    answer = httpx.post(f"{url}/v1/completions", json={"return_token_ids": True, **body}, timeout=60)
-    assert answer.is_success, answer.text
-    return answer.json()
-
-
-def tokens_of(answer: dict[str, Any]) -> list[int]:
-    return answer["choices"][0]["token_ids"]
-
-
-def status(up: UpProcess) -> dict[str, Any]:
-    done = subprocess.run([*COMMAND, "status", "--data", str(up.data), "--json"], capture_output=True, check=True)
-    return json.loads(done.stdout)
 
 
 def in_shared_memory() -> set[str]:
@@ -69,32 +47,27 @@ def page_folder(up: UpProcess) -> Path:
     return folder
 
 
-def fails_with(*argv: str) -> str:
-    """Run a command that must end with code 2 and one line; the line."""
-    done = subprocess.run([*COMMAND, *argv], capture_output=True, text=True, timeout=30, check=False)
-    assert done.returncode == 2 and done.stderr.count("\n") == 1 and not done.stdout, done
-    return done.stderr
-
-
-def test_ctrl_c_drains_and_leaves_nothing_and_nobody_else_may_use_its_port_or_data(model: Path, data: Path) -> None:
+def test_ctrl_c_drains_and_leaves_nothing_and_nobody_else_may_use_its_port_or_data(
+    tiny_model: Path, data: Path
+) -> None:
     shared_memory = in_shared_memory()
-    with running_up(model, "--stages", "2", data=data) as up:
+    with running_up(tiny_model, "--stages", "2", data=data) as up:
         children = up.children()
         assert len(children) == 6, "two Redis, the scheduler, two workers and the gateway"
-        assert len(tokens_of(complete(up.url))) == 40
+        assert len(up.tokens()) == 40
         pages = page_folder(up)
         wait_until(lambda: len(list(pages.iterdir())) >= 1 + 2 * 2, "both stages share their full pages")
 
         port = up.url.rpartition(":")[2]
-        line = fails_with("up", "--model", str(model), "--port", port)
+        line = refusal("up", "--model", str(tiny_model), "--port", port)
         assert f"port {port}" in line and "--port" in line
-        line = fails_with("up", "--model", str(model), "--port", "0", "--data", str(data))
+        line = refusal("up", "--model", str(tiny_model), "--port", "0", "--data", str(data))
         assert str(up.process.pid) in line and str(data) in line
         assert up.children() == children, "neither has disturbed it"
 
-        (found,) = status(up)["models"].values()
+        found = up.status()
         assert [w["state"] for w in found["workers"]] == ["ready", "ready"] and not found["missing"]
-        shown = subprocess.run([*COMMAND, "status", "--data", str(data)], capture_output=True, text=True, check=True)
+        shown = run_command("status", "--data", data)
         assert "stage" in shown.stdout and "in flight: 0" in shown.stdout
 
         assert up.stop(signal.SIGINT) == 0
@@ -106,35 +79,29 @@ def test_ctrl_c_drains_and_leaves_nothing_and_nobody_else_may_use_its_port_or_da
 
 
 def test_killed_with_9_it_leaves_no_orphan_and_the_next_one_goes_on_with_what_was_accepted(
-    model: Path, data: Path
+    tiny_model: Path, data: Path
 ) -> None:
-    with running_up(model, data=data) as up:
-        undisturbed = tokens_of(complete(up.url, max_tokens=300))
+    with running_up(tiny_model, data=data) as up:
+        undisturbed = up.tokens(max_tokens=300)
         children = up.children()
         (worker,) = up.pid_of("blockrelay_worker")
         os.kill(worker, signal.SIGSTOP)  # so that the request is accepted and not finished
-        accepted = complete(up.url, max_tokens=300, background=True)
+        accepted = up.complete(max_tokens=300, background=True)
         up.stop(signal.SIGKILL)
         wait_until(lambda: not any(command_line(pid) for pid in children), "all children have ended")
-    with running_up(model, data=data) as up:
-        running = read_running(data)
-        client, keys = connect(running.redis_url), Keys(running.cell)
-        wait_until(lambda: not client.zcard(keys.running), "the accepted request is finished")
-        *tokens, end = read_log(client, keys, own_id(accepted["id"]))
-        assert [t.token for t in tokens if isinstance(t, TokenEntry)] == undisturbed
-        assert isinstance(end, EndEntry) and end.reason == "length"
-        client.close()
+    with running_up(tiny_model, data=data) as up:
+        assert up.finished(own_id(accepted["id"])) == undisturbed
         assert up.stop() == 0
 
 
 def test_a_stream_that_is_under_way_does_not_hold_the_end_up_and_is_told_how_to_go_on(
-    model: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_model: Path, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its worker goes first: it would wait for its gateway's whole drain in vain."""
     monkeypatch.setenv("BLOCKRELAY_INJECT_SPEED", "0.001")
     monkeypatch.setenv("BLOCKRELAY_DRAIN_S", "0")
     body = {"prompt": [1, 5, 9], "max_tokens": 300, "stream": True, "ignore_eos": True}
-    with running_up(model, data=data) as up:
+    with running_up(tiny_model, data=data) as up:
         with httpx.stream("POST", f"{up.url}/v1/completions", json=body, timeout=60) as response:
             up.process.send_signal(signal.SIGINT)
             *_, error, done = read_events(response)
@@ -142,8 +109,8 @@ def test_a_stream_that_is_under_way_does_not_hold_the_end_up_and_is_told_how_to_
         assert up.process.wait(40) == 0
 
 
-def test_a_body_that_is_on_its_way_does_not_hold_the_end_up(model: Path, data: Path) -> None:
-    with running_up(model, data=data) as up, socket.socket() as slow:
+def test_a_body_that_is_on_its_way_does_not_hold_the_end_up(tiny_model: Path, data: Path) -> None:
+    with running_up(tiny_model, data=data) as up, socket.socket() as slow:
         slow.connect(("127.0.0.1", int(up.url.rpartition(":")[2])))
         slow.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 5000\r\n\r\n{")
         assert httpx.get(f"{up.url}/livez").status_code == 200, "the gateway has had a moment to begin with it"
@@ -155,28 +122,28 @@ def test_a_body_that_is_on_its_way_does_not_hold_the_end_up(model: Path, data: P
 
 
 def test_what_is_unfinished_outlives_an_up_without_a_data_folder(
-    model: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_model: Path, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(data))  # where it makes its folder
-    with running_up(model) as up:
+    with running_up(tiny_model) as up:
         assert up.stop() == 0
         assert not list(data.glob("blockrelay-*")), "nothing was left to do"
-    with running_up(model) as up:
+    with running_up(tiny_model) as up:
         (worker,) = up.pid_of("blockrelay_worker")
         os.kill(worker, signal.SIGSTOP)  # so that the request is accepted and not finished
-        name = complete(up.url, max_tokens=300, background=True)["id"]
+        name = up.complete(max_tokens=300, background=True)["id"]
         assert up.stop() == 0
     (folder,) = data.glob("blockrelay-*")
-    with running_up(model, data=folder) as up:
+    with running_up(tiny_model, data=folder) as up:
         completed = lambda: httpx.get(f"{up.url}/v1/requests/{name}").json()["status"] == "completed"  # noqa: E731
         wait_until(completed, "the next one goes on with it")
         assert up.stop() == 0
     assert folder.exists()
 
 
-def test_a_killed_worker_and_a_killed_redis_are_replaced_and_requests_go_on(model: Path, data: Path) -> None:
-    with running_up(model, "--stages", "2", "--verbose", data=data) as up:
-        undisturbed = tokens_of(complete(up.url, max_tokens=120))
+def test_a_killed_worker_and_a_killed_redis_are_replaced_and_requests_go_on(tiny_model: Path, data: Path) -> None:
+    with running_up(tiny_model, "--stages", "2", "--verbose", data=data) as up:
+        undisturbed = up.tokens(max_tokens=120)
         for victim in ("blockrelay_worker", "control/redis.sock", "payload/redis.sock", "blockrelay_scheduler"):
             before = up.pid_of(victim)
             with httpx.stream("POST", f"{up.url}/v1/completions", timeout=60, json={
@@ -196,34 +163,28 @@ def test_a_killed_worker_and_a_killed_redis_are_replaced_and_requests_go_on(mode
         assert up.stop() == 0
 
 
-def test_a_model_that_was_altered_ends_the_start_with_the_name_of_the_file(model: Path, tmp_path: Path) -> None:
+def test_a_model_that_was_altered_ends_the_start_with_the_name_of_the_file(tiny_model: Path, tmp_path: Path) -> None:
     altered = tmp_path / "model"
     altered.mkdir()
-    for path in model.rglob("*"):
-        target = altered / path.relative_to(model)
+    for path in tiny_model.rglob("*"):
+        target = altered / path.relative_to(tiny_model)
         target.mkdir() if path.is_dir() else target.write_bytes(path.read_bytes())
     block = altered / "blocks" / "block_2.bin"
     content = bytearray(block.read_bytes())
     content[100] ^= 1
     block.write_bytes(content)
     started = time.monotonic()
-    done = subprocess.run(
-        [*COMMAND, "up", "--model", str(altered), "--port", "0"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = run_command("up", "--model", altered, "--port", "0")
     assert done.returncode == 2 and not done.stdout and "block_2.bin" in done.stderr.splitlines()[-1]
     assert time.monotonic() - started < 30
 
 
-def test_a_port_taken_by_somebody_else_is_one_line_and_starts_nothing(model: Path, data: Path) -> None:
+def test_a_port_taken_by_somebody_else_is_one_line_and_starts_nothing(tiny_model: Path, data: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
-        line = fails_with("up", "--model", str(model), "--port", port, "--data", str(data))
+        line = refusal("up", "--model", str(tiny_model), "--port", port, "--data", str(data))
     assert f"port {port}" in line and not list(data.iterdir())
 
 
@@ -237,67 +198,66 @@ def test_a_port_taken_by_somebody_else_is_one_line_and_starts_nothing(model: Pat
     ids=["origin", "host", "keys"],
 )
 def test_a_mistake_in_an_option_is_one_line_and_starts_nothing(
-    model: Path, data: Path, options: tuple[str, ...], said: str
+    tiny_model: Path, data: Path, options: tuple[str, ...], said: str
 ) -> None:
-    assert said in fails_with("up", "--model", str(model), "--port", "0", "--data", str(data), *options)
+    assert said in refusal("up", "--model", str(tiny_model), "--port", "0", "--data", str(data), *options)
     assert not list(data.iterdir())
 
 
-def test_a_setting_that_no_service_reads_is_one_line_and_starts_nothing(model: Path, data: Path) -> None:
+def test_a_setting_that_no_service_reads_is_one_line_and_starts_nothing(tiny_model: Path, data: Path) -> None:
     (data / "settings").mkdir()
     (data / "settings" / "gateway-1").write_text("BLOCKRELAY_LOG_LEVEL=DEBUG\n")
-    assert "gateway-1 is for none" in fails_with("up", "--model", str(model), "--port", "0", "--data", str(data))
+    assert "gateway-1 is for none" in refusal("up", "--model", str(tiny_model), "--port", "0", "--data", str(data))
     (data / "settings" / "gateway-1").rename(data / "settings" / "gateway")
     (data / "settings" / "gateway").write_text("BLOCKRELAY_LOG_LEVEL DEBUG\n")
-    assert "is not NAME=VALUE" in fails_with("up", "--model", str(model), "--port", "0", "--data", str(data))
+    assert "is not NAME=VALUE" in refusal("up", "--model", str(tiny_model), "--port", "0", "--data", str(data))
 
 
-def test_gpus_that_are_not_here_are_one_line(model: Path) -> None:
+def test_gpus_that_are_not_here_are_one_line(tiny_model: Path) -> None:
     """`up` takes real ones or none."""
-    start = ("up", "--model", str(model), "--port", "0")
-    assert "--gpu-workers 99: here is " in fails_with(*start, "--gpu-workers", "99")
-    assert "--gpu and --gpu-workers" in fails_with(*start, "--gpu-workers", "1", "--gpu", "webgpu:0")
-    assert "--gpu-memory needs --gpu" in fails_with(*start, "--gpu-memory", "1000")
+    start = ("up", "--model", str(tiny_model), "--port", "0")
+    assert "--gpu-workers 99: here is " in refusal(*start, "--gpu-workers", "99")
+    assert "--gpu and --gpu-workers" in refusal(*start, "--gpu-workers", "1", "--gpu", "webgpu:0")
+    assert "--gpu-memory needs --gpu" in refusal(*start, "--gpu-memory", "1000")
 
 
-def test_a_gpu_that_has_no_room_for_its_stage_ends_up_with_the_figures(model: Path) -> None:
+def test_a_gpu_that_has_no_room_for_its_stage_ends_up_with_the_figures(tiny_model: Path) -> None:
     """What never can work is not begun again and again, although CPUs serve."""
-    argv = [*COMMAND, "up", "--model", str(model), "--port", "0", "--gpu", "cpu", "--gpu-memory", "1000"]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    done = run_command("up", "--model", tiny_model, "--port", "0", "--gpu", "cpu", "--gpu-memory", "1000")
     assert done.returncode == 2, done
     assert "raise --gpu-memory" in done.stderr.splitlines()[-1] and "starting it again" not in done.stderr
 
 
-def test_a_wrong_password_is_one_line(model: Path, own_redis: RedisServer) -> None:
+def test_a_wrong_password_is_one_line(tiny_model: Path, own_redis: RedisServer) -> None:
     url = f"unix://someone:x@{own_redis.socket}"
-    line = fails_with("up", "--model", str(model), "--port", "0", "--redis", url)
+    line = refusal("up", "--model", str(tiny_model), "--port", "0", "--redis", url)
     assert line.startswith("blockrelay: the control Redis does not let us in")
 
 
-def test_a_failing_gpu_worker_hands_its_block_to_the_cpu_and_the_answer_says_so(model: Path) -> None:
-    with running_up(model, "--stages", "2") as up:
-        undisturbed = tokens_of(complete(up.url))
+def test_a_failing_gpu_worker_hands_its_block_to_the_cpu_and_the_answer_says_so(tiny_model: Path) -> None:
+    with running_up(tiny_model, "--stages", "2") as up:
+        undisturbed = up.tokens()
         assert up.stop() == 0
-    with running_up(model, "--stages", "2") as up:
-        with failing_gpus(up, model, 2, after=3):
-            answer = complete(up.url)
+    with running_up(tiny_model, "--stages", "2") as up:
+        with failing_gpus(up, tiny_model, 2, after=3):
+            answer = up.complete()
         assert up.stop() == 0
-    assert tokens_of(answer) == undisturbed
+    assert answer["choices"][0]["token_ids"] == undisturbed
     events = answer["fallback_events"]
     assert 1 <= len(events) <= 2, "a stage that fails moves, and no other"
     assert {(event["from"], event["to"], event["success"]) for event in events} == {("GPU", "CPU", True)}
 
 
-def test_somebody_elses_redis_is_waited_for_and_left_as_it_is(model: Path, own_redis: RedisServer) -> None:
+def test_somebody_elses_redis_is_waited_for_and_left_as_it_is(tiny_model: Path, own_redis: RedisServer) -> None:
     own_redis.kill()
-    argv = [*COMMAND, "up", "--model", str(model), "--port", "0", "--redis", own_redis.url]
+    argv = [*COMMAND, "up", "--model", str(tiny_model), "--port", "0", "--redis", own_redis.url]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
             children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
             wait_until(lambda: len(children.read_text().split()) == 3, "scheduler, worker and gateway are there")
             own_redis.start()
             up = UpProcess(process, None)
-            assert len(tokens_of(complete(up.url))) == 40
+            assert len(up.tokens()) == 40
             assert all("-m blockrelay_" in command for command in up.children().values()), "none is a Redis server"
             assert up.stop() == 0
             assert process.stderr is not None and "give --payload-redis" in process.stderr.read()

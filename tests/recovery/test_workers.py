@@ -13,8 +13,9 @@ from tests.support.systems.system import (
     StartSystem,
     System,
     assert_nothing_is_held,
-    golden_tokens,
+    assert_undisturbed,
     make_jobs,
+    serve,
     start_all,
 )
 from tests.support.waiting import wait_until
@@ -24,11 +25,7 @@ from tests.support.waiting import wait_until
 def test_mixed_requests_give_the_tokens_of_their_solo_runs(start_system: StartSystem, stages: int) -> None:
     system = start_system(stages=stages)
     jobs = make_jobs(50, seed=stages, vocab=500, longest=200, tokens=24)
-    for job in jobs:
-        system.accept(job)
-    system.wait_all(jobs)
-    assert system.results(jobs) == golden_tokens(system.block_folder, jobs)
-    assert_nothing_is_held(system)
+    serve(system, jobs)
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2])
@@ -42,9 +39,7 @@ def test_kill_9_of_each_stages_worker_changes_no_token(
     os.kill(pid, signal.SIGKILL)
     next(w for w in system.workers if w.pid == pid).wait()
     system.start_worker()
-    system.wait_all(jobs)
-    assert system.results(jobs) == golden
-    assert_nothing_is_held(system)
+    assert_undisturbed(system, jobs, golden)
 
 
 def test_with_a_second_worker_per_stage_the_others_take_over(start_system: StartSystem, long_jobs: Golden) -> None:
@@ -52,8 +47,7 @@ def test_with_a_second_worker_per_stage_the_others_take_over(start_system: Start
     system = start_system(stages=2, replicas=2)
     start_all(system, jobs)
     os.kill(system.pid_of(1), signal.SIGKILL)
-    system.wait_all(jobs)
-    assert system.results(jobs) == golden
+    assert_undisturbed(system, jobs, golden)
     reruns = [int(system.client.hget(system.keys.request(j.request_id), "reruns") or 0) for j in jobs]  # pyright: ignore
     assert any(reruns) and not all(reruns), "only what was on the dead worker ran again"
 
@@ -69,8 +63,7 @@ def test_a_worker_that_slept_past_its_death_forgets_its_runs_and_comes_back(
     os.kill(pid, signal.SIGSTOP)
     wait_until(lambda: before.isdisjoint(w.id for w in system.infos()), "the sleeper is declared dead")
     os.kill(pid, signal.SIGCONT)
-    system.wait_all(jobs)
-    assert system.results(jobs) == golden
+    assert_undisturbed(system, jobs, golden)
     wait_until(lambda: any(w.pid == pid and w.ready for w in system.infos()), "it is back under a new id")
 
 
@@ -82,8 +75,7 @@ def test_a_drained_worker_hands_its_requests_over_and_exits_cleanly(
     start_all(system, jobs)
     system.workers[0].terminate()
     assert system.workers[0].wait(5) == 0
-    system.wait_all(jobs)
-    assert system.results(jobs) == golden
+    assert_undisturbed(system, jobs, golden)
 
 
 def test_a_stage_without_a_live_worker_keeps_its_requests_waiting(start_system: StartSystem) -> None:
@@ -98,12 +90,10 @@ def test_a_stage_without_a_live_worker_keeps_its_requests_waiting(start_system: 
     wait_until(gaps, "readiness names the gap")
     assert gaps() == ["stage 1 (block_4 to block_5) has no live worker"]
     jobs = make_jobs(3, seed=5, vocab=500)
-    for job in jobs:
-        system.accept(job)
+    system.accept_all(jobs)
     assert not system.all_ended(jobs)
     system.start_worker()
-    system.wait_all(jobs)
-    assert system.results(jobs) == golden_tokens(system.block_folder, jobs)
+    assert_undisturbed(system, jobs)
 
 
 def test_a_stage_that_stays_empty_gets_a_worker_from_a_stage_that_can_spare_one(
@@ -116,8 +106,7 @@ def test_a_stage_that_stays_empty_gets_a_worker_from_a_stage_that_can_spare_one(
     start_all(system, jobs)
     assert [w.stage for w in system.infos()].count(0) == 2
     os.kill(system.pid_of(1), signal.SIGKILL)
-    system.wait_all(jobs)
-    assert system.results(jobs) == golden
+    assert_undisturbed(system, jobs, golden)
 
 
 def test_a_failing_gpu_hands_over_to_the_cpu_in_mid_request(start_system: StartSystem, long_jobs: Golden) -> None:
@@ -127,9 +116,7 @@ def test_a_failing_gpu_hands_over_to_the_cpu_in_mid_request(start_system: StartS
         system.start_failing_gpu(after=40)
     system.wait_ready(4)
     wait_until(lambda: plan_class(system) == "gpu", "the plan has GPU stages")
-    start_all(system, jobs)
-    system.wait_all(jobs)
-    assert system.results(jobs) == golden
+    serve(system, jobs, golden)
     fallbacks = [event for job in jobs for event in (system.log(job.request_id)[1] or pytest.fail("no end")).fallbacks]
     assert fallbacks
     for event in fallbacks:
@@ -158,8 +145,7 @@ def test_a_vanished_gpu_hands_over_to_the_cpu(start_system: StartSystem, long_jo
     wait_until(lambda: plan_class(system) == "gpu", "the plan has a GPU stage")
     start_all(system, jobs)
     gpu.kill()
-    system.wait_all(jobs)
-    assert system.results(jobs) == golden
+    assert_undisturbed(system, jobs, golden)
     reasons = {e.reason for job in jobs for e in (system.log(job.request_id)[1] or pytest.fail("no end")).fallbacks}
     assert reasons == {"worker_death"}
 
@@ -178,21 +164,14 @@ def test_a_cancelled_request_frees_its_pages_at_once(start_system: StartSystem) 
 def test_prompts_longer_than_a_batch_arrive_in_chunks(start_system: StartSystem) -> None:
     system = start_system(stages=3, worker={"max_rows": "32"})
     jobs = make_jobs(8, seed=11, vocab=500, longest=300, tokens=16)
-    for job in jobs:
-        system.accept(job)
-    system.wait_all(jobs)
-    assert system.results(jobs) == golden_tokens(system.block_folder, jobs)
+    serve(system, jobs)
 
 
 def test_a_small_page_pool_lets_requests_wait_their_turn(start_system: StartSystem) -> None:
     bytes_per_page = 2 * 2 * 2 * 16 * 16 * 2 * 4  # far below what 12 requests need at once
     system = start_system(stages=2, worker={"kv_bytes": str(bytes_per_page * 8)})
     jobs = make_jobs(12, seed=13, vocab=500, longest=40, tokens=24)
-    for job in jobs:
-        system.accept(job)
-    system.wait_all(jobs)
-    assert system.results(jobs) == golden_tokens(system.block_folder, jobs)
-    assert_nothing_is_held(system)
+    serve(system, jobs)
 
 
 def plan_class(system: System) -> str | None:

@@ -9,7 +9,7 @@ import pytest
 
 from blockrelay_launcher.client.resuming import resuming_stream
 from tests.support.systems.fault_stand import state_of
-from tests.support.systems.system import Golden, StartSystem, assert_nothing_is_held, start_all
+from tests.support.systems.system import Golden, StartSystem, assert_undisturbed, serve, start_all
 from tests.support.waiting import wait_until
 
 QUICK = {"BLOCKRELAY_DEAD_AFTER_S": "1"}
@@ -28,9 +28,7 @@ def test_the_late_commit_of_a_worker_that_was_declared_dead_is_refused(
     wait_until(lambda: all(w.pid != sleeper.pid for w in system.infos()), "the sleeper is declared dead")
     sleeper.send_signal(signal.SIGCONT)
     wait_until(lambda: system.refused_commits(sleeper.pid), "its COMMIT is refused")
-    system.wait_all(jobs)
-    assert system.results(jobs) == golden
-    assert_nothing_is_held(system)
+    assert_undisturbed(system, jobs, golden)
 
 
 def test_a_scheduler_that_slept_declares_nobody_dead_for_it(start_system: StartSystem, long_jobs: Golden) -> None:
@@ -85,10 +83,7 @@ def test_a_step_that_is_longer_than_the_lease_is_no_death(start_system: StartSys
     slow = {"failpoint": "worker.before_compute:delay=2.5@3"}
     system = start_system(stages=1, scheduler_env=QUICK, worker=slow)
     ids = {w.id for w in system.infos()}
-    for job in jobs:
-        system.accept(job)
-    system.wait_all(jobs)
-    assert system.results(jobs) == golden
+    serve(system, jobs, golden)
     assert "FAILPOINT" in (system.folder / "worker-0.log").read_text()
     assert {w.id for w in system.infos()} == ids and system.reruns() == {}
 
@@ -111,8 +106,6 @@ def test_a_redis_that_slept_longer_than_the_lease_loses_nothing(
     else:
         wait_until(lambda: ids.isdisjoint(w.id for w in system.infos()), "workers that get no rows are declared dead")
     os.kill(server.process.pid, signal.SIGCONT)
-    system.wait_all(jobs)
-    assert system.results(jobs) == golden
-    assert_nothing_is_held(system)
+    assert_undisturbed(system, jobs, golden)
     if which == "control":
         assert {w.id for w in system.infos()} == ids

@@ -3,6 +3,7 @@
 import json
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from websockets.sync.client import connect
 
 from blockrelay.protocol.tensors import decode_tensor
-from tests.support.models.tiny_model import BLOCKS, write_tiny_model
+from tests.support.models.tiny_model import BLOCKS
 from tests.support.systems.failing_gpus import failing_gpus
 from tests.support.systems.up_process import UpProcess, running_up
 
@@ -37,10 +38,9 @@ FIVE = json.dumps(
 
 
 @pytest.fixture(scope="module")
-def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpProcess]:
-    model = write_tiny_model(tmp_path_factory.mktemp("model"))
-    with running_up(model, "--stages", "2") as running:
-        with failing_gpus(running, model, 1, after=2):
+def up(tiny_model: Path) -> Iterator[UpProcess]:
+    with running_up(tiny_model, "--stages", "2") as running:
+        with failing_gpus(running, tiny_model, 1, after=2):
             yield running
         assert running.stop() == 0
 

@@ -15,7 +15,6 @@ import httpx
 import pytest
 
 from blockrelay.auth.api_keys import Tenant, add_key
-from tests.support.models.tiny_model import write_tiny_model
 from tests.support.systems.up_process import UpProcess, running_up
 from tests.support.waiting import wait_until
 
@@ -23,13 +22,8 @@ PROMPT = [5, 6, 7, 8]
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_model(tmp_path_factory.mktemp("watched"))
-
-
-@pytest.fixture(scope="module")
-def two_stages(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpProcess]:
-    with running_up(model, "--stages", "2", "--no-speculation", data=tmp_path_factory.mktemp("data") / "up") as up:
+def two_stages(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpProcess]:
+    with running_up(tiny_model, "--stages", "2", "--no-speculation", data=tmp_path_factory.mktemp("data") / "up") as up:
         yield up
 
 
@@ -107,11 +101,11 @@ def test_start_and_end_of_every_stage_s_steps_are_events(two_stages: UpProcess) 
         assert len({event["node_id"] for event in found}) == 2
 
 
-def test_a_client_sees_whose_its_own_requests_are_and_an_operator_sees_all(model: Path, tmp_path: Path) -> None:
+def test_a_client_sees_whose_its_own_requests_are_and_an_operator_sees_all(tiny_model: Path, tmp_path: Path) -> None:
     path = tmp_path / "keys.json"
     ada, bob = add_key(path, Tenant(name="ada")), add_key(path, Tenant(name="bob"))
     chief = add_key(path, Tenant(name="chief", operator=True))
-    with running_up(model, "--api-keys", str(path)) as up:
+    with running_up(tiny_model, "--api-keys", str(path)) as up:
         assert httpx.get(f"{up.url}/v1/status/events").status_code == 401
         with watching(up, ada) as of_ada, watching(up, chief) as of_chief:
             hers, his = ask(up, ada), ask(up, bob)
@@ -168,7 +162,7 @@ def test_status_says_what_each_worker_has_spent_its_time_on(two_stages: UpProces
     assert "what workers spent their time on" in shown
 
 
-def test_followers_end_with_the_gateway(model: Path) -> None:
+def test_followers_end_with_the_gateway(tiny_model: Path) -> None:
     began, ended = threading.Event(), threading.Event()
 
     def follow(url: str) -> None:
@@ -178,7 +172,7 @@ def test_followers_end_with_the_gateway(model: Path) -> None:
                 pass
         ended.set()
 
-    with running_up(model) as up:
+    with running_up(tiny_model) as up:
         threading.Thread(target=follow, args=(up.url,)).start()
         assert began.wait(10)
         assert up.stop() == 0

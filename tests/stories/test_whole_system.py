@@ -26,14 +26,9 @@ from tests.support.waiting import wait_until
 PROMPT = "The quick brown fox jumps over the lazy dog"
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_model(tmp_path_factory.mktemp("tiny"))
-
-
 @pytest.fixture(scope="module", params=[1, 2, 3], ids="stages={}".format)
-def up(model: Path, request: pytest.FixtureRequest) -> Iterator[UpProcess]:
-    with running_up(model, "--stages", str(request.param)) as process:
+def up(tiny_model: Path, request: pytest.FixtureRequest) -> Iterator[UpProcess]:
+    with running_up(tiny_model, "--stages", str(request.param)) as process:
         yield process
         assert process.stop() == 0
 
@@ -73,12 +68,14 @@ def complete(client: OpenAI, prompt: str | list[int], *, stream: bool, **fields:
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize("sampled", [False, True], ids=["greedy", "seeded"])
-def test_the_openai_client_gets_the_tokens_of_generate(up: UpProcess, model: Path, stream: bool, sampled: bool) -> None:
+def test_the_openai_client_gets_the_tokens_of_generate(
+    up: UpProcess, tiny_model: Path, stream: bool, sampled: bool
+) -> None:
     fields: dict[str, object] = (
         {"temperature": 0.9, "top_p": 0.8, "top_k": 50, "seed": 7} if sampled else {"temperature": 0}
     )
     options = [o for name, value in fields.items() for o in (f"--{name.replace('_', '-')}", str(value))]
-    expected = generate(model, "--prompt", PROMPT, "--max-tokens", "40", "--ignore-eos", *options)
+    expected = generate(tiny_model, "--prompt", PROMPT, "--max-tokens", "40", "--ignore-eos", *options)
     with OpenAI(base_url=f"{up.url}/v1", api_key="none") as client:
         assert complete(client, PROMPT, stream=stream, **fields) == expected
 
@@ -99,9 +96,9 @@ def test_chat_streams_what_it_answers_whole(up: UpProcess) -> None:
     assert usage.model_dump(exclude=found_again) == whole.usage.model_dump(exclude=found_again)
 
 
-def test_fifty_requests_at_once_each_equal_their_solo_runs(up: UpProcess, model: Path) -> None:
+def test_fifty_requests_at_once_each_equal_their_solo_runs(up: UpProcess, tiny_model: Path) -> None:
     jobs = make_jobs(50, seed=31, vocab=500, longest=150, tokens=30)
-    assert run_jobs(up, jobs) == expected_answers(model, jobs)
+    assert run_jobs(up, jobs) == expected_answers(tiny_model, jobs)
 
 
 def _tokens_relayed(up: UpProcess) -> float:
@@ -109,13 +106,13 @@ def _tokens_relayed(up: UpProcess) -> float:
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2])
-def test_kill_9_of_each_worker_under_twenty_requests_changes_nothing(model: Path, stage: int) -> None:
+def test_kill_9_of_each_worker_under_twenty_requests_changes_nothing(tiny_model: Path, stage: int) -> None:
     jobs = make_jobs(20, seed=33, vocab=500, tokens=250)
-    with running_up(model, "--stages", "3") as up, ThreadPoolExecutor(1) as pool:
+    with running_up(tiny_model, "--stages", "3") as up, ThreadPoolExecutor(1) as pool:
         answers = pool.submit(run_jobs, up, jobs)
         wait_until(lambda: _tokens_relayed(up) >= 1000, "a fifth of all tokens are there")
         os.kill(up.pid_of("blockrelay_worker")[stage], signal.SIGKILL)
-        assert answers.result(60) == expected_answers(model, jobs)
+        assert answers.result(60) == expected_answers(tiny_model, jobs)
         assert up.stop() == 0
 
 
@@ -131,11 +128,11 @@ def test_blocks_of_8_and_of_4_bits_pass_through_two_stages_and_share_pages_as_ex
         assert answer.system_fingerprint is not None and answer.system_fingerprint.startswith("mixed-")
 
 
-def test_a_failing_gpu_shows_in_the_answer_and_changes_no_token(model: Path) -> None:
+def test_a_failing_gpu_shows_in_the_answer_and_changes_no_token(tiny_model: Path) -> None:
     jobs = make_jobs(6, seed=35, vocab=500, tokens=60)
     fallbacks: list[dict[str, object]] = []
-    with running_up(model, "--stages", "2") as up, failing_gpus(up, model, 1, after=5):
-        assert run_jobs(up, jobs, fallbacks) == expected_answers(model, jobs)
+    with running_up(tiny_model, "--stages", "2") as up, failing_gpus(up, tiny_model, 1, after=5):
+        assert run_jobs(up, jobs, fallbacks) == expected_answers(tiny_model, jobs)
         assert fallbacks and {f["reason"] for f in fallbacks} == {"gpu_driver_error"}
         assert "blockrelay_request_fallbacks_total{" in httpx.get(f"{up.url}/metrics").text
 

@@ -10,7 +10,7 @@ import redis
 from blockrelay.protocol.capabilities import Capabilities
 from blockrelay.protocol.ended import decode_log, whole_log, whole_record
 from blockrelay.protocol.keys import Keys
-from blockrelay.protocol.messages import Claimed, Commit, CommitAnswer, LogEntry, RequestBody
+from blockrelay.protocol.messages import Claimed, Commit, CommitAnswer, EndEntry, LogEntry, RequestBody
 from blockrelay.protocol.number import PROTOCOL
 from blockrelay.protocol.plan import Device
 from blockrelay.protocol.timeline import timeline
@@ -127,6 +127,12 @@ class Cell:
 
     def log(self, request_id: str = "req-1") -> list[LogEntry]:
         return read_log(self.client, self.keys, request_id)
+
+    def end(self, request_id: str = "req-1") -> EndEntry:
+        """The last entry of its log, which must be its end."""
+        end = self.log(request_id)[-1]
+        assert isinstance(end, EndEntry), end
+        return end
 
     def timeline(self, request_id: str = "req-1") -> list[dict[str, Any]]:
         return read_timeline(self.client, self.keys, request_id)

@@ -11,6 +11,8 @@ from typing import Any
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
+from tests.support.beside import serving
+
 
 @dataclass
 class TraceReceiver:
@@ -63,12 +65,7 @@ def trace_receiver() -> Iterator[TraceReceiver]:
                     said = attributes(resource.resource)
                     self.spans += [(said, span) for scope in resource.scope_spans for span in scope.spans]
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        received = Received(f"http://127.0.0.1:{server.server_address[1]}")
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        try:
-            yield received
-        finally:
-            server.shutdown()
-            thread.join()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    received = Received(f"http://127.0.0.1:{server.server_address[1]}")
+    with serving(server):
+        yield received

@@ -30,6 +30,7 @@ from blockrelay_gateway.api.state import Gateway
 from blockrelay_gateway.app import create_app
 from blockrelay_gateway.cells.cell import Cell
 from blockrelay_gateway.http.server import server_config
+from tests.support.beside import beside
 from tests.support.redis.redis_server import RedisServer
 from tests.support.waiting import wait_until
 from tests.support.worker.registering import announce
@@ -48,6 +49,7 @@ class PlayedWorker:
     model: str
     names: tuple[str, ...] = ("w0", "w1")
     split: str = SPLIT
+    tokens: list[int] = field(default_factory=list[int])  # what a test may have it say
     positions: dict[str, int] = field(default_factory=dict[str, int])  # by run: tokens that it has said
 
     def register(self, *, stages: tuple[int, ...] = (0, 1), pages: int = 1000, plan: bool = True) -> "PlayedWorker":
@@ -121,6 +123,12 @@ class PlayedWorker:
         assert answer.verdict == "OK", answer
         self.positions[claimed.run_id] = position + len(tokens)
 
+    def take(self, tokens: list[int], **how: Any) -> Claimed:
+        """Claim a job and say its first tokens."""
+        (claimed,) = self.claim()
+        self.say(claimed, tokens, **how)
+        return claimed
+
     def finish_tensor(self, claimed: Claimed, logits: "np.ndarray[Any, np.dtype[np.float32]]") -> None:
         """What the last stage does with a tensor step: the result first, then the terminal commit."""
         self.client.set(self.keys.result(claimed.request_id), encode_result(logits), ex=60)
@@ -141,32 +149,21 @@ def answering(
 ) -> Iterator[None]:
     """In the background, answer every request with `reply`'s tokens and end: one commit for `each`, or for all. None:
     `reply` has answered it."""
-    stop = threading.Event()
-    problems: list[BaseException] = []
 
-    def loop() -> None:
-        try:
-            while not stop.is_set():
-                worker.beat()
-                for claimed in worker.scripts.run(calls.claim(worker.names[0], 8, free_pages=1000)):
-                    if (answer := reply(claimed)) is None:
-                        continue
-                    tokens, end = answer
-                    for token in tokens[:-1] if each else ():
-                        worker.say(claimed, [token])
-                    worker.say(claimed, tokens[-1:] if each else tokens, end=end)
-                stop.wait(0.002)
-        except BaseException as error:  # noqa: BLE001  # shown by the test
-            problems.append(error)
+    def loop(over: threading.Event) -> None:
+        while not over.is_set():
+            worker.beat()
+            for claimed in worker.scripts.run(calls.claim(worker.names[0], 8, free_pages=1000)):
+                if (answer := reply(claimed)) is None:
+                    continue
+                tokens, end = answer
+                for token in tokens[:-1] if each else ():
+                    worker.say(claimed, [token])
+                worker.say(claimed, tokens[-1:] if each else tokens, end=end)
+            over.wait(0.002)
 
-    thread = threading.Thread(target=loop, daemon=True)
-    thread.start()
-    try:
+    with beside(loop):
         yield
-    finally:
-        stop.set()
-        thread.join()
-    assert not problems, problems
 
 
 @dataclass(kw_only=True)

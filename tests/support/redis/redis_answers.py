@@ -9,6 +9,7 @@ import redis
 
 from blockrelay.errors import RedisFull, RedisRefused, RedisTrouble, RedisUnavailable
 from blockrelay.redis.errors import CommandError
+from tests.support.beside import beside
 from tests.support.redis.redis_server import RedisServer
 from tests.support.waiting import wait_until
 
@@ -152,9 +153,8 @@ def unblock_all(admin: redis.Redis) -> bool:
 @contextmanager
 def again_and_again(server: RedisServer, what: str) -> Iterator[None]:
     """Meanwhile, many times a second: `NOSCRIPT` empties the script cache, `UNBLOCKED` ends every blocking read."""
-    over = threading.Event()
 
-    def run() -> None:
+    def run(over: threading.Event) -> None:
         with _admin(server) as admin:
             while not over.wait(0.01):
                 if what == "NOSCRIPT":
@@ -162,10 +162,5 @@ def again_and_again(server: RedisServer, what: str) -> Iterator[None]:
                 else:
                     unblock_all(admin)
 
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    try:
+    with beside(run):
         yield
-    finally:
-        over.set()
-        thread.join()

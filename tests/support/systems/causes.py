@@ -248,8 +248,7 @@ def device(on: Watched) -> Iterator[None]:
         for number in range(MAX_LOSSES):
             wait_until(lambda: _plan_has_gpu(system), "a GPU has the stage")
             jobs = make_jobs(4, seed=30 + number, vocab=POISON, tokens=300)
-            for job in jobs:
-                system.accept(job)
+            system.accept_all(jobs)
             wait_until(lambda of=jobs: system.tokens_so_far(of) > 20, "they have tokens")
             os.kill(child_of(worker.pid), signal.SIGKILL)
             system.wait_all(jobs)
@@ -284,8 +283,7 @@ def numerics(on: Watched) -> Iterator[None]:
     patience = {"BLOCKRELAY_NUMERICS_WAIT_S": "8"}
     with on.another(worker={"inject_numerics": "b"}, scheduler_env=patience) as system:
         jobs = make_jobs(4, seed=5, vocab=500, tokens=300)
-        for job in jobs:
-            system.accept(job)
+        system.accept_all(jobs)
         wait_until(lambda: system.tokens_so_far(jobs) > 20, "they have tokens")
         (old,) = system.workers
         old.kill()

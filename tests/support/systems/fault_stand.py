@@ -79,8 +79,7 @@ class Stand:
     def accept(self, count: int = len(SHAPES)) -> list[Job]:
         """Queue the first `count` of them."""
         jobs = self.jobs()[:count]
-        for job in jobs:
-            self.system.accept(job)
+        self.system.accept_all(jobs)
         return jobs
 
     def check(self, jobs: list[Job], timeout_s: float = 60) -> None:

@@ -9,14 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.models.tiny_model import write_tiny_model
 from tests.support.redis.redis_server import RedisServer
 from tests.support.systems.system import StartSystem, System
-
-
-@pytest.fixture(scope="session")
-def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_model(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture

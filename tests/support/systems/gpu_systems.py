@@ -56,8 +56,7 @@ def on_gpu(system: System) -> list[WorkerInfo]:
 
 def begun(system: System, jobs: list[Job], least: int = 1) -> dict[str, list[int]]:
     """All run, and none has ended: what their clients have seen so far, at least so many tokens each."""
-    for job in jobs:
-        system.accept(job)
+    system.accept_all(jobs)
     wait_until(lambda: all(len(system.log(job.request_id)[0]) >= least for job in jobs), "every request has its tokens")
     return {job.request_id: system.log(job.request_id)[0] for job in jobs}
 

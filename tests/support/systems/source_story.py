@@ -22,6 +22,7 @@ from websockets.sync.client import connect
 from blockrelay.protocol.encoding.request_ids import own_id
 from blockrelay.protocol.tensors import decode_tensor
 from blockrelay_launcher.drill.system import children_of, environment_of
+from tests.support.logs import entries
 from tests.support.systems.device_processes import child_of
 from tests.support.systems.up_process import COMMAND, UpProcess
 from tests.support.waiting import wait_until
@@ -86,13 +87,9 @@ class Story:
     def logged(self, event: str, **fields: object) -> list[dict[str, Any]]:
         """What workers have written of an event: those entries that have these top-level fields."""
         assert self.up.data is not None
-        found: list[dict[str, Any]] = []
-        for log in sorted((self.up.data / "logs").glob("*worker*.log")):
-            for line in log.read_text().splitlines():
-                entry = json.loads(line)
-                if entry["event_type"] == event and all(entry.get(name) == value for name, value in fields.items()):
-                    found.append(entry)
-        return found
+        logs = sorted((self.up.data / "logs").glob("*worker*.log"))
+        found = [entry for log in logs for entry in entries(log, event)]
+        return [entry for entry in found if all(entry.get(name) == value for name, value in fields.items())]
 
     def scoped(self, session: str) -> str:
         """The name of a session in logs, which carry the tenant's before it."""

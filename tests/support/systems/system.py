@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -233,6 +233,10 @@ class System:
         answer = self.scripts.run(call)
         assert answer.status == "OK", answer
 
+    def accept_all(self, jobs: Iterable[Job]) -> None:
+        for job in jobs:
+            self.accept(job)
+
     def log(self, request_id: str) -> tuple[list[int], EndEntry | None]:
         tokens: list[int] = []
         end: EndEntry | None = None
@@ -291,8 +295,7 @@ Golden = tuple[list[Job], dict[str, list[int]]]
 
 def start_all(system: System, jobs: list[Job]) -> None:
     """Accept all and return in the middle: every request runs, none has ended."""
-    for job in jobs:
-        system.accept(job)
+    system.accept_all(jobs)
     wait_until(lambda: system.tokens_so_far(jobs) > 5 * len(jobs), "the requests are under way")
 
 
@@ -310,3 +313,16 @@ def assert_nothing_is_held(system: System) -> None:
     assert not any(int(value) for value in books.values()), books  # pyright: ignore
     for a, b in pairwise(system.infos()):
         assert a.id != b.id
+
+
+def assert_undisturbed(system: System, jobs: Sequence[Job], golden: dict[str, list[int]] | None = None) -> None:
+    """All end with the tokens of an undisturbed run (`golden`, or one that is done now), and nothing is held."""
+    system.wait_all(jobs)
+    assert system.results(jobs) == (golden_tokens(system.block_folder, jobs) if golden is None else golden)
+    assert_nothing_is_held(system)
+
+
+def serve(system: System, jobs: Sequence[Job], golden: dict[str, list[int]] | None = None) -> None:
+    """Accept the jobs, and see that they end as if nothing had happened."""
+    system.accept_all(jobs)
+    assert_undisturbed(system, jobs, golden)

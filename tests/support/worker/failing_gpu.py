@@ -9,10 +9,10 @@ import sys
 from blockrelay.errors import ExecutionError
 from blockrelay_worker.__main__ import main
 from blockrelay_worker.execution.batch import Batch, StageOutput
+from blockrelay_worker.execution.cpu.stage import StageExecutor
 from blockrelay_worker.execution.executor import Executor
 from blockrelay_worker.execution.fault_injection import WrappingExecutor
 from blockrelay_worker.lifecycle import workers
-from blockrelay_worker.lifecycle.registration import Assignment
 from blockrelay_worker.lifecycle.worker import Worker
 from tests.support.worker.playing_gpu import play_gpus
 
@@ -34,9 +34,10 @@ class FailingExecutor(WrappingExecutor):
 class FailingWorker(Worker):
     """Its stage fails."""
 
-    def _with_faults(self, assignment: Assignment, executor: Executor) -> Executor:
-        block, after = f"block_{assignment.blocks.first}", int(os.environ["FAIL_AFTER"])
-        return FailingExecutor(super()._with_faults(assignment, executor), after=after, block=block)
+    def _with_faults(self, executor: Executor) -> Executor:
+        assert isinstance(executor, StageExecutor)
+        block, after = f"block_{executor.first_block}", int(os.environ["FAIL_AFTER"])
+        return FailingExecutor(super()._with_faults(executor), after=after, block=block)
 
 
 if __name__ == "__main__":

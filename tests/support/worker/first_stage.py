@@ -1,16 +1,11 @@
 """A first stage as the engine sees it, on real pages and a real Redis, without executor or threads."""
 
-import threading
 from typing import Any
 
-import redis
 from prometheus_client import CollectorRegistry
 
 from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.observability.metrics.worker import WorkerMetrics
-from blockrelay.protocol.keys import Keys
-from blockrelay.redis.client import Scripts
-from blockrelay.redis.errors import RedisWatch
 from blockrelay_worker.execution.page_layout import layout_of
 from blockrelay_worker.execution.page_pool import PagePool
 from blockrelay_worker.kv.run_table import RunTable
@@ -19,9 +14,9 @@ from blockrelay_worker.scheduling.first_stage import FirstStageBatcher
 from blockrelay_worker.scheduling.route_members import RouteMembers
 from blockrelay_worker.scheduling.step_cost import StepCost
 from blockrelay_worker.scheduling.work import Work
-from blockrelay_worker.transport.redis_links import Links
 from blockrelay_worker.transport.stage_sender import StageSender
 from tests.support.cell import Cell
+from tests.support.worker.links import links_of
 from tests.support.worker.runs import new_run
 from tests.support.worker.stage_role import stage_role
 
@@ -29,14 +24,12 @@ from tests.support.worker.stage_role import stage_role
 class Stage:
     """A first stage over blocks 1 to `last` and what it needs; workers a and b are its route."""
 
-    def __init__(
-        self, folder: BlockFolder, client: redis.Redis, keys: Keys, scripts: Scripts, *, last: int, pages: int = 50
-    ) -> None:
-        cell, metrics = Cell(client, keys, scripts), WorkerMetrics(CollectorRegistry())
+    def __init__(self, folder: BlockFolder, cell: Cell, *, last: int, pages: int = 50) -> None:
+        client, keys, metrics = cell.client, cell.keys, WorkerMetrics(CollectorRegistry())
         self.route = tuple(cell.worker(name, stage=stage) for stage, name in enumerate("ab"))
         for worker_id in self.route:
             client.hset(keys.worker(worker_id), mapping={"node": "host", "cores": 2, "threads": 1})
-        links = Links(client, client, keys, scripts, RedisWatch(metrics.redis_errors), threading.Event())
+        links = links_of(cell, metrics=metrics)
         self.role = stage_role(folder, "a", split="1-2,3-5", stage=0, first=1, last=last)
         self.iteration = 0
         self.table = RunTable(PagePool(layout_of(folder, 1, last), pages))

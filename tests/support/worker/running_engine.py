@@ -5,16 +5,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-import redis
 from prometheus_client import CollectorRegistry
 
 from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.observability.metrics.worker import WorkerMetrics
-from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.messages import EndEntry
 from blockrelay.protocol.plan import Device, parse_split
-from blockrelay.redis.client import Scripts
-from blockrelay.redis.errors import RedisWatch
 from blockrelay_worker.engine.loop import Engine
 from blockrelay_worker.execution.cpu.stage import StageExecutor
 from blockrelay_worker.execution.executor import Executor
@@ -24,8 +20,8 @@ from blockrelay_worker.kv.run_table import RunTable
 from blockrelay_worker.transport.events import Event
 from blockrelay_worker.transport.inbox_reader import Reader
 from blockrelay_worker.transport.mailbox import Mailbox
-from blockrelay_worker.transport.redis_links import Links
 from tests.support.cell import MODEL, Cell
+from tests.support.worker.links import links_of
 from tests.support.worker.machines import serving_machine
 from tests.support.worker.stage_role import stage_role
 
@@ -35,36 +31,31 @@ Break = Callable[[Executor], Executor]
 @contextmanager
 def engine_running(
     folder: BlockFolder,
-    client: redis.Redis,
-    keys: Keys,
-    scripts: Scripts,
+    cell: Cell,
     *,
     broken: Break,
     device: Device = "cpu",
     registry: CollectorRegistry | None = None,
     care: Callable[[WorkerMetrics], DeviceCare] | None = None,
-) -> Iterator[tuple[Cell, RunTable]]:
-    """One worker that runs the whole model; a cell to talk to it."""
-    cell, split = Cell(client, keys, scripts), f"1-{folder.model.blocks}"
+) -> Iterator[RunTable]:
+    """One worker that runs the whole model."""
+    split = f"1-{folder.model.blocks}"
     metrics = WorkerMetrics(registry or CollectorRegistry())
     with _stage(folder, cell, split, 0, "w", broken, metrics, device=device, care=care) as table:
-        yield cell, table
+        yield table
 
 
 @contextmanager
 def stages_running(
     folder: BlockFolder,
-    client: redis.Redis,
-    keys: Keys,
-    scripts: Scripts,
+    cell: Cell,
     *,
     split: str,
     broken: Break,
     registries: Sequence[CollectorRegistry] = (),
     **role: Any,
-) -> Iterator[tuple[Cell, list[RunTable]]]:
+) -> Iterator[list[RunTable]]:
     """A worker for each stage of `split`, in its order; rows go through Redis. `role`: more of each one's."""
-    cell = Cell(client, keys, scripts)
     with ExitStack() as stages:
         tables = [
             stages.enter_context(
@@ -72,7 +63,7 @@ def stages_running(
             )
             for stage, registry in enumerate(registries or [CollectorRegistry() for _ in split.split(",")])
         ]
-        yield cell, tables
+        yield tables
 
 
 @contextmanager
@@ -95,7 +86,7 @@ def _stage(
     name = cell.worker(worker_id, split=split, stage=stage, device=device)
     executor = broken(StageExecutor(folder, blocks.first, blocks.last, pages=100, threads=1, kernels=load_kernels(1)))
     mailbox, table = Mailbox[Event](), RunTable(executor.pool)
-    links = Links(client, client, keys, cell.scripts, RedisWatch(metrics.redis_errors), stop)
+    links = links_of(cell, metrics=metrics, stop=stop)
     runs_on = "gpu" if device == "gpu" else "cpu"
     fields: dict[str, Any] = {"first": blocks.first, "last": blocks.last, "device": runs_on, "step_target_s": 1.0}
     engine = Engine(

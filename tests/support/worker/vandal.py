@@ -11,6 +11,7 @@ from typing import Any, cast
 from blockrelay.protocol.keys import Keys
 from blockrelay.redis import client as redis_link
 from blockrelay.up_file import read_running
+from tests.support.beside import beside
 from tests.support.systems.up_process import UpProcess
 
 #: Seconds between two acts: a few pages of those that are read are broken, most are whole.
@@ -20,13 +21,13 @@ PAUSE_S = 0.03
 @contextmanager
 def vandal(up: UpProcess, folder: Path) -> Iterator[None]:
     """In the background, break pages in the shared folder and on the payload Redis of `up`."""
-    stop, chance = threading.Event(), random.Random(1)
+    chance = random.Random(1)
     assert up.data is not None
     running = read_running(up.data)
     client, keys = redis_link.connect(running.payload_redis_url or running.redis_url), Keys(running.cell)
 
-    def act() -> None:
-        while not stop.wait(PAUSE_S):
+    def act(over: threading.Event) -> None:
+        while not over.wait(PAUSE_S):
             files = sorted(path for path in folder.glob("*.*-*") if not path.name.startswith("."))
             if len(files) > 1:
                 path, other = chance.sample(files, 2)
@@ -36,14 +37,8 @@ def vandal(up: UpProcess, folder: Path) -> Iterator[None]:
                 name, another = chance.sample(names, 2)
                 _break_hash(client, name, another, chance)
 
-    thread = threading.Thread(target=act)
-    thread.start()
-    try:
+    with client, beside(act):
         yield
-    finally:
-        stop.set()
-        thread.join()
-        client.close()
 
 
 def _break_file(path: Path, other: Path, chance: random.Random) -> None:

@@ -3,14 +3,12 @@
 from collections.abc import Iterator
 
 import pytest
-import redis
 
 from blockrelay.block_folder.folder import BlockFolder, open_block_folder
-from blockrelay.protocol.keys import Keys
-from blockrelay.redis.client import Scripts
 from blockrelay.settings import GatewaySettings
 from blockrelay.text.tokenizer import Tokenizer
 from blockrelay_converter.convert import convert
+from tests.support.cell import Cell
 from tests.support.gateway.played import PlayedWorker, RunningGateway, running_gateway
 from tests.support.gateway.streams import TEXT
 from tests.support.models.checkpoints import write_checkpoint
@@ -52,5 +50,9 @@ def gateway(settings: GatewaySettings) -> Iterator[RunningGateway]:
 
 
 @pytest.fixture
-def worker(client: redis.Redis, scripts: Scripts, keys: Keys, folder: BlockFolder) -> PlayedWorker:
-    return PlayedWorker(client=client, scripts=scripts, keys=keys, model=folder.model_key).register()
+def worker(cell: Cell, folder: BlockFolder, tokenizer: Tokenizer) -> PlayedWorker:
+    tokens = tokenizer.encode(TEXT, add_special_tokens=False)
+    played = PlayedWorker(
+        client=cell.client, scripts=cell.scripts, keys=cell.keys, model=folder.model_key, tokens=tokens
+    )
+    return played.register()

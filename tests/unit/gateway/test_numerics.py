@@ -19,8 +19,7 @@ def begun(gateway: RunningGateway, worker: PlayedWorker, route: str, **more: Any
     """The id of a background request that has two tokens when its workers leave."""
     answer = gateway.post(route, **ROUTES[route], background=True, **more)
     assert answer.status_code == 202, answer.text
-    (claimed,) = worker.claim()
-    worker.say(claimed, [7, 8])
+    claimed = worker.take([7, 8])
     for name in worker.names:
         worker.scripts.run(calls.dead(name, silent_s=0, reason="drain"))
     return claimed.request_id

@@ -40,8 +40,7 @@ def test_a_stream_goes_on_over_a_restart_of_redis(
     before, after = own_redis.client(), own_redis.client()
     worker = own_worker(before, folder).register()
     with own_gateway.http.stream("POST", "/v1/completions", json=BODY) as response:
-        (claimed,) = worker.claim()
-        worker.say(claimed, said[:2])
+        claimed = worker.take(said[:2])
         events = read_events(response)
         got = [next(events), next(events)]
         own_redis.kill()
@@ -80,15 +79,12 @@ def test_a_redis_that_comes_late_is_waited_for(
         client.close()
 
 
-def two_tokens_then_forgotten(
-    worker: PlayedWorker, events: Iterator[Event], said: list[int]
-) -> tuple[list[Event], Claimed, Claimed]:
+def two_tokens_then_forgotten(worker: PlayedWorker, events: Iterator[Event]) -> tuple[list[Event], Claimed, Claimed]:
     """A stream gets two tokens, then Redis loses everything and the gateway accepts the request again.
 
     The events so far, and the claims before and after.
     """
-    (first,) = worker.claim()
-    worker.say(first, said[:2])
+    first = worker.take(worker.tokens[:2])
     got = [next(events), next(events)]
     worker.client.flushall()
     worker.register()
@@ -97,31 +93,33 @@ def two_tokens_then_forgotten(
 
 
 def test_a_request_that_redis_forgot_is_accepted_again_and_its_stream_goes_on(
-    gateway: RunningGateway, worker: PlayedWorker, said: list[int], monkeypatch: pytest.MonkeyPatch
+    gateway: RunningGateway, worker: PlayedWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lost_request_repair, "SILENT_S", 0.2)
     with gateway.http.stream("POST", "/v1/completions", json=BODY) as response:
         events = read_events(response)
-        got, first, second = two_tokens_then_forgotten(worker, events, said)
+        got, first, second = two_tokens_then_forgotten(worker, events)
         assert second.request_id == first.request_id
         assert second.body.params == first.body.params, "the seed above all"
-        for token in said:
+        for token in worker.tokens:
             worker.say(second, [token])
         worker.say(second, [2], end="stop")
         got += list(events)
-    assert [event.id for event in got[:-1]] == [f"{worker.public(first)}:{at}" for at in range(1, len(said) + 3)]
+    assert [event.id for event in got[:-1]] == [
+        f"{worker.public(first)}:{at}" for at in range(1, len(worker.tokens) + 3)
+    ]
     assert "".join(event.data["choices"][0]["text"] for event in got[:-1]) == TEXT
 
 
 def test_an_end_at_a_shorter_log_than_was_heard_is_heard(
-    gateway: RunningGateway, worker: PlayedWorker, said: list[int], monkeypatch: pytest.MonkeyPatch
+    gateway: RunningGateway, worker: PlayedWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Redis lost its tail, and before the tokens were there again the request ended by decision."""
     monkeypatch.setattr(lost_request_repair, "SILENT_S", 0.2)
     with gateway.http.stream("POST", "/v1/completions", json=BODY) as response:
         events = read_events(response)
-        got, first, second = two_tokens_then_forgotten(worker, events, said)
-        worker.say(second, said[:1])
+        got, first, second = two_tokens_then_forgotten(worker, events)
+        worker.say(second, worker.tokens[:1])
         assert worker.scripts.run(calls.finish(first.request_id, "cancelled")) == "FINISHED"
         got += list(events)
     assert [event.id for event in got[:-1]] == [f"{worker.public(first)}:{at}" for at in (1, 2, 3)]
@@ -136,7 +134,7 @@ def test_an_end_at_a_shorter_log_than_was_heard_is_heard(
 
 
 def test_a_gateway_that_only_resumed_a_request_accepts_it_again_too(
-    settings: GatewaySettings, worker: PlayedWorker, said: list[int], monkeypatch: pytest.MonkeyPatch
+    settings: GatewaySettings, worker: PlayedWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lost_request_repair, "SILENT_S", 0.2)
     with running_gateway(settings) as first:
@@ -148,18 +146,17 @@ def test_a_gateway_that_only_resumed_a_request_accepts_it_again_too(
         (again,) = worker.register().claim()
         assert (again.request_id, again.body.params) == (claimed.request_id, claimed.body.params)
         assert worker.record(again.request_id)[b"deadline_ms"] == deadline
-        worker.say(again, said, end="stop")
+        worker.say(again, worker.tokens, end="stop")
         events = list(read_events(response))
     assert "".join(event.data["choices"][0]["text"] for event in events[:-1]) == TEXT
 
 
 def test_everything_a_gateway_leaves_in_redis_goes_away_by_itself(
-    gateway: RunningGateway, worker: PlayedWorker, said: list[int]
+    gateway: RunningGateway, worker: PlayedWorker
 ) -> None:
     with gateway.http.stream("POST", "/v1/completions", json=BODY) as response:
         name = response.headers["x-request-id"]
-        (claimed,) = worker.claim()
-        worker.say(claimed, said, end="stop")
+        worker.take(worker.tokens, end="stop")
         list(read_events(response))
     assert gateway.http.get(f"/v1/requests/{name}/events").status_code == 200
     kept = {

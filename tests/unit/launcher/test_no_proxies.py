@@ -6,7 +6,6 @@ import re
 import shlex
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -17,6 +16,7 @@ from blockrelay_launcher.bench.targets import check_gateway
 from blockrelay_launcher.cli.worker_totals import read_totals
 from blockrelay_launcher.client.resuming import is_on_this_machine, resuming_stream
 from blockrelay_launcher.demo.answer import http_client
+from tests.support.beside import serving
 from tests.support.project import ROOT
 
 #: Port 9 refuses; a socks proxy needs a package that is not installed.
@@ -55,12 +55,8 @@ def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     for name, value in PROXIES.items():
         monkeypatch.setenv(name, value)
     server = HTTPServer(("127.0.0.1", 0), Service)
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-    thread.start()
-    yield server.server_port
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with serving(server):
+        yield server.server_port
 
 
 def test_commands_reach_gateways_and_workers(port: int) -> None:

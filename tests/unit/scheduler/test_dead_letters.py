@@ -10,8 +10,9 @@ from blockrelay_scheduler.rescuer import Rescuer
 from tests.support.cell import Cell
 
 
-def test_dead_letters_are_forgotten_with_their_prompts(client: redis.Redis, keys: Keys, scripts: Scripts) -> None:
-    cell = Cell(client, keys, scripts)
+def test_dead_letters_are_forgotten_with_their_prompts(
+    cell: Cell, client: redis.Redis, keys: Keys, scripts: Scripts
+) -> None:
     rescuer = Rescuer(SchedulerLinks(client, client, keys, scripts), SchedulerSettings(dead_letters_s=3600))
     rescuer.forget_letters()
     client.xadd(keys.dead_letters, {"request": "req-old"}, id=f"{cell.now_ms() - 3_700_000}-0")

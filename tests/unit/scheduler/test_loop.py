@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-import redis
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
@@ -32,11 +31,6 @@ from tests.support.cell import MODEL, Cell
 from tests.support.redis.redis_server import RedisServer
 from tests.support.waiting import wait_until
 from tests.support.worker.registering import enter
-
-
-@pytest.fixture
-def cell(client: redis.Redis, keys: Keys, scripts: Scripts) -> Cell:
-    return Cell(client, keys, scripts)
 
 
 def scheduler(url: str, payload_url: str | None = None, **settings: object) -> Scheduler:
@@ -137,8 +131,7 @@ def test_workers_get_stages_and_the_requests_of_a_dead_one_run_again(cell: Cell,
         )
         cell.worker("a", stage=0)
         cell.worker("b", stage=1)
-        cell.accept()
-        (run,) = cell.claim("a")
+        run = cell.begin("a")
         assert run.route == ("a", "b")
         wait_until(lambda: (beat(cell, "a"), cell.record()["state"] == "queued")[1], "the run ends with its worker")
         assert cell.queued("reruns") == ["req-1"] and cell.record()["rerun_reason"] == "death"

@@ -1,13 +1,10 @@
 """When a plan is published: for a GPU that has become ready soon but not often, and for one that is gone at once."""
 
 import pytest
-import redis
 
-from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.plan import Plan
 from blockrelay.protocol.planned_split import equal_parts
 from blockrelay.protocol.transitions import calls
-from blockrelay.redis.client import Scripts
 from blockrelay.redis.registry import read_workers
 from blockrelay_scheduler import plan_publisher
 from blockrelay_scheduler.link import SchedulerLinks
@@ -19,11 +16,6 @@ from tests.support.worker.registering import enter
 def load(cell: Cell, name: str) -> None:
     """A GPU worker registers and loads what it is given."""
     enter(cell.client, cell.keys, name, model=MODEL, numerics="g", device="gpu")
-
-
-@pytest.fixture
-def cell(client: redis.Redis, keys: Keys, scripts: Scripts) -> Cell:
-    return Cell(client, keys, scripts)
 
 
 @pytest.fixture

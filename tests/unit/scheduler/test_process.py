@@ -8,7 +8,6 @@ import sys
 import urllib.error
 import urllib.request
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,7 +15,8 @@ from blockrelay.block_folder.folder import open_block_folder
 from blockrelay.protocol.keys import Keys
 from blockrelay.redis import client as redis_link
 from blockrelay.redis.registry import read_plan
-from tests.support.models.tiny_model import BLOCKS, write_tiny_model
+from tests.support.logs import entries
+from tests.support.models.tiny_model import BLOCKS
 from tests.support.redis.redis_server import RedisServer
 from tests.support.scraping import assert_service_describes_itself
 from tests.support.waiting import wait_until
@@ -24,18 +24,9 @@ from tests.support.waiting import wait_until
 pytestmark = pytest.mark.thorough
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_model(tmp_path_factory.mktemp("tiny"))
-
-
 def command(**settings: object) -> tuple[list[str], dict[str, str]]:
     env = {f"BLOCKRELAY_{name.upper()}": str(value) for name, value in settings.items()}
     return [sys.executable, "-m", "blockrelay_scheduler"], {**os.environ, **env}
-
-
-def events_in(log: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in log.read_text().splitlines()]
 
 
 def status_of(url: str) -> int | None:
@@ -51,15 +42,15 @@ def status_of(url: str) -> int | None:
 
 
 def test_it_waits_for_redis_publishes_a_plan_and_ends_at_sigterm(
-    model: Path, own_redis: RedisServer, tmp_path: Path
+    tiny_model: Path, own_redis: RedisServer, tmp_path: Path
 ) -> None:
     own_redis.kill()
-    argv, env = command(model=model, redis_url=own_redis.url, port=0, stages=2, cell="t")
+    argv, env = command(model=tiny_model, redis_url=own_redis.url, port=0, stages=2, cell="t")
     log = tmp_path / "log"
     with log.open("wb") as written, subprocess.Popen(argv, env=env, stderr=written) as process:
         try:
             wait_until(lambda: log.read_bytes().count(b"\n"), "it says where it listens")
-            port = events_in(log)[0]["data"]["port"]
+            port = entries(log)[0]["data"]["port"]
             wait_until(lambda: status_of(f"http://127.0.0.1:{port}/readyz") == 503, "it says that it is not ready")
             own_redis.start()
             wait_until(lambda: status_of(f"http://127.0.0.1:{port}/readyz") == 200, "it is ready")
@@ -74,7 +65,7 @@ def test_it_waits_for_redis_publishes_a_plan_and_ends_at_sigterm(
             process.send_signal(signal.SIGTERM)
             process.wait(timeout=10)
     assert process.returncode == 0
-    events = [event["event_type"] for event in events_in(log)]
+    events = [event["event_type"] for event in entries(log)]
     assert events[0] == "NODE_READY" and events[-1] == "NODE_STOPPED"
     assert {"REDIS_TROUBLE", "REDIS_BACK", "PLAN_IN_FORCE"} <= set(events)
 
@@ -87,8 +78,10 @@ def test_it_waits_for_redis_publishes_a_plan_and_ends_at_sigterm(
         ({"model": "/nowhere"}, "blockrelay: /nowhere: no such block folder"),
     ],
 )
-def test_what_cannot_work_is_one_line_and_exit_code_2(model: Path, settings: dict[str, object], complaint: str) -> None:
-    argv, env = command(**{"model": model, **settings})
+def test_what_cannot_work_is_one_line_and_exit_code_2(
+    tiny_model: Path, settings: dict[str, object], complaint: str
+) -> None:
+    argv, env = command(**{"model": tiny_model, **settings})
     done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode == 2
     assert done.stderr.startswith(complaint) and done.stderr.count("\n") == 1
@@ -103,22 +96,27 @@ def test_what_cannot_work_is_one_line_and_exit_code_2(model: Path, settings: dic
         ({"stages": BLOCKS + 1}, f"but the model has {BLOCKS} blocks"),
     ],
 )
-def test_stages_that_cannot_be_are_one_line(model: Path, settings: dict[str, object], line: str) -> None:
-    argv, env = command(model=model, redis_url="unix:///none", port=0, **settings)
+def test_stages_that_cannot_be_are_one_line(tiny_model: Path, settings: dict[str, object], line: str) -> None:
+    argv, env = command(model=tiny_model, redis_url="unix:///none", port=0, **settings)
     done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and line in done.stderr, done
 
 
-def test_a_strategy_of_its_settings_is_published(model: Path, own_redis: RedisServer, tmp_path: Path) -> None:
+def test_a_strategy_of_its_settings_is_published(tiny_model: Path, own_redis: RedisServer, tmp_path: Path) -> None:
     speed = {"bytes_per_second": 2e10, "operations_per_second": 2e11}
     devices = [{"id": name, "class": "CPU", "host": name, **speed} for name in ("a", "b")]
     (tmp_path / "devices.json").write_text(json.dumps({"devices": devices}))
     argv, env = command(
-        model=model, redis_url=own_redis.url, port=0, cell="t", strategy="uniform", devices=tmp_path / "devices.json"
+        model=tiny_model,
+        redis_url=own_redis.url,
+        port=0,
+        cell="t",
+        strategy="uniform",
+        devices=tmp_path / "devices.json",
     )
     with subprocess.Popen(argv, env=env, stderr=subprocess.DEVNULL) as process, own_redis.client() as client:
         try:
-            key = open_block_folder(model, blocks=[]).model_key
+            key = open_block_folder(tiny_model, blocks=[]).model_key
             wait_until(lambda: read_plan(client, Keys("t"), key) is not None, "it has published a plan")
             plan = read_plan(client, Keys("t"), key)
             assert plan is not None and plan.devices == (("a",), ("b",))

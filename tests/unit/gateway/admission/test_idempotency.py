@@ -52,12 +52,12 @@ def queued(worker: PlayedWorker) -> int:
     return int(worker.client.zcard(worker.keys.running))  # pyright: ignore[reportArgumentType]
 
 
-def test_the_same_post_again_is_the_same_answer(gateway: RunningGateway, worker: PlayedWorker, said: list[int]) -> None:
+def test_the_same_post_again_is_the_same_answer(gateway: RunningGateway, worker: PlayedWorker) -> None:
     seen: list[Claimed] = []
 
     def reply(claimed: Claimed) -> tuple[list[int], str]:
         seen.append(claimed)
-        return said, "stop"
+        return worker.tokens, "stop"
 
     with answering(worker, reply):
         first, second = post(gateway), post(gateway)
@@ -91,15 +91,14 @@ def test_it_is_kept_for_a_time_of_its_own(settings: GatewaySettings, worker: Pla
 
 
 def test_a_stream_is_attached_to_and_goes_on_behind_any_event(
-    gateway: RunningGateway, settings: GatewaySettings, worker: PlayedWorker, said: list[int]
+    gateway: RunningGateway, settings: GatewaySettings, worker: PlayedWorker
 ) -> None:
     with running_gateway(settings) as other, streaming(gateway, stream_options={"include_usage": True}) as first:
-        (claimed,) = worker.claim()
-        worker.say(claimed, said[:3])
+        claimed = worker.take(worker.tokens[:3])
         here = read_events(first)
         started = [next(here) for _ in range(3)]
         with streaming(other, stream_options={"include_usage": True}) as second:
-            worker.say(claimed, said[3:], end="stop")
+            worker.say(claimed, worker.tokens[3:], end="stop")
             whole = list(read_events(second))
         assert pairs(started + list(here)) == pairs(whole)
         for at, event in enumerate(whole[:-1]):
@@ -108,7 +107,7 @@ def test_a_stream_is_attached_to_and_goes_on_behind_any_event(
 
 
 def test_ten_clients_at_once_are_one_request(
-    gateway: RunningGateway, settings: GatewaySettings, worker: PlayedWorker, said: list[int]
+    gateway: RunningGateway, settings: GatewaySettings, worker: PlayedWorker
 ) -> None:
     start = threading.Barrier(10)
 
@@ -120,11 +119,11 @@ def test_ten_clients_at_once_are_one_request(
     with running_gateway(settings) as other, ThreadPoolExecutor(10) as pool:
         streams = [pool.submit(run, at) for at in (gateway, other) * 5]
         (claimed,) = worker.claim()
-        for token in said:
+        for token in worker.tokens:
             worker.say(claimed, [token])
         worker.say(claimed, [], end="length")
         results = [stream.result() for stream in streams]
-    assert all(events == results[0][0] for events, _ in results) and len(results[0][0]) == len(said) + 2
+    assert all(events == results[0][0] for events, _ in results) and len(results[0][0]) == len(worker.tokens) + 2
     assert sum(not replayed for _, replayed in results) == 1
     assert queued(worker) == 0
 
@@ -163,12 +162,13 @@ def test_an_event_of_another_request_is_no_place_to_go_on(gateway: RunningGatewa
     assert queued(worker) == 0
 
 
-def test_a_place_beyond_the_log_waits_for_it(gateway: RunningGateway, worker: PlayedWorker, said: list[int]) -> None:
+def test_a_place_beyond_the_log_waits_for_it(gateway: RunningGateway, worker: PlayedWorker) -> None:
     with streaming(gateway, after="4") as response:
-        (claimed,) = worker.claim()
-        worker.say(claimed, said, end="stop")
+        claimed = worker.take(worker.tokens, end="stop")
         events = list(read_events(response))
-    assert [event.id for event in events[:-1]] == [f"{worker.public(claimed)}:{at}" for at in range(5, len(said) + 2)]
+    assert [event.id for event in events[:-1]] == [
+        f"{worker.public(claimed)}:{at}" for at in range(5, len(worker.tokens) + 2)
+    ]
 
 
 def test_a_refusal_is_not_remembered(settings: GatewaySettings, worker: PlayedWorker) -> None:
@@ -258,20 +258,19 @@ def in_any_order(events: list[Event]) -> list[str]:
     return sorted(str(event.data) for event in events)
 
 
-def test_a_request_whose_client_stayed_away_too_long_begins_anew(
-    gateway: RunningGateway, worker: PlayedWorker, said: list[int]
-) -> None:
+def test_a_request_whose_client_stayed_away_too_long_begins_anew(gateway: RunningGateway, worker: PlayedWorker) -> None:
     with streaming(gateway) as response:
-        (claimed,) = worker.claim()
-        worker.say(claimed, said[:2])
+        claimed = worker.take(worker.tokens[:2])
         last = [event for _, event in zip(range(2), read_events(response), strict=False)][-1]
     wait_until(lambda: worker.record(claimed.request_id)[b"state"] == b"done", "the grace period is over")
     with streaming(gateway, after=last.id) as response:
         (again,) = worker.claim()
         assert (again.request_id, again.body.params, again.tokens) == (claimed.request_id, claimed.body.params, ())
-        worker.say(again, said, end="stop")
+        worker.say(again, worker.tokens, end="stop")
         rest = list(read_events(response))
-    assert [event.id for event in rest[:-1]] == [f"{worker.public(claimed)}:{at}" for at in range(3, len(said) + 2)]
+    assert [event.id for event in rest[:-1]] == [
+        f"{worker.public(claimed)}:{at}" for at in range(3, len(worker.tokens) + 2)
+    ]
 
 
 def test_what_a_client_cancelled_stays_cancelled(gateway: RunningGateway, worker: PlayedWorker) -> None:
@@ -283,22 +282,22 @@ def test_what_a_client_cancelled_stays_cancelled(gateway: RunningGateway, worker
 
 
 def test_readers_of_two_gateways_hold_one_request_together(
-    gateway: RunningGateway, settings: GatewaySettings, worker: PlayedWorker, said: list[int]
+    gateway: RunningGateway, settings: GatewaySettings, worker: PlayedWorker
 ) -> None:
     with running_gateway(settings) as other, streaming(gateway) as stays:
         (claimed,) = worker.claim()
         with streaming(other):
-            worker.say(claimed, said[:1])
+            worker.say(claimed, worker.tokens[:1])
         disconnected = lambda: other.metric("blockrelay_disconnected_clients_total") == 1  # noqa: E731
         wait_until(disconnected, "the other gateway has no reader")
         # Its grace period passes: it asks who else reads, takes itself off the list, and leaves the request alone.
         followers = worker.keys.followers(claimed.request_id)
         wait_until(lambda: worker.client.hlen(followers) == 1, "it has looked")
-        worker.say(claimed, said[1:], end="stop")
+        worker.say(claimed, worker.tokens[1:], end="stop")
         assert list(read_events(stays))[-2].data["choices"][0]["finish_reason"] == "stop"
 
 
-def test_a_gateway_that_is_gone_holds_nothing(gateway: RunningGateway, worker: PlayedWorker, said: list[int]) -> None:
+def test_a_gateway_that_is_gone_holds_nothing(gateway: RunningGateway, worker: PlayedWorker) -> None:
     with streaming(gateway) as response:
         name = own_id(response.headers["x-request-id"])
         (claimed,) = worker.claim()
@@ -330,7 +329,7 @@ def test_a_tensor_step_with_a_key_is_computed_once(gateway: RunningGateway, work
     assert again.headers["idempotent-replayed"] == "true" and queued(worker) == 0
 
 
-def test_on_a_socket_the_key_is_a_field(gateway: RunningGateway, worker: PlayedWorker, said: list[int]) -> None:
+def test_on_a_socket_the_key_is_a_field(gateway: RunningGateway, worker: PlayedWorker) -> None:
     message = json.dumps({"id": 1, "prompt": "Anna", "stream": True, "idempotency_key": "on a socket"})
 
     def ask() -> list[dict[str, Any]]:
@@ -341,22 +340,20 @@ def test_on_a_socket_the_key_is_a_field(gateway: RunningGateway, worker: PlayedW
                 answers.append(json.loads(socket.recv(timeout=20)))
             return [{**answer, "total_pipeline_time": 0} for answer in answers]
 
-    with answering(worker, lambda _: (said, "stop")):
+    with answering(worker, lambda _: (worker.tokens, "stop")):
         first = ask()
     assert ask() == first
     resume = first[0]["resume"]
-    with gateway.http.stream("GET", f"{resume}{len(said)}") as response:
+    with gateway.http.stream("GET", f"{resume}{len(worker.tokens)}") as response:
         events = list(read_events(response))
     assert [event.data["status"] for event in events[:-1]] == ["success"]
     refused = gateway.post("/v1/infer", prompt="Anna", idempotency_key="x")
     assert refused.status_code == 400 and "header" in refused.json()["error"]["message"]
 
 
-def test_openais_client_sends_the_key_as_an_extra_header(
-    gateway: RunningGateway, worker: PlayedWorker, said: list[int]
-) -> None:
+def test_openais_client_sends_the_key_as_an_extra_header(gateway: RunningGateway, worker: PlayedWorker) -> None:
     with (
-        answering(worker, lambda _: (said, "stop")),
+        answering(worker, lambda _: (worker.tokens, "stop")),
         openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as client,
     ):
 
@@ -378,8 +375,7 @@ def test_openais_client_sends_the_key_as_an_extra_header(
 def test_the_record_tells_what_happened_when(gateway: RunningGateway, worker: PlayedWorker) -> None:
     before = int(time.time() * 1000) - 1000
     name = post(gateway, **BODY, background=True).headers["x-request-id"]
-    (claimed,) = worker.claim()
-    worker.say(claimed, [5])
+    claimed = worker.take([5])
     running = gateway.http.get(f"/v1/requests/{name}").json()["timeline"]
     assert [event["event"] for event in running] == ["accepted", "queued", "claimed", "first_token"]
     worker.say(claimed, [6], end="stop")

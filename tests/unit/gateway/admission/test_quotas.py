@@ -134,8 +134,7 @@ def test_requests_under_way(gateway: RunningGateway, worker: PlayedWorker, ask: 
     assert ask("narrow").status_code == 202
     refused = ask("narrow")
     assert refused.status_code == 429 and refused_by(gateway, "concurrency") == 1
-    (claimed,) = worker.claim()
-    worker.say(claimed, [5], end="stop")
+    worker.take([5], end="stop")
     assert ask("narrow").status_code == 202
 
 

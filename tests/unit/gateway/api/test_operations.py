@@ -168,8 +168,7 @@ def test_every_instrument_of_the_gateway_is_observed(gateway: RunningGateway, wo
     (claimed,) = worker.claim()
     failed = (claimed.request_id, claimed.run_id, "gpu_error")
     worker.scripts.run(calls.rerun(*failed, block="block_2", stage=1, detail="gpu_timeout", code="TIMEOUT"))
-    (claimed,) = worker.claim()
-    worker.say(claimed, [5])
+    claimed = worker.take([5])
     wait_until(lambda: gateway.metric("blockrelay_gateway_requests_running") == 1, "token 1 is there")
     assert gateway.metric("blockrelay_gateway_requests_waiting") == 0
     worker.say(claimed, [6], end="length")

@@ -66,23 +66,22 @@ def test_it_is_not_ready_at_once_and_serves_whoever_still_comes(
 
 
 def test_what_is_under_way_ends_by_itself_when_nobody_listens_any_more(
-    settings: GatewaySettings, worker: PlayedWorker, said: list[int]
+    settings: GatewaySettings, worker: PlayedWorker
 ) -> None:
     body = {"prompt": "x", "max_tokens": 3}
     with ending_gateway(lasting(settings)) as gateway, ThreadPoolExecutor() as pool:
         whole = pool.submit(httpx.post, f"{gateway.url}/v1/completions", json=body, timeout=30)
         (waiting,) = worker.claim()
         with gateway.http.stream("POST", "/v1/completions", json=PLAIN) as response:
-            (claimed,) = worker.claim()
-            worker.say(claimed, said[:1])
+            claimed = worker.take(worker.tokens[:1])
             events = read_events(response)
             assert "choices" in next(events).data
             gateway.tell(signal.SIGTERM)
             wait_until(lambda: not gateway.listens, "nobody listens")
-            worker.say(claimed, said[1:2])
+            worker.say(claimed, worker.tokens[1:2])
             assert "choices" in next(events).data
-            worker.say(claimed, said[2:3], end="length")
-            worker.say(waiting, said[:3], end="length")
+            worker.say(claimed, worker.tokens[2:3], end="length")
+            worker.say(waiting, worker.tokens[:3], end="length")
             *_, last, done = events
         assert last.data["choices"][0]["finish_reason"] == "length" and done.data == "DONE"
         assert whole.result().json()["usage"]["completion_tokens"] == 3
@@ -93,7 +92,7 @@ def test_what_is_under_way_ends_by_itself_when_nobody_listens_any_more(
 
 @pytest.mark.parametrize("claims", [True, False], ids=["running", "queued"])
 def test_what_is_not_done_in_time_is_told_where_it_goes_on(
-    settings: GatewaySettings, worker: PlayedWorker, said: list[int], claims: bool
+    settings: GatewaySettings, worker: PlayedWorker, claims: bool
 ) -> None:
     """A plain stream, which knows no ids of events, is told where it goes on; the rest, read at any gateway, fits."""
     with running_gateway(settings) as other, ending_gateway(lasting(settings, drain_s=NO_TIME_S)) as gateway:
@@ -101,7 +100,7 @@ def test_what_is_not_done_in_time_is_told_where_it_goes_on(
             events, seen = read_events(response), ""
             runs = worker.claim() if claims else []
             for run in runs:
-                worker.say(run, said[:1])
+                worker.say(run, worker.tokens[:1])
                 seen = next(events).data["choices"][0]["text"]
             gateway.tell(signal.SIGTERM)
             error, done = list(events)
@@ -110,7 +109,7 @@ def test_what_is_not_done_in_time_is_told_where_it_goes_on(
         assert rest.startswith("/v1/requests/cmpl-") and rest.endswith("?starting_after=1" if claims else "/events")
         wait_until(lambda: gateway.ended, "it ends")
         (run,) = runs or worker.claim()
-        worker.say(run, said[1:3] if claims else said[:3], end="length")
+        worker.say(run, worker.tokens[1:3] if claims else worker.tokens[:3], end="length")
         with other.http.stream("GET", rest) as response:
             seen += texts(response)
         again = other.http.get(rest.partition("/events")[0]).json()
@@ -118,7 +117,7 @@ def test_what_is_not_done_in_time_is_told_where_it_goes_on(
 
 
 def test_a_whole_answer_that_is_not_done_in_time_is_503_and_says_where_it_will_be(
-    settings: GatewaySettings, worker: PlayedWorker, said: list[int]
+    settings: GatewaySettings, worker: PlayedWorker
 ) -> None:
     with running_gateway(settings) as other, ending_gateway(lasting(settings, drain_s=NO_TIME_S)) as gateway:
         with ThreadPoolExecutor() as pool:
@@ -130,7 +129,7 @@ def test_a_whole_answer_that_is_not_done_in_time_is_503_and_says_where_it_will_b
             gateway.tell(signal.SIGTERM)
             answers = [one.result() for one in asked]
         for run in runs:
-            worker.say(run, said[:1], end="length")
+            worker.say(run, worker.tokens[:1], end="length")
         for answer in answers:
             assert answer.status_code == 503 and int(answer.headers["retry-after"]) >= 1
             message = answer.json()["error"]["message"]
@@ -151,7 +150,7 @@ def test_an_idle_socket_is_closed_at_once_and_may_try_again(settings: GatewaySet
 
 
 def test_a_busy_socket_is_closed_when_its_messages_are_answered(
-    settings: GatewaySettings, worker: PlayedWorker, said: list[int]
+    settings: GatewaySettings, worker: PlayedWorker
 ) -> None:
     with ending_gateway(lasting(settings)) as gateway, socket_to(gateway) as busy:
         for name in ("whole", "stream"):
@@ -161,7 +160,7 @@ def test_a_busy_socket_is_closed_when_its_messages_are_answered(
         wait_until(lambda: not gateway.listens, "nobody listens")
         busy.send(json.dumps({"id": "late", "prompt": "x"}))
         for run in runs:
-            worker.say(run, said[:2], end="length")
+            worker.say(run, worker.tokens[:2], end="length")
         answers: list[Any] = []
         while sum(answer["status"] == "success" for answer in answers) < 2:
             answers.append(json.loads(busy.recv(timeout=30)))
@@ -214,7 +213,7 @@ def test_ctrl_c_tells_readers_at_once(settings: GatewaySettings, worker: PlayedW
 
 
 def test_a_request_on_its_way_on_a_connection_that_is_kept_is_answered(
-    settings: GatewaySettings, worker: PlayedWorker, said: list[int], monkeypatch: pytest.MonkeyPatch
+    settings: GatewaySettings, worker: PlayedWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where an answer was under way when the end began: its head did not say that it is the last one."""
     monkeypatch.setattr(http_server, "LAST_REQUEST_S", LONG_S)
@@ -234,7 +233,7 @@ def test_a_request_on_its_way_on_a_connection_that_is_kept_is_answered(
         (claimed,) = worker.claim()
         gateway.tell(signal.SIGTERM)
         wait_until(lambda: not gateway.listens, "nobody listens")
-        worker.say(claimed, said[:3], end="length")
+        worker.say(claimed, worker.tokens[:3], end="length")
         events = b""
         while not events.endswith(b"\r\n0\r\n\r\n"):
             events += streaming.recv(4096)
@@ -262,9 +261,7 @@ def test_connections_that_ask_for_nothing_and_endless_streams_do_not_hold_it_up(
         wait_until(lambda: gateway.ended, "it ends")
 
 
-def test_redis_that_goes_away_meanwhile_costs_a_pause(
-    settings: GatewaySettings, worker: PlayedWorker, said: list[int]
-) -> None:
+def test_redis_that_goes_away_meanwhile_costs_a_pause(settings: GatewaySettings, worker: PlayedWorker) -> None:
     """Also where it answers again only behind the end of listening."""
     with (
         ending_gateway(lasting(settings)) as gateway,
@@ -273,7 +270,7 @@ def test_redis_that_goes_away_meanwhile_costs_a_pause(
         (claimed,) = worker.claim()
         gateway.tell(signal.SIGTERM)
         worker.client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
-        worker.say(claimed, said[:3], end="length")
+        worker.say(claimed, worker.tokens[:3], end="length")
         assert texts(response)
         wait_until(lambda: gateway.ended, "it ends")
 

@@ -107,8 +107,7 @@ def test_requests_of_others_do_not_exist(
 
         assert plain(theirs) == plain(none), "the answer tells that there is such a request"
     assert gateway.http.get(f"/v1/requests/{name}", headers=ada).json()["status"] == "queued"
-    (claimed,) = worker.claim()
-    worker.say(claimed, [5], end="stop")
+    worker.take([5], end="stop")
     assert gateway.http.get(f"/v1/requests/{name}", headers=ada).json()["status"] == "completed"
     assert gateway.http.get(f"/v1/requests/{name}/events", headers=ada).status_code == 200
     assert gateway.http.get(f"/v1/requests/{name}/events", headers=bob).status_code == 404

@@ -16,6 +16,7 @@ from blockrelay.auth.api_keys import hash_of
 from blockrelay.settings import GatewaySettings, environment_for
 from blockrelay_gateway.policy import KEY_FILE_POLL_S
 from blockrelay_launcher.supervisor.ports import kept_ports
+from tests.support.logs import entries
 from tests.support.swapped_folder import SwappedFolder
 from tests.support.waiting import wait_until
 
@@ -67,8 +68,7 @@ class GatewayProcess:
         return float(line)
 
     def said(self, event: str) -> list[dict[str, Any]]:
-        lines = [json.loads(line) for line in self.log.read_text().splitlines() if line.startswith("{")]
-        return [line["data"] for line in lines if line["event_type"] == event]
+        return [entry["data"] for entry in entries(self.log, event)]
 
 
 @pytest.fixture

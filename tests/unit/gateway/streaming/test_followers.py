@@ -104,6 +104,5 @@ def test_a_reader_that_comes_back_to_its_gateway_is_one(
                 left = lambda: gateway.metric("blockrelay_disconnected_clients_total") == 1  # noqa: E731
                 wait_until(left, "the first reader has left")
                 wait_until(lambda: worker.client.hlen(worker.keys.followers(name)) == 1, "its gateway has looked")
-                (claimed,) = worker.claim()
-                worker.say(claimed, [5], end="stop")
+                worker.take([5], end="stop")
                 assert "[DONE]" in response.read().decode()

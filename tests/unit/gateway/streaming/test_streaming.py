@@ -23,31 +23,29 @@ def text_of(events: list[Event]) -> str:
     return "".join(e.data["choices"][0]["text"] for e in events if e.data != "DONE" and e.data["choices"])
 
 
-def test_a_stream_has_one_event_per_token_and_its_position_as_id(
-    gateway: RunningGateway, worker: PlayedWorker, said: list[int]
-) -> None:
-    with answering(worker, lambda _: (said, "length")):
+def test_a_stream_has_one_event_per_token_and_its_position_as_id(gateway: RunningGateway, worker: PlayedWorker) -> None:
+    with answering(worker, lambda _: (worker.tokens, "length")):
         events = stream(
             gateway, prompt="Anna", seed=5, return_token_ids=True, stream_options={"include_usage": True}
         )  # fmt: skip
     *tokens, end, usage, done = events
     assert done.data == "DONE"
     request = tokens[0].data["id"].replace("cmpl-", "req-")
-    assert [event.id for event in tokens] == [f"{request}:{at}" for at in range(1, len(said) + 1)]
-    assert [event.data["choices"][0]["token_ids"] for event in tokens] == [[token] for token in said]
+    assert [event.id for event in tokens] == [f"{request}:{at}" for at in range(1, len(worker.tokens) + 1)]
+    assert [event.data["choices"][0]["token_ids"] for event in tokens] == [[token] for token in worker.tokens]
     assert text_of(events) == TEXT
-    assert (end.id, usage.id) == (f"{request}:{len(said) + 1}", f"{request}:{len(said) + 2}")
+    assert (end.id, usage.id) == (f"{request}:{len(worker.tokens) + 1}", f"{request}:{len(worker.tokens) + 2}")
     assert end.data["choices"][0]["finish_reason"] == "length"
     assert end.data["choices"][0]["seed"] == 5
     assert end.data["fallback_events"] == []
-    assert usage.data["usage"]["completion_tokens"] == len(said)
+    assert usage.data["usage"]["completion_tokens"] == len(worker.tokens)
     assert usage.data["choices"] == []
     assert {event.data["system_fingerprint"] for event in events[:-1]} == {NUMERICS}
     assert all("\ufffd" not in str(event.data) for event in events), "a character split over tokens is never shown"
 
 
 def test_openais_client_reads_streams_through_silence_and_keep_alives(
-    gateway: RunningGateway, worker: PlayedWorker, said: list[int]
+    gateway: RunningGateway, worker: PlayedWorker
 ) -> None:
     pieces: list[str] = []
     with (
@@ -58,23 +56,21 @@ def test_openais_client_reads_streams_through_silence_and_keep_alives(
     ):
         claimed = worker.claim()[0]
         assert len(gateway.cell.registry) == 1
-        worker.say(claimed, said[:1])
+        worker.say(claimed, worker.tokens[:1])
         for at, chunk in enumerate(chunks):  # the role's, then one for each token
             pieces.append(chunk.choices[0].delta.content or "")
             if at == 1:
-                worker.say(claimed, said[1:2])
+                worker.say(claimed, worker.tokens[1:2])
             if at == 2:  # a silence longer than the keep-alive interval
                 wait_for_keep_alives(gateway)
-                worker.say(claimed, said[2:], end="stop")
+                worker.say(claimed, worker.tokens[2:], end="stop")
     assert "".join(pieces) == TEXT
 
 
-def test_openais_client_gets_the_same_without_streaming(
-    gateway: RunningGateway, worker: PlayedWorker, said: list[int]
-) -> None:
+def test_openais_client_gets_the_same_without_streaming(gateway: RunningGateway, worker: PlayedWorker) -> None:
     with (
         openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as client,
-        answering(worker, lambda _: (said, "stop")),
+        answering(worker, lambda _: (worker.tokens, "stop")),
     ):
         answer = client.chat.completions.create(
             model="tiny", messages=[{"role": "user", "content": "hi"}], max_completion_tokens=50, temperature=0
@@ -86,7 +82,7 @@ def test_openais_client_gets_the_same_without_streaming(
         assert [model.id for model in client.models.list()] == ["tiny"]
     assert answer.choices[0].message.content == TEXT
     assert answer.choices[0].finish_reason == "stop"
-    assert answer.usage is not None and answer.usage.completion_tokens == len(said)
+    assert answer.usage is not None and answer.usage.completion_tokens == len(worker.tokens)
     assert answer.system_fingerprint == NUMERICS
     assert refused.value.param == "n"
 
@@ -111,8 +107,8 @@ def test_several_prompts_share_one_stream_by_index(gateway: RunningGateway, work
     assert got == {0: [10, 10], 1: [20, 20], 2: [30, 30]}
 
 
-def test_logprobs_come_in_both_shapes(gateway: RunningGateway, worker: PlayedWorker, said: list[int]) -> None:
-    logprobs = [TokenLogprobs(-0.5, ((token, -0.5), (2, -1.0))) for token in said]
+def test_logprobs_come_in_both_shapes(gateway: RunningGateway, worker: PlayedWorker) -> None:
+    logprobs = [TokenLogprobs(-0.5, ((token, -0.5), (2, -1.0))) for token in worker.tokens]
     bodies: list[tuple[str, dict[str, Any]]] = [
         ("/v1/completions", {"prompt": "x", "logprobs": 2}),
         (
@@ -124,12 +120,12 @@ def test_logprobs_come_in_both_shapes(gateway: RunningGateway, worker: PlayedWor
         with gateway.http.stream("POST", path, json={**body, "stream": True}) as response:
             (claimed,) = worker.claim()
             assert claimed.body.params["logprobs"] == 2
-            worker.say(claimed, said, logprobs=logprobs, end="length")
+            worker.say(claimed, worker.tokens, logprobs=logprobs, end="length")
             events = list(read_events(response))
             whole = gateway.http.get(f"/v1/requests/{response.headers['x-request-id']}").json()
-        assert whole["token_ids"] == said
+        assert whole["token_ids"] == worker.tokens
         found = [c["logprobs"] for e in events[:-1] for c in e.data["choices"] if c["logprobs"]]
-        assert len(found) == len(said)
+        assert len(found) == len(worker.tokens)
         if path == "/v1/completions":
             assert found[0]["token_logprobs"] == [-0.5]
             assert found[0]["top_logprobs"][0]["</s>"] == -1.0
@@ -142,16 +138,15 @@ def test_logprobs_come_in_both_shapes(gateway: RunningGateway, worker: PlayedWor
 
 @pytest.mark.parametrize("asked", [0, 1])
 def test_completions_list_the_chosen_token_even_where_it_is_none_of_the_likeliest(
-    gateway: RunningGateway, worker: PlayedWorker, said: list[int], asked: int
+    gateway: RunningGateway, worker: PlayedWorker, asked: int
 ) -> None:
     best = ((2, -1.0),)[:asked]
-    logprobs = [TokenLogprobs(-5.0, best) for _ in said]
+    logprobs = [TokenLogprobs(-5.0, best) for _ in worker.tokens]
     for streamed in (True, False):
         body = {"prompt": "x", "logprobs": asked, "temperature": 2}
         with ThreadPoolExecutor(1) as pool:
             reading = pool.submit(lambda body=body | {"stream": streamed}: gateway.post("/v1/completions", **body))
-            (claimed,) = worker.claim()
-            worker.say(claimed, said, logprobs=logprobs, end="length")
+            worker.take(worker.tokens, logprobs=logprobs, end="length")
             response = reading.result()
         answers = [event.data for event in read_events(response)][:-1] if streamed else [response.json()]
         told = [c["logprobs"] for one in answers for c in one["choices"] if c["logprobs"]]
@@ -160,13 +155,12 @@ def test_completions_list_the_chosen_token_even_where_it_is_none_of_the_likelies
 
 
 def test_a_stream_that_broke_goes_on_behind_the_last_event_it_had(
-    gateway: RunningGateway, settings: GatewaySettings, worker: PlayedWorker, said: list[int]
+    gateway: RunningGateway, settings: GatewaySettings, worker: PlayedWorker
 ) -> None:
     with structlog.testing.capture_logs() as lines, running_gateway(settings) as other:
         with ExitStack() as stack:
             with gateway.http.stream("POST", "/v1/completions", json=WITH_IDS) as response:
-                (claimed,) = worker.claim()
-                worker.say(claimed, said[:4])
+                claimed = worker.take(worker.tokens[:4])
                 events = read_events(response)
                 first = [next(events) for _ in range(3)]
                 name = first[-1].data["id"]
@@ -177,23 +171,22 @@ def test_a_stream_that_broke_goes_on_behind_the_last_event_it_had(
             # The first connection is gone; the request goes on, and any gateway continues it. Longer than the grace
             # period of the gateway that the client left: it must not cancel.
             wait_until(lambda: any(line["event"] == "READER_ELSEWHERE" for line in lines), "the first lets go")
-            worker.say(claimed, said[4:], end="length")
+            worker.say(claimed, worker.tokens[4:], end="length")
             second += list(events)
         assert [event.id for event in second[:-1]] == [
-            f"{worker.public(claimed)}:{at}" for at in range(4, len(said) + 2)
+            f"{worker.public(claimed)}:{at}" for at in range(4, len(worker.tokens) + 2)
         ]
         assert text_of(first + second[:-1]) == TEXT
-        again = other.http.get(f"/v1/requests/{name}/events", params={"starting_after": len(said)}).text
+        again = other.http.get(f"/v1/requests/{name}/events", params={"starting_after": len(worker.tokens)}).text
         assert '"finish_reason":"length"' in again
         assert again.count("\ndata: ") == 1 + 1, "the end and [DONE]"
 
 
 def test_a_client_that_goes_away_has_its_request_cancelled_after_the_grace_period(
-    gateway: RunningGateway, worker: PlayedWorker, said: list[int]
+    gateway: RunningGateway, worker: PlayedWorker
 ) -> None:
     with gateway.http.stream("POST", "/v1/completions", json=WITH_IDS) as response:
-        (claimed,) = worker.claim()
-        worker.say(claimed, said[:1])
+        claimed = worker.take(worker.tokens[:1])
         assert next(read_events(response)).id == f"{worker.public(claimed)}:1"
     wait_until(lambda: worker.record(claimed.request_id)[b"state"] == b"done", "the request is cancelled")
     assert worker.record(claimed.request_id)[b"end"] == b"cancelled"
@@ -213,22 +206,20 @@ def test_a_client_that_waits_without_streaming_may_go_away_too(gateway: RunningG
     wait_until(lambda: worker.record(claimed.request_id)[b"state"] == b"done", "the request is cancelled")
 
 
-def test_a_client_that_comes_back_in_time_keeps_its_request(
-    gateway: RunningGateway, worker: PlayedWorker, said: list[int]
-) -> None:
+def test_a_client_that_comes_back_in_time_keeps_its_request(gateway: RunningGateway, worker: PlayedWorker) -> None:
     with gateway.http.stream("POST", "/v1/completions", json={"prompt": "x", "stream": True}) as response:
         name = response.headers["x-request-id"]
         (claimed,) = worker.claim()
     wait_until(lambda: gateway.metric("blockrelay_disconnected_clients_total") == 1, "the gateway noticed")
     with gateway.http.stream("GET", f"/v1/requests/{name}/events") as response:
-        worker.say(claimed, said, end="stop")
+        worker.say(claimed, worker.tokens, end="stop")
         events = list(read_events(response))
     assert events[0].data["status"] == "accepted"
     assert events[-2].data["outputs"]["text"] == TEXT
     assert events[-2].data["finish_reason"] == "stop"
 
 
-def test_a_background_request_needs_nobody(gateway: RunningGateway, worker: PlayedWorker, said: list[int]) -> None:
+def test_a_background_request_needs_nobody(gateway: RunningGateway, worker: PlayedWorker) -> None:
     response = gateway.post("/v1/completions", prompt="x", background=True, seed=3)
     assert response.status_code == 202
     name = response.json()["id"]
@@ -236,13 +227,13 @@ def test_a_background_request_needs_nobody(gateway: RunningGateway, worker: Play
     assert gateway.http.get(f"/v1/requests/{name}").json()["status"] == "queued"
     (claimed,) = worker.claim()
     assert claimed.body.background
-    worker.say(claimed, said[:2])
+    worker.say(claimed, worker.tokens[:2])
     running = gateway.http.get(f"/v1/requests/{name}").json()
-    assert (running["status"], running["token_ids"], running["finish_reason"]) == ("running", said[:2], None)
-    worker.say(claimed, said[2:], end="stop")
+    assert (running["status"], running["token_ids"], running["finish_reason"]) == ("running", worker.tokens[:2], None)
+    worker.say(claimed, worker.tokens[2:], end="stop")
     done = gateway.http.get(f"/v1/requests/{name}").json()
     assert (done["status"], done["text"], done["finish_reason"]) == ("completed", TEXT, "stop")
-    assert done["usage"]["completion_tokens"] == len(said)
+    assert done["usage"]["completion_tokens"] == len(worker.tokens)
     assert done["seed"] == 3
     assert done["system_fingerprint"] == NUMERICS
     assert own_id(done["request_id"]) == claimed.request_id
@@ -251,13 +242,11 @@ def test_a_background_request_needs_nobody(gateway: RunningGateway, worker: Play
     assert gateway.metric("blockrelay_disconnected_clients_total") == 0
 
 
-def test_a_stream_can_be_read_again_from_every_position(
-    gateway: RunningGateway, worker: PlayedWorker, said: list[int]
-) -> None:
-    with answering(worker, lambda _: (said, "length")):
+def test_a_stream_can_be_read_again_from_every_position(gateway: RunningGateway, worker: PlayedWorker) -> None:
+    with answering(worker, lambda _: (worker.tokens, "length")):
         whole = stream(gateway, prompt="x", stop=["zebra"])
     name = whole[0].data["id"]
-    for after in range(len(said) + 2):
+    for after in range(len(worker.tokens) + 2):
         with gateway.http.stream("GET", f"/v1/requests/{name}/events", params={"starting_after": after}) as response:
             assert [(e.id, e.data) for e in read_events(response)] == [(e.id, e.data) for e in whole[after:]]
     # A browser that comes back sends both: the URL with which it began, and how far it has got.
@@ -272,12 +261,11 @@ def test_a_stream_can_be_read_again_from_every_position(
 
 @pytest.mark.parametrize("way", ["delete", "cancel"])
 def test_a_request_can_be_cancelled_and_its_reader_hears_of_it(
-    gateway: RunningGateway, worker: PlayedWorker, said: list[int], way: str
+    gateway: RunningGateway, worker: PlayedWorker, way: str
 ) -> None:
     with gateway.http.stream("POST", "/v1/completions", json={"prompt": "x", "stream": True}) as response:
         name = response.headers["x-request-id"]
-        (claimed,) = worker.claim()
-        worker.say(claimed, said[:1])
+        worker.take(worker.tokens[:1])
         if way == "delete":
             answer = gateway.http.delete(f"/v1/requests/{name}")
         else:
@@ -290,11 +278,11 @@ def test_a_request_can_be_cancelled_and_its_reader_hears_of_it(
 
 
 def test_an_error_in_mid_stream_is_an_event_and_without_a_stream_a_status(
-    gateway: RunningGateway, worker: PlayedWorker, said: list[int]
+    gateway: RunningGateway, worker: PlayedWorker
 ) -> None:
     meta = {"error": "the row is not finite", "failed_block": "block_2"}
     with gateway.http.stream("POST", "/v1/completions", json=WITH_IDS) as response:
-        worker.say(worker.claim()[0], said[:1], end="error", meta=meta)
+        worker.say(worker.claim()[0], worker.tokens[:1], end="error", meta=meta)
         events = list(read_events(response))
     assert events[-2].data["error"]["message"] == "the row is not finite"
     assert events[-2].id is not None and events[-2].id.endswith(":2")
@@ -353,14 +341,13 @@ def test_a_clock_that_is_set_anew_beside_the_gateway_ends_nothing(
 
 
 def test_a_gateway_that_shuts_down_tells_its_readers_and_leaves_the_request_alone(
-    settings: GatewaySettings, worker: PlayedWorker, said: list[int]
+    settings: GatewaySettings, worker: PlayedWorker
 ) -> None:
     with (
         running_gateway(settings) as gateway,
         gateway.http.stream("POST", "/v1/completions", json=WITH_IDS) as response,
     ):
-        (claimed,) = worker.claim()
-        worker.say(claimed, said[:1])
+        claimed = worker.take(worker.tokens[:1])
         events = read_events(response)
         assert next(events).id == f"{worker.public(claimed)}:1"
         gateway.cell.registry.close()

@@ -4,7 +4,6 @@ import io
 from pathlib import Path
 
 import pytest
-import redis
 from rich.console import Console
 
 from blockrelay.errors import ServiceUnavailable, UsageError
@@ -12,7 +11,6 @@ from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.plan import Plan
 from blockrelay.protocol.transitions import calls
 from blockrelay.redis.cell_address import CellAddress, find_cell
-from blockrelay.redis.client import Scripts
 from blockrelay.redis.connections import checked_url
 from blockrelay.settings import Settings
 from blockrelay_launcher.cli.status import cancel, read_status, show
@@ -28,11 +26,6 @@ PLAN = Plan(
     blocks={},
     reasons=("the front half", "the back half"),
 )
-
-
-@pytest.fixture
-def cell(client: redis.Redis, keys: Keys, scripts: Scripts) -> Cell:
-    return Cell(client, keys, scripts)
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """The drill on a Redis that fails over counts what was taken back: a gateway played by the test takes it back."""
 
 import json
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -14,6 +13,7 @@ from blockrelay.protocol.sampling_params import SamplingParams
 from blockrelay_launcher.drill.clients import Kind, Load, RequestRecord
 from blockrelay_launcher.drill.report import judge
 from blockrelay_launcher.drill.workload import DrillRequest
+from tests.support.beside import serving
 from tests.support.failover_drill import load as failover_load
 from tests.support.failover_drill.course import Verdict, longest_pause
 from tests.support.failover_drill.load import FailoverLoad
@@ -62,13 +62,10 @@ def gateway() -> Iterator[Played]:
         def log_message(self, format: str, *args: object) -> None:
             pass
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        played.url = f"http://127.0.0.1:{server.server_port}"
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    played.url = f"http://127.0.0.1:{server.server_port}"
+    with serving(server):
         yield played
-        server.shutdown()
-        thread.join()
 
 
 @pytest.fixture

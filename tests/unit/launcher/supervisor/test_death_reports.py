@@ -39,8 +39,7 @@ def test_what_redis_does_not_take_is_reported_later(own_redis: RedisServer) -> N
     begin_cell(client, keys)
     cell = Cell(client, keys, Scripts(client, keys))
     name = cell.worker(process_prefix(os.getpid()) + "abc", split="1-4")
-    cell.accept()
-    (run,) = cell.claim(name)
+    run = cell.begin(name)
     reports = DeathReports(Settings(cell="t"), own_redis.url, said.append)
     reports.start()
     with answering(own_redis, "OOM"):

@@ -4,15 +4,12 @@ import os
 import sys
 
 import pytest
-import redis
 from prometheus_client import CollectorRegistry, generate_latest
 
 from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.errors import DeviceFailed, DeviceLost, ExecutionError
 from blockrelay.observability.metrics.worker import WorkerMetrics
-from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.transitions import calls
-from blockrelay.redis.client import Scripts
 from blockrelay_worker.engine.step import after_failure
 from blockrelay_worker.execution.batch import Batch, StageOutput
 from blockrelay_worker.execution.fault_injection import WrappingExecutor
@@ -73,11 +70,9 @@ class Narrow(WrappingExecutor):
         return super().run(batch)
 
 
-def test_a_device_without_room_for_all_serves_them_in_halves(
-    w8a8: BlockFolder, client: redis.Redis, keys: Keys, scripts: Scripts
-) -> None:
+def test_a_device_without_room_for_all_serves_them_in_halves(w8a8: BlockFolder, cell: Cell) -> None:
     names = [f"req-{number}" for number in range(6)]
-    with engine_running(w8a8, client, keys, scripts, broken=Narrow, device="gpu") as (cell, _):
+    with engine_running(w8a8, cell, broken=Narrow, device="gpu"):
         _accept(cell, names)
         wait_until(lambda: all(end_of(cell, name) for name in names), "all end", timeout_s=20)
     for name in names:
@@ -98,12 +93,10 @@ class Lost(WrappingExecutor):
         return super().run(batch)
 
 
-def test_a_device_that_is_lost_hands_over_all_that_was_there(
-    w8a8: BlockFolder, client: redis.Redis, keys: Keys, scripts: Scripts
-) -> None:
+def test_a_device_that_is_lost_hands_over_all_that_was_there(w8a8: BlockFolder, cell: Cell) -> None:
     """The engine ends behind that, and the requests wait for somebody else: there is no other worker here."""
     Lost.steps, registry, names = 0, CollectorRegistry(), [f"req-{number}" for number in range(4)]
-    with engine_running(w8a8, client, keys, scripts, broken=Lost, device="gpu", registry=registry) as (cell, table):
+    with engine_running(w8a8, cell, broken=Lost, device="gpu", registry=registry) as table:
         _accept(cell, names)
         wait_until(lambda: Lost.steps == 3 and not table.all(), "it has given them away", timeout_s=20)
     assert Lost.steps == 3, "what is lost is not asked again"
@@ -111,12 +104,9 @@ def test_a_device_that_is_lost_hands_over_all_that_was_there(
     assert sampled(text, "blockrelay_worker_fallbacks_total", block="block_1", reason="gpu_error") >= 1
 
 
-def test_a_device_that_is_lost_hands_over_what_was_on_its_way_there(
-    w8a8: BlockFolder, client: redis.Redis, keys: Keys, scripts: Scripts
-) -> None:
+def test_a_device_that_is_lost_hands_over_what_was_on_its_way_there(w8a8: BlockFolder, cell: Cell) -> None:
     """A request whose route has it, of which it has seen no row yet. From then on no route has it."""
-    scripts.run(calls.publish_plan(MODEL, replaces_epoch=0, inputs="i", route_class="gpu", plan="{}"))
-    cell = Cell(client, keys, scripts)
+    cell.scripts.run(calls.publish_plan(MODEL, replaces_epoch=0, inputs="i", route_class="gpu", plan="{}"))
 
     class Claiming(WrappingExecutor):
         def run(self, batch: Batch) -> StageOutput:
@@ -124,10 +114,10 @@ def test_a_device_that_is_lost_hands_over_what_was_on_its_way_there(
             assert len(cell.claim("w")) == 1
             raise LOST
 
-    with engine_running(w8a8, client, keys, scripts, broken=Claiming, device="gpu") as (_, table):
+    with engine_running(w8a8, cell, broken=Claiming, device="gpu") as table:
         _accept(cell, ["req-seen"])
         wait_until(lambda: len(cell.queued("reruns", "cpu")) == 2, "both wait for a CPU", timeout_s=20)
-    assert not table.all() and client.hget(keys.worker("w"), "draining")
+    assert not table.all() and cell.client.hget(cell.keys.worker("w"), "draining")
     for request in ("req-seen", "req-unseen"):
         said = cell.record(request)["fallbacks"]
         assert '"reason":"gpu_device_lost"' in said and '"error_code":"INTERNAL"' in said
@@ -144,16 +134,16 @@ class Deadly(WrappingExecutor):
 
 
 def test_a_request_that_ends_the_process_of_a_cpu_again_and_again_is_a_dead_letter(
-    w8a8: BlockFolder, client: redis.Redis, keys: Keys, scripts: Scripts
+    w8a8: BlockFolder, cell: Cell
 ) -> None:
     """The worker outlives each of them, and says who was computed alone: three deaths among others, five alone."""
-    cell, Deadly.steps = Cell(client, keys, scripts), 0
+    Deadly.steps = 0
     while end_of(cell, "req-1") is None:
-        waiting: list[bytes] = client.zrange(keys.delayed, 0, -1)  # pyright: ignore
+        waiting: list[bytes] = cell.client.zrange(cell.keys.delayed, 0, -1)  # pyright: ignore
         if waiting:
-            client.zadd(keys.delayed, dict.fromkeys(waiting, 1))
+            cell.client.zadd(cell.keys.delayed, dict.fromkeys(waiting, 1))
         before = Deadly.steps
-        with engine_running(w8a8, client, keys, scripts, broken=Deadly) as (_, table):
+        with engine_running(w8a8, cell, broken=Deadly) as table:
             if not before:
                 cell.accept("req-1", content=body([7, 8, 9]))
             wait_until(lambda before=before: Deadly.steps > before, "it is tried", timeout_s=20)
@@ -174,7 +164,7 @@ class Stepping(WrappingExecutor):
 
 
 def test_a_canary_that_is_wrong_hands_over_what_runs_beside_it(
-    w8a8: BlockFolder, client: redis.Redis, keys: Keys, scripts: Scripts, monkeypatch: pytest.MonkeyPatch
+    w8a8: BlockFolder, cell: Cell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a real process of a device, which has computed twenty steps of a request when the canary comes."""
     monkeypatch.setenv("WRONG_FROM", "21")
@@ -187,10 +177,10 @@ def test_a_canary_that_is_wrong_hands_over_what_runs_beside_it(
         return DeviceCare(stage, metrics.device, canary_every_s=20, clock=lambda: float(Stepping.steps))
 
     registry = CollectorRegistry()
-    scripts.run(calls.publish_plan(MODEL, replaces_epoch=0, inputs="i", route_class="gpu", plan="{}"))
+    cell.scripts.run(calls.publish_plan(MODEL, replaces_epoch=0, inputs="i", route_class="gpu", plan="{}"))
     with engine_running(
-        w8a8, client, keys, scripts, broken=lambda _: Stepping(stage), device="gpu", registry=registry, care=care
-    ) as (cell, table):
+        w8a8, cell, broken=lambda _: Stepping(stage), device="gpu", registry=registry, care=care
+    ) as table:
         cell.worker("idle CPU", split=f"1-{w8a8.model.blocks}")
         cell.accept("req-1", content=body([7, 8, 9], ignore_eos=True, max_tokens=200, use_cache=False))
         wait_until(lambda: cell.queued("reruns", "cpu") == ["req-1"], "it waits for a CPU", timeout_s=20)

@@ -8,16 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import redis
 from prometheus_client import CollectorRegistry
 
 from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.errors import ExecutionError
 from blockrelay.protocol.encoding.stage_span import StageSpan
-from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.messages import EndEntry, TokenEntry
 from blockrelay.protocol.transitions import calls
-from blockrelay.redis.client import Scripts
 from blockrelay_worker.engine import step
 from blockrelay_worker.execution.batch import Batch, StageOutput
 from blockrelay_worker.execution.executor import Executor
@@ -75,27 +72,23 @@ def changes(registry: CollectorRegistry, machine: str) -> dict[str, float]:
     return found
 
 
-def test_a_worker_of_the_whole_model_tells_its_steps_for_traced_requests_alone(
-    w8a8: BlockFolder, client: redis.Redis, keys: Keys, scripts: Scripts
-) -> None:
+def test_a_worker_of_the_whole_model_tells_its_steps_for_traced_requests_alone(w8a8: BlockFolder, cell: Cell) -> None:
     params = {"ignore_eos": True, "temperature": 0.0, "use_cache": False}  # without guesses
-    with engine_running(w8a8, client, keys, scripts, broken=lambda executor: executor) as (cell, _):
+    with engine_running(w8a8, cell, broken=lambda executor: executor):
         cell.accept("req-plain", content=body([7, 8, 9], **params))
         cell.accept("req-asked", content=replace(body([7, 8, 9], **params), traced=True))
         wait_until(lambda: end_of(cell, "req-plain") and end_of(cell, "req-asked"), "both end", timeout_s=20)
-    assert not client.exists(keys.trace("req-plain"))
-    entries: Any = client.xrange(keys.trace("req-asked"))
+    assert not cell.client.exists(cell.keys.trace("req-plain"))
+    entries: Any = cell.client.xrange(cell.keys.trace("req-asked"))
     steps = [StageSpan.decode(fields) for _, fields in entries]
     assert [step.number for step in steps] == list(range(8)), "one for each token"
     assert [step.rows for step in steps] == list(range(3, 11)) and {step.run for step in steps} == {1}
     assert all(before.ended_us <= after.ready_us for before, after in pairwise(steps)), "sampled in between"
 
 
-def test_a_request_that_breaks_a_block_fails_alone_and_says_where(
-    w8a8: BlockFolder, client: redis.Redis, keys: Keys, scripts: Scripts
-) -> None:
+def test_a_request_that_breaks_a_block_fails_alone_and_says_where(w8a8: BlockFolder, cell: Cell) -> None:
     registry = CollectorRegistry()
-    with engine_running(w8a8, client, keys, scripts, broken=Stumbling, registry=registry) as (cell, _):
+    with engine_running(w8a8, cell, broken=Stumbling, registry=registry):
         bad, good = ask(cell)
     engine = changes(registry, "engine")
     assert engine["internal"] == engine["rollback_done"] >= 1
@@ -105,10 +98,8 @@ def test_a_request_that_breaks_a_block_fails_alone_and_says_where(
     assert {end.reason for end in good} == {"length"}
 
 
-def test_a_row_that_is_not_finite_fails_its_request_and_not_its_batch(
-    w8a8: BlockFolder, client: redis.Redis, keys: Keys, scripts: Scripts
-) -> None:
-    with engine_running(w8a8, client, keys, scripts, broken=Overflowing) as (cell, _):
+def test_a_row_that_is_not_finite_fails_its_request_and_not_its_batch(w8a8: BlockFolder, cell: Cell) -> None:
+    with engine_running(w8a8, cell, broken=Overflowing):
         bad, good = ask(cell)
     assert bad.reason == "error" and bad.meta["code"] == "row_not_finite"
     assert bad.meta["failed_block"] == "" and "not again when these ran one by one" in bad.meta["error"]
@@ -128,13 +119,13 @@ class Counting(WrappingExecutor):
 
 
 def test_the_state_alone_decides_what_is_done_next(
-    w8a8: BlockFolder, client: redis.Redis, keys: Keys, scripts: Scripts, monkeypatch: pytest.MonkeyPatch
+    w8a8: BlockFolder, cell: Cell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a table that leads from Scheduling back to Idle, batches are built and none is given to the executor."""
     astray = replace(ENGINE, transitions={**ENGINE.transitions, ("Scheduling", "dispatch_ok"): "Idle"})
     monkeypatch.setattr(step, "ENGINE", astray)
     registry = CollectorRegistry()
-    with engine_running(w8a8, client, keys, scripts, broken=Stumbling, registry=registry) as (cell, _):
+    with engine_running(w8a8, cell, broken=Stumbling, registry=registry):
         cell.accept("req-bad", content=body([MARK, 8, 9]))
         wait_until(lambda: changes(registry, "engine")["dispatch_ok"] > 2, "batches are built", timeout_s=20)
     assert {event for event, count in changes(registry, "engine").items() if count} == {"batch_ready", "dispatch_ok"}
@@ -142,7 +133,7 @@ def test_the_state_alone_decides_what_is_done_next(
 
 @pytest.mark.parametrize("use_cache", [True, False])
 def test_without_a_cache_each_step_computes_all_rows_and_the_tokens_are_the_same(
-    w8a8: BlockFolder, client: redis.Redis, keys: Keys, scripts: Scripts, use_cache: bool
+    w8a8: BlockFolder, cell: Cell, use_cache: bool
 ) -> None:
     made: list[Counting] = []
 
@@ -150,7 +141,7 @@ def test_without_a_cache_each_step_computes_all_rows_and_the_tokens_are_the_same
         made.append(Counting(executor))
         return made[-1]
 
-    with engine_running(w8a8, client, keys, scripts, broken=counting) as (cell, _):
+    with engine_running(w8a8, cell, broken=counting):
         for name, keeps in (("req-1", use_cache), ("req-2", True)):
             content = body([7, 8, 9], ignore_eos=True, temperature=1.0, seed=3, use_cache=keeps)
             cell.accept(name, content=content)
@@ -162,11 +153,9 @@ def test_without_a_cache_each_step_computes_all_rows_and_the_tokens_are_the_same
     assert made[0].seen[-1][0] > 0, "the other one kept its KV"
 
 
-def test_a_failing_gpu_gives_its_whole_batch_to_the_cpu_stream(
-    w8a8: BlockFolder, client: redis.Redis, keys: Keys, scripts: Scripts
-) -> None:
-    scripts.run(calls.publish_plan(MODEL, replaces_epoch=0, inputs="i", route_class="gpu", plan="{}"))
-    with engine_running(w8a8, client, keys, scripts, broken=Stumbling, device="gpu") as (cell, table):
+def test_a_failing_gpu_gives_its_whole_batch_to_the_cpu_stream(w8a8: BlockFolder, cell: Cell) -> None:
+    cell.scripts.run(calls.publish_plan(MODEL, replaces_epoch=0, inputs="i", route_class="gpu", plan="{}"))
+    with engine_running(w8a8, cell, broken=Stumbling, device="gpu") as table:
         cell.worker("idle CPU", split=f"1-{w8a8.model.blocks}")
         cell.accept("req-bad", content=body([MARK, 8, 9]))
         wait_until(lambda: cell.queued("reruns", "cpu") == ["req-bad"], "it waits for a CPU")
@@ -174,23 +163,19 @@ def test_a_failing_gpu_gives_its_whole_batch_to_the_cpu_stream(
     assert '"block_id":"block_3"' in cell.record("req-bad")["fallbacks"]
 
 
-def test_a_message_that_cannot_be_read_is_refused_and_nothing_stops(
-    w8a8: BlockFolder, client: redis.Redis, keys: Keys, scripts: Scripts
-) -> None:
-    with engine_running(w8a8, client, keys, scripts, broken=lambda e: e) as (cell, _):
-        client.xadd(keys.inbox("w"), {"next_job": b"\xc1rubbish"})
-        client.xadd(keys.inbox("w"), {"head": b"\x81", "rows": b""})
+def test_a_message_that_cannot_be_read_is_refused_and_nothing_stops(w8a8: BlockFolder, cell: Cell) -> None:
+    with engine_running(w8a8, cell, broken=lambda e: e):
+        cell.client.xadd(cell.keys.inbox("w"), {"next_job": b"\xc1rubbish"})
+        cell.client.xadd(cell.keys.inbox("w"), {"head": b"\x81", "rows": b""})
         cell.accept("req-1", content=body([7, 8, 9], ignore_eos=True))
         wait_until(lambda: end_of(cell, "req-1"), "it ends")
 
 
-def test_a_body_that_cannot_be_read_ends_its_request_alone(
-    w8a8: BlockFolder, client: redis.Redis, keys: Keys, scripts: Scripts
-) -> None:
+def test_a_body_that_cannot_be_read_ends_its_request_alone(w8a8: BlockFolder, cell: Cell) -> None:
     for request in ("req-1", "req-2", "req-3"):
-        Cell(client, keys, scripts).accept(request, content=body([7, 8, 9], ignore_eos=True))
-    client.hset(keys.request("req-2"), "body", b"\xc1rubbish")
-    with engine_running(w8a8, client, keys, scripts, broken=lambda e: e) as (cell, table):
+        cell.accept(request, content=body([7, 8, 9], ignore_eos=True))
+    cell.client.hset(cell.keys.request("req-2"), "body", b"\xc1rubbish")
+    with engine_running(w8a8, cell, broken=lambda e: e) as table:
         wait_until(lambda: all(end_of(cell, f"req-{i}") for i in (1, 2, 3)), "all end")
         ends = [end_of(cell, f"req-{i}") for i in (1, 2, 3)]
         wait_until(lambda: len(table) == 0, "nothing is left")
@@ -198,21 +183,17 @@ def test_a_body_that_cannot_be_read_ends_its_request_alone(
     assert ends[1] and ends[1].meta["code"] == "wire"
 
 
-def test_prompt_rows_and_sampled_tokens_are_counted_apart(
-    w8a8: BlockFolder, client: redis.Redis, keys: Keys, scripts: Scripts
-) -> None:
+def test_prompt_rows_and_sampled_tokens_are_counted_apart(w8a8: BlockFolder, cell: Cell) -> None:
     registry = CollectorRegistry()
-    with engine_running(w8a8, client, keys, scripts, broken=lambda e: e, registry=registry) as (cell, _):
+    with engine_running(w8a8, cell, broken=lambda e: e, registry=registry):
         cell.accept("req-1", content=body([7, 8, 9], ignore_eos=True))
         wait_until(lambda: end_of(cell, "req-1"), "it ends")
     assert registry.get_sample_value("blockrelay_worker_prompt_tokens_total") == 3
     assert registry.get_sample_value("blockrelay_worker_generation_tokens_total") == 8
 
 
-def test_the_answer_says_how_long_each_block_took(
-    w8a8: BlockFolder, client: redis.Redis, keys: Keys, scripts: Scripts
-) -> None:
-    with engine_running(w8a8, client, keys, scripts, broken=lambda e: e) as (cell, _):
+def test_the_answer_says_how_long_each_block_took(w8a8: BlockFolder, cell: Cell) -> None:
+    with engine_running(w8a8, cell, broken=lambda e: e):
         cell.accept("req-1", content=body([7, 8, 9], ignore_eos=True))
         wait_until(lambda: end_of(cell, "req-1"), "it ends")
         end = end_of(cell, "req-1")
@@ -242,11 +223,9 @@ def kept_in(late: list[Late]) -> Callable[[Executor], Executor]:
     return slow
 
 
-def test_no_step_is_computed_for_a_request_behind_its_deadline(
-    w8a8: BlockFolder, client: redis.Redis, keys: Keys, scripts: Scripts
-) -> None:
+def test_no_step_is_computed_for_a_request_behind_its_deadline(w8a8: BlockFolder, cell: Cell) -> None:
     late: list[Late] = []
-    with engine_running(w8a8, client, keys, scripts, broken=kept_in(late)) as (cell, table):
+    with engine_running(w8a8, cell, broken=kept_in(late)) as table:
         late[0].until = time.time() + 1.0
         cell.accept(content=body([7] * 250, temperature=0.0), deadline_ms=int(1000 * (late[0].until - 0.1)))
         wait_until(lambda: end_of(cell, "req-1") is not None, "it ends")
@@ -256,15 +235,15 @@ def test_no_step_is_computed_for_a_request_behind_its_deadline(
     assert late[0].steps == 1, "its prompt takes four steps"
 
 
-def test_redis_decides_whether_a_deadline_has_passed(
-    w8a8: BlockFolder, client: redis.Redis, keys: Keys, scripts: Scripts
-) -> None:
+def test_redis_decides_whether_a_deadline_has_passed(w8a8: BlockFolder, cell: Cell) -> None:
     late: list[Late] = []
-    with engine_running(w8a8, client, keys, scripts, broken=kept_in(late)) as (cell, _):
+    with engine_running(w8a8, cell, broken=kept_in(late)):
         late[0].until = time.time() + 0.5
         cell.accept(content=body([7] * 250, temperature=0.0), deadline_ms=int(1000 * (late[0].until - 0.1)))
         wait_until(lambda: cell.record()["state"] == "running", "it is claimed")
-        client.hset(keys.request("req-1"), "deadline_ms", int(1000 * (time.time() + 600)))  # as if its clock went back
+        cell.client.hset(
+            cell.keys.request("req-1"), "deadline_ms", int(1000 * (time.time() + 600))
+        )  # as if its clock went back
         wait_until(lambda: end_of(cell, "req-1") is not None, "it ends")
     end = end_of(cell, "req-1")
     assert end is not None and end.reason == "length"

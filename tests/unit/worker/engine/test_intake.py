@@ -1,22 +1,17 @@
 """A later stage creates a run when its first rows arrive."""
 
-import threading
 from collections.abc import Sequence
 from typing import Any, cast
 
 import numpy as np
 import pytest
-import redis
 from prometheus_client import CollectorRegistry
 
 from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.observability.metrics.worker import WorkerMetrics
 from blockrelay.protocol.encoding.forward_segment import ForwardSegment
-from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.messages import Claimed, EndEntry, Forward, RequestBody
 from blockrelay.protocol.transitions import calls
-from blockrelay.redis.client import Scripts
-from blockrelay.redis.errors import RedisWatch
 from blockrelay_worker.engine.intake import Intake
 from blockrelay_worker.execution.page_layout import layout_of
 from blockrelay_worker.execution.page_pool import PagePool
@@ -25,23 +20,21 @@ from blockrelay_worker.kv.run_table import RunTable
 from blockrelay_worker.runs.run import Run
 from blockrelay_worker.transport.redis_links import Links
 from tests.support.cell import Cell
+from tests.support.worker.links import links_of
 from tests.support.worker.stage_role import stage_role
-
-WATCH = RedisWatch(WorkerMetrics(CollectorRegistry()).redis_errors)
 
 
 @pytest.fixture
-def cell(client: redis.Redis, keys: Keys, scripts: Scripts) -> Cell:
-    cell = Cell(client, keys, scripts)
+def cell(cell: Cell) -> Cell:
     for stage, name in enumerate("ab"):
         cell.worker(name, stage=stage, split="1-2,3-5")
     return cell
 
 
 @pytest.fixture
-def intake(w8a8: BlockFolder, client: redis.Redis, keys: Keys, scripts: Scripts) -> Intake:
+def intake(w8a8: BlockFolder, cell: Cell) -> Intake:
     """That of the last stage."""
-    return intake_of(w8a8, Links(client, client, keys, scripts, WATCH, threading.Event()))[0]
+    return intake_of(w8a8, links_of(cell))[0]
 
 
 def intake_of(w8a8: BlockFolder, links: Links) -> tuple[Intake, RunTable]:
@@ -82,8 +75,7 @@ def test_a_log_that_cannot_be_read_ends_its_request_alone(cell: Cell, intake: In
 
 
 def test_a_body_that_cannot_be_read_ends_its_request_alone(cell: Cell, intake: Intake) -> None:
-    cell.accept("req-1")
-    (run,) = cell.claim("a")
+    run = cell.begin("a")
     cell.client.hset(cell.keys.request("req-1"), "body", b"\xc1rubbish")
     assert intake.segment(*first_rows("req-1", run.run_id)) == "drop"
     (end,) = cell.log("req-1")
@@ -91,10 +83,10 @@ def test_a_body_that_cannot_be_read_ends_its_request_alone(cell: Cell, intake: I
 
 
 def test_rows_of_a_step_come_behind_the_pages_of_the_steps_before_or_say_how_many_there_are(
-    cell: Cell, w8a8: BlockFolder, client: redis.Redis, keys: Keys, scripts: Scripts
+    cell: Cell, w8a8: BlockFolder
 ) -> None:
     """The stage before is a device that varies; the first stage of each step has found more, or as much."""
-    intake, table = intake_of(w8a8, Links(client, client, keys, scripts, WATCH, threading.Event()))
+    intake, table = intake_of(w8a8, links_of(cell))
     cell.worker("gpu", stage=0, split="1-2,3-5", device="gpu", varies=True)
     cell.scripts.run(calls.dead("a", silent_s=0))
     tokens = list(range(1, 61))

@@ -8,16 +8,13 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-import redis
 from prometheus_client import CollectorRegistry, generate_latest
 
 from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.errors import ExecutionError
 from blockrelay.protocol.encoding import named_tensors
-from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.messages import EndEntry, TokenEntry
 from blockrelay.protocol.status_events import decode_events
-from blockrelay.redis.client import Scripts
 from blockrelay_worker.engine.rows import forward_builder
 from blockrelay_worker.engine.rows.batch_builder import batch_of
 from blockrelay_worker.engine.rows.forward_builder import forwards
@@ -65,18 +62,16 @@ def kept(executors: list[HandingOn], *, one_by_one: bool = False) -> Callable[[E
 
 
 @pytest.mark.parametrize("one_by_one", [False, True])
-def test_tokens_are_those_of_one_stage_and_none_are_guessed(
-    w8a8: BlockFolder, client: redis.Redis, keys: Keys, scripts: Scripts, one_by_one: bool
-) -> None:
-    with engine_running(w8a8, client, keys, scripts, broken=lambda executor: executor) as (cell, _):
+def test_tokens_are_those_of_one_stage_and_none_are_guessed(w8a8: BlockFolder, cell: Cell, one_by_one: bool) -> None:
+    with engine_running(w8a8, cell, broken=lambda executor: executor):
         accept(cell, PROMPTS)
         expected = tokens(cell)
-    begin_cell(client, keys)
+    begin_cell(cell.client, cell.keys)
     seen, registries = list[HandingOn](), [CollectorRegistry() for _ in range(3)]
     broken = kept(seen, one_by_one=one_by_one)
     with stages_running(
-        w8a8, client, keys, scripts, split=SPLIT, broken=broken, registries=registries, named_tensors=True, max_rows=24
-    ) as (cell, tables):
+        w8a8, cell, split=SPLIT, broken=broken, registries=registries, named_tensors=True, max_rows=24
+    ) as tables:
         accept(cell, PROMPTS)
         assert tokens(cell) == expected
         wait_until(lambda: not any(len(table) for table in tables), "every stage has forgotten them")
@@ -94,13 +89,11 @@ def test_tokens_are_those_of_one_stage_and_none_are_guessed(
 
 
 def test_what_no_message_can_hold_ends_its_request(
-    w8a8: BlockFolder, client: redis.Redis, keys: Keys, scripts: Scripts, monkeypatch: pytest.MonkeyPatch
+    w8a8: BlockFolder, cell: Cell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (named_tensors, forward_builder):
         monkeypatch.setattr(module, "MAX_MESSAGE_WEIGHT", 12_000)  # of 30 rows, without their mask
-    with stages_running(
-        w8a8, client, keys, scripts, split=SPLIT, broken=kept([]), named_tensors=True, max_rows=1000
-    ) as (cell, _):
+    with stages_running(w8a8, cell, split=SPLIT, broken=kept([]), named_tensors=True, max_rows=1000):
         accept(cell, {"req-large": [*range(20, 60)]})
         (large,) = ends(cell, ["req-large"])
         accept(cell, {"req-small": [*range(20, 40)]})
@@ -111,13 +104,9 @@ def test_what_no_message_can_hold_ends_its_request(
     assert large.meta["error"].endswith("lower BLOCKRELAY_MAX_ROWS")
 
 
-def test_rows_where_tensors_are_expected_end_their_request(
-    w8a8: BlockFolder, client: redis.Redis, keys: Keys, scripts: Scripts
-) -> None:
+def test_rows_where_tensors_are_expected_end_their_request(w8a8: BlockFolder, cell: Cell) -> None:
     """Its batch cannot be built, so the engine fails it without the executor, and goes on."""
-    with stages_running(
-        w8a8, client, keys, scripts, split="1-2,3-5", broken=lambda executor: executor, named_tensors=True
-    ) as (cell, _):
+    with stages_running(w8a8, cell, split="1-2,3-5", broken=lambda executor: executor, named_tensors=True):
         for name in ("req-1", "req-2"):
             accept(cell, {name: [7, 8, 9]})
             (end,) = ends(cell, [name])
@@ -142,12 +131,10 @@ def test_what_has_no_room_in_a_message_comes_in_others(w8a8: BlockFolder, monkey
         assert [own[0].rows for own in message.tensors] == [len(s.token_ids) for s in message.segments]
 
 
-def test_followers_hear_how_many_values_came_out(
-    w8a8: BlockFolder, client: redis.Redis, keys: Keys, scripts: Scripts
-) -> None:
-    with client.pubsub() as followed:
-        followed.subscribe(keys.status_channel)
-        with stages_running(w8a8, client, keys, scripts, split=SPLIT, broken=kept([]), named_tensors=True) as (cell, _):
+def test_followers_hear_how_many_values_came_out(w8a8: BlockFolder, cell: Cell) -> None:
+    with cell.client.pubsub() as followed:
+        followed.subscribe(cell.keys.status_channel)
+        with stages_running(w8a8, cell, split=SPLIT, broken=kept([]), named_tensors=True):
             threads = [thread for thread in threading.enumerate() if isinstance(thread, StatusEventPublisher)]
             wait_until(
                 lambda: all(thread.has_subscribers for thread in threads), "every worker knows that it is followed"
@@ -168,11 +155,9 @@ def test_followers_hear_how_many_values_came_out(
         assert event["result_size"] == rows * w8a8.model.hidden_size + rows * (position + rows)
 
 
-def test_a_block_of_a_later_stage_that_overflows_is_named(
-    client: redis.Redis, keys: Keys, scripts: Scripts, tmp_path: Path
-) -> None:
+def test_a_block_of_a_later_stage_that_overflows_is_named(cell: Cell, tmp_path: Path) -> None:
     folder = overflowing_model(tmp_path, "w8a8", block=4)
-    with stages_running(folder, client, keys, scripts, split=SPLIT, broken=kept([]), named_tensors=True) as (cell, _):
+    with stages_running(folder, cell, split=SPLIT, broken=kept([]), named_tensors=True):
         accept(cell, {"req-bad": [*range(3, 20), OVERFLOWING], "req-good": [7, 8, 9]})
         bad, good = ends(cell, ["req-bad", "req-good"])
     assert (bad.reason, bad.meta["code"], bad.meta["failed_block"]) == ("error", "row_not_finite", "block_4")

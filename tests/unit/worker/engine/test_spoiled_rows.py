@@ -8,13 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import redis
 from prometheus_client import CollectorRegistry, generate_latest
 
 from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.errors import DeviceLost
 from blockrelay.observability.metrics.worker import WorkerMetrics
-from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.messages import EndEntry, TokenEntry
 from blockrelay.protocol.transitions import calls
 from blockrelay.redis.client import Scripts
@@ -71,11 +69,9 @@ def assert_named(end: EndEntry, device: str) -> None:
     assert all(seconds > 0 for seconds in meta["execution_times"].values())
 
 
-def test_a_cpu_names_the_block_and_its_neighbours_do_not_notice(
-    overflowing: BlockFolder, client: redis.Redis, keys: Keys, scripts: Scripts
-) -> None:
+def test_a_cpu_names_the_block_and_its_neighbours_do_not_notice(overflowing: BlockFolder, cell: Cell) -> None:
     names = ["req-0", "req-1", "req-bad", "req-2"]
-    with engine_running(overflowing, client, keys, scripts, broken=plain) as (cell, table):
+    with engine_running(overflowing, cell, broken=plain) as table:
         for name in names:
             content = body(BAD if name == "req-bad" else GOOD, ignore_eos=True, temperature=0.0)
             cell.accept(name, content=content)
@@ -86,25 +82,18 @@ def test_a_cpu_names_the_block_and_its_neighbours_do_not_notice(
     assert last.reason == "length" and tokens == [tokens[0], tokens[0], [], tokens[0]] and len(tokens[0]) == 8
 
 
-def test_a_block_that_overflows_in_the_middle_of_a_request_is_named_too(
-    overflowing: BlockFolder, client: redis.Redis, keys: Keys, scripts: Scripts
-) -> None:
+def test_a_block_that_overflows_in_the_middle_of_a_request_is_named_too(overflowing: BlockFolder, cell: Cell) -> None:
     """In the rows of a later step, behind pages that are sealed."""
-    with engine_running(overflowing, client, keys, scripts, broken=plain) as (cell, _):
+    with engine_running(overflowing, cell, broken=plain):
         cell.accept("req-bad", content=body([*range(3, 40), OVERFLOWING], ignore_eos=True), limit=1000, need=8)
         (end,) = ended(cell, "req-bad")
     assert_named(end, "cpu")
 
 
-def test_what_a_gpu_spoils_goes_to_a_cpu(
-    overflowing: BlockFolder, client: redis.Redis, keys: Keys, scripts: Scripts
-) -> None:
-    gpus_begin(scripts)
+def test_what_a_gpu_spoils_goes_to_a_cpu(overflowing: BlockFolder, cell: Cell) -> None:
+    gpus_begin(cell.scripts)
     registry = CollectorRegistry()
-    with engine_running(overflowing, client, keys, scripts, broken=plain, device="gpu", registry=registry) as (
-        cell,
-        table,
-    ):
+    with engine_running(overflowing, cell, broken=plain, device="gpu", registry=registry) as table:
         cell.worker("idle CPU", split=f"1-{overflowing.model.blocks}")
         cell.accept("req-good", content=body(GOOD, ignore_eos=True))
         cell.accept("req-bad", content=body(BAD))
@@ -117,11 +106,9 @@ def test_what_a_gpu_spoils_goes_to_a_cpu(
     assert sampled(generate_latest(registry).decode(), "blockrelay_worker_fallbacks_total", reason="gpu_error") == 1
 
 
-def test_without_a_cpu_it_ends_at_the_gpu_and_says_so(
-    overflowing: BlockFolder, client: redis.Redis, keys: Keys, scripts: Scripts
-) -> None:
+def test_without_a_cpu_it_ends_at_the_gpu_and_says_so(overflowing: BlockFolder, cell: Cell) -> None:
     """It comes back to the GPU, where the same would happen for ever."""
-    with engine_running(overflowing, client, keys, scripts, broken=plain, device="gpu") as (cell, _):
+    with engine_running(overflowing, cell, broken=plain, device="gpu"):
         cell.accept("req-bad", content=body(BAD))
         (end,) = ended(cell, "req-bad")
     assert_named(end, "gpu")
@@ -129,11 +116,9 @@ def test_without_a_cpu_it_ends_at_the_gpu_and_says_so(
     assert [(event.reason, event.success) for event in end.fallbacks] == [("gpu_wrong_numbers", False)]
 
 
-def test_a_request_that_denies_cpus_ends_at_once(
-    overflowing: BlockFolder, client: redis.Redis, keys: Keys, scripts: Scripts
-) -> None:
-    gpus_begin(scripts)
-    with engine_running(overflowing, client, keys, scripts, broken=plain, device="gpu") as (cell, _):
+def test_a_request_that_denies_cpus_ends_at_once(overflowing: BlockFolder, cell: Cell) -> None:
+    gpus_begin(cell.scripts)
+    with engine_running(overflowing, cell, broken=plain, device="gpu"):
         cell.worker("idle CPU", split=f"1-{overflowing.model.blocks}")
         cell.accept("req-bad", content=replace(body(BAD), fallback="deny"))
         (end,) = ended(cell, "req-bad")
@@ -142,9 +127,7 @@ def test_a_request_that_denies_cpus_ends_at_once(
 
 
 @pytest.mark.onnx_blocks
-def test_onnx_blocks_that_others_made_are_named_too(
-    w8a8: BlockFolder, client: redis.Redis, keys: Keys, scripts: Scripts, tmp_path: Path
-) -> None:
+def test_onnx_blocks_that_others_made_are_named_too(w8a8: BlockFolder, cell: Cell, tmp_path: Path) -> None:
     """By ONNX Runtime on a CPU, in a process of its own: nobody stands in for it."""
     whole = write_reference_blocks(tmp_path / "whole", ReferenceModel(layers=4))
     folder = opened(spoiled_for(whole, tmp_path / "blocks", OVERFLOWING), tmp_path / "cache")
@@ -152,7 +135,7 @@ def test_onnx_blocks_that_others_made_are_named_too(
     executors = DeviceExecutors(folder, Gpu("cpu", 20))
     try:
         stage = executors.load(folder, 1, folder.model.blocks, pages=100)
-        with engine_running(w8a8, client, keys, scripts, broken=lambda _: stage) as (cell, _):
+        with engine_running(w8a8, cell, broken=lambda _: stage):
             cell.accept("req-bad", content=body([5, OVERFLOWING, 9]))
             cell.accept("req-good", content=body(GOOD, ignore_eos=True))
             bad, good = ended(cell, "req-bad", "req-good")
@@ -174,11 +157,9 @@ class LostWhenAsked(WrappingExecutor):
         raise DeviceLost("gone", reason="device_lost", code="INTERNAL")
 
 
-def test_a_device_that_is_lost_meanwhile_hands_over_what_it_has(
-    overflowing: BlockFolder, client: redis.Redis, keys: Keys, scripts: Scripts
-) -> None:
-    gpus_begin(scripts)
-    with engine_running(overflowing, client, keys, scripts, broken=LostWhenAsked, device="gpu") as (cell, table):
+def test_a_device_that_is_lost_meanwhile_hands_over_what_it_has(overflowing: BlockFolder, cell: Cell) -> None:
+    gpus_begin(cell.scripts)
+    with engine_running(overflowing, cell, broken=LostWhenAsked, device="gpu") as table:
         cell.worker("idle CPU", split=f"1-{overflowing.model.blocks}")
         cell.accept("req-1", content=replace(body(GOOD), fallback="deny"))
         wait_until(lambda: cell.record().get("denied_block"), "it waits for another GPU")
@@ -201,25 +182,17 @@ def misbehaving(folder: BlockFolder, monkeypatch: pytest.MonkeyPatch, **how: str
 
 @pytest.mark.parametrize(("wrong_from", "canary"), [("100000", "right"), ("9", "wrong")])
 def test_a_device_that_gave_nan_answers_its_canary_at_once(
-    w8a8: BlockFolder,
-    client: redis.Redis,
-    keys: Keys,
-    scripts: Scripts,
-    monkeypatch: pytest.MonkeyPatch,
-    wrong_from: str,
-    canary: str,
+    w8a8: BlockFolder, cell: Cell, monkeypatch: pytest.MonkeyPatch, wrong_from: str, canary: str
 ) -> None:
     """In a real process, whose eighth step gives NaN; none is due otherwise. If it is wrong the device is lost."""
     registry = CollectorRegistry()
-    gpus_begin(scripts)
+    gpus_begin(cell.scripts)
     with misbehaving(w8a8, monkeypatch, NAN_AT="8", WRONG_FROM=wrong_from) as stage:
 
         def care(metrics: WorkerMetrics) -> DeviceCare:
             return DeviceCare(stage, metrics.device, canary_every_s=1e6)
 
-        with engine_running(
-            w8a8, client, keys, scripts, broken=lambda _: stage, device="gpu", registry=registry, care=care
-        ) as (cell, table):
+        with engine_running(w8a8, cell, broken=lambda _: stage, device="gpu", registry=registry, care=care) as table:
             cell.worker("idle CPU", split=f"1-{w8a8.model.blocks}")
             cell.accept("req-1", content=body(GOOD, ignore_eos=True, max_tokens=50, use_cache=False))
             wait_until(lambda: cell.queued("reruns", "cpu") == ["req-1"], "it waits for a CPU", timeout_s=20)

@@ -6,27 +6,17 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-import redis
-from prometheus_client import CollectorRegistry
 
-from blockrelay.observability.metrics.worker import WorkerMetrics
 from blockrelay.protocol.constants import MAX_WORKERS
-from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.plan import Plan
 from blockrelay.protocol.transitions import calls
-from blockrelay.redis.client import Scripts
-from blockrelay.redis.errors import RedisWatch
 from blockrelay.redis.registry import read_workers
 from blockrelay.settings import WorkerSettings
 from blockrelay_worker.lifecycle.registration import Assignment, Registration
 from blockrelay_worker.transport.redis_links import Links, Stopping
 from tests.support.cell import MODEL, Cell, begin_cell
 from tests.support.waiting import wait_until
-
-
-@pytest.fixture
-def cell(client: redis.Redis, keys: Keys, scripts: Scripts) -> Cell:
-    return Cell(client, keys, scripts)
+from tests.support.worker.links import links_of
 
 
 class Waiting:
@@ -47,8 +37,7 @@ class Waiting:
 @contextmanager
 def waiting(cell: Cell) -> Iterator[Waiting]:
     stop = threading.Event()
-    errors = RedisWatch(WorkerMetrics(CollectorRegistry()).redis_errors)
-    worker = Waiting(Links(cell.client, cell.client, cell.keys, cell.scripts, errors, stop))
+    worker = Waiting(links_of(cell, stop=stop))
     worker.thread.start()
     try:
         yield worker

@@ -1,14 +1,12 @@
 """The first stage's batches: groups that keep several stages busy, guesses, and pages that run out."""
 
 import pytest
-import redis
 
 from blockrelay.block_folder.folder import BlockFolder
-from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.sampling_params import SamplingParams
-from blockrelay.redis.client import Scripts
 from blockrelay_worker.scheduling.step_cost import StepCost
 from blockrelay_worker.scheduling.work import Work
+from tests.support.cell import Cell
 from tests.support.worker.first_stage import Stage
 
 #: One more row costs nothing up to 32 of them.
@@ -16,13 +14,13 @@ FREE_ROWS = StepCost(decode_s=0.01, prompt_row_s=0.001, by_rows=dict.fromkeys((1
 
 
 @pytest.fixture
-def pipeline(w8a8: BlockFolder, client: redis.Redis, keys: Keys, scripts: Scripts) -> Stage:
-    return Stage(w8a8, client, keys, scripts, last=2)
+def pipeline(w8a8: BlockFolder, cell: Cell) -> Stage:
+    return Stage(w8a8, cell, last=2)
 
 
 @pytest.fixture
-def alone(w8a8: BlockFolder, client: redis.Redis, keys: Keys, scripts: Scripts) -> Stage:
-    return Stage(w8a8, client, keys, scripts, last=5, pages=6)
+def alone(w8a8: BlockFolder, cell: Cell) -> Stage:
+    return Stage(w8a8, cell, last=5, pages=6)
 
 
 def names(work: list[Work]) -> set[str]:
@@ -39,12 +37,10 @@ def test_decode_rows_are_split_into_groups_that_stay_balanced(pipeline: Stage) -
     assert len(pipeline.step()) == 3
 
 
-def test_stages_that_share_their_cores_get_the_whole_batch(
-    w8a8: BlockFolder, client: redis.Redis, keys: Keys, scripts: Scripts
-) -> None:
-    stage = Stage(w8a8, client, keys, scripts, last=2)
+def test_stages_that_share_their_cores_get_the_whole_batch(w8a8: BlockFolder, cell: Cell) -> None:
+    stage = Stage(w8a8, cell, last=2)
     for worker_id in stage.route:
-        client.hset(keys.worker(worker_id), "threads", 2)
+        cell.client.hset(cell.keys.worker(worker_id), "threads", 2)
     for n in "pqrstu":
         stage.run(n, [5, 6, 7], computed=2)
     assert len(stage.step()) == 6

@@ -1,19 +1,12 @@
 """The first stage reads the records of other workers of a route, and keeps its batches within their limits."""
 
 import json
-import threading
 from dataclasses import asdict, replace
 
 import pytest
-import redis
-from prometheus_client import CollectorRegistry
 
 from blockrelay.block_folder.folder import BlockFolder
-from blockrelay.observability.metrics.worker import WorkerMetrics
 from blockrelay.protocol.capabilities import Capabilities
-from blockrelay.protocol.keys import Keys
-from blockrelay.redis.client import Scripts
-from blockrelay.redis.errors import RedisWatch
 from blockrelay.redis.registry import read_workers
 from blockrelay_worker.scheduling.limits import BatchLimits
 from blockrelay_worker.scheduling.route_members import RouteMembers
@@ -21,6 +14,7 @@ from blockrelay_worker.scheduling.step_cost import StepCost
 from blockrelay_worker.transport.redis_links import Links
 from tests.support.cell import MODEL, Cell
 from tests.support.worker.first_stage import Stage
+from tests.support.worker.links import links_of
 
 ABLE = Capabilities(
     exact=True, ragged=True, max_rows=256, max_sequences=32, precision="w8a8", numerics_id="n1", kv_tokens=1600
@@ -31,9 +25,8 @@ FREE_ROWS = StepCost(decode_s=0.01, prompt_row_s=0.001, by_rows=dict.fromkeys((1
 
 
 @pytest.fixture
-def links(client: redis.Redis, keys: Keys, scripts: Scripts) -> Links:
-    errors = RedisWatch(WorkerMetrics(CollectorRegistry()).redis_errors)
-    return Links(client, client, keys, scripts, errors, threading.Event())
+def links(cell: Cell) -> Links:
+    return links_of(cell)
 
 
 def test_a_batch_obeys_the_least_of_its_route() -> None:
@@ -47,13 +40,10 @@ def test_a_batch_obeys_the_least_of_its_route() -> None:
     assert not LIMITS.obeying([replace(ABLE, exact=False)]).drafts
 
 
-def test_a_worker_registers_what_it_can_do_and_others_read_it(
-    client: redis.Redis, keys: Keys, scripts: Scripts
-) -> None:
-    cell = Cell(client, keys, scripts)
+def test_a_worker_registers_what_it_can_do_and_others_read_it(cell: Cell) -> None:
     cell.worker("new", capabilities=ABLE)
     cell.worker("old")
-    assert {w.id: w.capabilities for w in read_workers(client, keys, MODEL)} == {"new": ABLE, "old": None}
+    assert {w.id: w.capabilities for w in read_workers(cell.client, cell.keys, MODEL)} == {"new": ABLE, "old": None}
 
 
 @pytest.mark.parametrize(
@@ -96,12 +86,14 @@ def test_a_record_is_read_once() -> None:
 
 
 @pytest.fixture
-def route(w8a8: BlockFolder, client: redis.Redis, keys: Keys, scripts: Scripts) -> Stage:
+def route(w8a8: BlockFolder, cell: Cell) -> Stage:
     """A first stage, and a second one that can do little."""
-    stage = Stage(w8a8, client, keys, scripts, last=2)
-    client.hset(keys.worker(stage.route[1]), "capabilities", replace(ABLE, max_rows=6, max_sequences=2).to_json())
+    stage = Stage(w8a8, cell, last=2)
+    cell.client.hset(
+        cell.keys.worker(stage.route[1]), "capabilities", replace(ABLE, max_rows=6, max_sequences=2).to_json()
+    )
     for worker_id in stage.route:
-        client.hset(keys.worker(worker_id), "threads", 2)  # one group: the limits show
+        cell.client.hset(cell.keys.worker(worker_id), "threads", 2)  # one group: the limits show
     return stage
 
 
@@ -127,11 +119,9 @@ def test_guesses_stay_within_the_rows_that_the_next_stage_can_take(route: Stage)
             item.run.learn(following[: item.rows])
 
 
-def test_a_stage_that_is_not_ragged_gets_batches_of_equal_rows(
-    w8a8: BlockFolder, client: redis.Redis, keys: Keys, scripts: Scripts
-) -> None:
-    stage = Stage(w8a8, client, keys, scripts, last=2)
-    client.hset(keys.worker(stage.route[1]), "capabilities", replace(ABLE, ragged=False).to_json())
+def test_a_stage_that_is_not_ragged_gets_batches_of_equal_rows(w8a8: BlockFolder, cell: Cell) -> None:
+    stage = Stage(w8a8, cell, last=2)
+    cell.client.hset(cell.keys.worker(stage.route[1]), "capabilities", replace(ABLE, ragged=False).to_json())
     for n, length in enumerate((3, 9, 20, 40)):
         stage.run(f"prompt-{n}", [7] * length, computed=0)
         stage.run(f"decoding-{n}", [5, 6, 7], computed=2)

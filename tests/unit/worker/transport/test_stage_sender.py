@@ -1,7 +1,5 @@
 """Early tokens from the last stage to the first, ahead of COMMIT: a hint that may be lost or come twice."""
 
-import threading
-
 import numpy as np
 import pytest
 import redis
@@ -13,32 +11,29 @@ from blockrelay.observability.metrics.worker import WorkerMetrics
 from blockrelay.protocol.encoding.forward_segment import ForwardSegment
 from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.messages import Commit, Forward, NextJob
-from blockrelay.redis.client import Scripts
-from blockrelay.redis.errors import RedisWatch
 from blockrelay_worker.engine.intake import Intake
 from blockrelay_worker.transport.inbox_reader import decode_entry
 from blockrelay_worker.transport.redis_links import Links
 from blockrelay_worker.transport.stage_sender import StageSender
+from tests.support.cell import Cell
 from tests.support.worker.first_stage import Stage
+from tests.support.worker.links import links_of
 
 COMMIT = Commit(request_id="p", run_id="p", position=0, tokens=(8, 9))
 
 
 @pytest.fixture
-def links(client: redis.Redis, keys: Keys, scripts: Scripts) -> Links:
-    payload = redis.Redis(connection_pool=client.connection_pool)
-    metrics = WorkerMetrics(CollectorRegistry())
-    return Links(client, payload, keys, scripts, RedisWatch(metrics.redis_errors), threading.Event())
+def links(cell: Cell) -> Links:
+    payload = redis.Redis(connection_pool=cell.client.connection_pool)
+    return links_of(cell, payload=payload)
 
 
-def test_tokens_reach_the_first_worker_and_count_once(
-    w8a8: BlockFolder, client: redis.Redis, keys: Keys, scripts: Scripts, links: Links
-) -> None:
-    stage = Stage(w8a8, client, keys, scripts, last=2)
+def test_tokens_reach_the_first_worker_and_count_once(w8a8: BlockFolder, cell: Cell, links: Links) -> None:
+    stage = Stage(w8a8, cell, last=2)
     run = stage.run("p", [1, 2, 3], computed=3)
     sender = StageSender(links, WorkerMetrics(CollectorRegistry()))
     sender.announce([("a", COMMIT)])
-    entries = [fields for _, fields in client.xrange(keys.inbox("a")) if b"next_job" in fields]  # pyright: ignore
+    entries = [fields for _, fields in cell.client.xrange(cell.keys.inbox("a")) if b"next_job" in fields]  # pyright: ignore
     event = NextJob(request_id="p", run_id="p", position=0, tokens=(8, 9))
     assert [decode_entry(fields) for fields in entries] == [event]  # pyright: ignore
     metrics = WorkerMetrics(registry := CollectorRegistry())
@@ -48,13 +43,11 @@ def test_tokens_reach_the_first_worker_and_count_once(
     assert run.tokens == [1, 2, 3, 8, 9] and run.computed == 3
 
 
-def test_a_worker_that_is_gone_gets_no_inbox(
-    w8a8: BlockFolder, client: redis.Redis, keys: Keys, scripts: Scripts, links: Links
-) -> None:
-    Stage(w8a8, client, keys, scripts, last=2)
-    client.delete(keys.inbox("a"))
+def test_a_worker_that_is_gone_gets_no_inbox(w8a8: BlockFolder, cell: Cell, links: Links) -> None:
+    Stage(w8a8, cell, last=2)
+    cell.client.delete(cell.keys.inbox("a"))
     StageSender(links, WorkerMetrics(CollectorRegistry())).announce([("a", COMMIT)])
-    assert not client.exists(keys.inbox("a"))
+    assert not cell.client.exists(cell.keys.inbox("a"))
 
 
 def test_rows_for_a_worker_that_is_not_there_are_refused_by_its_name(
