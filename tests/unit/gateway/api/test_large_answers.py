@@ -17,6 +17,7 @@ from websockets.sync.client import connect
 from blockrelay.block_folder.folder import BlockFolder, open_block_folder
 from blockrelay.protocol.tensors import ResultReader, decode_tensor, encode_result
 from blockrelay.settings import GatewaySettings
+from blockrelay.text.tokenizer import Tokenizer
 from blockrelay_gateway.api.infer.responses import TensorAnswer
 from tests.support.gateway.played import PlayedWorker, RunningGateway
 from tests.support.gateway.sse_client import read_events
@@ -30,6 +31,12 @@ VOCAB, TOKENS = 100_000, 400
 def folder(tmp_path_factory: pytest.TempPathFactory) -> BlockFolder:
     """The model folder of the other tests, but with the vocabulary of a large model."""
     return open_block_folder(write_wide_model(tmp_path_factory.mktemp("wide"), VOCAB), blocks=())
+
+
+@pytest.fixture(scope="module")
+def tokenizer(folder: BlockFolder) -> Tokenizer:
+    assert folder.tokenizer_path is not None
+    return Tokenizer.from_file(folder.tokenizer_path)
 
 
 @pytest.fixture

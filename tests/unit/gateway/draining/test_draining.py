@@ -231,10 +231,13 @@ def test_a_request_on_its_way_on_a_connection_that_is_kept_is_answered(
         head = f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(BODY)}\r\n\r\n"
         streaming.sendall((head + BODY).encode())
         (claimed,) = worker.claim()
+        events = b""
+        while b"\r\n\r\n" not in events:  # the head is sent a moment after the request is queued
+            events += streaming.recv(4096)
+        assert events.startswith(b"HTTP/1.1 200") and b"connection: close" not in events
         gateway.tell(signal.SIGTERM)
         wait_until(lambda: not gateway.listens, "nobody listens")
         worker.say(claimed, worker.tokens[:3], end="length")
-        events = b""
         while not events.endswith(b"\r\n0\r\n\r\n"):
             events += streaming.recv(4096)
         for connection in (fresh, kept, streaming):
