@@ -24,7 +24,9 @@ where it happens many times a second.
 _MACHINES: tuple[tuple[StateTable[Any, Any], str], ...] = (
     (
         WORKER,
-        "It is registering until a plan names it, and loads the blocks of its stage, which it then serves. A worker "
+        "It is registering until a plan names it, and loads the blocks of its stage. It is idle without requests, "
+        "computing, or waiting: requests are here, and none has rows that could be computed now (another stage has "
+        "them, or their pages are read). In error a batch has failed and its requests are being put back. A worker "
         "that was told to end, or was declared dead, drains.",
     ),
     (

@@ -33,7 +33,7 @@ from blockrelay_worker.transport.redis_links import Links, StepClock
 from tests.support.cell import MODEL, Cell, body
 from tests.support.models.tiny_model import write_tiny_model
 from tests.support.waiting import wait_until
-from tests.support.worker.machines import serving_machine
+from tests.support.worker.machines import idle_machine
 from tests.support.worker.stage_role import stage_role
 
 ROOT = root_hash(salt="", model_hash="m", numerics="n")
@@ -78,7 +78,7 @@ def engines_running(
                 own,
                 mailbox,
                 metrics,
-                serving_machine(),
+                idle_machine(),
             )
             streams = [f(MODEL, "cpu") for f in (links.keys.reruns, links.keys.jobs)] if stage == 0 else []
             reader = Reader(links.control, links.keys.inbox(role.worker_id), streams, mailbox, links.stop, links.watch)

@@ -6,21 +6,48 @@ from typing import Literal
 from blockrelay.errors import DeviceCode, DeviceFailed, DeviceLost, ExecutionError
 from blockrelay.state_machine import StateMachine, StateTable
 
-WorkerState = Literal["registering", "loading", "serving", "draining"]
-WorkerEvent = Literal["assigned", "forgotten", "device_lost", "loaded", "drain", "gone"]
-#: `lifecycle.worker` reports the events, but the engine's loop begins a drain. What a serving worker does is in its
-#: metrics: requests that run and wait, and its busy and idle seconds.
+WorkerState = Literal["registering", "loading", "idle", "computing", "waiting", "draining", "error"]
+WorkerEvent = Literal[
+    "assigned",
+    "forgotten",
+    "device_lost",
+    "loaded",
+    "failed",
+    "recovered",
+    "rows_ready",
+    "rows_missing",
+    "runs_ended",
+    "drain",
+    "gone",
+]
+#: idle: the worker has no request. waiting: it has requests, but none with tokens to compute. `lifecycle.worker`
+#: reports the events until `loaded` and after the drain, the loop of the engine those between.
 WORKER: StateTable[WorkerState, WorkerEvent] = StateTable(
     name="worker",
     start="registering",
     transitions={
         ("registering", "assigned"): "loading",
-        ("loading", "loaded"): "serving",
+        ("loading", "loaded"): "idle",
         ("loading", "forgotten"): "registering",
         ("loading", "device_lost"): "registering",
-        ("serving", "drain"): "draining",
+        ("loading", "failed"): "error",
+        ("idle", "rows_ready"): "computing",
+        ("idle", "rows_missing"): "waiting",
+        ("computing", "rows_missing"): "waiting",
+        ("computing", "runs_ended"): "idle",
+        ("computing", "failed"): "error",
+        ("waiting", "rows_ready"): "computing",
+        ("waiting", "runs_ended"): "idle",
+        ("error", "recovered"): "computing",
+        ("idle", "drain"): "draining",
+        ("computing", "drain"): "draining",
+        ("waiting", "drain"): "draining",
+        ("error", "drain"): "draining",
+        ("draining", "failed"): "draining",
+        ("draining", "recovered"): "draining",
         ("draining", "gone"): "registering",
     },
+    frequent=frozenset({"rows_ready", "rows_missing", "runs_ended"}),
 )
 WorkerMachine = StateMachine[WorkerState, WorkerEvent]
 

@@ -3,7 +3,7 @@
 from blockrelay_worker.states import WORKER, WorkerMachine
 
 
-def serving_machine() -> WorkerMachine:
+def idle_machine() -> WorkerMachine:
     """A worker's that has loaded its stage."""
     machine = WorkerMachine(WORKER)
     machine.on("assigned")

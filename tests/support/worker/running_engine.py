@@ -22,7 +22,7 @@ from blockrelay_worker.transport.inbox_reader import Reader
 from blockrelay_worker.transport.mailbox import Mailbox
 from tests.support.cell import MODEL, Cell
 from tests.support.worker.links import links_of
-from tests.support.worker.machines import serving_machine
+from tests.support.worker.machines import idle_machine
 from tests.support.worker.stage_role import stage_role
 
 Break = Callable[[Executor], Executor]
@@ -98,7 +98,7 @@ def _stage(
         links,
         mailbox,
         metrics,
-        serving_machine(),
+        idle_machine(),
         care(metrics) if care else None,
     )
     streams = [f(MODEL, c) for c in ("cpu", "gpu") for f in (keys.reruns, keys.jobs)] if stage == 0 else []

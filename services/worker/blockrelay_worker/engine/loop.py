@@ -53,7 +53,7 @@ class Engine:
         care: DeviceCare | None = None,
         local: LocalLinks | None = None,
     ) -> None:
-        """`state` is the worker's state machine, serving once `run` begins; the engine begins a drain.
+        """`state` is the worker's state machine, idle now; from here on the engine drives it.
 
         `care` looks after the device between steps, if the device needs that. `local` sends rows to workers of this
         host through shared memory.
@@ -88,6 +88,7 @@ class Engine:
             self._results,
             self._reports,
             metrics,
+            state,
         )
         self.pace = self._steps.pace
         self._claim_due = role.first_stage
@@ -135,6 +136,8 @@ class Engine:
                     self.metrics.busy_seconds.inc(time.monotonic() - started)
                     self.metrics.cache_management_seconds.inc(self.table.cache_seconds)
                     self.table.cache_seconds = 0.0
+                else:
+                    self._rest()
             return "stopped"
         except Stopping:
             return "stopped"
@@ -252,9 +255,19 @@ class Engine:
                 tokens = self._intake.reusable(segment)
                 self._endings.rerun(segment.request_id, segment.run_id, "missing_pages", reusable=tokens)
         if work:
+            if self._state.state in ("idle", "waiting"):
+                self._state.on("rows_ready")
             self.links.clock.allowed_s = self._steps.patience_s(work)
             self._steps.run(work)
         return bool(work)
+
+    def _rest(self) -> None:
+        """Updates the worker's state after a round without rows to compute."""
+        state = self._state.state
+        if state in ("idle", "computing") and len(self.table):
+            self._state.on("rows_missing")
+        elif state in ("computing", "waiting") and not len(self.table):
+            self._state.on("runs_ended")
 
     def _register_gauges(self) -> None:
         """Has gauges computed at each scrape: setting them after every step would cost more than the step's loop."""

@@ -37,7 +37,7 @@ from blockrelay_worker.runs.run import Run
 from blockrelay_worker.scheduling.step_cost import StepCost, observed, patience_s
 from blockrelay_worker.scheduling.throughput import PaceMeter
 from blockrelay_worker.scheduling.work import Work
-from blockrelay_worker.states import ENGINE, EngineEvent, EngineMachine, EngineState, failure_event
+from blockrelay_worker.states import ENGINE, EngineEvent, EngineMachine, EngineState, WorkerMachine, failure_event
 from blockrelay_worker.transport.committer import Committer
 from blockrelay_worker.transport.stage_sender import StageSender
 from blockrelay_worker.transport.tensor_results import TensorResultWriter
@@ -74,8 +74,9 @@ class Steps:
         results: TensorResultWriter,
         reports: StepReports,
         metrics: WorkerMetrics,
+        worker_state: WorkerMachine,
     ) -> None:
-        self._state = EngineMachine(ENGINE)
+        self._worker_state, self._state = worker_state, EngineMachine(ENGINE)
         metrics.states.show(self._state)
         self._role, self._executor, self._table, self._metrics = role, executor, table, metrics
         self._endings, self._quarantine, self._reports = endings, quarantine, reports
@@ -214,6 +215,7 @@ class Steps:
         assert error is not None
         names = [item.run.request_id for item in work]
         self._log.error("BLOCK_EXECUTION_FAILED", error=str(error), block=error.block, requests=names)
+        self._worker_state.on("failed")
         given_up, again = after_failure(work, error, gpu=self._role.device == GPU)
         if isinstance(error, DeviceLost):
             self._lose(error)
@@ -221,6 +223,7 @@ class Steps:
             self._hand_over([item.run for item in given_up], error)
         elif given_up:
             self._endings.fail(given_up[0].run, str(error), "execution_error", error.block, error.seconds)
+        self._worker_state.on("recovered")
         self._batches.extendleft(reversed(again))
         return "rollback_done"
 

@@ -150,6 +150,9 @@ class Worker:
             self._leave(registration, assignment.split)
             self._state.on("device_lost")
             return
+        except Exception:
+            self._state.on("failed")
+            raise
         if registration.forgotten():
             self._state.on("forgotten")
             return  # the loaded stage is kept for the next registration
