@@ -156,7 +156,7 @@ class BlockSource:
                 parts = quantise_groups(weights) if grouped else quantise(weights)
             for tensor, part in zip(out, parts, strict=True):
                 tensor[..., columns] = part
-                progress(part.nbytes)
+            progress(sum(part.nbytes for part in parts))
 
     def _copy(self, index: int, name: str, out: NDArray[Any], progress: Progress, smoothing: Smoothing) -> None:
         for rows, values in self.chunks(index, name):

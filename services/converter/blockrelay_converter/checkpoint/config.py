@@ -69,6 +69,7 @@ def read_config(content: bytes, *, max_position: int | None = None) -> SourceCon
     rotary = _read_rotary(raw, context)
     if max_position is not None and max_position > context:
         raise UsageError(f"--max-position {max_position} is beyond the model's context of {context}")
+    tied = raw.flag("tie_word_embeddings") if raw.has("tie_word_embeddings") else False
     model = ModelConfig(
         name="",
         family=family,
@@ -86,7 +87,6 @@ def read_config(content: bytes, *, max_position: int | None = None) -> SourceCon
         eos_ids=token_ids(raw, "eos_token_id") or (),
         bos_id=first_id(raw, "bos_token_id"),
     )
-    tied = raw.flag("tie_word_embeddings") if raw.has("tie_word_embeddings") else False
     if heads % model.kv_heads:
         raise UsageError(
             f"config.json: num_attention_heads {heads} is not a multiple of num_key_value_heads {model.kv_heads}"

@@ -23,7 +23,7 @@ def check_number(record: Mapping[bytes, bytes], what: str) -> None:
 
 
 class Records:
-    """Reads the requests of one cell for a gateway that serves `model` (its key). Methods raise RedisTrouble."""
+    """Reads the requests of one cell for a gateway that serves its model. Methods raise RedisTrouble."""
 
     def __init__(self, links: CellLinks) -> None:
         self._client, self._keys, self._model = links.client, links.keys, links.model

@@ -73,7 +73,7 @@ class ConversationTotals:
         firsts = [answer.first for answer in self.answers if answer.first is not None]
         spans = [(a.tokens - 1, a.last - a.first) for a in self.answers if a.first and a.last and a.last > a.first]
         if spans:
-            tokens, seconds = map(sum, zip(*spans, strict=True))
+            tokens, seconds = sum(count for count, _ in spans), sum(span for _, span in spans)
             rows["tokens per second"] = f"{tokens / seconds:.0f}"
         if firsts:
             rows["time to first token"] = f"{1000 * fmean(firsts):.0f} ms on average"

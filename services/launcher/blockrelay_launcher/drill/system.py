@@ -196,9 +196,10 @@ def drilled_system(
         try:
             yield DrilledSystem(process, data, read_running(data))
         finally:
-            for pid in children_of(process.pid) if process.poll() is None else ():
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGCONT)  # a stopped process cannot end
+            if process.poll() is None:
+                for pid in children_of(process.pid):
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGCONT)  # a stopped process cannot end
 
 
 def check_release(python: str) -> None:

@@ -61,12 +61,14 @@ def open_data_folder(path: Path | None) -> Iterator[DataFolder]:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise UsageError(f"--data {path}: {error.strerror}") from error
-    opened = DataFolder(folder, lock=_lock(folder), kept=path is not None)
+    opened = DataFolder(folder, lock=-1, kept=path is not None)
     try:
+        opened.lock = _lock(folder)
         (folder / "logs").mkdir(mode=0o700, exist_ok=True)
         yield opened
     finally:
-        os.close(opened.lock)
+        if opened.lock >= 0:
+            os.close(opened.lock)
         if not opened.kept:
             shutil.rmtree(folder, ignore_errors=True)
 

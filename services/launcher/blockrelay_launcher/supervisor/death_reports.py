@@ -78,8 +78,8 @@ class DeathReports(threading.Thread):
 
     def run(self) -> None:
         """Reports deaths until `close`; Thread calls it."""
-        attempt = 0
-        while ended := self._next(attempt):
+        attempt, ended = 0, set[int]()
+        while ended := self._next(attempt, ended):
             try:
                 mine = tuple(map(process_prefix, ended))
                 for worker_id in worker_ids(self._control, self._keys):
@@ -92,14 +92,14 @@ class DeathReports(threading.Thread):
                 self._done(ended)
                 attempt = 0
 
-    def _next(self, attempt: int) -> set[int]:
+    def _next(self, attempt: int, tried: set[int]) -> set[int]:
         """Waits for ended processes and returns those that are not reported; none after `close`.
 
-        After a failed attempt (`attempt` > 0) it first waits for a while, or for one more end.
+        After a failed attempt for `tried` (`attempt` > 0) it first waits for a while, or for one more end.
         """
         with self._changed:
-            if attempt and not self._over:
-                self._changed.wait(backoff_s(attempt))
+            if attempt:
+                self._changed.wait_for(lambda: self._over or self._ended - tried, backoff_s(attempt))
             self._changed.wait_for(lambda: self._over or self._ended)
             return set() if self._over else set(self._ended)
 

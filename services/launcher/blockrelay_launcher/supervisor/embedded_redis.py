@@ -121,7 +121,7 @@ class EmbeddedRedis:
             "maxmemory-policy": "noeviction",
             "appendonly": "yes" if self.durable else "no",
             "daemonize": "no",
-            # Activations are small, but pile up behind a stopped worker.
+            # In the payload server activations are small, but pile up behind a stopped worker.
             "maxmemory": str(CONTROL_REDIS_BYTES if self.durable else allowed_bytes() // 4),
         }
         if self.durable:

@@ -37,12 +37,13 @@ _SIGNATURES: Final[dict[str, tuple[Any, list[Any]]]] = {
     "attention": (_INT, [_P] * 7 + [_INT, _LONG, _LONG, _LONG, _LONG, _INT, _INT, _INT]),
     "pack_groups": (None, [_P, _P, _P, _LONG, _LONG, _P]),
     "multiply_groups": (_INT, [_P] * 5 + [_LONG] * 3),
-    # Only variants with VNNI instructions have these two: avx512vnni and avx512amx.
     "pack_weights": (None, [_P, _P, _LONG, _LONG, _P, _P]),
     "multiply": (_INT, [_P] * 6 + [_LONG] * 3),
     "invoker": (_P, [ctypes.c_char_p]),
     "run": (_LONG, [_P, _P, _LONG]),
 }
+#: The functions that only variants with VNNI instructions have: avx512vnni and avx512amx.
+_OF_VNNI = ("pack_weights", "multiply")
 
 
 @cache
@@ -50,8 +51,10 @@ def _functions(path: Path) -> dict[str, Callable[..., Any]]:
     """Returns the functions of one shared object, by name without the prefix `blockrelay_`."""
     library = ctypes.CDLL(str(path))
     functions: dict[str, Callable[..., Any]] = {}
+    has_vnni = hasattr(library, "blockrelay_multiply")
     for name, (result, argtypes) in _SIGNATURES.items():
-        if (function := getattr(library, f"blockrelay_{name}", None)) is not None:
+        if has_vnni or name not in _OF_VNNI:
+            function = library[f"blockrelay_{name}"]
             function.argtypes = argtypes
             function.restype = result
             functions[name] = function

@@ -23,16 +23,16 @@ from blockrelay_worker.transport.redis_links import Links
 
 def compare(
     here_before: dict[str, str], here_after: dict[str, str], there: dict[str, str]
-) -> tuple[frozenset[tuple[str, str]], frozenset[tuple[str, str]]]:
+) -> tuple[tuple[tuple[str, str], ...], frozenset[tuple[str, str]]]:
     """Compares run tables (request id -> run id) of this worker with the one in Redis, `there`.
 
-    Returns two sets of (request id, run id): the runs that only this worker has, which have ended; and those that only
+    Returns pairs of (request id, run id): the runs that only this worker has, which have ended; and those that only
     Redis has, which are orphans if two heartbeats in a row see them. `here_before` was read before Redis was asked and
-    `here_after` after it answered: a run claimed or dropped in between is in neither set.
+    `here_after` after it answered: a run claimed or dropped in between is in neither.
     """
-    ended = here_before.items() - there.items()
+    ended = tuple((q, r) for q, r in here_before.items() if there.get(q) != r)
     strange = {(q, r) for q, r in there.items() if r} - here_before.items() - here_after.items()
-    return frozenset(ended), frozenset(strange)
+    return ended, frozenset(strange)
 
 
 class Heartbeat(threading.Thread):

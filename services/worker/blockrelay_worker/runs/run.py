@@ -94,7 +94,7 @@ class RunTrace:
     """Number of steps that were reported."""
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
+@dataclass(slots=True, kw_only=True, eq=False, repr=False)
 class Run:
     """One attempt at a request, as this worker's stage sees it.
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 from blockrelay.protocol.capabilities import Capabilities
 from blockrelay.protocol.constants import MAX_WORKERS
@@ -13,7 +12,7 @@ from blockrelay_worker.scheduling.micro_batches import WorkerCores, groups_of
 FIELDS = ("node", "cores", "threads", "capabilities")
 #: Reads fields of a worker's record, by worker id; None for each field that is missing.
 ReadFields = Callable[[str, tuple[str, ...]], Sequence[bytes | None]]
-#: Remembered workers, and remembered sets of them, at most; the least recently used ones are forgotten.
+#: Remembered workers, and remembered sets of them; with more, all are forgotten: a restarted worker has a new id.
 MAX_MEMBERS, MAX_SHAPES = MAX_WORKERS, 64
 
 
@@ -33,17 +32,27 @@ class RouteMembers:
 
     def __init__(self, read_fields: ReadFields, own: BatchLimits) -> None:
         self._read_fields, self._own = read_fields, own
-        self._member = lru_cache(MAX_MEMBERS)(self._read_member)
-        #: Returns the shape of routes over the workers with these ids: their groups, and the tightest of all limits.
-        self.shape = lru_cache(MAX_SHAPES)(self._shape)
+        self._members: dict[str, tuple[WorkerCores, Capabilities | None]] = {}
+        self._shapes: dict[frozenset[str], RouteShape] = {}
 
-    def _shape(self, workers: frozenset[str]) -> RouteShape:
+    def shape(self, workers: frozenset[str]) -> RouteShape:
+        """Returns the shape of routes over the workers with these ids: their groups, and the tightest of all limits."""
+        if (shape := self._shapes.get(workers)) is not None:
+            return shape
         members = [self._member(worker_id) for worker_id in workers]
         capabilities = [able for _, able in members if able is not None]
-        return RouteShape(groups_of([cores for cores, _ in members]), self._own.obeying(capabilities))
+        shape = RouteShape(groups_of([cores for cores, _ in members]), self._own.obeying(capabilities))
+        if len(self._shapes) >= MAX_SHAPES:
+            self._shapes.clear()
+        self._shapes[workers] = shape
+        return shape
 
-    def _read_member(self, worker_id: str) -> tuple[WorkerCores, Capabilities | None]:
-        """Reads a worker's record. A worker without one, which is gone, counts as alone on a host."""
-        node, cores, threads, capabilities = self._read_fields(worker_id, FIELDS)
-        cores_of_worker = WorkerCores((node or worker_id.encode()).decode(), int(cores or 1), int(threads or 1))
-        return cores_of_worker, Capabilities.from_json(capabilities)
+    def _member(self, worker_id: str) -> tuple[WorkerCores, Capabilities | None]:
+        """Returns what a worker's record says. A worker without one, which is gone, counts as alone on a host."""
+        if worker_id not in self._members:
+            node, cores, threads, capabilities = self._read_fields(worker_id, FIELDS)
+            cores_of_worker = WorkerCores((node or worker_id.encode()).decode(), int(cores or 1), int(threads or 1))
+            if len(self._members) >= MAX_MEMBERS:
+                self._members.clear()
+            self._members[worker_id] = (cores_of_worker, Capabilities.from_json(capabilities))
+        return self._members[worker_id]

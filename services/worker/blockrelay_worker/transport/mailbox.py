@@ -16,7 +16,7 @@ class Mailbox(SimpleQueue[T]):
         """Returns all queued items; waits up to `wait_s` seconds for the first, None: until there is one."""
         items: list[T] = []
         try:
-            items.append(self.get(wait_s != 0, wait_s))
+            items.append(self.get(wait_s is None or wait_s > 0, wait_s))
             while True:
                 items.append(self.get_nowait())
         except Empty:

@@ -84,10 +84,13 @@ async def _rows(cell: Cell, tenant: Tenant, session_id: str) -> list[SessionRow]
     rows: list[SessionRow] = []
     for name in chain([session_id], (row_session(session_id, row, 2) for row in count())):
         fields = await cast(Any, cell.links.client.hgetall(cell.links.keys.session(scoped_session(tenant.name, name))))
+        is_whole = name == session_id  # the first name is that of a session with one row
         if fields:
             check_number(fields, f"session {session_id!r}")
             rows.append(await _row(cell, fields))
-        if bool(fields) == (name == session_id):  # it is the only row, or there is no further one
+            if is_whole:
+                break
+        elif not is_whole:  # no further row
             break
     return rows
 

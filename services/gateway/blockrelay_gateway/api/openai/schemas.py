@@ -1,4 +1,4 @@
-"""The bodies of OpenAI's APIs as pydantic models: types and names only; `requests` says what they mean."""
+"""The bodies of OpenAI's APIs as pydantic models, and which values of their unused fields are refused or ignored."""
 
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -64,7 +64,8 @@ class StreamOptions(Strict):
     include_obfuscation: bool | None = Field(default=None, description="ignored, and named")
 
 
-#: Fields of OpenAI and vLLM that have no effect here; `strictness` refuses or ignores each.
+#: Fields of OpenAI and vLLM that have no effect here; `strictness` refuses or ignores each. The tables give their order
+#: in /openapi.json.
 _UNUSED: dict[str, Any] = dict.fromkeys((*REFUSED, *IGNORED), (Any, None))
 UnusedFields: type[Strict] = create_model("UnusedFields", __base__=Strict, **_UNUSED)
 

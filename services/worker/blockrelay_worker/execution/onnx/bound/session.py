@@ -13,7 +13,7 @@ Arrays = dict[str, Any]
 
 
 class BoundSession:
-    """A bound session of one graph of `graphs.stage`. Used by one thread at a time."""
+    """A session of one graph whose inputs and outputs are bound once. Used by one thread at a time."""
 
     def __init__(
         self, session: ort.InferenceSession, values: Mapping[str, ort.OrtValue], pools: Mapping[str, ort.OrtValue]

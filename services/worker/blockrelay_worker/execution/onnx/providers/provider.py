@@ -24,6 +24,8 @@ from blockrelay_worker.execution.onnx.compiled.graphs import CompiledGraphs
 Chosen = str | tuple[str, dict[Any, Any]]
 #: Memory of a device, as ONNX Runtime's bindings name it: kind and number.
 Place = tuple[str, int]
+#: The memory of the host.
+HOST: Place = ("cpu", 0)
 #: How many steps a session is made for.
 Steps = Literal["one", "few", "many"]
 #: What ONNX Runtime writes to stderr: errors and worse (exceptions carry everything else), or nothing.
@@ -86,7 +88,7 @@ class Provider(ABC):
         """Returns zeros on the device. The memory lives as long as the value, even when the session has gone. Raises
         UsageError for more bytes than the device has in one piece, where ONNX Runtime does not report it."""
         zeros = np.zeros(shape, dtype)
-        if self.place is None:
+        if self.place in (None, HOST):  # without a copy, and of pages that the system gives once they are written
             return ort.OrtValue.ortvalue_from_numpy(zeros)
         value = ort.OrtValue.ortvalue_from_shape_and_type(list(shape), zeros.dtype.type, *self.place)
         value.update_inplace(zeros)
@@ -208,7 +210,7 @@ class CpuProvider(Provider):
 
     name, ort_name, loads_beside = "cpu", "CPUExecutionProvider", True
     device = "cpu"
-    place = ("cpu", 0)
+    place = HOST
 
     def add_to(self, options: ort.SessionOptions, *, capture: bool = False) -> Sequence[Chosen]:
         return [self.ort_name]
