@@ -43,7 +43,7 @@ from blockrelay.redis.protocol_check import check_protocol
 from blockrelay.settings import GatewaySettings, WorkerSettings
 from blockrelay_gateway.policy import FORGOTTEN_A_CALL
 from blockrelay_launcher.background import running_redis
-from blockrelay_worker.lifecycle.registration import Assignment, Registration
+from blockrelay_worker.lifecycle.registration import Registration, StageAssignment
 from blockrelay_worker.transport.redis_links import Links
 
 PROMPT, ANSWERS = 32, (5, 128)
@@ -97,7 +97,7 @@ class SimulatedWorker:
         links = Links(self.client, self.client, self.keys, self.scripts, watch, threading.Event())
         registration = Registration(links, WorkerSettings(), model=MODEL, numerics=NUMERICS, port=0)
         self.worker_id, split = registration.worker_id, f"1-{BLOCKS}"
-        registration.announce(Assignment(split, 0, parse_split(split)[0], epoch=0), pages=1 << 20, slots=AT_ONCE)
+        registration.announce(StageAssignment(split, 0, parse_split(split)[0], epoch=0), pages=1 << 20, slots=AT_ONCE)
 
     def finish(self, kind: Kind, requests: int) -> float:
         """Takes requests from ACCEPT to their end, and deletes the logs that would stay for a while.

@@ -15,7 +15,7 @@ from blockrelay_converter.sizing.capacity import (
     FIRST_TOKEN_SYNCS,
     SYNCS_A_WRITE,
     Capacity,
-    Load,
+    ExpectedLoad,
     ModelNeed,
     disk_effect,
     model_need,
@@ -162,13 +162,13 @@ def _analyses() -> dict[str, ModelAnalysis]:
     return {name: analyse(shape) for name, shape in SHAPES.items()}
 
 
-def _need(name: str, analysis: ModelAnalysis, precision: Precision, load: Load) -> ModelNeed:
+def _need(name: str, analysis: ModelAnalysis, precision: Precision, load: ExpectedLoad) -> ModelNeed:
     precisions = (precision,) * len(analysis.blocks)
     return model_need(analysis, precisions, load, head_dim=SHAPES[name].head_dim)
 
 
-def _load(context: int, **fields: int) -> Load:
-    return Load(**{"requests_per_second": 1, "prompt": PROMPT, "new": NEW, "context": context, **fields})
+def _load(context: int, **fields: int) -> ExpectedLoad:
+    return ExpectedLoad(**{"requests_per_second": 1, "prompt": PROMPT, "new": NEW, "context": context, **fields})
 
 
 def _bytes(count: float) -> str:
@@ -213,7 +213,7 @@ def _memory() -> str:
 
 
 def _capacity(rate: float) -> Capacity:
-    load = Load(requests_per_second=rate, prompt=PROMPT, new=NEW, context=4096)
+    load = ExpectedLoad(requests_per_second=rate, prompt=PROMPT, new=NEW, context=4096)
     shape = SHAPES["8b"]
     return size(shape, ("w8a8",) * shape.blocks, load, lambda _: given_pace(_PACE)).slow
 

@@ -16,7 +16,7 @@ import pytest
 
 from blockrelay.settings import BUNDLED_MODEL
 from blockrelay_launcher.client import resuming
-from blockrelay_launcher.client.resuming import Event
+from blockrelay_launcher.client.resuming import StreamEvent
 from blockrelay_launcher.drill.command import run_drill
 from blockrelay_launcher.drill.faults import KINDS
 from blockrelay_launcher.drill.options import DrillOptions
@@ -121,11 +121,11 @@ class Saboteur:
     def __init__(self, *plans: str, greedy: bool = False) -> None:
         self.plans, self.real, self.greedy = list(plans), resuming.resuming_stream, greedy
 
-    def __call__(self, *args: Any, **more: Any) -> Iterator[Event]:
+    def __call__(self, *args: Any, **more: Any) -> Iterator[StreamEvent]:
         body: dict[str, Any] = args[2]
         meant = not self.greedy or (body["temperature"] == 0 and body["max_tokens"] > 1)
         plan = self.plans.pop() if self.plans and meant else ""
-        last: Event | None = None
+        last: StreamEvent | None = None
         for event in self.real(*args, **more):
             choices: list[dict[str, Any]] = event.data.get("choices") or []
             ids: list[int] = choices[0].get("token_ids") or [] if choices else []

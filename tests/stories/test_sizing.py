@@ -11,7 +11,7 @@ import pytest
 from bench.scenarios.capacity import counters
 from blockrelay.redis.client import connect
 from blockrelay_converter.sizing import measured
-from blockrelay_converter.sizing.capacity import Load, a_second
+from blockrelay_converter.sizing.capacity import ExpectedLoad, a_second
 from blockrelay_converter.sizing.measured import Cost
 from tests.support.models.tiny_model import write_tiny_model
 from tests.support.systems.up_process import UpProcess, running_up
@@ -62,7 +62,7 @@ def test_redis_and_its_disk_do_what_sizing_says(up: UpProcess, clients: int, req
 
     ask(up, 0, 2)  # what is there once is there
     found = grown(up, work)
-    load = Load(requests_per_second=requests / found.seconds, prompt=PROMPT, new=new, context=CONTEXT)
+    load = ExpectedLoad(requests_per_second=requests / found.seconds, prompt=PROMPT, new=new, context=CONTEXT)
     commits = (found.counters["scripts"] - 2 * requests) / found.seconds  # beside ACCEPT and CLAIM
     said = {name: found.seconds * a_second(cost, load, commits) for name, cost in COSTS.items()}
     ratios = {name: round(said[name] / found.counters[name], 2) for name in COSTS}
@@ -77,6 +77,6 @@ def test_a_cost_that_is_wrong_would_be_seen(up: UpProcess) -> None:
             ask(up, number, 4)
 
     found = grown(up, work)
-    load = Load(requests_per_second=10 / found.seconds, prompt=PROMPT, new=4, context=CONTEXT)
+    load = ExpectedLoad(requests_per_second=10 / found.seconds, prompt=PROMPT, new=4, context=CONTEXT)
     without = Cost(source="capacity", token=measured.FILE_BYTES.token)
     assert found.seconds * a_second(without, load, 0.0) * FACTOR < found.counters["aof"]

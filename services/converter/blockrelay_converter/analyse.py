@@ -26,7 +26,7 @@ from blockrelay.quantities import format_quantity
 from blockrelay_converter.block_writer import BlockSource
 from blockrelay_converter.checkpoint.safetensors import Checkpoint
 from blockrelay_converter.checkpoint.source import read_source
-from blockrelay_converter.sizing.command import AT_ONCE, CONTEXT, CORES, NEW, PRECISION, PROMPT, Wishes, sized_by
+from blockrelay_converter.sizing.command import AT_ONCE, CONTEXT, CORES, NEW, PRECISION, PROMPT, SizingOptions, sized_by
 from blockrelay_converter.sizing.report import lines, to_json
 from blockrelay_converter.sizing.shapes import NAMES
 
@@ -81,7 +81,7 @@ def main(
     if (model is None) == (named is None):
         raise UsageError("give one model, as MODEL or with --model")
     chosen = model or named or ""
-    wishes = Wishes(
+    wishes = SizingOptions(
         precision=precision, context=context, requests_per_second=requests_per_second, prompt=prompt, new=new,
         stages=stages, requests_at_once=requests_at_once, tokens_per_second_per_worker=tokens_per_second_per_worker,
         profile=profile, device=device, cores=cores,

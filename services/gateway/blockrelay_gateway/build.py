@@ -12,7 +12,7 @@ from blockrelay.host.memory import available_bytes
 from blockrelay.observability import logs
 from blockrelay.observability.registry import service_registry
 from blockrelay.settings import GatewaySettings
-from blockrelay_gateway.api.intake import Intake
+from blockrelay_gateway.api.intake import BodyIntake
 from blockrelay_gateway.api.reading import reading_of
 from blockrelay_gateway.api.state import Gateway
 from blockrelay_gateway.cells.cell import Cell, ServedModel
@@ -43,7 +43,7 @@ def build(settings: GatewaySettings, folder: BlockFolder, *, tenants: Sequence[s
     return Gateway(
         settings=settings,
         served=served,
-        intake=Intake(settings, reading, Helpers(settings.body_helpers)),
+        intake=BodyIntake(settings, reading, Helpers(settings.body_helpers)),
         responder=ErrorResponder(own),
         cells=cells,
         drain=drain,

@@ -8,7 +8,7 @@ from random import Random
 from typing import Any
 
 from blockrelay_launcher.client.resuming import Refused
-from blockrelay_launcher.drill.clients import Load, RequestRecord
+from blockrelay_launcher.drill.clients import DrillLoad, RequestRecord
 
 #: A gateway that follows a forgotten request accepts it again sooner than this. Seconds.
 GONE_S = 30.0
@@ -19,7 +19,7 @@ class Gone(Exception):
 
 
 @dataclass(slots=True)
-class FailoverLoad(Load):
+class FailoverLoad(DrillLoad):
     """Half of the background requests have no key. `gone`: those that were accepted and then forgotten for good, which
     are not among those `seen`; `begun_again`: sessions that did not have a step any more which they had accepted;
     `cancelled`: requests whose DELETE was answered so."""
@@ -57,7 +57,7 @@ class FailoverLoad(Load):
 
     def _background(self, seen: RequestRecord, body: dict[str, Any], key: str, rng: Random) -> None:
         if rng.random() < 0.5:
-            Load._background(self, seen, body, key, rng)
+            DrillLoad._background(self, seen, body, key, rng)
             return
         answer = self._ask("POST", "/v1/completions", rng, {**body, "background": True})
         seen.request_id = json.loads(answer.content)["id"]
@@ -81,7 +81,7 @@ class FailoverLoad(Load):
     def _session(self, seen: RequestRecord, key: str, rng: Random) -> None:
         while True:
             try:
-                Load._session(self, seen, key, rng)
+                DrillLoad._session(self, seen, key, rng)
                 return
             except Refused as error:
                 if error.status != 409:

@@ -11,7 +11,7 @@ from blockrelay.protocol.plan import Device, parse_split
 from blockrelay.redis.client import Scripts
 from blockrelay.redis.errors import RedisWatch
 from blockrelay.settings import WorkerSettings
-from blockrelay_worker.lifecycle.registration import Assignment, Registration
+from blockrelay_worker.lifecycle.registration import Registration, StageAssignment
 from blockrelay_worker.transport.redis_links import Links
 
 _watch = RedisWatch(Counter("errors", "Redis errors of played workers", registry=None))
@@ -40,7 +40,7 @@ def announce(
 ) -> None:
     """Register `name` as a worker of this stage, ready and with its inbox; both Redis servers are one."""
     registration = _registration(client, keys, name, model, device, numerics, varies, slow)
-    assignment = Assignment(split, stage, parse_split(split)[stage], epoch=0)
+    assignment = StageAssignment(split, stage, parse_split(split)[stage], epoch=0)
     registration.announce(assignment, pages=pages, slots=slots, capabilities=capabilities)
 
 

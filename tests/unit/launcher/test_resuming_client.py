@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blockrelay_launcher.client.resuming import Event, Refused, read_events, resuming_stream
+from blockrelay_launcher.client.resuming import Refused, StreamEvent, read_events, resuming_stream
 
 
 class Script:
@@ -82,7 +82,7 @@ def test_it_goes_on_behind_the_last_whole_event_whatever_happens() -> None:
     ) as server:
         stream = resuming_stream([server.url], "/v1/completions", {"prompt": "x"}, key="k", retrying=reasons.append)
         events = list(stream)
-    assert events == [Event(f"req-1:{at}", {"n": at}) for at in (1, 2, 3, 4)]
+    assert events == [StreamEvent(f"req-1:{at}", {"n": at}) for at in (1, 2, 3, 4)]
     assert {ask["idempotency-key"] for ask in server.asked} == {"k"}
     assert [ask.get("last-event-id") for ask in server.asked] == [None] * 4 + ["req-1:2", "req-1:3"]
     assert len(reasons) == 5
@@ -133,7 +133,7 @@ def test_events_are_whole_however_the_bytes_come(texts: list[str], size: int) ->
     )
     raw += DONE
     parts = [raw[at : at + size] for at in range(0, len(raw), size)]
-    expected = [Event(f"r:{at}", item) for at, item in enumerate(data)]
+    expected = [StreamEvent(f"r:{at}", item) for at, item in enumerate(data)]
     assert list(read_events(parts)) == [*expected, None]
     whole = [found for found in read_events([raw[: -len(DONE) - 1]]) if found]
     assert whole == expected[:-1], "what is cut in its last byte is no event"

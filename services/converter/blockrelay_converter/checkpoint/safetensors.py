@@ -31,7 +31,7 @@ _SHARD = re.compile(r"model-[0-9]+-of-[0-9]{1,9}\.safetensors")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SourceTensor:
+class SafetensorsTensor:
     """A tensor of floats in a mapped safetensors file. Implements `weight_source.SourceTensor`."""
 
     name: str
@@ -79,7 +79,7 @@ class _Stored:
     data: NDArray[np.uint8]
     mapping: mmap.mmap
 
-    def opened(self, name: str) -> SourceTensor:
+    def opened(self, name: str) -> SafetensorsTensor:
         """Checks the description and returns the tensor. Raises UnsupportedModel or UsageError that names it."""
         dtype = self.dtype
         shape, offsets = self.header.integers("shape"), self.header.integers("data_offsets")
@@ -91,7 +91,7 @@ class _Stored:
         if len(offsets) != 2 or offsets[1] > size or offsets[1] - offsets[0] != math.prod(shape) * kind.itemsize:
             raise UsageError(f"tensor {name} lies outside {self.file}, which is cut short or damaged")
         raw = self.data[offsets[0] : offsets[1]].view(kind).reshape(shape)
-        return SourceTensor(name=name, bfloat16=dtype == "BF16", raw=raw, mapping=self.mapping)
+        return SafetensorsTensor(name=name, bfloat16=dtype == "BF16", raw=raw, mapping=self.mapping)
 
 
 class Checkpoint:
@@ -100,7 +100,7 @@ class Checkpoint:
     def __init__(self, folder: Path) -> None:
         """Reads the headers. Raises UsageError if there are no safetensors, or if files are missing or damaged."""
         self._stored: dict[str, _Stored] = {}
-        self._opened: dict[str, SourceTensor] = {}
+        self._opened: dict[str, SafetensorsTensor] = {}
         for path, names in _files(folder):
             tensors = _read_file(path)
             for name in names if names is not None else tensors:
@@ -112,7 +112,7 @@ class Checkpoint:
         """Returns the names of all tensors that may be weights; tensors of integers are counters and are left out."""
         return frozenset(name for name, stored in self._stored.items() if not _WHOLE.fullmatch(stored.dtype))
 
-    def tensor(self, name: str, shape: tuple[int, ...]) -> SourceTensor:
+    def tensor(self, name: str, shape: tuple[int, ...]) -> SafetensorsTensor:
         """Returns the tensor `name`. Raises UsageError or UnsupportedModel if it is unusable or its shape differs."""
         if name not in self._stored:
             raise UsageError(f"tensor {name} is missing from the checkpoint{_REMEDIES.get(name, '')}")

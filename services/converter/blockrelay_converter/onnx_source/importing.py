@@ -30,7 +30,7 @@ from blockrelay_converter.evaluation import evaluated
 from blockrelay_converter.onnx_source.files import OnnxBlocks, read_onnx_blocks
 from blockrelay_converter.onnx_source.licence import compare
 from blockrelay_converter.onnx_source.rotary_source import rotary_of
-from blockrelay_converter.onnx_source.settings import Settings, read_settings
+from blockrelay_converter.onnx_source.settings import ModelDescription, read_settings
 from blockrelay_converter.onnx_source.weights import OnnxWeights
 from blockrelay_converter.rotary import Rotation, TableRotation
 
@@ -88,7 +88,7 @@ class _Import:
             raise
         self._rotary: Rotation = rotary_of(self._blocks, self._llama.rotary, self._llama.head_dim)
         rows = len(self._rotary.cos) if isinstance(self._rotary, TableRotation) else None
-        self._settings: Settings = read_settings(
+        self._settings: ModelDescription = read_settings(
             options.folder, self._llama, name=options.name, max_position=options.max_position, rows=rows
         )
         model = self._settings.model

@@ -2,12 +2,12 @@
 
 import numpy as np
 
-from blockrelay.onnx_blocks.llama.model import Frequencies, Tables
+from blockrelay.onnx_blocks.llama.model import Frequencies, RotationTables
 from blockrelay_converter.onnx_source.files import OnnxBlocks
 from blockrelay_converter.rotary import FrequencyRotation, Rotation, TableRotation
 
 
-def rotary_of(blocks: OnnxBlocks, rotary: Frequencies | Tables, head_dim: int) -> Rotation:
+def rotary_of(blocks: OnnxBlocks, rotary: Frequencies | RotationTables, head_dim: int) -> Rotation:
     """Returns the rotation of the recognised model. Raises OnnxBlocksError for tables that are no rotation."""
     if isinstance(rotary, Frequencies):
         frequencies = blocks.array(rotary.constant).astype(np.float32).reshape(-1)

@@ -18,7 +18,7 @@ from blockrelay_converter.checkpoint.config import ARCHITECTURES, refuse_sliding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class ModelDescription:
     """The model's description for its block folder, its text files, and notes on what had to be assumed."""
 
     model: ModelConfig
@@ -28,7 +28,7 @@ class Settings:
 
 def read_settings(
     folder: Path, llama: Llama, *, name: str | None, max_position: int | None, rows: int | None
-) -> Settings:
+) -> ModelDescription:
     """Reads the settings of the recognised model `llama`.
 
     `name` and `max_position` override the files. `rows` is the number of positions in the graphs' rotary tables; None:
@@ -59,7 +59,7 @@ def read_settings(
         qkv_bias=llama.qkv_bias,
         qk_norm=llama.qk_norm,
     )
-    return Settings(model=texts.added_to(model), texts=texts, notes=beside.lacking)
+    return ModelDescription(model=texts.added_to(model), texts=texts, notes=beside.lacking)
 
 
 def _family(config: Fields, given: Fields, llama: Llama) -> str:

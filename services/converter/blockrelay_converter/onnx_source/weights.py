@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from blockrelay.block_folder.model import FLOATS, GROUP, LINEARS, ModelConfig, Precision, block_linears
 from blockrelay.onnx_blocks.llama.graph import Constant
-from blockrelay.onnx_blocks.llama.model import Llama, Part
+from blockrelay.onnx_blocks.llama.model import Llama, TensorSlice
 from blockrelay.onnx_blocks.llama.operators import Packed, Weight
 from blockrelay_converter.onnx_source.files import OnnxBlocks
 from blockrelay_converter.onnx_source.unpacking import as_groups, unpacked, zero_points
@@ -31,7 +31,7 @@ class OnnxTensor:
     """A tensor of the model, read from the file of an ONNX block. Implements `weight_source.SourceTensor`."""
 
     blocks: OnnxBlocks
-    part: Part
+    part: TensorSlice
 
     @property
     def name(self) -> str:

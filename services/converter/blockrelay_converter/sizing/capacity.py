@@ -29,7 +29,7 @@ _ROTARY_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
+class ExpectedLoad:
     """A load: requests per second and their tokens, and the settings of the workers that serve it.
 
     Raises UsageError for a number out of range, and for requests that are longer than the context.
@@ -175,7 +175,9 @@ class Capacity:
     schedulers: int = LEAST_SCHEDULERS
 
 
-def model_need(analysis: ModelAnalysis, precisions: Sequence[Precision], load: Load, *, head_dim: int) -> ModelNeed:
+def model_need(
+    analysis: ModelAnalysis, precisions: Sequence[Precision], load: ExpectedLoad, *, head_dim: int
+) -> ModelNeed:
     """Returns the bytes of the model and of its requests, which do not depend on the rate of the load.
 
     Raises UsageError for more stages than blocks, and for a precision that the model's widths do not allow.
@@ -221,7 +223,7 @@ def _in_pages(tokens: int) -> int:
     return -(-tokens // PAGE_TOKENS) * PAGE_TOKENS
 
 
-def capacity(model: ModelNeed, load: Load, pace: float) -> Capacity:
+def capacity(model: ModelNeed, load: ExpectedLoad, pace: float) -> Capacity:
     """Returns the needs of the load if each route (one worker per stage) has this pace (see `Paces`)."""
     routes = _whole(load.tokens_per_second / (PLANNED_SHARE * pace))
     step_s = load.at_once / pace
@@ -286,11 +288,11 @@ def disk_effect(need: Capacity, fsync_s: float) -> DiskEffect:
     )
 
 
-def a_second(cost: Cost, load: Load, commits: float) -> float:
+def a_second(cost: Cost, load: ExpectedLoad, commits: float) -> float:
     """Returns one cost per second under this load, with `commits` calls of COMMIT per second."""
     return load.requests_per_second * _each(cost, load) + commits * cost.commit + cost.second
 
 
-def _each(cost: Cost, load: Load) -> float:
+def _each(cost: Cost, load: ExpectedLoad) -> float:
     """Returns the cost of one request with its tokens, without COMMITs."""
     return cost.request + load.prompt * cost.prompt_token + load.new * cost.token

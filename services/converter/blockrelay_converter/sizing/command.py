@@ -8,7 +8,7 @@ from blockrelay.block_folder.analysis import ModelAnalysis
 from blockrelay.block_folder.precisions import DEFAULT_PRECISION, parse_precisions
 from blockrelay.errors import UsageError
 from blockrelay.planning.profile import read_profile_file
-from blockrelay_converter.sizing.capacity import Load
+from blockrelay_converter.sizing.capacity import ExpectedLoad
 from blockrelay_converter.sizing.pace import Paces, given_pace, profiled_pace, scaled_pace
 from blockrelay_converter.sizing.shapes import read_shape
 from blockrelay_converter.sizing.sized import Sized, size
@@ -19,7 +19,7 @@ PRECISION, CONTEXT, PROMPT, NEW, REQUESTS_PER_SECOND, AT_ONCE, CORES = DEFAULT_P
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wishes:
+class SizingOptions:
     """The options of `analyse --sizing`; None: not given."""
 
     precision: str | None
@@ -39,7 +39,7 @@ class Wishes:
         return [f"--{name.replace('_', '-')}" for name in self.__slots__ if getattr(self, name) is not None]
 
 
-def sized_by(model: str, wishes: Wishes) -> Sized:
+def sized_by(model: str, wishes: SizingOptions) -> Sized:
     """Returns the model and its load, sized by the options.
 
     `model` is a block folder, a checkpoint or a shape's name. Raises UsageError, UnsupportedModel or BlockFolderError
@@ -51,7 +51,7 @@ def sized_by(model: str, wishes: Wishes) -> Sized:
     else:
         precisions = parse_precisions(wishes.precision or PRECISION, shape.blocks)
     context = min(CONTEXT, shape.max_position) if wishes.context is None else wishes.context
-    load = Load(
+    load = ExpectedLoad(
         requests_per_second=_or(wishes.requests_per_second, REQUESTS_PER_SECOND),
         prompt=_or(wishes.prompt, min(PROMPT, max(1, context // 2))),
         new=_or(wishes.new, min(NEW, max(1, context // 4))),

@@ -8,7 +8,7 @@ from blockrelay.block_folder.model import Precision
 from blockrelay.errors import UsageError
 from blockrelay.planning.profile import BlockProfile, Profile
 from blockrelay.protocol.planned_split import equal_parts
-from blockrelay_converter.sizing.capacity import Load
+from blockrelay_converter.sizing.capacity import ExpectedLoad
 from blockrelay_converter.sizing.measured import CORE_OPERATIONS, PACE_FACTOR, PRECISION_PACE
 
 #: Tokens of a step that reads prompts; the profile's time for this many is used for all of a prompt.
@@ -34,7 +34,7 @@ def given_pace(tokens_per_second: float) -> Paces:
     return Paces(slow=tokens_per_second, fast=tokens_per_second, source="given")
 
 
-def scaled_pace(analysis: ModelAnalysis, precisions: Sequence[Precision], load: Load, *, cores: int) -> Paces:
+def scaled_pace(analysis: ModelAnalysis, precisions: Sequence[Precision], load: ExpectedLoad, *, cores: int) -> Paces:
     """Returns the likely range of paces of CPU workers with `cores` cores, scaled from measured cores by operations.
 
     The range reaches from PACE_FACTOR slower to PACE_FACTOR faster. Raises UsageError for an impossible `cores`.
@@ -51,7 +51,7 @@ def scaled_pace(analysis: ModelAnalysis, precisions: Sequence[Precision], load: 
     return Paces(slow=tokens / PACE_FACTOR, fast=tokens * PACE_FACTOR, source="not profiled")
 
 
-def profiled_pace(profile: Profile, load: Load, *, blocks: int, device: str | None) -> Paces:
+def profiled_pace(profile: Profile, load: ExpectedLoad, *, blocks: int, device: str | None) -> Paces:
     """Returns the pace that follows from a profile of the model's blocks: the slowest stage bounds the route.
 
     `device` is the class in the profile, which may be None if it has only one. Raises UsageError for a profile of
@@ -74,7 +74,7 @@ def profiled_pace(profile: Profile, load: Load, *, blocks: int, device: str | No
     return Paces(slow=load.new / slowest, fast=load.new / slowest, source="profiled")
 
 
-def _request_seconds(profile: Profile, blocks: Sequence[BlockProfile], load: Load, *, has_head: bool) -> float:
+def _request_seconds(profile: Profile, blocks: Sequence[BlockProfile], load: ExpectedLoad, *, has_head: bool) -> float:
     """Returns the seconds that a stage computes for one request, in steps shared with `load.at_once` requests."""
     context = load.prompt + load.new / 2
     layers = blocks[:-1] if has_head else blocks

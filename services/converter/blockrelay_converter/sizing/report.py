@@ -10,7 +10,7 @@ from blockrelay.block_folder.precisions import format_precisions
 from blockrelay.quantities import counted, format_quantity, format_seconds
 from blockrelay_converter.policy import FIRST_TOKEN_DISK_S, PLANNED_SHARE
 from blockrelay_converter.sizing import measured
-from blockrelay_converter.sizing.capacity import Capacity, Load, ModelNeed, disk_effect
+from blockrelay_converter.sizing.capacity import Capacity, ExpectedLoad, ModelNeed, disk_effect
 from blockrelay_converter.sizing.measured import SOURCES
 from blockrelay_converter.sizing.pace import Paces
 from blockrelay_converter.sizing.sized import Sized
@@ -35,7 +35,7 @@ _ALIKE = 1.03
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class ReportRow:
     """One figure of the report, as a range from `low` to `high`; `source` is a key of SOURCES."""
 
     key: str
@@ -65,7 +65,7 @@ class Section:
 
     key: str
     title: str
-    rows: Sequence[Row]
+    rows: Sequence[ReportRow]
 
 
 def sections(sized: Sized) -> list[Section]:
@@ -73,9 +73,9 @@ def sections(sized: Sized) -> list[Section]:
     return [_model(sized.model, sized.load), *_by_pace(sized.slow, sized.fast, sized.paces, sized.load)]
 
 
-def _model(model: ModelNeed, load: Load) -> Section:
-    def row(key: str, says: str, value: float, source: str = "shape") -> Row:
-        return Row(key=key, says=says, low=value, high=value, unit="B", source=source)
+def _model(model: ModelNeed, load: ExpectedLoad) -> Section:
+    def row(key: str, says: str, value: float, source: str = "shape") -> ReportRow:
+        return ReportRow(key=key, says=says, low=value, high=value, unit="B", source=source)
 
     rows = [
         row("weight_bytes", "weights, in all", model.weight_bytes),
@@ -96,12 +96,12 @@ def _model(model: ModelNeed, load: Load) -> Section:
     return Section(key="model", title="Memory of workers", rows=rows)
 
 
-def _by_pace(slow: Capacity, fast: Capacity, paces: Paces, load: Load) -> Iterator[Section]:
-    def row(key: str, says: str, of: Callable[[Capacity], float], unit: Unit, source: str) -> Row:
+def _by_pace(slow: Capacity, fast: Capacity, paces: Paces, load: ExpectedLoad) -> Iterator[Section]:
+    def row(key: str, says: str, of: Callable[[Capacity], float], unit: Unit, source: str) -> ReportRow:
         low, high = sorted((of(slow), of(fast)))
-        return Row(key=key, says=says, low=low, high=high, unit=unit, source=source)
+        return ReportRow(key=key, says=says, low=low, high=high, unit=unit, source=source)
 
-    def with_fsync(fsync_s: float) -> Iterator[Row]:
+    def with_fsync(fsync_s: float) -> Iterator[ReportRow]:
         duration, prefix = format_seconds(fsync_s), f"with_{1000 * fsync_s:g}_ms"
         for key, says, field, unit in (
             ("first_token_s", f"with one of {duration}: a first token waits", "first_token_s", "s"),
@@ -110,7 +110,7 @@ def _by_pace(slow: Capacity, fast: Capacity, paces: Paces, load: Load) -> Iterat
         ):
             yield row(f"{prefix}_{key}", says, lambda c, f=field: getattr(disk_effect(c, fsync_s), f), unit, "model")
 
-    pace = Row(
+    pace = ReportRow(
         key="tokens_per_second_per_route",
         says="new tokens/s of a worker" if load.stages == 1 else "new tokens/s of a worker in each stage",
         low=paces.slow,

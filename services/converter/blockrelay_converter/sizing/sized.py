@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from blockrelay.block_folder.analysis import ModelAnalysis, analyse
 from blockrelay.block_folder.model import ModelConfig, Precision
 from blockrelay.errors import UsageError
-from blockrelay_converter.sizing.capacity import Capacity, Load, ModelNeed, capacity, model_need
+from blockrelay_converter.sizing.capacity import Capacity, ExpectedLoad, ModelNeed, capacity, model_need
 from blockrelay_converter.sizing.pace import Paces
 
 
@@ -16,7 +16,7 @@ class Sized:
 
     name: str
     precisions: tuple[Precision, ...]
-    load: Load
+    load: ExpectedLoad
     model: ModelNeed
     paces: Paces
     slow: Capacity
@@ -26,7 +26,7 @@ class Sized:
 def size(
     model: ModelConfig,
     precisions: Sequence[Precision],
-    load: Load,
+    load: ExpectedLoad,
     pace: Callable[[ModelAnalysis], Paces],
 ) -> Sized:
     """Sizes the model and the load at both ends of the range that `pace` returns for the model's analysis.

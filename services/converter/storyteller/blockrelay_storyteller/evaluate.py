@@ -32,7 +32,7 @@ Logits = Callable[[list[int]], NDArray[np.float32]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
+class QuestionResult:
     """The perplexity and the right answers of a model on a set of documents."""
 
     perplexity: float
@@ -45,7 +45,7 @@ class Result:
         return sum(right for right, _ in self.by_kind.values()) / sum(asked for _, asked in self.by_kind.values())
 
 
-def measure(logits_of: Logits, tokenizer: Tokenizer, documents: list[Document]) -> Result:
+def measure(logits_of: Logits, tokenizer: Tokenizer, documents: list[Document]) -> QuestionResult:
     """Measures a model on documents. An answer is right when each of its tokens has the largest logit.
 
     Greedy decoding then writes exactly this answer. Documents of more than LONGEST tokens are left out; at least one
@@ -71,7 +71,7 @@ def measure(logits_of: Logits, tokenizer: Tokenizer, documents: list[Document]) 
                 right[segment.question.kind] += bool(hits[first - 1 : first - 1 + len(piece)].all())
             first += len(piece)
     by_kind = {str(kind): (right[kind], asked[kind]) for kind in sorted(asked)}
-    return Result(perplexity=math.exp(loss / tokens), by_kind=by_kind)
+    return QuestionResult(perplexity=math.exp(loss / tokens), by_kind=by_kind)
 
 
 def _cross_entropy(logits: NDArray[np.float32], targets: NDArray[np.int64]) -> float:

@@ -13,7 +13,7 @@ from blockrelay_storyteller import start
 from blockrelay_storyteller.start import Shape
 
 
-class Linear(nn.Linear):
+class TorchLinear(nn.Linear):
     """A linear layer without bias that can round as the w8a8 executor does.
 
     With `quantised`, each row of the input is rounded to 8 bits by its largest magnitude, and each output channel has
@@ -59,10 +59,10 @@ class Attention(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.shape = shape
-        self.q_proj = Linear(shape.hidden, shape.heads * shape.head_dim)
-        self.k_proj = Linear(shape.hidden, shape.kv_heads * shape.head_dim)
-        self.v_proj = Linear(shape.hidden, shape.kv_heads * shape.head_dim)
-        self.o_proj = Linear(shape.heads * shape.head_dim, shape.hidden)
+        self.q_proj = TorchLinear(shape.hidden, shape.heads * shape.head_dim)
+        self.k_proj = TorchLinear(shape.hidden, shape.kv_heads * shape.head_dim)
+        self.v_proj = TorchLinear(shape.hidden, shape.kv_heads * shape.head_dim)
+        self.o_proj = TorchLinear(shape.heads * shape.head_dim, shape.hidden)
         nn.init.zeros_(self.o_proj.weight)
 
     def projections(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -95,16 +95,16 @@ class Mlp(nn.Module):
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
-        self.gate_proj = Linear(shape.hidden, shape.mlp)
-        self.up_proj = Linear(shape.hidden, shape.mlp)
-        self.down_proj = Linear(shape.mlp, shape.hidden)
+        self.gate_proj = TorchLinear(shape.hidden, shape.mlp)
+        self.up_proj = TorchLinear(shape.hidden, shape.mlp)
+        self.down_proj = TorchLinear(shape.mlp, shape.hidden)
         nn.init.zeros_(self.down_proj.weight)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
-class Layer(nn.Module):
+class TorchLayer(nn.Module):
     """A transformer layer: attention and MLP, each after a norm and added to its input."""
 
     def __init__(self, shape: Shape) -> None:
@@ -119,7 +119,7 @@ class Layer(nn.Module):
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
-class Llama(nn.Module):
+class TorchLlama(nn.Module):
     """A Llama whose parameters have the names of transformers' LlamaForCausalLM."""
 
     def __init__(self, shape: Shape) -> None:
@@ -127,9 +127,9 @@ class Llama(nn.Module):
         self.shape = shape
         self.model = nn.Module()
         self.model.embed_tokens = nn.Embedding(shape.vocab, shape.hidden)
-        self.model.layers = nn.ModuleList(Layer(shape) for _ in range(shape.layers))
+        self.model.layers = nn.ModuleList(TorchLayer(shape) for _ in range(shape.layers))
         self.model.norm = Norm(shape.hidden, shape.epsilon)
-        self.lm_head = Linear(shape.hidden, shape.vocab)
+        self.lm_head = TorchLinear(shape.hidden, shape.vocab)
         with torch.no_grad():
             start.embedding_and_head(self.model.embed_tokens.weight, self.lm_head.weight)
             first, second = (layer.self_attn.projections() for layer in self.model.layers[:2])
@@ -152,11 +152,11 @@ class Llama(nn.Module):
     def quantise(self, on: bool) -> None:
         """Switches the rounding of all linear layers, the head included, on or off."""
         for module in self.modules():
-            if isinstance(module, Linear):
+            if isinstance(module, TorchLinear):
                 module.quantised = on
 
 
-def save(model: Llama, folder: Path) -> None:
+def save(model: TorchLlama, folder: Path) -> None:
     """Writes config.json and model.safetensors (float32) as transformers reads them."""
     s = model.shape
     config = {
@@ -191,10 +191,10 @@ def save(model: Llama, folder: Path) -> None:
     save_file(state, str(folder / "model.safetensors"), metadata={"format": "pt"})
 
 
-def load(folder: Path) -> Llama:
+def load(folder: Path) -> TorchLlama:
     """Reads a model that `save` wrote."""
     config = json.loads((folder / "config.json").read_text())
-    model = Llama(
+    model = TorchLlama(
         Shape(
             vocab=config["vocab_size"],
             hidden=config["hidden_size"],

@@ -29,7 +29,7 @@ log = logging.getLogger("train")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Phase:
+class TrainingPhase:
     """A part of the training."""
 
     share: float
@@ -48,15 +48,15 @@ class Phase:
 
 #: Drills come first: they teach the model to bind names to things. Long rows come last: they teach the late positions.
 PHASES = (
-    Phase(share=0.27, length=128, beats=(0, 3), drill=True, answer_weight=8),
-    Phase(share=0.55, length=256, beats=(1, 6)),
-    Phase(share=0.12, length=512, beats=(2, 10)),
-    Phase(share=0.06, length=1024, beats=(3, 14), joined=True),
+    TrainingPhase(share=0.27, length=128, beats=(0, 3), drill=True, answer_weight=8),
+    TrainingPhase(share=0.55, length=256, beats=(1, 6)),
+    TrainingPhase(share=0.12, length=512, beats=(2, 10)),
+    TrainingPhase(share=0.06, length=1024, beats=(3, 14), joined=True),
 )
 
 
 #: A second training from the weights of the first one: whole stories, so that the model learns to end them.
-POLISH = (Phase(share=1.0, length=512, beats=(2, 7), answer_weight=1),)
+POLISH = (TrainingPhase(share=1.0, length=512, beats=(2, 7), answer_weight=1),)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +69,7 @@ class Recipe:
     """
 
     tokens: int = 4_200_000
-    phases: tuple[Phase, ...] = PHASES
+    phases: tuple[TrainingPhase, ...] = PHASES
     seed: str = "bundled"
     batch: int = 2048
     matrix_rate: float = 0.006
@@ -117,11 +117,11 @@ def batches(tokenizer: token_streams.Tokenizer, recipe: Recipe) -> Iterator[tupl
                 done += rows * phase.length
 
 
-def _stream(seed: str, phase: Phase) -> Iterator[Document]:
+def _stream(seed: str, phase: TrainingPhase) -> Iterator[Document]:
     return (document(seed, index, beats=phase.beats, drill=phase.drill) for index in count())
 
 
-def losses_of(net: model.Llama, rows: token_streams.Rows, device: str, autocast: bool) -> tuple[Tensor, Tensor]:
+def losses_of(net: model.TorchLlama, rows: token_streams.Rows, device: str, autocast: bool) -> tuple[Tensor, Tensor]:
     """Returns two losses in nats per token: the weighted mean to train on, and the mean over answers.
 
     The second is NaN if answers have the weight 1.
@@ -143,13 +143,13 @@ def losses_of(net: model.Llama, rows: token_streams.Rows, device: str, autocast:
 
 def train(
     recipe: Recipe,
-    net: model.Llama,
+    net: model.TorchLlama,
     tokenizer: token_streams.Tokenizer,
     device: str,
     *,
     autocast: bool,
     snapshots: Path,
-) -> model.Llama:
+) -> model.TorchLlama:
     """Trains `net` in place and returns it.
 
     Logs the loss every 50 steps and writes the weights to `snapshots` every 250. Raises SystemExit for a loss that is
@@ -195,7 +195,7 @@ def train(
     return net
 
 
-def save(net: model.Llama, tokenizer: token_streams.Tokenizer, folder: Path) -> None:
+def save(net: model.TorchLlama, tokenizer: token_streams.Tokenizer, folder: Path) -> None:
     """Writes the Hugging Face folder: weights, config, tokenizer, chat template, generation defaults."""
     folder.mkdir(parents=True, exist_ok=True)
     model.save(net, folder)
@@ -237,7 +237,7 @@ def main() -> None:
     else:
         recipe = Recipe(**options.recipe)
         torch.manual_seed(0)
-        net = model.Llama(model.Shape(**options.shape))
+        net = model.TorchLlama(model.Shape(**options.shape))
         tokenizer = token_streams.train_tokenizer(
             recipe.seed, vocab=net.shape.vocab, documents=recipe.tokenizer_documents
         )

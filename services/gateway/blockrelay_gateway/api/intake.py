@@ -36,7 +36,7 @@ _made: dict[str, BodyReader] = {}
 
 
 @dataclass(frozen=True, slots=True)
-class Intake:
+class BodyIntake:
     """Reads bodies for one gateway: with `reading` in this process, or in one of its `helpers`."""
 
     settings: GatewaySettings

@@ -8,7 +8,7 @@ from starlette.requests import HTTPConnection
 
 from blockrelay.settings import GatewaySettings
 from blockrelay_gateway.api.infer.session_kv import ServedKv
-from blockrelay_gateway.api.intake import Intake
+from blockrelay_gateway.api.intake import BodyIntake
 from blockrelay_gateway.api.request_builder import RequestBuilder
 from blockrelay_gateway.cells.cell import ServedModel
 from blockrelay_gateway.cells.cells import Cells
@@ -26,7 +26,7 @@ class Gateway:
 
     settings: GatewaySettings
     served: ServedModel
-    intake: Intake
+    intake: BodyIntake
     responder: ErrorResponder
     cells: Cells
     drain: Drain

@@ -27,7 +27,7 @@ from blockrelay_gateway.draining.drain import Drain
 from blockrelay_gateway.http.background import Background
 from blockrelay_gateway.policy import REDIS_CONNECTIONS
 from blockrelay_gateway.streaming.active_requests.abandonment import Abandonment
-from blockrelay_gateway.streaming.active_requests.accounting import Accounting
+from blockrelay_gateway.streaming.active_requests.accounting import RequestAccounting
 from blockrelay_gateway.streaming.active_requests.active_request import ActiveRequest
 from blockrelay_gateway.streaming.active_requests.gateway_lease import GatewayLease
 from blockrelay_gateway.streaming.active_requests.lost_request_repair import LostRequestRepair
@@ -79,7 +79,7 @@ class Cell:
         self.records = Records(links)
         self.state = CellWatch(links, lease)
         traced = None if traces is None else EndedRequests(traces, links, self.records, model=served.name)
-        accounting = Accounting(links, [self.state.ended, *([traced.ended] if traced is not None else [])])
+        accounting = RequestAccounting(links, [self.state.ended, *([traced.ended] if traced is not None else [])])
         abandonment = Abandonment(links, lease, grace_s=settings.grace_s)
         self.registry = RequestRegistry(self.tailer, accounting, abandonment)
         self.resumption = Resumption(links, self.records, lease, self.registry)

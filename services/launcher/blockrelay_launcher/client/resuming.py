@@ -23,7 +23,7 @@ TRY_AGAIN = (429, 502, 503)
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class StreamEvent:
     """One server-sent event of an answer."""
 
     id: str
@@ -51,7 +51,7 @@ def resuming_stream(
     retrying: Callable[[str], None] = lambda why: None,
     accepted: Callable[[str], None] = lambda request_id: None,
     http: httpx.Client | None = None,
-) -> Generator[Event, None, None]:
+) -> Generator[StreamEvent, None, None]:
     """Yields every event of the answer once, in order. The last one may have "error", if the request failed.
 
     The POST goes to `path` of one of `gateways` (base URLs), the first one drawn at random. `body` is the request
@@ -108,7 +108,7 @@ def is_on_this_machine(url: str) -> bool:
         return host == "localhost"
 
 
-def read_events(parts: Iterable[bytes]) -> Iterator[Event | None]:
+def read_events(parts: Iterable[bytes]) -> Iterator[StreamEvent | None]:
     """Yields the complete events of a stream, and None for [DONE]. An event that was cut off is dropped."""
     rest = b""
     for part in parts:
@@ -117,4 +117,4 @@ def read_events(parts: Iterable[bytes]) -> Iterator[Event | None]:
             fields = dict(line.split(b": ", 1) for line in block.split(b"\n") if b": " in line[1:])
             if b"data" in fields:
                 done = fields[b"data"] == b"[DONE]"
-                yield None if done else Event(fields.get(b"id", b"").decode(), json.loads(fields[b"data"]))
+                yield None if done else StreamEvent(fields.get(b"id", b"").decode(), json.loads(fields[b"data"]))

@@ -82,7 +82,7 @@ class Abandoned(Exception):
 
 
 @dataclass(slots=True)
-class Load:
+class DrillLoad:
     """The load of a drill: threads that each have one request under way, drawn at random from `requests`."""
 
     urls: Sequence[str]

@@ -19,13 +19,13 @@ from blockrelay.block_folder.folder import BlockFolder, open_block_folder
 from blockrelay.errors import UsageError
 from blockrelay.planning.plan_file import read_plan_file
 from blockrelay.protocol.plan import CPU, GPU
-from blockrelay_launcher.drill.clients import PATIENCE_S, Load, RequestRecord
+from blockrelay_launcher.drill.clients import PATIENCE_S, DrillLoad, RequestRecord
 from blockrelay_launcher.drill.closeness import Closeness, Verdict, computed_by
 from blockrelay_launcher.drill.faults import Fault, possible, strikes
 from blockrelay_launcher.drill.from_logs import own_ends, refusals, run_starts
 from blockrelay_launcher.drill.options import DrillOptions
 from blockrelay_launcher.drill.parts.killer import Killer
-from blockrelay_launcher.drill.parts.operator import DeviceRetries, PlanChange
+from blockrelay_launcher.drill.parts.operator import DeviceRetries, PlanSwitch
 from blockrelay_launcher.drill.parts.part import DrillPart
 from blockrelay_launcher.drill.parts.upgrade import SALT, Upgrade
 from blockrelay_launcher.drill.report import Report, judge, show
@@ -141,7 +141,7 @@ class _Course:
         self._faults: list[Fault] = []
         self._troubles: list[str] = []
         self._seconds = 0.0
-        self._load = Load(urls=[], requests=requests, clients=options.requests, rng=Random(f"{seed} load"))
+        self._load = DrillLoad(urls=[], requests=requests, clients=options.requests, rng=Random(f"{seed} load"))
         self._of_cpus: set[str] = set()
         self._references = References(model=options.model, requests=requests, ids={})
         self._closeness = Closeness(options.model, requests, self._load.logits)
@@ -243,11 +243,11 @@ def _faults(options: DrillOptions, system: DrilledSystem, seed: str, started: fl
         third = seconds / 3
         parts.append(Upgrade(system, options.workers, begin=started + third, end=started + 2 * third))
     if options.apply is not None:
-        parts.append(PlanChange(system, options.apply, at=started + seconds / 2))
+        parts.append(PlanSwitch(system, options.apply, at=started + seconds / 2))
     return parts
 
 
-def _wait(interrupts: list[int], system: DrilledSystem, until: float, *, until_done: Load | None = None) -> None:
+def _wait(interrupts: list[int], system: DrilledSystem, until: float, *, until_done: DrillLoad | None = None) -> None:
     """Waits until the time `until`, an interruption, the end of the system, or the end of all requests."""
     while not interrupts and time.monotonic() < until and not (until_done and until_done.idle):
         if system.process.poll() is not None:

@@ -8,7 +8,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from blockrelay_launcher.onnx_blocks.check import CheckOptions, run_check
-from blockrelay_launcher.onnx_blocks.importing import ImportOptions, run_import
+from blockrelay_launcher.onnx_blocks.importing import ImportCommandOptions, run_import
 from blockrelay_launcher.onnx_blocks.split import run_split
 from blockrelay_launcher.option_groups import with_option_groups
 
@@ -51,6 +51,6 @@ def split(
 
 @app.command("import")
 @with_option_groups
-def import_blocks(options: ImportOptions) -> None:
+def import_blocks(options: ImportCommandOptions) -> None:
     """Import ONNX blocks of a Llama, Mistral, Qwen2 or Qwen3 as a block folder, and compare it with them."""
     _exit(partial(run_import, options), _GOES_ON)

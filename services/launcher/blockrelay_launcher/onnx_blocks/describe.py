@@ -19,7 +19,7 @@ _MODULE = "blockrelay_worker.offline.onnx_blocks.describe"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServedBlocks:
+class DescribedBlocks:
     """ONNX blocks that are served as they are."""
 
     folder: Path
@@ -35,7 +35,7 @@ class ServedBlocks:
     imported: HeldImport | None = None
     """The import, once it exists; None: CPUs compute with the files themselves."""
 
-    def with_import(self, *, stages: int) -> "ServedBlocks":
+    def with_import(self, *, stages: int) -> "DescribedBlocks":
         """Returns the blocks with their import, if it is wanted and possible, and prints what CPUs compute with.
 
         Importing takes as long as reading and writing the blocks. With several `stages` there is no import, because it
@@ -60,7 +60,7 @@ class ServedBlocks:
         return self
 
 
-def served_blocks(options: ServedModelOptions, *, gpus: bool) -> ServedBlocks | None:
+def served_blocks(options: ServedModelOptions, *, gpus: bool) -> DescribedBlocks | None:
     """Returns the ONNX blocks that `up` is to serve; None without `--blocks`. Prints a line for each missing setting.
 
     `gpus`: `up` also starts workers on GPUs. Raises UsageError for options that do not go together, and typer.Exit if
@@ -77,7 +77,7 @@ def served_blocks(options: ServedModelOptions, *, gpus: bool) -> ServedBlocks | 
         "max_warm_sessions": options.max_warm_sessions,
         "warm_session_bytes": options.memory,
     }
-    return ServedBlocks(
+    return DescribedBlocks(
         folder=options.blocks,
         model=Path(description.folder),
         warm={name: value for name, value in settings.items() if value is not None},

@@ -21,7 +21,7 @@ _MODULE = "blockrelay_converter.onnx_source"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ImportOptions(OptionGroup):
+class ImportCommandOptions(OptionGroup):
     """The options of `blockrelay import`."""
 
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Files block_1.onnx, block_2.onnx and so on.")]
@@ -53,7 +53,7 @@ class ImportOptions(OptionGroup):
         )  # fmt: skip
 
 
-def run_import(options: ImportOptions) -> int:
+def run_import(options: ImportCommandOptions) -> int:
     """Imports the blocks, prints the result and returns the exit code.
 
     Exit code 0: the folder is complete; 2: the blocks cannot be imported or `out` cannot be written, and the converter

@@ -22,7 +22,7 @@ from blockrelay.block_folder.manifest import MANIFEST_NAME, decode_manifest
 from blockrelay.errors import BlockFolderError
 from blockrelay.host.child_command import last_line
 from blockrelay.onnx_blocks.blocks_file import why_no_stand_in
-from blockrelay_launcher.onnx_blocks.importing import ImportOptions, watch
+from blockrelay_launcher.onnx_blocks.importing import ImportCommandOptions, watch
 from blockrelay_launcher.onnx_blocks.worker import run_worker
 
 _FOLDER, _UNFINISHED, _LOCK, _USED = "imported", ".imported.unfinished", "imported.lock", "imported.used"
@@ -110,7 +110,9 @@ def _why_not(served: Path, imported: Path) -> str:
 def _imported(blocks: Path, served: Path, out: Path) -> str:
     """Runs the converter's process and returns why the import failed; "": it did not."""
     model = open_block_folder(served, blocks=[]).model
-    options = ImportOptions(folder=blocks, out=out, name=model.name, max_position=model.max_position, served=served)
+    options = ImportCommandOptions(
+        folder=blocks, out=out, name=model.name, max_position=model.max_position, served=served
+    )
     with tempfile.TemporaryFile() as errors:
         result, code = run_worker(options.argv(), watch, errors=errors)
         if not code and result is not None:

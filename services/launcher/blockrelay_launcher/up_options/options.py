@@ -7,7 +7,7 @@ from pathlib import Path
 
 from blockrelay.protocol.plan import CPU, GPU, Device
 from blockrelay.protocol.planned_split import ANY_CPU, ANY_GPU, PlannedSplit
-from blockrelay_launcher.onnx_blocks.describe import ServedBlocks, served_blocks
+from blockrelay_launcher.onnx_blocks.describe import DescribedBlocks, served_blocks
 from blockrelay_launcher.up_options.device_binding import HostGpu
 from blockrelay_launcher.up_options.gpu_choice import first_gpus, named_gpus
 from blockrelay_launcher.up_options.groups import (
@@ -29,7 +29,7 @@ class UpOptions:
 
     model: Path
     """The block folder."""
-    blocks: ServedBlocks | None = None
+    blocks: DescribedBlocks | None = None
     """Set if the model is ONNX blocks that are served as they are."""
     planned: PlannedSplit | None = None
     """The first plan, once it was read."""

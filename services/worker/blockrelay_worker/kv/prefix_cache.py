@@ -24,7 +24,7 @@ from blockrelay_worker.kv.block_hashes import (
     root_hash,
 )
 from blockrelay_worker.kv.store.store import PageStore
-from blockrelay_worker.runs.kv_load import Load, Loaded, SuppliedKv
+from blockrelay_worker.runs.kv_load import KvLoad, Loaded, SuppliedKv
 from blockrelay_worker.runs.kv_state import KvState
 from blockrelay_worker.runs.run import Run
 
@@ -208,7 +208,7 @@ class PrefixCache:
         if self._store is None or not room or not (given or self._store.may_have(hashes[0])):
             return
         last = partial_tokens if room == len(hashes) else 0
-        load = Load(tuple(hashes[:room]), tuple(self._pool.allocate(room)), last, given)
+        load = KvLoad(tuple(hashes[:room]), tuple(self._pool.allocate(room)), last, given)
         kv.wait_for(load)
         self._store.load(load, self._deliver)
 

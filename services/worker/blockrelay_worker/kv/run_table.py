@@ -9,7 +9,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 from blockrelay_worker.execution.page_layout import pages_for
 from blockrelay_worker.execution.page_pool import PagePool
 from blockrelay_worker.kv.prefix_cache import PrefixCache
-from blockrelay_worker.runs.kv_load import Load, Loaded
+from blockrelay_worker.runs.kv_load import KvLoad, Loaded
 from blockrelay_worker.runs.run import Run
 
 P = ParamSpec("P")
@@ -42,7 +42,7 @@ class RunTable:
         self.pool = pool
         self._cache = cache
         #: Loads whose run has gone: their pages are freed when the page store has stopped writing to them.
-        self._orphans: set[Load] = set()
+        self._orphans: set[KvLoad] = set()
         self._runs: dict[str, Run] = {}
         #: Run id by request id, replaced as a whole on every change: other threads may read it without a lock.
         self.view: dict[str, str] = {}
@@ -173,6 +173,6 @@ class RunTable:
             self._orphans.add(load)
         self.pool.free(pages)
 
-    def _free_orphan(self, load: Load) -> None:
+    def _free_orphan(self, load: KvLoad) -> None:
         self._orphans.remove(load)
         self.pool.free(load.pages)

@@ -30,7 +30,7 @@ def rows_arrive(split: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Assignment:
+class StageAssignment:
     """The stage that the plan gives this worker."""
 
     split: str
@@ -84,7 +84,7 @@ class Registration:
             **({"slow": slow} if slow else {}),
         }
 
-    def wait_for_assignment(self) -> Assignment:
+    def wait_for_assignment(self) -> StageAssignment:
         """Registers, and polls the plan until it names this worker. Raises Stopping when the process should end.
 
         Registers again, with a new id, when the record is gone (declared dead, or lost by Redis): no plan names a
@@ -100,12 +100,12 @@ class Registration:
             )
             if plan and self.worker_id in plan.assignments:
                 stage = plan.assignments[self.worker_id]
-                return Assignment(plan.split, stage, parse_split(plan.split)[stage], plan.epoch)
+                return StageAssignment(plan.split, stage, parse_split(plan.split)[stage], plan.epoch)
         raise Stopping
 
     def announce(
         self,
-        assignment: Assignment,
+        assignment: StageAssignment,
         *,
         pages: int,
         slots: int,

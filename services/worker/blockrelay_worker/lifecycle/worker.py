@@ -34,13 +34,13 @@ from blockrelay_worker.lifecycle.heartbeat import Heartbeat
 from blockrelay_worker.lifecycle.local_rows import open_local_rows
 from blockrelay_worker.lifecycle.next_device import OtherDevices
 from blockrelay_worker.lifecycle.on_device import MOVED, OnDevice
-from blockrelay_worker.lifecycle.registration import Assignment, Registration, rows_arrive
+from blockrelay_worker.lifecycle.registration import Registration, StageAssignment, rows_arrive
 from blockrelay_worker.policy import DEVICE_PATIENCE, KV_SHARE_OF_ONE_WORKER, PAGES_FLUSH_S
 from blockrelay_worker.states import WORKER, WorkerMachine
 from blockrelay_worker.transport.events import Event
 from blockrelay_worker.transport.inbox_reader import Reader
 from blockrelay_worker.transport.mailbox import Mailbox
-from blockrelay_worker.transport.redis_links import Drain, Links, Stopping
+from blockrelay_worker.transport.redis_links import Links, Stopping, WorkerDrain
 
 
 class Worker:
@@ -57,7 +57,7 @@ class Worker:
         folder: BlockFolder,
         executors: Executors,
         stop: threading.Event,
-        drain: Drain,
+        drain: WorkerDrain,
         *,
         number: int = 0,
         others: OtherDevices | None = None,
@@ -74,7 +74,7 @@ class Worker:
         self._ready = self.has_served = False
         self._state = WorkerMachine(WORKER)
         self._metrics.states.show(self._state)
-        self._loaded: tuple[Assignment, Executor] | None = None
+        self._loaded: tuple[StageAssignment, Executor] | None = None
         shared = executors if isinstance(executors, DeviceExecutors) else None
         others = others or OtherDevices(settings.gpu, "", python="")
         self._device = shared and OnDevice(shared, number, settings, self._links, self._metrics, self._model, others)
@@ -139,7 +139,7 @@ class Worker:
             if self._device:
                 self._device.leave()
 
-    def _load_and_serve(self, registration: Registration, assignment: Assignment) -> None:
+    def _load_and_serve(self, registration: Registration, assignment: StageAssignment) -> None:
         """Loads the assigned stage and serves it until the registration or the device is lost, or the drain is over."""
         try:
             with registration.kept_alive():
@@ -164,7 +164,7 @@ class Worker:
         """Returns the numerics id to register with; it changes with the device."""
         return salted_id(self._executors.numerics_id(self._folder.manifest), self._settings.inject_numerics)
 
-    def _load(self, assignment: Assignment) -> Executor:
+    def _load(self, assignment: StageAssignment) -> Executor:
         """Returns the stage's executor: the last one if it has the same blocks and is usable, else a new one."""
         if self._device:
             self._device.join()
@@ -204,7 +204,7 @@ class Worker:
         page_bytes = layout_of(folder, blocks.first, blocks.last).bytes_per_page
         return useful if page_bytes == 0 else max(2, min(useful, budget // page_bytes))
 
-    def _role(self, worker_id: str, assignment: Assignment, executor: Executor) -> StageRole:
+    def _role(self, worker_id: str, assignment: StageAssignment, executor: Executor) -> StageRole:
         """Returns what the engine must know of the stage: its place in the split, and its limits by the settings."""
         settings, able = self._settings, executor.capabilities
         assert able.numerics_id == self._numerics, "the executor computes other bits than those that were registered"
@@ -231,7 +231,9 @@ class Worker:
             named_tensors=self._folder.model.onnx_blocks is not None,
         )
 
-    def _serve(self, registration: Registration, assignment: Assignment, role: StageRole, executor: Executor) -> None:
+    def _serve(
+        self, registration: Registration, assignment: StageAssignment, role: StageRole, executor: Executor
+    ) -> None:
         """Serves the stage: announces it, runs the engine and the heartbeat, and leaves the registry afterwards."""
         mailbox, over = Mailbox[Event](), threading.Event()
         cache = self._cache(role, executor, mailbox)

@@ -15,7 +15,7 @@ from blockrelay_worker.execution.process.executors import DeviceExecutors
 from blockrelay_worker.execution.process.renewal import opened_again_in_s
 from blockrelay_worker.lifecycle.next_device import OtherDevices
 from blockrelay_worker.lifecycle.worker import Worker
-from blockrelay_worker.transport.redis_links import Drain
+from blockrelay_worker.transport.redis_links import WorkerDrain
 
 
 class Workers:
@@ -23,7 +23,7 @@ class Workers:
 
     def __init__(self, settings: WorkerSettings) -> None:
         self._settings = settings
-        self._ends = [(threading.Event(), Drain()) for _ in range(settings.gpu_stages)]
+        self._ends = [(threading.Event(), WorkerDrain()) for _ in range(settings.gpu_stages)]
         self._failed = threading.Lock()
         self._code = 0
         self._executors: Executors | None = None

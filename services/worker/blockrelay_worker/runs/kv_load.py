@@ -20,7 +20,7 @@ class SuppliedKv:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Load:
+class KvLoad:
     """Pages of the pool to be filled from the store, in order. Until it has ended the pages belong to the load."""
 
     hashes: tuple[bytes, ...]
@@ -37,5 +37,5 @@ class Load:
 class Loaded:
     """The result of a load: its first `count` pages are filled, the content of the others is undefined."""
 
-    load: Load
+    load: KvLoad
     count: int

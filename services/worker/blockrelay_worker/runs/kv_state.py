@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from blockrelay_worker.kernels.specification import PAGE
-from blockrelay_worker.runs.kv_load import Load
+from blockrelay_worker.runs.kv_load import KvLoad
 
 
 @dataclass(slots=True, eq=False)
@@ -25,7 +25,7 @@ class KvState:
     """Number of leading pages that are published or came from the prefix cache: they are never written again."""
     shared: int = 0
     """Number of leading pages that have local names too."""
-    loading: Load | None = None
+    loading: KvLoad | None = None
     """The page store's load into the last pages. While it runs, nothing is computed."""
     searched: bool = False
     """The prefix cache was searched."""
@@ -68,7 +68,7 @@ class KvState:
         assert not self.pages and self._computed == 0, "only a run without pages adopts some"
         self._computed = self.cached = computed
 
-    def wait_for(self, load: Load) -> None:
+    def wait_for(self, load: KvLoad) -> None:
         """Appends the pages of a load. The page store writes into them until `loaded` is called."""
         assert self.loading is None and self._computed == self.published * PAGE
         self.pages += load.pages
@@ -101,7 +101,7 @@ class KvState:
         self.rewind(min(self._computed, tokens))
         return spoiled
 
-    def release(self) -> tuple[Sequence[int], Load | None]:
+    def release(self) -> tuple[Sequence[int], KvLoad | None]:
         """Empties the state. Returns the pages to free, and a load under way, which keeps its pages until its end."""
         pages, load = self.pages, self.loading
         if load is not None:

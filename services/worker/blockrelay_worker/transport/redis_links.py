@@ -25,7 +25,7 @@ class Stopping(Exception):
 
 
 @dataclass(slots=True)
-class Drain:
+class WorkerDrain:
     """The request to drain a worker, from the thread that received the signal to the engine."""
 
     is_requested: bool = False
@@ -94,19 +94,19 @@ class Links:
     scripts: Scripts
     watch: RedisWatch
     stop: threading.Event
-    drain: Drain = field(default_factory=Drain)
+    drain: WorkerDrain = field(default_factory=WorkerDrain)
     clock: StepClock = field(default_factory=StepClock)
 
     @classmethod
     def open(
-        cls, settings: WorkerSettings, errors: Counter, stop: threading.Event, drain: Drain | None = None
+        cls, settings: WorkerSettings, errors: Counter, stop: threading.Event, drain: WorkerDrain | None = None
     ) -> "Links":
         """Creates the clients. They connect lazily: nothing is sent yet. `errors` counts failures of Redis."""
         control = connect(settings.control_redis, cell=settings.cell)
         payload = connect(settings.payload_redis, cell=settings.cell) if settings.payload_redis else control
         keys = Keys(settings.cell)
         scripts = Scripts(control, keys)
-        return cls(control, payload, keys, scripts, RedisWatch(errors), stop, drain or Drain())
+        return cls(control, payload, keys, scripts, RedisWatch(errors), stop, drain or WorkerDrain())
 
     def run_until_reachable(self, call: Call[T]) -> T:
         """Runs a script (idempotent) and retries until Redis answers. Raises Stopping when the process should end."""

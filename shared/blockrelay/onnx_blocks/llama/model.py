@@ -8,7 +8,7 @@ from blockrelay.onnx_blocks.llama.operators import Weight
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class TensorSlice:
     """A tensor of the model: the outputs `first` to `stop` - 1 of a constant or a weight, often all of them.
 
     One weight may have several tensors, such as queries, keys and values.
@@ -43,7 +43,7 @@ class Frequencies:
 
 
 @dataclass(frozen=True, slots=True)
-class Tables:
+class RotationTables:
     """A rotation by tables of cos and sin: [positions, head_dim / 2], or [positions, head_dim] with equal halves."""
 
     cos: Constant
@@ -64,7 +64,7 @@ class RowPlaces:
 class Llama:
     """The shape, weights and places of a Llama, as far as the graphs show them."""
 
-    parts: Mapping[str, Part]
+    parts: Mapping[str, TensorSlice]
     """The tensors by their names in checkpoints of Hugging Face, such as `model.norm.weight`."""
     heads: int
     kv_heads: int
@@ -73,7 +73,7 @@ class Llama:
     """The epsilon of all RMS norms."""
     qkv_bias: bool
     qk_norm: bool
-    rotary: Frequencies | Tables
+    rotary: Frequencies | RotationTables
     layers: tuple[RowPlaces, ...]
     logits: TensorPlace
 

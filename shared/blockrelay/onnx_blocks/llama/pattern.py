@@ -11,7 +11,7 @@ from itertools import pairwise
 from blockrelay.errors import OnnxBlocksError
 from blockrelay.onnx_blocks.llama.embedding import embedding
 from blockrelay.onnx_blocks.llama.graph import Constant, Graph, Node, own_name
-from blockrelay.onnx_blocks.llama.model import Llama, Part, RowPlaces
+from blockrelay.onnx_blocks.llama.model import Llama, RowPlaces, TensorSlice
 from blockrelay.onnx_blocks.llama.operators import LinearLayer, RmsNorm, Weight, linear_layers, norms
 from blockrelay.onnx_blocks.llama.rotation import rotation, tensors_behind_cosines
 from blockrelay.onnx_blocks.llama.trails import Sources, Trail
@@ -49,7 +49,7 @@ class _Recognition:
             if len(norm.inputs) == 1 and (trail := self._sources.trail(norm.inputs[0])) is not None
         }
         self._norms = [norm for norm in all_norms if norm.output not in self._head_norms]
-        self._parts: dict[str, Part] = {}
+        self._parts: dict[str, TensorSlice] = {}
         self._head_dim = self._heads = self._kv_heads = 0
         self._biased: set[bool] = set()
         self._normed_heads: set[bool] = set()
@@ -282,4 +282,4 @@ class _Recognition:
         return next(iter(values))
 
     def _add(self, name: str, source: Constant | Weight, first: int, stop: int) -> None:
-        self._parts[name] = Part(source, first, stop)
+        self._parts[name] = TensorSlice(source, first, stop)

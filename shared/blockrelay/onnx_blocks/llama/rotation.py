@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from blockrelay.errors import OnnxBlocksError
 from blockrelay.onnx_blocks.llama.graph import Constant, Graph, Node
-from blockrelay.onnx_blocks.llama.model import Frequencies, Tables
+from blockrelay.onnx_blocks.llama.model import Frequencies, RotationTables
 from blockrelay.onnx_blocks.llama.operators import constant_of
 
 _ATTENTION, _ROTARY = "GroupQueryAttention", "RotaryEmbedding"
@@ -13,7 +13,7 @@ _ATTENTION, _ROTARY = "GroupQueryAttention", "RotaryEmbedding"
 _TABLES = {_ATTENTION: ((7, 8),), _ROTARY: ((2, 3), (1, 2))}
 
 
-def rotation(graph: Graph, *, file: str, head_dim: int) -> Frequencies | Tables:
+def rotation(graph: Graph, *, file: str, head_dim: int) -> Frequencies | RotationTables:
     """Returns the frequencies or tables by which the graph rotates heads of width `head_dim`.
 
     Raises OnnxBlocksError for a rotation that is not Llama's, and with `file` if there is none.
@@ -27,7 +27,7 @@ def rotation(graph: Graph, *, file: str, head_dim: int) -> Frequencies | Tables:
             return _of_cosine(graph, node, head_dim)
     gathered = list(_gathered(graph, head_dim))
     if len(gathered) == 2:
-        return Tables(*gathered)  # in either order: only their numbers show which one is cos
+        return RotationTables(*gathered)  # in either order: only their numbers show which one is cos
     raise OnnxBlocksError("has no frequencies and no tables of a rotation, as Llama has them", file=file)
 
 
@@ -36,7 +36,7 @@ def tensors_behind_cosines(graph: Graph) -> frozenset[str]:
     return frozenset(graph.behind(*(node.input(0) for node in graph.nodes if node.kind in ("Cos", "Sin"))))
 
 
-def _of_operator(graph: Graph, node: Node, head_dim: int) -> Tables | None:
+def _of_operator(graph: Graph, node: Node, head_dim: int) -> RotationTables | None:
     """Returns the tables of an operator that rotates; None for other operators."""
     if node.kind == _ATTENTION:
         if node.number("local_window_size", -1) > 0:
@@ -54,7 +54,7 @@ def _of_operator(graph: Graph, node: Node, head_dim: int) -> Tables | None:
             for constant, _ in (cos, sin):
                 if len(constant.shape) != 2 or constant.shape[1] != head_dim // 2:
                     raise constant.error(f"is not a table of {head_dim // 2} columns")
-            return Tables(cos[0], sin[0])
+            return RotationTables(cos[0], sin[0])
     raise node.error("rotates by tables that are not constants")
 
 

@@ -17,7 +17,7 @@ from blockrelay.errors import UsageError
 from blockrelay.settings import BUNDLED_MODEL
 from blockrelay_converter.policy import FIRST_TOKEN_DISK_S, PLANNED_SHARE
 from blockrelay_converter.sizing import measured
-from blockrelay_converter.sizing.capacity import Capacity, Load, ModelNeed, capacity, disk_effect, model_need
+from blockrelay_converter.sizing.capacity import Capacity, ExpectedLoad, ModelNeed, capacity, disk_effect, model_need
 from blockrelay_converter.sizing.shapes import SHAPES
 from blockrelay_worker.execution.page_layout import layout_of, pages_for
 from tests.support.project import ROOT
@@ -25,15 +25,15 @@ from tests.support.project import ROOT
 analysed = cache(analyse)
 #: Enough for arithmetic.
 few = settings(max_examples=40)
-LOAD = Load(requests_per_second=20, prompt=512, new=256, context=32_768)
+LOAD = ExpectedLoad(requests_per_second=20, prompt=512, new=256, context=32_768)
 
 
-def need(name: str, precision: Precision = "w8a8", load: Load = LOAD) -> ModelNeed:
+def need(name: str, precision: Precision = "w8a8", load: ExpectedLoad = LOAD) -> ModelNeed:
     shape = SHAPES[name]
     return model_need(analysed(shape), (precision,) * shape.blocks, load, head_dim=shape.head_dim)
 
 
-def found(load: Load = LOAD, pace: float = 500.0) -> Capacity:
+def found(load: ExpectedLoad = LOAD, pace: float = 500.0) -> Capacity:
     return capacity(need("8b", load=load), load, pace)
 
 
@@ -42,7 +42,7 @@ class TestModel:
     def test_weights_are_the_bytes_of_a_converted_folder(self, stages: int) -> None:
         folder = open_block_folder(BUNDLED_MODEL, blocks=[])
         model, files = folder.model, folder.manifest.files
-        load = Load(requests_per_second=1, prompt=100, new=50, context=model.max_position, stages=stages)
+        load = ExpectedLoad(requests_per_second=1, prompt=100, new=50, context=model.max_position, stages=stages)
         said = model_need(analyse(model), folder.manifest.precisions, load, head_dim=model.head_dim)
         blocks = [files[block.file].bytes for block in folder.manifest.blocks]
         assert said.weight_bytes == pytest.approx(sum(blocks), rel=0.01)
@@ -53,7 +53,7 @@ class TestModel:
     @pytest.mark.parametrize("stages", [1, 2, 7])
     def test_keys_and_values_are_pages_of_the_executor(self, stages: int) -> None:
         folder = open_block_folder(BUNDLED_MODEL, blocks=[])
-        load = Load(requests_per_second=1, prompt=100, new=55, context=1000, stages=stages, at_once=3)
+        load = ExpectedLoad(requests_per_second=1, prompt=100, new=55, context=1000, stages=stages, at_once=3)
         said = model_need(analyse(folder.model), folder.manifest.precisions, load, head_dim=folder.model.head_dim)
         for stage in said.stages:
             page = layout_of(folder, stage.first, stage.last).bytes_per_page
@@ -103,7 +103,7 @@ class TestLoad:
     )  # fmt: skip
     def test_what_no_system_can_have_is_refused(self, change: dict[str, float]) -> None:
         with pytest.raises(UsageError, match="--"):
-            Load(**{"requests_per_second": 1, "prompt": 512, "new": 256, "context": 8192, **change})  # pyright: ignore
+            ExpectedLoad(**{"requests_per_second": 1, "prompt": 512, "new": 256, "context": 8192, **change})  # pyright: ignore
 
     def test_workers_are_busy_for_their_share(self) -> None:
         assert found(pace=20 * 256 / PLANNED_SHARE / 3).routes == 3
@@ -135,7 +135,7 @@ class TestDisk:
 
 
 loads = st.builds(
-    Load,
+    ExpectedLoad,
     requests_per_second=st.floats(0.01, 1000),
     prompt=st.integers(1, 16_000),
     new=st.integers(1, 4000),
@@ -147,7 +147,7 @@ loads = st.builds(
 
 @few
 @given(loads, st.floats(1, 1e5), st.floats(1, 10))
-def test_more_requests_never_need_less(load: Load, pace: float, times: float) -> None:
+def test_more_requests_never_need_less(load: ExpectedLoad, pace: float, times: float) -> None:
     model = need("8b", load=load)
     less = capacity(model, load, pace)
     more = capacity(model, replace(load, requests_per_second=times * load.requests_per_second), pace)
@@ -162,7 +162,9 @@ def test_more_requests_never_need_less(load: Load, pace: float, times: float) ->
 
 @few
 @given(loads, st.integers(0, 3000), st.integers(0, 3000), st.sampled_from(PRECISIONS))
-def test_longer_requests_never_need_less_memory(load: Load, prompt: int, context: int, precision: Precision) -> None:
+def test_longer_requests_never_need_less_memory(
+    load: ExpectedLoad, prompt: int, context: int, precision: Precision
+) -> None:
     less = need("8b", precision, load)
     longer = replace(load, context=load.context + prompt + context, prompt=load.prompt + prompt)
     more = need("8b", precision, longer)
@@ -175,7 +177,7 @@ def test_longer_requests_never_need_less_memory(load: Load, prompt: int, context
 
 @few
 @given(loads, st.floats(1, 1e5), st.floats(1, 100))
-def test_faster_workers_are_fewer(load: Load, pace: float, times: float) -> None:
+def test_faster_workers_are_fewer(load: ExpectedLoad, pace: float, times: float) -> None:
     model = need("1b", load=replace(load, stages=1))
     slow, fast = (capacity(model, load, one) for one in (pace, pace * times))
     assert fast.workers <= slow.workers and fast.requests_at_once <= slow.requests_at_once * (1 + 1e-9)

@@ -13,7 +13,7 @@ from blockrelay.protocol.messages import TokenEntry
 from blockrelay.protocol.number import PROTOCOL
 from blockrelay.redis import client as redis_link
 from blockrelay_gateway.streaming.active_requests.abandonment import Abandonment
-from blockrelay_gateway.streaming.active_requests.accounting import Accounting
+from blockrelay_gateway.streaming.active_requests.accounting import RequestAccounting
 from blockrelay_gateway.streaming.active_requests.gateway_lease import GatewayLease
 from blockrelay_gateway.streaming.active_requests.lost_request_repair import LostRequestRepair
 from blockrelay_gateway.streaming.active_requests.request_registry import RequestRegistry
@@ -32,7 +32,7 @@ class Parts:
 def parts_on(client: redis.asyncio.Redis) -> Parts:
     links = links_on(client)
     tailer, followers = Tailer(links), GatewayLease(links)
-    registry = RequestRegistry(tailer, Accounting(links), Abandonment(links, followers, grace_s=1))
+    registry = RequestRegistry(tailer, RequestAccounting(links), Abandonment(links, followers, grace_s=1))
     repair = LostRequestRepair(links, tailer, Records(links), followers, registry, now_ms=lambda: 0)
     return Parts(registry, repair)
 

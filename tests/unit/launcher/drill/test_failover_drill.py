@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from blockrelay.protocol.sampling_params import SamplingParams
-from blockrelay_launcher.drill.clients import Kind, Load, RequestRecord
+from blockrelay_launcher.drill.clients import DrillLoad, Kind, RequestRecord
 from blockrelay_launcher.drill.report import judge
 from blockrelay_launcher.drill.workload import DrillRequest
 from tests.support.beside import serving
@@ -152,7 +152,7 @@ def test_so_it_is_where_nothing_fails_over_but_room_is_short(
 ) -> None:
     gateway.answers = {"DELETE /v1/requests": answers}
     seen = RequestRecord(number=0, kind="cancelled", started=0.0, request_id=f"req-{NAME}")
-    Load._delete(load, seen, Random(1))  # pyright: ignore[reportPrivateUsage]
+    DrillLoad._delete(load, seen, Random(1))  # pyright: ignore[reportPrivateUsage]
     assert gateway.asked == ["DELETE /v1/requests"] * (1 if answers[0][0] == 404 else 2)
 
 

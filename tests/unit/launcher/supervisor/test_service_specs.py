@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from blockrelay.protocol.planned_split import parse_planned
-from blockrelay_launcher.onnx_blocks.describe import ServedBlocks
+from blockrelay_launcher.onnx_blocks.describe import DescribedBlocks
 from blockrelay_launcher.supervisor.service_specs import ServiceLayout, gateways, schedulers, workers
 from blockrelay_launcher.up_options.device_binding import HostGpu, bind
 from blockrelay_launcher.up_options.groups import LimitOptions, NetworkOptions, TopologyOptions
@@ -61,7 +61,7 @@ def test_a_gpu_has_one_process_for_all_its_stages_and_its_budget(
 
 def test_stages_of_onnx_blocks_share_a_process_on_the_cpu_too(tmp_path: Path) -> None:
     """ONNX Runtime has their sessions, within one budget; each replica is a process."""
-    served = ServedBlocks(folder=tmp_path, model=tmp_path)
+    served = DescribedBlocks(folder=tmp_path, model=tmp_path)
     gpus = (HostGpu(id="webgpu:0", device="webgpu:0"),)
     plan = parse_planned(
         '{"block_1": "GPU", "block_2": "CPU", "block_3": "GPU", "block_4": "CPU", "block_5": "CPU"}', "plan"

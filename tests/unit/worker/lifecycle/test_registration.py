@@ -12,7 +12,7 @@ from blockrelay.protocol.plan import Plan
 from blockrelay.protocol.transitions import calls
 from blockrelay.redis.registry import read_workers
 from blockrelay.settings import WorkerSettings
-from blockrelay_worker.lifecycle.registration import Assignment, Registration
+from blockrelay_worker.lifecycle.registration import Registration, StageAssignment
 from blockrelay_worker.transport.redis_links import Links, Stopping
 from tests.support.cell import MODEL, Cell, begin_cell
 from tests.support.waiting import wait_until
@@ -24,7 +24,7 @@ class Waiting:
 
     def __init__(self, links: Links) -> None:
         self.registration = Registration(links, WorkerSettings(host="h"), model=MODEL, numerics="n", port=1)
-        self.assignment: Assignment | None = None
+        self.assignment: StageAssignment | None = None
         self.thread = threading.Thread(target=self._wait)
 
     def _wait(self) -> None:

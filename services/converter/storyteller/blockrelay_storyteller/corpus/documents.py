@@ -70,14 +70,14 @@ _STORY_WISHES: Final = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Segment:
+class TextSegment:
     """A piece of a document. `question` is set if the piece is its answer."""
 
     text: str
     question: Question | None = None
 
 
-Document = list[Segment]
+Document = list[TextSegment]
 
 
 def document(seed: str, index: int, *, beats: tuple[int, int] = (2, 8), drill: bool = False) -> Document:
@@ -87,7 +87,7 @@ def document(seed: str, index: int, *, beats: tuple[int, int] = (2, 8), drill: b
     """
     rng = random.Random(f"{seed}:{index}")
     if drill:
-        return [*_drill(rng, beats), Segment(text=END_OF_TEXT)]
+        return [*_drill(rng, beats), TextSegment(text=END_OF_TEXT)]
     style = rng.random()
     if style < 0.32:
         segments = _chat_about_story(rng, beats)
@@ -99,7 +99,7 @@ def document(seed: str, index: int, *, beats: tuple[int, int] = (2, 8), drill: b
         segments = _chat_with_wish(rng, beats)
     else:
         segments = _small_talk(rng)
-    return [*segments, Segment(text=END_OF_TEXT)]
+    return [*segments, TextSegment(text=END_OF_TEXT)]
 
 
 def text_of(segments: Document) -> str:
@@ -134,7 +134,7 @@ def _story(rng: random.Random, beats: tuple[int, int], *, plain: bool) -> Story:
 
 
 def _turn(role: str, text: str, question: Question | None = None) -> Document:
-    return [Segment(text=role), Segment(text=text + END_OF_TURN, question=question)]
+    return [TextSegment(text=role), TextSegment(text=text + END_OF_TURN, question=question)]
 
 
 def _system(rng: random.Random) -> Document:
@@ -171,12 +171,15 @@ def _story_with_questions(rng: random.Random, beats: tuple[int, int]) -> Documen
     story = _story(rng, beats, plain=rng.random() < 0.5)
     out: Document = []
     for text, world in replay(story):
-        out.append(Segment(text=f" {text}" if out else text))
+        out.append(TextSegment(text=f" {text}" if out else text))
         if rng.random() < 0.45:
             for question in questions(rng, world, rng.choice((1, 1, 2))):
-                out += [Segment(text=f" {question.text}"), Segment(text=f" {question.answer}", question=question)]
+                out += [
+                    TextSegment(text=f" {question.text}"),
+                    TextSegment(text=f" {question.answer}", question=question),
+                ]
     if rng.random() < 0.5:
-        out.append(Segment(text=f" {story.ending}"))
+        out.append(TextSegment(text=f" {story.ending}"))
     return out
 
 
@@ -195,7 +198,7 @@ def _drill(rng: random.Random, beats: tuple[int, int]) -> Document:
             if chat:
                 out += _turn(USER, said) + _turn(ASSISTANT, question.answer, question)
             else:
-                out += [Segment(text=said), Segment(text=f" {question.answer}", question=question)]
+                out += [TextSegment(text=said), TextSegment(text=f" {question.answer}", question=question)]
             said = ""
     return out
 
@@ -206,13 +209,13 @@ def _story_then_quiz(rng: random.Random, beats: tuple[int, int]) -> Document:
     last = story.setting
     out: Document = []
     for text, world in replay(story):
-        out.append(Segment(text=f" {text}" if out else text))
+        out.append(TextSegment(text=f" {text}" if out else text))
         last = world
-    out.append(Segment(text=f" {story.ending}"))
+    out.append(TextSegment(text=f" {story.ending}"))
     if rng.random() < 0.5:
         for question in questions(rng, last, rng.randint(2, 5)):
-            out.append(Segment(text=f"\nQuestion: {question.text}\nAnswer:"))
-            out.append(Segment(text=f" {question.answer}", question=question))
+            out.append(TextSegment(text=f"\nQuestion: {question.text}\nAnswer:"))
+            out.append(TextSegment(text=f" {question.answer}", question=question))
     return out
 
 

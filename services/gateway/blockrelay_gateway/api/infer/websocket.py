@@ -17,7 +17,7 @@ from blockrelay_gateway import policy
 from blockrelay_gateway.api.client_headers import client_headers
 from blockrelay_gateway.api.infer import handlers
 from blockrelay_gateway.api.infer.responses import TensorAnswer
-from blockrelay_gateway.api.intake import Intake, content_of
+from blockrelay_gateway.api.intake import BodyIntake, content_of
 from blockrelay_gateway.api.reading import BodyReader, RequestOrigin, Tensors, Text
 from blockrelay_gateway.api.state import Gateway
 from blockrelay_gateway.cells.cell import Cell
@@ -41,7 +41,7 @@ async def converse(gateway: Gateway, socket: WebSocket) -> None:
     """
     time_to_leave = gateway.drain.time_to_leave()
     await socket.accept()
-    conversation = Conversation(gateway, socket)
+    conversation = SocketConversation(gateway, socket)
     try:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(_watch_key(conversation, socket))
@@ -77,7 +77,7 @@ async def received(socket: WebSocket) -> Message:
     return message
 
 
-async def _watch_key(conversation: "Conversation", socket: WebSocket) -> None:
+async def _watch_key(conversation: "SocketConversation", socket: WebSocket) -> None:
     """Closes the socket when its API key is removed, once all messages that were taken are answered."""
     while True:
         await asyncio.sleep(policy.KEY_CHECK_S)
@@ -89,7 +89,9 @@ async def _watch_key(conversation: "Conversation", socket: WebSocket) -> None:
                 raise _Left from None
 
 
-async def _leave_when_it_is_time(conversation: "Conversation", socket: WebSocket, time_to_leave: asyncio.Event) -> None:
+async def _leave_when_it_is_time(
+    conversation: "SocketConversation", socket: WebSocket, time_to_leave: asyncio.Event
+) -> None:
     """Closes the socket when the gateway ends: no more messages are taken, those that were taken are answered first."""
     await time_to_leave.wait()
     conversation.leaving = True
@@ -123,7 +125,7 @@ class SocketMessage:
         except LimitExceeded as error:
             self._refusal = error
 
-    async def read(self, intake: Intake, sender: RequestOrigin) -> Text | Tensors:
+    async def read(self, intake: BodyIntake, sender: RequestOrigin) -> Text | Tensors:
         """Reads the message, once. Afterwards `name` and `session` have the ids that its answer repeats.
 
         Raises LimitExceeded, the refusal of a wrong message (BadRequest, NotFound, ...) and what `Helpers.run` raises.
@@ -150,7 +152,7 @@ def names_at_start(raw: bytes) -> tuple[Any, Any]:
     return names.get("id"), names.get("session_id")
 
 
-class Conversation:
+class SocketConversation:
     """The state of one socket. Each message is answered by a task of its own; only sending is exclusive."""
 
     def __init__(self, gateway: Gateway, socket: WebSocket) -> None:

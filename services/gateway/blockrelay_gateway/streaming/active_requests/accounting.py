@@ -13,7 +13,7 @@ from blockrelay_gateway.streaming.active_requests.active_request import ActiveRe
 from blockrelay_gateway.streaming.cell_links import CellLinks
 
 
-class Accounting:
+class RequestAccounting:
     """Counts each step of an active request. Methods take the request as it was before the step."""
 
     def __init__(self, links: CellLinks, ended: Sequence[Callable[[ActiveRequest], None]] = ()) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from blockrelay.protocol.messages import EndEntry, LogEntry
 from blockrelay_gateway.streaming.active_requests.abandonment import Abandonment
-from blockrelay_gateway.streaming.active_requests.accounting import Accounting
+from blockrelay_gateway.streaming.active_requests.accounting import RequestAccounting
 from blockrelay_gateway.streaming.active_requests.active_request import ActiveRequest
 from blockrelay_gateway.streaming.deltas import failure
 from blockrelay_gateway.streaming.log_tailer import Tailer
@@ -14,7 +14,7 @@ from blockrelay_gateway.streaming.log_tailer import Tailer
 class RequestRegistry:
     """All active requests of one gateway. No method waits or talks to Redis."""
 
-    def __init__(self, tailer: Tailer, accounting: Accounting, abandonment: Abandonment) -> None:
+    def __init__(self, tailer: Tailer, accounting: RequestAccounting, abandonment: Abandonment) -> None:
         self._tailer, self._accounting, self._abandonment = tailer, accounting, abandonment
         self._by_id: dict[str, ActiveRequest] = {}
         self.closing = False

@@ -20,7 +20,7 @@ LOOK_S = 0.5
 
 
 @dataclass(slots=True)
-class PlanChange(DrillPart):
+class PlanSwitch(DrillPart):
     """The part that applies the plan in `file` at the time `at` (monotonic): all workers load other blocks.
 
     It is no fault: `done` stays empty.

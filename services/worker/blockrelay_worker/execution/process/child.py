@@ -44,7 +44,7 @@ from blockrelay_worker.execution.onnx.providers.opening import open_provider
 from blockrelay_worker.execution.onnx.providers.provider import Provider
 from blockrelay_worker.execution.onnx.stage import OnnxStage
 from blockrelay_worker.execution.onnx.tries import TRIES, Tries, TryLimits
-from blockrelay_worker.execution.process.frames import GOES_ON, Ended, Message, read, write
+from blockrelay_worker.execution.process.frames import GOES_ON, Message, PipeClosed, read, write
 from blockrelay_worker.execution.process.step_arrays import packed_rows, packed_tensors, unpacked_tensors
 from blockrelay_worker.execution.selection import Need
 from blockrelay_worker.policy import MEMORY_EVERY_S
@@ -288,7 +288,7 @@ def _read_all(stream: BinaryIO, messages: "SimpleQueue[Message]") -> None:
     try:
         while True:
             messages.put(read(stream))
-    except (Ended, OSError):
+    except (PipeClosed, OSError):
         os._exit(0)
 
 

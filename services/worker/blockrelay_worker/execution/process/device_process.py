@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from blockrelay.errors import BlockFolderError, DeviceFailed, DeviceLost, KnownAnswerMismatch, UsageError
 from blockrelay.observability.logs import get
-from blockrelay_worker.execution.process.frames import GOES_ON, Ended, Message, read, write
+from blockrelay_worker.execution.process.frames import GOES_ON, Message, PipeClosed, read, write
 from blockrelay_worker.policy import DEVICE_END_S, DEVICE_POLL_S
 
 CHILD = "blockrelay_worker.execution.process"
@@ -83,7 +83,7 @@ class DeviceProcess:
                 while (answer := read(cast(Any, self._process.stdout))).kind == GOES_ON:
                     self._deadline = time.monotonic() + limit_s
                     on_progress()
-            except (Ended, OSError) as error:
+            except (PipeClosed, OSError) as error:
                 raise self._gone(limit_s) from error
             finally:
                 self._deadline = None

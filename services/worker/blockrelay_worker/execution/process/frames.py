@@ -29,7 +29,7 @@ class Message:
     arrays: Sequence[NDArray[Any]] = ()
 
 
-class Ended(Exception):
+class PipeClosed(Exception):
     """Raised when the other end has closed the pipe, between two messages or within one."""
 
 
@@ -50,7 +50,7 @@ def read(stream: BinaryIO) -> Message:
     """Returns the next message, whose arrays are new and writable. Raises Ended."""
     (length,) = _LENGTH.unpack(_exactly(stream, _LENGTH.size))
     if length > _MAX_FRAME_BYTES:
-        raise Ended
+        raise PipeClosed
     kind, fields, about = msgpack.unpackb(_exactly(stream, length), strict_map_key=False)
     arrays: list[NDArray[Any]] = []
     for dtype, shape in about:
@@ -64,7 +64,7 @@ def read(stream: BinaryIO) -> Message:
 def _exactly(stream: BinaryIO, size: int) -> bytes:
     content = stream.read(size)
     if len(content) < size:
-        raise Ended
+        raise PipeClosed
     return content
 
 
@@ -73,5 +73,5 @@ def _into(stream: BinaryIO, target: memoryview) -> None:
     while done < len(target):
         count = stream.readinto(target[done:])  # type: ignore[attr-defined]
         if not count:
-            raise Ended
+            raise PipeClosed
         done += count

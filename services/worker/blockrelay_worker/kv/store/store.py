@@ -19,7 +19,7 @@ from blockrelay_worker.kv.store.record import PageShape, decode_record, encode_r
 from blockrelay_worker.kv.store.supplied_kv import SuppliedPages
 from blockrelay_worker.kv.store.tier import StoredPage, Tier
 from blockrelay_worker.policy import PAGES_QUEUED, STORE_CALL_BYTES, STORE_LOAD_S
-from blockrelay_worker.runs.kv_load import Load, Loaded
+from blockrelay_worker.runs.kv_load import KvLoad, Loaded
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class PageStore:
         #: have the writer check `_closed`.
         self._fresh: queue.SimpleQueue[Fresh | Spoiled | threading.Event | None] = queue.SimpleQueue()
         #: The reader's queue: loads; an event, to be set once all before it have ended; None: the end.
-        self._loads: queue.SimpleQueue[tuple[Load, Callable[[Loaded], None]] | threading.Event | None]
+        self._loads: queue.SimpleQueue[tuple[KvLoad, Callable[[Loaded], None]] | threading.Event | None]
         self._loads = queue.SimpleQueue()
         self._closed = False
         self._hurry = False  # `settle` or `close` waits for the reader: load nothing more
@@ -93,7 +93,7 @@ class PageStore:
         """Queues the removal of these pages from the tiers, after all writes before it: their content is wrong."""
         self._fresh.put(Spoiled(tuple(hashes)))
 
-    def load(self, load: Load, deliver: Callable[[Loaded], None]) -> None:
+    def load(self, load: KvLoad, deliver: Callable[[Loaded], None]) -> None:
         """Starts to fill the pages of a load. `deliver` is called once, from another thread, when it has ended."""
         self._loads.put((load, deliver))
 
@@ -199,7 +199,7 @@ class PageStore:
             reach("worker.after_page_get")
             deliver(Loaded(load, filled))
 
-    def _fill(self, load: Load) -> int:
+    def _fill(self, load: KvLoad) -> int:
         """Fills the load's pages in order, up to the first that is missing; returns their number."""
         started, done = time.monotonic(), 0
         while done < len(load.hashes) and not self._hurry and time.monotonic() - started < STORE_LOAD_S:
@@ -230,7 +230,7 @@ class PageStore:
                 break
         return next((i for i in range(len(hashes)) if i not in filled), len(hashes))
 
-    def _fill_given(self, load: Load, start: int, filled: int, end: int) -> int:
+    def _fill_given(self, load: KvLoad, start: int, filled: int, end: int) -> int:
         """Fills pages `filled` to `end` - 1, counted from `start`, with KV that the client supplied.
 
         Stops at the first page that was not supplied or has another size; returns the new `filled`.

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from blockrelay_worker.execution.onnx.graphs.flavours import PAGED_IN_PARTS, FloatType
-from blockrelay_worker.execution.onnx.graphs.graph import Graph
+from blockrelay_worker.execution.onnx.graphs.graph import GraphBuilder
 from blockrelay_worker.execution.onnx.graphs.linears import matmul, parts_of
 from blockrelay_worker.execution.onnx.known_answers import row_error
 from blockrelay_worker.execution.onnx.providers.opening import open_provider
@@ -40,7 +40,7 @@ def multiplied(
     device: str, dtype: FloatType, x: NDArray[np.float32], w: NDArray[np.float32], longest: int | None
 ) -> float:
     """How far the worst row of the product is off on a device, as a part of its length."""
-    (inputs, outputs), graph = w.shape, Graph(dtype)
+    (inputs, outputs), graph = w.shape, GraphBuilder(dtype)
     graph.input("x", TensorProto.FLOAT, ["R", inputs])
     graph.input("w", graph.type, w.shape)
     y = matmul(graph, graph.cast("x", graph.type, "narrow"), "w", w.shape, 0, "product", longest)

@@ -11,7 +11,7 @@ from blockrelay.protocol.plan import Stage
 from blockrelay_worker.execution.onnx import loading
 from blockrelay_worker.execution.onnx.graphs import linears
 from blockrelay_worker.execution.onnx.graphs.flavours import FloatType
-from blockrelay_worker.execution.onnx.graphs.graph import Graph
+from blockrelay_worker.execution.onnx.graphs.graph import GraphBuilder
 from blockrelay_worker.execution.onnx.known_answers import PAGES_NEEDED, check, known_answers
 from blockrelay_worker.execution.onnx.loading import OnnxExecutors
 from blockrelay_worker.execution.onnx.probe import can_multiply
@@ -83,7 +83,13 @@ def test_a_device_that_multiplies_wrongly_has_them_widened(
     matmul = linears.matmul
 
     def wrong(
-        graph: Graph, x: str, weights: str, shape: tuple[int, int], bits: int, output: str, longest: int | None = None
+        graph: GraphBuilder,
+        x: str,
+        weights: str,
+        shape: tuple[int, int],
+        bits: int,
+        output: str,
+        longest: int | None = None,
     ) -> str:
         right = matmul(graph, x, weights, shape, bits, output, longest)
         return graph.node("Mul", [right, graph.number(1.01)], f"{output}_wrong") if bits else right

@@ -5,7 +5,7 @@ import io
 import numpy as np
 import pytest
 
-from blockrelay_worker.execution.process.frames import Ended, Message, read, write
+from blockrelay_worker.execution.process.frames import Message, PipeClosed, read, write
 
 MESSAGE = Message(
     "run",
@@ -40,10 +40,10 @@ def test_arrays_may_be_views_and_what_comes_may_be_written() -> None:
 def test_a_pipe_that_ends_anywhere_says_so() -> None:
     whole = written(MESSAGE)
     for size in range(len(whole)):
-        with pytest.raises(Ended):
+        with pytest.raises(PipeClosed):
             read(io.BytesIO(whole[:size]))
 
 
 def test_a_length_that_is_none_ends_it_too() -> None:
-    with pytest.raises(Ended):
+    with pytest.raises(PipeClosed):
         read(io.BytesIO(b"\xff" * 64))

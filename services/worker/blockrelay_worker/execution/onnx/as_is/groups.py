@@ -23,7 +23,7 @@ POSITIONS = "position_ids"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Part:
+class SegmentPart:
     """Tokens of a segment that run at once. `number`: of their segment in the batch. `begin`: the first of them in the
     batch. `given`: tensors from earlier stages."""
 
@@ -38,12 +38,12 @@ class Group:
     """Parts that run together. `inputs`: by name, the request's inputs included. `wanted`: indexes into the batch's
     `wanted`, one for each row of logits that comes out, in order."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[SegmentPart, ...]
     inputs: dict[str, NDArray[Any]]
     wanted: tuple[int, ...]
 
 
-def waves(segments: Sequence[Segment], *, one_by_one: bool) -> list[list[Part]]:
+def waves(segments: Sequence[Segment], *, one_by_one: bool) -> list[list[SegmentPart]]:
     """Returns the parts that run in each of several successive waves.
 
     All segments run in one wave. With `one_by_one`, tokens with a past come one at a time: the attention of such graphs
@@ -57,7 +57,7 @@ def waves(segments: Sequence[Segment], *, one_by_one: bool) -> list[list[Part]]:
 
 def handed_waves(
     segments: Sequence[Segment], tensors: Sequence[Sequence[NamedTensors]], *, one_by_one: bool
-) -> list[list[Part]]:
+) -> list[list[SegmentPart]]:
     """Returns waves, as `waves` does, for a stage after others: the parts are those in which the earlier stage ran, as
     `tensors` shows.
 
@@ -74,9 +74,9 @@ def handed_waves(
     return _waves(segments, tensors)
 
 
-def _waves(segments: Sequence[Segment], tensors: Sequence[Sequence[NamedTensors]]) -> list[list[Part]]:
+def _waves(segments: Sequence[Segment], tensors: Sequence[Sequence[NamedTensors]]) -> list[list[SegmentPart]]:
     """Cuts each segment into parts with the rows of its tensors."""
-    result: list[list[Part]] = []
+    result: list[list[SegmentPart]] = []
     begin = 0
     for number, (segment, parts) in enumerate(zip(segments, tensors, strict=True)):
         position = segment.first_position
@@ -84,13 +84,13 @@ def _waves(segments: Sequence[Segment], tensors: Sequence[Sequence[NamedTensors]
             if len(result) == wave:
                 result.append([])
             own = replace(segment, rows=part.rows, first_position=position)
-            result[wave].append(Part(number, begin, own, part.arrays))
+            result[wave].append(SegmentPart(number, begin, own, part.arrays))
             begin, position = begin + part.rows, position + part.rows
     return result
 
 
 def grouped(
-    parts: Sequence[Part],
+    parts: Sequence[SegmentPart],
     tokens: NDArray[np.int32],
     wanted: Sequence[int],
     request: Mapping[str, str],
@@ -101,7 +101,7 @@ def grouped(
     """Returns the groups of a wave. `tokens`: of the whole batch. `wanted`: the batch's rows whose logits are returned.
     `request`: the request's inputs and their dtypes. `single`: each sequence runs alone. `paged` false: the blocks have
     no KV. Tensors from earlier stages are not among the inputs yet: the caller adds them."""
-    members: dict[tuple[int, ...], list[Part]] = {}
+    members: dict[tuple[int, ...], list[SegmentPart]] = {}
     for part in parts:
         key = (part.segment.rows, part.segment.first_position, *((part.begin,) if single else ()))
         members.setdefault(key, []).append(part)
@@ -112,7 +112,7 @@ def grouped(
 
 
 def _group(
-    parts: Sequence[Part],
+    parts: Sequence[SegmentPart],
     tokens: NDArray[np.int32],
     wanted: Sequence[int],
     request: Mapping[str, str],

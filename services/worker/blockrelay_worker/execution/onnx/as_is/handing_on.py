@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from blockrelay.errors import ExecutionError
 from blockrelay.onnx_blocks.handed_on import HandedOn
 from blockrelay.onnx_blocks.signature import shown
-from blockrelay_worker.execution.onnx.as_is.groups import Part
+from blockrelay_worker.execution.onnx.as_is.groups import SegmentPart
 
 Arrays = dict[str, NDArray[Any]]
 
 
-def joined(parts: Sequence[Part], tensors: Sequence[HandedOn], block: str) -> Arrays:
+def joined(parts: Sequence[SegmentPart], tensors: Sequence[HandedOn], block: str) -> Arrays:
     """Returns the tensors that a stage gets for a group: the sequences side by side, or the first one's tensor if it
     does not depend on the sequences. `block` is the stage's first block.
 

@@ -18,7 +18,7 @@ from onnx import GraphProto, ModelProto, TensorProto
 
 from blockrelay.onnx_blocks.served_shape import LOGITS, ServedShape
 from blockrelay.onnx_blocks.wiring import FromPast, Wiring
-from blockrelay_worker.execution.onnx.graphs.graph import Graph
+from blockrelay_worker.execution.onnx.graphs.graph import GraphBuilder
 from blockrelay_worker.kernels.specification import PAGE
 
 PAGES, PAST, SLOTS, TAKE, TAKEN = (f"blockrelay/{name}" for name in ("pages", "past", "slots", "take", "logits"))
@@ -49,7 +49,7 @@ def put_into_pages(model: ModelProto, wiring: Wiring, shape: ServedShape, index:
     return presents.values()
 
 
-class _Paged(Graph):
+class _Paged(GraphBuilder):
     """A graph of others with nodes before and after theirs, which gather from pools and write to them."""
 
     def __init__(self, shape: ServedShape) -> None:

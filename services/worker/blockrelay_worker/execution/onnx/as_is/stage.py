@@ -16,7 +16,7 @@ from blockrelay_worker.execution.batch import Batch, BlockFault, NamedTensors, S
 from blockrelay_worker.execution.executor import PageContent
 from blockrelay_worker.execution.onnx.as_is.block import AsIsBlock, Value, on_host
 from blockrelay_worker.execution.onnx.as_is.finite import not_finite
-from blockrelay_worker.execution.onnx.as_is.groups import Group, Part, grouped, handed_waves, waves
+from blockrelay_worker.execution.onnx.as_is.groups import Group, SegmentPart, grouped, handed_waves, waves
 from blockrelay_worker.execution.onnx.as_is.handing_on import Arrays, cut, joined
 from blockrelay_worker.execution.onnx.as_is.paged_graph import TAKEN
 from blockrelay_worker.execution.onnx.as_is.served_blocks import ServedBlocks
@@ -175,12 +175,12 @@ class AsIsStage:
         model, pages = self.folder.model, self.pool.pages if self.layout.layers else 0
         return tokens_of(batch, check_segments(batch.segments, limit=model.max_position, pages=pages), model)
 
-    def _waves(self, batch: Batch) -> list[list[Part]]:
+    def _waves(self, batch: Batch) -> list[list[SegmentPart]]:
         if self.takes_tokens:
             return waves(batch.segments, one_by_one=self.served.one_by_one)
         return handed_waves(batch.segments, batch.tensors, one_by_one=self.served.one_by_one)
 
-    def _grouped(self, wave: Sequence[Part], tokens: NDArray[np.int32], batch: Batch) -> list[Group]:
+    def _grouped(self, wave: Sequence[SegmentPart], tokens: NDArray[np.int32], batch: Batch) -> list[Group]:
         groups = grouped(
             wave, tokens, batch.wanted, self.served.request, single=self.single, paged=bool(self.layout.layers)
         )

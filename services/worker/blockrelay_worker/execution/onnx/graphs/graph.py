@@ -15,7 +15,7 @@ MICROSOFT = "com.microsoft"
 _TYPES: Mapping[FloatType, int] = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16}
 
 
-class Graph:
+class GraphBuilder:
     """An ONNX graph under construction, whose floats have one type. Values are known by their names."""
 
     def __init__(self, dtype: FloatType, *, prefix: str = "") -> None:

@@ -11,7 +11,7 @@ from onnx import TensorProto
 
 from blockrelay.block_folder.model import GROUP, LINEARS, Precision
 from blockrelay_worker.execution.onnx.graphs.flavours import FloatType
-from blockrelay_worker.execution.onnx.graphs.graph import MICROSOFT, Graph
+from blockrelay_worker.execution.onnx.graphs.graph import MICROSOFT, GraphBuilder
 
 #: Bits of a precision's small weights. 0 stands for floats.
 BITS: dict[Precision, int] = {"w8a8": 8, "w4a8": 4}
@@ -31,7 +31,7 @@ def shapes(kind: str, rows: int, columns: int, bits: int) -> dict[str, tuple[int
 
 
 def matmul(
-    graph: Graph,
+    graph: GraphBuilder,
     x: str,
     weights: str,
     shape: tuple[int, int],
@@ -66,7 +66,7 @@ def parts_of(rows: int, longest_sum: int | None) -> int:
     return next((parts for parts in range(fewest, rows // 64 + 1) if rows % (4 * parts) == 0), 1)
 
 
-def _matmul_in_parts(graph: Graph, x: str, weights: str, shape: tuple[int, int], parts: int, output: str) -> str:
+def _matmul_in_parts(graph: GraphBuilder, x: str, weights: str, shape: tuple[int, int], parts: int, output: str) -> str:
     """Adds the matmul as a batch of `parts` matmuls with fewer inputs, summed in float32. No weight moves: the layer is
     only seen as [parts, K / parts, N]."""
     rows, columns = shape
@@ -83,7 +83,7 @@ def _matmul_in_parts(graph: Graph, x: str, weights: str, shape: tuple[int, int],
 def matmul_graph(rows: int, columns: int, bits: int, dtype: FloatType) -> bytes:
     """Returns one linear layer alone as a serialised model: `x` float32 [R, rows], `w` and `w.scales` -> `y` float32
     [R, columns]."""
-    graph = Graph(dtype)
+    graph = GraphBuilder(dtype)
     graph.input("x", TensorProto.FLOAT, ["R", rows])
     for name, shape in shapes("w", rows, columns, bits).items():
         graph.input(name, TensorProto.UINT8 if name == "w" else graph.type, shape)

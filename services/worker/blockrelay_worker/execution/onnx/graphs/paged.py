@@ -15,12 +15,12 @@ import numpy as np
 from onnx import TensorProto
 
 from blockrelay.block_folder.model import ModelConfig
-from blockrelay_worker.execution.onnx.graphs.graph import MICROSOFT, Graph
+from blockrelay_worker.execution.onnx.graphs.graph import MICROSOFT, GraphBuilder
 from blockrelay_worker.execution.onnx.graphs.pages import replaced
 from blockrelay_worker.kernels.specification import PAGE
 
 
-def describe_batch(graph: Graph, model: ModelConfig, pages: int | None = None) -> None:
+def describe_batch(graph: GraphBuilder, model: ModelConfig, pages: int | None = None) -> None:
     """Declares the inputs that say which sequence and page each row belongs to. `pages`: the graph is for steps of
     single tokens, in tables of this width; None: for all batches."""
     for name, shape in (("cumulative", ["B1"]), ("past", ["B"]), ("table", ["B", "P"])):
@@ -33,7 +33,7 @@ def describe_batch(graph: Graph, model: ModelConfig, pages: int | None = None) -
         graph.input(name, graph.type, [model.max_position, model.head_dim // 2])
 
 
-def attention(graph: Graph, model: ModelConfig, place: str, q: str, k: str, v: str) -> str:
+def attention(graph: GraphBuilder, model: ModelConfig, place: str, q: str, k: str, v: str) -> str:
     """Adds attention: q, k and v [R, heads, head_dim], not yet rotated -> [R, heads * head_dim]; k and v are written to
     their slots."""
     heads, kv_heads, dim = model.heads, model.kv_heads, model.head_dim

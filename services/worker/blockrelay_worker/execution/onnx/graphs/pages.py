@@ -10,7 +10,7 @@ from onnx import TensorProto
 
 from blockrelay.block_folder.model import ModelConfig
 from blockrelay_worker.execution.onnx.graphs.flavours import FloatType
-from blockrelay_worker.execution.onnx.graphs.graph import Graph
+from blockrelay_worker.execution.onnx.graphs.graph import GraphBuilder
 from blockrelay_worker.kernels.specification import PAGE
 
 #: The axes of a pool (page, slot, head, dimension) in the order of a page on a CPU, and back.
@@ -18,7 +18,7 @@ _PAGE_ORDER = {"keys": [0, 2, 3, 1], "values": [0, 2, 1, 3]}
 _POOL_ORDER = {"keys": [0, 3, 1, 2], "values": [0, 2, 1, 3]}
 
 
-def replaced(graph: Graph, model: ModelConfig, pool: str) -> str:
+def replaced(graph: GraphBuilder, model: ModelConfig, pool: str) -> str:
     """Makes the pool an input. Returns the name of the output that replaces it, which the caller must make."""
     shape = ["pages of the pool", PAGE, model.kv_heads, model.head_dim]
     graph.input(pool, graph.type, shape)
@@ -26,7 +26,7 @@ def replaced(graph: Graph, model: ModelConfig, pool: str) -> str:
     return f"{pool}_out"
 
 
-def written(graph: Graph, model: ModelConfig, pool: str, places: str, content: str) -> str:
+def written(graph: GraphBuilder, model: ModelConfig, pool: str, places: str, content: str) -> str:
     """Adds the pool with `content` written at `places`: int64 [n, 1] of pages, or [n, 2] of pages and slots. Returns
     the output."""
     return graph.node("ScatterND", [pool, places, content], replaced(graph, model, pool))
@@ -39,7 +39,7 @@ def export_graph(model: ModelConfig, layers: Sequence[int], dtype: FloatType, *,
 
     With `joined` there is one output instead, `contents` [p, n]: keys and values of each layer, one after the other.
     """
-    graph = Graph(dtype)
+    graph = GraphBuilder(dtype)
     graph.input("pages", TensorProto.INT64, ["p"])
     parts: list[str] = []
     for block in layers:
@@ -60,7 +60,7 @@ def export_graph(model: ModelConfig, layers: Sequence[int], dtype: FloatType, *,
 def import_graph(model: ModelConfig, layers: Sequence[int], dtype: FloatType) -> bytes:
     """Returns the model that writes pages: the pools, `pages` int64 [p, 1] and the outputs of an export -> the
     pools."""
-    graph = Graph(dtype)
+    graph = GraphBuilder(dtype)
     graph.input("pages", TensorProto.INT64, ["p", 1])
     for block in layers:
         for half, order in _POOL_ORDER.items():

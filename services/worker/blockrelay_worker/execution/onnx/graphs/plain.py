@@ -16,14 +16,14 @@ Slots of `table` after a sequence's last row belong to other sequences, and may 
 from onnx import TensorProto
 
 from blockrelay.block_folder.model import ModelConfig
-from blockrelay_worker.execution.onnx.graphs.graph import Graph
+from blockrelay_worker.execution.onnx.graphs.graph import GraphBuilder
 from blockrelay_worker.execution.onnx.graphs.pages import written
 
 #: Added to the score of a masked key: far below every score, but finite.
 _UNSEEN = -1e9
 
 
-def describe_batch(graph: Graph, model: ModelConfig, pages: int | None = None) -> None:
+def describe_batch(graph: GraphBuilder, model: ModelConfig, pages: int | None = None) -> None:
     """Declares the inputs that say where rows are, and the masks that all layers share. `pages` is ignored: the graph
     is for tables of all widths."""
     for name, shape in (
@@ -48,7 +48,7 @@ def describe_batch(graph: Graph, model: ModelConfig, pages: int | None = None) -
     graph.node("Unsqueeze", [within, graph.integers(2, 3)], "own")
 
 
-def attention(graph: Graph, model: ModelConfig, place: str, q: str, k: str, v: str) -> str:
+def attention(graph: GraphBuilder, model: ModelConfig, place: str, q: str, k: str, v: str) -> str:
     """Adds attention: q, k and v [R, heads, head_dim], not yet rotated -> [R, heads * head_dim]; k and v are written to
     their slots."""
     heads, dim = model.heads, model.head_dim
@@ -70,7 +70,7 @@ def attention(graph: Graph, model: ModelConfig, place: str, q: str, k: str, v: s
     return graph.node("Gather", [mixed, "back"], f"{place}attention")
 
 
-def _rotated(graph: Graph, x: str, dim: int) -> str:
+def _rotated(graph: GraphBuilder, x: str, dim: int) -> str:
     """Rotates x [R, heads, dim] by the rows of the rotary tables: the first half of each head with the second."""
     first, second = graph.split(x, [dim // 2] * 2, [f"{x}_first", f"{x}_second"])
     cos, sin = "cos_of_heads", "sin_of_heads"
@@ -82,7 +82,7 @@ def _rotated(graph: Graph, x: str, dim: int) -> str:
     return graph.node("Concat", [left, right], f"{x}_rotated", axis=-1)
 
 
-def _of_sequences(graph: Graph, model: ModelConfig, pool: str) -> str:
+def _of_sequences(graph: GraphBuilder, model: ModelConfig, pool: str) -> str:
     """Gathers a pool's content for each sequence and query head: [B, heads, P * 16, head_dim], zeros after the last
     row.
 

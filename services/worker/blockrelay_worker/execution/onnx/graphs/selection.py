@@ -11,7 +11,7 @@ The first two also give `sum` float32 [n], which is finite if all logits of the 
 
 from onnx import TensorProto
 
-from blockrelay_worker.execution.onnx.graphs.graph import Graph
+from blockrelay_worker.execution.onnx.graphs.graph import GraphBuilder
 
 #: Numbers added at once: with partial sums, float32 is exact enough for a large vocabulary.
 _SUMMED = 512
@@ -51,13 +51,13 @@ def rows_graph(vocabulary: int) -> bytes:
     return graph.serialized("rows")
 
 
-def _taken(vocabulary: int) -> tuple[Graph, str]:
+def _taken(vocabulary: int) -> tuple[GraphBuilder, str]:
     """Returns a graph with its inputs declared, and the name of the selected rows."""
-    graph = Graph("float32")
+    graph = GraphBuilder("float32")
     graph.input("logits", TensorProto.FLOAT, ["R", vocabulary])
     graph.input("which", TensorProto.INT64, ["n"])
     return graph, graph.node("Gather", ["logits", "which"], "row")
 
 
-def _sum(graph: Graph, taken: str) -> None:
+def _sum(graph: GraphBuilder, taken: str) -> None:
     graph.output(graph.node("ReduceSum", [taken, graph.integers(-1)], "sum", keepdims=0), TensorProto.FLOAT, ["n"])

@@ -19,7 +19,7 @@ from onnx import TensorProto
 from blockrelay.block_folder.model import ModelConfig
 from blockrelay_worker.execution.onnx.graphs import linears, paged, plain
 from blockrelay_worker.execution.onnx.graphs.flavours import PLAIN, Flavour, FloatType
-from blockrelay_worker.execution.onnx.graphs.graph import Graph
+from blockrelay_worker.execution.onnx.graphs.graph import GraphBuilder
 
 
 def weight_shapes(model: ModelConfig, block: int, bits: int = 0) -> dict[str, tuple[int, ...]]:
@@ -58,7 +58,7 @@ def stage_graph(
     floats). `pages`: for steps of single tokens, with page tables of this width; None: for all batches. Its bytes
     depend on the arguments alone."""
     bits = bits or {}
-    graph = Graph(flavour.dtype)
+    graph = GraphBuilder(flavour.dtype)
     layers = range(first_block, min(last_block, model.layers) + 1)
     if layers:
         (plain if flavour == PLAIN else paged).describe_batch(graph, model, pages)
@@ -95,7 +95,7 @@ def stage_graph(
 def attention_graph(model: ModelConfig, flavour: Flavour) -> bytes:
     """Returns the attention of one layer as a model: `qkv` float32 [R, (heads + 2 kv_heads) head_dim] -> `attended`
     float32 [R, heads * head_dim]."""
-    graph = Graph(flavour.dtype)
+    graph = GraphBuilder(flavour.dtype)
     (plain if flavour == PLAIN else paged).describe_batch(graph, model)
     graph.input("qkv", TensorProto.FLOAT, ["R", model.qkv_columns])
     q, k, v = _heads(graph, model, "block_1/", graph.cast("qkv", graph.type, "block_1/qkv_product"))
@@ -106,14 +106,14 @@ def attention_graph(model: ModelConfig, flavour: Flavour) -> bytes:
 
 def sum_graph(dtype: FloatType) -> bytes:
     """Returns the model `a` [n] + `b` [n] -> `c`: the least that a device can be tried with."""
-    graph = Graph(dtype)
+    graph = GraphBuilder(dtype)
     for name in ("a", "b"):
         graph.input(name, graph.type, ["n"])
     graph.result("c", graph.node("Add", ["a", "b"], "sum"), ["n"], graph.type)
     return graph.serialized("sum")
 
 
-def _layer(graph: Graph, model: ModelConfig, flavour: Flavour, block: int, x: str, bits: int) -> str:
+def _layer(graph: GraphBuilder, model: ModelConfig, flavour: Flavour, block: int, x: str, bits: int) -> str:
     """Adds attention and MLP of one layer: x [R, H] -> [R, H]."""
     place = f"block_{block}/"
 
@@ -137,13 +137,13 @@ def _layer(graph: Graph, model: ModelConfig, flavour: Flavour, block: int, x: st
     return graph.node("Add", [x, linear("down", y)], f"{place}out")
 
 
-def _norm(graph: Graph, model: ModelConfig, x: str, weight: str) -> str:
+def _norm(graph: GraphBuilder, model: ModelConfig, x: str, weight: str) -> str:
     return graph.node(
         "SimplifiedLayerNormalization", [x, weight], f"{weight}_out", axis=-1, epsilon=model.rms_norm_eps, stash_type=1
     )
 
 
-def _heads(graph: Graph, model: ModelConfig, place: str, qkv: str) -> tuple[str, str, str]:
+def _heads(graph: GraphBuilder, model: ModelConfig, place: str, qkv: str) -> tuple[str, str, str]:
     """Splits qkv [R, (heads + 2 kv_heads) head_dim] into queries, keys and values [R, heads, head_dim]."""
     counts = {"q": model.heads, "k": model.kv_heads, "v": model.kv_heads}
     parts = graph.split(qkv, [count * model.head_dim for count in counts.values()], [f"{place}{n}" for n in counts])

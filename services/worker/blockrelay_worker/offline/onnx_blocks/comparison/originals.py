@@ -16,7 +16,7 @@ from blockrelay.onnx_blocks.model_file import model_without_weights, name_real_f
 from blockrelay.onnx_blocks.reports.importing import ComparedPlaces
 from blockrelay.onnx_blocks.wiring import FromBlock, FromPast, FromRequest, Source
 from blockrelay_worker.execution.onnx.providers.provider import WEIGHTS_FOLDER
-from blockrelay_worker.offline.onnx_blocks.comparison.prompts import Array, Prompt
+from blockrelay_worker.offline.onnx_blocks.comparison.prompts import Array, StepPrompt
 from blockrelay_worker.offline.onnx_blocks.folder import OnnxFolder
 from blockrelay_worker.offline.onnx_blocks.onnx_file import OnnxFile
 
@@ -31,7 +31,7 @@ _LONGEST_REASON = 300
 class RecordedPrompt:
     """The recorded tensors of one prompt."""
 
-    prompt: Prompt
+    prompt: StepPrompt
     given: list[dict[str, Array]]
     """Inputs of later blocks, by name, for each step."""
     made: dict[TensorPlace, list[Array]] = field(default_factory=dict[TensorPlace, list[Array]])
@@ -54,7 +54,7 @@ class RecordedPrompt:
 
 
 def record(
-    folder: OnnxFolder, places: ComparedPlaces, prompts: Sequence[Prompt], empty: tuple[int, int]
+    folder: OnnxFolder, places: ComparedPlaces, prompts: Sequence[StepPrompt], empty: tuple[int, int]
 ) -> list[RecordedPrompt]:
     """Runs all blocks on each prompt and records the tensors at `places`.
 

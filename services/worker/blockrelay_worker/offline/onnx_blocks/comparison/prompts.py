@@ -14,7 +14,7 @@ Array = NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class StepPrompt:
     """A prompt in several steps; `steps` has the new tokens of each."""
 
     steps: tuple[Array, ...]
@@ -39,12 +39,12 @@ class Prompt:
         }
 
 
-def prompts(vocabulary: int, context: int) -> Sequence[Prompt]:
+def prompts(vocabulary: int, context: int) -> Sequence[StepPrompt]:
     """The prompts: always the same ones, with tokens below `vocabulary`, none longer than `context`."""
     random = np.random.default_rng(15)
-    result: list[Prompt] = []
+    result: list[StepPrompt] = []
     for steps in _STEPS:
         first = max(1, min(steps[0], context - len(steps) + 1))
         sizes = (first, *steps[1:])[: max(1, context)]
-        result.append(Prompt(tuple(random.integers(0, vocabulary, size) for size in sizes)))
+        result.append(StepPrompt(tuple(random.integers(0, vocabulary, size) for size in sizes)))
     return result

@@ -10,7 +10,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto,
 from blockrelay.errors import OnnxBlocksError
 from blockrelay.onnx_blocks.model_file import constant_names, declared_tensors, inner_graphs, tensors_of, whole_model
 from blockrelay_worker.offline.onnx_blocks.splitting.head_dims import with_head_dims
-from blockrelay_worker.offline.onnx_blocks.splitting.planning.graph import Graph, Node, in_running_order
+from blockrelay_worker.offline.onnx_blocks.splitting.planning.graph import GraphNode, WholeGraph, in_running_order
 from blockrelay_worker.offline.onnx_blocks.weight_files import check_weights
 
 #: Constants up to this many bytes may be shapes, which shape inference needs.
@@ -23,7 +23,7 @@ class SourceModel:
 
     folder: Path
     model: ModelProto
-    graph: Graph
+    graph: WholeGraph
     types: Mapping[str, ValueInfoProto]
     """The type of each tensor that nodes compute: at least its dtype."""
     weights: tuple[str, ...]
@@ -59,7 +59,7 @@ def read_source(path: Path) -> SourceModel:
     return SourceModel(
         folder=folder,
         model=model,
-        graph=Graph(
+        graph=WholeGraph(
             file=name,
             nodes=nodes,
             inputs=inputs,
@@ -78,9 +78,9 @@ def _check_text(file: str, names: Iterable[object]) -> None:
         raise OnnxBlocksError("has a name that is not UTF-8", file=file)
 
 
-def _node(index: int, node: NodeProto) -> Node:
+def _node(index: int, node: NodeProto) -> GraphNode:
     inputs = dict.fromkeys(name for name in (*node.input, *_captured(node)) if name)
-    return Node(index, node.op_type, tuple(inputs), tuple(name for name in node.output if name))
+    return GraphNode(index, node.op_type, tuple(inputs), tuple(name for name in node.output if name))
 
 
 def _captured(node: NodeProto) -> Iterator[str]:
@@ -93,7 +93,7 @@ def _captured(node: NodeProto) -> Iterator[str]:
         yield from (value.name for value in graph.output if value.name not in own)
 
 
-def _types(file: str, model: ModelProto, nodes: Collection[Node]) -> Mapping[str, ValueInfoProto]:
+def _types(file: str, model: ModelProto, nodes: Collection[GraphNode]) -> Mapping[str, ValueInfoProto]:
     """The type of each tensor: as declared, else as ONNX infers it, else with the dtype of its node's first input.
 
     ONNX's inference knows standard operators only.

@@ -14,7 +14,7 @@ from typing import Literal
 
 from blockrelay.errors import OnnxBlocksError
 from blockrelay_worker.offline.onnx_blocks.splitting.planning.caches import Caches, Dependence
-from blockrelay_worker.offline.onnx_blocks.splitting.planning.graph import SHAPE, Graph, Node
+from blockrelay_worker.offline.onnx_blocks.splitting.planning.graph import SHAPE, GraphNode, WholeGraph
 from blockrelay_worker.offline.onnx_blocks.splitting.planning.minimum_cut import Cut, minimum_cut
 
 #: Norms that also add the residual, so a cut before one is wider than a cut behind it; the final norm is in the head.
@@ -34,7 +34,7 @@ class Borders:
     """The block of each such node, by the index of the node in the file."""
 
 
-def find_borders(graph: Graph, caches: Caches, depends: Dependence) -> Borders:
+def find_borders(graph: WholeGraph, caches: Caches, depends: Dependence) -> Borders:
     """Returns the borders of all layers. Raises OnnxBlocksError, with a tensor, if layers do not follow each other."""
     search = _Search(graph, caches, depends)
     final = [tensor.name for tensor in graph.outputs if tensor.name not in caches.presents]
@@ -59,12 +59,12 @@ def find_borders(graph: Graph, caches: Caches, depends: Dependence) -> Borders:
 class _Search:
     """The search for borders, from the first layer to the last; `placed` grows with each `place`."""
 
-    graph: Graph
+    graph: WholeGraph
     caches: Caches
     depends: Dependence
     placed: dict[int, int] = field(default_factory=dict[int, int])
     """The block of each node that has one so far, by the index of the node in the file."""
-    _makers: Mapping[str, Node] = field(init=False)
+    _makers: Mapping[str, GraphNode] = field(init=False)
     _widths: Mapping[str, int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -177,12 +177,12 @@ class _Search:
         node = self._makers.get(name)
         return node is not None and node.index not in self.placed
 
-    def _open_nodes(self) -> Iterable[Node]:
+    def _open_nodes(self) -> Iterable[GraphNode]:
         return (node for node in self.graph.nodes if node.index not in self.placed)
 
-    def _back(self, wanted: Iterable[str], stop: Callable[[Node], bool]) -> list[Node]:
+    def _back(self, wanted: Iterable[str], stop: Callable[[GraphNode], bool]) -> list[GraphNode]:
         """Returns the nodes that `wanted` tensors depend on, back to and including those for which `stop` is true."""
-        todo, nodes, seen = list(wanted), list[Node](), set[int]()
+        todo, nodes, seen = list(wanted), list[GraphNode](), set[int]()
         while todo:
             node = self._makers.get(todo.pop())
             if node is not None and node.index not in seen and any(one in self.depends.hidden for one in node.outputs):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from blockrelay.errors import OnnxBlocksError
 from blockrelay.onnx_blocks.cache_names import CacheSlot, Half, cache_slot, slot_named
 from blockrelay.onnx_blocks.signature import Tensor
-from blockrelay_worker.offline.onnx_blocks.splitting.planning.graph import SHAPE, Graph
+from blockrelay_worker.offline.onnx_blocks.splitting.planning.graph import SHAPE, WholeGraph
 
 _RANK = 4
 _HALVES: tuple[Half, Half] = ("key", "value")
@@ -44,7 +44,7 @@ class Caches:
         }
 
 
-def find_pasts(graph: Graph) -> Mapping[str, CacheSlot]:
+def find_pasts(graph: WholeGraph) -> Mapping[str, CacheSlot]:
     """Returns the inputs that are pasts, by name.
 
     Raises OnnxBlocksError if there are none, if two are of the same layer and half, if a name does not tell the layer,
@@ -60,7 +60,7 @@ def find_pasts(graph: Graph) -> Mapping[str, CacheSlot]:
     return pasts
 
 
-def _by_number(graph: Graph) -> dict[str, CacheSlot]:
+def _by_number(graph: WholeGraph) -> dict[str, CacheSlot]:
     """Returns the inputs with four dimensions, for models in which no name is that of a cache.
 
     The first number in a name is the layer, and keys come before values: `past_0_0` and `past_0_1` are the keys and
@@ -81,7 +81,7 @@ def _by_number(graph: Graph) -> dict[str, CacheSlot]:
     return slots
 
 
-def _check_complete(graph: Graph, pasts: Mapping[str, CacheSlot]) -> None:
+def _check_complete(graph: WholeGraph, pasts: Mapping[str, CacheSlot]) -> None:
     by_slot: dict[CacheSlot, str] = {}
     for name, slot in pasts.items():
         if slot in by_slot:
@@ -109,7 +109,7 @@ class Dependence:
     """The tensors that change with any input, be it only in length."""
 
 
-def dependence(graph: Graph, pasts: Mapping[str, CacheSlot], tokens: str) -> Dependence:
+def dependence(graph: WholeGraph, pasts: Mapping[str, CacheSlot], tokens: str) -> Dependence:
     """Returns the dependence of all tensors of `graph`. `tokens` is the name of the input that is embedded."""
     layer = {name: slot.layer for name, slot in pasts.items()}
     halves: dict[str, frozenset[Half]] = {name: frozenset({slot.half}) for name, slot in pasts.items()}
@@ -130,7 +130,7 @@ def dependence(graph: Graph, pasts: Mapping[str, CacheSlot], tokens: str) -> Dep
     return Dependence(layer, halves, frozenset(hidden), frozenset(live))
 
 
-def find_presents(graph: Graph, pasts: Mapping[str, CacheSlot], depends: Dependence) -> Mapping[str, CacheSlot]:
+def find_presents(graph: WholeGraph, pasts: Mapping[str, CacheSlot], depends: Dependence) -> Mapping[str, CacheSlot]:
     """Returns the outputs that are presents, by name.
 
     Raises OnnxBlocksError, with the tensor, for a present without its past, for a past without its present, and for a

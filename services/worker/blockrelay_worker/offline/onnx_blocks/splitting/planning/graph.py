@@ -14,7 +14,7 @@ _PRODUCTS, _PRODUCT_WORDS = ("Gemm", "Einsum", "Conv"), ("MatMul", "Attention", 
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class GraphNode:
     """One node of the graph. Absent optional tensors, which have empty names in ONNX, are left out."""
 
     index: int
@@ -32,11 +32,11 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Graph:
+class WholeGraph:
     """A whole model. Its nodes are in running order: each comes after those that compute its inputs."""
 
     file: str
-    nodes: Sequence[Node]
+    nodes: Sequence[GraphNode]
     inputs: Sequence[Tensor]
     outputs: Sequence[Tensor]
     constants: Collection[str]
@@ -44,7 +44,7 @@ class Graph:
     widths: Mapping[str, int]
     """Numbers per token of each tensor for which the count is known."""
 
-    def makers(self) -> Mapping[str, Node]:
+    def makers(self) -> Mapping[str, GraphNode]:
         """Returns the node that computes each tensor, by the tensor's name."""
         return {name: node for node in self.nodes for name in node.outputs}
 
@@ -62,14 +62,14 @@ class Graph:
 
 
 def in_running_order(
-    file: str, nodes: Sequence[Node], given: Collection[str], wanted: Iterable[str]
-) -> tuple[Node, ...]:
+    file: str, nodes: Sequence[GraphNode], given: Collection[str], wanted: Iterable[str]
+) -> tuple[GraphNode, ...]:
     """Returns the nodes sorted so that each comes after those that compute its inputs.
 
     A file that is sorted already keeps its order. `given` are the names of inputs and constants, `wanted` those of
     outputs. Raises OnnxBlocksError, with the tensor, for one that two nodes compute or none, and for a cycle.
     """
-    makers: dict[str, Node] = {}
+    makers: dict[str, GraphNode] = {}
     for node in nodes:
         for name in node.outputs:
             if name in makers or name in given:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from blockrelay.onnx_blocks.cache_names import CacheSlot
 from blockrelay_worker.offline.onnx_blocks.splitting.planning.borders import Borders
 from blockrelay_worker.offline.onnx_blocks.splitting.planning.caches import Caches, Dependence
-from blockrelay_worker.offline.onnx_blocks.splitting.planning.graph import SHAPE, Graph, Node
+from blockrelay_worker.offline.onnx_blocks.splitting.planning.graph import SHAPE, GraphNode, WholeGraph
 
 #: Operators that compute a few numbers from lengths: as cheap to repeat in each block as to send between blocks.
 _ARITHMETIC = frozenset(
@@ -25,11 +25,11 @@ _ARITHMETIC = frozenset(
 class Places:
     """The block of every node that changes with the inputs and that an output depends on."""
 
-    graph: Graph
+    graph: WholeGraph
     caches: Caches
     depends: Dependence
     borders: Borders
-    makers: Mapping[str, Node] = field(init=False)
+    makers: Mapping[str, GraphNode] = field(init=False)
     block: dict[int, int] = field(init=False)
     """The block of each node, both from 0, by the index of the node in the file."""
     of_lengths: set[int] = field(default_factory=set[int])
@@ -41,11 +41,11 @@ class Places:
         self._find_lengths()
         self._place_the_rest()
 
-    def is_fixed(self, node: Node) -> bool:
+    def is_fixed(self, node: GraphNode) -> bool:
         """Returns whether the node's outputs are the same for all inputs."""
         return not any(name in self.depends.live for name in node.inputs)
 
-    def is_length_of_past(self, node: Node) -> bool:
+    def is_length_of_past(self, node: GraphNode) -> bool:
         """Returns whether the node reads the dimensions of a past."""
         return node.kind == SHAPE and any(name in self.caches.pasts for name in node.inputs)
 

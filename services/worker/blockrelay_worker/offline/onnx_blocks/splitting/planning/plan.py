@@ -16,7 +16,7 @@ from blockrelay_worker.offline.onnx_blocks.splitting.planning.caches import (
     find_pasts,
     find_presents,
 )
-from blockrelay_worker.offline.onnx_blocks.splitting.planning.graph import Graph, Node
+from blockrelay_worker.offline.onnx_blocks.splitting.planning.graph import GraphNode, WholeGraph
 from blockrelay_worker.offline.onnx_blocks.splitting.planning.places import Places
 
 #: Name of the input with token ids, which a model to be split must have.
@@ -49,7 +49,7 @@ class SplitPlan:
     """New names of caches and logits by which blocks can be wired, by the names in the whole model."""
 
 
-def plan_split(graph: Graph) -> SplitPlan:
+def plan_split(graph: WholeGraph) -> SplitPlan:
     """Returns the plan for `graph`. Raises OnnxBlocksError, with the tensor, if it is not a decoder of layers."""
     pasts = find_pasts(graph)
     if TOKENS not in {tensor.name for tensor in graph.inputs}:
@@ -61,7 +61,7 @@ def plan_split(graph: Graph) -> SplitPlan:
     return SplitPlan(tuple(_assembled(places)), {**caches.renamed(), **_called_logits(graph, caches)})
 
 
-def _called_logits(graph: Graph, caches: Caches) -> Mapping[str, str]:
+def _called_logits(graph: WholeGraph, caches: Caches) -> Mapping[str, str]:
     """Returns the new name `logits` for the only output that is not a cache, if it has another name.
 
     torch names an output like the node that computes it.
@@ -113,7 +113,7 @@ class _Draft:
         request = [name for name in of_graph if name in self._of_request]
         return [*request, *self.takes, *(name for name in of_graph if name in self._pasts)]
 
-    def _read(self, node: Node) -> None:
+    def _read(self, node: GraphNode) -> None:
         for name in node.inputs:
             maker = self._places.makers.get(name)
             if name in self._places.graph.constants:
@@ -135,13 +135,13 @@ class _Draft:
                     )
                 self.takes[name] = None
 
-    def _has_copy(self, maker: Node) -> bool:
+    def _has_copy(self, maker: GraphNode) -> bool:
         """Returns whether this block computes `maker` itself instead of getting its outputs from another block."""
         if self._places.is_fixed(maker):
             return True
         return maker.index in self._places.of_lengths and self._block < self._places.caches.layers
 
-    def _read_past(self, node: Node, name: str) -> None:
+    def _read_past(self, node: GraphNode, name: str) -> None:
         if self._places.is_length_of_past(node):
             own = self._places.own_past(name, self._block)
             if own != name:

@@ -6,7 +6,7 @@ import pytest
 
 from blockrelay.errors import OnnxBlocksError
 from blockrelay.onnx_blocks.signature import Tensor
-from blockrelay_worker.offline.onnx_blocks.splitting.planning.graph import Graph, Node, in_running_order
+from blockrelay_worker.offline.onnx_blocks.splitting.planning.graph import GraphNode, WholeGraph, in_running_order
 from blockrelay_worker.offline.onnx_blocks.splitting.planning.plan import BlockPlan, plan_split
 
 #: kind, inputs, output
@@ -30,7 +30,9 @@ def layer(k: int, hidden: str, *, mask: str = "mask", more: Sequence[Line] = ())
     ]
 
 
-def decoder(*lines: Line, layers: int = 2, outputs: Sequence[str] = ("logits",), more: Sequence[Tensor] = ()) -> Graph:
+def decoder(
+    *lines: Line, layers: int = 2, outputs: Sequence[str] = ("logits",), more: Sequence[Tensor] = ()
+) -> WholeGraph:
     """A graph of these lines with caches for so many layers. `up` is wide; the rest is as wide as the hidden state."""
     caches = [(k, half) for k in range(layers) for half in ("key", "value")]
     cache = ("batch", 2, "positions", 4)
@@ -40,7 +42,7 @@ def decoder(*lines: Line, layers: int = 2, outputs: Sequence[str] = ("logits",),
         *(Tensor(f"past_key_values.{k}.{half}", "float32", cache) for k, half in caches),
         *more,
     ]
-    nodes = [Node(index, kind, tuple(read.split()), (made,)) for index, (kind, read, made) in enumerate(lines)]
+    nodes = [GraphNode(index, kind, tuple(read.split()), (made,)) for index, (kind, read, made) in enumerate(lines)]
     declared = [
         *(Tensor(name, "float32", ("b", "s", 9)) for name in outputs),
         *(Tensor(f"present.{k}.{half}", "float32", cache) for k, half in caches),
@@ -50,20 +52,22 @@ def decoder(*lines: Line, layers: int = 2, outputs: Sequence[str] = ("logits",),
         "model.onnx", nodes, {one.name for one in inputs} | constants, [one.name for one in declared]
     )
     known = {made: _WIDE if made.endswith("up") else _NARROW for _, _, made in lines}
-    return Graph(file="model.onnx", nodes=nodes, inputs=inputs, outputs=declared, constants=constants, widths=known)
+    return WholeGraph(
+        file="model.onnx", nodes=nodes, inputs=inputs, outputs=declared, constants=constants, widths=known
+    )
 
 
 EMBED: list[Line] = [("Gather", "table input_ids", "embedded"), ("Cast", "attention_mask", "mask")]
 HEAD: list[Line] = [("Norm", "l1.sum", "normed"), ("MatMul", "normed w", "logits")]
 
 
-def borders(graph: Graph) -> list[set[str]]:
+def borders(graph: WholeGraph) -> list[set[str]]:
     """What each block takes from others."""
     given = {one.name for one in graph.inputs}
     return [set(block.inputs) - given for block in plan_split(graph).blocks]
 
 
-def kinds(graph: Graph, block: BlockPlan) -> list[str]:
+def kinds(graph: WholeGraph, block: BlockPlan) -> list[str]:
     by_index = {node.index: node.kind for node in graph.nodes}
     return [by_index[index] for index in block.nodes]
 
