@@ -12,7 +12,7 @@ from blockrelay.planning.devices import Device, DeviceLink
 from blockrelay.planning.profile import Hop
 from blockrelay_scheduler.planning.memory_check import check_memory
 from blockrelay_scheduler.planning.prediction import predict
-from blockrelay_scheduler.planning.problem import NoPlan, PlacedStage, Placement, Problem
+from blockrelay_scheduler.planning.problem import NoPlan, Part, Placement, Problem
 from blockrelay_scheduler.planning.strategies.optimal import count_search
 from blockrelay_scheduler.planning.strategies.optimal.auto import auto
 from tests.support.plan_problems import device, problem
@@ -28,7 +28,7 @@ def every_plan(problem: Problem) -> Iterator[Placement]:
             for chosen in _devices_for(problem, spans, devices):
                 yield Placement(
                     parts=tuple(
-                        PlacedStage(first=first, last=last, devices=tuple(d.id for d in on), reason="")
+                        Part(first=first, last=last, devices=tuple(d.id for d in on), reason="")
                         for (first, last), on in zip(spans, chosen, strict=True)
                     )
                 )

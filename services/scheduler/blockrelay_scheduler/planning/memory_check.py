@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from blockrelay.quantities import format_quantity
-from blockrelay_scheduler.planning.problem import NoPlan, PlacedStage, Placement, Problem, Promise
+from blockrelay_scheduler.planning.problem import NoPlan, Part, Placement, Problem, Promise
 
 
 def check_memory(problem: Problem, placement: Placement) -> None:
@@ -25,7 +25,7 @@ def check_memory(problem: Problem, placement: Placement) -> None:
 class _Bound:
     """A limit on the bytes of some parts on one device; `where` and `how` are words of the refusal."""
 
-    parts: tuple[PlacedStage, ...]
+    parts: tuple[Part, ...]
     on: str
     """The id of the device."""
     room: int
@@ -44,7 +44,7 @@ def _bounds(problem: Problem, placement: Placement) -> Iterator[_Bound]:
     if (limit := problem.wishes.memory_limit) is not None:
         for part in placement.parts:
             yield _Bound(parts=(part,), on=part.devices[0], room=limit, where="", how="above the limit of a part")
-    on: dict[str, list[PlacedStage]] = defaultdict(list)
+    on: dict[str, list[Part]] = defaultdict(list)
     for part in placement.parts:
         for name in part.devices:
             on[name].append(part)
@@ -54,7 +54,7 @@ def _bounds(problem: Problem, placement: Placement) -> Iterator[_Bound]:
             yield _Bound(parts=tuple(parts), on=name, room=memory, where=where, how="short")
 
 
-def _needs(parts: Sequence[PlacedStage]) -> str:
+def _needs(parts: Sequence[Part]) -> str:
     """Returns subject and verb: `block_1 needs`, `block_1 to block_3 need`."""
     single = len(parts) == 1 and parts[0].first == parts[0].last
     return f"{' and '.join(part.blocks for part in parts)} {'needs' if single else 'need'}"

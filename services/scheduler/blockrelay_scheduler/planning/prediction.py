@@ -18,7 +18,7 @@ from itertools import pairwise
 
 from blockrelay.planning.devices import Device
 from blockrelay.planning.profile import StepOverhead
-from blockrelay_scheduler.planning.problem import PlacedStage, Placement, Problem
+from blockrelay_scheduler.planning.problem import Part, Placement, Problem
 
 #: Numbers of requests at once for which plans are predicted.
 SIZES = (1, 4, 16, 64)
@@ -81,7 +81,7 @@ def predict(problem: Problem, placement: Placement, requests: int, *, context: f
     return Predicted(requests, groups, step, tuple(seconds), hops, overhead)
 
 
-def hop_seconds(problem: Problem, parts: tuple[PlacedStage, ...], rows: float, context: float) -> float:
+def hop_seconds(problem: Problem, parts: tuple[Part, ...], rows: float, context: float) -> float:
     """Seconds of all hops of one group: `rows` tokens from part to part, and the results back to the first part.
 
     Each token attends to `context` tokens, which decides the bytes of hops between some ONNX blocks.

@@ -115,7 +115,7 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlacedStage:
+class Part:
     """Blocks [first, last] (1-based, inclusive) as one stage of a placement."""
 
     first: int
@@ -135,7 +135,7 @@ class PlacedStage:
 class Placement:
     """The result of a strategy: parts that cover all blocks in order, without a gap."""
 
-    parts: tuple[PlacedStage, ...]
+    parts: tuple[Part, ...]
     notes: Mapping[str, object] | None = None
     """Further fields for `plan --json`; tables print the one called `summary`."""
 
@@ -160,7 +160,7 @@ def placed_in_turn(problem: Problem, bounds: Sequence[tuple[int, int]], reasons:
     devices = problem.target_devices(len(bounds))
     return Placement(
         parts=tuple(
-            PlacedStage(first=first, last=last, devices=(device.id,), reason=reason)
+            Part(first=first, last=last, devices=(device.id,), reason=reason)
             for (first, last), device, reason in zip(bounds, devices, reasons, strict=True)
         )
     )

@@ -4,14 +4,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from blockrelay_scheduler.planning.prediction import SIZES, Predicted, predict, spread
-from blockrelay_scheduler.planning.problem import PlacedStage, Placement, Problem
+from blockrelay_scheduler.planning.problem import Part, Placement, Problem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageReport:
     """One stage of a placement, with the class of its devices and the bytes on each of them."""
 
-    part: PlacedStage
+    part: Part
     device_class: str
     weight_bytes: int
     kv_bytes: int
@@ -112,7 +112,7 @@ def report(strategy: str, problem: Problem, placement: Placement) -> PlanReport:
     )
 
 
-def _stage(problem: Problem, part: PlacedStage) -> StageReport:
+def _stage(problem: Problem, part: Part) -> StageReport:
     """Returns the report of one stage."""
     devices = [problem.fleet.device(name) for name in part.devices]
     return StageReport(

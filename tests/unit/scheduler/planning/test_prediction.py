@@ -6,7 +6,7 @@ import pytest
 
 from blockrelay.planning.profile import Hop, StepOverhead
 from blockrelay_scheduler.planning.prediction import predict
-from blockrelay_scheduler.planning.problem import PlacedStage, Placement
+from blockrelay_scheduler.planning.problem import Part, Placement
 from tests.support.plan_problems import device, problem
 
 #: A step of a block takes 1 s, and 0.1 s more for each row beyond the first, on either class.
@@ -15,7 +15,7 @@ HOP = Hop(seconds=0.25, seconds_per_byte=0.0)
 
 
 def placed(*parts: tuple[int, int, tuple[str, ...]]) -> Placement:
-    return Placement(parts=tuple(PlacedStage(first=a, last=b, devices=on, reason="") for a, b, on in parts))
+    return Placement(parts=tuple(Part(first=a, last=b, devices=on, reason="") for a, b, on in parts))
 
 
 def test_one_stage_takes_its_blocks() -> None:

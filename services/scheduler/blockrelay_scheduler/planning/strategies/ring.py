@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from blockrelay.errors import UsageError
 from blockrelay.planning.devices import Device
-from blockrelay_scheduler.planning.problem import PlacedStage, Placement, Problem
+from blockrelay_scheduler.planning.problem import Part, Placement, Problem
 
 #: Digits that the fractions are rounded to.
 DIGITS = 5
@@ -47,7 +47,7 @@ def _ring(problem: Problem, weights: Mapping[str, float], of_all: str) -> Placem
     """
     names = sorted(weights, key=lambda name: (weights[name], name), reverse=True)
     blocks, total = problem.blocks, sum(weights.values())
-    parts: list[PlacedStage] = []
+    parts: list[Part] = []
     start = 0.0
     for name in names:
         share = weights[name] / total
@@ -57,6 +57,6 @@ def _ring(problem: Problem, weights: Mapping[str, float], of_all: str) -> Placem
             last = blocks - 1
         if first <= last:
             reason = f"{name} has {100 * share:.1f} % of all {of_all}: [{start:g}, {end:g}) of the model"
-            parts.append(PlacedStage(first=first + 1, last=last + 1, devices=(name,), reason=reason))
+            parts.append(Part(first=first + 1, last=last + 1, devices=(name,), reason=reason))
         start = end
     return Placement(parts=tuple(parts))

@@ -5,7 +5,7 @@ from math import fsum
 from blockrelay.errors import UsageError
 from blockrelay.quantities import counted, format_seconds
 from blockrelay.typed_command import typed
-from blockrelay_scheduler.planning.problem import PlacedStage, Placement, Problem
+from blockrelay_scheduler.planning.problem import Part, Placement, Problem
 
 CPU, GPU = "CPU", "GPU"
 _REMEDIES = {CPU: "", GPU: f": measure one ({typed('profile --gpu ID')}), or describe it (--devices)"}
@@ -34,13 +34,13 @@ def static_split(problem: Problem) -> Placement:
 
     k = min(range(problem.blocks + 1), key=lambda k: max(times(k)))
     cpu_time, gpu_time = times(k)
-    parts: list[PlacedStage] = []
+    parts: list[Part] = []
     if k:
         reason = f"{format_seconds(cpu_time)} on {cpu.id} while {gpu.id} takes {format_seconds(gpu_time)}"
-        parts.append(PlacedStage(first=1, last=k, devices=(cpu.id,), reason=reason))
+        parts.append(Part(first=1, last=k, devices=(cpu.id,), reason=reason))
     if k < problem.blocks:
         reason = f"{format_seconds(gpu_time)} on {gpu.id} while {cpu.id} takes {format_seconds(cpu_time)}"
-        parts.append(PlacedStage(first=k + 1, last=problem.blocks, devices=(gpu.id,), reason=reason))
+        parts.append(Part(first=k + 1, last=problem.blocks, devices=(gpu.id,), reason=reason))
     summary = f"k = {k}: {counted(k, 'block')} on the CPU, {problem.blocks - k} on the GPU; the slower takes "
     summary += format_seconds(max(times(k)))
     notes = {

@@ -47,7 +47,7 @@ def write(stream: BinaryIO, message: Message) -> None:
 
 
 def read(stream: BinaryIO) -> Message:
-    """Returns the next message, whose arrays are new and writable. Raises Ended."""
+    """Returns the next message, whose arrays are new and writable. Raises PipeClosed."""
     (length,) = _LENGTH.unpack(_exactly(stream, _LENGTH.size))
     if length > _MAX_FRAME_BYTES:
         raise PipeClosed

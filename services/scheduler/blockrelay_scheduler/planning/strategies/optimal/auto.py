@@ -15,7 +15,7 @@ from functools import partial
 
 import numpy as np
 
-from blockrelay_scheduler.planning.problem import NoPlan, PlacedStage, Placement, Problem
+from blockrelay_scheduler.planning.problem import NoPlan, Part, Placement, Problem
 from blockrelay_scheduler.planning.strategies.optimal import count_search
 from blockrelay_scheduler.planning.strategies.optimal.count_search import CountSearch, StageChoice
 from blockrelay_scheduler.planning.strategies.optimal.path_search import PathSearch
@@ -107,11 +107,11 @@ def _slowest(tables: Tables, search: Search, way: tuple[StageChoice, ...]) -> fl
 def _placement(space: Space, way: tuple[StageChoice, ...]) -> Placement:
     """Returns the stages as parts, without reasons, each on the next devices of its kind."""
     left = [list(devices) for devices in space.kinds]
-    parts: list[PlacedStage] = []
+    parts: list[Part] = []
     for stage in way:
         pool = left[stage.option.kind]
         devices = tuple(pool.pop(0).id for _ in range(stage.option.replicas))
-        parts.append(PlacedStage(first=stage.first + 1, last=stage.last, devices=devices, reason=""))
+        parts.append(Part(first=stage.first + 1, last=stage.last, devices=devices, reason=""))
     return Placement(parts=tuple(parts))
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from blockrelay.quantities import counted, format_quantity, format_seconds
 from blockrelay_scheduler.planning.prediction import predict
-from blockrelay_scheduler.planning.problem import PlacedStage, Placement, Problem
+from blockrelay_scheduler.planning.problem import Part, Placement, Problem
 
 
 def explained(problem: Problem, placement: Placement, requests: int) -> Placement:
@@ -20,13 +20,13 @@ def explained(problem: Problem, placement: Placement, requests: int) -> Placemen
     )
 
 
-def _filled(problem: Problem, part: PlacedStage) -> str:
+def _filled(problem: Problem, part: Part) -> str:
     """Returns the bytes that the part needs on each device, and the room there: `3 GB of 8 GB`."""
     needed, room = _needed(problem, part), _room(problem, part)
     return format_quantity(needed, "B") + (f" of {format_quantity(room, 'B')}" if room is not None else "")
 
 
-def _why(problem: Problem, parts: Sequence[PlacedStage], at: int, requests: int) -> str:
+def _why(problem: Problem, parts: Sequence[Part], at: int, requests: int) -> str:
     """Says why part `at` ends where it does: there is no room for another block, or the step would not be shorter."""
     seconds = _seconds(problem, parts, requests)
     step = f"a step of {counted(requests, 'request')}"
@@ -48,7 +48,7 @@ def _why(problem: Problem, parts: Sequence[PlacedStage], at: int, requests: int)
     return f"{with_one_more} {format_seconds(moved)}, now {format_seconds(seconds)}"
 
 
-def _no_room(problem: Problem, part: PlacedStage, block: int) -> str:
+def _no_room(problem: Problem, part: Part, block: int) -> str:
     """Says how many bytes a part lacks for `block`, which is next to it; empty where it lacks none."""
     room = _room(problem, part)
     more = _needed(problem, replace(part, first=min(part.first, block), last=max(part.last, block)))
@@ -57,21 +57,21 @@ def _no_room(problem: Problem, part: PlacedStage, block: int) -> str:
     return f"{' and '.join(part.devices)} is {format_quantity(more - room, 'B')} short of room for block_{block}"
 
 
-def _with_one_more(parts: Sequence[PlacedStage], at: int) -> tuple[PlacedStage, ...]:
+def _with_one_more(parts: Sequence[Part], at: int) -> tuple[Part, ...]:
     """Returns the parts with the first block of the next one moved to part `at`; an empty part is left out."""
     part, behind = parts[at], parts[at + 1]
     left = (replace(behind, first=behind.first + 1),) if behind.first < behind.last else ()
     return (*parts[:at], replace(part, last=part.last + 1), *left, *parts[at + 2 :])
 
 
-def _seconds(problem: Problem, parts: Sequence[PlacedStage], requests: int) -> float:
+def _seconds(problem: Problem, parts: Sequence[Part], requests: int) -> float:
     return predict(problem, Placement(parts=tuple(parts)), requests).seconds
 
 
-def _needed(problem: Problem, part: PlacedStage) -> int:
+def _needed(problem: Problem, part: Part) -> int:
     return problem.bytes_of(part.first, part.last, problem.fleet.device(part.devices[0]), len(part.devices))
 
 
-def _room(problem: Problem, part: PlacedStage) -> int | None:
+def _room(problem: Problem, part: Part) -> int | None:
     """Returns the bytes that the part may need on each of its devices, which are alike; None: no limit is known."""
     return problem.room_of(problem.fleet.device(part.devices[0]))
