@@ -35,11 +35,11 @@ given = dict(pages=64, threads=count, kernels=load_kernels(count))
 if variant == "chosen":
     stage = load_stage(folder, 1, folder.model.blocks, **given)
 else:
-    stage = StageExecutor(folder, 1, folder.model.blocks, **given, variant=variant)
+    stage = StageExecutor(folder, 1, folder.model.blocks, **given, backend=variant)
 for rows in (1, 200):
     segment = Segment(rows=rows, first_position=0, pages=list(range(13)))
     stage.run(Batch(segments=[segment], tokens=np.zeros(rows, np.int32), wanted=[rows - 1]))
-print(json.dumps({"products": stage.variant, "started": threads() - before}))
+print(json.dumps({"products": stage.backend, "started": threads() - before}))
 """
 
 
