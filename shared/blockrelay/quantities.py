@@ -1,6 +1,10 @@
-"""Parses and formats bytes, rates, counts and times for people: `24GB`, `900GB/s`, `310 MB`. Powers of 1000."""
+"""Parses and formats figures for people: bytes, rates, counts and times (`24GB`, `310 MB`), and columns of text.
+
+Letters are powers of 1000.
+"""
 
 import re
+from collections.abc import Sequence
 from math import isfinite
 
 from blockrelay.errors import UsageError
@@ -46,3 +50,12 @@ def format_seconds(seconds: float) -> str:
 def counted(number: int, noun: str) -> str:
     """Returns a number with its noun: `1 part`, `2 parts`."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> str:
+    """Returns rows as text in aligned columns; the last column may be of any width."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)][:-1]
+    return "\n".join(
+        "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]).rstrip()
+        for row in rows
+    )

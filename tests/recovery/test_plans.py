@@ -102,7 +102,7 @@ def test_another_plan_is_applied_and_taken_back_while_requests_run(tiny_model: P
         assert history(up) == [("1-3,4-5", "rollback"), ("1-1,2-5", "apply"), ("1-3,4-5", "settings")]
         assert applied(up, "rollback")["split"] == "1-1,2-5"
     with running_up(tiny_model, "--stages", "1", data=tmp_path / "d") as up:
-        assert up.status()["plan"]["split"] == "1-5", "other settings: somebody has asked for them now"
+        assert up.status()["plan"]["split"] == "1-5", "settings given to `up` win over the former ones"
         assert history(up)[:2] == [("1-5", "settings"), ("1-1,2-5", "rollback")]
 
 

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from blockrelay.block_folder.precisions import DEFAULT_PRECISION
 from blockrelay.command_app import run_app
 from blockrelay.errors import UsageError
-from blockrelay.text_table import aligned
+from blockrelay.quantities import aligned
 from blockrelay_converter.checkpoint.other_folders import refuse_other_folders
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)

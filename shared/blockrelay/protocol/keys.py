@@ -7,7 +7,6 @@ of them before the script has written anything.
 `<model>` is the first 16 hex digits of the model hash; `<class>` is `gpu` (GPU workers allowed) or `cpu`.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Literal
@@ -116,26 +115,6 @@ def declared(script: str) -> tuple[str, ...]:
     return tuple(family.name for family in FAMILIES if script in family.users)
 
 
-class _OnlyKey:
-    """The name of a family's only key, as an attribute of `Keys`."""
-
-    def __init__(self, family: str) -> None:
-        self._family = family
-
-    def __get__(self, keys: "Keys", owner: type["Keys"]) -> str:
-        return keys.key(self._family)
-
-
-def _key_of(family: str) -> Callable[["Keys", str], str]:
-    """Returns a method of `Keys`: the name of the family's key for one id, model or tenant."""
-    return lambda keys, of: keys.key(family, of)
-
-
-def _key_of_class(family: str) -> Callable[["Keys", str, str], str]:
-    """Returns a method of `Keys`: the name of the family's key for a model and a class of route."""
-    return lambda keys, model, route_class: keys.key(family, model, route_class)
-
-
 @dataclass(frozen=True, slots=True)
 class Keys:
     """Names of the keys of one cell. FAMILIES says what each holds."""
@@ -160,52 +139,137 @@ class Keys:
         """The pub/sub channel of status events; not a key."""
         return self.key("status-events")
 
-    # Families with one key.
-    workers = _OnlyKey("workers")
-    protocol = _OnlyKey("protocol")
-    settings = _OnlyKey("settings")
-    running = _OnlyKey("running")
-    delayed = _OnlyKey("delayed")
-    dead_letters = _OnlyKey("dead-letters")
-    results = _OnlyKey("results")
-    result_bytes = _OnlyKey("result-bytes")
-    lost_devices = _OnlyKey("lost-devices")
-    # Families with a key for each id, model or tenant.
-    request = _key_of("request")
-    log = _key_of("log")
-    result = _key_of("result")
-    kv_asked = _key_of("kv-asked")
-    kv_given = _key_of("kv-given")
-    trace = _key_of("trace")
-    page = _key_of("page")
-    pages = _key_of("pages")
-    followers = _key_of("followers")
-    gateway = _key_of("gateway")
-    wake = _key_of("wake")
-    moved = _key_of("moved")
-    session = _key_of("session")
-    outstanding = _key_of("outstanding")
-    totals = _key_of("totals")
-    bucket = _key_of("bucket")
-    numerics = _key_of("numerics")
-    worker = _key_of("worker")
-    worker_requests = _key_of("worker-requests")
-    quarantine = _key_of("quarantine")
-    device_retry = _key_of("device-retry")
-    renewal = _key_of("renewal")
-    inbox = _key_of("inbox")
-    fleet = _key_of("fleet")
-    plan = _key_of("plan")
-    plan_history = _key_of("plan-history")
-    # Families with a key for each model and class.
-    queue = _key_of_class("queue")
-    due = _key_of_class("due")
-    shares = _key_of_class("shares")
-    jobs = _key_of_class("jobs")
-    reruns = _key_of_class("reruns")
+    @property
+    def workers(self) -> str:
+        return self.key("workers")
+
+    @property
+    def protocol(self) -> str:
+        return self.key("protocol")
+
+    @property
+    def settings(self) -> str:
+        return self.key("settings")
+
+    @property
+    def running(self) -> str:
+        return self.key("running")
+
+    @property
+    def delayed(self) -> str:
+        return self.key("delayed")
+
+    @property
+    def dead_letters(self) -> str:
+        return self.key("dead-letters")
+
+    def request(self, request_id: str) -> str:
+        return self.key("request", request_id)
+
+    def log(self, request_id: str) -> str:
+        return self.key("log", request_id)
 
     def ended(self, kind: Literal["first", "last"]) -> str:
         return self.key("ended", kind)
 
+    def result(self, request_id: str) -> str:
+        return self.key("result", request_id)
+
+    def kv_asked(self, request_id: str) -> str:
+        return self.key("kv-asked", request_id)
+
+    def kv_given(self, request_id: str) -> str:
+        return self.key("kv-given", request_id)
+
+    @property
+    def results(self) -> str:
+        return self.key("results")
+
+    @property
+    def result_bytes(self) -> str:
+        return self.key("result-bytes")
+
+    def trace(self, request_id: str) -> str:
+        return self.key("trace", request_id)
+
+    def page(self, name: str) -> str:
+        return self.key("page", name)
+
+    def pages(self, model: str) -> str:
+        return self.key("pages", model)
+
+    def followers(self, request_id: str) -> str:
+        return self.key("followers", request_id)
+
+    def gateway(self, gateway: str) -> str:
+        return self.key("gateway", gateway)
+
+    def wake(self, gateway: str) -> str:
+        return self.key("wake", gateway)
+
+    def moved(self, name: str) -> str:
+        return self.key("moved", name)
+
+    def session(self, session_id: str) -> str:
+        return self.key("session", session_id)
+
+    def queue(self, model: str, route_class: str) -> str:
+        return self.key("queue", model, route_class)
+
+    def due(self, model: str, route_class: str) -> str:
+        return self.key("due", model, route_class)
+
+    def shares(self, model: str, route_class: str) -> str:
+        return self.key("shares", model, route_class)
+
+    def outstanding(self, model: str) -> str:
+        return self.key("outstanding", model)
+
+    def totals(self, model: str) -> str:
+        return self.key("totals", model)
+
+    def bucket(self, tenant: str) -> str:
+        return self.key("bucket", tenant)
+
+    def jobs(self, model: str, route_class: str) -> str:
+        return self.key("jobs", model, route_class)
+
+    def reruns(self, model: str, route_class: str) -> str:
+        return self.key("reruns", model, route_class)
+
     def pinned(self, model: str, route_class: str, numerics: str) -> str:
         return self.key("pinned", model, route_class, numerics)
+
+    def numerics(self, model: str) -> str:
+        return self.key("numerics", model)
+
+    def worker(self, worker_id: str) -> str:
+        return self.key("worker", worker_id)
+
+    def worker_requests(self, worker_id: str) -> str:
+        return self.key("worker-requests", worker_id)
+
+    def quarantine(self, worker_id: str) -> str:
+        return self.key("quarantine", worker_id)
+
+    @property
+    def lost_devices(self) -> str:
+        return self.key("lost-devices")
+
+    def device_retry(self, device: str) -> str:
+        return self.key("device-retry", device)
+
+    def renewal(self, model: str) -> str:
+        return self.key("renewal", model)
+
+    def inbox(self, worker_id: str) -> str:
+        return self.key("inbox", worker_id)
+
+    def fleet(self, model: str) -> str:
+        return self.key("fleet", model)
+
+    def plan(self, model: str) -> str:
+        return self.key("plan", model)
+
+    def plan_history(self, model: str) -> str:
+        return self.key("plan-history", model)

@@ -31,7 +31,7 @@ COMMAND = [sys.executable, "-m", "blockrelay_launcher"]
 def run_command(*arguments: object, **options: Any) -> "subprocess.CompletedProcess[str]":
     """Run `blockrelay ...` to its end."""
     argv = [*COMMAND, *map(str, arguments)]
-    return subprocess.run(argv, capture_output=True, text=True, timeout=100, check=False, **options)
+    return subprocess.run(argv, capture_output=True, text=True, timeout=200, check=False, **options)
 
 
 def preferring(folder: Path) -> dict[str, str]:

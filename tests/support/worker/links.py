@@ -18,6 +18,6 @@ def links_of(
     payload: redis.Redis | None = None,
     stop: threading.Event | None = None,
 ) -> Links:
-    """One Redis serves both ends unless `payload` is another; nobody counts errors without `metrics`."""
+    """Returns links to the Redis of `cell`, and to `payload` if it is another one; errors are counted in `metrics`."""
     watch = RedisWatch((metrics or WorkerMetrics(CollectorRegistry())).redis_errors)
     return Links(cell.client, payload or cell.client, cell.keys, cell.scripts, watch, stop or threading.Event())

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from blockrelay.onnx_blocks.reports.checking import CheckedBlock, CheckedTensor
 from blockrelay.onnx_blocks.signature import shown
-from blockrelay.text_table import aligned
+from blockrelay.quantities import aligned
 
 _HEAD = ("BLOCK", "OUTPUT", "DECLARED", "ACTUAL", "DTYPE", "SECONDS", "RESULT")
 

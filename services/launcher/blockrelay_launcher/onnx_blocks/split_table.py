@@ -3,8 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from blockrelay.onnx_blocks.reports.splitting import SplitBlock
-from blockrelay.quantities import format_quantity
-from blockrelay.text_table import aligned
+from blockrelay.quantities import aligned, format_quantity
 
 _HEAD = ("BLOCK", "NODES", "WEIGHTS", "FROM EARLIER BLOCKS")
 

@@ -20,9 +20,9 @@ import typer
 
 from blockrelay.command_app import run_app
 from blockrelay.errors import UsageError
+from blockrelay.quantities import aligned
 from blockrelay.redis.cell_address import connected, find_cell
 from blockrelay.redis.registry import read_lost_devices, retry_lost_device
-from blockrelay.text_table import aligned
 from blockrelay_worker.execution.onnx.installation import check_one_onnxruntime
 
 if TYPE_CHECKING:

@@ -2,8 +2,6 @@
 
 import json
 import re
-import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,11 +9,10 @@ import pytest
 
 from blockrelay.extras import how_to_install
 from blockrelay.onnx_blocks.blocks_file import read_blocks_file
+from tests.support.altered_python import WITHOUT_ONNX
 from tests.support.models.altered_blocks import altered, copied, resized
 from tests.support.models.reference_blocks import ReferenceModel, write_reference_blocks
-from tests.support.systems.typed import run, run_without_onnx
-from tests.support.systems.up_process import COMMAND
-from tests.support.waiting import wait_until
+from tests.support.systems.up_process import interrupted, preferring, run_command
 
 pytestmark = pytest.mark.onnx_blocks
 
@@ -36,7 +33,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_33_of_33(reference: Path, tmp_path: Path) -> None:
     before = {path.name: path.stat().st_mtime_ns for path in reference.iterdir()}
-    done = run("check", reference, "--write", tmp_path / "blocks.json")
+    done = run_command("check", reference, "--write", tmp_path / "blocks.json")
     assert done.returncode == 0 and done.stderr == "", done.stderr
     head, *rows, step, count = done.stdout.splitlines()
     assert head.split() == ["BLOCK", "OUTPUT", "DECLARED", "ACTUAL", "DTYPE", "SECONDS", "RESULT"]
@@ -51,7 +48,7 @@ def test_33_of_33(reference: Path, tmp_path: Path) -> None:
 
 
 def test_json_has_every_tensor_as_it_is_declared_and_as_it_was(small: Path) -> None:
-    done = run("check", small, "--json", "--batch", "2", "--sequence", "1", "--past", "3")
+    done = run_command("check", small, "--json", "--batch", "2", "--sequence", "1", "--past", "3")
     assert done.returncode == 0 and done.stderr == ""
     told = json.loads(done.stdout)
     assert {name: told[name] for name in ("folder", "device", "batch", "sequence", "past", "passed", "of")} == {
@@ -79,7 +76,7 @@ def test_json_has_every_tensor_as_it_is_declared_and_as_it_was(small: Path) -> N
 
 def test_a_block_that_fails_is_exit_code_1_with_the_table(small: Path, tmp_path: Path) -> None:
     folder = copied(small, tmp_path / "copy", altered("block_2.onnx", lambda model: resized(model, "logits", 2, 9)))
-    done = run("check", folder)
+    done = run_command("check", folder)
     assert done.returncode == 1 and done.stderr == ""
     assert done.stdout.splitlines()[-1] == "1 of 2"
     assert "the file declares (batch_size, sequence_length, 9)" in done.stdout
@@ -87,26 +84,27 @@ def test_a_block_that_fails_is_exit_code_1_with_the_table(small: Path, tmp_path:
 
 def test_a_folder_that_cannot_be_checked_is_one_line_and_exit_code_2(small: Path, tmp_path: Path) -> None:
     folder = copied(small, tmp_path / "copy", lambda folder: (folder / "block_1.onnx").write_bytes(b"GGUF" * 100))
-    done = run("check", folder, "--json")
+    done = run_command("check", folder, "--json")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "blockrelay: block_1.onnx: is not an ONNX file, or a part of one\n"
 
 
 def test_the_last_block_is_missing(small: Path, tmp_path: Path) -> None:
     folder = copied(small, tmp_path / "copy", lambda folder: (folder / "block_2.onnx").unlink())
-    done = run("check", folder)
+    done = run_command("check", folder)
     said = "blockrelay: block_1.onnx: has no output logits, and nor has another block: is the last one missing?\n"
     assert (done.returncode, done.stdout, done.stderr) == (2, "", said)
 
 
 def test_without_onnx_it_says_what_to_install(small: Path, tmp_path: Path) -> None:
-    done = run_without_onnx(tmp_path, "check", small)
+    (tmp_path / "sitecustomize.py").write_text(WITHOUT_ONNX)
+    done = run_command("check", small, env=preferring(tmp_path))
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == f"blockrelay: onnx is not installed: {how_to_install('converter')}\n"
 
 
 def test_a_python_that_is_not_there_is_one_line(small: Path, tmp_path: Path) -> None:
-    done = run("check", small, "--gpu-python", tmp_path / "python")
+    done = run_command("check", small, "--gpu-python", tmp_path / "python")
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and "--gpu-python" in done.stderr
 
 
@@ -123,7 +121,7 @@ def test_a_worker_that_dies_leaves_a_table(small: Path, tmp_path: Path, ends: st
     begin = '{"blocks": [["block_1", "block_1.onnx"], ["block_2", "block_2.onnx"]]}'
     python.write_text(f"#!{sys.executable}\nimport os, signal\nprint('{begin}', flush=True)\n{ends}\n")
     python.chmod(0o755)
-    done = run("check", small, "--gpu-python", python)
+    done = run_command("check", small, "--gpu-python", python)
     assert done.returncode == 1 and done.stderr == ""
     _, first, second, count = done.stdout.splitlines()
     assert first.startswith("block_1") and first.endswith(words)
@@ -136,9 +134,5 @@ def test_ctrl_c_ends_it(small: Path, tmp_path: Path) -> None:
     python = tmp_path / "python"
     python.write_text(f"#!{sys.executable}\nimport time\nopen({str(tmp_path / 'began')!r}, 'w')\ntime.sleep(100)\n")
     python.chmod(0o755)
-    command = [*COMMAND, "check", str(small), "--gpu-python", str(python)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        wait_until((tmp_path / "began").exists, "the worker runs", timeout_s=60)
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
-    assert (process.returncode, out, err) == (130, "", "interrupted: nothing was written\n")
+    ended = interrupted("check", small, "--gpu-python", python, when=(tmp_path / "began").exists)
+    assert ended == (130, "", "interrupted: nothing was written\n")

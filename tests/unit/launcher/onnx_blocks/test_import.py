@@ -8,9 +8,10 @@ import pytest
 from blockrelay.block_folder.folder import open_block_folder
 from blockrelay.onnx_blocks.reports.importing import ComparedBlock, ImportResult
 from blockrelay_launcher.onnx_blocks.importing import result_lines
+from tests.support.altered_python import SLOW_DISK
 from tests.support.models.reference_blocks import ReferenceModel, write_reference_blocks
 from tests.support.models.tokenizers import byte_level
-from tests.support.systems.typed import interrupt, run
+from tests.support.systems.up_process import interrupted, preferring, run_command
 
 pytestmark = pytest.mark.onnx_blocks
 
@@ -40,7 +41,7 @@ def blocks(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_folder_is_imported(blocks: Path, tmp_path: Path) -> None:
-    done = run("import", blocks, tmp_path / "out")
+    done = run_command("import", blocks, tmp_path / "out")
     assert (done.returncode, done.stderr) == (0, "")
     compared, *notes, last = done.stdout.splitlines()
     assert compared.startswith("compared with the originals: 3 of 3 blocks are the same; furthest off are the ")
@@ -54,7 +55,9 @@ def test_a_folder_is_imported(blocks: Path, tmp_path: Path) -> None:
 def test_what_a_precision_costs_is_measured_on_a_text(blocks: Path, tmp_path: Path) -> None:
     (tmp_path / "text").write_text("a text of some words, read byte by byte. " * 8)
     out = tmp_path / "out"
-    done = run("import", blocks, out, "--precision", "w8a8", "--text", tmp_path / "text", "--json", "--name", "mine")
+    done = run_command(
+        "import", blocks, out, "--precision", "w8a8", "--text", tmp_path / "text", "--json", "--name", "mine"
+    )
     assert (done.returncode, done.stderr) == (0, "")
     told = json.loads(done.stdout)
     assert (told["name"], told["precision"], told["stored"], told["blocks"]) == ("mine", "w8a8", "fp16", 3)
@@ -66,7 +69,7 @@ def test_what_a_precision_costs_is_measured_on_a_text(blocks: Path, tmp_path: Pa
 
 def test_what_is_missing_is_named(tmp_path: Path) -> None:
     blocks = write_reference_blocks(tmp_path / "blocks", ReferenceModel(layers=1))
-    done = run("import", blocks, tmp_path / "out", "--precision", "w8a8")
+    done = run_command("import", blocks, tmp_path / "out", "--precision", "w8a8")
     notes = [line for line in done.stdout.splitlines() if line.startswith("note: ")]
     assert [note.split(":")[1].split(" ")[1:3] for note in notes] == [
         ["no", "config.json"],
@@ -80,7 +83,7 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
 def test_a_refusal_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
     (tmp_path / "blocks").mkdir()
     (tmp_path / "blocks" / "block_1.onnx").write_bytes(b"GGUF" * 100)
-    done = run("import", tmp_path / "blocks", tmp_path / "out", "--json")
+    done = run_command("import", tmp_path / "blocks", tmp_path / "out", "--json")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "blockrelay: block_1.onnx: is not an ONNX file, or a part of one\n"
     assert [path.name for path in tmp_path.iterdir()] == ["blocks"]
@@ -89,10 +92,13 @@ def test_a_refusal_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
 def test_ctrl_c_ends_it_and_the_same_command_goes_on(blocks: Path, tmp_path: Path) -> None:
     """While blocks are written, to a disk that is slow."""
     out, left = tmp_path / "out", tmp_path / ".out.unfinished"
-    interrupt(tmp_path, left / "blocks" / "block_1.bin", "import", blocks, out, pause_s=1)
+    (tmp_path / "sitecustomize.py").write_text(SLOW_DISK)
+    begun = (left / "blocks" / "block_1.bin").exists
+    ended = interrupted("import", blocks, out, when=begun, env=preferring(tmp_path))
+    assert ended == (130, "", "interrupted: the same command continues from the files that are written\n")
     assert not out.exists()
     inode = (left / "blocks" / "block_1.bin").stat().st_ino
-    assert run("import", blocks, out).returncode == 0
+    assert run_command("import", blocks, out).returncode == 0
     assert (out / "blocks" / "block_1.bin").stat().st_ino == inode and not left.exists()
 
 

@@ -5,15 +5,12 @@ from collections.abc import Iterator
 
 import pytest
 import redis
-from prometheus_client import CollectorRegistry
 
 from blockrelay.block_folder.folder import BlockFolder
-from blockrelay.observability.metrics.worker import WorkerMetrics
 from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.messages import Ended
 from blockrelay.protocol.transitions import calls
 from blockrelay.redis.client import Scripts, server_run_id
-from blockrelay.redis.errors import RedisWatch
 from blockrelay_worker.engine.stage_role import StageRole
 from blockrelay_worker.execution.page_layout import PageLayout
 from blockrelay_worker.execution.page_pool import PagePool
@@ -21,9 +18,9 @@ from blockrelay_worker.kv.run_table import RunTable
 from blockrelay_worker.lifecycle.heartbeat import Heartbeat, compare
 from blockrelay_worker.transport.events import Event, Gone, Orphan, Restarted
 from blockrelay_worker.transport.mailbox import Mailbox
-from blockrelay_worker.transport.redis_links import Links
 from tests.support.cell import MODEL, Cell
 from tests.support.waiting import wait_until
+from tests.support.worker.links import links_of
 from tests.support.worker.stage_role import stage_role
 
 
@@ -48,13 +45,12 @@ def test_what_was_claimed_or_dropped_during_the_beat_is_neither() -> None:
 class Beating:
     """A heartbeat thread on a cell, with the events in its mailbox."""
 
-    def __init__(self, client: redis.Redis, keys: Keys, scripts: Scripts, role: StageRole, run_id: str) -> None:
-        self.cell = Cell(client, keys, scripts)
+    def __init__(self, cell: Cell, role: StageRole, run_id: str) -> None:
+        self.cell = cell
         self.cell.worker("a", split="1-4")
         self.stop, self.mailbox, self.events = threading.Event(), Mailbox[Event](), list[Event]()
         self.table = RunTable(PagePool(PageLayout(layers=1, kv_heads=1, head_dim=8), 3))
-        metrics = WorkerMetrics(CollectorRegistry())
-        self.links = Links(client, client, keys, scripts, RedisWatch(metrics.redis_errors), self.stop)
+        self.links = links_of(cell, stop=self.stop)
         self.thread = Heartbeat(
             self.links,
             self.mailbox,
@@ -84,11 +80,9 @@ def known_run_id(client: redis.Redis) -> str:
 
 
 @pytest.fixture
-def beating(
-    client: redis.Redis, keys: Keys, scripts: Scripts, w8a8: BlockFolder, known_run_id: str
-) -> Iterator[Beating]:
+def beating(cell: Cell, w8a8: BlockFolder, known_run_id: str) -> Iterator[Beating]:
     role = stage_role(w8a8, "a", split="1-4", stage=0, first=1, last=4)
-    beating = Beating(client, keys, scripts, role, known_run_id)
+    beating = Beating(cell, role, known_run_id)
     yield beating
     beating.stop.set()
     beating.thread.join()

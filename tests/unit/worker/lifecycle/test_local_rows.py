@@ -1,39 +1,29 @@
 """The size of the memory that a worker shares with the worker to which it sends rows."""
 
 import os
-import threading
 
 import pytest
-import redis
-from prometheus_client import CollectorRegistry
 
 from blockrelay.block_folder.folder import BlockFolder
-from blockrelay.observability.metrics.worker import WorkerMetrics
 from blockrelay.protocol.encoding.named_tensors import MAX_MESSAGE_WEIGHT
-from blockrelay.protocol.keys import Keys
-from blockrelay.redis.client import Scripts
-from blockrelay.redis.errors import RedisWatch
 from blockrelay.settings import WorkerSettings
 from blockrelay_worker.lifecycle.local_rows import open_local_rows
 from blockrelay_worker.transport.events import Event
 from blockrelay_worker.transport.local_rows.ring import new_ring
 from blockrelay_worker.transport.local_rows.system import HAS_LOCAL_ROWS
 from blockrelay_worker.transport.mailbox import Mailbox
-from blockrelay_worker.transport.redis_links import Links
+from tests.support.cell import Cell
+from tests.support.worker.links import links_of
 from tests.support.worker.stage_role import stage_role
 
 pytestmark = pytest.mark.skipif(not HAS_LOCAL_ROWS, reason="rows go through Redis there")
 
 
 @pytest.mark.parametrize("named", [False, True])
-def test_two_of_the_largest_messages_fit(
-    w8a8: BlockFolder, client: redis.Redis, keys: Keys, scripts: Scripts, named: bool
-) -> None:
+def test_two_of_the_largest_messages_fit(w8a8: BlockFolder, cell: Cell, named: bool) -> None:
     """ONNX blocks that others made have rows of no width that is known."""
     role = stage_role(w8a8, "w0", split="1-2,3-5", stage=0, first=1, last=2, named_tensors=named)
-    watch = RedisWatch(WorkerMetrics(CollectorRegistry()).redis_errors)
-    links = Links(client, client, keys, scripts, watch, threading.Event())
-    local = open_local_rows(WorkerSettings(), role, w8a8.model, links, Mailbox[Event]())
+    local = open_local_rows(WorkerSettings(), role, w8a8.model, links_of(cell), Mailbox[Event]())
     assert local.outgoing is not None
     size = local.outgoing._ring_bytes  # pyright: ignore[reportPrivateUsage]
     local.close()

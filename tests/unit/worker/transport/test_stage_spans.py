@@ -1,6 +1,5 @@
 """Spans of traced runs on their way to the payload Redis: lost if they cannot be written, and no step waits."""
 
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,22 +10,21 @@ from typing import Any
 
 import pytest
 import redis
-from prometheus_client import Counter
 from structlog.testing import capture_logs
 
 from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.protocol.encoding.stage_span import StageSpan
 from blockrelay.protocol.keys import Keys
-from blockrelay.redis.client import Scripts, connect
-from blockrelay.redis.errors import RedisWatch
+from blockrelay.redis.client import connect
 from blockrelay_worker.engine.step_reports import StepReports
 from blockrelay_worker.runs.run import RunTrace
 from blockrelay_worker.scheduling.work import Work
 from blockrelay_worker.transport import stage_spans
-from blockrelay_worker.transport.redis_links import Links
 from blockrelay_worker.transport.stage_spans import StageSpans
+from tests.support.cell import Cell
 from tests.support.redis.redis_server import RedisServer
 from tests.support.waiting import wait_until
+from tests.support.worker.links import links_of
 from tests.support.worker.runs import new_run
 from tests.support.worker.stage_role import stage_role
 
@@ -46,10 +44,9 @@ def payload(tmp_path: Path) -> Iterator[RedisServer]:
 
 
 @contextmanager
-def telling(client: redis.Redis, keys: Keys, scripts: Scripts, payload: str) -> Iterator[Tell]:
+def telling(cell: Cell, payload: RedisServer) -> Iterator[Tell]:
     """`tell(steps, request="q")` puts spans; all that can be written is written at the end."""
-    watch = RedisWatch(Counter("errors", "", registry=None))
-    links = Links(client, connect(payload, cell=keys.cell), keys, scripts, watch, threading.Event())
+    links = links_of(cell, payload=connect(payload.url, cell=cell.keys.cell))
     spans = StageSpans(links)
     spans.start()
 
@@ -71,26 +68,24 @@ def steps_in(client: redis.Redis, keys: Keys, request_id: str = "q") -> list[Sta
     return [StageSpan.decode(fields) for _, fields in entries]
 
 
-def test_steps_are_written_in_order_on_the_clock_of_the_control_redis(
-    client: redis.Redis, keys: Keys, scripts: Scripts, payload: RedisServer
-) -> None:
+def test_steps_are_written_in_order_on_the_clock_of_the_control_redis(cell: Cell, payload: RedisServer) -> None:
     def now_us() -> int:
-        seconds, micros = client.time()  # pyright: ignore
+        seconds, micros = cell.client.time()  # pyright: ignore
         return int(seconds) * 1_000_000 + int(micros)  # pyright: ignore
 
     before = now_us()
-    with telling(client, keys, scripts, payload.url) as tell:
+    with telling(cell, payload) as tell:
         tell(5)
         tell(1, "another")
     after = now_us()
     with payload.client() as other:
-        steps = steps_in(other, keys)
+        steps = steps_in(other, cell.keys)
         assert [step.number for step in steps] == [step.position for step in steps] == list(range(5))
         assert replace(steps[0], ready_us=0) == SPAN
         took_us = after - before  # no error of the comparison is longer than that
         assert all(before - took_us <= step.ready_us <= step.ended_us <= after + took_us for step in steps)
-        assert len(steps_in(other, keys, "another")) == 1
-        assert 0 < other.ttl(keys.trace("q")) <= 900  # pyright: ignore
+        assert len(steps_in(other, cell.keys, "another")) == 1
+        assert 0 < other.ttl(cell.keys.trace("q")) <= 900  # pyright: ignore
 
 
 def test_a_step_waits_since_the_one_before_unless_its_rows_came_later(w8a8: BlockFolder) -> None:
@@ -110,19 +105,17 @@ def test_a_step_waits_since_the_one_before_unless_its_rows_came_later(w8a8: Bloc
     }
 
 
-def test_of_very_many_steps_the_newest_stay(
-    client: redis.Redis, keys: Keys, scripts: Scripts, payload: RedisServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_very_many_steps_the_newest_stay(cell: Cell, payload: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stage_spans, "TRACE_STEPS", 10)
-    with telling(client, keys, scripts, payload.url) as tell:
+    with telling(cell, payload) as tell:
         tell(25)
     with payload.client() as other:
-        assert [step.number for step in steps_in(other, keys)] == list(range(15, 25))
+        assert [step.number for step in steps_in(other, cell.keys)] == list(range(15, 25))
 
 
 @pytest.mark.parametrize("trouble", ["away", "full", "another type"])
 def test_what_cannot_be_written_is_lost_with_one_line(
-    client: redis.Redis, keys: Keys, scripts: Scripts, payload: RedisServer, trouble: str,
+    cell: Cell, payload: RedisServer, trouble: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(stage_spans, "SPANS_PAUSE_S", 0.0)
@@ -130,25 +123,23 @@ def test_what_cannot_be_written_is_lost_with_one_line(
         if trouble == "full":
             other.config_set("maxmemory", int(other.info("memory")["used_memory"] * 1.5))  # pyright: ignore
         elif trouble == "another type":
-            other.set(keys.trace("q"), "x", ex=60)
+            other.set(cell.keys.trace("q"), "x", ex=60)
         else:
             payload.stop()
     writes, tried = StageSpans._write, list[int]()  # pyright: ignore[reportPrivateUsage]
     monkeypatch.setattr(StageSpans, "_write", lambda self, batch: tried.append(writes(self, batch) or len(batch)))  # pyright: ignore
-    with capture_logs() as logs, telling(client, keys, scripts, payload.url) as tell:
+    with capture_logs() as logs, telling(cell, payload) as tell:
         for times in (1, 2, 3):
             tell(1)
             wait_until(partial(lambda times: len(tried) == times, times), "it was tried")
     assert [line["event"] for line in logs] == ["STAGE_SPANS_LOST"]
 
 
-def test_while_the_payload_redis_is_left_alone_nothing_is_written(
-    client: redis.Redis, keys: Keys, scripts: Scripts, payload: RedisServer
-) -> None:
+def test_while_the_payload_redis_is_left_alone_nothing_is_written(cell: Cell, payload: RedisServer) -> None:
     with payload.client() as other:
         other.config_set("maxmemory", int(other.info("memory")["used_memory"] * 1.5))  # pyright: ignore
-        with capture_logs() as logs, telling(client, keys, scripts, payload.url) as tell:
+        with capture_logs() as logs, telling(cell, payload) as tell:
             tell(1)
             wait_until(lambda: len(logs) == 1, "it has seen that the server is half full")
             tell(1, "later")
-        assert len(steps_in(other, keys)) == 1 and not steps_in(other, keys, "later")
+        assert len(steps_in(other, cell.keys)) == 1 and not steps_in(other, cell.keys, "later")
