@@ -33,7 +33,6 @@ if platform.machine().lower() in ("x86_64", "amd64"):
     VARIANTS["avx2"] = ["-mavx2", "-mfma", "-mf16c"]
     VARIANTS["avx512"] = ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma", "-mf16c"]
     VARIANTS["avx512vnni"] = [*VARIANTS["avx512"], "-mavx512vnni"]
-    VARIANTS["avx512amx"] = [*VARIANTS["avx512vnni"], "-mamx-tile", "-mamx-int8"]
 
 # Python asks for the compiler that it was built with itself, which is g++ as a rule.
 own = (os.environ.get("CXX") or sysconfig.get_config_var("CXX") or "c++").split()[0]

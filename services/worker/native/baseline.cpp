@@ -4,21 +4,9 @@
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif
-#if defined(__x86_64__) && defined(__linux__)
-#include <sys/syscall.h>
-#include <unistd.h>
-
-// Asks Linux for the use of AMX's registers by this process, which it has to grant first; true if it has.
-static bool tiles_granted() {
-  constexpr long request = 0x1023, tile_data = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
-  return syscall(SYS_arch_prctl, request, tile_data) == 0;
-}
-#else
-static bool tiles_granted() { return false; }
-#endif
 
 // Features of this CPU and its operating system, as bits: 1 AVX2, FMA and F16C; 2 AVX-512 F, BW, VL and DQ;
-// 4 AVX512-VNNI; 8 AMX tiles of int8; 16 this process may use tiles. kernels/libraries.py chooses the variant by them.
+// 4 AVX512-VNNI; 8 AMX tiles of int8. kernels/libraries.py chooses the variant by them.
 BLOCKRELAY_EXPORT uint32_t blockrelay_cpu_features() {
 #if defined(__x86_64__)
   __builtin_cpu_init();
@@ -29,7 +17,7 @@ BLOCKRELAY_EXPORT uint32_t blockrelay_cpu_features() {
     found |= 2;
   if (__builtin_cpu_supports("avx512vnni")) found |= 4;
   unsigned a = 0, b = 0, c = 0, d = 0;
-  if (__get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & (1u << 25))) found |= tiles_granted() ? 24 : 8;
+  if (__get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & (1u << 25))) found |= 8;
   return found;
 #else
   return 0;

@@ -13,10 +13,6 @@
 #if defined(__AVX512VNNI__)
 #include "matmul.h"
 #endif
-#if defined(__AMX_INT8__) || defined(BLOCKRELAY_EMULATED_TILES)
-#define BLOCKRELAY_TILES
-#include "group_tiles.h"
-#endif
 
 #define BLOCKRELAY_EXPORT extern "C" __attribute__((visibility("default")))
 
@@ -257,12 +253,8 @@ BLOCKRELAY_EXPORT int32_t blockrelay_multiply_groups(void* pool, const uint8_t* 
                                                      const float* scale, float* y, int64_t rows, int64_t depth,
                                                      int64_t columns) {
   StandardRounding rounding;
-  auto multiply = &multiply_groups;
-#if defined(BLOCKRELAY_TILES)
-  if (rows > kRowsAtOnce) multiply = &multiply_groups_by_tiles;
-#endif
   try {
-    return multiply(*static_cast<Pool*>(pool), u, rows, {panels, scale, depth, columns}, y) ? kOk : kNoMemory;
+    return multiply_groups(*static_cast<Pool*>(pool), u, rows, {panels, scale, depth, columns}, y) ? kOk : kNoMemory;
   } catch (const std::bad_alloc&) {
     return kNoMemory;
   }

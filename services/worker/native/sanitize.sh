@@ -40,11 +40,6 @@ if has avx512f avx512bw avx512vl avx512dq; then
   if has avx512_vnni; then
     run avx512vnni-address "$compiler" "$address $avx512vnni" ""
     run avx512vnni-thread "$compiler" "$thread $avx512vnni" ""
-    run tiles-address "$compiler" "$address $avx512vnni -DBLOCKRELAY_EMULATED_TILES" ""
-    run tiles-thread "$compiler" "$thread $avx512vnni -DBLOCKRELAY_EMULATED_TILES" ""
-    if has amx_int8; then
-      run avx512amx-thread "$compiler" "$thread $avx512vnni -mamx-tile -mamx-int8" ""
-    fi
   fi
 fi
 if there qemu-x86_64; then

@@ -17,15 +17,9 @@ from typing import Final
 from blockrelay.extras import checkout
 
 #: Bits of the result of `blockrelay_cpu_features`.
-AVX2, AVX512, VNNI, TILES, TILES_GRANTED = 1, 2, 4, 8, 16
-#: CPU features that each variant needs, fastest variant first. Linux grants the use of tiles (AMX) to each process.
-ISAS: Final = {
-    "avx512amx": AVX2 | AVX512 | VNNI | TILES | TILES_GRANTED,
-    "avx512vnni": AVX2 | AVX512 | VNNI,
-    "avx512": AVX2 | AVX512,
-    "avx2": AVX2,
-    "baseline": 0,
-}
+AVX2, AVX512, VNNI, TILES = 1, 2, 4, 8
+#: CPU features that each variant needs, fastest variant first. None needs TILES (AMX).
+ISAS: Final = {"avx512vnni": AVX2 | AVX512 | VNNI, "avx512": AVX2 | AVX512, "avx2": AVX2, "baseline": 0}
 
 #: Version of the functions' arguments and numbers; to be raised together with the one in kernels.h.
 LIBRARY_VERSION: Final = 6
@@ -87,19 +81,11 @@ def supported_isas() -> tuple[str, ...]:
     """Returns the installed variants that this CPU and operating system can run, fastest first."""
     if library("baseline").path is None:
         return ()
-    return tuple(name for name in isas_for(cpu_features()) if is_usable(library(name)))
-
-
-def is_usable(library: Library) -> bool:
-    """Returns whether a shared object was found and, if it uses AMX tiles, they give the bits of the other kernels."""
-    if library.path is None:
-        return False
-    agree = getattr(ctypes.CDLL(str(library.path)), "blockrelay_tiles_agree", None)
-    return agree is None or bool(agree())
+    return tuple(name for name in isas_for(cpu_features()) if library(name).path is not None)
 
 
 def has_tiles() -> bool:
-    """Returns whether the CPU has AMX, which ONNX Runtime uses for int8 matmuls and our kernels for int4 ones only."""
+    """Returns whether the CPU has AMX, which only ONNX Runtime uses, for int8 matmuls."""
     return bool(cpu_features() & TILES)
 
 

@@ -42,7 +42,7 @@ _SIGNATURES: Final[dict[str, tuple[Any, list[Any]]]] = {
     "invoker": (_P, [ctypes.c_char_p]),
     "run": (_LONG, [_P, _P, _LONG]),
 }
-#: The functions that only variants with VNNI instructions have: avx512vnni and avx512amx.
+#: The functions that only avx512vnni has.
 _OF_VNNI = ("pack_weights", "multiply")
 
 

@@ -13,7 +13,6 @@ from blockrelay_worker.kernels import libraries
 from blockrelay_worker.kernels.libraries import (
     Library,
     describe,
-    is_usable,
     library,
     look,
     shortcoming,
@@ -118,14 +117,3 @@ def test_make_builds_them_where_a_compiler_has_come_since_the_last_install(tmp_p
     env = {**os.environ, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
     done = subprocess.run(["make", "-n", "install"], cwd=tmp_path, env=env, capture_output=True, text=True, check=True)
     assert ("--editable" in done.stdout) is not there
-
-
-@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
-@pytest.mark.parametrize("agree", [0, 1])
-def test_tiles_that_give_other_bits_are_not_used(tmp_path: Path, agree: int) -> None:
-    source, built = tmp_path / "tiles.cpp", tmp_path / "tiles.so"
-    source.write_text(f'extern "C" int blockrelay_tiles_agree() {{ return {agree}; }}')
-    subprocess.run(["g++", "-shared", "-fPIC", source, "-o", built], check=True)
-    assert is_usable(Library(built)) == bool(agree)
-    assert is_usable(library("baseline")), "kernels without tiles need no proof"
-    assert not is_usable(Library(problem="are missing", missing=True))

@@ -17,7 +17,7 @@ from blockrelay.errors import ExecutionError, UsageError
 from blockrelay.host.cpu import cpu_facts
 from blockrelay_worker import kernels as kernels_module
 from blockrelay_worker.kernels import PAGE, Kernels, float32, load_kernels, supported_isas
-from blockrelay_worker.kernels.libraries import AVX2, AVX512, TILES, TILES_GRANTED, VNNI, cpu_features, isas_for
+from blockrelay_worker.kernels.libraries import AVX2, AVX512, TILES, VNNI, cpu_features, isas_for
 from tests.support.worker.kernel_cases import Chunk, Rows, chunks, floats, rows, same_bits
 
 REFERENCE = load_kernels(1, isa="reference")
@@ -311,9 +311,7 @@ def test_no_rows_is_legal(kernels: Kernels) -> None:
 
 
 def test_a_cpu_with_tiles_keeps_vnni() -> None:
-    with_vnni = ("avx512vnni", "avx512", "avx2", "baseline")
-    assert isas_for(AVX2 | AVX512 | VNNI | TILES | TILES_GRANTED) == ("avx512amx", *with_vnni)
-    assert isas_for(AVX2 | AVX512 | VNNI | TILES) == with_vnni, "tiles that Linux did not grant"
+    assert isas_for(AVX2 | AVX512 | VNNI | TILES) == ("avx512vnni", "avx512", "avx2", "baseline")
     assert isas_for(AVX2 | AVX512) == ("avx512", "avx2", "baseline")
     assert isas_for(AVX2 | VNNI) == ("avx2", "baseline"), "VNNI is used with AVX-512 only"
     assert isas_for(0) == ("baseline",)
@@ -328,7 +326,7 @@ def test_features_are_those_that_the_system_names() -> None:
         VNNI: {"avx512_vnni"},
         TILES: {"amx_int8"},
     }
-    assert cpu_features() & ~TILES_GRANTED == sum(feature for feature, names in needed.items() if names <= flags)
+    assert cpu_features() == sum(feature for feature, names in needed.items() if names <= flags)
 
 
 def test_the_fastest_variant_is_taken_unless_another_is_named() -> None:
