@@ -4,10 +4,12 @@ import ssl
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from blockrelay.redis.client import connect
 from blockrelay.redis.connections import server_certificate_end
 from blockrelay_launcher.supervisor.ports import kept_ports
-from tests.support.redis.redis_server import RedisServer
+from tests.support.redis.redis_server import RedisServer, find_binary, has_tls
 from tests.support.redis.server_process import HOST, Process, Security
 
 
@@ -18,6 +20,7 @@ def end_of(file: Path) -> float:
     return ssl.cert_time_to_seconds(shown.strip().removeprefix("notAfter="))
 
 
+@pytest.mark.skipif(not has_tls(find_binary()), reason=f"{find_binary()} has no TLS: install redis-server")
 def test_the_end_of_a_servers_certificate_is_known_while_there_is_a_connection(tmp_path: Path) -> None:
     security = Security.make(tmp_path)
     with kept_ports(HOST, 0, 1) as (port,):
