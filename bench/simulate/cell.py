@@ -9,9 +9,9 @@ from bench.simulate.control_redis import ControlRedis, LogReader
 from bench.simulate.costs import Costs, Work
 from bench.simulate.load import ClientRequest
 from blockrelay.settings import WorkerSettings
-from blockrelay_worker.scheduling.batch_policy import Candidate, choose_rows
+from blockrelay_worker.scheduling.batch_policy import Candidate, choose_tokens
 from blockrelay_worker.scheduling.micro_batches import decode_share
-from blockrelay_worker.scheduling.step_cost import StepCost, prompt_rows_beside
+from blockrelay_worker.scheduling.step_cost import StepCost, prompt_tokens_beside
 
 _SETTINGS = WorkerSettings.model_fields
 MAX_ROWS: int = _SETTINGS["max_rows"].default
@@ -188,10 +188,10 @@ class Route:
         if decoding and any(run.missing > 1 for run in ready.values()):
             count = len(decoding)
             decode_s, some_s = self._step_s(Work(count, count), count), self._step_s(Work(SOME_ROWS, 1), 1)
-            known = StepCost(decode_s=decode_s, prompt_row_s=some_s / SOME_ROWS)
-            beside = prompt_rows_beside(known, STEP_TARGET_S / len(self._stages), most)
+            known = StepCost(decode_s=decode_s, prompt_token_s=some_s / SOME_ROWS)
+            beside = prompt_tokens_beside(known, STEP_TARGET_S / len(self._stages), most)
         candidates = [Candidate(name, run.missing, last_step=run.last_step) for name, run in ready.items()]
-        chosen = choose_rows(candidates, most, max_decoding=share, prompt_rows=beside)
+        chosen = choose_tokens(candidates, most, max_decoding=share, prompt_tokens=beside)
         return Batch(self._steps, {ready[name]: rows for name, rows in chosen})
 
     def _step_s(self, work: Work, parts: int, stage: int = 0) -> float:

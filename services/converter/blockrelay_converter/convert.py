@@ -89,10 +89,10 @@ def convert(
             (folder / REPORT_NAME).write_bytes(calibration.report())
         foldings = None if calibration is None else calibration.smoothings
 
-        def told(what: str, done: int) -> None:
+        def report_progress(what: str, done: int) -> None:
             report(what, done, total)
 
-        return write_folder(folder, source, rotation, texts, told, answered=answered, smoothings=foldings)
+        return write_folder(folder, source, rotation, texts, report_progress, answered=answered, smoothings=foldings)
 
 
 def _calibration(

@@ -114,7 +114,7 @@ PAGES_FLUSH_S = 2.0
 
 # Between workers
 
-#: Unread messages from which on an inbox counts as full: prompt chunks for it wait, decode rows still go.
+#: Unread messages from which on an inbox counts as full: prompt chunks for it wait, decode tokens still go.
 FULL_INBOX_MESSAGES = 8
 #: Seconds that computed rows wait for room in a full payload Redis or ring; then their requests run again.
 ROWS_WAIT_S = 2.0

@@ -216,8 +216,8 @@ class RedisWatch:
         """Logs an error at the time `now`, unless a line was logged in the last 10 s."""
         if now - self._logged_at >= SAY_EVERY_S:
             self._logged_at = now
-            found = {"error": str(error), "work": sorted(self._waiting), "seconds": round(waited_s, 1)}
-            logs.get().warning("REDIS_TROUBLE", **found, **self._named)
+            details = {"error": str(error), "work": sorted(self._waiting), "seconds": round(waited_s, 1)}
+            logs.get().warning("REDIS_TROUBLE", **details, **self._named)
 
     def worked(self, work: str) -> None:
         """Reports that `work` succeeded, so that it does not wait for Redis any more."""

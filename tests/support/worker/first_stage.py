@@ -46,7 +46,7 @@ class Stage:
         run = new_run(name, tokens, route=self.route, **more)
         self.table.add(run)
         assert self.table.grow(run, computed)
-        run.rows_computed(computed)
+        run.tokens_computed(computed)
         return run
 
     def step(self, cost: StepCost | None = None) -> list[Work]:
@@ -54,6 +54,6 @@ class Stage:
         work = self.batcher.take(cost or StepCost())
         self.iteration += 1
         for item in work:
-            item.run.rows_computed(item.known_end)
+            item.run.tokens_computed(item.known_end)
             item.run.last_step = self.iteration
         return work

@@ -42,7 +42,8 @@ class QuestionResult:
 
     def share(self) -> float:
         """Returns the share of right answers, 0 to 1. There must have been a question."""
-        return sum(right for right, _ in self.by_kind.values()) / sum(asked for _, asked in self.by_kind.values())
+        right, questions = map(sum, zip(*self.by_kind.values(), strict=True))
+        return right / questions
 
 
 def measure(logits_of: Logits, tokenizer: Tokenizer, documents: list[Document]) -> QuestionResult:
@@ -53,7 +54,7 @@ def measure(logits_of: Logits, tokenizer: Tokenizer, documents: list[Document]) 
     """
     loss, tokens = 0.0, 0
     right: Counter[str] = Counter()
-    asked: Counter[str] = Counter()
+    questions: Counter[str] = Counter()
     for segments in documents:
         pieces: list[list[int]] = [tokenizer.encode(segment.text).ids for segment in segments]
         ids = [token for piece in pieces for token in piece]
@@ -67,10 +68,10 @@ def measure(logits_of: Logits, tokenizer: Tokenizer, documents: list[Document]) 
         first = 0
         for segment, piece in zip(segments, pieces, strict=True):
             if segment.question is not None:
-                asked[segment.question.kind] += 1
+                questions[segment.question.kind] += 1
                 right[segment.question.kind] += bool(hits[first - 1 : first - 1 + len(piece)].all())
             first += len(piece)
-    by_kind = {str(kind): (right[kind], asked[kind]) for kind in sorted(asked)}
+    by_kind = {str(kind): (right[kind], questions[kind]) for kind in sorted(questions)}
     return QuestionResult(perplexity=math.exp(loss / tokens), by_kind=by_kind)
 
 
@@ -120,10 +121,10 @@ def main() -> None:
         return
     beats: tuple[int, int] = tuple(options.beats)
     result = measure(logits_of, tokenizer, [document(HELD_OUT, n, beats=beats) for n in range(options.documents)])
-    for kind, (right, asked) in result.by_kind.items():
-        log.info("%-20s %5d of %5d", kind, right, asked)
-    asked = sum(asked for _, asked in result.by_kind.values())
-    log.info("%d questions, right %.2f %%, perplexity %.4f", asked, 100 * result.share(), result.perplexity)
+    for kind, (right, questions) in result.by_kind.items():
+        log.info("%-20s %5d of %5d", kind, right, questions)
+    questions = sum(questions for _, questions in result.by_kind.values())
+    log.info("%d questions, right %.2f %%, perplexity %.4f", questions, 100 * result.share(), result.perplexity)
 
 
 if __name__ == "__main__":

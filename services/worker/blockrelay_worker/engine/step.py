@@ -112,10 +112,10 @@ class Steps:
 
     def patience_s(self, work: list[Work]) -> float:
         """Seconds after which a step of `work` counts as stuck; at least the role's `step_limit_s`."""
-        decode_rows = sum(w.rows for w in work if w.decodes)
-        prompt_rows = sum(w.rows for w in work) - decode_rows
+        decode_tokens = sum(w.rows for w in work if w.decodes)
+        prompt_tokens = sum(w.rows for w in work) - decode_tokens
         least_s = self._role.step_limit_s
-        return patience_s(self.cost, decode_rows=decode_rows, prompt_rows=prompt_rows, least_s=least_s)
+        return patience_s(self.cost, decode_tokens=decode_tokens, prompt_tokens=prompt_tokens, least_s=least_s)
 
     def look_after(self, care: DeviceCare) -> None:
         """Does what the device needs between two steps. Sets `lost` if the device turns out to be gone."""
@@ -232,18 +232,18 @@ class Steps:
     def _pass_on(self, work: list[Work], output: StageOutput, kv_fields: dict[str, dict[str, bytes]]) -> None:
         """Hands the results of a batch to COMMIT or the next stage; rows that are not finite end their requests."""
         bad = {work[i].run.request_id for i in output.not_finite}
-        prompt_rows = 0
+        prompt_tokens = 0
         for item in [w for w in work if w.run.request_id not in bad] if bad else work:
             run = item.run
-            run.rows_computed(item.known_end if self._role.first_stage else item.position + item.rows)
+            run.tokens_computed(item.known_end if self._role.first_stage else item.position + item.rows)
             run.last_step = self._number
             if run.last is not None:
                 run.last.add_seconds(run.block_seconds_before)
                 run.last.add_seconds(output.seconds)
                 run.last.sessions = output.sessions
             if self._role.first_stage:
-                prompt_rows += max(0, min(run.prompt_length, item.known_end) - item.position)
-        self._metrics.prompt_tokens.inc(prompt_rows)
+                prompt_tokens += max(0, min(run.prompt_length, item.known_end) - item.position)
+        self._metrics.prompt_tokens.inc(prompt_tokens)
         passing_on = time.perf_counter()
         for request_id, fields in kv_fields.items():
             if request_id not in bad:
@@ -282,13 +282,15 @@ class Steps:
     def _measure(self, output: StageOutput) -> None:
         """Notes what the batch cost, which the executor has just computed."""
         work, seconds = self._now.work, (time.monotonic_ns() - self._now.began_ns) / 1e9
-        rows, decode_rows = sum(w.rows for w in work), sum(w.rows for w in work if w.decodes)
-        self.cost = observed(self.cost, decode_rows=decode_rows, prompt_rows=rows - decode_rows, seconds=seconds)
+        rows, decode_tokens = sum(w.rows for w in work), sum(w.rows for w in work if w.decodes)
+        self.cost = observed(
+            self.cost, decode_tokens=decode_tokens, prompt_tokens=rows - decode_tokens, seconds=seconds
+        )
         self._stage_seconds.observe(seconds)
         self._metrics.inference_seconds.inc(seconds)
         self._metrics.inferences.inc()
         self._metrics.batch_rows.observe(rows)
-        self.pace.add(rows=rows - decode_rows, tokens=sum(1 for w in work if w.samples))
+        self.pace.add(rows=rows - decode_tokens, tokens=sum(1 for w in work if w.samples))
         self._metrics.block_seconds.observe(output.seconds, self._role.device, str(output.estimated).lower())
 
     def _requested_kv(self, work: list[Work]) -> dict[str, dict[str, bytes]]:

@@ -25,7 +25,7 @@ from blockrelay_worker.execution.executor import Executor
 from blockrelay_worker.execution.loader import executors_for
 from blockrelay_worker.execution.page_layout import pages_for
 from blockrelay_worker.sampling.sampler import sample
-from blockrelay_worker.scheduling.batch_policy import Candidate, choose_rows
+from blockrelay_worker.scheduling.batch_policy import Candidate, choose_tokens
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
@@ -60,7 +60,7 @@ def run_round(
     while running := {str(i): one for i, one in enumerate(requests) if one.left}:
         iteration += 1
         candidates = [Candidate(name, len(r.tokens) - r.computed, last_step=r.last_step) for name, r in running.items()]
-        chosen = [(running[name], rows) for name, rows in choose_rows(candidates, max_rows)]
+        chosen = [(running[name], rows) for name, rows in choose_tokens(candidates, max_rows)]
         ends = np.cumsum([rows for _, rows in chosen])
         sampling = [
             (r, int(end) - 1) for (r, n), end in zip(chosen, ends, strict=True) if r.computed + n == len(r.tokens)

@@ -213,7 +213,7 @@ class Run:
 
     # --- what changes its tokens, and how many are computed ---
 
-    def rows_computed(self, end: int) -> None:
+    def tokens_computed(self, end: int) -> None:
         """Records that a step has computed the tokens before position `end`."""
         self.kv.advance_to(end)
         self._check()

@@ -1,1 +1,1 @@
-"""Scheduling: chooses the rows of the next batch and estimates what a step costs."""
+"""Scheduling: chooses the tokens of the next batch and estimates what a step costs."""

@@ -1,4 +1,4 @@
-"""Chooses the rows of the next batch. Pure decisions over plain data."""
+"""Chooses the tokens of the next batch. Pure decisions over plain data."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,27 +14,26 @@ class Candidate:
     last_step: int = 0
 
 
-def choose_rows(
+def choose_tokens(
     candidates: Sequence[Candidate],
     max_rows: int,
     *,
     max_sequences: int | None = None,
     ragged: bool = True,
     max_decoding: int | None = None,
-    prompt_rows: int | None = None,
+    prompt_tokens: int | None = None,
 ) -> list[tuple[str, int]]:
-    """Chooses a batch: request ids with their numbers of rows, each request once.
+    """Chooses a batch: request ids with their numbers of tokens, each request once.
 
-    At most `max_rows` rows of `max_sequences` requests. Decode rows (one token missing) come first, at most
+    At most `max_rows` rows of `max_sequences` requests. Decode tokens (one token missing) come first, at most
     `max_decoding`, so that long prompts never hold up running requests. Prompt chunks share the rest, the longest
-    waiting first, `prompt_rows` at most. A limit that is None does not apply. Unless `ragged`, a batch has decode rows
-    alone, or chunks of equal length.
-    A quarantined request gets a batch of its own once it has waited longest.
+    waiting first, `prompt_tokens` at most. A limit that is None does not apply. Unless `ragged`, a batch has decode
+    tokens alone, or chunks of equal length. A quarantined request gets a batch of its own once it has waited longest.
     No candidate starves: those left out have the lowest `last_step` next time.
     """
     waiting = sorted(candidates, key=lambda c: c.last_step)
     if waiting and waiting[0].quarantined:
-        return [(waiting[0].request_id, min(waiting[0].missing, max_rows, prompt_rows or max_rows))]
+        return [(waiting[0].request_id, min(waiting[0].missing, max_rows, prompt_tokens or max_rows))]
     together = [c for c in waiting if not c.quarantined]
     places = max_rows if max_sequences is None else min(max_rows, max_sequences)
     prompts = [c for c in together if c.missing > 1]
@@ -45,8 +44,8 @@ def choose_rows(
         decoding = decoding[: places - 1]  # a prompt that has waited longest has a place
     chosen = [(c.request_id, 1) for c in decoding[:places]]
     room = max_rows - len(chosen)
-    if prompt_rows is not None:
-        room = min(room, prompt_rows)
+    if prompt_tokens is not None:
+        room = min(room, prompt_tokens)
     if not ragged and prompts:
         rows = min(prompts[0].missing, room)
         fitting = [c for c in prompts if c.missing >= rows][: room // max(1, rows)]
@@ -72,17 +71,17 @@ class Arrived:
 def choose_arrived(
     waiting: Sequence[Arrived],
     max_rows: int,
-    prompt_rows: int,
+    prompt_tokens: int,
     *,
-    rows_alone: int | None = None,
+    tokens_alone: int | None = None,
     max_sequences: int | None = None,
     ragged: bool = True,
 ) -> list[int]:
     """Chooses a later stage's batch: indexes of `waiting` (in order of arrival), decodes first, then prompt chunks.
 
     Takes the oldest segment of each request; at most `max_rows` rows of `max_sequences` requests. Prompt chunks have
-    about `prompt_rows` rows beside decodes, `rows_alone` without. A segment is not cut: the first may exceed the
-    bounds alone. Unless `ragged`, all segments have as many rows as the oldest.
+    about `prompt_tokens` beside decodes, `tokens_alone` without. A segment is not cut: the first may exceed the
+    bounds alone. Unless `ragged`, all segments have as many tokens as the oldest.
     """
     heads: dict[str, int] = {}
     for index, segment in enumerate(waiting):
@@ -102,7 +101,7 @@ def choose_arrived(
         chosen.append(index)
         rows += waiting[index].rows
     first_prompt = len(chosen)
-    bound = min(max_rows, rows + prompt_rows) if chosen else min(max_rows, rows_alone or max_rows)
+    bound = min(max_rows, rows + prompt_tokens) if chosen else min(max_rows, tokens_alone or max_rows)
     for index in prompts:
         room = bound if len(chosen) > first_prompt else max_rows
         if chosen and (rows + waiting[index].rows > room or len(chosen) >= places):

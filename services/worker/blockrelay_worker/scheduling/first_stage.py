@@ -6,12 +6,12 @@ from blockrelay.observability.metrics.worker import WorkerMetrics
 from blockrelay_worker.execution.page_layout import pages_for
 from blockrelay_worker.kv.run_table import RunTable
 from blockrelay_worker.runs.run import Run
-from blockrelay_worker.scheduling.batch_policy import Candidate, choose_rows
+from blockrelay_worker.scheduling.batch_policy import Candidate, choose_tokens
 from blockrelay_worker.scheduling.limits import BatchLimits
 from blockrelay_worker.scheduling.micro_batches import decode_share
 from blockrelay_worker.scheduling.preemption import Holding, claimable_pages, startable, victim
 from blockrelay_worker.scheduling.route_members import RouteMembers, RouteShape
-from blockrelay_worker.scheduling.step_cost import StepCost, draft_rows, prompt_rows_alone, prompt_rows_beside
+from blockrelay_worker.scheduling.step_cost import StepCost, max_drafts, prompt_tokens_alone, prompt_tokens_beside
 from blockrelay_worker.scheduling.work import Work
 
 
@@ -54,17 +54,17 @@ class FirstStageBatcher:
         max_rows = limits.max_rows if groups == 1 else max(1, limits.max_rows // (2 * groups))
         decoding = [None if r.missing else r.last_step for r in everything if r.is_decoding]
         if decoding:
-            prompt_rows = prompt_rows_beside(cost, limits.step_share_s, max_rows)
+            prompt_tokens = prompt_tokens_beside(cost, limits.step_share_s, max_rows)
         else:
-            prompt_rows = prompt_rows_alone(cost, limits.chunk_s, max_rows)
+            prompt_tokens = prompt_tokens_alone(cost, limits.chunk_s, max_rows)
         chosen = dict(
-            choose_rows(
+            choose_tokens(
                 list(candidates.values()),
                 max_rows,
                 max_sequences=limits.max_sequences,
                 ragged=limits.ragged,
                 max_decoding=None if self._whole_model else decode_share(decoding, groups),
-                prompt_rows=prompt_rows,
+                prompt_tokens=prompt_tokens,
             )
         )
         return self._work(runs, candidates, chosen, cost, limits)
@@ -81,11 +81,11 @@ class FirstStageBatcher:
         cost: StepCost,
         limits: BatchLimits,
     ) -> list[Work]:
-        """The chosen rows of each run, as far as there are pages for them, with drafts behind them."""
+        """The chosen tokens of each run, as far as there are pages for them, with drafts behind them."""
         work: list[Work] = []
         decoding = sum(1 for request_id, rows in chosen.items() if runs[request_id].missing == rows == 1)
-        drafts = limits.drafts and decoding == len(chosen)  # beside prompt rows a draft is not cheap
-        drafts_left = min(draft_rows(cost, decoding), limits.max_rows - decoding) if drafts else 0
+        drafts = limits.drafts and decoding == len(chosen)  # beside prompt tokens a draft is not cheap
+        drafts_left = min(max_drafts(cost, decoding), limits.max_rows - decoding) if drafts else 0
         for request_id, run in runs.items():  # oldest first, so that no run of this batch is preempted for a later one
             rows = chosen.get(request_id, 0)
             if not rows or run.missing != candidates[request_id].missing or not self._grow(run, run.computed + rows):

@@ -13,7 +13,7 @@ from blockrelay_worker.execution.batch import NamedTensors
 from blockrelay_worker.runs.run import Run
 from blockrelay_worker.scheduling.batch_policy import Arrived, choose_arrived
 from blockrelay_worker.scheduling.limits import BatchLimits
-from blockrelay_worker.scheduling.step_cost import StepCost, prompt_rows_alone, prompt_rows_beside
+from blockrelay_worker.scheduling.step_cost import StepCost, prompt_tokens_alone, prompt_tokens_beside
 from blockrelay_worker.scheduling.work import Work
 
 #: Why rows are not computed: "drop" them, "rerun" their request, or try again "later".
@@ -60,12 +60,12 @@ class LaterStageBatcher:
     def take(self, cost: StepCost) -> tuple[list[Work], list[ForwardSegment]]:
         """Returns the next batch, and the segments whose requests must run again since rows or pages are missing."""
         limits = self._limits
-        prompt_rows = prompt_rows_beside(cost, limits.step_share_s, limits.max_rows)
+        prompt_tokens = prompt_tokens_beside(cost, limits.step_share_s, limits.max_rows)
         chosen = choose_arrived(
             self._waiting,
             limits.max_rows,
-            prompt_rows,
-            rows_alone=prompt_rows_alone(cost, limits.chunk_s, limits.max_rows),
+            prompt_tokens,
+            tokens_alone=prompt_tokens_alone(cost, limits.chunk_s, limits.max_rows),
             max_sequences=limits.max_sequences,
             ragged=limits.ragged,
         )

@@ -13,13 +13,13 @@ class BatchLimits:
     max_rows: int
     max_sequences: int
     ragged: bool
-    """Requests of a batch may differ in their numbers of rows."""
+    """Requests of a batch may differ in their numbers of tokens."""
     drafts: bool
     """Draft tokens are tried."""
     step_share_s: float
-    """Seconds that a step with decode rows should take."""
+    """Seconds that a step with decode tokens should take."""
     chunk_s: float
-    """Seconds that a step of prompt rows alone may take."""
+    """Seconds that a step of prompt tokens alone may take."""
 
     def obeying(self, others: Iterable[Capabilities]) -> "BatchLimits":
         """Returns these limits, narrowed to what the other executors that compute the batch can do.

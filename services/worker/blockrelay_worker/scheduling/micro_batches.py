@@ -1,4 +1,4 @@
-"""Micro-batches: decode rows are split into as many groups as stages of the route can compute at the same time.
+"""Micro-batches: decode tokens are split into as many groups as stages of the route can compute at the same time.
 
 Stages with cores of their own work on different groups at once. If stages share cores, groups would only read the
 weights more often: then the whole batch goes from one stage to the next.
@@ -32,11 +32,11 @@ def _at_once(workers: list[WorkerCores]) -> int:
 
 
 def decode_share(flights: Sequence[int | None], groups: int) -> int:
-    """Number of decode rows that the first stage may take now, so that `groups` batches of equal size circulate.
+    """Number of decode tokens that the first stage may take now, so that `groups` batches of equal size circulate.
 
     `flights`: for each decoding request the number of the batch that carries it through the other stages, None if its
     token is back. While `groups` batches are under way the answer is 0: tokens that are back wait for their group.
-    Otherwise batches that began apart would stay apart, and each would read all weights for a few rows.
+    Otherwise batches that began apart would stay apart, and each would read all weights for a few tokens.
     """
     if len({batch for batch in flights if batch is not None}) >= groups:
         return 0

@@ -1,7 +1,7 @@
 """The worker's pace under its present load, measured for admission control. Pure, but for PaceMeter.
 
 All time counts while requests are on the worker (steps, commits, waits for other stages): clients wait for all of it.
-The time of a window is split between prompt rows and tokens in proportion to the known costs, and both costs are then
+The time of a window is split between prompt tokens and tokens in proportion to the known costs, and both costs are then
 corrected by the same factor.
 """
 
@@ -13,8 +13,8 @@ from blockrelay_worker.scheduling.smoothing import smoothed
 
 #: Upper ends of the concurrency buckets: token times are measured by the number of requests at once.
 SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 256, 1024)
-#: Assumed cost of a prompt row before it was measured, as a share of a token's.
-FIRST_ROW_SHARE = 0.2
+#: Assumed cost of a prompt token before it was measured, as a share of a token's.
+PROMPT_TOKEN_SHARE = 0.2
 #: One window raises a cost to at most this many times the known one: a machine that paused for a minute is not slow.
 MAX_GROWTH = 2
 #: Seconds of work after which a window is closed.
@@ -43,7 +43,7 @@ class PaceWindow:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredPace:
-    """Measured costs in smoothed seconds: of a prompt row, and of a token by its bucket in SIZES."""
+    """Measured costs in smoothed seconds: of a prompt token, and of a token by its bucket in SIZES."""
 
     row_s: float | None = None
     token_s: Mapping[int, float] = field(default_factory=dict[int, float])
@@ -65,10 +65,10 @@ def observed(known: MeasuredPace, window: PaceWindow) -> MeasuredPace:
     if not window.rows:
         return replace(known, token_s={**known.token_s, size: _smoothed(token_s, window.seconds / window.tokens)})
     if row_s is None and token_s is None:
-        both = window.seconds / (window.tokens + FIRST_ROW_SHARE * window.rows)
-        return MeasuredPace(FIRST_ROW_SHARE * both, {**known.token_s, size: both})
+        both = window.seconds / (window.tokens + PROMPT_TOKEN_SHARE * window.rows)
+        return MeasuredPace(PROMPT_TOKEN_SHARE * both, {**known.token_s, size: both})
     if row_s is None:
-        row_s = FIRST_ROW_SHARE * (token_s or 0.0)
+        row_s = PROMPT_TOKEN_SHARE * (token_s or 0.0)
     if token_s is None:
         token_s = max(window.seconds - row_s * window.rows, 0.1 * window.seconds) / window.tokens
     # One window cannot tell which of the two costs is wrong: both are corrected by the same factor.
@@ -95,7 +95,7 @@ def pace(known: MeasuredPace, *, recent_concurrency: int = 1) -> Pace | None:
     """The pace to publish; None before any token. `recent_concurrency`: the highest one lately, of SIZES."""
     if not known.token_s:
         return None
-    row_s = FIRST_ROW_SHARE * known.token_s[max(known.token_s)] if known.row_s is None else known.row_s
+    row_s = PROMPT_TOKEN_SHARE * known.token_s[max(known.token_s)] if known.row_s is None else known.row_s
     return Pace(row_s, {size: token_s * size for size, token_s in known.token_s.items()}, recent_concurrency)
 
 

@@ -24,7 +24,7 @@ class Work:
     samples: bool
     """The last known token is among the rows: the last stage chooses the next token, or ends the tensor step."""
     drafts: int = 0
-    """Number of draft rows at the end, behind the last known token; 0 with `tensors`, which cannot be cut."""
+    """Number of draft tokens at the end, behind the last known token; 0 with `tensors`, which cannot be cut."""
 
     @property
     def rows(self) -> int:

@@ -20,12 +20,12 @@ class Totals(Collector):
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._told: Accounting | None = None
+        self._accounting: Accounting | None = None
         registry.register(self)
 
     def set(self, accounting: Accounting) -> None:
         """Sets the values to export. A reason that is missing counts as 0."""
-        self._told = accounting
+        self._accounting = accounting
 
     def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
         accepted = CounterMetricFamily(
@@ -46,12 +46,12 @@ class Totals(Collector):
             "Runs of the cell that were ended and queued again since it began, by reason (kept by Redis)",
             labels=["reason"],
         )
-        if (told := self._told) is not None:
-            accepted.add_metric([], told.accepted)
+        if (totals := self._accounting) is not None:
+            accepted.add_metric([], totals.accepted)
             for reason in get_args(EndReason):
-                ended.add_metric([reason], told.ended.get(reason, 0))
-            running.add_metric([], told.in_flight)
-            deaths.add_metric([], told.deaths)
+                ended.add_metric([reason], totals.ended.get(reason, 0))
+            running.add_metric([], totals.in_flight)
+            deaths.add_metric([], totals.deaths)
             for reason in get_args(RerunReason):
-                reruns.add_metric([reason], told.reruns.get(reason, 0))
+                reruns.add_metric([reason], totals.reruns.get(reason, 0))
         yield from (accepted, ended, running, deaths, reruns)

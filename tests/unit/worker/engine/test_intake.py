@@ -109,7 +109,7 @@ def test_rows_of_a_step_come_behind_the_pages_of_the_steps_before_or_say_how_man
             said = intake.reusable(rows[0])
             cell.rerun(job, "missing_pages", found=said)
             return f"{run}: {said}"
-        run.rows_computed(length)
+        run.tokens_computed(length)
         table.publish(run)
         return run
 

@@ -69,7 +69,7 @@ class Worker:
             for layer in range(LAYOUT.layers):
                 self.memory.k_pages[layer][run.pages[position // 16], :, :, position % 16] = run.tokens[position]
                 self.memory.v_pages[layer][run.pages[position // 16], :, position % 16] = run.tokens[position] + layer
-        run.rows_computed(end)
+        run.tokens_computed(end)
         self.table.publish(run)
 
     def content(self, run: Run, tokens: int) -> list[list[float]]:

@@ -59,7 +59,7 @@ class Desk:
         """As a step does: rows up to `tokens` (default: all)."""
         end = len(run.tokens) if tokens is None else tokens
         assert self.table.grow(run, end)
-        run.rows_computed(end)
+        run.tokens_computed(end)
         self.table.publish(run)
 
     def value(self, name: str) -> float | None:
@@ -150,7 +150,7 @@ def test_drafts_are_not_named(desk: Desk) -> None:
     run = desk.run(PROMPT[:30], later=True)
     run.receive(0, [*PROMPT[:30], 1, 2, 3])
     assert desk.table.grow(run, 33)
-    run.rows_computed(33)
+    run.tokens_computed(33)
     desk.table.publish(run, known=30)
     assert run.kv.published == 1
     run.receive(30, [4, 5, 6])  # the drafts were wrong

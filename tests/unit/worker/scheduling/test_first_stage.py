@@ -10,7 +10,9 @@ from tests.support.cell import Cell
 from tests.support.worker.first_stage import Stage
 
 #: One more row costs nothing up to 32 of them.
-FREE_ROWS = StepCost(decode_s=0.01, prompt_row_s=0.001, by_rows=dict.fromkeys((1, 2, 3, 4, 6, 8, 12, 16, 24, 32), 0.01))
+FREE_ROWS = StepCost(
+    decode_s=0.01, prompt_token_s=0.001, by_tokens=dict.fromkeys((1, 2, 3, 4, 6, 8, 12, 16, 24, 32), 0.01)
+)
 
 
 @pytest.fixture

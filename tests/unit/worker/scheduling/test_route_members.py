@@ -21,7 +21,9 @@ ABLE = Capabilities(
 )
 LIMITS = BatchLimits(max_rows=128, max_sequences=64, ragged=True, drafts=True, step_share_s=1.0, chunk_s=5.0)
 #: One more row costs nothing.
-FREE_ROWS = StepCost(decode_s=0.01, prompt_row_s=0.001, by_rows=dict.fromkeys((1, 2, 3, 4, 6, 8, 12, 16, 24, 32), 0.01))
+FREE_ROWS = StepCost(
+    decode_s=0.01, prompt_token_s=0.001, by_tokens=dict.fromkeys((1, 2, 3, 4, 6, 8, 12, 16, 24, 32), 0.01)
+)
 
 
 @pytest.fixture

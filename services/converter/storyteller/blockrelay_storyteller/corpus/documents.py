@@ -148,16 +148,16 @@ def _chat_about_story(rng: random.Random, beats: tuple[int, int]) -> Document:
     cuts = {parts - 1} | {rng.randrange(parts) for _ in range(rng.randint(0, 2))}
     joint = rng.choice((" ", " ", "\n"))
     out = _system(rng)
-    said: list[str] = []
+    sentences: list[str] = []
     for index, (text, world) in enumerate(replay(story)):
-        said.append(text)
+        sentences.append(text)
         if index not in cuts:
             continue
-        asked = questions(rng, world, rng.randint(1, 3))
-        for number, question in enumerate(asked):
-            message = " ".join(said) + joint + question.text if number == 0 else question.text
+        batch = questions(rng, world, rng.randint(1, 3))
+        for number, question in enumerate(batch):
+            message = " ".join(sentences) + joint + question.text if number == 0 else question.text
             out += _turn(USER, message) + _turn(ASSISTANT, question.answer, question)
-        said = []
+        sentences = []
     return out
 
 
@@ -188,18 +188,18 @@ def _drill(rng: random.Random, beats: tuple[int, int]) -> Document:
     story = _story(rng, beats, plain=True)
     chat = rng.random() < 0.5
     out: Document = []
-    said = ""
+    message = ""
     for index, (text, world) in enumerate(replay(story)):
-        said += f" {text}" if said or (out and not chat) else text
+        message += f" {text}" if message or (out and not chat) else text
         if index < len(story.beats) and rng.random() < 0.6:
             continue
         for question in questions(rng, world, rng.randint(2, 7)):
-            said += f" {question.text}" if said or not chat else question.text
+            message += f" {question.text}" if message or not chat else question.text
             if chat:
-                out += _turn(USER, said) + _turn(ASSISTANT, question.answer, question)
+                out += _turn(USER, message) + _turn(ASSISTANT, question.answer, question)
             else:
-                out += [TextSegment(text=said), TextSegment(text=f" {question.answer}", question=question)]
-            said = ""
+                out += [TextSegment(text=message), TextSegment(text=f" {question.answer}", question=question)]
+            message = ""
     return out
 
 
@@ -244,8 +244,8 @@ def _small_talk(rng: random.Random) -> Document:
     style = rng.random()
     if style < 0.35:
         return out + _turn(USER, rng.choice(_GREETINGS)) + _turn(ASSISTANT, _GREETING_REPLY)
-    asked = rng.choice(_OFF_TOPIC)
+    question = rng.choice(_OFF_TOPIC)
     if style > 0.7:
         *_, (_, world) = replay(_story(rng, (1, 2), plain=True))
-        asked = questions(rng, world, 1)[0].text
-    return out + _turn(USER, asked) + _turn(ASSISTANT, _OFF_TOPIC_REPLY)
+        question = questions(rng, world, 1)[0].text
+    return out + _turn(USER, question) + _turn(ASSISTANT, _OFF_TOPIC_REPLY)

@@ -68,10 +68,10 @@ def tell(rng: random.Random, *, beats: int, plain: bool = False) -> Story:
     foods = _larder(rng, names, world)
     opening = prose.opening(rng, people, world, plain=plain)
     setting = world.copy()
-    told: list[Beat] = []
+    story_beats: list[Beat] = []
     unstated: set[tuple[str, str]] = set()
     for number in range(beats):
-        event = _next_event(rng, world, places, foods, previous=told[-1].event if told else None)
+        event = _next_event(rng, world, places, foods, previous=story_beats[-1].event if story_beats else None)
         world.apply(event)
         link = prose.link_word(rng, number, beats, plain=plain)
         text = prose.tell_event(rng, event, world, link)
@@ -79,9 +79,9 @@ def tell(rng: random.Random, *, beats: int, plain: bool = False) -> Story:
         text += _state_counts(rng, event, world, unstated)
         if not plain:
             text += prose.aside(rng, event)
-        told.append(Beat(text=text, event=event))
+        story_beats.append(Beat(text=text, event=event))
     ending = prose.ending(rng, names)
-    return Story(people=names, things=things, setting=setting, opening=opening, beats=tuple(told), ending=ending)
+    return Story(people=names, things=things, setting=setting, opening=opening, beats=tuple(story_beats), ending=ending)
 
 
 def _cast(rng: random.Random) -> list[prose.Person]:
