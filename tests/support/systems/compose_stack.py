@@ -38,8 +38,10 @@ def run(*command: str, env: dict[str, str] | None = None) -> str:
 def compose_command() -> list[str]:
     """Compose as a plug-in of docker, or the older program."""
     plugin = ["docker", "compose"]
-    has_plugin = subprocess.run([*plugin, "version"], capture_output=True, check=False).returncode == 0
-    return plugin if has_plugin else ["docker-compose"]
+    if shutil.which("docker") and not subprocess.run([*plugin, "version"], capture_output=True, check=False).returncode:
+        return plugin
+    assert shutil.which("docker-compose"), "there is no docker with compose: .ci/container-engine gets it"
+    return ["docker-compose"]
 
 
 def mountable_copy(model: Path, folder: Path) -> Path:
