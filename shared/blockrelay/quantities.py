@@ -14,9 +14,10 @@ _WRITTEN = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([kKMGTP]?)(i?)")
 
 
 def parse_quantity(text: str, unit: str, *, where: str) -> float:
-    """Returns the value of a quantity; for the unit `B` that is `24GB`, `24 GiB` (powers of 1024) or `24000000000B`.
+    """Returns the number of units in `text`; for the unit `B`: `24GB`, `24 GiB` (powers of 1024), `24000000000B`.
 
-    Raises UsageError, which begins with `where` the text comes from.
+    `text` ends in `unit`, which is not empty. Raises UsageError, whose message begins with `where`, if `text` is no
+    such quantity or its value is too large. `where` names the source of `text`, for example an option.
     """
     stem = text.removesuffix(unit)
     match = _WRITTEN.fullmatch(stem) if stem != text else None
@@ -53,7 +54,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> str:
-    """Returns rows as text in aligned columns; the last column may be of any width."""
+    """Returns `rows`, which all have the same number of cells, as lines of aligned columns; the last is not padded."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)][:-1]
     return "\n".join(
         "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]).rstrip()

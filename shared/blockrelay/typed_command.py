@@ -12,7 +12,10 @@ from pathlib import Path
 
 
 def typed(words: str) -> str:
-    """Returns `blockrelay WORDS` for a shell in the current folder, with the program's path if that is needed."""
+    """Returns `blockrelay WORDS` for a shell in the current folder, with the program's path if that is needed.
+
+    `words` are used as they are, so paths in them must be quoted (`typed_path`).
+    """
     return f"{program('blockrelay')} {words}"
 
 

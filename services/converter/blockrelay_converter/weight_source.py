@@ -43,5 +43,8 @@ class WeightSource(Protocol):
         ...
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> SourceTensor:
-        """Returns the tensor `name`. Raises UsageError or OnnxBlocksError if its shape is not `shape`."""
+        """Returns the tensor `name`. Raises UsageError or OnnxBlocksError if its shape is not `shape`.
+
+        A checkpoint also raises UsageError for a tensor that it lacks or cannot read. ONNX blocks need one of `names`.
+        """
         ...

@@ -1,4 +1,4 @@
-"""The entry point of the `blockrelay` command, for `python -m blockrelay_launcher` and the script of that name."""
+"""The entry point of the `blockrelay` command: `python -m blockrelay_launcher` and the script `blockrelay`."""
 
 import os
 import sys

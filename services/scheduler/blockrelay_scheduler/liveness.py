@@ -43,13 +43,18 @@ class Liveness:
     def judge_contact(self, last_tick: float, tick_s: float) -> None:
         """Stops trusting silence if the last round, which began at `last_tick` (monotonic seconds), is long ago.
 
-        Rounds come every `tick_s` seconds unless Redis is away, and then no heartbeat gets through.
+        Rounds come every `tick_s` seconds unless Redis is away, and then no heartbeat gets through. The first round
+        must call it with `-inf`: until then no silence is trusted.
         """
         if time.monotonic() - last_tick > tick_s + self._dead_after_s / 2:
             self._distrust()
 
     def declare_dead(self) -> None:
-        """Compares the heartbeats of all workers with the time of Redis once. Raises RedisTrouble."""
+        """Declares every worker dead whose last heartbeat is `dead_after_ms` or longer ago by the clock of Redis.
+
+        A heartbeat as far in the future counts too. Adds the ids to `dead`. Does nothing unless silence is `trusted`,
+        and stops trusting it if Redis is another process, stood still, or has another time. Raises RedisTrouble.
+        """
         if not self.trusted:
             return
         pipeline = self.link.client.pipeline(transaction=False)

@@ -17,6 +17,7 @@ class UnfinishedRequest:
 
     id: str
     state: str
+    """"queued" or "running"; a request in any other state needs nothing."""
     run_id: str
     """The id of its current run."""
     idle_ms: int

@@ -33,9 +33,10 @@ class CellUpgrade:
     _kept_by: tuple[str, ...] | None = field(default=None, init=False)  # the services last logged
 
     def look(self) -> None:
-        """Writes the number to a cell without one, and raises a lower number once every service speaks the highest.
+        """Writes PROTOCOL to a new cell, and raises a lower number to `highest` once every live service speaks that.
 
-        Leaves a number alone that this release does not speak: every script refuses such a cell. Raises RedisTrouble.
+        It looks at the services every RAISE_EVERY_S seconds at most. It leaves a number that this release does not
+        speak, and a cell that has requests but no number: every script refuses such a cell. Raises RedisTrouble.
         """
         client, keys = self.link.client, self.link.keys
         value = client.get(keys.protocol)

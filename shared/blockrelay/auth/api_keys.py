@@ -38,13 +38,13 @@ USUAL_PRIORITY = 0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tenant:
-    """A client's identity and its limits. Raises UsageError for a name or limit out of range."""
+    """A client's identity and its limits. Raises UsageError for a value that its field does not allow."""
 
-    name: str  # "": every client, where keys are off
-    tokens_per_minute: int | None = None  # prompt tokens and max_tokens of accepted requests; None: no limit
-    concurrency: int | None = None  # accepted and unfinished requests; None: no limit
-    weight: float = 1.0  # its share of the workers while other tenants wait too
-    priority: int = USUAL_PRIORITY  # the earliest (lowest) priority that its requests may have
+    name: str  # 1 to 64 of a-z 0-9 _ -, the first a letter or digit; "": every client, where keys are off
+    tokens_per_minute: int | None = None  # prompt tokens and max_tokens of accepted requests, from 1; None: no limit
+    concurrency: int | None = None  # accepted and unfinished requests, from 1; None: no limit
+    weight: float = 1.0  # 0.01 to 100; its share of the workers, relative to other tenants' while they wait too
+    priority: int = USUAL_PRIORITY  # the earliest (lowest) priority, in PRIORITIES, that its requests may have
     operator: bool = False  # sees the ids of all requests in status events
 
     def __post_init__(self) -> None:
@@ -117,10 +117,10 @@ def read_keys(path: Path) -> tuple[StoredKey, ...]:
 
 
 def write_keys(path: Path, keys: tuple[StoredKey, ...]) -> None:
-    """Replaces the file of keys atomically, so that readers see the old or the new file. Raises UsageError.
+    """Replaces the file of keys atomically, so that readers see the old or the new file.
 
     A new file can be read only by its owner. An existing one keeps its mode and group, so that a gateway of another
-    user can still read it.
+    user can still read it. Raises UsageError if the file cannot be written.
     """
     content = {"keys": [_plain(key) for key in keys]}
     place = Path(os.path.realpath(path))  # a symbolic link stays one

@@ -37,7 +37,10 @@ class ServiceRegistry(CollectorRegistry):
 
 
 class Together(CollectorRegistry):
-    """Combines registries, so that each metric name comes once. A gateway has one registry for each of its cells."""
+    """Combines registries, so that each metric name comes once. A gateway has one registry for each of its cells.
+
+    No two of them may have the same series, because samples are joined as they are.
+    """
 
     def __init__(self, of: Iterable[CollectorRegistry]) -> None:
         """`of`: the registries to combine."""

@@ -1,4 +1,4 @@
-"""W3C's `traceparent` header, which names the client's trace and span that a request belongs to.
+"""Checks and reads W3C's `traceparent` header, which names the client's trace and span that a request belongs to.
 
 Format: https://www.w3.org/TR/trace-context/#traceparent-header
 """

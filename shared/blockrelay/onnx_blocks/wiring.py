@@ -74,10 +74,11 @@ class _Made:
 
 
 def wire(blocks: Sequence[Signature]) -> Wiring:
-    """Finds the source of every input of `blocks`, which are in the order in which they run.
+    """Finds the source of every input of `blocks`, which are in the order in which they run and numbered from 1.
 
-    Raises OnnxBlocksError, with file and tensor, unless every input has one source, every past its present and every
-    present its past, and all blocks declare a tensor alike.
+    Raises OnnxBlocksError, with file and tensor, unless every tensor has one source, every past its present and every
+    present its past, and all blocks declare a tensor alike. Request inputs must be int64 or int32 with two dimensions,
+    caches must have four. A file may leave the number of dimensions undeclared.
     """
     made = _Made()
     made_later = {tensor.name: block for block in reversed(blocks) for tensor in block.outputs}

@@ -59,12 +59,12 @@ class Pace:
 
     @property
     def token_s(self) -> float:
-        """Seconds per generated token, at the highest concurrency that was measured."""
+        """Seconds per token that all requests together generate (1 / throughput), at the highest concurrency."""
         largest = max(self.steps)
         return self.steps[largest] / largest
 
     def to_script(self) -> dict[str, Any]:
-        """Returns the argument `pace` of the script BEAT, in microseconds."""
+        """Returns the argument `pace` of the heartbeat script BEAT, its times in whole microseconds of at least 1."""
         steps = " ".join(f"{batch}:{max(1, int(seconds * 1e6))}" for batch, seconds in sorted(self.steps.items()))
         return {
             "row_us": max(1, int(self.row_s * 1e6)),
@@ -74,7 +74,10 @@ class Pace:
 
     @classmethod
     def from_redis(cls, fields: Mapping[bytes, bytes]) -> "Pace | None":
-        """Reads the pace in a worker's record; None while the worker has not measured itself."""
+        """Reads the pace in a worker's record; None while the worker has not measured itself.
+
+        Raises KeyError if another field of the pace is missing, and ValueError if one is malformed.
+        """
         if b"row_us" not in fields:
             return None
         pairs = (pair.split(b":") for pair in fields[b"step_us"].split())

@@ -1,7 +1,7 @@
 """Settings that all services of a cell share, in `{cell}:settings`: a scheduler writes them, other services read them.
 
-The scheduler that started last decides. Before any has started, the defaults hold. All functions with a client raise
-RedisTrouble.
+The scheduler that started last decides. Before any has started, the defaults hold. Functions with a client raise
+RedisTrouble if Redis fails; the client must be one of `blockrelay.redis.client`.
 """
 
 from collections.abc import Mapping

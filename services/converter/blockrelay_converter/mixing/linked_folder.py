@@ -12,10 +12,11 @@ from blockrelay.block_folder.precisions import all_exact
 
 
 def link_mix(parts: Sequence[BlockFolder], precisions: Sequence[Precision], out: Path) -> Manifest:
-    """Fills the empty folder `out` with hard links and a manifest of its own, which it returns.
+    """Fills the folder `out` with hard links and a manifest of its own, which it returns.
 
-    Each block comes from the first of `parts` that has it in the wanted precision. `parts` are conversions of one
-    checkpoint on the file system of `out`; together they have each block in its precision.
+    `precisions` has one entry per block. Each block comes from the first of `parts` that has it in that precision;
+    tokenizer, rotary tables and the like come from `parts[0]`. `parts` are conversions of one checkpoint on the file
+    system of `out`; together they have each block in its precision. `out` must not have any of these files.
     """
     main = parts[0].manifest
     own = {*main.graphs.values(), *(block.file for block in main.blocks)}

@@ -1,9 +1,11 @@
 """The command line that imports ONNX blocks of other tools: `python -m blockrelay_converter.onnx_source FOLDER OUT`.
 
-`blockrelay import` and `up --blocks` run it and show its progress. Each line of stdout is an ImportReport; the last one
-has the result. Exit code 0: OUT is complete. Exit code 2: the blocks cannot be imported or
-OUT cannot be written; then stderr has one line and nothing is left. An interrupted run leaves a folder
-`.OUT.unfinished`, from which the same command continues.
+`blockrelay import` and `up --blocks` run it and show its progress. The options are the fields of ImportOptions. Each
+line of stdout is an ImportReport; the last one has the result.
+
+Exit code 0: OUT is complete. Exit code 2: the options, the blocks or OUT cannot be used. Exit code 1: something else
+failed. Both give one line on stderr. Exit code 130: interrupted. A run that ends before OUT is complete may leave a
+folder `.OUT.unfinished`, from which the same command continues.
 """
 
 import sys

@@ -67,7 +67,12 @@ def import_blocks(options: ImportOptions, tell: Callable[[ImportStep], None]) ->
     """Writes the block folder `options.out`, complete or not at all. An interrupted import of the same continues.
 
     `tell` is called with each step. Raises OnnxBlocksError for blocks that are no Llama or whose import computes
-    something else, UsageError if the folder cannot be written. Both leave nothing behind.
+    something else. Raises UsageError for options, settings or weights with which no import is possible, and if the
+    folder cannot be written. Raises BlockFolderError if `options.served` is damaged, and ExecutionError if a process
+    of the worker fails.
+
+    An error while it writes leaves the unfinished folder beside `out` for the next run. OnnxBlocksError deletes it,
+    and UsageError does so if this run began it.
     """
     check_free(options.out.absolute())
     if options.text is not None and not options.text.is_file():

@@ -8,7 +8,10 @@ from blockrelay_converter.rotary import FrequencyRotation, Rotation, TableRotati
 
 
 def rotary_of(blocks: OnnxBlocks, rotary: Frequencies | RotationTables, head_dim: int) -> Rotation:
-    """Returns the rotation of the recognised model. Raises OnnxBlocksError for tables that are no rotation."""
+    """Returns the rotation of the recognised model: its frequencies, or its tables cut to head_dim / 2 columns.
+
+    Swapped tables of cos and sin are put right. Raises OnnxBlocksError for tables that are no rotation.
+    """
     if isinstance(rotary, Frequencies):
         frequencies = blocks.array(rotary.constant).astype(np.float32).reshape(-1)
         return FrequencyRotation(frequencies, np.float32(rotary.factor))

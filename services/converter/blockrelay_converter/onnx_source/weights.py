@@ -120,7 +120,7 @@ class OnnxWeights:
         return next(precision for precision, name in FLOATS.items() if name == dtype)
 
     def stored_precisions(self, model: ModelConfig) -> tuple[Precision, ...]:
-        """Returns the precision of each block: w4a8 where all its linear layers can be kept in it, else the floats'.
+        """Returns the precision of each block: w4a8 if all its linear layers can be kept in it, else `float_precision`.
 
         Reads all scales.
         """

@@ -28,15 +28,19 @@ Exponents = NDArray[np.int32]
 class Smoothing:
     """The smoothing of one block: each value becomes value * 2**exponent.
 
-    `rows` has one exponent per entry of the first axis of a checkpoint's tensor, by tensor name (a linear without its
-    .q or .scale). `columns` has one exponent per input channel, by linear. Other tensors stay as they are.
+    `rows` has one exponent per entry of a tensor's first axis, which are the outputs of a linear layer. `columns` has
+    one exponent per input channel of a linear layer. Keys are names of tensors in a block file, without .w, .q, .q4
+    or .scale: `norm_attention`, `qkv`, `qkv.bias`. Other tensors stay as they are.
     """
 
     rows: Mapping[str, Exponents] = field(default_factory=dict[str, Exponents])
     columns: Mapping[str, Exponents] = field(default_factory=dict[str, Exponents])
 
     def apply(self, name: str, part: slice, values: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Returns entries `part` of tensor `name` (`values`) after smoothing; nothing is rounded."""
+        """Returns `values` after smoothing, as a new array or unchanged; nothing is rounded.
+
+        `values` are the entries `part` of the first axis of tensor `name`, [outputs, inputs] for a linear layer.
+        """
         if (exponents := self.rows.get(name)) is not None:
             shape = (-1,) + (1,) * (values.ndim - 1)
             values = np.ldexp(values, exponents[part].reshape(shape))

@@ -35,9 +35,10 @@ def given_pace(tokens_per_second: float) -> Paces:
 
 
 def scaled_pace(analysis: ModelAnalysis, precisions: Sequence[Precision], load: ExpectedLoad, *, cores: int) -> Paces:
-    """Returns the likely range of paces of CPU workers with `cores` cores, scaled from measured cores by operations.
+    """Returns the likely range of paces of a route of CPU workers with `cores` cores each.
 
-    The range reaches from PACE_FACTOR slower to PACE_FACTOR faster. Raises UsageError for an impossible `cores`.
+    It follows from the model's operations and the measured speed of a core, PACE_FACTOR slower and faster.
+    `precisions` has one entry per block. Raises UsageError for `cores` outside 1 to 4096.
     """
     if not 0 < cores <= 4096:
         raise UsageError("--cores must be 1 to 4096, those of one worker")

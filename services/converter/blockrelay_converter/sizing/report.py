@@ -16,7 +16,7 @@ from blockrelay_converter.sizing.pace import Paces
 from blockrelay_converter.sizing.sized import Sized
 
 Unit = str
-"""A key of _UNITS."""
+"""B, B/s, /s, s or cores, in which a figure's numbers are; "" for a plain number. A key of _UNITS."""
 _UNITS: dict[Unit, Callable[[float], str]] = {
     "B": lambda value: format_quantity(value, "B"),
     "B/s": lambda value: format_quantity(value, "B/s"),

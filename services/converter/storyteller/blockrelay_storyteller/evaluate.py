@@ -82,9 +82,10 @@ def _cross_entropy(logits: NDArray[np.float32], targets: NDArray[np.int64]) -> f
 
 
 def greedy(logits_of: Logits, tokenizer: Tokenizer, prompt: str, tokens: int) -> str:
-    """Returns the greedy continuation of a prompt, up to the end of the text or turn or `tokens` tokens.
+    """Returns the greedy continuation of a prompt: at most `tokens` tokens, and at most LONGEST with the prompt.
 
-    It runs without a KV cache: for a person to read, not for speed.
+    It ends with the first special token, which is part of the text. The prompt has at least one token. No KV cache is
+    used: for a person to read, not for speed.
     """
     ids: list[int] = tokenizer.encode(prompt).ids
     ends = {tokenizer.token_to_id(special) for special in SPECIALS}

@@ -70,6 +70,11 @@ class Attention(nn.Module):
         return self.q_proj.weight, self.k_proj.weight, self.v_proj.weight, self.o_proj.weight
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None) -> Tensor:
+        """Returns the attention of `x` [batch, length, hidden], in the same shape.
+
+        `cos` and `sin` are [length, head_dim/2]. `mask` is bool [batch, 1, length, length], True where a position may
+        attend; None: causal.
+        """
         batch, length, _ = x.shape
         s = self.shape
         q = _rotate(self.q_proj(x).view(batch, length, s.heads, s.head_dim).transpose(1, 2), cos, sin)
@@ -115,12 +120,16 @@ class TorchLayer(nn.Module):
         self.mlp = Mlp(shape)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None) -> Tensor:
+        """Returns the layer's output for `x` [batch, length, hidden]; `cos`, `sin` and `mask` as in `Attention`."""
         x = x + self.self_attn(self.input_layernorm(x), cos, sin, mask)
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
 class TorchLlama(nn.Module):
-    """A Llama whose parameters have the names of transformers' LlamaForCausalLM."""
+    """A Llama with the parameter names of transformers' LlamaForCausalLM.
+
+    It begins with the weights that `start` sets, which limit its shape (see `Shape`).
+    """
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -157,7 +166,10 @@ class TorchLlama(nn.Module):
 
 
 def save(model: TorchLlama, folder: Path) -> None:
-    """Writes config.json and model.safetensors (float32) as transformers reads them."""
+    """Writes config.json and model.safetensors (float32), as transformers reads them, into `folder`, which must exist.
+
+    The config names the tokens 0 and 1 as ends of the text and of a turn.
+    """
     s = model.shape
     config = {
         "architectures": ["LlamaForCausalLM"],

@@ -24,7 +24,10 @@ def orthogonal(batch: Tensor, steps: int = 5) -> Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """The optimiser; it updates all matrices of one shape together. `matrices` have two dimensions."""
+    """The optimiser; it updates all matrices of one shape together. `matrices` have two dimensions.
+
+    A step changes a matrix [rows, columns] by about `lr * sqrt(max(1, rows / columns))` along each singular direction.
+    """
 
     def __init__(self, matrices: list[torch.nn.Parameter], lr: float, momentum: float = 0.95) -> None:
         super().__init__(matrices, {"lr": lr, "momentum": momentum})

@@ -14,7 +14,11 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """The sizes of the model. `heads * head_dim` need not equal `hidden`."""
+    """The sizes of the model. `heads * head_dim` need not equal `hidden`.
+
+    The initial weights need two layers or more; six query heads or more, two for each kv head; an even `head_dim` of
+    14 or more; and `hidden` above `4 * head_dim`.
+    """
 
     vocab: int = 2048
     hidden: int = 256
@@ -45,7 +49,7 @@ _MATCHES = ((0, 3, 0, 4), (1, 2, 0, 4), (2, 2, 1, 3), (3, 3, 1, 3), (4, 1, 2, 2)
 
 
 def embedding_and_head(embedding: Tensor, head: Tensor) -> None:
-    """Fills the embedding and the head, both [vocab, hidden], in place.
+    """Fills the embedding and the head, both [vocab, hidden], in place. Call it under `torch.no_grad`.
 
     The head begins as a small copy of the embedding, so that a token that attention copies gets a larger logit.
     """
@@ -58,9 +62,11 @@ def embedding_and_head(embedding: Tensor, head: Tensor) -> None:
 def look_back(q: Tensor, k: Tensor, v: Tensor, o: Tensor, shape: Shape) -> list[Tensor]:
     """Changes the first layer's projections in place: query heads 0 to 3 copy the tokens 1 to 4 positions back.
 
+    `q`, `k`, `v` and `o` are weights [outputs, inputs]; `v` is filled at random before. Call it under `torch.no_grad`.
+
     A head attends `d` back if its key is a fixed vector and its query is the same vector turned back by `d` steps:
     after the rotary embedding their dot product is largest at that distance. All values are one random projection of
-    the token. Returns the directions [hidden, head_dim] in which each head writes it.
+    the token. Returns one matrix for each head: the directions [hidden, head_dim] in which it writes the token.
     """
     half, size, hidden = shape.head_dim // 2, shape.head_dim, shape.hidden
     rate = shape.theta ** (-torch.arange(_FAST_PAIRS, dtype=torch.float32) / half)
@@ -85,10 +91,12 @@ def look_back(q: Tensor, k: Tensor, v: Tensor, o: Tensor, shape: Shape) -> list[
 
 
 def match(q: Tensor, k: Tensor, v: Tensor, o: Tensor, written: list[Tensor], shape: Shape) -> None:
-    """Changes the second layer's projections in place: heads attend where their subject stood, and copy that token.
+    """Changes the second layer's projections in place: six heads find a token again and copy one that followed it.
 
-    `written` is the result of `look_back`. The score is the dot product of two tokens as the first layer wrote them,
-    in the slow rotary pairs only.
+    `q`, `k`, `v` and `o` are weights [outputs, inputs], `written` is the result of `look_back`. Call it under
+    `torch.no_grad`. Each head has a subject: the token 1 to 3 positions back. It attends to a position that has the
+    same token 2 to 4 positions back, and copies the token at that position. The score is the dot product of the two
+    tokens as the first layer wrote them, set in the slow rotary pairs only.
     """
     half, size = shape.head_dim // 2, shape.head_dim
     slow = torch.cat((torch.arange(_FAST_PAIRS, half), torch.arange(half + _FAST_PAIRS, size)))

@@ -64,8 +64,8 @@ class Recipe:
     """The hyperparameters of a training: all that the result depends on, besides the shape and the machine.
 
     `batch` is in tokens per step. `matrix_rate` and `other_rate` are peak learning rates; `decay` is the share of the
-    training in which they fall to zero. `quantised` is the share of steps, at the end, that round as the w8a8 executor
-    does.
+    training in which they fall, in a straight line, to 2 % of the peak. `quantised` is the share of steps, at the end,
+    that round as the w8a8 executor does.
     """
 
     tokens: int = 4_200_000

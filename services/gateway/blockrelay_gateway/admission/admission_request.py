@@ -10,7 +10,7 @@ from blockrelay.protocol.transitions.calls import SessionStep
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdmissionRequest:
-    """One prompt, or one row of a tensor step, with everything that decides its answer."""
+    """One prompt, or one row of the `input_ids` of a /v1/infer step, with everything that decides its answer."""
 
     request_id: str
     """Id of the request in its cell."""
@@ -26,7 +26,7 @@ class AdmissionRequest:
     result_bytes: int = 0
     """Bytes of the payload Redis that its tensor result and KV take."""
     given: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
-    """KV pages that its client sent, by `kv_pages.field`."""
+    """KV pages that its client sent, raw; keys are `<page>.<layer>`, with pages of 16 positions. Both count from 0."""
 
     open_ended: bool = False
     """The client named no `max_tokens`, and that of `params` is what the context has room for."""

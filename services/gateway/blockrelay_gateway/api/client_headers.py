@@ -42,7 +42,11 @@ class ClientHeaders:
 
 
 def client_headers(headers: Mapping[str, str]) -> ClientHeaders:
-    """Reads the headers of a request. Raises BadRequest, naming the header, for a value that is not allowed."""
+    """Reads the headers of a request; `headers` must find names in upper and lower case alike, as Starlette's do.
+
+    Raises BadRequest, naming the header, if a `Blockrelay-...` header has a value that is not allowed. A malformed
+    `traceparent` counts as absent.
+    """
     return ClientHeaders(
         traceparent=clean_traceparent(headers.get("traceparent")),
         trace=_one_of(headers, TRACE, "false", ("true", "false")) == "true",

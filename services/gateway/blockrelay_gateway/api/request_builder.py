@@ -45,7 +45,7 @@ class RequestBuilder:
     """The model's own defaults for sampling."""
     tokenizer: Tokenizer | None
     default_max_tokens: int | None
-    """New tokens of a request that names none; None: EXPECTED_TOKENS, and for chats what admission has room for."""
+    """New tokens if neither request nor model names a limit; None: EXPECTED_TOKENS, for chats what admission allows."""
     max_tokens_limit: int | None = None
     """The most new tokens of any request; None: as many as the context has room for."""
 

@@ -56,8 +56,11 @@ class Submission:
         """Calls `Admission.submit` in the cell where the requests belong and returns that cell and their readers.
 
         Requests without a key or session go to another cell if theirs is away, or has no workers or no room. `place` is
-        the cell that they must go to, if they must. `together`: they are the rows of one step, as for
-        `Admission.submit`. Raises what that raises, and ServiceUnavailable if a cell that may have the request is away.
+        the cell that they must go to; None: this method chooses. `together`: they are the rows of one tensor step.
+        There is at least one request.
+
+        Raises LimitExceeded, BadRequest, KeyReused, Conflict if the session is at another step, RedisTrouble, and
+        ServiceUnavailable, also if a cell that may have the request is away.
         """
         if place is None and not self._cells.several:
             place = CellChoice(self._cells.home)
@@ -71,8 +74,9 @@ class Submission:
     async def of_session(self, tenant: Tenant, session: str, rows: Sequence[str], *, begins: bool) -> CellChoice:
         """The place of a session, or the place where it has to begin if this step `begins` it.
 
-        `rows` are the names in Redis that it may have, one of which it has. Raises ServiceUnavailable if a cell that
-        may have it is away.
+        `session` is the client's id of it. `rows` are the ids that its first row may have in Redis, by its number of
+        rows: any one shows that a cell has the session. A session that no cell has gets the cell of the list in force.
+        Raises RedisTrouble, and ServiceUnavailable if a cell that may have it is away.
         """
         if not self._cells.several:
             return CellChoice(self._cells.home)

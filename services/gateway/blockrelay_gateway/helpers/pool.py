@@ -41,8 +41,8 @@ class Helpers:
         `room` is called when the call's turn has come. It takes memory and returns None, or returns an awaitable after
         which it is tried again; others have their turns meanwhile, because they may hold the memory.
 
-        Raises what `work` raises, RequestTooLarge if memory runs out, and ServiceUnavailable if the call takes longer
-        than `within_s` (its helper is then killed) or HELPER_TRIES helpers die.
+        Raises what `work` raises, RequestTooLarge if memory runs out, and ServiceUnavailable if the call, with its wait
+        for a turn and for `room`, takes longer than `within_s` (its helper is then killed) or HELPER_TRIES helpers die.
         """
         try:
             async with asyncio.timeout(self._within_s):

@@ -15,7 +15,10 @@ _ID = re.compile(rf"(?:({PUBLIC_ID.pattern}):)?(?P<positions>[0-9]{{1,9}}(?:\.[0
 
 
 def event_id(request_id: str, positions: Sequence[int]) -> str:
-    """The id of the event that brings a reader of `request_id` to `positions`."""
+    """The id of the event that brings a reader to `positions`, one for each prompt of a request.
+
+    `request_id` is the id that clients see, with the name of the cell if it has one.
+    """
     return f"{request_id}:{'.'.join(map(str, positions))}"
 
 
@@ -41,8 +44,9 @@ def check_choices(positions: Sequence[int] | None, choices: int, *, param: str) 
 def starting_after(header: str | None, names: Sequence[str], *, streamed: bool) -> tuple[int, ...] | None:
     """The positions behind which the answer to a repeated POST goes on; None: it starts at the beginning.
 
-    `header` is the POST's Last-Event-ID, `names` are the ids of its requests. Raises BadRequest for a wrong event id,
-    and for a POST that is not `streamed`.
+    `header` is the POST's Last-Event-ID, `names` are the ids of its requests in their cell. Raises BadRequest for a
+    header that is no event id of the first request or has another number of positions, and for any header on a POST
+    that is not `streamed`.
     """
     if header is None:
         return None

@@ -13,7 +13,10 @@ _PACKAGES = ("blockrelay", "onnxruntime", "numpy", "redis")
 
 
 def describe_machine() -> dict[str, Any]:
-    """Returns the CPU's name and important flags, the usable cores, the memory in GiB, the system and versions."""
+    """Returns the CPU's name and important flags, the usable cores, the memory in GiB, the system and versions.
+
+    Packages that are not installed have no version.
+    """
     info = cpu_facts()
     flags = set((info.get("flags") or info.get("Features") or "").split())
     return {

@@ -22,5 +22,8 @@ class CellOptions(OptionGroup):
     data: Annotated[Path | None, option("DIR", "Data folder of a running `blockrelay up`.")] = None
 
     def find(self) -> CellAddress:
-        """Returns the address of the cell. Raises UsageError if both options are given, or no `up` runs there."""
+        """Returns the address of the cell.
+
+        Raises UsageError if both options are given, if no `up` runs on `data`, or if the URL is not that of a Redis.
+        """
         return find_cell(self.redis, self.data)

@@ -43,6 +43,7 @@ class DeadLetter:
     request_id: str
     """Id of the request."""
     why: str
+    """`poison` (it ended its workers), `row_not_finite` or `execution_error`."""
     error: str
     committed: int
     """Tokens in the request's log when it failed."""

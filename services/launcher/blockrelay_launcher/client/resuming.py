@@ -27,13 +27,20 @@ class StreamEvent:
     """One server-sent event of an answer."""
 
     id: str
-    """Id of the event, unique in the system: `<request>:<position>`."""
+    """Id of the event, unique in the system: `<request>:<position>`.
+
+    It is empty for an error with which a gateway ends the stream early.
+    """
     data: dict[str, Any]
     """The JSON object of the event."""
 
 
 class Refused(Exception):
-    """The request will not be answered. `status` is HTTP's (0: no answer), `error` the text of the gateway."""
+    """The request will not be answered.
+
+    `status` is the HTTP status of the last answer (0: none came; 200: its stream was cut). `error` is the text of the
+    gateway, or the cause of the last interruption.
+    """
 
     def __init__(self, status: int, error: Any) -> None:
         super().__init__(f"{status}: {error}")
@@ -59,8 +66,8 @@ def resuming_stream(
 
     `retrying` is called with the cause of every interruption, `accepted` with the request's id whenever a gateway
     begins to answer. `http` is the client to use; None makes one for this call, which obeys HTTP_PROXY and the like,
-    unless all gateways are on this machine. Raises Refused after `patience_s` seconds without an event, and at once
-    for a status that makes another try useless (400, 401, 422, ...).
+    unless all gateways are on this machine. Raises Refused at once for any status but 200 and those in TRY_AGAIN.
+    Raises it also after `patience_s` seconds without an event; this is checked before each try, not within a stream.
     """
     request_headers = {"Idempotency-Key": key or str(uuid.uuid4()), **(headers or {})}
     gateway = random.randrange(len(gateways))

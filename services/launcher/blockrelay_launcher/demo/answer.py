@@ -42,7 +42,10 @@ class Answer:
     fallbacks: int = 0
 
     def take(self, chunk: Mapping[str, Any]) -> str:
-        """Stores the fields of a chunk (completion or chat) and returns its text."""
+        """Stores the fields of a chunk (completion or chat) and the time of its text, and returns the text.
+
+        Call it when the chunk arrives.
+        """
         self.fingerprint = chunk.get("system_fingerprint") or self.fingerprint
         self.fallbacks = len(chunk.get("fallback_events") or []) or self.fallbacks
         if usage := chunk.get("usage"):

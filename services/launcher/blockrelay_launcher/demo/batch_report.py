@@ -48,7 +48,10 @@ class Result:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """The figures of a batch. `seconds` is the time from the first request to the last end."""
+    """The figures of a batch. `seconds` is the time from the first request to the last end.
+
+    `tokens` counts failed answers too; `requests_per_s` counts only those that succeeded.
+    """
 
     prompts: int
     ok: int

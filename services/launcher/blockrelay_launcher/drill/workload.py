@@ -36,7 +36,7 @@ class DrillRequest:
     """True if the request keeps off nondeterministic GPUs."""
 
     def body(self) -> dict[str, Any]:
-        """Returns the fields of a completion."""
+        """Returns the JSON body of a POST to /v1/completions, without `model` and `stream`."""
         plain = {name: value for name, value in self.params.to_dict().items() if value not in (None, [], ())}
         return {**plain, "prompt": list(self.prompt), "return_token_ids": True, "exact": self.exact}
 
@@ -137,7 +137,10 @@ class References:
         return None if parts is None else self._known[number, parts]
 
     def prepare(self, wanted: Iterable[tuple[int, str]]) -> None:
-        """Computes the missing answers of these pairs (index in `requests`, fingerprint). Raises ServiceUnavailable."""
+        """Computes the missing answers of these pairs (index in `requests`, fingerprint); skips unknown fingerprints.
+
+        Raises ServiceUnavailable if the process that computes them fails.
+        """
         pairs = {(ask, parts) for ask, name in wanted if (parts := parts_of(name, self.ids)) is not None}
         missing = sorted(pairs - self._known.keys(), key=repr)
         if missing:
@@ -177,9 +180,10 @@ def incomplete(request: DrillRequest, tokens: int, finish_reason: str) -> str:
 
 
 def asked_alone(module: str, model: Path, questions: Sequence[Mapping[str, Any]], what: str) -> list[str]:
-    """Runs a reference process of the worker's on JSON lines, and returns its lines.
+    """Runs `blockrelay_worker.offline.<module>` on the block folder `model`, and returns the lines of its stdout.
 
-    Raises ServiceUnavailable, with a message that begins with `what`, if it fails.
+    `questions` go to its stdin, one JSON object per line. Raises ServiceUnavailable, with a message that begins with
+    `what`, if the process fails.
     """
     argv = module_command(f"blockrelay_worker.offline.{module}", model)
     done = run_command(argv, stdin="".join(json.dumps(one) + "\n" for one in questions))

@@ -19,7 +19,7 @@ CAN_KEEP = sys.platform == "linux"
 
 @contextmanager
 def kept_ports(host: str, port: int, count: int) -> Iterator[tuple[int, ...]]:
-    """Yields `count` consecutive ports from `port` on, or free ones for 0, and keeps them.
+    """Yields `count` consecutive ports from `port` on (0: any free ones), and keeps them until the context ends.
 
     Raises UsageError if a gateway could not listen on one of them.
     """

@@ -25,9 +25,10 @@ def set_gauges(
     plan: Plan,
     awaited: Sequence[calls.Awaited],
 ) -> None:
-    """Reads the state of the cell from Redis and sets all gauges. Raises RedisTrouble.
+    """Reads the state of the model and its cell from Redis and sets all gauges. Raises RedisTrouble.
 
-    `awaited` counts the requests that wait for a worker of a numerics id.
+    `workers` are the registered ones of `model`, its key in Redis. `awaited` counts the requests that wait for a worker
+    of a numerics id.
     """
     _set_workers(metrics, workers, plan)
     client, keys = link.client, link.keys

@@ -12,7 +12,10 @@ from blockrelay_scheduler.planning.problem import NoPlan, Part, Placement, Probl
 
 
 def check_memory(problem: Problem, placement: Placement) -> None:
-    """Raises NoPlan for a part above the wished memory limit, or for a device whose parts exceed its memory."""
+    """Raises NoPlan for a part above the wished memory limit, or for a device whose parts exceed its memory.
+
+    A device of unknown memory has no limit of its own.
+    """
     bounds = list(_bounds(problem, placement))
     for bound in bounds:
         needed = bound.bytes(problem)

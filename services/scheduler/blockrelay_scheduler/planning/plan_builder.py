@@ -34,8 +34,9 @@ def decide(
 ) -> Decision:
     """Returns the plan for the registered `workers` of one model, with the epoch after that of `current`.
 
-    `current` is the plan in force, and `source` says in words where the split `planned` comes from.
-    `assignment.assign` chooses the workers of each stage; its `deserted` are stages that have been empty for long.
+    `current` is the plan in force, and `source` says in words where the split `planned` comes from. `deserted` are the
+    indices of stages without a live worker for so long that no replacement is expected: each gets a worker of another
+    stage, if one has several.
     """
     assignment = assign(workers, planned=planned, current=current, deserted=deserted)
     by_device = [_devices(workers, assignment.stages, index) for index in range(len(planned.stages))]
@@ -70,8 +71,9 @@ def stages_on_gpus(workers: Sequence[WorkerInfo], split: str) -> frozenset[int]:
 
 
 def waits_for_more(current: Plan, following: Plan) -> bool:
-    """Returns whether `following` differs from `current` only in stages that a GPU has loaded.
+    """Returns whether `following` moves no worker and takes no block off the GPUs, compared with `current`.
 
+    Its split, assignments, devices and source are then the same; blocks that GPUs have loaded, and reasons, may differ.
     Such a plan may be published later, together with the stages that load next.
     """
     same = (current.split, current.assignments, current.devices, current.source)

@@ -30,9 +30,9 @@ AUTO = "auto"
 def in_order(devices: Sequence[Mapping[str, Any]], own: str, taken: Collection[str]) -> list[str]:
     """Returns the ids of the `devices` (as `blockrelay devices --json` lists them) that may replace `own`, best first.
 
-    Devices of its class come first, among these its provider's, then its vendor's. Excluded are the cards `taken` by
-    other workers (see `card_of`), and devices that may be such a card through another provider. ONNX Runtime's CPU
-    provider replaces nothing and is not replaced. Pure.
+    Devices of its class come first, among these its provider's, then its vendor's. Excluded are devices with a
+    `problem`, the cards `taken` by other workers (see `card_of`), and devices that may be such a card through another
+    provider. ONNX Runtime's CPU provider replaces nothing and is not replaced. Pure.
     """
     mine = next((one for one in devices if own == one["id"] or _has_uuid(one, own)), None)
     mine = mine or {"id": own, "kind": GPU, "vendor": ""}
@@ -78,7 +78,7 @@ class OtherDevices:
     """The devices that may replace the own device of this process. One thread uses it at a time."""
 
     def __init__(self, own: str, named: str, *, python: str, claims: DeviceClaims | None = None) -> None:
-        """`own`: the device of `--gpu`; `named`: the setting gpu_fallbacks.
+        """`own`: the device of `--gpu`; `named`: the setting gpu_fallbacks, device ids with commas between or AUTO.
 
         `python` is the path of the Python that has the packages of devices.
         """
@@ -107,9 +107,10 @@ class OtherDevices:
         return bool(self._left) and not self._over
 
     def opened(self, make: Make, should_end: Callable[[], bool] = lambda: False) -> DeviceExecutors:
-        """Opens the own device, or the next one if that fails, and returns its executors.
+        """Opens the own device, or another one if that cannot do its work, and returns its executors.
 
-        Raises the error of the own device if no other can be opened.
+        Others are tried only after DeviceFailed with a reason in `tries.CANNOT`, until `should_end` returns True. Any
+        other error of `make` for the own device is raised at once; that DeviceFailed, if no other device can be opened.
         """
         try:
             executors = make(self._own)

@@ -275,7 +275,7 @@ def _report(
 
 
 def run(arguments: list[str] | None = None) -> int:
-    """Runs the command and returns its exit code (see `run_app`)."""
+    """Runs the command and returns its exit code (see `run_app`). `arguments`: None takes those of the process."""
     return run_app(app, arguments, name="blockrelay generate")
 
 

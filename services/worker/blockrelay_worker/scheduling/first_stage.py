@@ -70,7 +70,7 @@ class FirstStageBatcher:
         return self._work(runs, candidates, chosen, cost, limits)
 
     def claimable_pages(self) -> int:
-        """Number of pages that new jobs may take. Of use only with `whole_model`."""
+        """Number of pages that new jobs may take. It has a meaning only with `whole_model`, where runs reserve none."""
         return claimable_pages(self._holdings(self._runs.all()), self._runs.pool.free_pages)
 
     def _work(

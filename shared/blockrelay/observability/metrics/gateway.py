@@ -47,7 +47,7 @@ class GatewayMetrics:
     """Metrics of a gateway for one cell."""
 
     def __init__(self, registry: CollectorRegistry, *, blocks: int = 0) -> None:
-        """`blocks`: the model's number of blocks, for the series of fallbacks."""
+        """`blocks`: the model's number of blocks. The fallback series of each of them exist from the start."""
         self.registry = registry
         make = Instruments(registry)
         self.requests = make.counter(

@@ -8,7 +8,7 @@ from blockrelay.observability.states import States
 
 
 class SchedulerMetrics:
-    """Metrics of a scheduler. All schedulers of a cell set the gauges of the cell to the same values."""
+    """Metrics of a scheduler. All schedulers of a cell set its gauges to the same values: take the maximum."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry

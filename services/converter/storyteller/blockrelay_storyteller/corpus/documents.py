@@ -117,7 +117,10 @@ def replay(story: Story) -> Iterator[tuple[str, World]]:
 
 
 def questions(rng: random.Random, world: World, wanted: int) -> list[Question]:
-    """Returns up to `wanted` questions on different subjects; harder kinds come more often."""
+    """Returns up to `wanted` different questions about the present `world`; harder kinds come more often.
+
+    No two have both the same kind and the same subject; two kinds may ask about one thing.
+    """
     left = subjects(world)
     chosen: list[Question] = []
     while left and len(chosen) < wanted:

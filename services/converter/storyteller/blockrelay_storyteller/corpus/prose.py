@@ -38,7 +38,11 @@ def with_article(noun: str) -> str:
 
 
 def opening(rng: random.Random, people: list[Person], world: World, *, plain: bool) -> str:
-    """Returns sentences that introduce all people and things of the world, in a random order."""
+    """Returns the sentences before the first event: the places of people and things, colours, and amounts of food.
+
+    People come in a random order, then things in a random order, then food. Without `plain`, an introduction of
+    `people` (2 to 4, those of `world`) comes first; it states no fact of the world.
+    """
     sentences = [] if plain else _introduction(rng, people)
     facts = _places(rng, world)
     facts += _things(rng, world)
@@ -112,7 +116,10 @@ def counts_of(owner: str, food: str, count: int) -> str:
 
 
 def counts(rng: random.Random, stated: list[tuple[str, str, int]]) -> str:
-    """Returns the current counts as sentences that each begin with a space; "" for none."""
+    """Returns counts as sentences that each begin with a space; "" for none.
+
+    `stated` has the owner, the food in the plural and the count of each. `rng` is not used.
+    """
     text = ""
     for owner, food, count in stated:
         if is_holder(owner):
@@ -135,9 +142,10 @@ def outcome(event: Event, world: World) -> str:
 
 
 def link_word(rng: random.Random, number: int, beats: int, *, plain: bool) -> str:
-    """Returns the opening of the sentence for event `number` (from 0) of `beats`.
+    """Returns the words, with a space at their end, that begin the sentence for event `number` (from 0) of `beats`.
 
-    A story counts its events by these words, so that the model that tells one knows when to end it.
+    A story counts its events by these words, so that the model that tells one knows when to end it. With `plain` they
+    are random and count nothing. "": the sentence begins without such words.
     """
     if plain:
         return rng.choice(("", "", "", "Then ", "Soon ", "After that, ", "Later, "))

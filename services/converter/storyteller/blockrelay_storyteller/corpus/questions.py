@@ -22,7 +22,10 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """A question in English and its one right answer, a full sentence. `subject` is a subject from `subjects`."""
+    """A question in English and its one right answer, a full sentence.
+
+    `subject` is (thing,), (person,) or, for COUNT, (owner, food in the plural).
+    """
 
     kind: Kind
     subject: tuple[str, ...]

@@ -52,7 +52,11 @@ class Story:
 
 
 def tell(rng: random.Random, *, beats: int, plain: bool = False) -> Story:
-    """Returns a story of `beats` events. `plain` leaves out all sentences that state no fact of the world."""
+    """Returns a story of `beats` events.
+
+    With `plain`, opening and beats have only sentences that state facts of the world, and no words that count events.
+    The ending states no fact and is always there.
+    """
     people = _cast(rng)
     names = tuple(prose.name_of(person) for person in people)
     places = rng.sample(PLACES, rng.randint(2, 4))

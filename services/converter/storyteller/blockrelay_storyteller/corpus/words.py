@@ -50,6 +50,7 @@ FOODS: Final = (
     ("berry", "berries"),
     ("peach", "peaches"),
 )
+#: Containers that hold food, without the article that `World.counts` has before them ("the basket").
 HOLDERS: Final = ("basket", "bowl", "bag", "jar", "box", "sack")
 NUMBERS: Final = _words("zero one two three four five six seven eight nine ten eleven twelve")
 #: The largest count that any story reaches.

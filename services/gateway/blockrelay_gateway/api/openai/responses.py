@@ -60,7 +60,11 @@ def in_force(active: ActiveRequest) -> dict[str, Any]:
 
 
 def accepted_headers(requests: Sequence[ActiveRequest]) -> dict[str, str]:
-    """Headers of a stream with the values `in_force`: its first event comes only with the first token."""
+    """The headers `x-blockrelay-seed` and `x-blockrelay-max-tokens` of a stream, with the values `in_force`.
+
+    Values of several requests are joined by commas; there is at least one request. Clients can read them before the
+    first event, which comes with the first token.
+    """
     values = [in_force(active) for active in requests]
     return {f"x-blockrelay-{name.replace('_', '-')}": ",".join(str(one[name]) for one in values) for name in values[0]}
 
@@ -71,7 +75,11 @@ def fallback_events(requests: Sequence[ActiveRequest]) -> list[dict[str, Any]]:
 
 
 class OpenAIFormat(ResponseFormat):
-    """The parts that answers to completions and chats have in common."""
+    """The parts that answers to completions and chats have in common.
+
+    `index` is the index of the prompt in the body. `fingerprint` is the numerics ids of the workers, for
+    `system_fingerprint`; a request's `fingerprint`, the hash of its body, is another thing.
+    """
 
     opens_early = False  # like OpenAI's servers: benchmarks take the first event for the first token
     object_name: ClassVar[str]
@@ -149,7 +157,7 @@ class OpenAIFormat(ResponseFormat):
         return self._sums([], requests, self.chunk_name) if self._options.include_usage else None
 
     def background(self, active: ActiveRequest, status: str) -> dict[str, Any]:
-        """The answer to a request that runs in the background."""
+        """The answer to a request that runs in the background; `status` is the one of GET /v1/requests/{id}."""
         return self._head(active, "", self.object_name) | {"status": status, "background": True, **in_force(active)}
 
     def _shown(self, token: int) -> bytes:

@@ -44,7 +44,10 @@ class Scrape(CollectorRegistry):
             self._loop = Future()
 
     def collect(self) -> Iterable[Metric]:
-        """Reads all metrics, from any thread. Raises TimeoutError without an event loop, or if it has no time."""
+        """Reads all metrics on the event loop of `answered`. Other threads call it and wait; the loop's own must not.
+
+        Raises TimeoutError if no `answered` context opens within DEADLINE_S seconds, or if reading takes as long again.
+        """
         loop = self._loop.result(DEADLINE_S)
         return asyncio.run_coroutine_threadsafe(self._read(), loop).result(DEADLINE_S)
 

@@ -11,10 +11,11 @@ from blockrelay_gateway.streaming.cell_links import CellLinks
 
 
 class GatewayLease:
-    """The hash `followers:<id>`: the gateways that read a log which more than one has read.
+    """Keeps the hash `followers:<id>` in Redis: the gateways that read a request's log, once more than one has read it.
 
-    While one of them lives, a FINISH that finds no reader does nothing. So what Redis got from us before it went away
-    is taken back: entries of ours without a reader, and requests whose clients were told that they are not accepted.
+    A gateway ends a request that its clients abandoned by the script FINISH, which does nothing while a gateway in the
+    hash lives. `left` and `refused` note what Redis may have and should not: registrations of this gateway without a
+    reader here, and requests whose clients were refused. `settle` takes both back.
     """
 
     def __init__(self, links: CellLinks) -> None:
@@ -37,9 +38,10 @@ class GatewayLease:
 
     @asynccontextmanager
     async def joining(self, request_id: str) -> AsyncIterator[None]:
-        """Registers before the block reads the request: either FINISH sees the registration, or the block sees the end.
+        """Registers this gateway before the `async with` body reads the request. Raises RedisTrouble.
 
-        If the block fails, the registration is taken back unless another client of this gateway reads the request.
+        Then either FINISH sees the registration, or the body sees the end. If the registering or the body fails, the
+        next `settle` takes the registration back, unless another client of this gateway reads the request.
         """
         self._joining[request_id] += 1
         try:
@@ -61,9 +63,10 @@ class GatewayLease:
         self._refused.add(request_id)
 
     async def settle(self, active: Container[str]) -> None:
-        """Takes back what Redis should not have; `active` are the requests that this gateway follows.
+        """Removes the registrations noted by `left`, and ends as cancelled the requests noted by `refused`.
 
-        Raises RedisTrouble; the next call tries again.
+        It spares `active`, the ids of the requests that this gateway reads. Raises RedisTrouble; the next call tries
+        again.
         """
         for request_id in sorted(self._left):
             if request_id in self._joining:

@@ -19,7 +19,7 @@ class Resumption:
         self._records, self._lease, self._registry = records, lease, registry
 
     async def resume(self, request_id: str, tenant: str) -> ActiveRequest:
-        """Returns the active request of this id and tenant, which this gateway reads from now on.
+        """Returns the active request of this id (the one in its cell) and tenant, which this gateway reads from now on.
 
         Raises NotFound when there is no such record (any more), or when it is of another tenant or model, and
         ServiceUnavailable when the record is of another protocol or Redis fails.

@@ -16,7 +16,7 @@ DIGITS = 5
 def ring(problem: Problem) -> Placement:
     """Returns the placement in which each device's share of the blocks is its share of all memory.
 
-    Raises UsageError for a device of unknown memory.
+    A device whose share is less than a block may get none. Raises UsageError for a device of unknown memory.
     """
     shares: dict[str, float] = {}
     for device in problem.fleet.devices:

@@ -30,8 +30,8 @@ class ImportedExecutors:
     def __init__(self, threads: int, folder: BlockFolder, imported: Path) -> None:
         """Opens the block folder `imported`, to be computed with `threads` threads.
 
-        Raises BlockFolderError if it cannot be opened, UsageError if it was not imported from the ONNX files of
-        `folder`, or if its KV pages have another layout.
+        Raises BlockFolderError if it cannot be opened. Raises UsageError if it was not imported from the ONNX files of
+        `folder`, has other blocks or KV pages of another layout, or has a shorter context.
         """
         self.imported = open_block_folder(imported, blocks=[])
         if why := why_no_stand_in(folder.manifest, self.imported.manifest):

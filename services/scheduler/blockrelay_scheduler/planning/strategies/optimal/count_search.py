@@ -31,7 +31,11 @@ def fits(space: Space) -> bool:
 
 
 class CountSearch:
-    """Finds the quickest ways through all blocks of one space, for one number of groups."""
+    """Finds the quickest ways through all blocks of one space, for one number of groups.
+
+    A group is the requests that go through a stage together. `stages` is at least 1. `limit_s` must be finite: inf
+    would also admit stages that do not fit, because their seconds are inf.
+    """
 
     def __init__(self, space: Space, tables: Tables) -> None:
         self.space, self._tables = space, tables

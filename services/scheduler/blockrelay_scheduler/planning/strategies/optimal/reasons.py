@@ -9,7 +9,11 @@ from blockrelay_scheduler.planning.problem import Part, Placement, Problem
 
 
 def explained(problem: Problem, placement: Placement, requests: int) -> Placement:
-    """Returns the placement with a reason for each part; it has the shortest step for `requests` requests."""
+    """Returns `placement` with a reason for each part, in place of the ones that it has.
+
+    `placement` must have the shortest step of all plans for `requests` requests at once: reasons say so unchecked. The
+    devices of a part must be alike.
+    """
     parts = placement.parts
     return replace(
         placement,

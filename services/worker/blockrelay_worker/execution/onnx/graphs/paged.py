@@ -21,8 +21,11 @@ from blockrelay_worker.kernels.specification import PAGE
 
 
 def describe_batch(graph: GraphBuilder, model: ModelConfig, pages: int | None = None) -> None:
-    """Declares the inputs that say which sequence and page each row belongs to. `pages`: the graph is for steps of
-    single tokens, in tables of this width; None: for all batches."""
+    """Declares the inputs of a batch (see this module's docstring) and the rotary tables `cos` and `sin`.
+
+    The tables are [max_position, head_dim / 2] in the graph's float type. `pages`: the graph is for steps of single
+    tokens, in page tables of this width, and `bounds` is a constant; None: for all batches.
+    """
     for name, shape in (("cumulative", ["B1"]), ("past", ["B"]), ("table", ["B", "P"])):
         graph.input(name, TensorProto.INT32, shape)
     if pages is None:
@@ -34,8 +37,12 @@ def describe_batch(graph: GraphBuilder, model: ModelConfig, pages: int | None = 
 
 
 def attention(graph: GraphBuilder, model: ModelConfig, place: str, q: str, k: str, v: str) -> str:
-    """Adds attention: q, k and v [R, heads, head_dim], not yet rotated -> [R, heads * head_dim]; k and v are written to
-    their slots."""
+    """Adds the attention of one layer and returns the name of its output [R, heads * head_dim].
+
+    `q` [R, heads, head_dim], `k` and `v` [R, kv_heads, head_dim] are names of values, not yet rotated. `place` begins
+    the layer's names (`block_3/`). Its pools, `<place>keys` and `<place>values`, become inputs of the graph; keys and
+    values are written to their slots there. The graph needs the inputs of `describe_batch` too.
+    """
     heads, kv_heads, dim = model.heads, model.kv_heads, model.head_dim
     q, k, v = (
         graph.reshape(x, [-1, count * dim], f"{x}_flat") for x, count in ((q, heads), (k, kv_heads), (v, kv_heads))

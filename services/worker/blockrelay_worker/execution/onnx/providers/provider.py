@@ -198,7 +198,7 @@ class Provider(ABC):
         return None
 
     def upload(self, session: ort.InferenceSession, array: NDArray[Any]) -> ort.OrtValue:
-        """Returns a copy of `array` on the device."""
+        """Returns a copy of `array` on the device. Raises what `empty` raises."""
         value = self.empty(session, array.shape, array.dtype)
         value.update_inplace(np.ascontiguousarray(array))
         return value
@@ -239,7 +239,10 @@ def _register_shared_arena() -> None:
 
 
 def shrinking_arena(device: str) -> ort.RunOptions:
-    """Returns options for a run after which the arena of `device` gives back unused memory."""
+    """Returns options for a run after which the arena of `device` gives back unused memory.
+
+    `device` is ONNX Runtime's name in the option `memory.enable_memory_arena_shrinkage`: `cpu:0`, or `gpu:1` for CUDA.
+    """
     options = ort.RunOptions()
     options.add_run_config_entry("memory.enable_memory_arena_shrinkage", device)
     return options
