@@ -81,7 +81,7 @@ def right(story: Story, tokens: list[int]) -> NDArray[np.float64]:
 @pytest.fixture(autouse=True)
 def recovered(story: Story) -> Iterator[None]:
     """Each test begins on a system whose plan names the device."""
-    wait_until(story.healthy, "the plan has come back to the device", timeout_s=60)
+    story.wait_until_healthy()
     yield
 
 

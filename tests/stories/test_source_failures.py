@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from tests.support.systems.source_blocks import BLOCKS, MODEL, PLANS, blocks_of, served, unsplit_model
 from tests.support.systems.source_story import Story, command, logits
-from tests.support.waiting import wait_until
 
 #: What the static split of the made profile gives to the device.
 ON_GPU = BLOCKS[10:]
@@ -52,7 +51,7 @@ def right(story: Story, tokens: list[int]) -> NDArray[np.float64]:
 @pytest.fixture(autouse=True)
 def recovered(story: Story) -> None:
     """The test begins on a system whose plan names the device."""
-    wait_until(story.healthy, "the plan has come back to the device", timeout_s=60)
+    story.wait_until_healthy()
 
 
 def test_twenty_clients_and_a_device_that_dies(story: Story) -> None:

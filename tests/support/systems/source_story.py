@@ -51,6 +51,10 @@ class Story:
         finally:
             (self.faults / name).unlink(missing_ok=True)
 
+    def wait_until_healthy(self) -> None:
+        """Returns when the plan has the device again; a driver on a CPU may compile its shaders for minutes."""
+        wait_until(self.healthy, "the plan has come back to the device", timeout_s=60 if self.gpu == "cpu" else 300)
+
     @property
     def blocks(self) -> list[str]:
         """All of them, in order."""
