@@ -19,7 +19,7 @@ from blockrelay.planning.cuts import check_stages
 from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.planned_split import ANY_GPU
 from blockrelay.redis import client as redis_link
-from blockrelay.settings import GatewaySettings, Settings, WorkerSettings, read_settings
+from blockrelay.settings import BUNDLED_MODEL, GatewaySettings, Settings, WorkerSettings, read_settings
 from blockrelay.typed_command import typed, typed_path
 from blockrelay.up_file import Running
 from blockrelay_launcher.policy import (
@@ -55,6 +55,7 @@ from blockrelay_launcher.supervisor.shared_page_folder import open_page_folder
 from blockrelay_launcher.supervisor.signals import Alarm
 from blockrelay_launcher.up_options.device_binding import bind
 from blockrelay_launcher.up_options.gpu_choice import gpus_here, known_gpus
+from blockrelay_launcher.up_options.groups import NetworkOptions
 from blockrelay_launcher.up_options.options import GPU_WORKER, UpOptions, worker_specs
 
 
@@ -365,4 +366,15 @@ class _Up:
                 count = f"unknown ({error})"
         if count:
             self.folder.kept = True
-            _say(f"unfinished requests: {count}; `{typed(f'up --data {self.folder.path}')}` continues them")
+            _say(f"unfinished requests: {count}; `{typed(continuing(self.options, self.folder.path))}` continues them")
+
+
+def continuing(options: UpOptions, data: Path) -> str:
+    """Returns the words of a command that serves the same model with the data folder `data`. Pure."""
+    served = ("blocks", options.blocks.folder) if options.blocks is not None else ("model", options.model)
+    words = ["up", "--data", typed_path(data)]
+    if served[1] != BUNDLED_MODEL:
+        words += [f"--{served[0]}", typed_path(served[1])]
+    if options.network.port != NetworkOptions().port:
+        words += ["--port", str(options.network.port)]
+    return " ".join(words)
