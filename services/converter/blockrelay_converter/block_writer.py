@@ -32,7 +32,9 @@ _LEFT_OVER = "rotary_emb.inv_freq"
 class BlockSource:
     """The tensors of every block of a model, read from its weights and written as a block folder holds them.
 
-    Names and shapes of all tensors are checked when the object is made, before the first byte is written.
+    Names and shapes of all tensors are checked when the object is made, before the first byte is written. Blocks are
+    numbered from 1. Methods that read values raise UsageError, or OnnxBlocksError from ONNX blocks, for a value that is
+    not finite.
     """
 
     def __init__(
@@ -105,11 +107,11 @@ class BlockSource:
     def write(
         self, index: int, folder: Path, name: str, progress: Progress, smoothing: Smoothing = NO_SMOOTHING
     ) -> BlockSpec:
-        """Writes block `index` to the file `name` in `folder`, synced to disk, with the smoothing of `smoothing`
-        applied.
+        """Applies `smoothing` to block `index` and writes it to the file `name` in `folder`, synced to disk.
 
         The file is written under another name and then renamed, so it is complete or absent. A file that an interrupted
-        run has already written is kept. Raises UsageError for a value that does not fit float16.
+        run has already written is kept. Raises UsageError for a value that does not fit float16, and UsageError or
+        OnnxBlocksError for one that is not finite.
         """
         tensors, size = self._place(index)
         spec = BlockSpec(index=index, file=name, tensors=tensors)

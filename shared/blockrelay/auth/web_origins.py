@@ -44,7 +44,11 @@ class Rules:
         )
 
     def check_host(self, hosts: list[str]) -> None:
-        """Raises UnknownHost unless there is no `Host` header, or one with an IP address or an accepted name."""
+        """Raises UnknownHost unless there is no `Host` header, or one with an IP address or an accepted name.
+
+        `hosts` has the values of all `Host` headers of a request. localhost and an empty name are accepted too. If
+        `names` is None, nothing is checked.
+        """
         if self.names is None or not hosts:
             return
         match = _HOST.fullmatch(hosts[0].strip()) if len(hosts) == 1 else None
@@ -57,8 +61,9 @@ class Rules:
     def check_origin(self, origins: list[str], hosts: list[str], forwarded: Sequence[str] = ()) -> str | None:
         """Returns the `Origin` of another site that may use the gateway; None for its own pages and without `Origin`.
 
-        The gateway's own origins are the request's `Host` (`hosts`), and the host that a proxy got (`forwarded`, of
-        `X-Forwarded-Host`): a page of another site cannot send that header before it is accepted. Raises ForeignOrigin.
+        The arguments have the values of all headers of a request: `Origin`, `Host` and `X-Forwarded-Host`. The last
+        one is the host that a proxy got. It counts as the gateway's own, like `Host`: a page of another site cannot
+        send `X-Forwarded-Host` before it is accepted. Raises ForeignOrigin for any other origin, or several.
         """
         if not origins:
             return None

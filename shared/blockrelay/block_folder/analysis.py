@@ -26,6 +26,7 @@ class BlockCost:
     """
 
     index: int
+    """1 to N."""
     layers: int
     """Layers of the model in the block: 1, or 0 for the head. ONNX blocks made by others may have several."""
     parameters: int
@@ -69,7 +70,10 @@ class ModelAnalysis:
         return tuple(p for p in PRECISIONS if p in self.blocks[0].bytes)
 
     def totals(self) -> dict[str, Any]:
-        """Returns the sums over all blocks, as in `to_json`. `hop_bytes_per_row` is that of one hop between stages."""
+        """Returns the sums over all blocks, in the form that `to_json` has for each block.
+
+        `bytes` and `kv_bytes_per_token` are by precision. `hop_bytes_per_row` is that of one hop between stages.
+        """
         return self._summed(self.blocks)
 
     def _summed(self, blocks: Sequence[BlockCost]) -> dict[str, Any]:
@@ -84,7 +88,7 @@ class ModelAnalysis:
         }
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the costs as `blockrelay analyse --json` prints them."""
+        """Returns the costs as `blockrelay analyse --json` prints them: those of each block by its name, and totals."""
         return {
             "model": self.model,
             "context": self.context,

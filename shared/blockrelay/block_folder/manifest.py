@@ -90,7 +90,9 @@ class BlockSpec:
     index: int
     """1 to N."""
     file: str
+    """Its path in the folder, a key of `Manifest.files`."""
     tensors: Mapping[str, TensorSpec]
+    """The tensors by name; empty for ONNX blocks made by others."""
     known_answer: str | None = None
     """SHA-256 (hex) of the block's output for the fixed input; None for a precision that is not exact."""
 
@@ -182,7 +184,7 @@ class Manifest:
 
 
 def place_tensors(tensors: Mapping[str, tuple[TensorType, tuple[int, ...]]]) -> tuple[dict[str, TensorSpec], int]:
-    """Lays out `tensors` (dtype and shape by name) one after the other, each aligned.
+    """Lays out `tensors` (dtype and shape by name) one after the other, each at a multiple of ALIGNMENT bytes.
 
     Returns their specs, and the size of the file in bytes.
     """

@@ -120,7 +120,10 @@ class Fields:
         return self.nested(name) if self.has(name) else self.inner(name, {})
 
     def inner(self, name: str, value: object) -> "Fields":
-        """Returns `value`, which `take` gave for the field `name`, as a nested object."""
+        """Returns `value`, which `take` gave for the field `name`, as a nested object.
+
+        Raises the error if it is not an object.
+        """
         return Fields(value, f"{self._where}: {name}", self._error)
 
     def nested_list(self, name: str) -> list["Fields"]:

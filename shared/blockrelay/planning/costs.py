@@ -18,7 +18,7 @@ from blockrelay.onnx_blocks.wiring import Wiring, wire
 def costs_of(folder: BlockFolder) -> ModelAnalysis:
     """Returns the costs of every block of the model in `folder`.
 
-    Raises OnnxBlocksError for a `blocks.json` that cannot be read.
+    Raises OnnxBlocksError for a `blocks.json` that cannot be read, and for ONNX blocks that do not fit together.
     """
     if folder.model.onnx_blocks is None:
         return analyse(folder.model)

@@ -73,7 +73,7 @@ class Fleet:
         return next((link for link in self.links if set(link.between) == {a, b}), None)
 
     def with_device(self, device: Device) -> "Fleet":
-        """Returns the fleet with one more device. Raises UsageError if its id is taken."""
+        """Returns the fleet with one more device. Raises UsageError if its id is taken or MAX_DEVICES are there."""
         return checked(Fleet(devices=(*self.devices, device), links=self.links), "devices")
 
     def without_host(self, host: str) -> "Fleet":

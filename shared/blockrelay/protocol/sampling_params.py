@@ -89,7 +89,10 @@ class SamplingParams:
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, object]) -> "SamplingParams":
-        """Reads the dict of `to_dict`. Raises WireError for unknown fields, BadRequest for values out of range."""
+        """Reads the dict of `to_dict`; a missing field has its default.
+
+        Raises WireError for unknown fields and for stop fields that are no lists, BadRequest for values out of range.
+        """
         known = {field.name for field in fields(cls)}
         unknown = sorted(set(plain) - known)
         if unknown:

@@ -99,7 +99,10 @@ class ResultReader:
         self._left = 0  # values still to come
 
     def begin(self, header: bytes) -> int:
-        """Takes the first HEADER_BYTES of a result and returns how many bytes follow. Raises WireError."""
+        """Takes the first HEADER_BYTES of a result and returns how many bytes follow.
+
+        Raises WireError for a header that is too short or of another version, for fewer rows, and for other columns.
+        """
         if len(header) < _HEADER.size:
             raise WireError(f"a result of {len(header)} bytes has no header")
         magic, version, self._checksum, rows, columns = cast(tuple[bytes, int, int, int, int], _HEADER.unpack(header))
@@ -112,7 +115,10 @@ class ResultReader:
         return 4 * self._left
 
     def push(self, piece: bytes) -> None:
-        """Takes the next bytes, which must be whole float32 values. Releases the GIL for most of its time."""
+        """Takes the next bytes: whole float32 values, and together no more bytes than `begin` returned.
+
+        Releases the GIL for most of its time.
+        """
         self._computed = zlib.crc32(piece, self._computed)
         values = np.frombuffer(piece, dtype="<f4")
         place = self._into.size - self._left  # negative in leading rows, which are not wanted

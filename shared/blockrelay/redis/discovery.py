@@ -122,6 +122,7 @@ class Slots:
     Any known node may be asked, each time another one, since a node that was cut off answers with the former owner.
     """
 
+    #: The command to send to each node that a search yields.
     question = "CLUSTER SLOTS"
 
     def __init__(self, seeds: Sequence[RedisNode], slot: int) -> None:
@@ -129,6 +130,7 @@ class Slots:
         self._nodes = list(seeds)
 
     def search(self) -> Search:
+        """Starts a search. Only one may run at a time."""
         failed: dict[RedisNode, RedisTrouble] = {}
         answered = False
         for node in list(self._nodes):
@@ -148,9 +150,11 @@ class Slots:
         raise unanswered("no node of the cluster answers", failed)
 
     def witness(self) -> RedisNode | None:
+        """Returns None: no node needs to be asked, since the server itself refuses keys that it does not own."""
         return None
 
     def contradicts(self, answer: Any, place: RedisNode) -> bool:
+        """Returns False: there is no witness whose answer could contradict."""
         return False
 
     def _learn(self, masters: set[RedisNode]) -> None:

@@ -30,7 +30,10 @@ def refuse_other_folders(place: Path) -> None:
 
 
 def refuse_other_weights(folder: Path) -> None:
-    """Raises UsageError for a folder that has a config.json and no safetensors with the names of transformers."""
+    """Always raises UsageError, with the remedy, for a folder in which the caller has found no model.safetensors.
+
+    The message tells pickles of PyTorch, safetensors of other names, and folders without weights apart.
+    """
     pickle = next((path for pattern in _PYTORCH for path in sorted(folder.glob(pattern))), None)
     if pickle is not None:
         raise UsageError(

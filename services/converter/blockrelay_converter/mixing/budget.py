@@ -56,8 +56,8 @@ def convert_within_budget(
 
     The perplexity on the first `tokens` tokens of `text` is at most (1 + `budget`) times that of the checkpoint in
     float32. A report of the measurements (REPORT_NAME) lies beside the manifest. During the work, the disk holds the
-    checkpoint in float32 and in both precisions. The other arguments are those of `convert`, and errors leave nothing
-    behind. Raises UsageError also if BASE alone costs more than the budget.
+    checkpoint in float32 and in both precisions. The other arguments are those of `convert`. Raises the errors of
+    `convert`, and UsageError also if BASE alone costs more than the budget. Errors leave nothing behind.
     """
     read_text_file(text)  # refuses a useless file before hours of work
     source = read_source(checkpoint, name=name, max_position=max_position)
@@ -115,7 +115,7 @@ def convert_within_budget(
 
 
 def report_lines(folder: Path) -> list[str]:
-    """Returns the report in a block folder as lines for people."""
+    """Returns the report (REPORT_NAME) that `convert_within_budget` left in a block folder, as lines for people."""
     content = json.loads((folder / REPORT_NAME).read_text())
     lines = [
         f"perplexity {content['perplexity']:.4f}, {content['cost']:.2%} above {content['reference']:.4f} in fp32 "

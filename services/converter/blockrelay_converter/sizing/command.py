@@ -20,7 +20,11 @@ PRECISION, CONTEXT, PROMPT, NEW, REQUESTS_PER_SECOND, AT_ONCE, CORES = DEFAULT_P
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SizingOptions:
-    """The options of `analyse --sizing`; None: not given."""
+    """The options of `analyse --sizing`; None: not given.
+
+    `context`, `prompt` and `new` are tokens of one request, and `cores` are those of one worker. `precision` is text
+    such as `w8a8,block_33=fp32`, and `device` a class of devices in the file `profile`.
+    """
 
     precision: str | None
     context: int | None

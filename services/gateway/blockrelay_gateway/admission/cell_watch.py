@@ -61,7 +61,7 @@ class CellWatch:
         return int(_steady_ms() + self._clock_ahead_ms)
 
     def accepted(self) -> None:
-        """Counts a request that this gateway had accepted."""
+        """Counts a new request that ACCEPT has accepted for this gateway."""
         self.unfinished += 1
 
     def ended(self, active: ActiveRequest) -> None:
@@ -111,7 +111,7 @@ class CellWatch:
         """Polls before a request is refused because memory is short: there may be room by now.
 
         The poll begins after this call, because one that has begun may have read the memory before there was room. It
-        serves all callers that come until it begins.
+        serves all callers that come until it begins. If Redis fails, that is counted, not raised.
         """
         if self._again is None:
             self._again = asyncio.create_task(self._look_soon(), name="look at Redis again")

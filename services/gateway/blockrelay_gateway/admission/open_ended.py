@@ -17,7 +17,7 @@ from blockrelay_gateway.streaming.cell_links import CellLinks
 
 
 class PoolShares:
-    """The share of a worker's KV pages that one open-ended request may have, if all its requests have the same."""
+    """Reads how many KV pages of a worker one open-ended request may have: an equal share for each of its requests."""
 
     def __init__(self, links: CellLinks) -> None:
         self._client, self._keys, self._model = links.client, links.keys, links.model
@@ -49,9 +49,9 @@ class PoolShares:
 
 
 def bounded(request: AdmissionRequest, tenant: Tenant, pages: int) -> AdmissionRequest:
-    """Returns `request` with the `max_tokens` that it may have; unchanged if its client named a limit.
+    """Returns `request` with the `max_tokens` and `expected_tokens` that it may have.
 
-    `pages` is the share of `PoolShares`.
+    A request whose client named a limit is returned unchanged. `pages` is the share in KV pages, from `PoolShares`.
     """
     if not request.open_ended:
         return request

@@ -47,7 +47,8 @@ class BodyIntake:
         """Returns the content of a request's body, read by the method `how`.
 
         The body's memory is given back, except that of a tensor step, whose KV needs it until `accepted` is called.
-        Raises BadRequest and what `Helpers.run` raises.
+        Raises the refusal of a wrong body (BadRequest, or NotFound for another model), and BadRequest for a wrong
+        header. Raises RequestTooLarge for a body that takes too much memory when parsed, and what `Helpers.run` raises.
         """
         received: ReceivedBody = request.scope[RECEIVED]
         keys = tuple(request.headers.getlist(HEADER))

@@ -44,7 +44,10 @@ from blockrelay_gateway.tracing.ended_requests import EndedRequests, Traces
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
-    """The model of a gateway, the same in all its cells; `name` is its name in the API."""
+    """The model of a gateway, the same in all its cells.
+
+    `name` is its name in the API. Without a `tokenizer` clients send and get token ids only.
+    """
 
     folder: BlockFolder
     name: str
@@ -126,7 +129,7 @@ class Cell:
         return Relay(self.served.tokenizer, active.params, self.served.folder.model.eos_ids, active.body.prompt)
 
     async def status(self, readers: Readers) -> str:
-        """The status of the first request, as in GET /v1/requests/{id}."""
+        """The status of the first request, as in GET /v1/requests/{id}. Raises RedisTrouble if it has to be read."""
         if not readers.replayed:
             return "queued"
         return status_of_record(*await self.records.state_and_end(readers.requests[0].id))

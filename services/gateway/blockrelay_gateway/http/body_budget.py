@@ -21,12 +21,15 @@ class BodyBudget:
     """The bytes that all requests and answers together may take. The largest body always fits if it is alone."""
 
     def __init__(self, max_bytes: int, *, largest_body: int = 0) -> None:
-        """`max_bytes` is the budget, raised to `largest_body`, what the largest body needs."""
+        """`max_bytes` is the budget, raised to `largest_body`, the most bytes of one body."""
         self.max_bytes, self.used = max(max_bytes, largest_body), 0
+        #: The most bytes of large bodies that may wait together.
         self.max_waiting = max(int(WAITING_SHARE * self.max_bytes), largest_body)
+        #: The most `used` bytes with which large bodies, parsed JSON and answers still get room.
         self.max_large = max(int(LARGE_SHARE * self.max_bytes), largest_body)
         #: The most bytes of bodies that one named tenant may have waiting.
         self.max_tenant = max(self.max_waiting // 2, largest_body)
+        #: Bytes taken for bodies, by the tenant's name ("" if it is not known).
         self.tenants: Counter[str] = Counter()
         self.waiting = 0
         """Bytes of large bodies that have arrived."""

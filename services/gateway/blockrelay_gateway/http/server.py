@@ -66,7 +66,8 @@ def server_config(app: FastAPI, settings: GatewaySettings, bodies: BodyBudget, d
 async def accept_the_last(listeners: Sequence[socket.socket]) -> None:
     """Waits until no connection waits to be accepted, so that closing the listeners resets none.
 
-    To its client a connection is open, and may carry a request, before it is accepted here.
+    It waits for LAST_ACCEPTS_S seconds at most, because connections may never stop coming. To its client a connection
+    is open, and may carry a request, before it is accepted here.
     """
     loop = asyncio.get_running_loop()
     until, quiet = loop.time() + LAST_ACCEPTS_S, 0

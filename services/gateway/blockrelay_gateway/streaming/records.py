@@ -34,7 +34,7 @@ class Records:
 
         Without `whole` only the last entry of the log is read. Tokens of nondeterministic devices are read from what
         replicas have, and RedisUnavailable is raised if too few have them. Raises ServiceUnavailable for a record of
-        another protocol.
+        another protocol, and WireError for a record whose log cannot be decoded.
         """
         both = self._client.pipeline(transaction=True)
         both.hgetall(self._keys.request(request_id))

@@ -46,7 +46,10 @@ class Listener:
             self._queue.put_nowait(event)
 
     async def events(self, silence_s: float) -> AsyncIterator[Event | None]:
-        """Yields events until the gateway ends, and None after every `silence_s` seconds without one."""
+        """Yields events until the gateway ends, and None after every `silence_s` seconds without one.
+
+        Events that found no room are missing; `{"type": "dropped", "count": n}` then says how many.
+        """
         while True:
             if self._dropped:
                 dropped, self._dropped = self._dropped, 0

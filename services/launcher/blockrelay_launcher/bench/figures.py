@@ -62,10 +62,13 @@ def token_times(came: Sequence[float]) -> list[float]:
 def figures(rounds: Sequence[Round], *, prompt: int) -> dict[str, Any]:
     """Returns one entry of the report: medians over rounds; percentiles are over all requests of all rounds.
 
-    `prompt` is the number of tokens of each prompt. The figures in the entry:
-    `decode_tok_s`: see `decode_rate`. `prefill_ms`: until every request has its first token, and `prompt_tok_s` from
-    it. `itl_ms_...`: see `token_times`; None if all tokens came together. `tokens_at_once`: mean number of tokens per
-    arrival. `tok_s`: all new tokens over the whole time. `rounds`: the figures of each round.
+    `rounds` has at least one, all with the same numbers of requests and tokens. `prompt` is the number of tokens of
+    each prompt. The figures of the entry:
+    `decode_tok_s`: see `decode_rate`. `prefill_ms`: time until every request has its first token. `prompt_tok_s`:
+    prompt tokens per second of that time. `ttft_ms_p50`: time to first token. `itl_ms_...`: see `token_times`; None if
+    all tokens came together. `tokens_at_once`: mean number of tokens per arrival. `tok_s`: new tokens per second of the
+    whole round. `rounds`: the figures of each round. `client_cpu_s` and `client_cpu_share` (of the round's time): CPU
+    time of the client; absent without a client.
     """
     requests = len(rounds[0].tokens)
     decode = [decode_rate(one.tokens) for one in rounds]
@@ -98,7 +101,8 @@ def figures(rounds: Sequence[Round], *, prompt: int) -> dict[str, Any]:
 def ratio(gateway: Sequence[Round], in_process: Sequence[Round], *, prompt: int) -> dict[str, Any]:
     """Returns the speed through the gateway as a share of that in process (1: equal), medians over pairs of rounds.
 
-    `prompt` is the number of tokens of each prompt.
+    Both sides have the same number of rounds. `prompt` is the number of tokens of each prompt. `decode` compares the
+    rates of `decode_rate`, `prefill` the times until every request has its first token.
     """
     pairs = list(zip(gateway, in_process, strict=True))
     return {

@@ -58,7 +58,7 @@ class RequestRecord:
     """Time of the last event; None if the client did not see the end."""
 
     def take(self, event_id: str, data: dict[str, Any]) -> None:
-        """Records one event of the stream."""
+        """Records one event of the stream: its id `<request>:<position>`, and its JSON object `data`."""
         request_id, _, position = event_id.rpartition(":")
         self.events.append(time.monotonic())
         self.request_id = request_id or self.request_id

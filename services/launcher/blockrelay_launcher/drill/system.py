@@ -81,7 +81,10 @@ class DrilledSystem:
         draft.replace(path)
 
     def administrator(self, server: Target) -> redis.Redis:
-        """Returns a client of one of the Redis servers with all rights, which waits at most ANSWER_S for an answer."""
+        """Returns a client with all rights of `server`, redis-control or redis-payload.
+
+        It waits at most ANSWER_S for an answer, and then raises RedisTrouble.
+        """
         return redis_link.connect(self.redis_urls[server], cell=self.running.cell, answer_s=ANSWER_S)
 
     def worker_of(self, device: int) -> int | None:
@@ -98,7 +101,7 @@ class DrilledSystem:
         return None
 
     def numerics_ids(self, of: Device) -> set[str]:
-        """Returns the numerics ids of the workers on devices of a class."""
+        """Returns the numerics ids of the workers on devices of class `of`. Raises RedisTrouble if Redis is silent."""
         return {worker.numerics for worker in self._workers() if worker.device == of}
 
     def wait_for_gpus(self, count: int) -> None:
@@ -128,8 +131,8 @@ class DrilledSystem:
     def left_behind(self) -> list[str]:
         """Returns a line for each key that Redis still holds although every request has ended.
 
-        None is left if the accounting is right. Waits up to SETTLE_S for keys to vanish. Returns none, too, if Redis
-        does not answer.
+        The list is empty if the accounting is right, and also if Redis does not answer. Waits up to SETTLE_S for keys
+        to vanish.
         """
         end = time.monotonic() + SETTLE_S
         with redis_link.connect(self.running.redis_url, cell=self.running.cell) as client:

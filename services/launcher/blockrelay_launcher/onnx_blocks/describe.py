@@ -90,7 +90,7 @@ def described(folder: Path, max_position: int | None) -> Described:
     """Returns the description of the blocks in `folder`, with the block folder from which services serve them.
 
     `max_position` is the length of the context in tokens; None: the one that the files name, else a default. Raises
-    typer.Exit if the worker has printed an error.
+    typer.Exit if the worker has printed an error, WireError if its report cannot be read.
     """
     command = command_of(_MODULE, folder, max_position=max_position)
     line, code = run_worker(command, lambda lines: lines.readline())

@@ -87,7 +87,10 @@ class ChildProcess:
         reach("launcher.after_spawn")
 
     def reap(self) -> int | None:
-        """Returns the exit code if the process has ended since the last call, else None; then sets `start_at`."""
+        """Returns the exit code if the process has ended since the last call, and sets `start_at`; else returns None.
+
+        A code below 0 is minus the number of the signal that killed it.
+        """
         if self.process is None or self.process.returncode is not None or self.process.poll() is None:
             return None
         self.deaths += 1

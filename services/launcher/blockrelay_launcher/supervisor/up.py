@@ -63,8 +63,8 @@ def up(options: UpOptions) -> int:
     """Runs a system until SIGINT, SIGTERM or SIGHUP, and returns the exit code.
 
     Prints `ready URL...` (of each gateway) on stdout, and everything else on stderr. Raises UsageError or
-    BlockFolderError for options that cannot work, ServiceUnavailable if a service cannot be started. All started
-    processes are ended in every case.
+    BlockFolderError for options that cannot work, ValidationError for settings in the environment that a service would
+    refuse, ServiceUnavailable if a service cannot be started. All started processes are ended in every case.
     """
     settings = read_settings(Settings, ["--model", str(options.model)], program="blockrelay up")
     if settings.failpoint:

@@ -56,7 +56,8 @@ def composed(
 ) -> UpOptions:
     """Returns the options of `up` with the GPUs and ONNX blocks that they name. A topology file is not read here.
 
-    Raises UsageError for GPUs that do not exist, and typer.Exit if the worker has printed an error of the blocks.
+    Raises UsageError for GPUs that do not exist and for options of ONNX blocks that do not go together. Raises
+    typer.Exit if the worker has printed an error of the blocks.
     """
     gpus = first_gpus(devices.gpu_workers) if devices.gpu_workers else named_gpus(devices.named)
     blocks = served_blocks(model, gpus=bool(gpus))

@@ -40,9 +40,11 @@ class PlanOptions:
     devices: Path | None = None
     """The file of devices and links; None: this machine."""
     objective: Objective = "throughput"
+    """What the strategy `auto` optimises; other strategies ignore it."""
     context: int | None = None
     """Tokens of each request that KV pages must have room for; None: DEFAULT_CONTEXT, or the model's if shorter."""
     requests: int = DEFAULT_REQUESTS
+    """Requests at once that KV pages must have room for."""
     precision: str | None = None
     """The precision to plan for, written as for `convert`; None: the one that the model has."""
     wishes: Wishes = NO_WISHES

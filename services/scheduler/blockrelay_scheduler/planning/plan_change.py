@@ -20,7 +20,7 @@ class PlanChange:
     """Ids of the workers that would load other blocks."""
 
     def to_json(self) -> dict[str, Any]:
-        """The part of the object that `plan apply --json` prints."""
+        """Returns the fields that `plan apply --json` prints about this change."""
         return {
             "before": self.before.split,
             "split": self.plan.split,
@@ -36,9 +36,9 @@ def change(
 ) -> PlanChange:
     """Returns the change from the plan in force, `current`, to `planned`.
 
-    `lost` are ids of GPUs that failed, whose workers wait until they can be used again. Raises UsageError where a stage
-    would have no worker, where it is for a GPU that no worker has or has lost, and for several stages where a worker
-    can only run the whole model.
+    `lost` are ids of GPUs that failed, whose workers wait until they can be used again. Raises UsageError for a stage
+    that would have no worker, and for a stage on a GPU that no worker has and that is not in `lost`. Raises it also for
+    several stages where a worker can only run the whole model.
     """
     serving = [worker for worker in workers if worker.is_alive and not worker.draining]
     _check_devices(planned, [worker.device_id for worker in serving if worker.device == GPU], lost)

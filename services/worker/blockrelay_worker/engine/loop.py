@@ -55,6 +55,7 @@ class Engine:
     ) -> None:
         """`state` is the worker's state machine, idle now; from here on the engine drives it.
 
+        `tokenizer` finds stop strings; None if no request has any. Other threads put events into `mailbox`.
         `care` looks after the device between steps, if the device needs that. `local` sends rows to workers of this
         host through shared memory.
         """
@@ -90,6 +91,7 @@ class Engine:
             metrics,
             state,
         )
+        #: The worker's pace in prompt tokens and tokens, which its heartbeats report.
         self.pace = self._steps.pace
         self._claim_due = role.first_stage
         self._log = get()

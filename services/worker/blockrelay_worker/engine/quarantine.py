@@ -38,7 +38,7 @@ class Quarantine:
         self.now = request_id
 
     def leave(self) -> None:
-        """Ends what `enter` began: the request's rows are computed."""
+        """Ends the quarantine of the request `now`, whose rows are computed, and deletes the record."""
         self.now = ""
         self.clear()
 

@@ -33,7 +33,10 @@ class DeviceMemory:
     """Limit of the bytes of warm ONNX sessions, of which one is always allowed; None: no limit."""
 
     def weight_bytes(self, *stages: Stage) -> int:
-        """Returns the bytes of the weights of `stages` together; blocks that they share count once."""
+        """Returns the bytes of the weights of `stages` together; blocks that they share count once.
+
+        Rotary tables are included. With limits of warm sessions, only blocks that may be warm at once count.
+        """
         blocks = {block for stage in stages for block in range(stage.first, stage.last + 1)}
         layers = any(self._layers(stage) for stage in stages)
         held = held_at_once([self.block_bytes[block - 1] for block in blocks], self.max_sessions, self.max_bytes)

@@ -85,7 +85,8 @@ class SaltedExecutor(WrappingExecutor):
     """Computes other bits than the executor that it wraps; a row still depends only on the tokens of its request.
 
     It reads a quarter of the vocabulary as other tokens, which changes hidden states and KV pages of every stage, and
-    adds a fixed number between -1 and 1 to the logit of each token. `salt`, not empty, seeds both choices.
+    adds a fixed number between -1 and 1 to the logit of each token. `salt`, not empty, seeds both choices. `vocabulary`
+    is the number of token ids.
     """
 
     def __init__(self, executor: Executor, *, salt: str, vocabulary: int) -> None:

@@ -22,6 +22,7 @@ class PagePool:
     """
 
     def __init__(self, layout: PageLayout, pages: int) -> None:
+        """All pages are free at first. Raises ValueError if `pages` is less than 1."""
         if pages < 1:
             raise ValueError("a page pool needs at least one page")
         self.layout = layout
@@ -93,7 +94,8 @@ class PagePool:
     def publish(self, page: int, block_hash: bytes) -> bool:
         """Publishes a used page under the hash of the tokens whose KV it holds; it is read-only from now on.
 
-        Returns False when another page has this block hash: then the page stays unpublished.
+        Returns False when another page has this block hash: then the page stays unpublished. Raises AssertionError for
+        a page that has no user or has a block hash already.
         """
         assert page in self._users and page not in self._hash_of, f"page {page} cannot be published"
         if block_hash in self._page_of:
@@ -102,7 +104,10 @@ class PagePool:
         return True
 
     def unpublish(self, page: int) -> None:
-        """Removes the block hash of a used page, if it has one: its contents are not what the hash promises."""
+        """Removes the block hash of a used page, if it has one: its contents are not what the hash promises.
+
+        Raises AssertionError for a page that has no user.
+        """
         assert page in self._users, f"page {page} is not allocated"
         if (block_hash := self._hash_of.pop(page, None)) is not None:
             del self._page_of[block_hash]

@@ -50,6 +50,7 @@ class Largest:
 
 #: A whole row of logits, float32 [vocab], or the largest of it.
 LogitRow = NDArray[np.float32] | Largest
+#: Rows of logits: all of them whole, float32 [n, vocab], or each as it is needed.
 LogitRows = NDArray[np.float32] | Sequence[LogitRow]
 
 

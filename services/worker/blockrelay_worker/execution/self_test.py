@@ -52,7 +52,7 @@ def fixed_rows(model: ModelConfig, rows: int = ROWS) -> np.ndarray[tuple[int, in
 def answer(executor: StageExecutor, block: int) -> str:
     """Returns the SHA-256 (hex) of the output of `block` for the fixed input.
 
-    It needs two free pages in the executor's pool, and frees them.
+    It takes two pages of the executor's pool, and frees them. Raises OutOfPages if fewer are free.
     """
     model = executor.folder.model
     pages = executor.pool.allocate(2)

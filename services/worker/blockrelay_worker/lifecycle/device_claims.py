@@ -17,7 +17,10 @@ if sys.platform != "win32":
 
 
 class DeviceClaims:
-    """The locks that this process holds, by card (`Provider.card`). One thread uses it at a time."""
+    """The locks that this process holds, by card. One thread uses it at a time.
+
+    A card is the name of a device that all processes of the host agree on (`Provider.card`): a UUID, or `webgpu:0`.
+    """
 
     def __init__(self, folder: Path | None = None) -> None:
         """`folder` has the lock files; None: a folder in the user's cache folder, even if graphs are kept elsewhere."""

@@ -60,6 +60,7 @@ class Registration:
     ) -> None:
         """Collects the fields of the worker's record; nothing is sent yet.
 
+        `model` is the model's key in Redis, `numerics` its numerics id, `port` that of the worker's status server.
         `nondeterministic`: its device is nondeterministic. `slow`: a line for users that says why it computes more
         slowly than its CPU can.
         """
@@ -117,7 +118,8 @@ class Registration:
         `pages` are its KV pages, `slots` the requests it takes at once, `local_rows` the address where it takes rows
         of workers on its host, if it does.
 
-        Returns the run id of the control Redis, read before all this: a different one later means a restart.
+        Returns the run id of the control Redis, read before all this: a different one later means a restart. Raises
+        Stopping when the process should end before Redis answers.
         """
         run_id: str = self._links.retry_until_reachable(lambda: server_run_id(self._links.control), "announce")
         fields: dict[Any, Any] = {
@@ -169,7 +171,10 @@ class Registration:
             self._links.watch.count_error(error)  # it has a time to live
 
     def forgotten(self) -> bool:
-        """Returns True if this worker's record is gone; otherwise this counts as a heartbeat."""
+        """Returns True if this worker's record is gone; otherwise this counts as a heartbeat.
+
+        Raises Stopping when the process should end before Redis answers.
+        """
         if self._links.retry_until_reachable(self._sign_of_life, "register"):
             return False
         get().warning("WORKER_FORGOTTEN", worker=self.worker_id)

@@ -37,6 +37,7 @@ class Timed:
     tokens: list[int]
     """All tokens so far, prompt first."""
     pages: list[int]
+    """Ids of its KV pages, for the prompt and all new tokens."""
     left: int
     """New tokens still to be generated."""
     computed: int = 0
@@ -51,7 +52,8 @@ def run_round(
 ) -> tuple[float, list[Timed]]:
     """Runs all prompts together until each has `new` >= 1 greedy tokens; returns the start time and the requests.
 
-    `executor` has the whole model. Batches are those of a worker: at most `max_rows` rows, decode rows first.
+    `executor` has the whole model. Batches are those of a worker: at most `max_rows` rows, decode rows first. Raises
+    OutOfPages if the executor's pool is too small for all requests together.
     """
     pool, params = executor.pool, SamplingParams(max_tokens=new, temperature=0, ignore_eos=True)
     started = time.monotonic()

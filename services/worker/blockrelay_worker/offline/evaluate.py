@@ -104,7 +104,11 @@ def score(
     stride: int,
     done: Callable[[int, int], None],
 ) -> Score:
-    """Scores a text of at least two tokens. Calls `done` with (windows done, windows in all) after each window."""
+    """Scores a text of at least two tokens, in windows of `context` tokens that begin every `stride` tokens.
+
+    Needs 1 <= stride < context. Calls `done` with (windows done, windows in all) after each window. Raises RowNotFinite
+    if the model gives NaN or infinity.
+    """
     losses: list[float] = []
     every = windows(len(tokens), context=context, stride=stride)
     for number, window in enumerate(every, 1):
@@ -167,7 +171,9 @@ class EvaluatedText:
     tokens: int | None
     """Number of tokens to use at most; None: all."""
     context: int
+    """Tokens per window."""
     stride: int
+    """Tokens from the beginning of a window to that of the next."""
     threads: int
 
 

@@ -46,7 +46,7 @@ class LaterStageState:
     block_seconds: Mapping[str, float] = field(default_factory=dict[str, float])
     """Seconds that each block of the stages before took for the rows that are here now."""
     gpu_blocks: tuple[str, ...] = ()
-    """Names of those blocks that ran on a GPU."""
+    """Names of the blocks of earlier stages that ran on a GPU."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -138,7 +138,7 @@ class Run:
     sent: int = 0
     """Number of forward messages of this run to the next stage."""
     known: InitVar[Sequence[int]]
-    """The first tokens."""
+    """The tokens that are known when the run begins here, prompt first."""
     _tokens: list[int] = field(init=False)
 
     def __post_init__(self, known: Sequence[int]) -> None:
@@ -153,6 +153,7 @@ class Run:
 
     @property
     def prompt_length(self) -> int:
+        """Number of tokens of the prompt."""
         return int(self.body.prompt.size)
 
     def is_overdue(self, now: float) -> bool:
@@ -182,10 +183,12 @@ class Run:
 
     @property
     def pages(self) -> list[int]:
+        """Indexes in the pool of the run's KV pages, in token order."""
         return self.kv.pages
 
     @property
     def computed(self) -> int:
+        """Number of leading tokens whose KV is computed."""
         return self.kv.computed
 
     @property

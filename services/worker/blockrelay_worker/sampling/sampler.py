@@ -47,9 +47,9 @@ def need_of(params: SamplingParams) -> Need | None:
 def sample(row: LogitRow, params: SamplingParams, *, seed: int, position: int) -> Sampled:
     """Chooses the token for `position` from the logits in `row`.
 
-    `position` is the 0-based index in the request's tokens, prompt included. `row` has all logits, or the part that
-    `need_of` names, which gives the same token. Logits must be finite. `seed` is the request's seed, given or derived
-    (any integer, taken modulo 2**64).
+    `position` is the 0-based index in the request's tokens, prompt included. `row` has all logits, float32 [vocab], or
+    the part that `need_of` names, which gives the same token. Logits must be finite. `seed` is the request's seed,
+    given or derived (any integer, taken modulo 2**64).
     """
     logits = row.logits if isinstance(row, Largest) else row
     total = row.total if isinstance(row, Largest) else None

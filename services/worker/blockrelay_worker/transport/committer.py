@@ -18,7 +18,8 @@ _Item = list[Commit] | threading.Event | None
 class Committer(threading.Thread):
     """Takes commits in order and delivers their verdicts to the mailbox in order. Survives a Redis restart.
 
-    It works while the engine computes, which waits whenever this thread holds the interpreter: so it does little.
+    It works while the engine computes, which waits whenever this thread holds the interpreter: so it does little. Any
+    thread may call `submit`, `flush` and `close`.
     """
 
     def __init__(self, links: Links, mailbox: Mailbox[Event], metrics: WorkerMetrics) -> None:
@@ -33,7 +34,7 @@ class Committer(threading.Thread):
             self._queue.put(commits)
 
     def flush(self, timeout_s: float) -> bool:
-        """Waits until everything submitted is answered. False if `timeout_s` passed first."""
+        """Waits until everything submitted is answered. False if `timeout_s` seconds passed first."""
         answered = threading.Event()
         self._queue.put(answered)
         return answered.wait(timeout_s)

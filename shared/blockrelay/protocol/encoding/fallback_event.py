@@ -25,7 +25,10 @@ class FallbackEvent:
 
     @classmethod
     def decode(cls, value: object) -> "FallbackEvent":
-        """Reads an event of a terminal entry's JSON. Raises WireError."""
+        """Reads the parsed JSON of an event as scripts write it. Raises WireError for anything else.
+
+        Keys that differ from the fields: `from`, `to`, `rows`, and `blocks`, the numbers of the first and last block.
+        """
         with reading("a fallback event"):
             m = entries(value)
             return cls(

@@ -17,7 +17,10 @@ from blockrelay.protocol.constants import PAGE_TOKENS
 
 
 def field(page: int, layer: int) -> str:
-    """Returns the field of a page of a layer in the hashes `kv-asked:<id>` and `kv-given:<id>`."""
+    """Returns the field of a page of a layer in the hashes `kv-asked:<id>` and `kv-given:<id>`.
+
+    Both are counted from 0: pages from the beginning of the request, layers through all blocks.
+    """
     return f"{page}.{layer}"
 
 

@@ -261,7 +261,11 @@ def finish(
     abandoned: bool = False,
     confirm: bool = False,
 ) -> Call[Literal["FINISHED", "DONE", "UNKNOWN", "LOST", "EARLY", "READ"]]:
-    """Ends a request for `reason`. "expired" ends it only after its deadline by Redis' clock; else the answer is EARLY.
+    """Ends a request for `reason`.
+
+    Results: FINISHED; DONE: it had ended before; UNKNOWN: there is no such request; LOST: another run is current, or it
+    does not wait for a GPU; EARLY: `reason` is "expired", but it has no deadline, or time is left by Redis' clock;
+    READ: it is not abandoned.
 
     meta       what the terminal entry of the log says about the end, as JSON; None: nothing
     run_id     only while this run is the current one; "": whatever run is

@@ -15,7 +15,10 @@ _OPEN_ROWS = 64
 
 
 def train_tokenizer(seed: str, *, vocab: int, documents: int) -> Tokenizer:
-    """Trains a byte-level BPE tokenizer. The special tokens have the first ids, in the order of SPECIALS."""
+    """Trains a byte-level BPE tokenizer of `vocab` tokens on the first `documents` documents of the stream `seed`.
+
+    The special tokens have the first ids, in the order of SPECIALS.
+    """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -61,7 +64,8 @@ def pack(
 ) -> Rows:
     """Fills `rows` rows with whole documents, each where it fits best; a document longer than a row is cut.
 
-    With `joined`, the documents of a row count as one.
+    `documents` must not end before all rows are full. `length` is the tokens of a row. Tokens of answers weigh
+    `answer_weight`, others 1. With `joined`, the documents of a row count as one.
     """
     closed: list[tuple[list[int], list[int], list[int]]] = []
     open_rows: list[tuple[list[int], list[int], list[int]]] = []

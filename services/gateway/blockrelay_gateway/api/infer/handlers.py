@@ -123,8 +123,8 @@ async def text_objects(cell: Cell, readers: Readers) -> AsyncIterator[dict[str, 
 async def submit_tensors(gateway: Gateway, tensors: Tensors, tenant: Tenant) -> AcceptedStep:
     """Accepts a tensor step, one request for each row; a repeated step gets the requests of the first one.
 
-    `finish_tensors` closes the readers. Raises BadRequest, Conflict for a wrong step number, and what submission
-    raises.
+    The caller closes the readers, also if `finish_tensors` fails. Raises BadRequest, Conflict for a wrong step number,
+    and what `Submission.submit` raises.
     """
     place, steps, rows, layout = await _rows(gateway, tensors, tenant)
     cell, readers = await gateway.submission.submit(rows, tenant, together=True, place=place)
@@ -136,9 +136,11 @@ async def finish_tensors(accepted: AcceptedStep, session_id: str | None, tenant:
     """Waits until all rows of a tensor step have ended and returns the answer.
 
     Rows whose results are gone are computed once more. If a row failed, the answer is its error. `session_id` is the
-    client's, which the answer repeats. The caller gives the step's share back. Raises LimitExceeded if there is no
-    memory for the answer within ANSWER_ROOM_S, ServiceUnavailable if the gateway shuts down or Redis fails, and what
-    submission raises.
+    client's, which the answer repeats. The caller gives the step's share back.
+
+    Raises LimitExceeded if there is no memory for the answer within ANSWER_ROOM_S seconds, and RequestTooLarge if it
+    can never fit. Raises ServiceUnavailable if the gateway shuts down or Redis fails, and WireError for KV pages that
+    do not fit the model. For rows that are computed once more it also raises what `Admission.submit` raises.
     """
     cell, steps, rows, readers = accepted.cell, accepted.steps, accepted.rows, accepted.readers
     started = min(active.started for active in readers.requests)

@@ -168,9 +168,10 @@ def read_given(served: ServedKv, past: Mapping[CacheSlot, Any], *, rows: int, co
 def check_kv_lengths(
     lengths: Sequence[int], served: ServedKv, *, given: GivenKv | None, wanted_layers: Sequence[int]
 ) -> None:
-    """Raises BadRequest if rows with `lengths` tokens cannot have the KV that is sent and asked for.
+    """Raises BadRequest if rows cannot have the KV that is sent and asked for.
 
-    KV needs rows of one length, at least one token behind the KV that is sent, and at most MAX_KV_BYTES in the answer.
+    `lengths` has the number of tokens of each row after the step, with those of earlier steps. KV needs rows of one
+    length, at least one token behind the KV that is sent, and at most MAX_KV_BYTES in the answer.
     """
     if (given or wanted_layers) and len(set(lengths)) > 1:
         raise BadRequest("rows of one length only have KV in common: send them without padding", param="input_tensors")

@@ -35,7 +35,8 @@ class SessionRow:
 async def view(gateway: Gateway, tenant: Tenant, session_id: str) -> dict[str, Any]:
     """The answer of GET /v1/sessions/{id}.
 
-    Raises NotFound for a session that does not exist, ServiceUnavailable if its cell cannot be reached.
+    Raises NotFound for a session that does not exist. Raises ServiceUnavailable if its cell cannot be reached, and for
+    a session of another protocol.
     """
     names = [scoped_session(tenant.name, name) for name in (session_id, row_session(session_id, 0, 2))]
     place = await gateway.submission.of_session(tenant, session_id, names, begins=False)
@@ -55,7 +56,10 @@ async def view(gateway: Gateway, tenant: Tenant, session_id: str) -> dict[str, A
 
 
 def stages(rows: Sequence[SessionRow], workers: Mapping[str, WorkerInfo], served: ServedKv) -> list[dict[str, Any]]:
-    """The KV pages that the last steps of `rows` filled, by stage and worker; 0 for a worker that is gone. Pure."""
+    """The KV pages that the last steps of `rows` filled, by stage and worker; 0 for a worker that is gone. Pure.
+
+    `workers` has the registered workers by their ids. Each object of the answer is one worker of one stage.
+    """
     pages: dict[tuple[int, str], int] = {}
     for row in rows:
         for stage, worker_id in enumerate(row.route):

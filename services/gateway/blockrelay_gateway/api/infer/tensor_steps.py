@@ -86,7 +86,8 @@ class TensorStep:
 def check_names(session_id: str | None, step: int | None) -> int:
     """Returns the step number; 1 for a step without a session.
 
-    Raises BadRequest for a step without a session, a session without a step, and values out of range.
+    Raises BadRequest for a malformed session id, a session without a step, a step out of range, and a step other than 1
+    without a session.
     """
     if session_id is None:
         if step not in (None, 1):
@@ -117,8 +118,9 @@ def other_shapes(session_id: str, rows: int) -> list[str]:
 def read_inputs(inputs: Mapping[str, Any], *, context: int, vocab_size: int) -> Inputs:
     """Decodes the tensors of a step and checks shapes, types and token ids.
 
-    A mask or positions of one row stand for all rows of `input_ids`. `context` is the model's number of positions.
-    Raises BadRequest naming the tensor.
+    `inputs` has the undecoded JSON tensors by name: `input_ids`, and perhaps `attention_mask` and `position_ids`. A
+    mask or positions of one row stand for all rows of `input_ids`. `context` is the model's number of positions. Raises
+    BadRequest naming the tensor, also for another name.
     """
     for name in inputs:
         if name not in _INPUTS:

@@ -30,7 +30,10 @@ class MessageForms:
 
     @classmethod
     def of(cls, render: Render, names: frozenset[str]) -> "MessageForms":
-        """Finds the forms of the template that `render` fills in; `names` are the strings in its expressions."""
+        """Finds the forms of the template that `render` fills in; `names` are the strings in its expressions.
+
+        `render` returns the prompt of some messages, and raises BadRequest if the template refuses them.
+        """
         system_alone = "system" in names and "developer" not in names
         return cls(shown=_shown(render), developer="system" if system_alone else "developer")
 

@@ -12,8 +12,12 @@ NO_LIMIT_OF_REQUESTS = 2**31
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Acceptance:
-    """The arguments of ACCEPT without its limits. `deadline_ms` is of Redis' clock, 0: none. `reader`: the gateway that
-    is written down as one that reads the log."""
+    """The arguments of ACCEPT without its limits.
+
+    `pages_needed` is the most KV pages of one block that the request fills. `deadline_ms` is Unix milliseconds of
+    Redis' clock, 0: none. `retention_s` is the time in seconds for which the ended request is kept, 0: as the cell
+    says. `reader` is the id of the gateway that is registered as a reader of the log if the request exists already.
+    """
 
     request_id: str
     body: RequestBody

@@ -24,7 +24,7 @@ class ActiveRequest:
     acceptance: Acceptance
     params: SamplingParams
     created: int
-    cell: str = ""
+    cell: str = ""  # the cell's name
     owned: bool = True  # accepted by this gateway, which counts it
     started: float = field(default_factory=time.monotonic)  # the time at which this gateway began to follow it
     entries: list[LogEntry] = field(default_factory=list[LogEntry])
@@ -41,6 +41,7 @@ class ActiveRequest:
 
     @property
     def id(self) -> str:
+        """The request id in its cell."""
         return self.acceptance.request_id
 
     def public_id(self, prefix: Prefix = "req") -> str:
@@ -50,10 +51,12 @@ class ActiveRequest:
 
     @property
     def body(self) -> RequestBody:
+        """The request as its record has it: the prompt and everything that decides the answer."""
         return self.acceptance.body
 
     @property
     def tenant(self) -> str:
+        """The tenant's name; "" if API keys are off."""
         return self.acceptance.tenant
 
     @property

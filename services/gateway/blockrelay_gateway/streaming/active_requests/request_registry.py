@@ -12,7 +12,10 @@ from blockrelay_gateway.streaming.log_tailer import Tailer
 
 
 class RequestRegistry:
-    """All active requests of one gateway. No method waits or talks to Redis."""
+    """All active requests of one gateway in one cell. No method waits or talks to Redis.
+
+    It is a container of their request ids. `closing` is True once the gateway ends.
+    """
 
     def __init__(self, tailer: Tailer, accounting: RequestAccounting, abandonment: Abandonment) -> None:
         self._tailer, self._accounting, self._abandonment = tailer, accounting, abandonment
@@ -33,19 +36,29 @@ class RequestRegistry:
         return [active for active in self._by_id.values() if active.end is None]
 
     def get(self, request_id: str) -> ActiveRequest | None:
-        """Returns the request, unless it failed: a cancelled one may have begun again at another gateway."""
+        """Returns the active request of this id; None if there is none, or if it failed.
+
+        A request that was cancelled here may have begun again at another gateway.
+        """
         active = self._by_id.get(request_id)
         ended_badly = active is not None and active.end is not None and failure(active.end) is not None
         return None if ended_badly else active
 
     def start(self, active: ActiveRequest) -> None:
-        """Begins to read the log of a request. Called before ACCEPT, so that no entry waits for a second read."""
+        """Makes a request active and begins to read its log, which need not exist yet.
+
+        For a request with a new id it is called before ACCEPT, so that no entry waits for a second read.
+        """
         self._by_id[active.id] = active
         self._accounting.started()
         self._tailer.subscribe(active.id, lambda entry: self.receive(active, entry))
 
     def join(self, active: ActiveRequest) -> ActiveRequest:
-        """Returns the active request of this id, which may be another object: keyed requests can be active already."""
+        """Returns the active request of this id: `active`, which it starts, or another object that was active already.
+
+        A keyed request can be active before its ACCEPT returns. One that has ended, or is being cancelled because it
+        has no reader, is replaced.
+        """
         known = self._by_id.get(active.id)
         if known is not None and known.end is None:
             if known.readers or not known.leaving:

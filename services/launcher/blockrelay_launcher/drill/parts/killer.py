@@ -33,7 +33,10 @@ class Killer(DrillPart):
     _full: dict[Target, tuple[float, int]] = field(default_factory=dict[Target, tuple[float, int]], init=False)
 
     def finish(self) -> None:
-        """Ends the faults: stopped processes continue, and full servers get their room back."""
+        """Ends the thread and its faults: stopped processes continue, and full servers get their room back.
+
+        Takes up to RESTORE_S if a server does not answer.
+        """
         DrillPart.finish(self)
         end = time.monotonic() + RESTORE_S
         self._undo(float("inf"))

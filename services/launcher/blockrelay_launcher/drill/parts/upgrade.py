@@ -15,6 +15,7 @@ from blockrelay_launcher.drill.system import DrilledSystem
 
 #: Suffix of the numerics id of the new workers, which compute other bits (the setting `inject_numerics`).
 SALT = "next"
+#: Seconds between two checks of the worker that is upgraded.
 LOOK_S = 0.1
 
 

@@ -8,7 +8,7 @@ def custom(problem: Problem) -> Placement:
     """Returns the placement with the wished boundaries.
 
     Raises UsageError where none were given, and for boundaries that overlap, leave a block out or lie outside the
-    model.
+    model. Raises it also for more targets than parts, and for an unknown target.
     """
     wishes = problem.wishes
     if not wishes.boundaries:

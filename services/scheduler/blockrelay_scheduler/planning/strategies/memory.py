@@ -9,7 +9,7 @@ def memory(problem: Problem) -> Placement:
     """Returns the placement whose fullest device is as empty as can be.
 
     Devices count as equally large unless the memory of all is known. Raises UsageError for a number of parts or targets
-    that the model cannot have.
+    that the model cannot have, and for an unknown target.
     """
     devices = problem.target_devices(problem.parts)
     is_known = all(device.memory_bytes is not None for device in devices)

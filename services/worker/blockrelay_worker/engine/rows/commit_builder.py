@@ -18,7 +18,7 @@ def next_tokens(run: Run, drafts: Sequence[int], logits: LogitRows, role: StageR
 
     `logits` are 1 + len(drafts) finite rows [vocab]: for the last known token and for each draft behind it. The row of
     a draft counts only if that draft was chosen, so tokens are those of a step without drafts. Changes `run`: its
-    tokens and what follows from them.
+    tokens and what follows from them. The run generates tokens (it is no tensor step) and has not ended.
     """
     last = run.last
     assert last is not None and last.progress is not None and not run.ended

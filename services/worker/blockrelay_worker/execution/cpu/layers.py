@@ -18,7 +18,10 @@ class Layer:
     """One layer: attention and MLP as in Llama, with Qwen's bias and head norms where the folder has them."""
 
     def __init__(self, folder: BlockFolder, index: int, *, backend: Backend, threads: int, kernels: Kernels) -> None:
-        """Loads block `index` (from 1) of the folder. Raises BlockFolderError if ONNX Runtime refuses a graph of it."""
+        """Loads block `index` (from 1) of the folder. `threads` and `backend` are those of `load_linear`.
+
+        Raises BlockFolderError if its file is too short, and what `load_linear` raises.
+        """
         model, tensors = folder.model, {name: np.asarray(array) for name, array in folder.tensors(index).items()}
         self._kernels = kernels
         self._model = model
@@ -129,7 +132,7 @@ class Head:
     def __init__(self, folder: BlockFolder, index: int, *, backend: Backend, threads: int, kernels: Kernels) -> None:
         """Loads block `index`, the last one of the folder.
 
-        Raises BlockFolderError if ONNX Runtime refuses its graph.
+        Raises BlockFolderError if its file is too short, and what `load_linear` raises.
         """
         tensors = {name: np.asarray(array) for name, array in folder.tensors(index).items()}
         self._kernels = kernels
@@ -141,7 +144,7 @@ class Head:
         }
 
     def run_wanted(self, x: F32, wanted: NDArray[np.intp], space: Workspace, out: F32) -> None:
-        """Writes the logits of the rows `wanted` to `out` [n, vocab]; x has either all rows or only these."""
+        """Writes the logits of the rows `wanted` (indexes) to `out` [n, vocab]; x [R, H] has all rows or only these."""
         if not wanted.size:
             return
         if x.shape[0] != wanted.size:

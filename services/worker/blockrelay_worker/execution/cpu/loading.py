@@ -58,8 +58,8 @@ def load_stage(
     """Loads an executor with the fastest variant by which every block gives its known answer on this machine.
 
     `tiles`: True if ONNX Runtime may be faster than our matmul here; None: if the CPU has AMX. The check needs two
-    pages. Raises KnownAnswerMismatch naming the block and the CPU. Blocks of precisions that are not exact have no
-    known answers and are not checked.
+    pages. Raises KnownAnswerMismatch naming the block and the CPU, and what `StageExecutor` raises. Blocks of
+    precisions that are not exact have no known answers and are not checked.
     """
     wrong: str | None = None
     backends = _backends(folder, first_block, last_block, pages, kernels, has_tiles() if tiles is None else tiles)

@@ -47,7 +47,8 @@ class SlotMapping:
 def place(segments: Sequence[Segment], space: Workspace, cos: F32, sin: F32, *, keeps_pages: bool) -> SlotMapping:
     """Maps segments, which `check_segments` has accepted, to rows in buffers of the workspace.
 
-    With `keeps_pages` False (a stage without layers) all rows map to page 0, which is never read.
+    With `keeps_pages` False (a stage without layers) all rows map to page 0, which is never read. The result is valid
+    until the next call with the same workspace.
     """
     needed = [pages_for(segment.first_position + segment.rows) for segment in segments]
     table, places = space.page_table(len(segments), max(needed)), space.segments(len(segments))

@@ -54,7 +54,8 @@ class StageExecutor:
     ) -> None:
         """Loads the blocks of `folder` (from `open_block_folder`) with `pages` KV pages; `threads` >= 1.
 
-        Raises BlockFolderError for blocks that the folder lacks or that cannot be loaded.
+        Raises BlockFolderError for blocks that the folder lacks or that cannot be loaded, ExecutionError if ONNX
+        Runtime is needed and has no usable library. `pages` is at least 1.
         """
         model = folder.model
         if not 1 <= first_block <= last_block <= model.blocks:

@@ -80,7 +80,10 @@ OF_A_COMPOSITION = (
 @dataclass(frozen=True, slots=True)
 class Answers:
     """What the blocks `first_block..last_block` must give: the output of each step (hidden rows, or logits of all
-    rows), and the contents of the pages that moved: for each page and layer the keys, then the values."""
+    rows), and the contents of the pages that moved: for each page and layer the keys, then the values.
+
+    `inputs` has for each step the token ids, int32 [rows], or the hidden rows, float32 [rows, H].
+    """
 
     first_block: int
     last_block: int
@@ -135,7 +138,8 @@ def known_answers(
 
 
 def composed_answers(stage: Executor, first_block: int, last_block: int, model: ModelConfig) -> Answers:
-    """Returns what `stage` gives now in the steps OF_A_COMPOSITION. Uses its first pages, which must be free."""
+    """Returns what `stage` gives now in the steps OF_A_COMPOSITION. Uses its first pages, which must be free. Raises
+    ExecutionError if a step fails."""
     steps = possible(OF_A_COMPOSITION, model)
     inputs = tuple(_input(model, step.rows, tokens=first_block == 1) for step in steps)
     outputs, pages = _walked(stage, steps, inputs)
@@ -145,7 +149,7 @@ def composed_answers(stage: Executor, first_block: int, last_block: int, model: 
 def check(stage: Executor, answers: Answers, *, where: str, tolerance: float) -> None:
     """Raises KnownAnswerMismatch naming the device `where` and the first step that is further off than `tolerance`.
 
-    Takes all pages of a stage that nothing uses yet, and gives them back.
+    Raises ExecutionError if a step fails. Takes all pages of a stage that nothing uses yet, and gives them back.
     """
     outputs, pages = _results(stage, answers)
     for step, actual, expected in zip(answers.steps, outputs, answers.outputs, strict=True):
@@ -194,7 +198,11 @@ def _walked(
 def run_step(
     executor: Executor, step: KnownStep, given: NDArray[Any]
 ) -> tuple[NDArray[np.float32], list[NDArray[Any]]]:
-    """Returns the output of a step, and the keys and values of the pages that moved before it."""
+    """Returns the output of a step, and the keys and values of the pages that moved before it.
+
+    The output is hidden rows or the logits of all rows. `given`: token ids, int32 [rows], for an executor with block 1,
+    else hidden rows, float32 [rows, H]. Raises ExecutionError if the step fails.
+    """
     pages: list[NDArray[Any]] = []
     for source, target in step.moved:
         contents = executor.export_pages([source])
@@ -239,7 +247,10 @@ def mismatch(what: str, error: float, tolerance: float, block: str) -> KnownAnsw
 
 
 def row_error(actual: NDArray[Any], expected: NDArray[Any]) -> float:
-    """Returns the error of the worst row relative to its length. An array that is not a matrix counts as one row."""
+    """Returns the error of the worst row relative to its length (the Euclidean norm of the expected row).
+
+    An array that is not a matrix counts as one row.
+    """
     shape = expected.shape if expected.ndim == 2 else (1, -1)
     wide = expected.astype(np.float64).reshape(shape)
     off = np.linalg.norm(actual.astype(np.float64).reshape(shape) - wide, axis=1)

@@ -114,7 +114,8 @@ class OnnxExecutors:
         Only their composition may still be wrong; for that the blocks are a better reference than another device, and
         one that is here.
 
-        Raises KnownAnswerMismatch for wrong numbers, and what ONNX Runtime raises.
+        Raises KnownAnswerMismatch for wrong numbers, BlockFolderError for blocks that the model does not have,
+        ExecutionError if a known step fails, and what ONNX Runtime raises.
         """
         flavour, blocks = self.flavour_of(folder.manifest), range(first_block, last_block + 1)
         known = self._of(folder)
@@ -202,11 +203,14 @@ class OnnxExecutors:
         return self._models[key]
 
     def tolerance(self, manifest: Manifest) -> float:
-        """Returns the tolerance for the folder's float type: see `known_answers.TOLERANCES`."""
+        """Returns the allowed error of a row, relative to its length, for the folder's float type (`TOLERANCES`)."""
         return TOLERANCES[self.flavour_of(manifest).dtype]
 
     def flavour_of(self, manifest: Manifest) -> Flavour:
-        """Returns the best flavour that the device can run with this model's precisions and heads."""
+        """Returns the best flavour that the device can run with this model's precisions and heads.
+
+        The first call for a model may probe the device, and raises what `probe.paged_attention` raises.
+        """
         narrow = kv_item_bytes(manifest.precisions) == 2
         can = narrow and self._provider.has_paged_attention and self._has_float16
         if not can or self._paged_attention(manifest.model).refusal:

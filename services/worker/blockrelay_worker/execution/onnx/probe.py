@@ -46,8 +46,10 @@ def failure(provider: Provider, dtype: FloatType) -> str:
 
 
 def failure_there(provider: Provider, dtype: FloatType) -> str:
-    """Returns what `failure` returns, but raises UsageError where the cause is not the device: something that it needs
-    is not installed."""
+    """Returns what goes wrong when the device adds two numbers of type `dtype`; empty if nothing does.
+
+    Raises UsageError where the cause is not the device: something that it needs is not installed.
+    """
     # Only here: `onnx` is part of the extras for GPUs.
     from blockrelay_worker.execution.onnx.graphs.stage import sum_graph
 

@@ -65,10 +65,11 @@ class OnnxStage:
         capture: bool = False,
         weights: ResidentWeights | None = None,
     ) -> None:
-        """Segments are cut to `longest` tokens, for a device that is wrong beyond; None: they are not. `per_block`:
-        every step runs block by block, and is measured. `small`: bits of weights that stay small; all others are
-        widened. `capture`: decode steps are recorded on the device and replayed. `weights` outlive the stage; None: it
-        has its own. Raises BlockFolderError for blocks that the model does not have."""
+        """`pages`: KV pages of the stage. `flavour`: float type and attention of the graph. Segments are cut to
+        `longest` tokens, for a device that is wrong beyond; None: they are not. `per_block`: every step runs block by
+        block, and is measured. `small`: bits (8, 4) of weights that stay small; all others are widened to floats.
+        `capture`: decode steps are recorded on the device and replayed. `weights` outlive the stage; None: it has its
+        own. Raises BlockFolderError for blocks that the model does not have."""
         model = folder.model
         if not 1 <= first_block <= last_block <= model.blocks:
             raise BlockFolderError(f"there are no blocks {first_block} to {last_block}: the model has {model.blocks}")
@@ -152,12 +153,12 @@ class OnnxStage:
 
     @property
     def takes_tokens(self) -> bool:
-        """True if the stage has block 1."""
+        """True if the stage has block 1, so that its input is token ids."""
         return self.first_block == 1
 
     @property
     def gives_logits(self) -> bool:
-        """True if the stage has the last block."""
+        """True if the stage has the last block, so that its output is logits."""
         return self.last_block == self.folder.model.blocks
 
     @property
@@ -171,7 +172,7 @@ class OnnxStage:
         return self._pages.bytes
 
     def moved_bytes(self) -> tuple[int, int]:
-        """Returns the bytes that went up to the device and came down since the last call, without weights."""
+        """Returns two numbers of bytes since the last call, without weights: up to the device, and down to the host."""
         return self._pages.moved_bytes()
 
     def export_pages(self, pages: Sequence[int]) -> list[PageContent]:
@@ -248,7 +249,8 @@ class OnnxStage:
         del self._session
 
     def run(self, batch: Batch) -> StageOutput:
-        """Runs a batch: see `Executor.run`. Raises ExecutionError naming the block."""
+        """Runs a batch: see `Executor.run`. Raises ExecutionError for an invalid batch, and for a failed run, with the
+        name of the block."""
         segments, given = self._given(batch)
         began = time.perf_counter()
         places = batch_inputs(segments, self._flavour) if self._pages.pools else {}
@@ -295,7 +297,8 @@ class OnnxStage:
         )
 
     def first_not_finite(self, batch: Batch) -> BlockFault | None:
-        """Finds the first block whose output is NaN or infinite: see `Executor.first_not_finite`."""
+        """Finds the first block whose output is NaN or infinite: see `Executor.first_not_finite`. Raises ExecutionError
+        as `run` does."""
         segments, given = self._given(batch)
         inputs = given | (batch_inputs(segments, self._flavour) if self._pages.pools else {})
         seconds = dict[str, float]()

@@ -29,7 +29,7 @@ class DeviceProcess:
     time is answered.
 
     `when_lost` holds callbacks, called once, from any thread, when the process is lost (not when it is closed). Add
-    them before that.
+    them before that, each under a key of its owner.
 
     An answer that takes longer than its limit ends the process (SIGKILL): when a driver hangs, nothing inside the
     process can end it.
@@ -37,7 +37,7 @@ class DeviceProcess:
 
     def __init__(self, device: str, *, python: str = sys.executable, module: str = CHILD) -> None:
         """Starts `python -m module`. `python` has the packages of the device's provider; `device` names it in errors
-        and logs."""
+        and logs. Raises OSError if the process cannot be started."""
         self.device = device
         self._asking = threading.Lock()
         self._deadline: float | None = None

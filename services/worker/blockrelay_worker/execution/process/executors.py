@@ -82,7 +82,7 @@ class DeviceExecutors:
 
     @property
     def unable(self) -> str:
-        """Why the device cannot do its work, so that another one of the host may be tried; empty if it can."""
+        """Reason of the loss because of which another device of the host may be tried; empty if there is none."""
         with self._lock:
             self._count_loss()
             return self._unable
@@ -103,7 +103,8 @@ class DeviceExecutors:
         return self._now.numerics
 
     def memory(self, folder: BlockFolder) -> DeviceMemory:
-        """Returns the memory of the device, as it was before the first stage was loaded."""
+        """Returns the memory of the device, as it was before the first stage was loaded. It is measured for the folder
+        given at construction; `folder` is not read."""
         return self._now.memory
 
     @property
@@ -144,8 +145,10 @@ class DeviceExecutors:
         """Loads a stage, in a new process where the last one was lost: see `Executors.load`. Returns when all stages
         that are being loaded at the same time are there, or have failed.
 
-        A GPU on which a stage cannot be made now is lost, with its other stages. So is one that computes wrong numbers,
-        as with a wrong canary. With `quarantine` off (a CPU) the error is raised as it is.
+        Raises DeviceLost for a GPU on which the stage cannot be made now or computes wrong numbers: its other stages
+        are lost too. With `quarantine` off (a CPU) the DeviceFailed or KnownAnswerMismatch is raised as it is. Raises
+        BlockFolderError for blocks that the folder lacks, and UsageError for what this device will never do, or if a
+        new process has another numerics id.
         """
         with self.sharing.loading():
             fields = {"first": first_block, "last": last_block, "pages": pages, "budget": self.budget_bytes}

@@ -48,7 +48,8 @@ class Figures:
         }
 
     def hear(self, fields: Mapping[str, Any]) -> None:
-        """Takes over the fields of an answer: bytes over the bus and retries are added up, all others replaced."""
+        """Takes over the `figures` of an answer, whose keys are names of fields here. Adds up bytes over the bus and
+        retries, and replaces all others."""
         self.up_bytes += fields.get("up_bytes", 0)
         self.down_bytes += fields.get("down_bytes", 0)
         self.retries += fields.get("retries", 0)

@@ -100,15 +100,17 @@ class Sharing:
             self._leave_at = at
 
     def join(self, worker: int, should_end: ShouldEnd) -> None:
-        """Notes that `worker` will have a stage there, until it `leave`. Waits while the others are leaving."""
+        """Notes that `worker` will have a stage on the device until it calls `leave`. Waits while the others leave."""
         with self._changed:
             while self._leave_at is not None and not should_end():
                 self._changed.wait(LOOK_S)
             self._present.add(worker)
 
     def leave(self, worker: int, end: Callable[[], None], should_end: ShouldEnd) -> bool:
-        """Notes that `worker` does nothing there any more. Returns True if all were asked to leave: then it waits for
-        the last one, which calls `end`."""
+        """Notes that `worker` does nothing on the device any more. Returns False unless all were asked to leave.
+
+        Otherwise it returns True when the last worker has left. That one calls `end`, which ends the device's
+        process."""
         with self._changed:
             self._present.discard(worker)
             if self._leave_at is None:

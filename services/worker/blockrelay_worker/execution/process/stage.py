@@ -53,7 +53,8 @@ class DeviceStage:
         numerics_id: str,
         limit_s: float,
     ) -> None:
-        """`loaded`: the fields of the process's answer to `load`. A step may take `limit_s` seconds."""
+        """`loaded`: the fields of the process's answer to `load`: stage (its number there), pages, max_rows,
+        max_sequences, details, figures. A step may take `limit_s` seconds."""
         self.folder, self.first_block, self.last_block = folder, first_block, last_block
         self.takes_tokens, self.gives_logits = first_block == 1, last_block == folder.model.blocks
         self.layout = layout_of(folder, first_block, last_block)

@@ -43,7 +43,7 @@ def shape_of(segments: Sequence[Segment]) -> StepShape:
 
 
 def has_grown(first: Sequence[float], latest: Sequence[float]) -> bool:
-    """Returns whether the median of `latest` is SLOW_FACTOR times that of `first`, or more. Both have a time."""
+    """Returns whether the median of `latest` is SLOW_FACTOR times that of `first`, or more. Neither is empty."""
     return median(latest) >= SLOW_FACTOR * median(first)
 
 

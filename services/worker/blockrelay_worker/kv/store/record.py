@@ -45,8 +45,9 @@ def encode_record(
     values: NDArray[Any],
     into: memoryview | None = None,
 ) -> memoryview:
-    """Encodes the record of a page from `keys` and `values`, the block's arrays of this page.
+    """Encodes the record of a page from the block's `keys` and `values`, in the dtype of `shape`.
 
+    They are [kv_heads, head_dim, 16] and [kv_heads, 16, head_dim].
     Writes to `into` (`shape.record_bytes` bytes of writable memory), or to new memory, and returns it.
     """
     record = memoryview(bytearray(shape.record_bytes)) if into is None else into

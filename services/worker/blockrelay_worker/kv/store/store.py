@@ -157,6 +157,7 @@ class PageStore:
     def copied(self, batch: Sequence[Fresh], places: Sequence[memoryview]) -> list[StoredPage]:
         """Returns the records of the pages in `batch`, each page's copied to its place in `places`.
 
+        A place has the bytes of one record for each of the stage's blocks.
         Leaves out pages that were reused before their copy was complete, and all if the device with them failed; both
         are counted as dropped.
         """

@@ -65,7 +65,7 @@ def check(
 
 
 def write_blocks_file(path: Path, blocks: Sequence[BlockFiles]) -> None:
-    """Writes a `blocks.json` atomically: on failure the file stays as it was."""
+    """Writes a `blocks.json` atomically. If that fails, the file stays as it was, and the error (OSError) is raised."""
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:

@@ -1,8 +1,9 @@
 """`python -m blockrelay_worker.offline.onnx_blocks.describe FOLDER`: makes a folder of ONNX blocks ready to be served.
 
-For `blockrelay up --blocks`. It reads and hashes the files of the folder, wires the blocks, and writes a manifest,
-`blocks.json` and copies of tokenizer and chat template into a folder of the cache, which points to the blocks. Nothing
-is written into FOLDER. One JSON line on stdout has the new folder and the names of missing files (Described).
+`blockrelay up --blocks` runs this command. The command reads and hashes the files of FOLDER and wires the blocks. It
+writes a manifest, `blocks.json` and copies of tokenizer and chat template into a folder of the cache, which points to
+the blocks. Nothing is written into FOLDER. One JSON line on stdout has the new folder and the names of missing files
+(Described).
 Exit code 2 when the folder cannot be served: then stderr has one line, and nothing is written.
 """
 
@@ -93,7 +94,7 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def run(arguments: list[str] | None = None) -> int:
-    """Runs the command and returns its exit code (see `run_app`)."""
+    """Runs the command and returns its exit code (see `run_app`). `arguments`: None takes those of this process."""
     return run_app(app, arguments, name="blockrelay up --blocks")
 
 

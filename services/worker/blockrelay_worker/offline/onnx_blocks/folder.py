@@ -25,6 +25,7 @@ class OnnxFolder:
 
     root: Path
     files: tuple[OnnxFile, ...]
+    """The file of each block, in order."""
     wiring: Wiring
 
     def facts(self) -> tuple[BlockFiles, ...]:
@@ -44,8 +45,8 @@ class OnnxFolder:
 def open_onnx_folder(root: Path, *, against: Path | None = None) -> OnnxFolder:
     """Reads every file of the folder and wires the blocks by tensor names. Writes nothing.
 
-    Files must match the `blocks.json` in `against`, or else the folder's own if it has one. Raises OnnxBlocksError with
-    the file, and with the tensor if one is wrong.
+    The files must match `against`, the path of a `blocks.json`. None takes the one in the folder, if it has one. Raises
+    OnnxBlocksError with the file, and with the tensor if one is wrong.
     """
     names = block_names(root)
     listing = against or (root / ONNX_BLOCKS_NAME if (root / ONNX_BLOCKS_NAME).exists() else None)

@@ -210,7 +210,7 @@ def _largest_spread(block: BlockProfile) -> float:
 
 
 def run(arguments: list[str] | None = None) -> int:
-    """Runs the command and returns its exit code (see `run_app`)."""
+    """Runs the command and returns its exit code (see `run_app`). `arguments`: None takes those of this process."""
     return run_app(app, arguments, name="blockrelay profile")
 
 

@@ -20,7 +20,9 @@ from blockrelay_worker.execution.page_layout import pages_for
 from blockrelay_worker.offline.profiling.samples import ROUNDS, Samples, runs_of_a_round
 from blockrelay_worker.offline.profiling.targets import StageBytes, Target
 
+#: Numbers of rows of the steps that are measured.
 ROWS = (1, 4, 16, 64, 256)
+#: Tokens of the long context at which steps are measured, beside the base context.
 LONG_CONTEXT = 2048
 #: Maximum number of rows for ONNX blocks of other makers at contexts above the base: they copy the keys and values of
 #: all rows in every layer, so that a step of 256 rows would take gigabytes and minutes.
@@ -46,14 +48,14 @@ class BatchShape:
 
 @dataclass(frozen=True, slots=True)
 class BlockWindow:
-    """Blocks `first` to `last` (included) that are measured together, with this many KV pages."""
+    """Blocks `first` to `last` (from 1, both included) that are measured together, with this many KV pages."""
 
     first: int
     last: int
     pages: int
 
 
-#: Samples by block and shape.
+#: Samples by block (from 1) and shape.
 Times = dict[tuple[int, BatchShape], Samples]
 
 
@@ -123,7 +125,10 @@ def measure(
     wanted: Sequence[BatchShape],
     progress: Callable[[int], None],
 ) -> Times:
-    """Measures the window's blocks in every shape that fits; calls `progress(1)` after each round."""
+    """Measures the window's blocks in every shape that fits into its pages.
+
+    Calls `progress(1)` after each of the ROUNDS rounds of a shape, and not after additional rounds for noisy shapes.
+    """
     executor = executors.load(folder, window.first, window.last, pages=window.pages)
     times: Times = {}
     try:
@@ -144,7 +149,7 @@ def measure(
 def load_times(folder: BlockFolder, target: Target, progress: Callable[[int], None]) -> dict[int, Samples]:
     """Measures the seconds to load each block alone and check its known answer; its file may be in the page cache.
 
-    Calls `progress(1)` after each block.
+    Returns the samples by block, from 1. Calls `progress(1)` after each load, `target.loads` times for each block.
     """
     loads = {index: Samples() for index in range(1, folder.model.blocks + 1)}
     for _ in range(target.loads):

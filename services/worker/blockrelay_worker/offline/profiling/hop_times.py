@@ -23,6 +23,7 @@ from blockrelay.protocol.messages import Forward
 from blockrelay.redis.client import OneConnection, connect
 from blockrelay_worker.offline.profiling.samples import Samples
 
+#: Numbers of rows of the messages that are measured, and how often each message is sent.
 ROWS = (1, 16, 64, 256)
 RUNS = 40
 #: A cell name that no deployment uses, and the two streams of the measurement.
@@ -47,7 +48,7 @@ def rows_of_ours(hidden: int) -> HopRows:
 
 
 def rows_of_onnx_blocks(wiring: Wiring, last: int, context: int) -> HopRows:
-    """Messages of a stage of ONNX blocks of other makers that ends with block `last`.
+    """Messages of a stage of ONNX blocks of other makers that ends with block `last` (from 1).
 
     Each row is of a request of its own and attends to `context` tokens; it has the named tensors that later blocks
     take.
@@ -68,7 +69,7 @@ def _segment(request: str, rows: int) -> ForwardSegment:
 
 
 def redis_hop(url: str, rows: HopRows) -> Hop:
-    """Measures hops over the Redis at `url`. Raises RedisTrouble."""
+    """Measures hops over the Redis at `url`, with a second process at the other end. Raises RedisTrouble."""
     context = multiprocessing.get_context("spawn")
     echo = context.Process(target=_echo, args=(url,), daemon=True)
     echo.start()

@@ -41,14 +41,17 @@ def main(root: str) -> None:
 
 
 def tokens_of(answer: dict[str, Any]) -> list[int]:
-    """The tokens whose logits are needed to measure an answer: all but its last one."""
+    """The tokens whose logits measure `answer`, a line of stdin: those before its last cut, else all but the last."""
     if "cuts" in answer:
         return answer["prompt"][: answer["cuts"][-1]]
     return [*answer["prompt"], *answer["answer"][:-1]]
 
 
 def distances(answer: dict[str, Any], rows: Array) -> list[float]:
-    """The errors of an answer's tokens, or of its logits, by the reference's `rows` for `tokens_of` it."""
+    """The errors of the tokens of `answer`, a line of stdin, or of its logits.
+
+    `rows` are the reference's logits [tokens, vocabulary] for `tokens_of(answer)`.
+    """
     if "cuts" not in answer:
         return behind_best(rows[len(answer["prompt"]) - 1 :], answer["answer"])
     seen = [np.frombuffer(base64.b64decode(row), "<f2") for row in answer["logits"]]
@@ -57,7 +60,7 @@ def distances(answer: dict[str, Any], rows: Array) -> list[float]:
 
 
 def groups(answers: Sequence[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    """The answers, in order, in groups of at most GROUP_TOKENS tokens; a longer one is alone in its group."""
+    """The answers (lines of stdin), in order, in groups of at most GROUP_TOKENS tokens; a longer one is alone."""
     group, tokens = list[dict[str, Any]](), 0
     for one in answers:
         more = len(tokens_of(one))

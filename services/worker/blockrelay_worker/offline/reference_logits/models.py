@@ -35,7 +35,10 @@ class ReferenceModel(Protocol):
         ...
 
     def rows(self, sequences: Sequence[Sequence[int]]) -> list[Array]:
-        """The logits [tokens, vocabulary] of each sequence: for each token, those of the next one."""
+        """The logits [tokens, vocabulary] of each sequence of token ids: for each token, those of the next one.
+
+        A sequence has at least one token, and no more than the model's context.
+        """
         ...
 
 
@@ -74,6 +77,7 @@ class OnnxFiles:
     """
 
     def __init__(self, folder: BlockFolder) -> None:
+        """`folder` must be one that describes ONNX blocks of other makers. Loads no weights yet."""
         assert folder.onnx_root is not None, "a model of ONNX blocks"
         self._root: Path = folder.onnx_root
         self._wiring: Wiring = served_wiring(folder.root)

@@ -6,6 +6,7 @@ import socket
 import struct
 import sys
 
+#: True where workers of one host can send each other rows through shared memory.
 HAS_LOCAL_ROWS = sys.platform == "linux"
 
 
@@ -44,7 +45,7 @@ def send_with(connection: socket.socket, packet: bytes, descriptor: int) -> None
 def receive_with(connection: socket.socket, max_bytes: int) -> tuple[bytes, list[int]]:
     """Receives a packet of at most `max_bytes` bytes, and at most one file descriptor, which the caller closes.
 
-    Raises OSError.
+    Raises OSError, which is BlockingIOError if nothing waits on a socket that does not block.
     """
     if sys.platform == "win32":
         raise OSError("this system has no such sockets")

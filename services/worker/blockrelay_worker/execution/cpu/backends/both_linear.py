@@ -50,7 +50,7 @@ class BothLinear(Linear):
         return self.ort_from - 1
 
     def settle(self, ort_from: int) -> None:
-        """Sets the number of rows from which on ONNX Runtime is used; NEVER frees its memory."""
+        """Sets the number of rows from which on ONNX Runtime is used. NEVER drops its layer, to free memory."""
         self.ort_from = ort_from
         if ort_from >= NEVER:
             self.ort = None
@@ -72,7 +72,7 @@ def settle(linears: Iterable[BothLinear]) -> dict[tuple[int, int], int]:
     """Measures both backends for each shape (depth, columns) and sets `ort_from` of all linear layers of this shape.
 
     Each layer still has both: it was not settled before. Takes seconds. Returns the number of rows from which on ONNX
-    Runtime serves, by shape.
+    Runtime serves, by shape. The caller then calls `StageExecutor.linears_changed`: recorded programs are out of date.
     """
     by_shape: dict[tuple[int, int], list[BothLinear]] = {}
     for one in linears:

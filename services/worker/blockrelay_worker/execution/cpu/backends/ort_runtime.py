@@ -128,7 +128,8 @@ class OrtRuntime:
     def session(self, graph: bytes, weights: Mapping[str, NDArray[Any]]) -> "OrtSession":
         """Makes a session of `graph` (a serialised model) with external initializers `weights`, which it repacks.
 
-        The graph runs as it was hashed, without optimisation. Raises ExecutionError if ONNX Runtime refuses it.
+        Weights are contiguous, in float32, uint8 or int8; the session keeps them. The graph runs as it was hashed,
+        without optimisation. Raises ExecutionError if ONNX Runtime refuses it.
         """
         options, made = _P(), _P()
         self.call("CreateSessionOptions", ctypes.byref(options))

@@ -53,7 +53,10 @@ class MadeUpTensors:
     blocks."""
 
     def __init__(self, served: ServedBlocks, first_block: int, steps: Sequence[KnownStep]) -> None:
-        """Computes the integers that earlier blocks give in `steps`, if the stage takes any."""
+        """Computes the integers that earlier blocks give in `steps`, if the stage takes any. `first_block` is not 1.
+
+        Raises what ONNX Runtime raises if an earlier block fails on its CPU provider.
+        """
         self._taken = handed_on(served.wiring, first_block - 1)
         self._served, self._first_block = served, first_block
         sizes = {
@@ -66,7 +69,11 @@ class MadeUpTensors:
         self._integers: Mapping[tuple[int, int], Arrays] = served.integers(self._taken, sizes) if whole else {}
 
     def given(self, rows: int, past: int) -> dict[str, NDArray[Any]]:
-        """Returns the tensors of one sequence with `rows` new tokens and `past` earlier ones."""
+        """Returns the tensors, by name, of one sequence with `rows` new tokens and `past` earlier ones.
+
+        Both numbers are those of a sequence in the `steps` given at construction. Raises OnnxBlocksError for a tensor
+        that cannot be made up.
+        """
         sizes, tensors = StepSizes(batch=1, new=rows, past=past), dict[str, NDArray[Any]]()
         shapes = shapes_handed_on(self._served.wiring, self._first_block - 1, sizes)
         for one in self._taken:
@@ -97,7 +104,11 @@ class PartAnswers:
     """For each step the name and content of each output."""
 
     def check_step(self, stage: Executor, number: int, *, first_page: int, tolerance: float, where: str) -> None:
-        """Has `stage` compute step `number` again and compares: see `Answers.check_step`."""
+        """Has `stage` compute step `number` again, on pages from `first_page` on, and compares the outputs.
+
+        Raises KnownAnswerMismatch if one is further than `tolerance` from the known one, ExecutionError if there is
+        none. `where` begins the message.
+        """
         step = self.steps[number]
         batch = replace(self.batches[number], segments=step.at(first_page).segments)
         for (name, expected), (_, actual) in zip(self.outputs[number], _given(stage.run(batch)), strict=True):
@@ -110,7 +121,7 @@ Known = Answers | PartAnswers
 
 def part_answers(stage: Executor, served: ServedBlocks, first_block: int, last_block: int) -> PartAnswers:
     """Returns what `stage`, of blocks `first_block` to `last_block`, gives now in the steps of OF_A_COMPOSITION. Uses
-    its first pages, which must be free."""
+    its first pages, which must be free. Raises ExecutionError if a step fails."""
     steps, model = possible(OF_A_COMPOSITION, served.folder.model), served.folder.model
     made = None if first_block == 1 else MadeUpTensors(served, first_block, steps)
     batches = tuple(

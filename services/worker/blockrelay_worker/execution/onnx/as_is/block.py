@@ -64,7 +64,8 @@ class AsIsBlock:
 
     def run(self, given: Mapping[str, Value], pools: Mapping[str, ort.OrtValue]) -> dict[str, Value]:
         """Runs the block and returns its outputs by name, without the presents, which go to the `pools`. Floats stay on
-        the device if it has memory for outputs; logits come to the host. `given` may have more than the block takes."""
+        the device if it has memory for outputs; logits come to the host. `given` may have more than the block takes.
+        Raises what ONNX Runtime raises."""
         binding = self._binding
         try:
             for name in self._inputs:

@@ -98,9 +98,12 @@ def grouped(
     single: bool = False,
     paged: bool = True,
 ) -> list[Group]:
-    """Returns the groups of a wave. `tokens`: of the whole batch. `wanted`: the batch's rows whose logits are returned.
-    `request`: the request's inputs and their dtypes. `single`: each sequence runs alone. `paged` false: the blocks have
-    no KV. Tensors from earlier stages are not among the inputs yet: the caller adds them."""
+    """Returns the groups of a wave: the parts of one have equally many new tokens, and equally many past ones.
+
+    `tokens`: of the whole batch. `wanted`: the batch's rows whose logits are returned. `request`: dtypes by name of the
+    request's inputs, out of input_ids, attention_mask and position_ids. `single`: each sequence runs alone. `paged`
+    false: the blocks have no KV. Tensors from earlier stages are not among the inputs yet: the caller adds them.
+    """
     members: dict[tuple[int, ...], list[SegmentPart]] = {}
     for part in parts:
         key = (part.segment.rows, part.segment.first_position, *((part.begin,) if single else ()))

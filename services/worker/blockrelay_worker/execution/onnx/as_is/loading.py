@@ -54,7 +54,10 @@ class AsIsExecutors:
         return hashed_id(manifest, parts, self._provider.name)
 
     def memory(self, folder: BlockFolder) -> DeviceMemory:
-        """Returns the memory that blocks and pages take on the device, and its budget where the provider knows it."""
+        """Returns the memory that blocks and pages take on the device, and its budget where the provider knows it.
+
+        Raises OnnxBlocksError for files of blocks that cannot be read or do not fit together.
+        """
         layers = folder.model.onnx_layers
         assert layers is not None, "a model of ONNX blocks"
         one_layer = layers.index(max(layers)) + 1
@@ -81,6 +84,7 @@ class AsIsExecutors:
         """Returns the stage, and what it gives now: it must always give this, within `tolerance`.
 
         The stage has given its known answers, except on ONNX Runtime's CPU provider, which is the reference.
+        `weight_room` has no effect: `warm` limits the blocks on the device.
 
         Raises KnownAnswerMismatch for wrong numbers; BlockFolderError for blocks that do not exist, cannot be loaded,
         or cannot be a stage; ExecutionError for blocks that this device cannot load now; UsageError if it lacks the
@@ -112,7 +116,7 @@ class AsIsExecutors:
             raise
 
     def tolerance(self, manifest: Manifest) -> float:
-        """Returns the tolerance for the folder's float type: see `answers.TOLERANCES`."""
+        """Returns the allowed error of a row, relative to its length, for the folder's float type (`TOLERANCES`)."""
         return TOLERANCES["float32" if set(manifest.precisions) == {"fp32"} else "float16"]
 
     def _served(self, folder: BlockFolder) -> ServedBlocks:

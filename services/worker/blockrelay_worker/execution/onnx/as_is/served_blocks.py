@@ -36,7 +36,10 @@ class ServedBlocks:
     """
 
     def __init__(self, folder: BlockFolder, provider: Provider, warm: WarmLimits, tries: TryLimits) -> None:
-        """Reads the graphs of all blocks, without weights. Makes no session."""
+        """Reads the graphs of all blocks, without weights. Makes no session. `warm` and `tries` limit later ones.
+
+        Raises OnnxBlocksError for files that cannot be read, and for blocks that do not fit together.
+        """
         assert folder.onnx_root is not None, "a model of ONNX blocks"
         self.folder, self.provider, self.root = folder, provider, folder.onnx_root
         self.wiring = served_wiring(folder.root)
@@ -87,7 +90,10 @@ class ServedBlocks:
             raise BlockFolderError(message) from error
 
     def reference(self, index: int) -> AsIsBlock:
-        """Returns block `index` on ONNX Runtime's CPU provider."""
+        """Returns a new session of block `index` on ONNX Runtime's CPU provider.
+
+        Raises OnnxBlocksError for a file that cannot be read, and what ONNX Runtime raises.
+        """
         return AsIsBlock(CpuProvider(), self.root, self.wiring, self.shape, index, steps="few")
 
     def pages_for_reference(self, first: int, last: int, pages: int) -> DevicePages:

@@ -246,7 +246,7 @@ class AsIsStage:
 
 
 def last_uses(wiring: Wiring) -> dict[int, list[str]]:
-    """Returns for each block the outputs of earlier blocks that it is the last to take."""
+    """Returns, by the number of each block, the names of outputs of earlier blocks that it is the last to take."""
     last = {
         name: block.index
         for block, sources in zip(wiring.blocks, wiring.sources, strict=True)

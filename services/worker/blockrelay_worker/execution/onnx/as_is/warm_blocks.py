@@ -34,6 +34,7 @@ class WarmLimits:
         return held_at_once(block_bytes, self.sessions, self.bytes) == sum(block_bytes)
 
 
+#: No limits: every block stays warm.
 ALL = WarmLimits()
 
 

@@ -74,7 +74,7 @@ class DevicePages:
         return [part.reshape(shapes[name.rpartition("/")[2]]) for name, part in zip(self.pools, parts, strict=True)]
 
     def import_pages(self, pages: Sequence[int], contents: Sequence[PageContent]) -> None:
-        """Writes pages: see `PageOwner.import_pages`."""
+        """Writes `contents` into `pages`, in order: for each page the (keys, values) of each layer, as exported."""
         if not pages or not self.pools:
             return
         halves = [

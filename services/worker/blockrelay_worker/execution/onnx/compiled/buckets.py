@@ -39,7 +39,10 @@ def bucket_for(segments: Sequence[Segment], *, max_cells: int) -> Bucket | None:
 
 
 def all_buckets(*, max_pages: int, max_cells: int) -> list[Bucket]:
-    """Returns the buckets of requests with up to `max_pages` pages, short contexts first."""
+    """Returns the buckets of requests with up to `max_pages` pages, short contexts first.
+
+    Buckets whose page table has more than `max_cells` cells (sequences times pages) are left out.
+    """
     return [
         Bucket(pages, sequences)
         for pages in sorted({_width(count) for count in range(1, max_pages + 1)})

@@ -58,8 +58,8 @@ def export_graph(model: ModelConfig, layers: Sequence[int], dtype: FloatType, *,
 
 
 def import_graph(model: ModelConfig, layers: Sequence[int], dtype: FloatType) -> bytes:
-    """Returns the model that writes pages: the pools, `pages` int64 [p, 1] and the outputs of an export -> the
-    pools."""
+    """Returns the model that writes pages: the pools, `pages` int64 [p, 1] and the outputs of an export that is not
+    `joined` -> the pools."""
     graph = GraphBuilder(dtype)
     graph.input("pages", TensorProto.INT64, ["p", 1])
     for block in layers:

@@ -24,8 +24,11 @@ _UNSEEN = -1e9
 
 
 def describe_batch(graph: GraphBuilder, model: ModelConfig, pages: int | None = None) -> None:
-    """Declares the inputs that say where rows are, and the masks that all layers share. `pages` is ignored: the graph
-    is for tables of all widths."""
+    """Declares the inputs of a batch (see this module's docstring) and the rotary tables `cos` and `sin`.
+
+    The tables are [max_position, head_dim / 2] in the graph's float type. Adds the masks that all layers share. `pages`
+    is ignored: the graph is for page tables of all widths.
+    """
     for name, shape in (
         ("positions", ["R"]),
         ("slots", ["R", 2]),
@@ -49,8 +52,12 @@ def describe_batch(graph: GraphBuilder, model: ModelConfig, pages: int | None = 
 
 
 def attention(graph: GraphBuilder, model: ModelConfig, place: str, q: str, k: str, v: str) -> str:
-    """Adds attention: q, k and v [R, heads, head_dim], not yet rotated -> [R, heads * head_dim]; k and v are written to
-    their slots."""
+    """Adds the attention of one layer and returns the name of its output [R, heads * head_dim].
+
+    `q` [R, heads, head_dim], `k` and `v` [R, kv_heads, head_dim] are names of values, not yet rotated. `place` begins
+    the layer's names (`block_3/`). Its pools, `<place>keys` and `<place>values`, become inputs of the graph; keys and
+    values are written to their slots there. The graph needs the inputs of `describe_batch` too.
+    """
     heads, dim = model.heads, model.head_dim
     q, k = _rotated(graph, q, dim), _rotated(graph, k, dim)
     keys, values = (

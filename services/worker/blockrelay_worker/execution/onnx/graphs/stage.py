@@ -144,7 +144,8 @@ def _norm(graph: GraphBuilder, model: ModelConfig, x: str, weight: str) -> str:
 
 
 def _heads(graph: GraphBuilder, model: ModelConfig, place: str, qkv: str) -> tuple[str, str, str]:
-    """Splits qkv [R, (heads + 2 kv_heads) head_dim] into queries, keys and values [R, heads, head_dim]."""
+    """Splits qkv [R, (heads + 2 kv_heads) head_dim] into queries [R, heads, head_dim], and keys and values [R,
+    kv_heads, head_dim]."""
     counts = {"q": model.heads, "k": model.kv_heads, "v": model.kv_heads}
     parts = graph.split(qkv, [count * model.head_dim for count in counts.values()], [f"{place}{n}" for n in counts])
     q, k, v = (

@@ -28,7 +28,10 @@ class CudaProvider(Provider):
     _libraries_loaded = False
 
     def __init__(self, index: int, gpu: NvidiaGpu) -> None:
-        """Opens the device `cuda:<index>`, which is `gpu`, and loads CUDA's libraries once in a process."""
+        """Opens the device `cuda:<index>`, which is `gpu`, and loads CUDA's libraries once in a process.
+
+        Sets CUDA_DEVICE_ORDER in this process's environment.
+        """
         self.device, self._index, self._gpu = f"cuda:{index}", index, gpu
         self.place = ("cuda", index)
         # CUDA's own order is by speed; this one is nvidia-smi's, which operators see.

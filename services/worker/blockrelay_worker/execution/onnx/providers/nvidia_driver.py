@@ -24,7 +24,8 @@ class NvidiaGpu:
 
 def nvidia_gpus(environment: Mapping[str, str]) -> list[NvidiaGpu]:
     """Returns the GPUs that CUDA shows to a process with this environment, in the order of
-    CUDA_DEVICE_ORDER=PCI_BUS_ID: number n of the list is `cuda:n`. Empty without a driver."""
+    CUDA_DEVICE_ORDER=PCI_BUS_ID: number n of the list is `cuda:n`. The list is empty if `nvidia-smi` is missing,
+    fails, or takes longer than NVIDIA_SMI_S seconds."""
     command = ["nvidia-smi", f"--query-gpu={_FIELDS}", "--format=csv,noheader,nounits"]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, check=True, timeout=NVIDIA_SMI_S).stdout

@@ -24,7 +24,11 @@ _ROUNDING = {"float32": 2.0**-20, "float16": 2.0**-10}
 def compare_blocks(
     folder: BlockFolder, places: ComparedPlaces, recorded: Sequence[RecordedPrompt], files: Sequence[str]
 ) -> Iterator[ComparedBlock]:
-    """Compares all blocks in order; stops after the first that differs too much. `files` are the originals' names."""
+    """Compares all blocks in order, and yields a result for each, up to the first that differs too much.
+
+    `recorded` has the originals' tensors at `places`, for at least one prompt. `files` are the originals' file names,
+    in the order of their blocks. Raises what `Executors.load` raises, and ExecutionError if a block cannot run.
+    """
     executors = executors_for(folder, threads=cores())
     longest = max(one.prompt.length for one in recorded)
     for index in range(1, folder.model.blocks + 1):

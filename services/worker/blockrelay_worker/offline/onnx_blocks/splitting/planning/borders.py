@@ -19,8 +19,8 @@ from blockrelay_worker.offline.onnx_blocks.splitting.planning.minimum_cut import
 
 #: Norms that also add the residual, so a cut before one is wider than a cut behind it; the final norm is in the head.
 _NORMS_THAT_ADD = ("SkipSimplifiedLayerNormalization", "SkipLayerNormalization")
-#: Returns the minimum cut that is nearest to these, with the tensors `also` on the side of the sources; None if no cut
-#: separates sources from sinks.
+#: Returns the minimum cut that is nearest to the sources or the sinks (first argument); None if no cut separates them.
+#: The second argument has more tensors that count as sources.
 _CutOf = Callable[[Literal["sources", "sinks"], Collection[str]], Cut | None]
 
 
@@ -31,7 +31,7 @@ class Borders:
     blocks: int
     """The number of blocks: one per layer, and the head if the graph has one."""
     hidden_blocks: Mapping[int, int]
-    """The block of each such node, by the index of the node in the file."""
+    """The block of each node that depends on tokens or on a past, by the index of the node in the file."""
 
 
 def find_borders(graph: WholeGraph, caches: Caches, depends: Dependence) -> Borders:

@@ -36,6 +36,7 @@ class WholeGraph:
     """A whole model. Its nodes are in running order: each comes after those that compute its inputs."""
 
     file: str
+    """Name of the model's file, for error messages."""
     nodes: Sequence[GraphNode]
     inputs: Sequence[Tensor]
     outputs: Sequence[Tensor]
@@ -66,8 +67,9 @@ def in_running_order(
 ) -> tuple[GraphNode, ...]:
     """Returns the nodes sorted so that each comes after those that compute its inputs.
 
-    A file that is sorted already keeps its order. `given` are the names of inputs and constants, `wanted` those of
-    outputs. Raises OnnxBlocksError, with the tensor, for one that two nodes compute or none, and for a cycle.
+    A file that is sorted already keeps its order. `file` is its name, for errors. `given` are the names of inputs and
+    constants, `wanted` those of outputs. Raises OnnxBlocksError, with the tensor, for one that two nodes compute or
+    none, and for a cycle.
     """
     makers: dict[str, GraphNode] = {}
     for node in nodes:

@@ -33,9 +33,10 @@ def minimum_cut(
     sinks: Collection[str],
     nearest_to: Literal["sources", "sinks"],
 ) -> Cut | None:
-    """Returns the lightest cut, or None if a source is a sink.
+    """Returns the vertex cut with the smallest sum of weights, or None if a source is a sink.
 
-    `nearest_to` chooses between equally light cuts. Weights are at least 1. A source may be in the cut, a sink is not.
+    `weights` has every vertex, by name, with a weight of at least 1. `edges` are pairs: from, to. `nearest_to` chooses
+    between equally light cuts. A source may be in the cut, a sink is not.
     """
     if not set(sources).isdisjoint(sinks):
         return None
