@@ -99,8 +99,9 @@ def main(
 def read_analysis(folder: Path) -> ModelAnalysis:
     """Returns the cost of each block of the model in a block folder or a checkpoint.
 
-    Raises BlockFolderError, UsageError or UnsupportedModel for a folder that cannot be served or converted. Only the
-    headers of a checkpoint's weights are read.
+    Raises BlockFolderError, UsageError or UnsupportedModel for a folder that cannot be served or converted. Raises
+    UsageError also for the description of ONNX blocks made by others. Only the headers of a checkpoint's weights are
+    read.
     """
     if (folder / MANIFEST_NAME).exists():
         return analyse(open_block_folder(folder, blocks=[]).model)

@@ -71,7 +71,10 @@ class GatewayServer(uvicorn.Server):
         self._end(None)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Handles a signal, which may come in the middle of anything, so the event loop does everything else."""
+        """Handles a signal, which may come in the middle of anything, so the event loop does everything else.
+
+        It may be called only after `serve` has begun.
+        """
         self._captured_signals.append(sig)
         self._loop.call_soon_threadsafe(self._end, sig)
 
@@ -126,7 +129,10 @@ class _JsonLog(logging.Handler):
 
 
 def main() -> int:
-    """Runs a gateway with the settings of command line and environment; returns the exit code when it has ended."""
+    """Runs a gateway with the settings of command line and environment; returns the exit code when it has ended.
+
+    After a signal uvicorn raises it once more, for the handlers that were in force before: they decide how it ends.
+    """
     try:
         settings = read_settings(GatewaySettings, sys.argv[1:], program="python -m blockrelay_gateway")
     except UsageError as error:
@@ -158,7 +164,8 @@ def look_at_redis(settings: GatewaySettings) -> None:
 
     Raises UsageError for a Redis that can never serve the gateway as it is set up, and for a cell whose protocol this
     release does not speak. A Redis that does not answer is waited for later. A Redis that does not know the password of
-    a file yet is waited for here, for LET_IN_S (`blockrelay.redis.client`) at most. SIGTERM ends the process meanwhile.
+    a file yet is waited for here, for LET_IN_S (`blockrelay.redis.client`) at most. SIGTERM ends the process meanwhile,
+    so only the main thread may call it.
     """
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     try:

@@ -49,8 +49,8 @@ def started_up(
     """Runs `blockrelay up` with these options under `python`, yields it when it is ready, and ends it with SIGTERM.
 
     `apart`: as for `running_up`. `log`: file to which its stderr is appended; None: that of this process.
-    `environment` is added to that of this process. Raises ServiceUnavailable, with the last line of `log`, if it ends
-    before it is ready.
+    `environment` is added to that of this process. The thread that enters the context must outlive it, because the
+    system ends with this thread. Raises ServiceUnavailable, with the last line of `log`, if it ends before it is ready.
     """
     with contextlib.ExitStack() as stack:
         process = stack.enter_context(

@@ -22,7 +22,7 @@ HOP_ITEM_BYTES = 4
 class BlockCost:
     """The costs of one block. A precision that the model's widths do not allow is missing in `bytes` and `step_bytes`.
 
-    A row is the hidden state of one token.
+    For ONNX blocks made by others the two have only the precision of the KV. A row is the hidden state of one token.
     """
 
     index: int
@@ -66,7 +66,7 @@ class ModelAnalysis:
 
     @property
     def precisions(self) -> tuple[Precision, ...]:
-        """The precisions that the model's widths allow."""
+        """The precisions that `BlockCost.bytes` has: those that the model's widths allow, or that of ONNX blocks."""
         return tuple(p for p in PRECISIONS if p in self.blocks[0].bytes)
 
     def totals(self) -> dict[str, Any]:

@@ -1,8 +1,9 @@
 """Opens a block folder: checks its files against the manifest and maps the tensors of a block.
 
 Nothing in a folder is trusted before it is checked: paths stay inside, no link is followed, sizes and SHA-256 must be
-those of the manifest. BlockFolderError names the first file that is wrong. A snapshot in Hugging Face's cache may
-consist of links within that cache (`hub_cache`).
+those of the manifest. BlockFolderError names the first file that is wrong. There are two exceptions. A snapshot in
+Hugging Face's cache may consist of links within that cache (`hub_cache`). Files of ONNX blocks made by others may be
+links within their folder (`weight_places.check_inside`).
 """
 
 import hashlib

@@ -94,7 +94,8 @@ class BlockSpec:
     tensors: Mapping[str, TensorSpec]
     """The tensors by name; empty for ONNX blocks made by others."""
     known_answer: str | None = None
-    """SHA-256 (hex) of the block's output for the fixed input; None for a precision that is not exact."""
+    """SHA-256 (hex) of the block's output for the fixed input; None for a precision that is not exact, and before the
+    converter has computed it."""
 
     @property
     def name(self) -> str:

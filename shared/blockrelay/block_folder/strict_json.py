@@ -116,7 +116,10 @@ class Fields:
         return self.inner(name, self.take(name))
 
     def part(self, name: str) -> "Fields":
-        """Reads a nested object; an empty one if the field is missing or null."""
+        """Reads a nested object; an empty one if the field is missing or null.
+
+        A null stays unread, so that `done` refuses it.
+        """
         return self.nested(name) if self.has(name) else self.inner(name, {})
 
     def inner(self, name: str, value: object) -> "Fields":

@@ -92,8 +92,9 @@ def command_lines(
 ) -> Iterator[IO[bytes]]:
     """Yields stdout of a running command, and then raises what `EndedCommand.check(what)` raises.
 
-    Writes all of `stdin` before it yields. The caller must read all that the command writes. If the caller raises, the
-    command is killed. Raises OSError if the command cannot start.
+    Writes all of `stdin` before it yields, so the command must read it before it fills the pipe of stdout.
+    The caller must read all that the command writes. If the caller raises, the command is killed. Raises OSError if the
+    command cannot start.
     """
     with (
         tempfile.TemporaryFile() as errors,

@@ -41,6 +41,8 @@ def unfinished_folder(out: Path, of: str, *, afresh: bool = False) -> Iterator[P
     next run. It is deleted when the body raises OnnxBlocksError (the input is refused). A new folder is also deleted
     when the body raises UsageError (it cannot be written).
 
+    Only the folder itself is synced to the disk here: the body must `sync` the files that it writes.
+
     Raises UsageError on Windows, if `out` is taken, if another process writes there, or if the folder has something
     else that is unfinished; `afresh` deletes that instead.
     """

@@ -49,7 +49,7 @@ _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 def whole_model(path: Path, name: str) -> ModelProto:
     """Reads an ONNX file with the weights in it; weights beside it are not read.
 
-    Raises OnnxBlocksError, which calls the file `name`, if it cannot be read or has no graph.
+    Raises OnnxBlocksError, which calls the file `name`, if it cannot be read, has 2 GiB or more, or has no graph.
     """
     return _parsed(path, name, Path.read_bytes)
 

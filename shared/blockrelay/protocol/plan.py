@@ -52,7 +52,10 @@ def split_text(stages: tuple[Stage, ...]) -> str:
 
 
 def parse_split(text: str) -> tuple[Stage, ...]:
-    """Returns the stages in the text of `split_text`. Raises ValueError for other text."""
+    """Returns the stages in the text of `split_text`. Raises ValueError for other text.
+
+    Does not check that the blocks are consecutive.
+    """
     pairs = (part.split("-") for part in text.split(","))
     return tuple(Stage(first=int(a), last=int(b)) for a, b in pairs)
 
@@ -157,7 +160,7 @@ class WorkerInfo:
         """Builds the info of a worker from `f`, the fields of `worker:<id>`.
 
         The other arguments are fields of the info that the hash does not have. Raises KeyError if a required field is
-        missing: model, device, numerics or host.
+        missing (model, device, numerics, host, or one of a pace), and ValueError for one that is no number.
         """
 
         def integer(name: bytes) -> int:

@@ -106,7 +106,10 @@ class OneConnection:
         self._answered = float("-inf")
 
     def ask(self, *words: str | bytes | int) -> Any:
-        """Sends one command and returns the server's raw answer. Raises what a client raises, and then reconnects."""
+        """Sends one command and returns the server's raw answer. Raises what a client raises.
+
+        After a lost connection the next command connects again.
+        """
         with translated(self._pool):
             if self._connection is None:
                 self._connection = self._pool.get_connection()
@@ -176,7 +179,10 @@ class AsyncOneConnection:
         self._connection: redis.asyncio.Connection | None = None
 
     async def ask(self, *words: Any) -> Any:
-        """Sends one command and returns the server's raw answer. Raises what a client raises, and then reconnects."""
+        """Sends one command and returns the server's raw answer. Raises what a client raises.
+
+        After a lost connection the next command connects again.
+        """
         with translated(self._pool):
             if self._connection is None:
                 self._connection = cast(redis.asyncio.Connection, await self._pool.get_connection())

@@ -176,7 +176,10 @@ def masters_of_slots(answer: Sequence[Sequence[Any]], *, node: RedisNode) -> dic
 
 
 def unanswered(what: str, failed: Mapping[RedisNode, RedisTrouble]) -> RedisTrouble:
-    """Returns the error for a search without an answer: RedisRefused if any node refused, else RedisUnavailable."""
+    """Returns the error for a search without an answer: RedisRefused if any node refused, else RedisUnavailable.
+
+    `failed` has the error of each node that was asked, at least one. The message of RedisUnavailable has `what`.
+    """
     node, worst = min(failed.items(), key=lambda item: not isinstance(item[1], RedisRefused))
     if isinstance(worst, RedisRefused):
         return RedisRefused(f"{worst} (said by {node}, which was asked for the address)", code=worst.code)

@@ -14,8 +14,9 @@ SILENCE_S = 0.5
 
 
 async def subscribed_async(client: redis.asyncio.Redis, channel: str) -> AsyncIterator[bytes | None]:
-    """Yields the messages of a channel from now on. Raises RedisTrouble.
+    """Yields the messages of a channel from now on.
 
+    Raises RedisTrouble, also when the connection may be to a wrong server: messages may have been missed then.
     Yields None once when the subscription is active, and after every SILENCE_S without a message.
     """
     subscription = cast(Any, client).pubsub(ignore_subscribe_messages=True)

@@ -1,4 +1,4 @@
-"""Converts with the smallest mix of precisions within a limit of perplexity: `convert --budget-perplexity`."""
+"""Converts with a small mix of precisions within a limit of perplexity: `convert --budget-perplexity`."""
 
 import json
 import math
@@ -52,8 +52,9 @@ def convert_within_budget(
     force: bool = False,
     calibration_text: Path | None = None,
 ) -> Manifest:
-    """Writes the smallest block folder of exact blocks whose perplexity is within the budget, and returns its manifest.
+    """Writes a small block folder of exact blocks whose perplexity is within the budget, and returns its manifest.
 
+    The search (`mixing.search`) is greedy: a smaller mix within the budget may exist.
     The perplexity on the first `tokens` tokens of `text` is at most (1 + `budget`) times that of the checkpoint in
     float32. A report of the measurements (REPORT_NAME) lies beside the manifest. During the work, the disk holds the
     checkpoint in float32 and in both precisions. The other arguments are those of `convert`. Raises the errors of

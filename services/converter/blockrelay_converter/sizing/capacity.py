@@ -157,7 +157,8 @@ class DiskEffect:
 class Capacity:
     """All that a load needs at one pace of its workers. CPU is in cores.
 
-    Figures are sums over all cells, except `gateway_bytes` (of each gateway) and `schedulers` (of each cell).
+    Counts, rates, CPU and memory are sums over all cells, except `gateway_bytes` (of each gateway) and `schedulers`
+    (of each cell). Durations are those of one route or one sync.
     """
 
     routes: int
@@ -171,7 +172,7 @@ class Capacity:
     redis_bytes: float
     """Memory in use by the control Redis."""
     redis_maxmemory: float
-    """The setting `maxmemory` of the control Redis, in bytes."""
+    """The setting `maxmemory` of the control Redis servers of all cells together, in bytes."""
     redis_wire_bytes_per_second: float
     """Bytes of the control Redis on the network, in both directions."""
     disk: DiskNeed

@@ -13,10 +13,11 @@ from blockrelay_worker.execution.page_layout import pages_for
 
 
 def executor_logits(root: Path, threads: int) -> Callable[[list[int]], NDArray[np.float32]]:
-    """Returns a function from token ids to logits [ids, vocab]. All ids run as one chunk, which changes no bit.
+    """Returns a function from token ids to logits, float32 [ids, vocab]. All ids run as one chunk: no bit changes.
 
-    `root` is a block folder. The function takes at most as many ids as the model's context has tokens. Raises
-    BlockFolderError for a folder that cannot be used.
+    `root` is a block folder, and `threads` the CPU threads of its kernels. The function takes at most as many ids as
+    the model's context has tokens, and one call at a time, because all calls use the same KV pages. Raises
+    BlockFolderError for a folder that cannot be used. ONNX blocks made by others cannot be computed so.
     """
     folder = open_block_folder(root)
     limit = folder.rotary()[0].shape[0]

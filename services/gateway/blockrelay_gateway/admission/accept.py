@@ -82,7 +82,7 @@ class Admission:
         together: bool = False,
         binding: Binding | None = None,
     ) -> Readers:
-        """Accepts all requests of one body, or none, and returns a reader of them all.
+        """Accepts all requests of one body (at least one), or none, and returns a reader of them all.
 
         A request that exists already is found instead: by its Idempotency-Key, or as the same step of its session. The
         first new request passes the limits for all, so that nothing is begun, or charged, if they do not all fit.
@@ -239,7 +239,10 @@ class Admission:
         return self._cell.retention_s if request.body.background else 0
 
     async def _accept(self, one: _Submitted, limits: Limits, max_in_flight: int) -> Accepted:
-        """Runs ACCEPT and returns its answer. Raises LimitExceeded if Redis is full, else RedisTrouble."""
+        """Runs ACCEPT and returns its answer, also that of a refusal.
+
+        Raises LimitExceeded if Redis is full, RedisRefused at once, and RedisTrouble after ACCEPT_RETRY_S seconds.
+        """
         replicas = self._settings.accept_replicas
         call = one.active.acceptance.call(max_in_flight=max_in_flight, limits=limits, confirm=replicas > 0)
         give_up, attempt = time.monotonic() + ACCEPT_RETRY_S, 0

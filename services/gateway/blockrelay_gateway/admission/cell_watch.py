@@ -32,7 +32,7 @@ class CellWatch:
     """The state of a cell as its control Redis had it at the last poll; `watch` polls every MEMORY_POLL_S seconds.
 
     `full` says why no new request may be accepted, `protocol_gap` why nothing of the cell may be read or written. Both
-    are empty while that is allowed.
+    are empty while that is allowed. While there is a `protocol_gap`, the other values stay as they were.
     """
 
     def __init__(self, links: CellLinks, lease: GatewayLease) -> None:
@@ -111,7 +111,8 @@ class CellWatch:
         """Polls before a request is refused because memory is short: there may be room by now.
 
         The poll begins after this call, because one that has begun may have read the memory before there was room. It
-        serves all callers that come until it begins. If Redis fails, that is counted, not raised.
+        serves all callers that come until it begins, MEMORY_EXTRA_POLL_S seconds after the last poll or later. If Redis
+        fails, that is counted, not raised.
         """
         if self._again is None:
             self._again = asyncio.create_task(self._look_soon(), name="look at Redis again")

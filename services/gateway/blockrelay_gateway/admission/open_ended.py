@@ -1,8 +1,9 @@
 """Limits the new tokens of chats that name no `max_tokens`, so that they take no room from other requests.
 
-Such a chat may use the rest of the context, but no more than its share of the smallest KV pool (the pool divided by the
-worker's requests at once, at least 16), and no more than one minute's tokens of its key. Admission counts
-EXPECTED_TOKENS for it, in the key's budget and in predictions; what it generates beyond them is charged when it ends.
+Such a chat may use the rest of the context. Prompt and new tokens together are at most the smallest share of a KV pool
+(the pool divided by the worker's requests at once, at least 16), and at most one minute's tokens of its key. It always
+gets EXPECTED_TOKENS new tokens if context and settings have room for them. Admission counts as many for it, in the
+key's budget and in predictions; what it generates beyond them is charged when it ends.
 """
 
 import time
@@ -24,7 +25,10 @@ class PoolShares:
         self._read, self._pages = float("-inf"), 0
 
     async def pages(self) -> int:
-        """The smallest share of any worker of the model, in KV pages; 0 without a worker. Raises RedisTrouble."""
+        """The smallest share of any worker of the model, in KV pages; 0 without a worker of the model.
+
+        It is read again after POOLS_FRESH_S seconds. Raises RedisTrouble.
+        """
         if time.monotonic() - self._read > POOLS_FRESH_S:
             self._pages = await self._look()
             self._read = time.monotonic()
@@ -52,6 +56,7 @@ def bounded(request: AdmissionRequest, tenant: Tenant, pages: int) -> AdmissionR
     """Returns `request` with the `max_tokens` and `expected_tokens` that it may have.
 
     A request whose client named a limit is returned unchanged. `pages` is the share in KV pages, from `PoolShares`.
+    `max_tokens` never becomes less than EXPECTED_TOKENS, unless it was less before.
     """
     if not request.open_ended:
         return request

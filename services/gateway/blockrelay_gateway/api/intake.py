@@ -44,7 +44,7 @@ class BodyIntake:
     helpers: Helpers
 
     async def body(self, request: Request, how: How[T]) -> T:
-        """Returns the content of a request's body, read by the method `how`.
+        """Returns the content of a request's body, read by the method `how`. The request has passed `BodyLimit`.
 
         The body's memory is given back, except that of a tensor step, whose KV needs it until `accepted` is called.
         Raises the refusal of a wrong body (BadRequest, or NotFound for another model), and BadRequest for a wrong
@@ -108,7 +108,8 @@ def _read(settings: GatewaySettings, model_key: str, how: str, raw: bytes, sende
 def _reading(settings: GatewaySettings, model_key: str) -> BodyReader:
     """The BodyReader of a helper process, made at its first body.
 
-    Raises ServiceUnavailable if the model's folder is not the one that the gateway has opened.
+    Raises ServiceUnavailable if the model's folder is not the one that the gateway has opened, and BlockFolderError if
+    it can no longer be used.
     """
     if model_key in _made:
         return _made[model_key]

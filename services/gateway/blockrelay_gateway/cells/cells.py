@@ -116,7 +116,8 @@ class Cells:
         """Reads the file again if it has changed; starts cells that are new and closes cells that are gone.
 
         A file that cannot be used, or that cannot follow the one before, is logged and changes nothing. The home cell
-        stays until the gateway ends, and addresses of cells that exist do not change.
+        stays until the gateway ends, and addresses of cells that exist do not change. It may be called only while
+        `running` is open.
         """
         if self._path is None or (stamp := file_stamp(self._path)) == self._stamp:
             return

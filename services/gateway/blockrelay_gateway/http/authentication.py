@@ -108,7 +108,7 @@ class Authentication:
 
 
 def of(connection: Request | WebSocket) -> Tenant:
-    """The tenant of a request, or of a socket's handshake."""
+    """The tenant of a request, or of a socket's handshake; at a path that needs no key, the one without a name."""
     tenant = connection.scope["state"]["tenant"]
     assert isinstance(tenant, Tenant)
     return tenant

@@ -18,7 +18,10 @@ T = TypeVar("T")
 
 
 class BodyBudget:
-    """The bytes that all requests and answers together may take. The largest body always fits if it is alone."""
+    """The bytes that all requests and answers together may take. The largest body always fits if it is alone.
+
+    It belongs to the event loop's thread.
+    """
 
     def __init__(self, max_bytes: int, *, largest_body: int = 0) -> None:
         """`max_bytes` is the budget, raised to `largest_body`, the most bytes of one body."""
@@ -37,7 +40,7 @@ class BodyBudget:
         self._watching: list[asyncio.Future[None]] = []
 
     def room(self, count: int, limit: int) -> bool:
-        """True if `count` bytes more fit below `limit`."""
+        """True if `used` with `count` bytes more is at most `limit`."""
         return self.used + count <= limit
 
     def given_back(self) -> Awaitable[None]:
@@ -91,7 +94,10 @@ class BodyShare:
         self._waiting = 0  # its bytes that count as a large body's
 
     def take(self, count: int) -> None:
-        """Takes `count` bytes more for the body. Raises LimitExceeded if the budget or the tenant has no room."""
+        """Takes `count` bytes more for the body, or nothing.
+
+        Raises LimitExceeded if the budget (scope "cell") or the tenant (scope "client") has no room.
+        """
         if self._tenant and count and self._budget.tenants[self._tenant] + count > self._budget.max_tenant:
             message = "this key has too many large requests on their way; try again later"
             raise LimitExceeded(message, scope="client", limit="bodies", retry_after_s=retry_after_s(0))
@@ -200,7 +206,7 @@ class BodyTimeout:
             raise RequestTooSlow(f"the body did not arrive within {self._within_s:g} seconds; send it again") from None
 
     def close(self) -> None:
-        """Ends all waiting at once, because the gateway ends."""
+        """Ends all waits that have begun at once, because the gateway ends; a later wait has its full time."""
         self._closing = True
         for limit in self._limits:
             limit.reschedule(0.0)

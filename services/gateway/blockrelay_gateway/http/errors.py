@@ -133,7 +133,7 @@ def reason_of(error: BlockrelayError) -> str:
 
 
 def headers_of(error: BlockrelayError) -> dict[str, str]:
-    """The headers of an answer with this error: Retry-After, WWW-Authenticate or X-Should-Retry."""
+    """The header of an answer with this error: Retry-After, WWW-Authenticate or X-Should-Retry; for others none."""
     if isinstance(error, LimitExceeded):
         return {"retry-after": str(error.retry_after_s)}
     if isinstance(error, ServiceUnavailable):
@@ -197,7 +197,10 @@ class ErrorResponder:
         self._rejections, self._limited, self._refused = metrics.rejections, metrics.limited, metrics.refused
 
     def answer(self, scope: Scope, error: BlockrelayError) -> Response:
-        """The response for `error`, in the shape of its route; for /v1/infer with `session_id` of the scope's state."""
+        """The response for `error`, in the shape of its route; for /v1/infer with `session_id` of the scope's state.
+
+        `scope` is that of an HTTP request. If it is a POST of a new request, the refusal is counted and logged.
+        """
         status, path = status_of(error), scope["path"]
         if scope["method"] == "POST" and path in NEW_REQUESTS:
             self.count(path, error)
@@ -227,7 +230,10 @@ class ErrorResponder:
 
 
 def install(app: FastAPI, responder: ErrorResponder, on_error: Callable[[RedisTrouble], None]) -> None:
-    """Adds the error handlers to `app`. `on_error` is called for each Redis error that a client gets."""
+    """Adds the error handlers to `app`, also one that answers 500 to every other exception, without its message.
+
+    `on_error` is called for each Redis error that a client gets.
+    """
 
     async def ours(request: Request, error: Exception) -> Response:
         assert isinstance(error, BlockrelayError)

@@ -38,7 +38,7 @@ class Round:
 def decode_rate(tokens: Sequence[Sequence[float]]) -> float:
     """Returns the tokens per second while all requests decode together: the sum of their rates.
 
-    The time is from the last first token to the first last token. If a request has fewer than two tokens in it (few
+    The time is from the last first token to the first last token. If a request has fewer than two arrivals in it (few
     tokens, many requests), the rates are those of the whole decoding. `tokens` holds arrival times by request.
     """
     first, last = max(came[0] for came in tokens), min(came[-1] for came in tokens)
@@ -51,7 +51,8 @@ def decode_rate(tokens: Sequence[Sequence[float]]) -> float:
 def token_times(came: Sequence[float]) -> list[float]:
     """Returns the time of each token after the one before it, from arrival times.
 
-    Tokens that came together, as with drafts, share the time since the last arrival evenly.
+    Tokens that came together, as with drafts, share the time since the last arrival evenly. The tokens of the first
+    arrival have no time: if all tokens came together, the list is empty.
     """
     times: list[float] = []
     for (before, _), (at, group) in itertools.pairwise((at, list(group)) for at, group in itertools.groupby(came)):
@@ -68,7 +69,7 @@ def figures(rounds: Sequence[Round], *, prompt: int) -> dict[str, Any]:
     prompt tokens per second of that time. `ttft_ms_p50`: time to first token. `itl_ms_...`: see `token_times`; None if
     all tokens came together. `tokens_at_once`: mean number of tokens per arrival. `tok_s`: new tokens per second of the
     whole round. `rounds`: the figures of each round. `client_cpu_s` and `client_cpu_share` (of the round's time): CPU
-    time of the client; absent without a client.
+    time of the client; absent without a client. All rounds have a client, or none has.
     """
     requests = len(rounds[0].tokens)
     decode = [decode_rate(one.tokens) for one in rounds]

@@ -71,8 +71,8 @@ def parse_status(text: str) -> dict[str, int]:
 def weigh(folder: BlockFolder, data: Path) -> list[WorkerMemory]:
     """Returns the present memory of every ready worker of the `up` on the folder `data`, which runs on this host.
 
-    `folder` is the block folder that it serves. Raises UsageError if no `up` runs on `data`, ServiceUnavailable if its
-    Redis does not answer, and httpx.HTTPError or OSError if a worker is gone.
+    `folder` is the block folder that it serves; its scheduler must have made a plan. Raises UsageError if no `up` runs
+    on `data`, ServiceUnavailable if its Redis does not answer, and httpx.HTTPError or OSError if a worker is gone.
     """
     running = read_running(data)
     cell = CellAddress(running.redis_url, Settings(cell=running.cell))
@@ -100,7 +100,7 @@ def _weigh_one(manifest: Manifest, worker: dict[str, Any]) -> WorkerMemory:
 class Scales(threading.Thread):
     """A thread that measures the workers' memory every SAMPLE_EVERY_S, from `start` to `stop`.
 
-    `folder` is the block folder that is served by the `up` on the folder `data`.
+    `folder` is the block folder that is served by the `up` on the folder `data`. An error of `weigh` ends the thread.
     """
 
     def __init__(self, folder: BlockFolder, data: Path) -> None:
@@ -114,7 +114,10 @@ class Scales(threading.Thread):
             self._seen += weigh(self._folder, self._data)
 
     def stop(self) -> list[WorkerMemory]:
-        """Ends the thread and returns the memory of each worker at the time of its most KV pages."""
+        """Ends the thread and returns the memory of each worker at the time of its most KV pages.
+
+        Call `start` first. Without any measurement it measures now, and raises what `weigh` raises.
+        """
         self._done.set()
         self.join()
         return heaviest(self._seen or weigh(self._folder, self._data))

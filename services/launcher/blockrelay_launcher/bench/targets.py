@@ -122,7 +122,7 @@ class _Answer(asyncio.Protocol):
 
 
 def check_gateway(url: str, model: str) -> None:
-    """Raises UsageError unless a gateway at `url` serves `model`.
+    """Raises UsageError unless a gateway at `url`, which has no slash at its end, serves `model`.
 
     It uses no proxy, as the rounds use none: a proxy's time would be measured too.
     """
@@ -150,7 +150,7 @@ class InProcessSide:
     def round(self, prompts: Sequence[Sequence[int]], new: int) -> Round:
         """Runs all prompts (token ids) at once, each until it has `new` tokens.
 
-        Raises ServiceUnavailable if the process ends.
+        Raises ServiceUnavailable if the process ends, as it does if its KV pages do not hold the whole round.
         """
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps({"prompts": prompts, "new": new}) + "\n")

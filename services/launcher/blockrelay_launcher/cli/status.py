@@ -33,9 +33,10 @@ SESSIONS_HEAD = ("worker", "made", "evicted", "clean-ups", "loading", "running",
 def read_status(cell: CellAddress) -> dict[str, Any]:
     """Reads a cell's state from its Redis, as the JSON object of `status --json`.
 
-    It has `cell` (the name), `in_flight`, `dead_letters`, `trouble` (the result of `read_trouble`), and `models`: by
-    model the `plan` (None: no plan), `workers`, `queue` (depths by name) and `missing` stages. Raises
-    ServiceUnavailable if Redis does not answer, UsageError if the cell speaks another protocol.
+    It has `cell` (the name), `in_flight`, `dead_letters`, `trouble` (the result of `read_trouble`), and `models`. This
+    has, by the key of each model with a plan, the `plan`, `workers`, `queue` (depths by name) and `missing` (a sentence
+    for each stage without a worker). Raises ServiceUnavailable if Redis does not answer, UsageError if the cell speaks
+    another protocol.
     """
     keys = cell.keys
     with connected(cell) as client:

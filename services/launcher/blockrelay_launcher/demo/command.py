@@ -26,7 +26,7 @@ CONCURRENCY = 8
 
 
 def run_demo(options: DemoOptions) -> int:
-    """Runs the demo, ends all processes, and returns the exit code.
+    """Runs the demo, ends all processes, and returns the exit code: 1 if a prompt of a batch failed, else 0.
 
     Raises UsageError or BlockFolderError, before it starts anything, for options or a block folder that cannot work.
     Raises ServiceUnavailable if the system does not start or a single answer does not come.

@@ -16,7 +16,7 @@ COMMANDS = {
 
 
 def command_of(line: str) -> str | None:
-    """Returns the command in a line that is one word after a slash, known or not; None for any other line."""
+    """Returns the command, in lower case, in a line of one word after a slash, known or not; None for other lines."""
     match = re.fullmatch(r"/\w+", line.strip())
     return match and match[0].lower()
 

@@ -35,9 +35,9 @@ class RequestRecord:
     kind: Kind
     started: float
     request_id: str = ""
-    """Id of the request; empty until it was accepted."""
+    """Id of the request, or of the session after its first step; empty until it was accepted."""
     events: list[float] = field(default_factory=list[float])
-    """Time of each event."""
+    """Time of each event; of a background request each poll, of a session each step."""
     cuts: list[float] = field(default_factory=list[float])
     """Times at which the connection was lost."""
     position: int = -1
@@ -122,7 +122,7 @@ class DrillLoad:
         self._now.set()
 
     def join(self) -> None:
-        """Waits until all clients have ended."""
+        """Waits until all clients have ended. Call `finish` or `abandon` first."""
         for thread in self._threads:
             thread.join()
 

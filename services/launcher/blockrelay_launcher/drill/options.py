@@ -46,7 +46,10 @@ class DrilledSystemOptions(DrilledModelOptions):
 
     @property
     def workers(self) -> list[str]:
-        """The names that `up` gives the processes of CPU workers; the stages of ONNX blocks share one."""
+        """The names that `up` gives the processes of CPU workers; the stages of ONNX blocks share one.
+
+        They follow from `stages`; with `plan`, `up` may start more.
+        """
         processes = self.replicas if self.blocks is not None else self.stages * self.replicas
         return [f"worker-{n}" for n in range(1, processes + 1)]
 

@@ -34,9 +34,9 @@ class Report:
     seconds: float
     accepted: int
     completed: int
-    """Requests that ended with their right answer."""
+    """Requests that ended with their right answer, or with one that `compared` or `only_whole` counts."""
     lost: int
-    """Requests that were accepted and ended with an error or not at all."""
+    """Requests that were accepted and ended with an error (if not cancelled) or not at all."""
     mismatched: int
     """Requests that ended with another answer than the right one."""
     duplicated: int
@@ -77,7 +77,7 @@ class Report:
 
     @property
     def good(self) -> bool:
-        """True if every accepted request completed, none was refused, and there is no trouble."""
+        """True if every accepted request completed, none was refused, no event came twice, and there is no trouble."""
         broken = self.lost or self.mismatched or self.beyond_tolerance or self.duplicated or self.refused
         return not broken and not self.troubles and self.accepted == self.completed
 

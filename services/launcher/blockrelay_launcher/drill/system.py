@@ -92,7 +92,10 @@ class DrilledSystem:
         return next((worker for worker in self.pids("worker") if device in children_of(worker)), None)
 
     def requests_on(self, pid: int) -> frozenset[str] | None:
-        """Returns the ids of the requests on the workers of process `pid`; None if Redis does not answer."""
+        """Returns the ids (inside the cell) of the requests on the workers of process `pid`.
+
+        None: Redis does not answer.
+        """
         keys = Keys(self.running.cell)
         with contextlib.suppress(RedisTrouble, CommandError), self.administrator("redis-control") as client:
             mine = [name for name in worker_ids(client, keys) if name.split(":")[1:2] == [str(pid)]]
@@ -105,7 +108,10 @@ class DrilledSystem:
         return {worker.numerics for worker in self._workers() if worker.device == of}
 
     def wait_for_gpus(self, count: int) -> None:
-        """Returns when `count` GPU workers serve a stage. Raises ServiceUnavailable after GPUS_LOAD_S."""
+        """Returns when `count` GPU workers serve a stage.
+
+        Raises ServiceUnavailable after GPUS_LOAD_S, and at once (as RedisTrouble) if Redis is silent.
+        """
         end = time.monotonic() + GPUS_LOAD_S
         while time.monotonic() < end:
             if sum(worker.ready for worker in self._workers() if worker.device == GPU) >= count:
@@ -120,7 +126,10 @@ class DrilledSystem:
             return read_workers(client, Keys(self.running.cell), model_key)
 
     def denied(self) -> list[str]:
-        """Returns a line for each command that a Redis server has denied a user since it started."""
+        """Returns a line for each command or key that a Redis server has denied a user, as its ACL log has them.
+
+        A server begins this log empty at each start and limits its length. One that does not answer gives no line.
+        """
         denials: set[str] = set()
         for server in self.redis_urls:
             with contextlib.suppress(RedisTrouble, CommandError), self.administrator(server) as client:
@@ -168,7 +177,10 @@ def command_line(pid: int) -> str:
 
 
 def environment_of(pid: int) -> dict[str, str]:
-    """Returns the environment of a process at its start; empty for one that has ended."""
+    """Returns the environment of a process at its start; empty for one that has ended.
+
+    It also has an entry with an empty name and value, which must not be given to a new process. A zombie has only this.
+    """
     return {name: value for name, _, value in (pair.partition("=") for pair in _strings(pid, "environ"))}
 
 

@@ -57,7 +57,8 @@ def run_import(options: ImportCommandOptions) -> int:
     """Imports the blocks, prints the result and returns the exit code.
 
     Exit code 0: the folder is complete; 1: the converter failed or was killed; 2: the blocks cannot be imported or
-    `out` cannot be written, and the converter has printed why. Raises UsageError if the converter is not installed.
+    `out` cannot be written, and the converter has printed why. Raises UsageError if the converter is not installed,
+    WireError if its output is no report, OSError if its process cannot be started.
     """
     need("converter", "onnx")
     result, code = run_worker(options.argv(), watch)
@@ -88,7 +89,10 @@ def watch(lines: IO[bytes]) -> ImportResult | None:
 
 
 def result_lines(out: Path, result: ImportResult) -> Iterator[str]:
-    """Yields the lines for people: the comparison with the originals, the notes, and the folder's facts."""
+    """Yields the lines for people: the comparison with the originals, the notes, and the facts of the folder `out`.
+
+    `result` has at least one compared block.
+    """
     worst = max(result.compared, key=_furthest)
     what = max(worst.errors, key=lambda name: worst.errors[name])
     yield (

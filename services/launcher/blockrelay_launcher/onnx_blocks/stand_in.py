@@ -42,7 +42,7 @@ def held_import(blocks: Path, served: Path) -> HeldImport | str:
 
     `served` is the block folder that describes the blocks. A missing import is made, with a line on stderr; an
     interrupted one continues at the next start. Unused imports of earlier contents of the files are removed. Raises
-    BlockFolderError if `served` is no right block folder.
+    BlockFolderError if `served` is no right block folder, WireError if the converter's output is no report.
     """
     try:
         with _locked(served / _LOCK, message=f"{blocks}: waits for another `up`, which imports them"):

@@ -40,6 +40,7 @@ class DeathReports(threading.Thread):
     def forget_workers(self) -> None:
         """Removes all registered workers: they belong to an earlier `up` on the same data and have ended.
 
+        Call it before this `up` starts workers, and only for an embedded Redis: another one has workers of other hosts.
         Their requests run again, and their deaths count against no request. If Redis takes no writes, the scheduler
         finds them by their missing heartbeats. Raises ServiceUnavailable if Redis, which answered before, is gone.
         """

@@ -53,7 +53,8 @@ def check_settings(folder: Path, options: UpOptions) -> None:
 def look_at_redis(options: UpOptions, cell: str) -> list[str]:
     """Returns a line for each Redis of the user that does not answer now.
 
-    Raises UsageError for one that will never work as configured, such as with a wrong password.
+    If the cell is new, this writes its protocol number to the control Redis. Raises UsageError for a Redis that will
+    never work as configured, such as with a wrong password.
     """
     waiting: list[str] = []
     for url, name, keys in (

@@ -15,7 +15,10 @@ from blockrelay.redis.registry import read_workers
 
 
 def why_not_ready(host: str, port: int) -> str:
-    """Returns an empty text if the gateway's `/readyz` answers 200, else the reason. Takes at most a second."""
+    """Returns an empty text if the gateway's `/readyz` answers 200, else the reason.
+
+    Waits for the connection and for each part of the answer for at most a second.
+    """
     connection = http.client.HTTPConnection(host, port, timeout=1)
     try:
         connection.request("GET", "/readyz")

@@ -32,8 +32,9 @@ def named_gpus(names: Sequence[str], option: str = "--gpu") -> tuple[HostGpu, ..
     """Returns the devices with these names: ids, UUIDs or the beginning of a UUID.
 
     A device that exists and cannot be used now is returned with its problem, because a system must be able to start
-    without it. A probe of the devices that is killed or too slow counts as such a problem. Raises UsageError for a
-    device that does not exist or is named twice, and if the probe ends with an error; `option` is named in errors.
+    without it. A probe of the devices that is killed or too slow counts as such a problem, if all names are ids.
+    Raises UsageError for a device that does not exist or is named twice, if the probe ends with an error or cannot be
+    started, and for a UUID if it gives no answer. `option` is named in most errors.
     """
     if not names:
         return ()
@@ -111,7 +112,7 @@ def _devices_here(option: str) -> list[dict[str, Any]]:
 
 
 def chosen(devices: Sequence[Device], count: int) -> tuple[HostGpu, ...]:
-    """Returns the first `count` GPUs among `devices`. Raises UsageError, with the usable ones, if there are fewer."""
+    """Returns the first `count` GPUs among `devices`, usable ones first. Raises UsageError if there are fewer."""
     gpus = _in_order(devices)
     if len(gpus) < count:
         problems = "; ".join(

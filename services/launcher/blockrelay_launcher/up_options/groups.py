@@ -108,7 +108,7 @@ class ServedModelOptions(MeasuredModelOptions):
         MeasuredModelOptions.check(self, given)
 
     def check_stand_in(self, *, gpus: bool) -> None:
-        """Raises UsageError if `--stand-in` is given, and no CPU stands in for a GPU (`gpus`: there are some)."""
+        """Raises UsageError for `--stand-in` without `--blocks`, without GPUs (not `gpus`), or with `--sequential`."""
         if self.stand_in is not None and (self.blocks is None or not gpus or self.sequential):
             raise UsageError("--stand-in is for --blocks with --gpu, and not for --sequential")
 
@@ -242,7 +242,7 @@ class NetworkOptions(OptionGroup):
 
     @property
     def address(self) -> str:
-        """The address that gateways listen on."""
+        """The address that gateways listen on; with `--topology` only after `options_for` has replaced `host`."""
         return self.host or LOOPBACK
 
     def check(self, given: Set[str]) -> None:

@@ -37,8 +37,9 @@ def change(
     """Returns the change from the plan in force, `current`, to `planned`.
 
     `lost` are ids of GPUs that failed, whose workers wait until they can be used again. Raises UsageError for a stage
-    that would have no worker, and for a stage on a GPU that no worker has and that is not in `lost`. Raises it also for
-    several stages where a worker can only run the whole model.
+    that would have no worker, and for a stage on a GPU that no worker has and that is not in `lost`. A name that is no
+    id of a host's device, such as gpu0, stands for any GPU. Raises it also for several stages where a worker can only
+    run the whole model.
     """
     serving = [worker for worker in workers if worker.is_alive and not worker.draining]
     _check_devices(planned, [worker.device_id for worker in serving if worker.device == GPU], lost)

@@ -90,7 +90,8 @@ class Problem:
     def target_devices(self, parts: int) -> tuple[Device, ...]:
         """Returns the device of each part: the wished targets and then a CPU, or without wishes all devices in turn.
 
-        Raises UsageError for more targets than parts, and for a target that is not in the fleet.
+        In a fleet without a CPU, its first device takes that place. Raises UsageError for more targets than parts, and
+        for a target that is not in the fleet.
         """
         if self.wishes.targets is None:
             return tuple(self.fleet.devices[at % len(self.fleet.devices)] for at in range(parts))
@@ -105,7 +106,7 @@ class Problem:
     def parts(self) -> int:
         """Number of parts for a strategy that does not choose it: as wished, one for each target, or for each device.
 
-        Raises UsageError for a wish of more parts than blocks.
+        If it is not wished, it is at most the number of blocks. Raises UsageError for a wish of more parts than blocks.
         """
         wished = self.wishes.parts or len(self.wishes.targets or self.fleet.devices)
         if not 1 <= wished <= self.blocks:

@@ -98,10 +98,11 @@ class Engine:
         self._register_gauges()
 
     def run(self) -> str:
-        """Runs until the worker is stopped, drained or gone, or its device is lost. Returns the reason, for the log.
+        """Runs until the worker is stopped, drained or gone, or its device is lost or renewed. Returns why, for logs.
 
-        The threads that commit and report run from here until it returns. Afterwards the table is empty and nothing is
-        in flight. A wait for Redis that ends with the process counts as stopped: Stopping is not raised.
+        Call it once: it starts the threads that commit and report, and ends them. They get a few seconds for what is
+        under way, and may outlive it if Redis does not answer. Afterwards the table is empty. A wait for Redis that
+        ends with the process counts as stopped: Stopping is not raised.
         """
         self._committer.start()
         self._results.start()

@@ -64,7 +64,7 @@ def quantised_out(u: U8 | None, scale: F32 | None, rows: int, columns: int) -> t
 
 
 def gate_up_shape(gate_up: F32) -> tuple[int, int]:
-    """Returns (R, M) of gate_up [R, 2M]. Raises ExecutionError for an odd number of columns or another dtype."""
+    """Returns (R, M) of gate_up [R, 2M]. Raises ExecutionError for an odd number of columns, and as `matrix_shape`."""
     rows, columns = matrix_shape("gate_up", gate_up)
     if columns % 2:
         raise ExecutionError(f"kernel argument gate_up: {columns} columns cannot hold gate and up halves")

@@ -39,7 +39,10 @@ class Program(Protocol):
     """A sequence of kernel calls, in parts (one part per block)."""
 
     def run(self, seconds: list[float]) -> None:
-        """Makes the calls, and appends the wall time of each finished part to `seconds`. Raises what a call raises."""
+        """Makes the calls, and appends the wall time of each finished part to `seconds`. Raises what a call raises.
+
+        One thread at a time calls it.
+        """
         ...
 
 
@@ -233,8 +236,8 @@ class Kernels(ABC):
     def record(self, parts: Sequence[Callable[[], None]]) -> Program:
         """Records `parts` as a program, which can be run again and again on the same buffers with other contents.
 
-        Each part calls kernels and matmuls of this object, with all result buffers passed, and does nothing else. It
-        is called once, now, and computes nothing. No other thread may use this object meanwhile. Call it only
-        with `records`: this default raises AssertionError.
+        Each part calls kernels and matmuls of this object, at least one, with all result buffers passed, and does
+        nothing else. It is called once, now, and computes nothing. No other thread may use this object meanwhile. Call
+        it only with `records`: this default raises AssertionError.
         """
         raise AssertionError(f"the {self.isa} kernels are called directly")

@@ -47,8 +47,9 @@ class PackedMatmul(Linear):
 def channel_matmul(kernels: Kernels, q: I8, scale: F32) -> PackedMatmul:
     """Makes the w8a8 matmul with weights q [K,N] int8 and column scales [N] (matmul.h).
 
-    It copies `q` and keeps `scale`. K is 65,536 at most, so that sums fit into int32. Raises ExecutionError for a
-    larger or empty matrix, and for an array that is not C-contiguous or has another dtype or shape.
+    It copies `q` and keeps `scale`. K is 65,536 at most, so that sums fit into int32. `kernels.has_matmul` must be
+    True. Raises ExecutionError for a larger or empty matrix, and for an array that is not C-contiguous or has another
+    dtype or shape.
     """
     depth, columns = _shape("q", q)
     arguments.check("q", q, arguments.INT8, q.shape)

@@ -80,7 +80,8 @@ class NativeKernels(Kernels):
     def __init__(self, isa: str, threads: int) -> None:
         """Starts `threads` - 1 threads, which sleep between calls; the caller is the other one.
 
-        Raises UsageError for a variant that this machine cannot run, ExecutionError if the threads cannot be started.
+        Raises UsageError for a variant that this machine cannot run and for fewer than one thread, ExecutionError if
+        the threads cannot be started.
         """
         path = library(isa).path if isa in supported_isas() else None
         if path is None:

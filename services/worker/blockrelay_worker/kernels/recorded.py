@@ -87,7 +87,7 @@ class RecordedProgram:
     def run(self, seconds: list[float]) -> None:
         """Makes the calls, and appends the wall time of each finished part to `seconds`.
 
-        Raises ExecutionError if a call fails; the calls after it are not made.
+        Raises ExecutionError if a call fails; the calls after it are not made. One thread at a time calls it.
         """
         before = time.perf_counter_ns()  # the same clock as steady_clock in program.h
         failed, status = divmod(self._run(*self._arguments), _STATUS)

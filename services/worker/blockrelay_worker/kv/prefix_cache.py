@@ -61,7 +61,9 @@ class PrefixCache:
         pool.on_evict = metrics.prefix_cache_evictions.inc
 
     def attach(self, run: Run, exactly: int | None) -> None:
-        """Gives a run without pages those of its longest cached prefix, or starts to load them.
+        """Gives a run without pages those of its longest prefix in the pool, and starts to load the next ones.
+
+        While they are loaded from the store, or from KV that the client supplied, `run.kv.loading` is set.
 
         The prefix has at most `run.reusable` tokens. In a later stage it should have `exactly` as many as the position
         of the run's first row; fewer if pages are missing. No page is given unless the cache or the run allows it.
@@ -157,7 +159,8 @@ class PrefixCache:
     def leave(self, run: Run) -> tuple[int, bytes] | None:
         """Publishes the partial last page of a private run that leaves, for the next run of its request.
 
-        Returns the page and its name; None if there is no such page, or if page or name are published already.
+        Returns the page and its name. Returns None for a run that is not private, without such a page, if a full page
+        before it is not published, and if page or name are published already.
         """
         kv = run.kv
         full, rest = divmod(kv.computed, PAGE)
@@ -172,8 +175,8 @@ class PrefixCache:
     def export(self, run: Run, timeout_s: float) -> None:
         """Writes the partial last page of a private run to the store, and waits until it and all before it are there.
 
-        Waits up to `timeout_s` seconds. Full pages were queued for the store when they were published. If there is no
-        partial page, or if it has a name already, it returns at once, perhaps before full pages are written.
+        Waits up to `timeout_s` seconds. Full pages were queued for the store when they were published. Without a store,
+        or where `leave` returns None, it returns at once, perhaps before full pages are written.
         """
         if (left := self.leave(run)) and self._store is not None:
             self._store.put(*left)

@@ -118,7 +118,7 @@ class RunTable:
 
     @_timed
     def publish(self, run: Run, known: int | None = None) -> None:
-        """Publishes the run's full pages to the prefix cache.
+        """Publishes the run's full pages to the prefix cache; none if its parameters turn the cache off.
 
         `known`: number of leading tokens of run.tokens that are no drafts (default: all).
         """
@@ -137,7 +137,8 @@ class RunTable:
         """Has the page store hold the pages of a private run, for the next run of its request on another worker.
 
         Writes the last page, as far as it is computed; full ones were queued when they were published. Waits at most
-        `timeout_s` seconds for all of them, and not at all if the last page is full.
+        `timeout_s` seconds for all of them, and not at all if the last page is full. Does nothing if the run's
+        parameters turn the cache off.
         """
         if self._cache is not None and run.params.use_cache:
             self._cache.export(run, timeout_s)

@@ -81,7 +81,7 @@ class OnDevice:
         """Returns the number of KV pages, `useful` at most, of the stage that is about to be loaded.
 
         It is the stage's share of the device's budget, or of `kv_bytes` where the budget is unknown. Raises UsageError
-        where the stage does not fit.
+        where the stage does not fit into a known budget. Waits up to STAGES_S seconds for the stages of other workers.
         """
         memory, budget = self._executors.memory(folder), self._executors.budget_bytes
         neighbours = self._sharing.neighbours(self._number, stage, self._should_end)

@@ -25,7 +25,10 @@ from blockrelay_worker.transport.redis_links import Links, Stopping
 
 
 def rows_arrive(split: str) -> bool:
-    """Returns whether workers of this split send each other rows; one with the whole model needs no payload Redis."""
+    """Returns whether workers of a split such as `1-9,10-18` send each other rows.
+
+    A worker with the whole model needs no payload Redis.
+    """
     return "," in split
 
 
@@ -34,6 +37,7 @@ class StageAssignment:
     """The stage that the plan gives this worker."""
 
     split: str
+    """First and last block of each stage, such as `1-9,10-18`."""
     stage: int
     """Index of the stage in the split, from 0."""
     blocks: Stage
@@ -164,7 +168,10 @@ class Registration:
         reach("worker.after_announce")
 
     def leave_payload(self) -> None:
-        """Deletes the inbox on the payload Redis; messages left in it belong to runs that have ended."""
+        """Deletes the inbox on the payload Redis; messages left in it belong to runs that have ended.
+
+        If Redis fails, nothing is raised.
+        """
         try:
             self._links.payload.delete(self._links.keys.inbox(self.worker_id))
         except RedisTrouble as error:
@@ -182,7 +189,10 @@ class Registration:
 
     @contextmanager
     def kept_alive(self) -> Generator[None]:
-        """Sends heartbeats from another thread while the block, which loads a stage, runs."""
+        """Sends heartbeats from another thread while the `with` block, which loads a stage, runs.
+
+        While Redis fails, they are tried again; nothing is raised.
+        """
         done = threading.Event()
         thread = threading.Thread(target=self._beat_until, args=(done,), name="loading beat", daemon=True)
         thread.start()

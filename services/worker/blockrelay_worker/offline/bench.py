@@ -43,6 +43,7 @@ class Timed:
     computed: int = 0
     """Leading tokens whose KV is in `pages`."""
     last_step: int = 0
+    """Number of the last step in which it had rows, from 1; 0: none yet."""
     came: list[float] = field(default_factory=list[float])
     """When each new token came, in seconds of the monotonic clock."""
 

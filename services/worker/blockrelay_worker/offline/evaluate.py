@@ -106,8 +106,9 @@ def score(
 ) -> Score:
     """Scores a text of at least two tokens, in windows of `context` tokens that begin every `stride` tokens.
 
-    Needs 1 <= stride < context. Calls `done` with (windows done, windows in all) after each window. Raises RowNotFinite
-    if the model gives NaN or infinity.
+    Needs 1 <= stride < context, and a pipeline with room for a window's tokens. Calls `done` with (windows done,
+    windows in all) after each window. Raises RowNotFinite if the model gives NaN or infinity, and ExecutionError if a
+    block fails.
     """
     losses: list[float] = []
     every = windows(len(tokens), context=context, stride=stride)

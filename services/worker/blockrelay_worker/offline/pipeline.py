@@ -119,8 +119,8 @@ class Pipeline:
         pipeline with a `gpu` must be closed.
 
         Raises BlockFolderError unless 1 <= `stages` <= blocks, and if a block gives a wrong known answer. Raises
-        UsageError for classes that do not fit the stages and for a device that cannot be used, DeviceLost or
-        DeviceFailed for a device that may work later.
+        UsageError for classes that do not fit the stages, for a device that cannot be used, and for a model of ONNX
+        files without `gpu`. Raises DeviceLost or DeviceFailed for a device that may work later.
         """
         if not 1 <= stages <= folder.model.blocks:
             raise BlockFolderError(f"a model of {folder.model.blocks} blocks cannot run in {stages} stages")
@@ -160,9 +160,10 @@ class Pipeline:
     ) -> NDArray[np.float32]:
         """Runs `tokens` of the request, from `first_position` on; returns the logits [wanted, vocab] of some of them.
 
-        The tokens before `first_position` must have been run. `wanted` are indexes in `tokens`; None: the last one. The
-        result is valid until the next run. Adds the seconds of each block to `seconds`, by block name, and each stage's
-        run to `runs`. Raises RowNotFinite if the model overflows, ExecutionError if a block or a device fails.
+        The tokens before `first_position` must have been run, and no position may be beyond the `tokens` of the
+        constructor. `wanted` are indexes in `tokens`; None: the last one. The result is valid until the next run. Adds
+        the seconds of each block to `seconds`, by block name, and each stage's run to `runs`. Raises RowNotFinite if
+        the model overflows, ExecutionError if a block or a device fails.
         """
         rows = [len(tokens) - 1] if wanted is None else wanted
         seconds = {} if seconds is None else seconds
@@ -230,9 +231,11 @@ def generate(
 ) -> Generated:
     """Runs `prompt` and samples until the request ends. Calls `on_token` with each new token, `on_step` with its step.
 
-    The prompt must have passed `check_prompt`, and params.max_tokens must be at least 1. `known` tokens follow the
-    prompt, as in the log of a request that runs again, and have not ended it; new tokens come after them. `tokenizer`
-    may be None if the request has no stop strings. Raises what `Pipeline.run` raises.
+    The prompt must have passed `check_prompt`, and params.max_tokens must be at least 1. `pipeline` must have been made
+    for as many tokens as prompt and params.max_tokens together, or for the whole context. `seed` is used, not
+    params.seed. `known` tokens follow the prompt, as in the log of a request that runs again, and have not ended it;
+    new tokens come after them. `tokenizer` may be None if the request has no stop strings. Raises what `Pipeline.run`
+    raises.
     """
     model = pipeline.folder.model
     progress = Progress(params, prompt=prompt, context=model.max_position, eos_ids=model.eos_ids, tokenizer=tokenizer)

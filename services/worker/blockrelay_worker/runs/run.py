@@ -74,7 +74,7 @@ class LastStageState:
                 self.block_seconds()
 
     def block_seconds(self) -> dict[str, float]:
-        """Returns the seconds of each block, summed over the run."""
+        """Returns the seconds of each block, summed over the run. Later calls change this dict."""
         for seconds in self._batches:
             for block, value in seconds.items():
                 self._sums[block] = self._sums.get(block, 0.0) + value
@@ -148,7 +148,7 @@ class Run:
 
     @property
     def given_pages(self) -> int:
-        """Number of leading pages whose KV the client supplied."""
+        """Number of leading full pages whose KV the client supplied."""
         return self.body.kv_given // PAGE
 
     @property
@@ -193,7 +193,10 @@ class Run:
 
     @property
     def missing(self) -> int:
-        """Number of tokens that can be computed now. For the first stage."""
+        """Number of tokens that can be computed now.
+
+        For the first stage. It is 0 after the end and while pages are loaded.
+        """
         return 0 if self.ended or self.kv.loading else len(self._tokens) - self.kv.computed
 
     @property
@@ -236,7 +239,10 @@ class Run:
         self._check()
 
     def receive(self, position: int, tokens: Sequence[int]) -> None:
-        """Takes the tokens whose rows arrived (later stage); they replace drafts from `position` on."""
+        """Takes the tokens whose rows arrived (later stage); they replace all tokens from `position` on.
+
+        `position` must not be beyond `computed`, nor in a published page: the caller checks that before.
+        """
         assert position <= self.kv.computed <= len(self._tokens), "rows before these are missing"
         self.kv.rewind(position)
         self._tokens[position:] = tokens
@@ -247,7 +253,10 @@ class Run:
         del self._tokens[position:]
 
     def commit(self, tokens: Sequence[int]) -> None:
-        """Appends chosen tokens (last stage). All but the last one are computed, as drafts that were right."""
+        """Appends chosen tokens (last stage). All but the last one are computed, as drafts that were right.
+
+        Without a KV cache all tokens count as not computed afterwards.
+        """
         assert self.last is not None
         self._tokens += tokens
         self.last.committed += len(tokens)

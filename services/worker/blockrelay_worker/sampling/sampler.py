@@ -65,7 +65,10 @@ def sample(row: LogitRow, params: SamplingParams, *, seed: int, position: int) -
 
 
 def uniform(seed: int, position: int) -> float:
-    """The random number for a position: a multiple of 2**-53 in [0, 1), from Philox keyed by the seed."""
+    """The random number for a position, in [0, 1): the upper 53 bits of NumPy's Philox, times 2**-53.
+
+    Its key is `seed` modulo 2**64, its counter `position` (>= 0).
+    """
     philox = np.random.Philox(key=seed % 2**64, counter=position)
     return (int(philox.random_raw()) >> 11) * 2.0**-53
 

@@ -37,7 +37,10 @@ def startable(oldest_first: Sequence[Holding], free: int) -> frozenset[str]:
 
 
 def victim(oldest_first: Sequence[Holding], grower: str) -> str | None:
-    """Id of the request to preempt for request `grower`: the youngest one with pages, if younger. None: wait."""
+    """Id of the request to preempt for request `grower`: the youngest one with pages, if younger. None: wait.
+
+    `grower` must be among `oldest_first`.
+    """
     for holding in reversed(oldest_first):
         if holding.request_id == grower:
             return None

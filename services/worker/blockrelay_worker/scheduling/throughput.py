@@ -54,7 +54,7 @@ def _smoothed(before: float | None, now: float) -> float:
 
 
 def observed(known: MeasuredPace, window: PaceWindow) -> MeasuredPace:
-    """Returns the costs `known`, updated by a window."""
+    """Returns the costs `known`, updated by a window; unchanged if it had neither prompt tokens nor tokens."""
     if not window.rows and not window.tokens:
         return known
     size = window.size

@@ -35,7 +35,11 @@ class TensorResultWriter(threading.Thread):
         self._queue: SimpleQueue[_Item] = SimpleQueue()
 
     def submit(self, logits: list[NDArray[np.float32]], commit: Commit) -> None:
-        """Queues a result and its commit. Returns at once. `logits` must not change afterwards."""
+        """Queues a result and its commit. Returns at once.
+
+        `logits` are its parts, at least one, each float32 [n, vocab]; they must not change afterwards. Both are dropped
+        if the process should end before the payload Redis answers.
+        """
         self._queue.put((logits, commit))
 
     def store_kv(self, request_id: str, fields: Mapping[str, bytes]) -> None:
@@ -60,7 +64,7 @@ class TensorResultWriter(threading.Thread):
         self._links.retry_until_reachable(store, "store KV")
 
     def flush(self, timeout_s: float) -> bool:
-        """Waits until all that was submitted, here and to the committer, is answered.
+        """Waits until all that was submitted, here and to the committer, is answered, or dropped at the process's end.
 
         False if `timeout_s` seconds passed first.
         """

@@ -126,7 +126,7 @@ class Graph:
 
 
 def own_name(tensor: str) -> str:
-    """Returns the name in its file of a tensor of a joined graph."""
+    """Returns the name in its file of a tensor of a joined graph; `layer.half` for a past."""
     return tensor.partition(":")[2]
 
 

@@ -24,9 +24,9 @@ def encode_end_meta(meta: Mapping[str, Any]) -> str:
 
 
 def decode_end_meta(encoded: bytes) -> dict[str, Any]:
-    """Returns the dict that `encode_end_meta` encoded, without its empty lists; {} for no bytes.
+    """Returns the dict that `encode_end_meta` encoded, without its empty lists and with times rounded to microseconds.
 
-    Call it inside `checks.reading`, which makes WireErrors.
+    Returns {} for no bytes. Call it inside `checks.reading`, which makes WireErrors.
     """
     meta = entries(json.loads(encoded)) if encoded else {}
     if "block_us" in meta:

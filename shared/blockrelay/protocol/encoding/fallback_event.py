@@ -19,7 +19,7 @@ class FallbackEvent:
     reason: str  # as precise as the error allows, `gpu_memory_error` for example
     success: bool  # the target computed the stage: a COMMIT after the failure, or a good end, shows it
     blocks: tuple[str, ...]  # all blocks of the stage
-    position: int | None = None  # committed tokens at the failure; None in the answers of RERUN and DEAD
+    position: int | None = None  # committed tokens at the failure; None in the answer of RERUN
     rows_recomputed: int | None = None  # known tokens that the next run computed again; None before it did
     error_code: str | None = None  # one of `errors.ErrorCode`; None if the device named none
 

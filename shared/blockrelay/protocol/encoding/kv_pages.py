@@ -61,7 +61,11 @@ class KvShape:
         return pages
 
     def from_pages(self, pages: Sequence[bytes], tokens: int) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Returns the keys and values of the first `tokens` positions. Raises WireError for pages of another size."""
+        """Returns the keys and values of the first `tokens` positions, [kv_heads, tokens, head_dim] each.
+
+        `pages` are those of one layer, in order; they must hold that many positions. Raises WireError for pages of
+        another size.
+        """
         keys = np.empty((self.kv_heads, len(pages) * PAGE_TOKENS, self.head_dim), self.dtype)
         values = np.empty_like(keys)
         for index, page in enumerate(pages):

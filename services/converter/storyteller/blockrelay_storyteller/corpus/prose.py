@@ -131,7 +131,10 @@ def counts(rng: random.Random, stated: list[tuple[str, str, int]]) -> str:
 
 
 def outcome(event: Event, world: World) -> str:
-    """Returns a sentence, after a space, on the new state after an event; "" for events of food (see `counts`)."""
+    """Returns a sentence, after a space, on the new state after an event; "" for events of food (see `counts`).
+
+    `world` is the world after the event.
+    """
     match event:
         case Move(person=person):
             return f" Now {place_of(person, world)}"

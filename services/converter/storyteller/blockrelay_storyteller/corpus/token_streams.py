@@ -15,9 +15,9 @@ _OPEN_ROWS = 64
 
 
 def train_tokenizer(seed: str, *, vocab: int, documents: int) -> Tokenizer:
-    """Trains a byte-level BPE tokenizer of `vocab` tokens on the first `documents` documents of the stream `seed`.
+    """Trains a byte-level BPE tokenizer on the first `documents` documents of the stream `seed`.
 
-    The special tokens have the first ids, in the order of SPECIALS.
+    It has at most `vocab` tokens. The special tokens have the first ids, in the order of SPECIALS.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -64,8 +64,9 @@ def pack(
 ) -> Rows:
     """Fills `rows` rows with whole documents, each where it fits best; a document longer than a row is cut.
 
-    `documents` must not end before all rows are full. `length` is the tokens of a row. Tokens of answers weigh
-    `answer_weight`, others 1. With `joined`, the documents of a row count as one.
+    `documents` must not end before all rows are full. The up to _OPEN_ROWS rows that are open then are dropped with
+    their documents. `length` is the tokens of a row. Tokens of answers weigh `answer_weight` (up to 255), others 1.
+    With `joined`, the documents of a row count as one; else a row has room for 255 at most.
     """
     closed: list[tuple[list[int], list[int], list[int]]] = []
     open_rows: list[tuple[list[int], list[int], list[int]]] = []

@@ -111,7 +111,10 @@ def row_session(session_id: str, row: int, rows: int) -> str:
 
 
 def other_shapes(session_id: str, rows: int) -> list[str]:
-    """Session ids that exist only if the session was begun with a number of rows other than `rows`."""
+    """Session ids that exist only if the session was begun with a number of rows other than `rows`.
+
+    They show a session of one row, or of more rows; one of fewer rows lacks ids of `row_session` instead.
+    """
     return [f"{session_id}#0"] if rows == 1 else [session_id, f"{session_id}#{rows}"]
 
 

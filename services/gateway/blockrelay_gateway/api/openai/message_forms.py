@@ -38,7 +38,10 @@ class MessageForms:
         return cls(shown=_shown(render), developer="system" if system_alone else "developer")
 
     def shaped(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns `message` with a role that the template knows and its content in a form that the template shows."""
+        """Returns `message` with a role that the template knows and its content in a form that the template shows.
+
+        If no form is known, content becomes text. Parts that become text are joined without anything between them.
+        """
         role = self.developer if message["role"] == "developer" else message["role"]
         like = "system" if role == "developer" else role
         shown = self.shown.get(like) or self.shown.get("user", frozenset())

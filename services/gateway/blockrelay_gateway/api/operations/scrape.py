@@ -56,7 +56,7 @@ class Scrape(CollectorRegistry):
 
 
 def metrics_port(settings: GatewaySettings, scrape: Scrape) -> StatusServer | None:
-    """Opens the port for metrics alone; None if they are served on the clients' port.
+    """Opens the port for metrics alone, which the caller closes; None if they are served on the clients' port.
 
     Raises UsageError if the port cannot be opened.
     """

@@ -32,7 +32,7 @@ class Abandonment:
             active.grace = None
 
     def close(self) -> None:
-        """Stops all cancellations; the requests go on."""
+        """Stops the cancellations that are under way; the requests go on. Grace periods end only by `stop`."""
         for task in self._tasks:
             task.cancel()
 

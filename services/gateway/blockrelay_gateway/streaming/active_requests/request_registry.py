@@ -68,7 +68,7 @@ class RequestRegistry:
         return active
 
     def drop(self, active: ActiveRequest) -> None:
-        """Forgets a request that was refused, unless it has a reader."""
+        """Forgets a request that was refused, unless it has a reader or another object has taken its place."""
         if self._by_id.get(active.id) is not active or active.readers:
             return
         self._tailer.unsubscribe(active.id)
@@ -86,7 +86,10 @@ class RequestRegistry:
         self._abandonment.stop(active)
 
     def detach(self, active: ActiveRequest) -> None:
-        """Removes a reader; the last one of an unfinished request starts its grace period."""
+        """Removes a reader; the last one of an unfinished request starts its grace period.
+
+        Background requests, and requests of a gateway that is `closing`, get none.
+        """
         active.readers -= 1
         if active.end is not None:
             self._retire(active)

@@ -22,7 +22,8 @@ RESTORE_S = 30.0
 class Killer(DrillPart):
     """The part that executes the faults in `plan` from `start` to `finish`; `done` has the executed ones, in order.
 
-    A fault without a target (all processes of the role are dead or stopped) is left out.
+    `plan` must be endless. A fault is left out if it has no target (all processes of the role are dead or stopped, the
+    Redis is already full) or if the Redis does not answer.
     """
 
     system: DrilledSystem

@@ -50,7 +50,7 @@ def load_linear(
 
     `tensors` are those of `BlockFolder.tensors(index)`. `threads` are ONNX Runtime's: the first call in a process sets
     them for all. Raises BlockFolderError if ONNX Runtime refuses the folder's graph, ExecutionError if the package
-    onnxruntime has no library that can be used.
+    onnxruntime has no library that can be used, or if our kernels refuse the tensors.
     """
     precision = folder.manifest.precision_of(index)
     if in_groups(precision):

@@ -39,7 +39,7 @@ class CpuExecutors:
         return numerics_id(manifest)
 
     def load(self, folder: BlockFolder, first_block: int, last_block: int, *, pages: int) -> StageExecutor:
-        """Loads a verified executor with `pages` KV pages, at least two (see `load_stage`)."""
+        """Loads a verified executor with `pages` KV pages, at least two. Raises what `load_stage` raises."""
         return load_stage(
             folder, first_block, last_block, pages=max(2, pages), threads=self._threads, kernels=self._kernels
         )
@@ -57,9 +57,10 @@ def load_stage(
 ) -> StageExecutor:
     """Loads an executor with the fastest variant by which every block gives its known answer on this machine.
 
-    `tiles`: True if ONNX Runtime may be faster than our matmul here; None: if the CPU has AMX. The check needs two
-    pages. Raises KnownAnswerMismatch naming the block and the CPU, and what `StageExecutor` raises. Blocks of
-    precisions that are not exact have no known answers and are not checked.
+    `tiles`: True if ONNX Runtime may be faster than our matmul here; None: if the CPU has AMX. `pages` is at least 2,
+    for the check. Raises KnownAnswerMismatch naming the block and the CPU, ExecutionError if a checked block cannot be
+    computed, and what `StageExecutor` raises. Blocks of precisions that are not exact have no known answers and are not
+    checked.
     """
     wrong: str | None = None
     backends = _backends(folder, first_block, last_block, pages, kernels, has_tiles() if tiles is None else tiles)

@@ -54,8 +54,9 @@ class StageExecutor:
     ) -> None:
         """Loads the blocks of `folder` (from `open_block_folder`) with `pages` KV pages; `threads` >= 1.
 
-        Raises BlockFolderError for blocks that the folder lacks or that cannot be loaded, ExecutionError if ONNX
-        Runtime is needed and has no usable library. `pages` is at least 1.
+        `backend` is one that these kernels can serve (see `load_linear`). Raises BlockFolderError for blocks that the
+        folder lacks or that cannot be loaded, ExecutionError if ONNX Runtime is needed and has no usable library, or if
+        the kernels refuse the tensors. `pages` is at least 1: ValueError otherwise.
         """
         model = folder.model
         if not 1 <= first_block <= last_block <= model.blocks:
@@ -202,7 +203,10 @@ class StageExecutor:
         return parts
 
     def close(self) -> None:
-        """Drops sessions, buffers and memory maps. The executor cannot be used afterwards."""
+        """Drops sessions, memory maps and buffers of steps. The executor cannot be used afterwards.
+
+        KV pages and the buffer of logits go with the object itself.
+        """
         self._layers.clear()
         self._head = None
         self._embedding = None

@@ -40,7 +40,8 @@ class Selection:
 
     def wants(self, wanted: Sequence[int], needs: Sequence[Need | None]) -> bool:
         """Returns whether a selection moves fewer bytes than whole rows. `needs` is empty, or has the need of each row
-        in `wanted`; None: the whole row is needed."""
+        in `wanted`; None: the whole row is needed. True if no row is wanted, else
+        False if `refused` has `rows`."""
         return not len(wanted) or ("rows" in self._graphs and any(self._way(need) != "rows" for need in needs))
 
     def rows(self, logits: Any, needs: Sequence[Need | None]) -> tuple[list[LogitRow], NDArray[np.bool_], int]:
@@ -48,7 +49,8 @@ class Selection:
         whether each row is finite, and the number of bytes that came down to the host.
 
         A row comes whole if its need is None, or if a selection on this device does not decide it. For a greedy need
-        only the id counts: its logit is given as 0. Raises what ONNX Runtime raises."""
+        only the id counts: its logit is given as 0, its total as 1. Call it only where `wants` returned True. Raises
+        what ONNX Runtime raises."""
         self._down = 0
         selected: list[LogitRow] = [np.empty(0, np.float32)] * len(needs)
         finite = np.ones(len(needs), np.bool_)

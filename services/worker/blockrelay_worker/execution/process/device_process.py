@@ -92,7 +92,8 @@ class DeviceProcess:
             self._asking.release()
 
     def give_up(self, lost: DeviceLost) -> DeviceLost:
-        """Ends the process for a reason that it did not report itself. Returns the loss: `lost`, or an earlier one."""
+        """Ends the process for a reason that it did not report itself, after the request that it is working on. Returns
+        the loss: `lost`, or an earlier one."""
         with self._asking:
             if self.lost is None:
                 self._lose(lost)

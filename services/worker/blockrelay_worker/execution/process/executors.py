@@ -61,8 +61,9 @@ class DeviceExecutors:
     def __init__(self, folder: BlockFolder, gpu: Gpu, *, module: str = CHILD) -> None:
         """Starts the process, `python -m module`, and opens `folder` on the device.
 
-        Raises UsageError where this device will never run stages of this folder; DeviceLost or DeviceFailed for what
-        may pass.
+        Raises UsageError where this device will never run stages of this folder, and BlockFolderError for a folder that
+        the process cannot open. Raises KnownAnswerMismatch for a device with wrong attention, and DeviceLost or
+        DeviceFailed for what may pass. Raises OSError if `gpu.python` cannot be started.
         """
         self.own, self._folder, self._gpu = gpu.device, folder, gpu
         self.sharing = Sharing(gpu.stages)
@@ -110,7 +111,7 @@ class DeviceExecutors:
     @property
     def budget_bytes(self) -> int | None:
         """Bytes that weights and KV pages of all stages may take; None where neither an option nor the device sets a
-        limit."""
+        limit. The option goes before the device's limit; on another device the smaller one counts."""
         own, limit = self._now.memory.budget_bytes, self._gpu.budget_bytes
         if limit is not None and own is not None and self._now is not self._home:
             return min(limit, own)  # the limit was set for another device
@@ -197,7 +198,8 @@ class DeviceExecutors:
         self._process.close()
 
     def give_up(self, why: str) -> DeviceLost:
-        """Declares the device lost, with all of its stages, since it will not do this work. Returns the loss."""
+        """Declares the device lost (reason `refused`), with all of its stages, after its current request. Returns the
+        loss, or an earlier one."""
         return self._process.give_up(DeviceLost(why, reason="refused", code="INTERNAL"))
 
     def move_to(self, device: str) -> None:

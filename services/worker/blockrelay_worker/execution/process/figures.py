@@ -7,8 +7,8 @@ from typing import Any
 
 @dataclass(slots=True)
 class Figures:
-    """Figures of one stage and the device that it is on. Memory is in bytes, and at most a second old; 0 where the
-    provider does not say."""
+    """Figures of one stage and the device that it is on, as of the stage's last step. Memory is in bytes, and may be
+    older than the step by a second or more; 0 where the provider does not say."""
 
     weight_bytes: int = 0
     """Bytes of the stage's weights on the device; with ONNX blocks of other makers those of warm blocks."""

@@ -109,8 +109,8 @@ class Sharing:
     def leave(self, worker: int, end: Callable[[], None], should_end: ShouldEnd) -> bool:
         """Notes that `worker` does nothing on the device any more. Returns False unless all were asked to leave.
 
-        Otherwise it returns True when the last worker has left. That one calls `end`, which ends the device's
-        process."""
+        Otherwise it returns True when the last worker has left, or when `should_end` is true. The last one calls `end`,
+        which ends the device's process; other threads that use this object wait meanwhile."""
         with self._changed:
             self._present.discard(worker)
             if self._leave_at is None:

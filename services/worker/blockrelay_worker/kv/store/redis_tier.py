@@ -69,7 +69,7 @@ class RedisTier:
 
     def put(self, pages: Sequence[StoredPage], blocks: range) -> None:
         """Stores the pages of which the first of `blocks` is not there; then evicts the least recently used ones beyond
-        the limit."""
+        the limit. Does nothing if the limit is less than one page."""
         if not self._max_pages:
             return
         pipeline = self._client.pipeline(transaction=False)

@@ -65,7 +65,7 @@ class ShmTier:
         return pages
 
     def put(self, pages: Sequence[StoredPage], blocks: range) -> None:
-        """Writes a file for each page that has none of these `blocks` yet; removes least recently used files for room.
+        """Writes a file for each page that has none of exactly these `blocks`; removes least recently used files.
 
         A page larger than the limit is not stored.
         """

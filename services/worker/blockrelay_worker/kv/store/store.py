@@ -41,8 +41,9 @@ class Spoiled:
 class PageStore:
     """The page store of one stage: its tiers in the order of lookup, then KV that clients supplied.
 
-    `put`, `discard`, `load` and `may_have` return at once. The stage's blocks are `first_block` and as many as pages
-    have layers. Without tiers nothing is written. Starts two threads; `close` ends them.
+    `put`, `discard`, `load` and `may_have` return at once. The stage's blocks begin with `first_block`, and are as many
+    as pages have layers: at least one. Without tiers nothing is written. Starts two threads; `close` ends them, and no
+    method may be called after it.
     """
 
     def __init__(

@@ -4,7 +4,8 @@
 writes a manifest, `blocks.json` and copies of tokenizer and chat template into a folder of the cache, which points to
 the blocks. Nothing is written into FOLDER. One JSON line on stdout has the new folder and the names of missing files
 (Described).
-Exit code 2 when the folder cannot be served: then stderr has one line, and nothing is written.
+Exit code 2 when the folder cannot be served: then stderr has one line, and nothing is written. It is also 2 when the
+cache cannot be written. The manifest is the last file, so a folder without one is incomplete.
 """
 
 import hashlib

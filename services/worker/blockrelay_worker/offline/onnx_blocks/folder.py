@@ -29,7 +29,10 @@ class OnnxFolder:
     wiring: Wiring
 
     def facts(self) -> tuple[BlockFiles, ...]:
-        """The content of `blocks.json` for this folder. Reads all weight files beside the graphs, to hash them."""
+        """The content of `blocks.json` for this folder. Reads all weight files beside the graphs, to hash them.
+
+        Raises OSError if one of them cannot be read any more.
+        """
         beside: dict[str, FileSpec] = {}
         blocks: list[BlockFiles] = []
         for file in self.files:
@@ -45,8 +48,9 @@ class OnnxFolder:
 def open_onnx_folder(root: Path, *, against: Path | None = None) -> OnnxFolder:
     """Reads every file of the folder and wires the blocks by tensor names. Writes nothing.
 
-    The files must match `against`, the path of a `blocks.json`. None takes the one in the folder, if it has one. Raises
-    OnnxBlocksError with the file, and with the tensor if one is wrong.
+    The files must match `against`, the path of a `blocks.json`. None takes the one in the folder, if it has one. With
+    either, all weight files are read too, to hash them. Raises OnnxBlocksError with the file, and with the tensor if
+    one is wrong.
     """
     names = block_names(root)
     listing = against or (root / ONNX_BLOCKS_NAME if (root / ONNX_BLOCKS_NAME).exists() else None)

@@ -20,7 +20,9 @@ ITEM_BYTES: Mapping[int, int] = {
 def check_weights(folder: Path, file: str, tensors: Iterable[TensorProto]) -> tuple[str, ...]:
     """The names of the files in `folder` that have tensors of the graph `file`, sorted, without `file` itself.
 
-    Raises OnnxBlocksError for a file outside the folder, and for one that ends before its tensor does.
+    Tensors that the graph itself stores are skipped. The length of a tensor whose type is not in ITEM_BYTES is checked
+    only if the graph states it. Raises OnnxBlocksError for a file that is outside the folder, is missing, is a Git LFS
+    pointer or ends before its tensor does, and for an offset or length that is wrong.
     """
     names: set[str] = set()
     for tensor in tensors:

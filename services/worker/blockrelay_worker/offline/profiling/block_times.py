@@ -60,7 +60,11 @@ Times = dict[tuple[int, BatchShape], Samples]
 
 
 def shapes(folder: BlockFolder) -> list[BatchShape]:
-    """The steps to measure for a model: ROWS at the base, the long and the model's longest context."""
+    """The steps to measure for a model: ROWS at the base, the long and the model's longest context.
+
+    No context is longer than the model's. ONNX blocks of other makers have at most MAX_ROWS_OF_OTHERS rows at contexts
+    above the shortest one.
+    """
     longest, ours = folder.model.max_position, folder.model.onnx_blocks is None
     contexts = sorted({min(context, longest) for context in (BASE_CONTEXT, LONG_CONTEXT, longest)})
     return [
@@ -79,8 +83,9 @@ def one_row(folder: BlockFolder) -> BatchShape:
 def windows(folder: BlockFolder, sizes: StageBytes, wanted: Sequence[BatchShape]) -> Iterator[BlockWindow]:
     """Splits the model into windows that fit into `sizes.room`.
 
-    A window has pages for its largest shape that fits, and always for those at the base context. Raises UsageError if
-    a block does not fit alone.
+    A window has as many KV pages as fit, at least 2, at most those of the largest shape in `wanted`. It always has
+    enough for the shapes at the shortest context. `wanted` must not be empty. Raises UsageError if a block does not fit
+    alone.
     """
     base = max(shape.pages for shape in wanted if shape.context == min(s.context for s in wanted))
     largest = max(shape.pages for shape in wanted)
@@ -101,8 +106,8 @@ def whole_window(
 ) -> tuple[BlockWindow, int | None]:
     """The one window with all blocks, for ONNX blocks of other makers, and the limit of their sessions in bytes.
 
-    The limit is None if all sessions fit into memory together. The time to create sessions is not measured. Raises
-    UsageError if a block does not fit alone.
+    The limit is None if all sessions fit into memory together. `wanted` must not be empty. The time to create sessions
+    is not measured. Raises UsageError if a block does not fit alone.
     """
     blocks = folder.model.blocks
     page, context = sizes.page(1, blocks), min(shape.context for shape in wanted)
@@ -128,6 +133,7 @@ def measure(
     """Measures the window's blocks in every shape that fits into its pages.
 
     Calls `progress(1)` after each of the ROUNDS rounds of a shape, and not after additional rounds for noisy shapes.
+    Raises what `Executors.load` raises, and ExecutionError if a step fails.
     """
     executor = executors.load(folder, window.first, window.last, pages=window.pages)
     times: Times = {}
@@ -150,6 +156,7 @@ def load_times(folder: BlockFolder, target: Target, progress: Callable[[int], No
     """Measures the seconds to load each block alone and check its known answer; its file may be in the page cache.
 
     Returns the samples by block, from 1. Calls `progress(1)` after each load, `target.loads` times for each block.
+    Raises what `target.opened` and `Executors.load` raise.
     """
     loads = {index: Samples() for index in range(1, folder.model.blocks + 1)}
     for _ in range(target.loads):

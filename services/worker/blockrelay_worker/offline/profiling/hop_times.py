@@ -69,7 +69,11 @@ def _segment(request: str, rows: int) -> ForwardSegment:
 
 
 def redis_hop(url: str, rows: HopRows) -> Hop:
-    """Measures hops over the Redis at `url`, with a second process at the other end. Raises RedisTrouble."""
+    """Measures hops over the Redis at `url`, with a second process at the other end.
+
+    Raises RedisTrouble, and UsageError for a URL that cannot be used. It uses and deletes two streams of its own there.
+    It does not end if the second process fails: each message is waited for without a limit.
+    """
     context = multiprocessing.get_context("spawn")
     echo = context.Process(target=_echo, args=(url,), daemon=True)
     echo.start()
@@ -86,7 +90,10 @@ def redis_hop(url: str, rows: HopRows) -> Hop:
 
 
 def shared_memory_hop(rows: HopRows) -> Hop:
-    """Measures writing and reading the bytes of messages in shared memory, without waking another process."""
+    """Measures writing and reading the bytes of messages in shared memory, without waking another process.
+
+    `rows.bytes` must be at least 1.
+    """
     times: list[tuple[int, Samples]] = []
     for count in ROWS:
         size = count * rows.bytes

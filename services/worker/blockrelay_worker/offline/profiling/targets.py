@@ -89,6 +89,7 @@ class Target:
 def targets(folder: BlockFolder, *, threads: int, gpus: Sequence[str]) -> list[Target]:
     """The targets for the CPU and for the devices `gpus`: a single one has class GPU, several have their ids as class.
 
+    `gpus` are device ids such as webgpu:0, `threads` are the threads of the CPU.
     Raises UsageError for a device that is named twice.
     """
     if twice := [gpu for index, gpu in enumerate(gpus) if gpu in gpus[:index]]:

@@ -7,9 +7,12 @@ other right computations of this model may have. Then comes one {"off": [...]} f
     {"prompt": [ids], "cuts": [positions],
      "logits": [base64 of float16]}                 for the logits after each cut, their distance from the right ones
 
-Distances are shares of the length (norm) of the reference's row. The reference runs each request alone, without
-services, and without KV pages if the model is ONNX blocks of other makers. MODEL is then the folder that describes
-them.
+Distances of logits are shares of the length (norm) of the reference's row, both without their mean. Those of tokens are
+shares of the length that 512 logits of the row have on average. All of stdin is read before the first answer is
+measured.
+
+The reference runs each request alone, without services, and without KV pages if the model is ONNX blocks of other
+makers. MODEL is then the folder that describes them.
 """
 
 import base64

@@ -61,8 +61,8 @@ class RingSpace:
 def new_ring(size: int) -> tuple[int, mmap.mmap]:
     """Creates a ring of `size` bytes. Returns its file descriptor, which the caller closes, and its mapped memory.
 
-    Its size is sealed, so that no writer can shrink it under its reader. Raises OSError if that fails, and on other
-    systems than Linux.
+    `size` is at least 1. It is sealed, so that no writer can shrink the ring under its reader. Raises OSError if that
+    fails, and on other systems than Linux.
     """
     if sys.platform != "linux":
         raise OSError("this system has no such memory")

@@ -43,7 +43,7 @@ def send_with(connection: socket.socket, packet: bytes, descriptor: int) -> None
 
 
 def receive_with(connection: socket.socket, max_bytes: int) -> tuple[bytes, list[int]]:
-    """Receives a packet of at most `max_bytes` bytes, and at most one file descriptor, which the caller closes.
+    """Receives a packet and at most one file descriptor, which the caller closes. Cuts a packet at `max_bytes` bytes.
 
     Raises OSError, which is BlockingIOError if nothing waits on a socket that does not block.
     """
@@ -64,7 +64,7 @@ def process_descriptor(process: int) -> int | None:
 
 
 def readable(descriptor: int, wait_s: float) -> bool:
-    """Waits up to `wait_s` seconds until a file descriptor is readable; True if it is. False on Windows."""
+    """Waits up to `wait_s` (>= 0) seconds until a file descriptor is readable; True if it is. False on Windows."""
     if sys.platform == "win32":
         return False
     look = select.poll()

@@ -178,7 +178,8 @@ class OrtSession:
     def bind(self, rows: NDArray[Any], out: NDArray[Any]) -> Callable[[], None]:
         """Returns a function that runs the graph from `rows` into `out`, as often as it is called.
 
-        Both arrays must be contiguous and outlive the function, which raises ExecutionError if the run fails.
+        Both arrays must be contiguous, in float32, uint8 or int8, and outlive the function. The function raises
+        ExecutionError if the run fails; `bind` does if ONNX Runtime refuses an array.
         """
         run, check = self._runtime.function("Run"), self._runtime.check
         inputs, outputs = self._runtime.tensor(rows), self._runtime.tensor(out)

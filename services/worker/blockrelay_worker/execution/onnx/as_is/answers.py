@@ -55,7 +55,8 @@ class MadeUpTensors:
     def __init__(self, served: ServedBlocks, first_block: int, steps: Sequence[KnownStep]) -> None:
         """Computes the integers that earlier blocks give in `steps`, if the stage takes any. `first_block` is not 1.
 
-        Raises what ONNX Runtime raises if an earlier block fails on its CPU provider.
+        Raises OnnxBlocksError for an earlier block's file that cannot be read, and what ONNX Runtime raises if such a
+        block fails on its CPU provider.
         """
         self._taken = handed_on(served.wiring, first_block - 1)
         self._served, self._first_block = served, first_block
@@ -71,8 +72,8 @@ class MadeUpTensors:
     def given(self, rows: int, past: int) -> dict[str, NDArray[Any]]:
         """Returns the tensors, by name, of one sequence with `rows` new tokens and `past` earlier ones.
 
-        Both numbers are those of a sequence in the `steps` given at construction. Raises OnnxBlocksError for a tensor
-        that cannot be made up.
+        Both numbers are those of a part in the waves of the `steps` given at construction. Raises OnnxBlocksError for a
+        tensor that cannot be made up, or whose shape does not follow from the files.
         """
         sizes, tensors = StepSizes(batch=1, new=rows, past=past), dict[str, NDArray[Any]]()
         shapes = shapes_handed_on(self._served.wiring, self._first_block - 1, sizes)
@@ -83,7 +84,10 @@ class MadeUpTensors:
         return tensors
 
     def tensors(self, step: KnownStep) -> list[list[NamedTensors]]:
-        """Returns the tensors of a step, as a stage takes them: a list for each part of the step."""
+        """Returns the tensors of one of the `steps`, as a stage takes them: a list for each part of the step.
+
+        Raises what `given` raises.
+        """
         tensors: list[list[NamedTensors]] = [[] for _ in step.parts]
         for wave in waves(step.segments, one_by_one=self._served.one_by_one):
             for part in wave:
@@ -120,8 +124,10 @@ Known = Answers | PartAnswers
 
 
 def part_answers(stage: Executor, served: ServedBlocks, first_block: int, last_block: int) -> PartAnswers:
-    """Returns what `stage`, of blocks `first_block` to `last_block`, gives now in the steps of OF_A_COMPOSITION. Uses
-    its first pages, which must be free. Raises ExecutionError if a step fails."""
+    """Returns what `stage`, of blocks `first_block` to `last_block`, gives now in the steps of OF_A_COMPOSITION.
+
+    Uses its first pages, which must be free. Raises ExecutionError if a step fails, and what `MadeUpTensors` raises.
+    """
     steps, model = possible(OF_A_COMPOSITION, served.folder.model), served.folder.model
     made = None if first_block == 1 else MadeUpTensors(served, first_block, steps)
     batches = tuple(
@@ -159,6 +165,7 @@ def prove(stage: AsIsStage, *, tolerance: float, proved: Callable[[], None]) -> 
     """Raises KnownAnswerMismatch naming the block, the device, and what is further off than `tolerance`; ExecutionError
     if a block fails.
 
+    Raises what `MadeUpTensors` and `ServedBlocks.reference` raise, and what ONNX Runtime raises if the reference fails.
     Takes the first pages of a stage that nothing uses yet. `proved` is called after each run of a block.
     """
     served, first, last = stage.served, stage.first_block, stage.last_block

@@ -36,7 +36,7 @@ class SegmentPart:
 @dataclass(frozen=True, slots=True, eq=False)
 class Group:
     """Parts that run together. `inputs`: by name, the request's inputs included. `wanted`: indexes into the batch's
-    `wanted`, one for each row of logits that comes out, in order."""
+    `wanted`, one for each row of logits that comes out, in order. If it is empty, one row comes out that has no use."""
 
     parts: tuple[SegmentPart, ...]
     inputs: dict[str, NDArray[Any]]

@@ -83,12 +83,13 @@ class AsIsExecutors:
     ) -> tuple[AsIsStage, Known]:
         """Returns the stage, and what it gives now: it must always give this, within `tolerance`.
 
-        The stage has given its known answers, except on ONNX Runtime's CPU provider, which is the reference.
-        `weight_room` has no effect: `warm` limits the blocks on the device.
+        The stage has given its known answers, except on ONNX Runtime's CPU provider, which is the reference. It has at
+        least PAGES_NEEDED pages. `weight_room` has no effect: `warm` limits the blocks on the device.
 
         Raises KnownAnswerMismatch for wrong numbers; BlockFolderError for blocks that do not exist, cannot be loaded,
-        or cannot be a stage; ExecutionError for blocks that this device cannot load now; UsageError if it lacks the
-        blocks' float type.
+        or cannot be a stage; ExecutionError for blocks that this device cannot load or run now; UsageError if it lacks
+        the blocks' float type, or cannot hold the pages. A failure of the reference on the CPU provider is raised
+        as ONNX Runtime raises it.
         """
         dtype: FloatType = "float32" if set(folder.manifest.precisions) == {"fp32"} else "float16"
         if self._provider.name != CpuProvider.name and (lacking := failure(self._provider, dtype)):

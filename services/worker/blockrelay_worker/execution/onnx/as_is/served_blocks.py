@@ -97,12 +97,15 @@ class ServedBlocks:
         return AsIsBlock(CpuProvider(), self.root, self.wiring, self.shape, index, steps="few")
 
     def pages_for_reference(self, first: int, last: int, pages: int) -> DevicePages:
-        """Returns KV pages of blocks `first` to `last` on ONNX Runtime's CPU provider, all zeros."""
+        """Returns `pages` KV pages of blocks `first` to `last` on ONNX Runtime's CPU provider, all zeros.
+
+        Raises what `reference` raises for block `first`.
+        """
         return self.pages(CpuProvider(), first, last, self.reference(first), pages)
 
     def pages(self, provider: Provider, first: int, last: int, block: AsIsBlock, pages: int) -> DevicePages:
-        """Returns KV pages of blocks `first` to `last` on `provider`, all zeros. `block` is any block on that
-        device."""
+        """Returns `pages` KV pages of blocks `first` to `last` on `provider`, all zeros. `block` is any block on that
+        device. Raises what `Provider.empty` raises."""
         return DevicePages(
             provider,
             block.session,
@@ -121,7 +124,8 @@ class ServedBlocks:
     def count_sequences(self, tensors: Sequence[HandedOn]) -> bool:
         """Returns whether one of these tensors depends on how many sequences run together, as shapes do. If so,
         sequences must run alone, in the stage that makes it and in those that take it, where others may run beside
-        them. Computed once, with few tokens, on ONNX Runtime's CPU provider."""
+        them. Computed once, with few tokens, on ONNX Runtime's CPU provider. False if the model takes one sequence at a
+        time anyway (`shape.single`). Raises what `reference` and ONNX Runtime raise."""
         candidates = [] if self.shape.single else [one for one in tensors if one.may_count]
         if new := [one for one in candidates if one.name not in self._counting]:
             one, two = (self._made(new, [(batch, _PROBED_ROWS, 0)])[0] for batch in (1, 2))
@@ -132,7 +136,8 @@ class ServedBlocks:
         self, tensors: Sequence[HandedOn], sizes: Collection[tuple[int, int]]
     ) -> dict[tuple[int, int], Arrays]:
         """Returns those of `tensors` that are integers, which cannot be made up, as earlier blocks compute them from
-        fixed tokens: for one sequence of each of `sizes` (new tokens, past tokens)."""
+        fixed tokens: for one sequence of each of `sizes` (new tokens, past tokens), by name. Raises what `reference`
+        and ONNX Runtime raise."""
         integers = [one for one in tensors if np.dtype(one.tensor.dtype).kind in "iu"]
         ordered = sorted(sizes)
         made = self._made(integers, [(1, *size) for size in ordered])

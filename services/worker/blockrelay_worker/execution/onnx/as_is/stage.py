@@ -50,8 +50,9 @@ class AsIsStage:
         numerics_id: str,
         ran_block: Callable[[], None] = lambda: None,
     ) -> None:
-        """`ran_block` is called after each block that has run. Raises BlockFolderError for blocks that cannot be
-        loaded, ExecutionError for what this device cannot load now."""
+        """`ran_block` is called after each block that has run. Raises BlockFolderError for blocks that cannot be loaded
+        or cannot be a stage, ExecutionError for blocks that this device cannot load now. Raises what
+        `ServedBlocks.count_sequences` and `ServedBlocks.pages` raise."""
         self.served, self.folder, self._ran_block = served, served.folder, ran_block
         self.first_block, self.last_block = first_block, last_block
         self.wiring, self.shape, model = served.wiring, served.shape, served.folder.model
@@ -128,7 +129,7 @@ class AsIsStage:
         self.pages.close()
 
     def run(self, batch: Batch) -> StageOutput:
-        """Runs a batch: see `Executor.run`. Raises ExecutionError naming the block."""
+        """Runs a batch: see `Executor.run`. Raises ExecutionError, naming the block if one failed."""
         tokens, kv_s = self._tokens(batch), 0.0
         logits = np.empty((len(batch.wanted), self.shape.vocabulary), np.float32)
         made: list[list[NamedTensors]] = [[] for _ in batch.segments]
@@ -154,7 +155,7 @@ class AsIsStage:
 
     def first_not_finite(self, batch: Batch) -> BlockFault | None:
         """Finds the first block whose output is NaN or infinite: see `Executor.first_not_finite`. All outputs are
-        checked, but not the KV."""
+        checked, of logits the wanted rows, but not the KV. Masks may have minus infinity."""
         tokens, seconds = self._tokens(batch), dict[str, float]()
         for wave in self._waves(batch):
             groups = self._grouped(wave, tokens, batch)

@@ -98,11 +98,12 @@ class WarmBlocks:
         return self._warm[index]
 
     def work(self, index: int, run: Callable[[AsIsBlock], None], counts: WarmCounts, *, last: int) -> float:
-        """Calls `run` with block `index`, while the next block is made. Returns the seconds that `run` took. After
-        block `last` no block is made: another stage may come next, and a session made too early takes the room of one
-        that is needed.
+        """Calls `run` with block `index`, while the next block is made. Returns the seconds that `run` took, failed
+        tries included. After block `last` no block is made: another stage may come next, and a session made too early
+        takes the room of one that is needed.
 
-        If it fails, a new session is made and `run` is called again. Raises what the last try raises.
+        If `run` fails and may be tried again (`Tries.again`), a new session is made and `run` is called again. Raises
+        what the last try raises, and what `get` raises.
         """
         tries, taken_s = self._new_tries(counts), 0.0
         while True:

@@ -18,8 +18,10 @@ from blockrelay_worker.kernels.specification import PAGE
 
 
 class DevicePages:
-    """KV pools by name in `pools`: `block_<i>/keys` and `block_<i>/values` for each i of `layers`. Used by one thread
-    at a time."""
+    """KV pools by name in `pools`: `block_<i>/keys` and `block_<i>/values` for each i of `layers`.
+
+    Each pool is [pages, 16, kv_heads, head_dim]. Used by one thread at a time.
+    """
 
     def __init__(
         self,
@@ -33,7 +35,7 @@ class DevicePages:
         dtype: FloatType,
     ) -> None:
         """Makes pools of `pages` pages of zeros in `dtype`. Outside the device, pages have the layout's type.
-        `session`: any session of the device."""
+        `session`: any session of the device. Raises what `Provider.empty` raises."""
         self._provider, self._model, self._layers, self._layout = provider, model, layers, layout
         self._dtype: FloatType = dtype
         shape = (pages, PAGE, model.kv_heads, model.head_dim)

@@ -99,7 +99,7 @@ class CapturedSteps:
     ) -> Arrays | None:
         """Replays a step and returns what `eager` would; None if `eager` has to run it. `given`: the inputs that do not
         follow from the segments: a row for each segment, or the wanted rows (`take`). Outputs named in `stays` are left
-        on the device until the next step, and have more rows than were asked for."""
+        on the device until the next step, and have as many rows as the bucket has sequences."""
         bucket = None if self.off else bucket_for(segments, max_cells=self._max_cells)
         graph = None if bucket is None else self._graph(bucket)
         if bucket is None or graph is None:
@@ -120,7 +120,7 @@ class CapturedSteps:
                 self._graph(bucket)
 
     def close(self) -> None:
-        """Drops all recorded steps, which are recorded again when needed."""
+        """Drops all recorded steps, which are recorded again when needed, unless `off` says that none is."""
         for graph in self._graphs.values():
             self._release(graph)
         self._graphs.clear()

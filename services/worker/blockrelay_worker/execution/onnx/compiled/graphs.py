@@ -33,9 +33,9 @@ class CompiledGraphs:
 
     def session(self, graph: bytes, about: Sequence[str], make: Make, *, again: bool) -> Any:
         """Returns a session of `graph` on the device that `about` describes. `again`: a session that saves its graph
-        must not be used, so a second one is made.
+        must not be used, so a second one is made of the saved graph, if that can be read.
 
-        Raises what `make` raises for the graph as it is.
+        Raises what `make` raises for the graph as it is, or for that second session.
         """
         key = key_of(graph, about)
         if (kept := self._folder.get(key)) is not None:

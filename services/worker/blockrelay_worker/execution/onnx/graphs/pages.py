@@ -27,8 +27,11 @@ def replaced(graph: GraphBuilder, model: ModelConfig, pool: str) -> str:
 
 
 def written(graph: GraphBuilder, model: ModelConfig, pool: str, places: str, content: str) -> str:
-    """Adds the pool with `content` written at `places`: int64 [n, 1] of pages, or [n, 2] of pages and slots. Returns
-    the output."""
+    """Adds the pool with `content` written at `places`, and returns the output's name.
+
+    `places` are int64 [n, 1] of pages, with `content` [n, 16, kv_heads, head_dim]; or [n, 2] of pages and slots, with
+    `content` [n, kv_heads, head_dim].
+    """
     return graph.node("ScatterND", [pool, places, content], replaced(graph, model, pool))
 
 

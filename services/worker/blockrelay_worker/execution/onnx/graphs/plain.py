@@ -6,7 +6,7 @@ ScatterND writes into the pools. Rows come ragged, as in `Batch`; attention pads
               slots int64 [R, 2]     page and slot of its keys and values
               rows int64 [B, S]      row of each sequence at each step, padded with any
               back int64 [R]         where each row is in [B * S]
-              reach float [B, S]     position of each of `rows`: it attends to this and earlier ones
+              reach float [B, S]     position of each of `rows`, padded with 0: it attends to this and earlier ones
               table int64 [B, P]     pages of each sequence from position 0 on, padded with any
               seen float [P * 16]    0, 1, 2, ...: the positions in `table`
 

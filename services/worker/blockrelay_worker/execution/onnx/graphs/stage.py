@@ -55,8 +55,8 @@ def stage_graph(
     pages: int | None = None,
 ) -> bytes:
     """Returns the ONNX model of blocks `first_block..last_block`. `bits`: bits of small weights by block (missing:
-    floats). `pages`: for steps of single tokens, with page tables of this width; None: for all batches. Its bytes
-    depend on the arguments alone."""
+    floats). `pages`: for steps of single tokens, with page tables of this width; None: for all batches. The flavour
+    `plain` ignores it. The bytes depend on the arguments alone."""
     bits = bits or {}
     graph = GraphBuilder(flavour.dtype)
     layers = range(first_block, min(last_block, model.layers) + 1)
@@ -94,7 +94,7 @@ def stage_graph(
 
 def attention_graph(model: ModelConfig, flavour: Flavour) -> bytes:
     """Returns the attention of one layer as a model: `qkv` float32 [R, (heads + 2 kv_heads) head_dim] -> `attended`
-    float32 [R, heads * head_dim]."""
+    float32 [R, heads * head_dim]. It also takes the flavour's inputs, and the pools of `block_1`, which it writes."""
     graph = GraphBuilder(flavour.dtype)
     (plain if flavour == PLAIN else paged).describe_batch(graph, model)
     graph.input("qkv", TensorProto.FLOAT, ["R", model.qkv_columns])

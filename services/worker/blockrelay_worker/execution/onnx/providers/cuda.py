@@ -87,7 +87,7 @@ class CudaProvider(Provider):
 
 def missing_library(path: Path) -> str:
     """Returns the name of a library that the one at `path` needs and the loader does not find; empty if it finds
-    all."""
+    all. Where the loader names none (not Linux, or another fault), it is the loader's message about `path`."""
     try:
         ctypes.CDLL(str(path))
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Any GPU that Vulkan, Metal or D3D12 reaches, through the plug-in `onnxruntime-ep-webgpu`."""
+"""The provider for any GPU that Vulkan, Metal or D3D12 reaches, through the plug-in `onnxruntime-ep-webgpu`."""
 
 import importlib
 from collections.abc import Sequence
@@ -25,7 +25,10 @@ class WebGpuProvider(Provider):
     _registered = False
 
     def __init__(self, index: int) -> None:
-        """Opens the device `webgpu:<index>`. `index` must be one of `devices()`."""
+        """Opens the device `webgpu:<index>`. `index` counts from 0 and must be below the number of `devices()`.
+
+        Raises UsageError without the plug-in.
+        """
         self.device, self._device = f"webgpu:{index}", self.devices()[index]
         # Recording does not pay with a driver that computes on the CPU. Its outputs cost no wait either, and to join
         # them takes longer than to copy each.

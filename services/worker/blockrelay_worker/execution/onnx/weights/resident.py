@@ -58,7 +58,9 @@ class ResidentWeights:
     def use(self, folder: BlockFolder, blocks: Sequence[int], session: ort.InferenceSession) -> dict[str, Any]:
         """Returns the weights of `blocks`, by their names in graphs, for a stage that will call `give_back`. Missing
         ones are uploaded from `folder`, whatever room there is: call `make_room` first. `session` is any session of the
-        device. A block number may be TABLES. Raises what ONNX Runtime raises if an upload fails."""
+        device. A block number may be TABLES. Raises what ONNX Runtime raises if an upload fails, UsageError for a
+        tensor larger than the device allows, and BlockFolderError if a block's file is shorter than the manifest
+        says."""
         for block in self.missing(blocks):
             self._blocks[block] = self._uploaded(folder, block, session)
         values: dict[str, Any] = {}
@@ -86,13 +88,13 @@ class ResidentWeights:
         return not self.missing(blocks) and all(self._at(block).proved for block in blocks)
 
     def prove(self, blocks: Iterable[int]) -> None:
-        """Notes that `blocks` have given known answers."""
+        """Notes that `blocks`, which are on the device, have given known answers."""
         for block in blocks:
             self._at(block).proved = True
 
     def make_room(self, wanted: Sequence[int], *, more_bytes: int, room_bytes: int) -> None:
         """Drops unused weights, least recently used first, until all weights and `more_bytes` for an upload take at
-        most `room_bytes`. The blocks `wanted` are kept."""
+        most `room_bytes`, or none is left. The blocks `wanted` are kept."""
         for block in [block for block, one in self._blocks.items() if not one.users and block not in wanted]:
             if self.bytes + more_bytes <= room_bytes:
                 return

@@ -27,7 +27,8 @@ def compare_blocks(
     """Compares all blocks in order, and yields a result for each, up to the first that differs too much.
 
     `recorded` has the originals' tensors at `places`, for at least one prompt. `files` are the originals' file names,
-    in the order of their blocks. Raises what `Executors.load` raises, and ExecutionError if a block cannot run.
+    in the order of their blocks. Raises what `Executors.load` raises (BlockFolderError), and ExecutionError
+    if a block cannot run.
     """
     executors = executors_for(folder, threads=cores())
     longest = max(one.prompt.length for one in recorded)
@@ -132,8 +133,8 @@ def _embedded(folder: BlockFolder, one: RecordedPrompt) -> list[F32]:
 def _furthest(actual: F32, right: F32, base: F32 | None, rounding: float) -> float:
     """The distance of the worst row in `actual` from that in `right`, as a share of its length.
 
-    With `base` it is a share of the row's distance from `base`, plus `rounding` times its length. NaN if a number is
-    not finite; infinite for another shape.
+    With `base` it is a share of the row's distance from `base`, plus `rounding` times its length. NaN or infinite
+    if a number is not finite; infinite for another shape.
     """
     if actual.shape != right.shape:
         return float("inf")

@@ -17,7 +17,7 @@ def with_head_dims(
 
     `types` and `widths` are by tensor name; a width is the count of numbers per token. The dimension is the width of
     the keys that a GroupQueryAttention node reads (or of queries, keys and values in one tensor), divided by its number
-    of heads. Caches of unknown width stay as they are.
+    of heads. A cache stays as it is if its width or number of heads is unknown, or if the division leaves a rest.
     """
     result = dict(types)
     for node in nodes:

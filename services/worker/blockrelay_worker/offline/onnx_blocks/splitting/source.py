@@ -34,8 +34,9 @@ class SourceModel:
 def read_source(path: Path) -> SourceModel:
     """Reads the model at `path`.
 
-    Raises OnnxBlocksError with the file, and with the tensor if one is wrong. The reasons: it is not ONNX; weights are
-    missing, too short or outside its folder; the graph has a cycle or lacks an input; a name is not UTF-8; type
+    Raises OnnxBlocksError with the file, and with the tensor if one is wrong. The reasons: it cannot be read, is larger
+    than 2 GiB or not ONNX; weights are missing, too short or outside its folder; an input or output has a type that
+    blocks cannot have; the graph has a cycle, lacks an input or computes a tensor twice; a name is not UTF-8; type
     inference refuses a node.
     """
     name, folder = path.name, path.parent

@@ -38,7 +38,10 @@ def beside(model: ModelProto) -> Sequence[TensorProto]:
 
 
 def linked(source: Path, to: Path) -> bool:
-    """Makes `to` a hard link to the file, if it is not one yet. False if the file system cannot."""
+    """Makes `to` a hard link to the file, if it is not one yet. Creates the folder of `to`.
+
+    False if the file system cannot link them, or if `to` is another file already, such as a copy.
+    """
     source = source.resolve()
     if to.exists() and os.path.samefile(source, to):
         return True
@@ -53,7 +56,8 @@ def linked(source: Path, to: Path) -> bool:
 def copy_file(source: Path, to: Path, tell: OnBytes) -> None:
     """Copies a file, and continues an earlier copy that was interrupted; `to` exists only once it is complete.
 
-    `tell` also gets the bytes that the earlier copy wrote. Raises OSError if `source` becomes shorter meanwhile.
+    `tell` also gets the bytes that the earlier copy wrote. Does nothing else if `to` exists: its content is not
+    compared. Raises OSError if `source` becomes shorter meanwhile.
     """
     if to.exists():
         tell(to.stat().st_size)
@@ -77,8 +81,9 @@ def aligned_bytes(tensors: Sequence[TensorProto]) -> int:
 def cut_weights(folder: Path, tensors: Sequence[TensorProto], to: Path, tell: OnBytes) -> None:
     """Copies the elements of `tensors` from files in `folder` into the new file `to`, to which they refer afterwards.
 
-    All `tensors` have their elements in other files (see `beside`), and are changed. `to` exists only once it is
-    complete. Raises OSError for a source file that is too short.
+    All `tensors` have their elements in other files (see `beside`), and are changed. Their locations must have been
+    checked to be in `folder`. `tell` also gets the bytes of padding. `to` exists only once it is complete. Raises
+    OSError for a source file that is too short.
     """
     part = to.with_name(f".{to.name}.part")
     with part.open("wb") as writing:

@@ -111,7 +111,10 @@ class Dependence:
 
 
 def dependence(graph: WholeGraph, pasts: Mapping[str, CacheSlot], tokens: str) -> Dependence:
-    """Returns the dependence of all tensors of `graph`. `tokens` is the name of the input that is embedded."""
+    """Returns the dependence of all tensors of `graph`. `tokens` is the name of the input that is embedded.
+
+    `pasts` are the inputs that are pasts, by name (see `find_pasts`).
+    """
     layer = {name: slot.layer for name, slot in pasts.items()}
     halves: dict[str, frozenset[Half]] = {name: frozenset({slot.half}) for name, slot in pasts.items()}
     hidden = {tokens, *pasts}

@@ -52,7 +52,7 @@ class WholeGraph:
     def all_widths(self) -> Mapping[str, int]:
         """Returns the width (numbers per token) of every computed tensor; at least 1.
 
-        A tensor with an unknown width counts as wide as the widest tensor that its node reads.
+        A tensor with an unknown width counts as wide as the widest tensor that its node reads, constants aside.
         """
         widths = dict(self.widths)
         for node in self.nodes:
@@ -68,8 +68,9 @@ def in_running_order(
     """Returns the nodes sorted so that each comes after those that compute its inputs.
 
     A file that is sorted already keeps its order. `file` is its name, for errors. `given` are the names of inputs and
-    constants, `wanted` those of outputs. Raises OnnxBlocksError, with the tensor, for one that two nodes compute or
-    none, and for a cycle.
+    constants, `wanted` those of outputs. Raises OnnxBlocksError, with the tensor, for one that two nodes compute, or
+    that a node computes although it is in `given`. Also raises it for one that no node computes and that is not in
+    `given`, and for a cycle.
     """
     makers: dict[str, GraphNode] = {}
     for node in nodes:
