@@ -113,8 +113,8 @@ class BlockSource:
 
         The file is written under another name and then renamed, so it is complete or absent; its folder must exist. A
         file that is there already is kept unread: it must be from an interrupted run with the same arguments, weights
-        and precision. Raises UsageError for a value that does not fit float16, and UsageError or OnnxBlocksError for
-        one that is not finite.
+        and precision. Raises UsageError for a value that does not fit float16, UsageError or OnnxBlocksError for one
+        that is not finite, and OSError if the disk is full.
         """
         tensors, size = self._place(index)
         spec = BlockSpec(index=index, file=name, tensors=tensors)
@@ -187,7 +187,10 @@ def quantise(weights: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np
 
 
 def rounded(precision: Precision, weights: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Returns the rows of a linear layer, float32 [N, K], after rounding to `precision` (w8a8 or w4a8) and back."""
+    """Returns the rows of a linear layer, float32 [N, K], after rounding to `precision` (w8a8 or w4a8) and back.
+
+    For w4a8, K must be a multiple of GROUP.
+    """
     if in_groups(precision):
         return group_values(*quantise_groups(weights))
     q, scale = quantise(weights)

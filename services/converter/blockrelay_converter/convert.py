@@ -60,8 +60,9 @@ def convert(
     """Writes the block folder `out` and returns its manifest. `out` appears in one rename, complete.
 
     `precision` is text such as `w8a8,block_33=fp32`. `name` is the model's name for clients (default: the one that
-    `read_source` finds). `max_position` shortens the context to that many tokens. With `force`, `out` may be a block
-    folder, which is replaced. Without `answers` exact blocks carry no known answers, and workers refuse them.
+    `read_source` finds). `max_position` shortens the context to that many tokens. `out` must be absent or an empty
+    folder; with `force` it may be a block folder, which is replaced. Without `answers` exact blocks carry no known
+    answers, and workers refuse them.
     `calibration_text` is a UTF-8 file that decides the smoothing of each block and leaves a report in the folder. It
     needs a tokenizer and a block in w8a8 or w4a8. `note` is called before the work begins, once for each thing in the
     checkpoint that is not applied or may surprise the user. Raises UsageError, UnsupportedModel, BlockFolderError (for

@@ -162,10 +162,10 @@ def main() -> int:
 def look_at_redis(settings: GatewaySettings) -> None:
     """Checks the Redis servers of all cells and joins the cells, before the gateway serves.
 
-    Raises UsageError for a Redis that can never serve the gateway as it is set up, and for a cell whose protocol this
-    release does not speak. A Redis that does not answer is waited for later. A Redis that does not know the password of
-    a file yet is waited for here, for LET_IN_S (`blockrelay.redis.client`) at most. SIGTERM ends the process meanwhile,
-    so only the main thread may call it.
+    Raises UsageError for an unusable file of cells, for a Redis that can never serve the gateway as it is set up, and
+    for a cell whose protocol this release does not speak. A Redis that does not answer is waited for later. A Redis
+    that refuses the password of a file is waited for here, for LET_IN_S (`blockrelay.redis.client`) at most; then it
+    raises UsageError, too. SIGTERM ends the process meanwhile, so only the main thread may call it.
     """
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     try:

@@ -17,7 +17,8 @@ async def subscribed_async(client: redis.asyncio.Redis, channel: str) -> AsyncIt
     """Yields the messages of a channel from now on.
 
     Raises RedisTrouble, also when the connection may be to a wrong server: messages may have been missed then.
-    Yields None once when the subscription is active, and after every SILENCE_S without a message.
+    Yields None once when the subscription is active, and after every SILENCE_S without a message. It never ends by
+    itself; closing the generator ends the subscription.
     """
     subscription = cast(Any, client).pubsub(ignore_subscribe_messages=True)
     try:

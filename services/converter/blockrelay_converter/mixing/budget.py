@@ -56,9 +56,11 @@ def convert_within_budget(
 
     The search (`mixing.search`) is greedy: a smaller mix within the budget may exist.
     The perplexity on the first `tokens` tokens of `text` is at most (1 + `budget`) times that of the checkpoint in
-    float32. A report of the measurements (REPORT_NAME) lies beside the manifest. During the work, the disk holds the
-    checkpoint in float32 and in both precisions. The other arguments are those of `convert`. Raises the errors of
-    `convert`, and UsageError also if BASE alone costs more than the budget. Errors leave nothing behind.
+    float32. `text` is a UTF-8 file of at least two tokens, and `tokens` is at least 2. A report of the measurements
+    (REPORT_NAME) lies beside the manifest. During the work, the disk holds the checkpoint in float32 and in both
+    precisions. While a perplexity is measured, `report` is called with 0 bytes of 0, since it counts none. The other
+    arguments are those of `convert`. Raises the errors of `convert`, and UsageError also for a checkpoint without a
+    tokenizer and if BASE alone costs more than the budget. Errors leave nothing behind.
     """
     read_text_file(text)  # refuses a useless file before hours of work
     source = read_source(checkpoint, name=name, max_position=max_position)

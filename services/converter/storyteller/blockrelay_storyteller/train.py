@@ -154,7 +154,7 @@ def train(
     """Trains `net` in place and returns it.
 
     Logs the mean loss every 50 steps, and raises SystemExit if that is not finite. Writes the Hugging Face folder to
-    `snapshots` every 250 steps. With `autocast`, the net computes in bfloat16.
+    `snapshots` every 250 steps. With `autocast`, the net computes in bfloat16. `device` is "cpu" or "cuda".
     """
     net.to(device)
     matrices = [p for p in net.model.layers.parameters() if p.ndim == 2]

@@ -91,8 +91,9 @@ class Admission:
         other steps out, so only Redis can refuse the rows behind the first. `binding`: the reason why the requests go
         to this cell, if they may not go to another.
 
-        Raises LimitExceeded, BadRequest, ServiceUnavailable, RedisTrouble, KeyReused, or Conflict if the session is at
-        another step; then no new request stays in the queue.
+        The caller closes the reader. Raises LimitExceeded, BadRequest, ServiceUnavailable, RedisTrouble, KeyReused, or
+        Conflict if the session is at another step; then no new request stays in the queue. Raises WireError if the
+        record of a request that exists already cannot be decoded.
         """
         await self._check_room(requests)
         for request in requests:
@@ -135,7 +136,7 @@ class Admission:
     async def _check_room(self, requests: Sequence[AdmissionRequest]) -> None:
         """Raises LimitExceeded if Redis has no room for new requests, and one of these is new.
 
-        Raises ServiceUnavailable while the cell's protocol is not that of this gateway.
+        Raises ServiceUnavailable while the cell's protocol is not that of this gateway, and RedisTrouble.
         """
         if self._cell.protocol_gap:
             raise ServiceUnavailable(self._cell.protocol_gap)

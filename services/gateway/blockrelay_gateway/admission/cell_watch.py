@@ -129,7 +129,10 @@ class CellWatch:
             self._watch.count_error(error)
 
     async def _make_room(self, used: int, limit: int) -> int:
-        """Forgets ended requests, oldest first, until half the memory is free; returns the bytes in use then."""
+        """Forgets ended requests, oldest first, until use is at most YIELD_SHARE of `limit`; returns the bytes in use.
+
+        It stops earlier without further ended requests, or after FORGET_CALLS_A_POLL calls. Raises RedisTrouble.
+        """
         before, forgotten, left = used, 0, 0
         for _ in range(FORGET_CALLS_A_POLL):
             gone, left = await self._scripts.run(calls.forget(FORGOTTEN_A_CALL))

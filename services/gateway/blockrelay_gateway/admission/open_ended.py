@@ -55,8 +55,9 @@ class PoolShares:
 def bounded(request: AdmissionRequest, tenant: Tenant, pages: int) -> AdmissionRequest:
     """Returns `request` with the `max_tokens` and `expected_tokens` that it may have.
 
-    A request whose client named a limit is returned unchanged. `pages` is the share in KV pages, from `PoolShares`.
-    `max_tokens` never becomes less than EXPECTED_TOKENS, unless it was less before.
+    A request whose client named a limit is returned unchanged. In others `max_tokens` is the rest of the context, as
+    settings limit it. `pages` is the share in KV pages, from `PoolShares`; 0 leaves EXPECTED_TOKENS. `max_tokens` never
+    becomes less than EXPECTED_TOKENS, unless it was less before.
     """
     if not request.open_ended:
         return request

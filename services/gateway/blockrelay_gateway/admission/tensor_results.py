@@ -83,9 +83,9 @@ class TensorResults:
         """Reads the logits of an ended request into `into`, contiguous [positions, vocab]; False if they are gone.
 
         If more positions are stored than `into` has, it gets the last ones. Afterwards they expire in READ_RESULT_S
-        seconds. `now_ms` is Redis' clock. The read is repeated while the payload Redis fails: it raises RedisTrouble
-        after RESULT_RETRY_S seconds, or if `give_up` returns True. Raises WireError for a result that cannot be
-        decoded, or that has another shape.
+        seconds. After False or an error, `into` may be written in part. `now_ms` is Redis' clock. The read is repeated
+        while the payload Redis fails: it raises RedisTrouble after RESULT_RETRY_S seconds, or if `give_up` returns
+        True. Raises WireError for a result that cannot be decoded, or that has another shape.
         """
         name, reader = self._keys.result(request_id), ResultReader(into)
 

@@ -44,6 +44,7 @@ class RequestBuilder:
     generation: GenerationDefaults
     """The model's own defaults for sampling."""
     tokenizer: Tokenizer | None
+    """The model's tokenizer; None: prompts must be token ids, and stop strings are refused."""
     default_max_tokens: int | None
     """New tokens if neither request nor model names a limit; None: EXPECTED_TOKENS, for chats what admission allows."""
     max_tokens_limit: int | None = None

@@ -32,6 +32,7 @@ class Gateway:
     drain: Drain
     submission: Submission
     traces: Traces | None
+    """The exporter of spans; None: no traces are sent."""
     body_timeout: BodyTimeout
     bodies: BodyBudget
 

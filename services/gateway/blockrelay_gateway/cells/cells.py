@@ -88,7 +88,10 @@ class Cells:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Runs the background work of all cells, and watches the file, while the context is open."""
+        """Runs the background work of all cells, and watches the file, while the context is open.
+
+        At the end it closes the connections to Redis. It may be opened once.
+        """
         if self._path:
             self._say(closed=[])
         watching = asyncio.create_task(self.watch(), name="cells") if self._path else None

@@ -30,7 +30,7 @@ class BodyBudget:
         self.max_waiting = max(int(WAITING_SHARE * self.max_bytes), largest_body)
         #: The most `used` bytes with which large bodies, parsed JSON and answers still get room.
         self.max_large = max(int(LARGE_SHARE * self.max_bytes), largest_body)
-        #: The most bytes of bodies that one named tenant may have waiting.
+        #: The most bytes of bodies, arriving and waiting, of one named tenant.
         self.max_tenant = max(self.max_waiting // 2, largest_body)
         #: Bytes taken for bodies, by the tenant's name ("" if it is not known).
         self.tenants: Counter[str] = Counter()
@@ -65,7 +65,8 @@ class BodyBudget:
     async def wait(self, count: int, within_s: float) -> None:
         """Takes `count` bytes as soon as they fit, first come, first served.
 
-        Raises LimitExceeded if they do not fit within `within_s` seconds.
+        Raises LimitExceeded if they do not fit within `within_s` seconds. The caller first makes sure that `count` is
+        at most `max_large`: bytes that can never fit would keep later ones waiting.
         """
         if not self._waiting and self.room(count, self.max_large):
             self.used += count
@@ -137,7 +138,9 @@ class BodyShare:
     def take_parsed(self, count: int) -> Awaitable[None] | None:
         """Takes `count` bytes for parsed JSON and returns None; without room, an awaitable for the next try.
 
-        The caller must not hold a helper while it waits: requests behind it may have to finish first to make room.
+        The awaitable ends when bytes are given back, which may still be too few. The caller calls `check_parsed` first:
+        bytes that can never fit would be tried for ever. The caller must not hold a helper process while it waits:
+        requests behind it may have to finish first to make room.
         """
         if not self._budget.room(count, self._budget.max_large):
             return self._budget.given_back()
@@ -206,7 +209,10 @@ class BodyTimeout:
             raise RequestTooSlow(f"the body did not arrive within {self._within_s:g} seconds; send it again") from None
 
     def close(self) -> None:
-        """Ends all waits that have begun at once, because the gateway ends; a later wait has its full time."""
+        """Ends the waits that are under way immediately, because the gateway ends.
+
+        A later wait has its full time, and then raises ServiceUnavailable instead of RequestTooSlow.
+        """
         self._closing = True
         for limit in self._limits:
             limit.reschedule(0.0)

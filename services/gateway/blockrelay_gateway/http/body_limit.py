@@ -1,6 +1,6 @@
 """Reads the bodies of HTTP requests before their routes run, within limits of size, memory and time.
 
-GET, HEAD and OPTIONS pass unread.
+GET, HEAD and OPTIONS pass unread, and so do WebSockets.
 
 It is plain ASGI, because Starlette's BaseHTTPMiddleware hides the client's disconnect from streaming routes.
 """

@@ -153,7 +153,7 @@ def message_of(error: BlockrelayError) -> str:
 
 
 def from_validation(errors: Sequence[Any]) -> BadRequest:
-    """The first of pydantic's validation errors as BadRequest, with the field's name."""
+    """The first of pydantic's validation `errors`, at least one, as BadRequest with the field's name."""
     first = errors[0]
     location = [str(part) for part in first["loc"]]
     if location and location[0] in ("body", "query", "header"):  # FastAPI's prefix, no part of the client's field name
@@ -282,8 +282,8 @@ def infer_error(
 ) -> dict[str, Any]:
     """The error in the shape of /v1/infer, which includes OpenAI's shape.
 
-    Without block arguments it is that of a request that never ran. `message` and `error_type` replace those of `error`;
-    `more` has further fields of the object.
+    Without block arguments it is that of a request that never ran. `message` and `error_type` replace those of `error`,
+    but not in OpenAI's shape. `more` has further fields of the object.
     """
     return {
         "status": "error",

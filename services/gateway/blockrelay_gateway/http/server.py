@@ -36,6 +36,7 @@ from blockrelay_gateway.policy import (
 ACCEPTING_TURNS = 4
 
 #: Key of a `websocket.send` message whose text comes in pieces, an async iterator of UTF-8: one message, in fragments.
+#: There is at least one piece. A client that does not read them in time is disconnected.
 PIECES = "pieces"
 #: What a fragment of a message weighs beside its bytes: an object and its place in a list.
 FRAGMENT_BYTES = 64

@@ -32,9 +32,12 @@ class Records:
     async def read(self, request_id: str, *, whole: bool = True) -> tuple[dict[bytes, bytes], Log]:
         """Reads a request's record and log in one transaction; both are empty if the request does not exist.
 
-        Without `whole` only the last entry of the log is read. Tokens of nondeterministic devices are read from what
-        replicas have, and RedisUnavailable is raised if too few have them. Raises ServiceUnavailable for a record of
-        another protocol, and WireError for a record whose log cannot be decoded.
+        Without `whole` only the last entry of the log is read. The log of an ended request may be packed into its
+        record. With or without `whole`, it is then one entry that decodes to all tokens and the end.
+
+        Tokens of nondeterministic devices are read from what replicas have, and RedisUnavailable is raised if too few
+        have them. Raises ServiceUnavailable for a record of another protocol, and WireError for a record whose log
+        cannot be decoded.
         """
         both = self._client.pipeline(transaction=True)
         both.hgetall(self._keys.request(request_id))

@@ -59,7 +59,7 @@ class ResponseSource(Protocol):
 async def collect(source: ResponseSource, readers: Readers) -> list[CollectedAnswer]:
     """Waits until every request has ended and returns their answers, also those of requests that failed.
 
-    Raises GatewayEnds if the gateway ends first.
+    Raises GatewayEnds if the gateway ends first, and WireError for an entry whose log probabilities cannot be read.
     """
     relays = [source.relay(active) for active in readers.requests]
     answers = [CollectedAnswer() for _ in readers.requests]
@@ -82,7 +82,7 @@ async def stream(
     A failure, also the end of the gateway, is an event of its own, never a silent close; `data: [DONE]` is the last.
     Without ids every line is `data: ...` or empty, because many clients know nothing else. There is still an event for
     each position, so that a client can count them. No event comes before the first token unless the format
-    `opens_early`: clients measure the time to the first token by the first event.
+    `opens_early`: clients measure the time to the first token by the first event. The caller closes `readers`.
     """
     requests = readers.requests
     relays = [source.relay(active) for active in requests]

@@ -49,6 +49,7 @@ class Listener:
     async def events(self, silence_s: float) -> AsyncIterator[Event | None]:
         """Yields events until the gateway ends, and None after every `silence_s` seconds without one.
 
+        The context must be open: outside it no event arrives, not even the end.
         Events that found no room are missing; `{"type": "dropped", "count": n}` then says how many.
         """
         while True:

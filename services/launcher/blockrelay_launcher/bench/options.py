@@ -58,7 +58,10 @@ class BenchOptions(ModelOptions):
         return self.threads or cores()
 
     def check(self, given: Set[str]) -> None:
-        """Raises UsageError for options that are wrong for every model, or that `url` excludes."""
+        """Raises UsageError for options that are wrong for every model, or that `url` excludes.
+
+        `given`, the names of the parameters on the command line, is not used.
+        """
         if min(self.request_counts) < 1:
             raise UsageError("--requests must be at least 1")
         if min(self.prompt_lengths) < 1:

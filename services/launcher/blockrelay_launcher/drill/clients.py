@@ -31,7 +31,7 @@ class RequestRecord:
     """The record that a client keeps of one request. Times are of the monotonic clock, in seconds."""
 
     number: int
-    """Index of the request's DrillRequest in `Load.requests`."""
+    """Index of the request's DrillRequest in `DrillLoad.requests`."""
     kind: Kind
     started: float
     request_id: str = ""

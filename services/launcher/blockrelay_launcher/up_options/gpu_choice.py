@@ -50,7 +50,8 @@ def named_gpus(names: Sequence[str], option: str = "--gpu") -> tuple[HostGpu, ..
 def known_gpus(gpus: Sequence[HostGpu]) -> tuple[HostGpu, ...]:
     """Returns the GPUs that a topology has for this host, with their present problems.
 
-    Raises UsageError for one that does not exist, and if `blockrelay devices` ends with an error.
+    Raises UsageError in the cases of `named_gpus`, such as for one that does not exist, or if `blockrelay devices` ends
+    with an error.
     """
     devices = named_gpus([gpu.device for gpu in gpus], "--topology, device")
     return tuple(replace(gpu, problem=one.problem) for gpu, one in zip(gpus, devices, strict=True))

@@ -50,7 +50,7 @@ class Demand:
     route_s: float | None
     """Seconds that one route would need for all the work; None while no live worker of stage 0 has a measured pace."""
     routes: int
-    """Routes of live workers, including those that still load."""
+    """Routes of live workers that do not drain, including those that still load."""
     slots: int
     """Requests that one route runs at once; 0 while none is known."""
     held: float

@@ -63,7 +63,10 @@ def change(
 
 
 def unserved_gpus(plan: Plan, planned: PlannedSplit, workers: Sequence[WorkerInfo]) -> list[str]:
-    """Returns a sentence for each stage of `planned` that is for GPUs and has no GPU worker in `plan`."""
+    """Returns a sentence for each stage of `planned` that is for GPUs and has no live GPU worker in `plan`.
+
+    `plan` is one with the stages of `planned`.
+    """
     on_gpu = {plan.assignments.get(worker.id) for worker in workers if worker.device == GPU and worker.is_alive}
     return [
         f"stage {stage.first}-{stage.last} is for {' or '.join(ids)}, and no worker has it now: CPUs serve it until "

@@ -61,7 +61,8 @@ class Endings:
     def all_ended(self) -> bool:
         """Returns whether a draining worker can leave: no run is here, and Redis knows none on its way here.
 
-        The first call begins the drain: from then on no new route takes this worker.
+        The first call begins the drain: from then on no new route takes this worker. Redis knows none either if it
+        holds this worker for dead.
         """
         if not self._draining:
             self.close()

@@ -68,7 +68,10 @@ class WrappingExecutor:
 
 
 class SlowedExecutor(WrappingExecutor):
-    """Runs at the share `speed` (above 0, at most 1) of the real speed: a slower device with the same bits."""
+    """Runs at the share `speed` (above 0, at most 1) of the real speed: a slower device with the same bits.
+
+    `StageOutput.seconds` stay those of the real speed.
+    """
 
     def __init__(self, executor: Executor, *, speed: float) -> None:
         super().__init__(executor)

@@ -33,8 +33,8 @@ class PagePool:
         self._cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
         self._page_of: dict[bytes, int] = {}
         self._hash_of: dict[int, bytes] = {}
-        #: Number of times that each page was allocated. Other threads may read it: while a page's number stays the
-        #: same, a page with a block hash keeps its contents.
+        #: Number of times that each page was allocated, or taken by `take_first`. Other threads may read it: while a
+        #: page's number stays the same, a page with a block hash keeps its contents.
         self.generations = [0] * pages
         #: Called for every cached page that is evicted.
         self.on_evict: Callable[[], None] = lambda: None

@@ -116,6 +116,7 @@ def swiglu(gate: F32, up: F32) -> F32:
 def quantise(x: F32, u: U8, scale: F32) -> None:
     """Quantises x [R,n] per row: writes u [R,n], with zero point 128, and scale [R].
 
+    scale = max|x| * float32(1/127) + 1e-12, and u = x / scale, rounded half to even, + 128.
     A row that is not finite gets the scale NaN, and 128 everywhere.
     """
     largest = (x.view(np.uint32) & np.uint32(0x7FFFFFFF)).max(axis=1).view(np.float32)

@@ -64,8 +64,9 @@ def channel_matmul(kernels: Kernels, q: I8, scale: F32) -> PackedMatmul:
 def group_matmul(kernels: Kernels, q4: U8, gs: F16, scale: F32) -> PackedMatmul:
     """Makes the w4a8 matmul with nibbles q4 [K/2,N], gs [K/32,N] float16 and column scales [N] (group_matmul.h).
 
-    It copies `q4` and `gs` and keeps `scale`. K is a multiple of 32, and 131,072 at most. Raises ExecutionError for
-    another K, an empty matrix, and an array that is not C-contiguous or has another dtype or shape.
+    It copies `q4` and `gs` and keeps `scale`. K is a multiple of 32, and 131,072 at most. `kernels.has_group_matmul`
+    must be True. Raises ExecutionError for another K, an empty matrix, and an array that is not C-contiguous or has
+    another dtype or shape.
     """
     half, columns = _shape("q4", q4)
     depth = 2 * half

@@ -54,7 +54,8 @@ class DeviceClaims:
     def taken(self, card: str) -> bool:
         """Returns whether another process has a lock on the card; True without locks (`known` is False).
 
-        It returns False for a card that this process has locked, whether or not others share it.
+        It returns False for a card that this process has locked, whether or not others share it. A card without a lock
+        is locked for a moment to find out.
         """
         if card in self._held:
             return False

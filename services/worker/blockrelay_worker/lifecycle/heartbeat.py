@@ -28,8 +28,8 @@ def compare(
 
     Returns pairs of (request id, run id): the runs that only this worker has, which have ended; and those that only
     Redis has, which are orphans if two heartbeats in a row see them. `here_before` was read before Redis was asked and
-    `here_after` after it answered: a run claimed or dropped in between is in neither. A request with an empty run id in
-    `there` is no orphan.
+    `here_after` after it answered. A run claimed in between is in neither result, and one dropped in between is no
+    orphan. A request with an empty run id in `there` is no orphan.
     """
     ended = tuple((q, r) for q, r in here_before.items() if there.get(q) != r)
     strange = {(q, r) for q, r in there.items() if r} - here_before.items() - here_after.items()

@@ -6,8 +6,9 @@ at the beginning). perplexity = e to the mean of -ln p(token | tokens before it 
 
 With `--json` one object is printed: model, precision, numerics_id, perplexity, nll (nats per token), bits_per_byte
 (null if the scored tokens stand for no bytes), tokens (scored), bytes (of their text), windows, context, stride,
-timings; with `--against` also the same of the other folder (against) and the share by which this perplexity exceeds the
-other's (cost). Exit code 2 and one line on stderr for bad input, 1 for failures of ours or of the machine.
+timings (load_s and total_s in seconds, ms_per_token in milliseconds per scored token). With `--against` it also has the
+same of the other folder (against) and the share by which this perplexity exceeds the other's (cost). Exit code
+2 and one line on stderr for bad input, 1 for failures of ours or of the machine.
 """
 
 import json

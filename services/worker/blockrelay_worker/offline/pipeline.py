@@ -114,13 +114,14 @@ class Pipeline:
     ) -> None:
         """Loads the stages, with KV pages for a request of `tokens` tokens in all.
 
-        `threads` are those of the CPU kernels. `salt`: computes the bits of a worker with that inject_numerics. `gpu`
-        runs the stages whose class in `stage_devices` (such as `cpu,gpu`) is gpu, all of them without classes; a
-        pipeline with a `gpu` must be closed.
+        `threads` are those of the CPU kernels. With `salt` the stages compute other bits, the same as a worker whose
+        setting `inject_numerics` is this text (for tests). `gpu` runs the stages whose class in `stage_devices` (such
+        as `cpu,gpu`) is gpu, all of them without classes; a pipeline with a `gpu` must be closed.
 
         Raises BlockFolderError unless 1 <= `stages` <= blocks, and if a block gives a wrong known answer. Raises
         UsageError for classes that do not fit the stages, for a device that cannot be used, and for a model of ONNX
-        files without `gpu`. Raises DeviceLost or DeviceFailed for a device that may work later.
+        files without `gpu`. Raises DeviceLost or DeviceFailed for a device that may work later, OSError if `gpu.python`
+        cannot be started, and on a CPU ExecutionError if ONNX Runtime is needed and has no usable library.
         """
         if not 1 <= stages <= folder.model.blocks:
             raise BlockFolderError(f"a model of {folder.model.blocks} blocks cannot run in {stages} stages")
@@ -234,8 +235,8 @@ def generate(
     The prompt must have passed `check_prompt`, and params.max_tokens must be at least 1. `pipeline` must have been made
     for as many tokens as prompt and params.max_tokens together, or for the whole context. `seed` is used, not
     params.seed. `known` tokens follow the prompt, as in the log of a request that runs again, and have not ended it;
-    new tokens come after them. `tokenizer` may be None if the request has no stop strings. Raises what `Pipeline.run`
-    raises.
+    new tokens come after them. `tokenizer` may be None if the request has no stop strings. Raises RowNotFinite if the
+    model overflows, ExecutionError if a block or a device fails.
     """
     model = pipeline.folder.model
     progress = Progress(params, prompt=prompt, context=model.max_position, eos_ids=model.eos_ids, tokenizer=tokenizer)

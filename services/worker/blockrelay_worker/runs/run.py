@@ -241,7 +241,8 @@ class Run:
     def receive(self, position: int, tokens: Sequence[int]) -> None:
         """Takes the tokens whose rows arrived (later stage); they replace all tokens from `position` on.
 
-        `position` must not be beyond `computed`, nor in a published page: the caller checks that before.
+        `position` must not be beyond `computed`, nor in a published page: the caller checks that before. Raises
+        AssertionError if it is.
         """
         assert position <= self.kv.computed <= len(self._tokens), "rows before these are missing"
         self.kv.rewind(position)

@@ -44,7 +44,7 @@ def observed(cost: StepCost, *, decode_tokens: int, prompt_tokens: int, seconds:
     """Returns `cost` updated by a step of these tokens that took `seconds`; `decode_tokens` includes drafts.
 
     A step with prompt tokens, but fewer than GRAIN, changes nothing. Every MEMORY_STEPS decode steps, `by_tokens`
-    begins from empty.
+    keeps only the size of this step.
     """
     if prompt_tokens == 0:
         size = _size(decode_tokens)
@@ -100,8 +100,9 @@ def patience_s(cost: StepCost, *, decode_tokens: int, prompt_tokens: int, least_
 def max_drafts(cost: StepCost, decode_tokens: int) -> int:
     """Maximum number of draft tokens in a step of `decode_tokens` decode tokens without a prompt.
 
-    0 before a step of that size (`decode_tokens`, rounded down to one of SIZES) was measured. Another step size that
-    was never measured is tried as soon as it is next: all smaller ones above `decode_tokens` were measured.
+    The largest number whose measured time per draft is at most RIGHT_SHARE of the time per decode token without drafts.
+    0 if there is none, and before a step of `decode_tokens`, rounded down to one of SIZES, was measured. Another step
+    size that was never measured is tried as soon as it is next: all smaller ones above `decode_tokens` were measured.
     """
     alone = cost.by_tokens.get(_size(decode_tokens))
     if alone is None or decode_tokens == 0:

@@ -45,7 +45,10 @@ class Committer(threading.Thread):
         return answered.wait(timeout_s)
 
     def close(self) -> None:
-        """Ends the thread after everything submitted is answered or given up. Returns at once."""
+        """Ends the thread after everything submitted is answered or given up. Returns at once.
+
+        Commits that are submitted afterwards may be lost, and `flush` may then wait its whole time.
+        """
         self._queue.put(None)
 
     def run(self) -> None:

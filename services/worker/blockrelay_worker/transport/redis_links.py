@@ -112,7 +112,10 @@ class Links:
         return cls(control, payload, keys, scripts, RedisWatch(errors), stop, drain or WorkerDrain())
 
     def run_until_reachable(self, call: Call[T]) -> T:
-        """Runs a script (idempotent) and retries until Redis answers. Raises Stopping when the process should end."""
+        """Runs a script (idempotent) until Redis answers, and returns its result.
+
+        It waits and raises as `retry_until_reachable` does: Stopping if the process should end before Redis answers.
+        """
         return self.retry_until_reachable(lambda: self.scripts.run(call), call.script)
 
     def retry_until_reachable(self, action: Callable[[], Any], work: str) -> Any:

@@ -43,7 +43,10 @@ class KvShape:
         return 2 * self.half_bytes // PAGE_TOKENS
 
     def arrays(self, keys: memoryview, values: memoryview) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Returns views of a page's bytes: keys [kv_heads, head_dim, 16] and values [kv_heads, 16, head_dim]."""
+        """Returns views of a page's bytes: keys [kv_heads, head_dim, 16] and values [kv_heads, 16, head_dim].
+
+        `keys` and `values` have `half_bytes` each. NumPy raises ValueError for other sizes.
+        """
         dtype = np.dtype(self.dtype).newbyteorder("<")
         return (
             np.frombuffer(keys, dtype).reshape(self.kv_heads, self.head_dim, PAGE_TOKENS),

@@ -158,7 +158,10 @@ def link_word(rng: random.Random, number: int, beats: int, *, plain: bool) -> st
 
 
 def tell_event(rng: random.Random, event: Event, world: World, link: str) -> str:
-    """Returns one sentence, in the past tense, that tells the event. `world` is the world after the event."""
+    """Returns one sentence, in the past tense, that tells the event. `world` is the world after the event.
+
+    `link` begins the sentence: the words from `link_word`, with a space at their end, or "".
+    """
     match event:
         case Move(person=person, place=place):
             goal = f"to the {place.name}"

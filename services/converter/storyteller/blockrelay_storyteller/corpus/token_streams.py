@@ -66,7 +66,7 @@ def pack(
 
     `documents` must not end before all rows are full. The up to _OPEN_ROWS rows that are open then are dropped with
     their documents. `length` is the tokens of a row. Tokens of answers weigh `answer_weight` (up to 255), others 1.
-    With `joined`, the documents of a row count as one; else a row has room for 255 at most.
+    With `joined`, the documents of a row count as one; else a row has room for 255 at most. Ids must be below 65536.
     """
     closed: list[tuple[list[int], list[int], list[int]]] = []
     open_rows: list[tuple[list[int], list[int], list[int]]] = []

@@ -103,7 +103,7 @@ async def background(cell: Cell, readers: Readers) -> dict[str, Any]:
 
 
 async def text_objects(cell: Cell, readers: Readers) -> AsyncIterator[dict[str, Any]]:
-    """Streams the answer to the text form as JSON objects (WebSocket only).
+    """Streams the answer to the one request of `readers`, of the text form, as JSON objects (WebSocket only).
 
     The first says that the request is accepted; then one comes for each token, and one for the end, also for a failure.
 
@@ -125,9 +125,12 @@ async def text_objects(cell: Cell, readers: Readers) -> AsyncIterator[dict[str, 
 async def submit_tensors(gateway: Gateway, tensors: Tensors, tenant: Tenant) -> AcceptedStep:
     """Accepts a tensor step, one request for each row; a repeated step gets the requests of the first one.
 
-    The caller closes the readers, also if `finish_tensors` fails. Raises BadRequest, Conflict for a wrong step number,
-    ServiceUnavailable if the session's cell is away or its record of another protocol, and what `Submission.submit`
-    raises.
+    The caller closes the readers, also if `finish_tensors` fails.
+
+    Raises BadRequest, Conflict for a step that is neither the next of its session nor a repetition of the last,
+    KeyReused for an Idempotency-Key that came with another body, and LimitExceeded. Raises ServiceUnavailable if a
+    cell that may have the step is away, if Redis fails (RedisTrouble), or if the session's record is of another
+    protocol. Raises WireError if the record of a repeated step cannot be decoded.
     """
     place, steps, rows, layout = await _rows(gateway, tensors, tenant)
     cell, readers = await gateway.submission.submit(rows, tenant, together=True, place=place)
@@ -144,7 +147,8 @@ async def finish_tensors(accepted: AcceptedStep, session_id: str | None, tenant:
 
     Raises LimitExceeded if there is no memory for the answer within ANSWER_ROOM_S seconds, and RequestTooLarge if it
     can never fit. Raises ServiceUnavailable if the gateway shuts down or Redis fails, and WireError for KV pages that
-    do not fit the model. For rows that are computed once more it also raises what `Admission.submit` raises.
+    do not fit the model. LimitExceeded, BadRequest and ServiceUnavailable may also come from the cell, when it does not
+    accept the rows that are computed once more.
     """
     cell, steps, rows, readers = accepted.cell, accepted.steps, accepted.rows, accepted.readers
     started = min(active.started for active in readers.requests)

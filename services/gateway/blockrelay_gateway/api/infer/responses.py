@@ -160,7 +160,7 @@ class InferFormat(ResponseFormat):
         return pipeline_error(error, active.end, session_id=None)
 
     def whole(self, answers: Sequence[CollectedAnswer], requests: Sequence[ActiveRequest]) -> dict[str, Any]:
-        """The answer without streaming, of the one request."""
+        """The answer without streaming, of the one request, which has ended well."""
         (answer,), (active,) = answers, requests
         assert answer.end is not None
         return {

@@ -51,7 +51,10 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """The tensors of a step, int64 [rows, n]; `mask` and `positions` are None if they were not sent."""
+    """The tensors of a step, int64, of the same number of rows; `mask` and `positions` are None if not sent.
+
+    `ids` is [rows, n]. The other two may have another number of columns: `read_steps` checks them against `ids`.
+    """
 
     ids: Ints
     mask: Ints | None
@@ -151,8 +154,12 @@ def read_steps(
 ) -> list[TensorStep]:
     """Returns the step of each row of `inputs`, given the row's session as it is now.
 
-    `kv` identifies the KV that the step brings and asks for; it is part of the fingerprint, so that a step that differs
-    in it is no repetition. Raises BadRequest naming the tensor, or Conflict naming the expected step.
+    `sessions` has one for each row: `Session()` for a session that does not exist, and for a step without a session,
+    whose `session_id` is None and whose `step` is 1. `kv` identifies the KV that the step brings and asks for. `logits`
+    and `kv` are part of the fingerprint, so that a step that differs in one of them is no repetition.
+
+    Raises BadRequest naming the tensor for a mask or positions that do not fit the ids and the session. Raises
+    Conflict, naming the expected step, for a step that is neither the next one nor a repetition of the last.
     """
     size, rows = int(inputs.ids.shape[1]), inputs.rows
     masks: list[Ints | None] = [None] * rows if inputs.mask is None else list(inputs.mask)

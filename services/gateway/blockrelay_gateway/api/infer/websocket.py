@@ -129,8 +129,10 @@ class SocketMessage:
     async def read(self, intake: BodyIntake, sender: RequestOrigin) -> Text | Tensors:
         """Reads the message, once. Afterwards `name` and `session` have the ids that its answer repeats.
 
-        Raises LimitExceeded, the refusal of a wrong message (BadRequest, NotFound, ...), RequestTooLarge for one that
-        takes too much memory when parsed, and what `Helpers.run` raises.
+        Raises LimitExceeded for a message without room in the budget, BadRequest for a wrong one, NotFound for another
+        model, and RequestTooLarge for one that takes too much memory when parsed. For a large message it also raises
+        ServiceUnavailable, if its helper process is late, keeps dying, or finds another model folder than at the start,
+        and BlockFolderError if the helper cannot use the folder.
         """
         raw, self._raw = self._raw, b""
         self.name, self.session = names_at_start(raw)
@@ -173,7 +175,7 @@ class SocketConversation:
         self.idle.clear()
 
     async def answer(self, message: SocketMessage) -> None:
-        """Answers one message, after `begin`; a message that is refused gets the error as its answer.
+        """Answers one message, after `begin` and `room.acquire`; a refused message gets the error as its answer.
 
         Raises WebSocketDisconnect if the client leaves meanwhile.
         """
@@ -192,7 +194,10 @@ class SocketConversation:
                 self.idle.set()
 
     def over(self, message: SocketMessage, _: asyncio.Task[None]) -> None:
-        """Releases a message that was answered, or whose client left, perhaps before `answer` had its first turn."""
+        """Releases a message and its place in `room`: it was answered, or its client left.
+
+        `answer` may not have had its first turn then.
+        """
         message.close()
         self.room.release()
 

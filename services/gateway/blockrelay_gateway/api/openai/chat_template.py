@@ -43,9 +43,10 @@ class ChatTemplate:
 
         Each message has a `role` and a `content`: a text, or a list of parts `{"type": "text", "text": ...}`. Without
         `answers` (`add_generation_prompt`), the prompt ends behind the last message. If it `continues`, it ends within
-        the last message, so that the model goes on there. The content is converted to the form that the template shows,
-        and the role `developer` to `system` for a template that names only the latter. `variables` are the client's, by
-        their names in the template. A `keyed` request must have the same prompt on every day, so its date is KEYED_DAY.
+        the last message, which must exist, so that the model goes on there. The content is converted to the form that
+        the template shows, and the role `developer` to `system` for a template that names only the latter. `variables`
+        are the client's, by their names in the template. A `keyed` request must have the same prompt on every day, so
+        its date is KEYED_DAY.
 
         Raises BadRequest if the template refuses the messages or fails, for variables that are not the client's, and if
         it `continues` a message that the template does not show unchanged.

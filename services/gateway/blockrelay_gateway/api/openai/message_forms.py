@@ -49,7 +49,7 @@ class MessageForms:
 
 
 def continued(message: Mapping[str, Any], mark: str) -> dict[str, Any]:
-    """Returns `message` with `mark` appended to its text."""
+    """Returns `message` with `mark` appended to its text; if its content is a list of parts, to the last part."""
     content: object = message.get("content")
     if not isinstance(content, list):
         return {**message, "content": f"{content or ''}{mark}"}

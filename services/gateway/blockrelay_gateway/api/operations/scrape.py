@@ -36,7 +36,10 @@ class Scrape(CollectorRegistry):
 
     @contextmanager
     def answered(self) -> Iterator[None]:
-        """Answers scrapes on this event loop while the context is open. Before and after it a scrape times out."""
+        """Answers scrapes on this event loop while the context is open. Before and after it a scrape times out.
+
+        Only one context may be open at a time.
+        """
         self._loop.set_result(asyncio.get_running_loop())
         try:
             yield

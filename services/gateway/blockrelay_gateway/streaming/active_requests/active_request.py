@@ -1,7 +1,7 @@
 """An active request: one copy of its token log for all its readers at this gateway. Data.
 
 It is a hint, like everything outside the log: another gateway can read the same request from its record. It lives from
-ACCEPT (or the first reader that resumes) to the terminal entry or to its last reader, whichever is later.
+its submission (or the first reader that resumes it) to the terminal entry or to its last reader, whichever is later.
 """
 
 import asyncio
@@ -61,5 +61,5 @@ class ActiveRequest:
 
     @property
     def tokens(self) -> int:
-        """The number of tokens committed so far."""
+        """The number of tokens in `entries`; more may be committed that this gateway has not read yet."""
         return len(self.entries) - (self.end is not None)

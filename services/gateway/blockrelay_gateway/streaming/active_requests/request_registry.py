@@ -86,9 +86,9 @@ class RequestRegistry:
         self._abandonment.stop(active)
 
     def detach(self, active: ActiveRequest) -> None:
-        """Removes a reader; the last one of an unfinished request starts its grace period.
+        """Removes a reader; the last one of an unfinished request starts its grace period, after which it is cancelled.
 
-        Background requests, and requests of a gateway that is `closing`, get none.
+        Background requests, and requests of a gateway that is `closing`, get no grace period and go on.
         """
         active.readers -= 1
         if active.end is not None:
@@ -112,7 +112,10 @@ class RequestRegistry:
             self._retire(active)
 
     def receive_all(self, active: ActiveRequest, entries: Sequence[LogEntry]) -> None:
-        """Adds the new entries of a whole log, which the tailer may not find any more."""
+        """Adds the new entries of the whole log of an ended request, and reads that log no longer.
+
+        The tailer may not find the log any more.
+        """
         self._tailer.unsubscribe(active.id)
         for entry in entries:
             if entry.position > active.tokens and active.end is None:

@@ -30,8 +30,8 @@ class SpoiledRows:
     def for_a_cpu(self, item: Work) -> DeviceFailed | None:
         """Returns the failure with which the request moves to a CPU; None if a CPU computed it, or none may take it.
 
-        The caller then moves the request, or calls `end`. Removes the pages with such rows from the prefix cache.
-        Raises ExecutionError if they cannot be read.
+        The caller then moves the request, or calls `end`. Removes the pages with such rows from the prefix cache;
+        `item.run.computed` falls to the tokens before those pages. Raises ExecutionError if they cannot be read.
         """
         self._table.distrust(item.run, self._finite(item))
         if self._role.device != GPU or not self._endings.cpu_may_take(item.run):

@@ -39,7 +39,11 @@ class CpuExecutors:
         return numerics_id(manifest)
 
     def load(self, folder: BlockFolder, first_block: int, last_block: int, *, pages: int) -> StageExecutor:
-        """Loads a verified executor with `pages` KV pages, at least two. Raises what `load_stage` raises."""
+        """Loads a verified executor with `pages` KV pages, at least two.
+
+        Raises KnownAnswerMismatch for a block that computes other bits, BlockFolderError for blocks that the folder
+        lacks or that cannot be loaded, ExecutionError for a block that cannot be computed here.
+        """
         return load_stage(
             folder, first_block, last_block, pages=max(2, pages), threads=self._threads, kernels=self._kernels
         )
@@ -58,9 +62,11 @@ def load_stage(
     """Loads an executor with the fastest variant by which every block gives its known answer on this machine.
 
     `tiles`: True if ONNX Runtime may be faster than our matmul here; None: if the CPU has AMX. `pages` is at least 2,
-    for the check. Raises KnownAnswerMismatch naming the block and the CPU, ExecutionError if a checked block cannot be
-    computed, and what `StageExecutor` raises. Blocks of precisions that are not exact have no known answers and are not
-    checked.
+    for the check. Blocks of precisions that are not exact have no known answers and are not checked.
+
+    Raises KnownAnswerMismatch naming the block and the CPU, and BlockFolderError for blocks that the folder lacks or
+    that cannot be loaded. Raises ExecutionError if a checked block cannot be computed, the kernels refuse its tensors,
+    or ONNX Runtime is needed and has no usable library.
     """
     wrong: str | None = None
     backends = _backends(folder, first_block, last_block, pages, kernels, has_tiles() if tiles is None else tiles)

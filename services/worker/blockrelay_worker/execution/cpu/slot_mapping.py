@@ -48,7 +48,7 @@ class SlotMapping:
 
 
 def place(segments: Sequence[Segment], space: Workspace, cos: F32, sin: F32, *, keeps_pages: bool) -> SlotMapping:
-    """Maps segments, which `check_segments` has accepted, to rows in buffers of the workspace.
+    """Maps segments, at least one, which `check_segments` has accepted, to rows in buffers of the workspace.
 
     They have no more rows than the workspace's capacity. With `keeps_pages` False (a stage without layers) all rows map
     to page 0, which is never read. The result is valid until the next call with the same workspace.

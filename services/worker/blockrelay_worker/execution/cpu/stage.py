@@ -116,7 +116,10 @@ class StageExecutor:
         return self._run(batch, self.first_block, self.last_block)
 
     def run_block(self, block: int, batch: Batch) -> StageOutput:
-        """Runs one block of the stage alone: `batch` is its input, the result its output. For known answers."""
+        """Runs one block of the stage alone: `batch` is its input, the result its output. For known answers.
+
+        `block` must be in this stage.
+        """
         assert self.first_block <= block <= self.last_block, f"block_{block} is not in this stage"
         return self._run(batch, block, block)
 

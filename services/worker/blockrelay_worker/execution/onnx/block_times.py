@@ -70,7 +70,7 @@ class BlockTimes:
         self, inputs: Mapping[str, NDArray[Any]], stays: Mapping[str, Place] | None = None
     ) -> tuple[Arrays, dict[str, float]]:
         """Runs a step block by block. Returns the outputs of the last block (see `BoundSession.run`) and the seconds of
-        each block. Counts the step, and takes its shares for the next ones."""
+        each block. Counts the step, and takes its shares for the next ones. Raises the errors of `one_by_one`."""
         ran = list(self.one_by_one(inputs, stays))
         outputs, seconds = ran[-1][1], [spent for *_, spent in ran]
         self._shares = np.asarray(seconds) / sum(seconds)
@@ -81,7 +81,7 @@ class BlockTimes:
         self, inputs: Mapping[str, NDArray[Any]], stays: Mapping[str, Place] | None = None
     ) -> Iterator[tuple[str, Arrays, float]]:
         """Runs each block when the iterator reaches it; yields its name, outputs and seconds. The shares do not
-        change."""
+        change. Raises ONNX Runtime's error if a block cannot be loaded or fails."""
         if not self._sessions:
             self._sessions = [self._session(block) for block in self._blocks]
         # The arena must shrink: memory kept for one step in 256 would be missing in all others.

@@ -46,7 +46,8 @@ class OnnxExecutors:
     """Makes executors that compute on one device. One thread uses it.
 
     Blocks are numbered from 1; `first_block..last_block` includes both. The first call with a model may probe the
-    device: any method may then raise what `flavour_of` raises.
+    device. Any method may then raise KnownAnswerMismatch for wrong attention, and ONNX Runtime's error if the device is
+    lost or has no room.
     """
 
     def __init__(self, provider: Provider, *, per_block: bool = False, capture: bool | None = None) -> None:
@@ -121,10 +122,11 @@ class OnnxExecutors:
         Only their composition may still be wrong; for that the blocks are a better reference than another device, and
         one that is here.
 
-        Raises KnownAnswerMismatch for wrong numbers, ExecutionError if a known step fails, and what ONNX Runtime
-        raises. Raises BlockFolderError if `first_block` is below 1 or above `last_block`, or if a block's file is
-        shorter than the manifest says. Raises UsageError if this machine lacks something that the provider needs, or if
-        the device has no buffer as large as the stage needs.
+        Raises KnownAnswerMismatch for wrong numbers, ExecutionError if a known step fails, and ONNX Runtime's error if
+        it cannot make a session or has no memory.
+        Raises BlockFolderError if `first_block` is below 1 or above `last_block`, or if a block's file is shorter than
+        the manifest says. Raises UsageError if this machine lacks something that the provider needs, or if the device
+        has no buffer as large as the stage needs.
         """
         flavour, blocks = self.flavour_of(folder.manifest), range(first_block, last_block + 1)
         known = self._of(folder)
@@ -161,7 +163,7 @@ class OnnxExecutors:
     def loaded(
         self, folder: BlockFolder, first_block: int, last_block: int, *, pages: int, weight_room: int
     ) -> tuple[OnnxStage, Answers]:
-        """Returns the stage that `load` gives, and its `answers`. Raises what `load` raises."""
+        """Returns the stage that `load` gives, and its `answers`. Raises the errors that `load` names."""
         stage = self.load(folder, first_block, last_block, pages=pages, weight_room=weight_room)
         return stage, self.answers(stage)
 
@@ -246,7 +248,8 @@ class OnnxExecutors:
 def reference(folder: BlockFolder, block: int) -> OnnxStage:
     """Returns a stage of one block on ONNX Runtime's CPU provider, in float32, with PAGES_NEEDED KV pages.
 
-    The caller closes it. Raises BlockFolderError for a block that the model does not have.
+    The caller closes it. Raises BlockFolderError for a block that the model does not have or whose file is too short,
+    and ONNX Runtime's error if it cannot be loaded.
     """
     return OnnxStage(
         folder, block, block, pages=PAGES_NEEDED, provider=CpuProvider(), numerics_id="reference", flavour=PLAIN

@@ -70,8 +70,8 @@ class OnnxStage:
         `longest` tokens, for a device that is wrong beyond; None: they are not. `per_block`: every step runs block by
         block, and is measured. `small`: bits (8, 4) of weights that stay small; all others are widened to floats.
         `capture`: decode steps are recorded on the device and replayed. `weights` outlive the stage; None: it has its
-        own. Raises BlockFolderError for blocks that the model does not have or whose file is too short, and what
-        `Provider.session` and `Provider.empty` raise."""
+        own. Raises BlockFolderError for blocks that the model does not have or whose file is too short. Raises
+        UsageError if this machine lacks something or a pool is too large, and ONNX Runtime's own errors."""
         model = folder.model
         if not 1 <= first_block <= last_block <= model.blocks:
             raise BlockFolderError(f"there are no blocks {first_block} to {last_block}: the model has {model.blocks}")

@@ -48,7 +48,10 @@ def what_next(reason: str, tries: Sequence[float], limits: TryLimits, *, others:
 
 def reason_of(error: Exception) -> str:
     """Returns the reason of a failure on a device, from `failures.TABLE`; `unknown` if no row matches, and empty if
-    the device is not the cause: another error of ours, or a graph that can never become a session."""
+    the device is not the cause: another error of ours, or a graph that can never become a session.
+
+    An ExecutionError is judged by its `__cause__`: without one the result is empty.
+    """
     cause = error.__cause__ if isinstance(error, ExecutionError) else error
     if cause is None or isinstance(cause, BlockrelayError) or any(text in str(cause) for text in _NEVER):
         return ""

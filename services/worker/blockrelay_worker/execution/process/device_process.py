@@ -29,7 +29,8 @@ class DeviceProcess:
     time is answered.
 
     `when_lost` holds callbacks, called once, from any thread, when the process is lost (not when it is closed). Add
-    them before that, each under a key of its owner.
+    them before that, each under a key of its owner. They run while a request holds the process: a callback that calls
+    `ask`, `give_up` or `retire` never returns.
 
     An answer that takes longer than its limit ends the process (SIGKILL): when a driver hangs, nothing inside the
     process can end it.

@@ -54,7 +54,11 @@ class Gpu:
 
 class DeviceExecutors:
     """Makes stages on one device. Implements `loader.Executors`. Any thread may use it. If the process was lost, one of
-    them starts a new one; a loss counts once, however many stages it took."""
+    them starts a new one; a loss counts once, however many stages it took.
+
+    `usable_in_s`, `unable`, `load` and `move_to` count a new loss. Until one of them is called, `losses`, `last_loss`
+    and `in_quarantine` do not include it.
+    """
 
     nondeterministic: ClassVar[bool] = True
 
@@ -149,7 +153,7 @@ class DeviceExecutors:
         Raises DeviceLost for a GPU on which the stage cannot be made now or computes wrong numbers: its other stages
         are lost too. With `quarantine` off (a CPU) the DeviceFailed or KnownAnswerMismatch is raised as it is. Raises
         BlockFolderError for blocks that the folder lacks, and UsageError for what this device will never do, or if a
-        new process has another numerics id.
+        new process has another numerics id. Raises OSError if a new process cannot be started.
         """
         with self.sharing.loading():
             fields = {"first": first_block, "last": last_block, "pages": pages, "budget": self.budget_bytes}
@@ -205,7 +209,9 @@ class DeviceExecutors:
     def move_to(self, device: str) -> None:
         """Computes on another device from now on, with another numerics id; closes the process of the one before.
 
-        Raises what the constructor raises. Then call `move_to` with another device, or `go_home`.
+        Raises UsageError or BlockFolderError if that device never runs this folder, KnownAnswerMismatch for wrong
+        attention, DeviceLost or DeviceFailed for what may pass, and OSError if its process cannot be started. Then call
+        `move_to` with another device, or `go_home`.
         """
         with self._lock:
             self._count_loss()

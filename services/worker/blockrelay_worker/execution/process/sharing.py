@@ -18,8 +18,8 @@ ShouldEnd = Callable[[], bool]
 
 
 class Sharing:
-    """State shared by the workers of one device, each known by a number. Any thread may use it. A method that waits
-    calls `should_end` every LOOK_S seconds, and stops waiting when that is true."""
+    """State shared by the workers of one device, each known by a number. Any thread may use it. A method that takes
+    `should_end` calls it every LOOK_S seconds while it waits, and stops waiting when that is true."""
 
     def __init__(self, workers: int) -> None:
         """`workers`: how many workers have a stage on the device."""
@@ -75,7 +75,7 @@ class Sharing:
     @contextmanager
     def loading(self) -> Generator[None]:
         """Context in which a stage is loaded. Its end waits until no other stage is being loaded: no step gets its turn
-        before that, so a stage that is ready would only keep its requests waiting."""
+        before that, so a stage that is ready would only keep its requests waiting. An exception ends it at once."""
         with self._changed:
             self._loading += 1
         try:

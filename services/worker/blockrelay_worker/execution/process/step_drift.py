@@ -56,7 +56,10 @@ class _Times:
 
 
 class StepDrift:
-    """The times of one device's steps since its stage was loaded. `due` is the remedy it needs, until `was_cleaned`."""
+    """The times of one device's steps since its stage was loaded.
+
+    `due` is the remedy that the device needs, until `was_cleaned` is called; None: nothing.
+    """
 
     def __init__(self) -> None:
         self._times: OrderedDict[StepShape, _Times] = OrderedDict()

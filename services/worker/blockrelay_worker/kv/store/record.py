@@ -2,7 +2,7 @@
 
     magic, version   "BRPG", 1
     block, name      the block number, and the block hash (`kv.block_hashes`)
-    dtype, kv_heads, head_dim, tokens, bytes   of the keys, and again of the values
+    dtype, kv_heads, head_dim, tokens, bytes   once, for keys and values alike: `bytes` is the size of either
     checksum         CRC-32 of all header fields before it and of the keys and values
 
 A record whose header, length or checksum is not what the reader expects counts as corrupt, and is never used.

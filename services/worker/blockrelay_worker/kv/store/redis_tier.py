@@ -97,7 +97,7 @@ class RedisTier:
                 self._make_room()
 
     def discard(self, block_hash: bytes, blocks: range) -> None:
-        """Removes the page with all its blocks, not only `blocks`."""
+        """Removes the page with all its blocks, not only `blocks`. Does nothing during a pause."""
         key = self._keys.page(block_hash.hex())
         pipeline = self._client.pipeline(transaction=False)
         pipeline.unlink(key)
@@ -105,7 +105,10 @@ class RedisTier:
         self._ask(pipeline)
 
     def used_bytes(self) -> int:
-        """Bytes of all pages in the tier, as of the last `put` of this process; each counts with all its blocks."""
+        """Bytes of all pages in the tier, as of the last `put` of this process that stored a page; 0 before.
+
+        Each page counts with all its blocks.
+        """
         return self._pages * self._page_bytes
 
     def _used(self, hashes: Sequence[bytes]) -> None:

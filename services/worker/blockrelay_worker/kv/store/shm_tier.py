@@ -24,7 +24,7 @@ class ShmTier:
     """A tier of at most `limit` bytes in all files together; concurrent writers may exceed it by a sixteenth each.
 
     Implements `Tier`. `trouble` is called for each failure; no method but the constructor (OSError for the folder)
-    raises for one.
+    raises for one. A method's `blocks` are consecutive and at least one; a page has one record for each.
     """
 
     label = "shm"

@@ -2,8 +2,8 @@
 
 `blockrelay up --blocks` runs this command. The command reads and hashes the files of FOLDER and wires the blocks. It
 writes a manifest, `blocks.json` and copies of tokenizer and chat template into a folder of the cache, which points to
-the blocks. Nothing is written into FOLDER. One JSON line on stdout has the new folder and the names of missing files
-(Described).
+the blocks. Nothing is written into FOLDER. One JSON line on stdout has the new folder, and what no file of FOLDER says
+(Described). `--max-position N` sets the context in tokens; it may not exceed the model's own.
 Exit code 2 when the folder cannot be served: then stderr has one line, and nothing is written. It is also 2 when the
 cache cannot be written. The manifest is the last file, so a folder without one is incomplete.
 """

@@ -50,7 +50,7 @@ def open_onnx_folder(root: Path, *, against: Path | None = None) -> OnnxFolder:
 
     The files must match `against`, the path of a `blocks.json`. None takes the one in the folder, if it has one. With
     either, all weight files are read too, to hash them. Raises OnnxBlocksError with the file, and with the tensor if
-    one is wrong.
+    one is wrong. Raises OSError if a file cannot be read to hash it.
     """
     names = block_names(root)
     listing = against or (root / ONNX_BLOCKS_NAME if (root / ONNX_BLOCKS_NAME).exists() else None)

@@ -55,7 +55,7 @@ class BlockWindow:
     pages: int
 
 
-#: Samples by block (from 1) and shape.
+#: Samples (seconds of one run of the block) by block (from 1) and shape.
 Times = dict[tuple[int, BatchShape], Samples]
 
 
@@ -133,7 +133,8 @@ def measure(
     """Measures the window's blocks in every shape that fits into its pages.
 
     Calls `progress(1)` after each of the ROUNDS rounds of a shape, and not after additional rounds for noisy shapes.
-    Raises what `Executors.load` raises, and ExecutionError if a step fails.
+    Raises BlockFolderError if a block cannot be loaded or gives a wrong known answer, and ExecutionError if a step
+    fails. A device in a process of its own also raises DeviceLost, DeviceFailed or UsageError.
     """
     executor = executors.load(folder, window.first, window.last, pages=window.pages)
     times: Times = {}
@@ -156,7 +157,8 @@ def load_times(folder: BlockFolder, target: Target, progress: Callable[[int], No
     """Measures the seconds to load each block alone and check its known answer; its file may be in the page cache.
 
     Returns the samples by block, from 1. Calls `progress(1)` after each load, `target.loads` times for each block.
-    Raises what `target.opened` and `Executors.load` raise.
+    Raises BlockFolderError if a block cannot be loaded or gives a wrong known answer, UsageError for a device that
+    cannot run this model, and DeviceLost, DeviceFailed or ExecutionError if the device or ONNX Runtime fails.
     """
     loads = {index: Samples() for index in range(1, folder.model.blocks + 1)}
     for _ in range(target.loads):

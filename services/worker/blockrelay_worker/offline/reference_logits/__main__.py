@@ -7,6 +7,8 @@ other right computations of this model may have. Then comes one {"off": [...]} f
     {"prompt": [ids], "cuts": [positions],
      "logits": [base64 of float16]}                 for the logits after each cut, their distance from the right ones
 
+Cuts are ascending and at least 1: each is the number of tokens before it. An answer has at least one token.
+
 Distances of logits are shares of the length (norm) of the reference's row, both without their mean. Those of tokens are
 shares of the length that 512 logits of the row have on average. All of stdin is read before the first answer is
 measured.

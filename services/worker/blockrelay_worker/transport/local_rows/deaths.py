@@ -12,7 +12,10 @@ LOOK_S = 0.5
 
 
 class Deaths(threading.Thread):
-    """Watches processes of this host until `close`, in a thread. A frozen process does not count as ended."""
+    """Watches processes of this host from `start` until `close`, in a thread. A frozen process does not count as ended.
+
+    Making one raises OSError if the system has no more file descriptors.
+    """
 
     def __init__(self, links: Links) -> None:
         super().__init__(name="deaths", daemon=True)

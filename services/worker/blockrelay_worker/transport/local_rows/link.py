@@ -74,7 +74,10 @@ class LocalLink:
         return sum(map(len, fields.values())) <= self._space.size
 
     def look(self) -> None:
-        """Reads the receiver's counts, which free space in the ring. Raises LinkLost."""
+        """Reads the receiver's counts, which free space in the ring.
+
+        Raises LinkLost if the receiver has closed the connection or breaks the protocol.
+        """
         try:
             while packet := self._socket.recv(64):
                 self._space.was_read(read_count(packet))
@@ -90,7 +93,7 @@ class LocalLink:
 
         After that, calls without room return at once, until the receiver has read something. For a message that does
         not fit (see `fits`) there is never room. The names of `fields` must be those of a kind in `frames.KINDS`, in
-        that order. Raises LinkLost.
+        that order. Raises LinkLost if the receiver has closed the connection or breaks the protocol.
         """
         self.look()
         give_up = time.monotonic() + (0.0 if self._slow else wait_s)

@@ -40,7 +40,7 @@ class LocalLinks:
         self._ways: dict[str, Way] = {}
 
     def takes(self, target: str, fields: Mapping[str, bytes]) -> bool:
-        """True if the message must be sent with `send`, False if through Redis.
+        """True if the message must be sent with `send`, False if through Redis. True also for a worker that is gone.
 
         A message that does not fit into the ring closes the connection: that worker is then reached through Redis. May
         wait for Redis, and CONNECT_S seconds for a new connection; raises Stopping when the process should end
@@ -82,7 +82,7 @@ class LocalLinks:
         return way.unread
 
     def close(self) -> None:
-        """Closes all connections and ends the watch for dead processes."""
+        """Closes all connections and ends the watch for dead processes (see `Deaths.close` for how long it takes)."""
         for target, way in list(self._ways.items()):
             if isinstance(way, LocalLink):
                 self._forget(target, way)

@@ -128,8 +128,9 @@ class OrtRuntime:
     def session(self, graph: bytes, weights: Mapping[str, NDArray[Any]]) -> "OrtSession":
         """Makes a session of `graph` (a serialised model) with external initializers `weights`, which it repacks.
 
-        Weights are contiguous, in float32, uint8 or int8; the session keeps them. The graph runs as it was hashed,
-        without optimisation. Raises ExecutionError if ONNX Runtime refuses it.
+        The graph has one input and one output. Weights, by the names of its initializers, are contiguous, in float32,
+        uint8 or int8; the session keeps them. ONNX Runtime does not optimise the graph, so that it computes exactly
+        what the block folder has. Raises ExecutionError if ONNX Runtime refuses it.
         """
         options, made = _P(), _P()
         self.call("CreateSessionOptions", ctypes.byref(options))

@@ -55,8 +55,8 @@ class MadeUpTensors:
     def __init__(self, served: ServedBlocks, first_block: int, steps: Sequence[KnownStep]) -> None:
         """Computes the integers that earlier blocks give in `steps`, if the stage takes any. `first_block` is not 1.
 
-        Raises OnnxBlocksError for an earlier block's file that cannot be read, and what ONNX Runtime raises if such a
-        block fails on its CPU provider.
+        Raises OnnxBlocksError for an earlier block's file that cannot be read, and ONNX Runtime's error if such a block
+        fails on its CPU provider.
         """
         self._taken = handed_on(served.wiring, first_block - 1)
         self._served, self._first_block = served, first_block
@@ -86,7 +86,7 @@ class MadeUpTensors:
     def tensors(self, step: KnownStep) -> list[list[NamedTensors]]:
         """Returns the tensors of one of the `steps`, as a stage takes them: a list for each part of the step.
 
-        Raises what `given` raises.
+        Raises OnnxBlocksError for a tensor that cannot be made up, or whose shape does not follow from the files.
         """
         tensors: list[list[NamedTensors]] = [[] for _ in step.parts]
         for wave in waves(step.segments, one_by_one=self._served.one_by_one):
@@ -108,10 +108,12 @@ class PartAnswers:
     """For each step the name and content of each output."""
 
     def check_step(self, stage: Executor, number: int, *, first_page: int, tolerance: float, where: str) -> None:
-        """Has `stage` compute step `number` again, on pages from `first_page` on, and compares the outputs.
+        """Has `stage` compute step `number` (an index in `steps`) again, and compares its outputs with the known ones.
 
-        Raises KnownAnswerMismatch if one is further than `tolerance` from the known one, ExecutionError if there is
-        none. `where` begins the message.
+        Uses the PAGES_NEEDED pages from `first_page` on. A step reads what earlier ones left there: begin with step 0,
+        run them in order, and let nothing else use the pages. `tolerance` is the largest error of a row that counts as
+        right, relative to the row's length; what is no float must be equal. Raises KnownAnswerMismatch, whose message
+        begins with `where`, for an output that is further off, and ExecutionError if the step fails.
         """
         step = self.steps[number]
         batch = replace(self.batches[number], segments=step.at(first_page).segments)
@@ -126,7 +128,8 @@ Known = Answers | PartAnswers
 def part_answers(stage: Executor, served: ServedBlocks, first_block: int, last_block: int) -> PartAnswers:
     """Returns what `stage`, of blocks `first_block` to `last_block`, gives now in the steps of OF_A_COMPOSITION.
 
-    Uses its first pages, which must be free. Raises ExecutionError if a step fails, and what `MadeUpTensors` raises.
+    Uses its first pages, which must be free. Raises ExecutionError if a step fails, OnnxBlocksError if an input cannot
+    be made up, and ONNX Runtime's error if an earlier block, computed for integers, fails.
     """
     steps, model = possible(OF_A_COMPOSITION, served.folder.model), served.folder.model
     made = None if first_block == 1 else MadeUpTensors(served, first_block, steps)
@@ -162,11 +165,15 @@ class _Run:
 
 
 def prove(stage: AsIsStage, *, tolerance: float, proved: Callable[[], None]) -> None:
-    """Raises KnownAnswerMismatch naming the block, the device, and what is further off than `tolerance`; ExecutionError
-    if a block fails.
+    """Compares each block of `stage` with the same file on ONNX Runtime's CPU provider, in all known steps.
 
-    Raises what `MadeUpTensors` and `ServedBlocks.reference` raise, and what ONNX Runtime raises if the reference fails.
-    Takes the first pages of a stage that nothing uses yet. `proved` is called after each run of a block.
+    Nothing may use the stage yet: its first PAGES_NEEDED pages are overwritten. `tolerance` is the largest error of a
+    row that counts as right, relative to the row's length; for a KV page it is PAGE_TOLERANCE if that is more. `proved`
+    is called after each run of a block.
+
+    Raises KnownAnswerMismatch, which names the block, the device and the output that is further off; ExecutionError if
+    a block fails; OnnxBlocksError for a file that cannot be read or an input that cannot be made up; and ONNX Runtime's
+    error if the reference fails.
     """
     served, first, last = stage.served, stage.first_block, stage.last_block
     steps, where = possible(STEPS, served.folder.model), served.provider.device

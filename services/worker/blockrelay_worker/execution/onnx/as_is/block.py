@@ -40,7 +40,8 @@ class AsIsBlock:
         """Opens block `index`, counted from 1, of the folder `root`, for `steps` steps. ONNX Runtime maps the weights
         from the files there.
 
-        Raises OnnxBlocksError for a file that cannot be read, and what ONNX Runtime raises.
+        Raises OnnxBlocksError for a file that cannot be read, UsageError if this machine lacks something, and what ONNX
+        Runtime raises.
         """
         signature = wiring.blocks[index - 1]
         self.name = signature.block

@@ -56,7 +56,8 @@ class AsIsExecutors:
     def memory(self, folder: BlockFolder) -> DeviceMemory:
         """Returns the memory that blocks and pages take on the device, and its budget where the provider knows it.
 
-        Raises OnnxBlocksError for files of blocks that cannot be read or do not fit together.
+        The folder must be of ONNX blocks. Raises OnnxBlocksError for files of blocks that cannot be read or do not fit
+        together.
         """
         layers = folder.model.onnx_layers
         assert layers is not None, "a model of ONNX blocks"
@@ -75,7 +76,10 @@ class AsIsExecutors:
         )
 
     def resident(self, folder: BlockFolder, first_block: int, last_block: int) -> set[int]:
-        """Returns no block: sessions are made of a block's file, which may have changed."""
+        """Returns the blocks that are on the device already and need not be read: always an empty set.
+
+        Sessions are made of a block's file, which may have changed.
+        """
         return set()
 
     def loaded(
@@ -128,8 +132,12 @@ class AsIsExecutors:
 
 
 def room_for_sessions(provider: Provider, budget_bytes: int | None) -> int | None:
-    """Returns the bytes that sessions may take by default: half of the device's budget, or of the host's free memory
-    where that is the device. The rest is for KV pages and steps. None if neither is known."""
+    """Returns the bytes that sessions may take by default: half of the device's memory budget. The rest is for KV pages
+    and steps.
+
+    The budget is `budget_bytes`; if that is None or 0, `provider.budget_bytes()`. If that is None too, the budget of
+    the CPU provider is the host's free memory, and for other providers the result is None.
+    """
     room = budget_bytes or provider.budget_bytes()
     if room is None and provider.name == CpuProvider.name:
         room = available_bytes()

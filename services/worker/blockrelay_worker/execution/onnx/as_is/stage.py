@@ -51,8 +51,9 @@ class AsIsStage:
         ran_block: Callable[[], None] = lambda: None,
     ) -> None:
         """`ran_block` is called after each block that has run. Raises BlockFolderError for blocks that cannot be loaded
-        or cannot be a stage, ExecutionError for blocks that this device cannot load now. Raises what
-        `ServedBlocks.count_sequences` and `ServedBlocks.pages` raise."""
+        or cannot be a stage, ExecutionError for blocks that this device cannot load now. Raises OnnxBlocksError for a
+        file of an earlier block that cannot be read. Raises ONNX Runtime's error if the reference fails on a CPU or the
+        pages find no memory, and UsageError for a pool larger than the device has in one piece."""
         self.served, self.folder, self._ran_block = served, served.folder, ran_block
         self.first_block, self.last_block = first_block, last_block
         self.wiring, self.shape, model = served.wiring, served.shape, served.folder.model
@@ -111,11 +112,11 @@ class AsIsStage:
         return self.pages.moved_bytes()
 
     def export_pages(self, pages: Sequence[int]) -> list[PageContent]:
-        """Returns copies of the pages, in the type of `layout`."""
+        """Returns copies of the pages, in the type of `layout`. Raises what ONNX Runtime raises."""
         return self.pages.export_pages(pages)
 
     def import_pages(self, pages: Sequence[int], contents: Sequence[PageContent]) -> None:
-        """Writes pages: see `PageOwner.import_pages`."""
+        """Writes pages: see `PageOwner.import_pages`. Raises what ONNX Runtime raises."""
         self.pages.import_pages(pages, contents)
 
     def clean_up(self) -> None:

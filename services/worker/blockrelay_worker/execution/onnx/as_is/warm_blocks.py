@@ -49,6 +49,7 @@ class WarmCounts:
     load_seconds: float = 0.0
     """Seconds of making sessions."""
     clean_ups: int = 0
+    """How often memory was given back to the system."""
     jobs_ok: int = 0
     jobs_failed: int = 0
     run_seconds: float = 0.0
@@ -85,7 +86,8 @@ class WarmBlocks:
         self._limits, self._users = tries, Counter[int]()
 
     def part(self, first: int, last: int) -> "WarmPart":
-        """Returns the blocks `first` to `last` for a stage, which may share them with others and must close them."""
+        """Returns the blocks `first` to `last` (from 1, both included) for a stage, which closes them once. Others may
+        share them."""
         self._users.update(range(first, last + 1))
         return WarmPart(self, range(first, last + 1))
 

@@ -56,7 +56,7 @@ def attention(graph: GraphBuilder, model: ModelConfig, place: str, q: str, k: st
 
     `q` [R, heads, head_dim], `k` and `v` [R, kv_heads, head_dim] are names of values, not yet rotated. `place` begins
     the layer's names (`block_3/`). Its pools, `<place>keys` and `<place>values`, become inputs of the graph; keys and
-    values are written to their slots there. The graph needs the inputs of `describe_batch` too.
+    values are written to their slots there. Call `describe_batch` on the graph before: its nodes must come first.
     """
     heads, dim = model.heads, model.head_dim
     q, k = _rotated(graph, q, dim), _rotated(graph, k, dim)

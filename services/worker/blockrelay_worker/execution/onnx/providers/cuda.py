@@ -51,7 +51,7 @@ class CudaProvider(Provider):
         return (*super().identity, self._gpu.name, self._gpu.driver)
 
     def budget_bytes(self) -> int | None:
-        """Returns a share of the memory that was free when this was made; None if the driver does not say."""
+        """Returns a share of the memory that was free when `gpu` was read; None if the driver does not say."""
         free = self._gpu.free_bytes
         return None if free is None else default_budget(free)
 

@@ -36,14 +36,14 @@ class ResidentWeights:
     thread."""
 
     def __init__(self, provider: Provider, model: ModelConfig, flavour: Flavour, bits: Mapping[int, int]) -> None:
-        """`bits`: the bits (8 or 4) of each block's small weights, by block number; the weights of blocks that are not
-        in it are widened to floats."""
+        """`bits`: by block number, the bits (8 or 4) of the weights that stay quantised ("small") on the device. The
+        weights of blocks that are not in it are widened to floats."""
         self._provider, self._model, self._flavour, self._bits = provider, model, flavour, bits
         self._blocks: OrderedDict[int, _Block] = OrderedDict()  # by block number, least recently used first
 
     @property
     def small(self) -> set[int]:
-        """The bits (8, 4) of all small weights of this model here; empty if all weights are floats."""
+        """The bits (8, 4) that small weights of this model have here; empty if all weights are floats."""
         return set(self._bits.values())
 
     @property
@@ -76,7 +76,10 @@ class ResidentWeights:
             self._at(block).users -= 1
 
     def session(self, block: int) -> ort.InferenceSession:
-        """Returns the session of one block alone, made once. Its weights must be on the device."""
+        """Returns the session of one block alone, made once. Its weights must be on the device; `block` is not TABLES.
+
+        Raises what ONNX Runtime raises if the session cannot be made, and UsageError if this machine lacks something.
+        """
         one = self._at(block)
         if one.session is None:
             one.session = self._provider.session(stage_graph(self._model, block, block, self._flavour, self._bits))

@@ -64,7 +64,7 @@ def record(
 ) -> list[RecordedPrompt]:
     """Runs all blocks on each prompt and records the tensors at `places`.
 
-    `empty`: heads and head_dim of an empty past. Raises OnnxBlocksError with the block that cannot run.
+    `empty`: heads and head_dim of an empty past. Raises OnnxBlocksError with the file of a block that cannot run.
     """
     records = [
         RecordedPrompt(prompt, [prompt.request(step) for step in range(len(prompt.steps))]) for prompt in prompts

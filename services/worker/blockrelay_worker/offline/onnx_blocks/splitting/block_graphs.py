@@ -18,7 +18,8 @@ def block_name(index: int) -> str:
 def block_model(source: SourceModel, plan: BlockPlan, index: int, renamed: Mapping[str, str]) -> ModelProto:
     """The graph of block `index` (from 1) as a model, with the nodes and tensors of `plan`.
 
-    `renamed` has new names of tensors by their names in the whole model. Weights stay as in the whole model: in other
+    `renamed` has new names of tensors by their names in the whole model; the others keep theirs. A Shape node that read
+    another layer's past reads the block's own (`plan.lengths_from`). Weights stay as in the whole model: in other
     files, or inside.
     """
     whole = source.model

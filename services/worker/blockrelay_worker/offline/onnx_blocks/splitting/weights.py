@@ -57,7 +57,8 @@ def copy_file(source: Path, to: Path, tell: OnBytes) -> None:
     """Copies a file, and continues an earlier copy that was interrupted; `to` exists only once it is complete.
 
     `tell` also gets the bytes that the earlier copy wrote. Does nothing else if `to` exists: its content is not
-    compared. Raises OSError if `source` becomes shorter meanwhile.
+    compared. An earlier copy must be of the same content, which is not checked. Raises OSError if `source` becomes
+    shorter meanwhile.
     """
     if to.exists():
         tell(to.stat().st_size)

@@ -27,7 +27,7 @@ class GraphNode:
 
     @property
     def is_product(self) -> bool:
-        """True for operators that take most of the time: matmuls, convolutions and attention."""
+        """True for operators that take most of the time: matmuls, einsums, convolutions, attention and MoE."""
         return any(word in self.kind for word in _PRODUCT_WORDS) or self.kind in _PRODUCTS
 
 

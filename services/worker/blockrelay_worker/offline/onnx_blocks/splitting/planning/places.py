@@ -53,7 +53,7 @@ class Places:
     def own_past(self, name: str, block: int) -> str:
         """Returns the name of the past of `block` (from 0) with the same half (keys or values) as the past `name`.
 
-        Both are equally long. `block` must have a layer: it is not the head.
+        Both are equally long. `name` must be a past, and `block` must have a layer: it is not the head.
         """
         return self.caches.past(CacheSlot(block, self.caches.pasts[name].half))
 
