@@ -9,7 +9,7 @@ next ones, until it looks like a wrong kernel. What may still be wrong is how bl
 give what its own blocks give, one by one.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -131,8 +131,8 @@ def answers_of_blocks(
 def known_answers(
     folder: BlockFolder, first_block: int, last_block: int, reference: Callable[[BlockFolder, int], Executor]
 ) -> Answers:
-    """Returns what blocks `first_block..last_block` must give together, from `answers_of_blocks`. Raises what that
-    raises."""
+    """Returns what blocks `first_block..last_block` must give together, from `answers_of_blocks`. Raises ExecutionError
+    if a step fails, and what `reference` raises."""
     blocks = list(answers_of_blocks(folder, first_block, last_block, reference))
     steps = blocks[0].steps
     pages = _by_page([block.pages for block in blocks], steps)
@@ -151,8 +151,9 @@ def composed_answers(stage: Executor, first_block: int, last_block: int, model: 
 def check(stage: Executor, answers: Answers, *, where: str, tolerance: float) -> None:
     """Raises KnownAnswerMismatch naming the device `where` and the first step that is further off than `tolerance`.
 
-    For moved pages the limit is PAGE_TOLERANCE if that is more. Raises what `run_step` raises. Takes all pages of a
-    stage that nothing uses yet, PAGES_NEEDED or more, and gives them back.
+    For moved pages the limit is PAGE_TOLERANCE if that is more. Raises ExecutionError if a step fails, and what
+    `Executor.export_pages` raises. Takes all pages of a stage that nothing uses yet, PAGES_NEEDED or more, and gives
+    them back.
     """
     outputs, pages = _results(stage, answers)
     for step, actual, expected in zip(answers.steps, outputs, answers.outputs, strict=True):
@@ -162,10 +163,15 @@ def check(stage: Executor, answers: Answers, *, where: str, tolerance: float) ->
 
 
 def furthest_row(stage: Executor, answers: Answers) -> float:
-    """Returns the error of the worst row of all steps, relative to its length. Takes pages as `check` does. Raises what
-    `run_step` raises. All rows must be finite: a NaN may be missed."""
+    """Returns the error of the worst row of all steps, relative to its length; NaN if a row has a NaN. Takes pages and
+    raises as `check` does, but no KnownAnswerMismatch."""
     outputs, _ = _results(stage, answers)
-    return max(row_error(actual, expected) for actual, expected in zip(outputs, answers.outputs, strict=True))
+    return worst(row_error(actual, expected) for actual, expected in zip(outputs, answers.outputs, strict=True))
+
+
+def worst(errors: Iterable[float]) -> float:
+    """Returns the largest error; NaN if one of them is NaN, which `max` would lose. There is at least one."""
+    return float(np.max(list(errors)))
 
 
 def _results(stage: Executor, answers: Answers) -> tuple[tuple[NDArray[np.float32], ...], tuple[NDArray[Any], ...]]:
@@ -255,7 +261,8 @@ def mismatch(what: str, error: float, tolerance: float, block: str) -> KnownAnsw
 def row_error(actual: NDArray[Any], expected: NDArray[Any]) -> float:
     """Returns the error of the worst row relative to its length (the Euclidean norm of the expected row).
 
-    An array that is not a matrix counts as one row. The result is NaN if `actual` has one.
+    An array that is not a matrix counts as one row. The result is NaN if one of the arrays has a NaN. Both have the
+    same shape.
     """
     shape = expected.shape if expected.ndim == 2 else (1, -1)
     wide = expected.astype(np.float64).reshape(shape)

@@ -40,8 +40,7 @@ class Selection:
 
     def wants(self, wanted: Sequence[int], needs: Sequence[Need | None]) -> bool:
         """Returns whether a selection moves fewer bytes than whole rows. `needs` is empty, or has the need of each row
-        in `wanted`; None: the whole row is needed. True if no row is wanted, else
-        False if `refused` has `rows`."""
+        in `wanted`; None: the whole row is needed. True if no row is wanted, else False if `refused` has `rows`."""
         return not len(wanted) or ("rows" in self._graphs and any(self._way(need) != "rows" for need in needs))
 
     def rows(self, logits: Any, needs: Sequence[Need | None]) -> tuple[list[LogitRow], NDArray[np.bool_], int]:
@@ -131,7 +130,7 @@ class Selection:
                 outputs = self._run(name, there, which.tolist(), inverse if name == "largest" else None)
                 if not all(np.array_equal(a, b[which]) for a, b in zip(outputs, right[name], strict=False)):
                     self._refuse(name, "its results differ from NumPy's")
-                elif name == "largest" and np.abs(outputs[2] / totals[which] - 1).max() > TOTAL_ERROR / 8:
+                elif name == "largest" and not np.abs(outputs[2] / totals[which] - 1).max() <= TOTAL_ERROR / 8:
                     self._refuse(name, "its totals differ from NumPy's")
             except Exception as error:  # noqa: BLE001 ONNX Runtime's own exception types have no public common base
                 self._refuse(name, str(error))
