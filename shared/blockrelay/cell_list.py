@@ -67,7 +67,10 @@ class CellFile:
         return next((one for one in reversed(self.lists) if one.since <= now), self.lists[0])
 
     def weights(self, now: float) -> dict[str, int]:
-        """Returns the weights above 0 of the cells that get new requests at `now` (Unix seconds)."""
+        """Returns the weights above 0 of the cells that get new requests at `now` (Unix seconds), by name.
+
+        If the list in force has weights for closed cells only, they are those of the last list of the file.
+        """
         for one in (self.in_force(now), self.lists[-1]):
             if present := {name: weight for name, weight in one.weights.items() if weight and name in self.places}:
                 return present
@@ -76,13 +79,16 @@ class CellFile:
     def over_at(self, retention_s: float) -> dict[int, float]:
         """Returns, by version, when each list but the newest can be removed from the file (Unix seconds).
 
-        No request with a key and no session that the list sent to a cell is kept from then on; `retention_s` is their
-        retention.
+        From then on, no request with a key and no session that the list sent to a cell is kept. `retention_s` is the
+        time in seconds for which they are kept.
         """
         return {one.version: after.since + retention_s + LONGEST_REQUEST_S for one, after in pairwise(self.lists)}
 
     def former(self, now: float, retention_s: float) -> list[CellList]:
-        """Returns the lists before the one in force that are not over yet (`over_at`), newest first."""
+        """Returns the lists before the one in force that are not over yet, newest first.
+
+        `now` is in Unix seconds; `retention_s` is as in `over_at`.
+        """
         over, current = self.over_at(retention_s), self.in_force(now).version
         return [one for one in reversed(self.lists) if one.version < current and over[one.version] > now]
 
@@ -119,7 +125,7 @@ def check_successor(before: CellFile, after: CellFile, where: Path, *, now: floa
     """Raises UsageError, one line, if a running gateway may not replace `before` by `after`, which is from `where`.
 
     It may not if keys or sessions still go by a list of `before` that `after` lacks, has changed or counts as over: one
-    key could then start two requests.
+    key could then start two requests. `now` is in Unix seconds; `retention_s` is as in `CellFile.over_at`.
     """
     lists = {one.version: one for one in after.lists}
     looked_into = {one.version for one in (after.in_force(now), *after.former(now, retention_s))}

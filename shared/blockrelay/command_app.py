@@ -13,7 +13,9 @@ from blockrelay.typed_command import typed
 def run_app(app: typer.Typer, arguments: list[str] | None = None, *, name: str) -> int:
     """Runs `app` and returns the exit code: 0, 2 if the user must change something, 1 for any other failure.
 
-    Errors are one line on stderr. `name` is the command as users type it.
+    It is 130 after Ctrl-C, and what the command returns if that is an integer. Errors are one line on stderr.
+    `arguments` are those of the process if None; `name` is the command as users type it. Exceptions that are bugs are
+    not caught.
     """
     try:
         code = app(arguments, prog_name=name, standalone_mode=False)  # --help and Ctrl-C come back as a code

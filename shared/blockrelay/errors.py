@@ -8,7 +8,9 @@
     │   └── OnnxBlocksError        ONNX blocks made by others do not fit together (`file` and `tensor` name where)
     ├── RequestError               a client's request is wrong (`param` names the field); nothing was queued; HTTP 4xx
     │   ├── BadRequest             a field is wrong; 400
+    │   │   ├── ContextLengthExceeded  the prompt leaves no room in the model's context; 400
     │   │   ├── RequestTooLarge    body over the limit; 413
+    │   │   ├── UnsupportedEncoding  body is compressed; 415
     │   │   └── RequestTooSlow     body did not arrive in time; 408
     │   ├── Unauthorized           no API key, or an unknown one; 401
     │   ├── ForeignOrigin          from a web page of a site that is not allowed; 403
@@ -70,7 +72,10 @@ class BlockFolderError(BlockrelayError):
 
 
 class KnownAnswerMismatch(BlockFolderError):
-    """A block's output for the fixed input differs from the hash stored at conversion."""
+    """A block computes other bits than its known answer, or a device is further from it than is allowed.
+
+    `block` is the block's name (`block_7`); the first one's if several were computed together.
+    """
 
     def __init__(self, message: str, *, block: str) -> None:
         super().__init__(message)
@@ -212,7 +217,10 @@ class DeviceFailed(ExecutionError):
 
 
 class DeviceLost(ExecutionError):
-    """A device, or the process that uses it, is gone. `moment` is when this was noticed, by time.monotonic."""
+    """A device, or the process that uses it, is gone. `moment` is when this was noticed, by time.monotonic.
+
+    `reason` is more precise than `code`, hang for example.
+    """
 
     def __init__(self, message: str, *, reason: str, code: DeviceCode, block: str | None = None) -> None:
         super().__init__(message, block=block)

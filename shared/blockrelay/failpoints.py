@@ -102,7 +102,10 @@ class Trap:
 
 
 def parse(text: str) -> tuple[Trap, ...]:
-    """Returns the entries of the setting. Raises ValueError, which lists the points or actions there are."""
+    """Returns the entries of the setting BLOCKRELAY_FAILPOINT, for all roles; none for an empty one.
+
+    Raises ValueError for a wrong entry. For an unknown point or action its message lists those there are.
+    """
     return tuple(_trap(part.strip()) for part in text.split(",")) if text.strip() else ()
 
 
@@ -151,13 +154,16 @@ def arm(role: Role, setting: str) -> None:
 
 
 def reach(point: Line, tokens: Iterable[int] = ()) -> None:
-    """Passes `point`: runs the actions that are set for it. Raises the exception in FAILURES for the action `raise`."""
+    """Passes `point`: runs the actions that are set for it. `tokens` are the token ids of the batch, for `#<token>`.
+
+    Raises the exception in FAILURES for the action `raise`, and UsageError on Windows for any action.
+    """
     if _armed.traps:
         _pass(point, frozenset(tokens))
 
 
 def reach_script(moment: Literal["before", "after"], script: str) -> None:
-    """Passes the point before or after a call of `script`. Raises as `reach` does."""
+    """Passes this role's point before or after a call of `script`, a name such as `commit`. Raises as `reach` does."""
     if _armed.traps:
         _pass(f"{_armed.role}.{moment}_{script}")
 

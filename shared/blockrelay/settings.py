@@ -1,4 +1,4 @@
-"""All settings of all services; the only module that reads the environment.
+"""All settings of all services; the only module that takes settings from the environment.
 
 Each field is the environment variable `BLOCKRELAY_<FIELD>` (upper case), or the option `--<field>` of the service's
 process, which wins. A service reads its settings in `__main__` and passes them down. A wrong value or an unknown name
@@ -343,8 +343,11 @@ _LINK = re.compile(r"(tcp|udp|sctp)://")
 
 
 def check_names(environment: Mapping[str, str], *, strict: bool = False, links: bool = False) -> None:
-    """Raises UsageError, one line, for a variable BLOCKRELAY_... that is no setting (`strict`: for any unknown name),
-    and for a setting that Kubernetes has set (`links`: not for that)."""
+    """Raises UsageError, one line, for a variable BLOCKRELAY_... that is no setting.
+
+    `strict`: also for other names. `links`: settings may have the values that Kubernetes sets for a Service
+    (`is_link`), which are an error otherwise. Its variables that are no settings are ignored.
+    """
     for variable, value in sorted(environment.items()):
         name = variable.upper()  # settings are read without regard to case, too
         ours = strict or name.startswith(_PREFIX)
@@ -363,12 +366,12 @@ def check_names(environment: Mapping[str, str], *, strict: bool = False, links: 
 
 
 def is_link(name: str, value: str) -> bool:
-    """Returns whether Kubernetes has set this variable for a Service; for one called blockrelay it looks like PORT."""
+    """Returns whether Kubernetes set this variable for a Service: a name in ..._PORT, and a URL such as tcp://..."""
     return name.upper().endswith("_PORT") and _LINK.match(value) is not None
 
 
 def read_settings(kind: type[S], arguments: Sequence[str], *, program: str) -> S:
-    """Reads settings from the command line and the environment. Raises UsageError, one line naming the setting."""
+    """Reads settings from options (`arguments`) and environment. Raises UsageError, one line naming the setting."""
     check_names(os.environ, links=any(one == "--port" or one.startswith("--port=") for one in arguments))
     how: dict[str, Any] = {
         "_cli_parse_args": list(arguments),
@@ -391,7 +394,7 @@ def problems_of(error: ValidationError) -> str:
 
 
 def environment_for(**fields: object) -> dict[str, str]:
-    """Returns the environment for starting a service: this process's, with these settings; None keeps a default."""
+    """Returns this process's environment with these settings, for starting a service; None takes a variable out."""
     names = {f"BLOCKRELAY_{name.upper()}": value for name, value in fields.items()}
     kept = {name: value for name, value in os.environ.items() if name not in names}
     return kept | {name: str(value) for name, value in names.items() if value is not None}

@@ -42,7 +42,10 @@ class StateTable(Generic[State, Event]):
 
 
 class StateMachine(Generic[State, Event]):
-    """The state of one thing. Only one thread may make transitions; any thread may read `state` and `counts`."""
+    """The state of one thing. Only one thread may make transitions; any thread may read `state` and `counts`.
+
+    Call `logs.configure` first: a machine reads the log level and the node id when it is made.
+    """
 
     def __init__(self, table: StateTable[State, Event]) -> None:
         self.table = table

@@ -25,7 +25,10 @@ class Running:
 
 
 def read_running(data: Path) -> Running:
-    """Reads what `blockrelay up` runs on the folder `data`. Raises UsageError when it runs nothing there."""
+    """Reads what `blockrelay up` runs on the folder `data`. Raises UsageError if there is no such file, or a bad one.
+
+    A process that was killed leaves the file behind, so `pid` may be that of a process that has ended.
+    """
     try:
         return Running(**json.loads((data / NAME).read_text()))
     except FileNotFoundError:

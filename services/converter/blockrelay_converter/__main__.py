@@ -124,7 +124,11 @@ def _show_errors(out: Path) -> None:
 
 
 def run(arguments: list[str] | None = None) -> int:
-    """Runs the command line and returns its exit code (see `run_app`)."""
+    """Runs the command with `arguments` (None: those of the process) and returns its exit code.
+
+    It is 0, 2 for input that the user must change, 130 after Ctrl-C, or 1 for any other failure. An error is one line
+    on stderr.
+    """
     return run_app(app, arguments, name="blockrelay convert")
 
 

@@ -99,8 +99,9 @@ def main(
 def read_analysis(folder: Path) -> ModelAnalysis:
     """Returns the cost of each block of the model in a block folder or a checkpoint.
 
-    Raises BlockFolderError, UsageError or UnsupportedModel for a folder that cannot be served or converted. Only the
-    headers of a checkpoint's weights are read.
+    Raises BlockFolderError, UsageError or UnsupportedModel for a folder that cannot be served or converted. Raises
+    UsageError also for the description of ONNX blocks made by others. Only the headers of a checkpoint's weights are
+    read.
     """
     if (folder / MANIFEST_NAME).exists():
         return analyse(open_block_folder(folder, blocks=[]).model)
@@ -151,7 +152,11 @@ def _cells(parameters: int, sizes: Mapping[Precision, int], operations: int, kv_
 
 
 def run(arguments: list[str] | None = None) -> int:
-    """Runs the command line and returns its exit code (see `run_app`)."""
+    """Runs the command with `arguments` (None: those of the process) and returns its exit code.
+
+    It is 0, 2 for input that the user must change, 130 after Ctrl-C, or 1 for any other failure. An error is one line
+    on stderr.
+    """
     return run_app(app, arguments, name="blockrelay analyse")
 
 

@@ -32,7 +32,9 @@ _LEFT_OVER = "rotary_emb.inv_freq"
 class BlockSource:
     """The tensors of every block of a model, read from its weights and written as a block folder holds them.
 
-    Names and shapes of all tensors are checked when the object is made, before the first byte is written.
+    Names and shapes of all tensors are checked when the object is made, before the first byte is written. Blocks are
+    numbered from 1. Methods that read values raise UsageError, or OnnxBlocksError from ONNX blocks, for a value that is
+    not finite.
     """
 
     def __init__(
@@ -40,8 +42,9 @@ class BlockSource:
     ) -> None:
         """Finds all tensors; `precisions` has one entry per block, `tied` means that the head is the embedding.
 
-        Raises UsageError for a tensor that is missing or has the wrong shape, and for widths that a precision cannot
-        hold; UnsupportedModel for a tensor that would be ignored.
+        Raises UsageError for widths that a precision cannot hold. Raises UsageError (OnnxBlocksError from ONNX blocks)
+        for a tensor that is missing, damaged or of the wrong shape. Raises UnsupportedModel for a tensor that would be
+        ignored, and for one of a type that cannot be converted.
         """
         if (odd := ungroupable(model, precisions)) is not None:
             precision, kind = odd
@@ -70,7 +73,8 @@ class BlockSource:
     def chunks(self, index: int, name: str) -> Iterator[tuple[slice, NDArray[np.float32]]]:
         """Yields a tensor of block `index` in pieces along its first axis: (slice of the whole, float32 values).
 
-        `name` is a tensor name of `block_tensors`, or the kind of a linear layer (then values are [outputs, inputs]).
+        `name` is the kind of a linear layer (`qkv`; values are [outputs, inputs]), or the name that `block_tensors` has
+        for another tensor (`norm_mlp`).
         """
         for place, part, start, stop in self._pieces(index, name):
             yield place, part.rows(start, stop)
@@ -98,18 +102,19 @@ class BlockSource:
                     part.forget()
 
     def embedding_rows(self, tokens: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Returns the embeddings of `tokens`, float32 [tokens, hidden]."""
+        """Returns the embeddings of `tokens` [n], float32 [n, hidden]; at least one token, all in the vocabulary."""
         (embedding,) = self._parts[1, "embedding"]
         return np.concatenate([embedding.rows(token, token + 1) for token in tokens.tolist()])
 
     def write(
         self, index: int, folder: Path, name: str, progress: Progress, smoothing: Smoothing = NO_SMOOTHING
     ) -> BlockSpec:
-        """Writes block `index` to the file `name` in `folder`, synced to disk, with the smoothing of `smoothing`
-        applied.
+        """Applies `smoothing` to block `index` and writes it to the file `name` in `folder`, synced to disk.
 
-        The file is written under another name and then renamed, so it is complete or absent. A file that an interrupted
-        run has already written is kept. Raises UsageError for a value that does not fit float16.
+        The file is written under another name and then renamed, so it is complete or absent; its folder must exist. A
+        file that is there already is kept unread: it must be from an interrupted run with the same arguments, weights
+        and precision. Raises UsageError for a value that does not fit float16, UsageError or OnnxBlocksError for one
+        that is not finite, and OSError if the disk is full.
         """
         tensors, size = self._place(index)
         spec = BlockSpec(index=index, file=name, tensors=tensors)
@@ -182,7 +187,10 @@ def quantise(weights: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np
 
 
 def rounded(precision: Precision, weights: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Returns the rows of a linear layer, float32 [N, K], after rounding to `precision` (w8a8 or w4a8) and back."""
+    """Returns the rows of a linear layer, float32 [N, K], after rounding to `precision` (w8a8 or w4a8) and back.
+
+    For w4a8, K must be a multiple of GROUP.
+    """
     if in_groups(precision):
         return group_values(*quantise_groups(weights))
     q, scale = quantise(weights)

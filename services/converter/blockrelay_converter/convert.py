@@ -59,12 +59,14 @@ def convert(
 ) -> Manifest:
     """Writes the block folder `out` and returns its manifest. `out` appears in one rename, complete.
 
-    `precision` is in the syntax of `parse_precisions`. `name` is the model's name for clients (default: the checkpoint
-    folder's name). Without `answers` blocks of exact precisions carry no known answers, and workers refuse them.
-    `calibration_text` decides the smoothing of each block (`quantisation.smoothing`) and leaves a report in the folder;
-    it needs a tokenizer and a block in w8a8 or w4a8. `note` is called before the work begins, once for each thing in
-    the checkpoint that is not applied or may surprise the user. Raises UsageError, UnsupportedModel or ExecutionError,
-    and then leaves nothing behind.
+    `precision` is text such as `w8a8,block_33=fp32`. `name` is the model's name for clients (default: the one that
+    `read_source` finds). `max_position` shortens the context to that many tokens. `out` must be absent or an empty
+    folder; with `force` it may be a block folder, which is replaced. Without `answers` exact blocks carry no known
+    answers, and workers refuse them.
+    `calibration_text` is a UTF-8 file that decides the smoothing of each block and leaves a report in the folder. It
+    needs a tokenizer and a block in w8a8 or w4a8. `note` is called before the work begins, once for each thing in the
+    checkpoint that is not applied or may surprise the user. Raises UsageError, UnsupportedModel, BlockFolderError (for
+    a folder of ONNX blocks) or ExecutionError, and then leaves nothing behind.
     """
     checked = read_source(checkpoint, name=name, max_position=max_position)
     config, texts, model = checked.config, checked.texts, checked.model
@@ -125,12 +127,13 @@ def write_folder(
     smoothings: Mapping[int, Smoothing] | None = None,
     imported_from: str | None = None,
 ) -> Manifest:
-    """Writes all files of a block folder into `folder`, the manifest last, and returns the manifest.
+    """Writes all files of a block folder into `folder`, which exists, the manifest last, and returns the manifest.
 
-    `report` is called with the current work and the tensor bytes done. `answered` has the indexes of blocks that get
-    known answers, `smoothings` the smoothing of each block by its index. `imported_from` goes into the manifest: the
-    fingerprint of the ONNX blocks that the folder was made of, or None. Block files that an interrupted run has already
-    written are kept. Raises UsageError, OnnxBlocksError (from ONNX weights) or ExecutionError.
+    `report` is called with the current work and the tensor bytes done since the last call. `answered` has the indexes
+    of all exact blocks in order, which then get known answers, or is empty. `smoothings` has the smoothing of each
+    block by its index. `imported_from` goes into the manifest: the fingerprint of the ONNX blocks that the folder was
+    made of, or None. Block files that an interrupted run with equal arguments has already written are kept. Raises
+    UsageError, OnnxBlocksError (from ONNX weights) or ExecutionError.
     """
     model = source.model
     for name in ("graphs", "blocks"):

@@ -11,10 +11,11 @@ _MODULE = "blockrelay_worker.offline.evaluate"
 
 
 def evaluated(what: str, folder: Path, text: Path, tokens: int, *, against: Path | None = None) -> Fields:
-    """Returns the report of `blockrelay evaluate --json` on the first `tokens` tokens of the text.
+    """Returns the report of `blockrelay evaluate --json` on the first `tokens` tokens of `text`, a UTF-8 file.
 
-    Raises UsageError or ExecutionError with the worker's last line; its message begins with `what` could not be
-    measured.
+    `folder` is a block folder. With `against`, another block folder, the report compares both. Raises UsageError for
+    input that the worker refuses, and ExecutionError if it fails. `what` names the measurement in the message,
+    without an article (`perplexity`); the message ends with the worker's last line on stderr.
     """
     command = [sys.executable, "-P", "-m", _MODULE, "--json", "--text", str(text), "--tokens", str(tokens)]
     command += ["--model", str(folder), *([] if against is None else ["--against", str(against)])]

@@ -17,8 +17,9 @@ def known_answers(
 ) -> dict[int, str]:
     """Returns the SHA-256 (hex) of each block's output for a fixed input, by block index.
 
-    `blocks` are the indexes of all blocks in exact precisions, in order. `done` is called with each index as soon as
-    its answer is there. Raises ExecutionError with the worker's last line if the worker fails.
+    `folder` is a block folder, complete but for the answers. `blocks` are the indexes of all blocks in exact
+    precisions, in order. `done` is called with each index as soon as its answer is there. Raises ExecutionError with
+    the worker's last line if the worker fails, and for answers that are missing or for other blocks.
     """
     answers: dict[int, str] = {}
     command = [sys.executable, "-m", _MODULE, str(folder)]

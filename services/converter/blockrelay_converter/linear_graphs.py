@@ -24,9 +24,9 @@ _OPSET, _MICROSOFT_OPSET, _IR_VERSION = 21, 1, 10
 
 
 def graph(model: ModelConfig, precision: Precision, kind: str) -> bytes:
-    """Returns the serialised ONNX model of one linear layer; `kind` is a key of `graph_kinds`.
+    """Returns the serialised ONNX model of one linear layer of `kind`, such as `qkv`, `qkv.u8u8` or `qkv.fp32`.
 
-    The bytes depend on the shape and the kind alone.
+    `precision` is not w4a8. The bytes depend on the model's shape, `precision` and `kind` alone.
     """
     rows, columns = model.linear_shape(kind.partition(".")[0])
     initializers: list[TensorProto]

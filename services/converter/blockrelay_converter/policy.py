@@ -1,6 +1,6 @@
 """The numbers of policy of `blockrelay analyse --sizing`: shares and limits, each with its unit and its reason.
 
-What was measured, from which it computes, is in `sizing/measured.py`.
+The measured costs, from which the needs of a load are computed, are in `sizing/measured.py`.
 """
 
 # Sizing

@@ -65,7 +65,7 @@ class TableRotation:
     sin: F32
 
     def tables(self, first: int, stop: int) -> PairTables:
-        """Returns the tables for positions `first` to `stop - 1`."""
+        """Returns the tables for positions `first` to `stop - 1`, or as many of these as they have."""
         return self.cos[first:stop], self.sin[first:stop]
 
 
@@ -78,7 +78,10 @@ def rotation_of(rotary: Rotary, head_dim: int) -> FrequencyRotation:
 
 
 def write_rotary(path: Path, rotation: Rotation, *, max_position: int) -> None:
-    """Writes the cos table, then the sin table, to `path`: little-endian float32 [max_position, head_dim/2] each."""
+    """Writes the cos table, then the sin table, to `path`: little-endian float32 [max_position, head_dim/2] each.
+
+    A TableRotation must have `max_position` positions or more.
+    """
     with path.open("wb") as file:
         for which in (0, 1):
             for start in range(0, max_position, _CHUNK_POSITIONS):

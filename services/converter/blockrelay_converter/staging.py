@@ -18,8 +18,8 @@ def staged_folder(out: Path, *, force: bool) -> Iterator[Path]:
     """Yields an empty folder beside `out`; it becomes `out` when the body ends well and is removed when it raises.
 
     A killed process leaves `.<name>.<random>.partial`, which the next conversion to the same place removes; a lock on
-    the folder tells it from one that is still being written. Raises UsageError if `out` is taken: it may be an empty
-    folder or, with `force`, a block folder.
+    the folder tells it from one that is still being written. Raises UsageError if `out` is taken, before the body or
+    after it: `out` may be an empty folder or, with `force`, a block folder.
     """
     out = out.absolute()
     _check_free(out, force)

@@ -2,7 +2,7 @@
 
 After SIGTERM it answers the requests that it has accepted, after SIGINT (Ctrl-C) it tells clients at once how to go on,
 and after a second signal it waits for nothing. Exit codes: 0 after a signal, 2 if it cannot start (one line says why),
-70 if it failed in a way that another start may not meet.
+1 if the server's startup failed, 70 if it failed in a way that another start may not meet.
 """
 
 import asyncio
@@ -52,6 +52,7 @@ class GatewayServer(uvicorn.Server):
         self._alarm: asyncio.TimerHandle | None = None
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serves at the listening `sockets` until the gateway has ended, by a signal or by failed background work."""
         self._loop = asyncio.get_running_loop()
         watching = asyncio.create_task(self._end_when_broken())
         try:
@@ -61,6 +62,7 @@ class GatewayServer(uvicorn.Server):
             await asyncio.gather(watching, return_exceptions=True)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accepts the connections that still wait at `sockets`, then shuts down as uvicorn does."""
         await accept_the_last(sockets or [])
         await super().shutdown(sockets)
 
@@ -69,7 +71,10 @@ class GatewayServer(uvicorn.Server):
         self._end(None)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Handles a signal, which may come in the middle of anything, so the event loop does everything else."""
+        """Handles a signal, which may come in the middle of anything, so the event loop does everything else.
+
+        It may be called only after `serve` has begun.
+        """
         self._captured_signals.append(sig)
         self._loop.call_soon_threadsafe(self._end, sig)
 
@@ -124,7 +129,10 @@ class _JsonLog(logging.Handler):
 
 
 def main() -> int:
-    """Serves until a signal and the end of its course, and returns the exit code."""
+    """Runs a gateway with the settings of command line and environment; returns the exit code when it has ended.
+
+    After a signal uvicorn raises it once more, for the handlers that were in force before: they decide how it ends.
+    """
     try:
         settings = read_settings(GatewaySettings, sys.argv[1:], program="python -m blockrelay_gateway")
     except UsageError as error:
@@ -154,9 +162,10 @@ def main() -> int:
 def look_at_redis(settings: GatewaySettings) -> None:
     """Checks the Redis servers of all cells and joins the cells, before the gateway serves.
 
-    Raises UsageError for a Redis that can never serve the gateway as it is set up. A Redis that does not answer, or a
-    cell that has to be upgraded, is waited for later. A Redis that does not know the password of a file yet is waited
-    for here; SIGTERM ends the wait.
+    Raises UsageError for an unusable file of cells, for a Redis that can never serve the gateway as it is set up, and
+    for a cell whose protocol this release does not speak. A Redis that does not answer is waited for later. A Redis
+    that refuses the password of a file is waited for here, for LET_IN_S (`blockrelay.redis.client`) at most; then it
+    raises UsageError, too. SIGTERM ends the process meanwhile, so only the main thread may call it.
     """
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     try:

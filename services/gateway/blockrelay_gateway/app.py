@@ -40,8 +40,8 @@ ROUTERS = (openai_routes.router, infer_routes.router, request_routes.router, ops
 def create_app(settings: GatewaySettings) -> FastAPI:
     """Opens the block folder (only small files are read) and builds the application; it connects to Redis when it runs.
 
-    Raises BlockFolderError if the folder cannot be used, UsageError if the file of API keys, the file of cells, or a
-    list of origins or names cannot be used.
+    Raises BlockFolderError if the folder cannot be used. Raises UsageError if the file of API keys, the file of cells,
+    or a list of origins or names cannot be used, or if traces are wanted and cannot be sent.
     """
     ring, rules = KeyRing(settings.api_keys), Rules.of(settings)
     gateway = build(settings, open_block_folder(settings.model, blocks=()), tenants=ring.names)

@@ -30,8 +30,8 @@ from blockrelay_gateway.tracing.wanted import traces_wanted
 def build(settings: GatewaySettings, folder: BlockFolder, *, tenants: Sequence[str]) -> Gateway:
     """Builds all parts of a gateway; nothing is connected yet. `tenants` are the names of all tenants.
 
-    Raises BlockFolderError for an unusable tokenizer or template, UsageError for an unusable file of cells, or if
-    traces are wanted and cannot be sent.
+    Raises BlockFolderError for an unusable tokenizer or template. Raises UsageError for an unusable file of cells or
+    Redis URL, and if traces are wanted and cannot be sent.
     """
     reading = reading_of(settings, folder)
     served = ServedModel(folder=folder, name=reading.builder.name, tokenizer=reading.builder.tokenizer)
@@ -77,7 +77,7 @@ def _cells(
 def _traces(settings: GatewaySettings) -> Traces | None:
     """The exporter of spans; None if no traces are wanted. OpenTelemetry's SDK is an extra and takes 12 MiB.
 
-    Raises UsageError if traces are wanted and the SDK is not installed.
+    Raises UsageError if traces are wanted and the SDK is not installed, and for a wrong endpoint or protocol.
     """
     if not traces_wanted():
         return None

@@ -21,10 +21,11 @@ from blockrelay_launcher.supervisor.child_process import die_with_parent
 
 @contextlib.contextmanager
 def running_up(model: Path, stages: int, *options: str, apart: bool = False) -> Iterator[str]:
-    """Runs `blockrelay up` with these options in a process of its own, and yields the URL of its gateway.
+    """Runs `blockrelay up` in a process of its own, and yields the URL of its gateway when the system is ready.
 
-    With `apart`, Ctrl-C in the terminal reaches only this process, which then ends the other one in its own time.
-    Raises ServiceUnavailable if the system ends before it is ready.
+    It serves the block folder `model` in `stages` stages on a free port; `options` are further arguments of `up`. The
+    system ends with the context. With `apart`, Ctrl-C in the terminal reaches only this process, which then ends the
+    other one in its own time. Raises ServiceUnavailable if the system ends before it is ready.
     """
     with started_up("--model", str(model), "--stages", str(stages), "--port", "0", *options, apart=apart) as up:
         yield up.urls[0]
@@ -48,8 +49,8 @@ def started_up(
     """Runs `blockrelay up` with these options under `python`, yields it when it is ready, and ends it with SIGTERM.
 
     `apart`: as for `running_up`. `log`: file to which its stderr is appended; None: that of this process.
-    `environment` is added to that of this process. Raises ServiceUnavailable, with the last line of `log`, if it ends
-    before it is ready.
+    `environment` is added to that of this process. The thread that enters the context must outlive it, because the
+    system ends with this thread. Raises ServiceUnavailable, with the last line of `log`, if it ends before it is ready.
     """
     with contextlib.ExitStack() as stack:
         process = stack.enter_context(
@@ -79,7 +80,7 @@ def started_up(
 def running_redis(*, durable: bool) -> Iterator[str]:
     """Runs a Redis like the control (`durable`) or payload Redis of `up`, in a temporary folder, and yields its URL.
 
-    Raises ServiceUnavailable if it does not start.
+    Raises ServiceUnavailable if there is no server program, or if the server does not start.
     """
     with tempfile.TemporaryDirectory(prefix="blockrelay-") as root:
         server = embedded_redis.place(embedded_redis.find_server_program(), Path(root) / "redis", durable=durable)

@@ -29,7 +29,8 @@ def switch(text: str) -> Any:
 class OptionGroup:
     """Base of a group: a frozen dataclass whose fields are annotated with `typer.Option` or `typer.Argument`.
 
-    A field without such an annotation is no option and keeps its default. A group may inherit from another one.
+    A field without such an annotation is no option and keeps its default. The default of a field is that of its option;
+    a field without one, or with a `default_factory`, must be given. A group may inherit from another one.
     """
 
     __slots__ = ()
@@ -37,7 +38,7 @@ class OptionGroup:
     """The title of the options that this class adds, in the help; None: they have none of their own."""
 
     def check(self, given: Set[str]) -> None:
-        """Raises UsageError for options that do not go together.
+        """Raises UsageError for options that do not go together. Subclasses override it; here nothing is checked.
 
         `given` has the names of all parameters of the command, of other groups too, that are on its command line.
         """

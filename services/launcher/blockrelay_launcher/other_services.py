@@ -32,10 +32,10 @@ def become(command: str, arguments: Sequence[str] | None) -> NoReturn:
 
 
 def become_at_once(arguments: Sequence[str], environment: Mapping[str, str]) -> None:
-    """Runs the command on the command line at once if it is in OTHER_SERVICES, before the launcher's imports (a
-    second).
+    """Runs the command `arguments[0]` in place of this process if it is in OTHER_SERVICES, else returns.
 
-    With settings (BLOCKRELAY_...) in the environment it returns, so that their names are checked first.
+    Call it before the imports of the launcher, which take a second. With settings (BLOCKRELAY_...) in `environment` it
+    returns too, so that their names are checked first. Raises UsageError if the command's extra is not installed.
     """
     if (
         arguments

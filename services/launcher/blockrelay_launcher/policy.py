@@ -1,8 +1,9 @@
 """The numbers of policy of the launcher: shares, times and limits, each with its unit and its reason.
 
-Numbers that operators set are options of `blockrelay up` and settings. The KV pools: the CPU workers of one `up` share
-`KV_SHARE_OF_ALL_WORKERS` of the free memory, evenly by stage, unless BLOCKRELAY_KV_BYTES is set; a worker that is
-started alone takes `KV_SHARE_OF_ONE_WORKER` (the worker's policy).
+Numbers that operators set are options of `blockrelay up` and settings. The KV pools: the workers of one `up` share
+`KV_SHARE_OF_ALL_WORKERS` of the free memory, evenly by stage, unless BLOCKRELAY_KV_BYTES is set. GPU workers count too,
+but use their part only if the memory of the GPU is unknown. A worker that is started alone takes
+`KV_SHARE_OF_ONE_WORKER` (the worker's policy).
 """
 
 # Memory and disk
@@ -27,14 +28,15 @@ PROFILE_MEMORY_SHARE = 0.5
 # Restarts of services
 
 #: Seconds before a restart: the first delay, doubled for each quick death up to the longest. A child that has run for
-#: LONG_LIFE_S gets the first delay again: its death has another cause.
+#: LONG_LIFE_S gets the first delay again: its death has another cause. One that refuses to serve waits the longest.
 FIRST_DELAY_S = 0.05
 LONGEST_DELAY_S = 5.0
 LONG_LIFE_S = 2.0
 #: Seconds after which a running service that had refused to serve counts as serving: it has loaded by then, or has
 #: refused again.
 REFUSAL_STANDS_S = 60.0
-#: Deaths of a child before the system is ready that end `up`: the child is broken, and more restarts do not help.
+#: Deaths of a child (no GPU worker) before the system is ready that end `up`: it is broken, and more restarts do not
+#: help.
 MAX_EARLY_DEATHS = 3
 
 # The start of a system

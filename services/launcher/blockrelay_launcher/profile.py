@@ -39,10 +39,11 @@ PROMPT = 96
 def run_profile(
     model: Path, out: Path, *, threads: int | None, gpu: str = "", form: Literal["full", "source"] = "full"
 ) -> int:
-    """Writes the profile of the CPU and of the devices `gpu` (ids, comma-separated) and returns the exit code.
+    """Writes the profile of the CPU and of the devices `gpu` (ids, comma-separated) to `out`, returns the exit code.
 
-    In the form `source` it has only the seconds of one token in each block. `threads` None: all cores. Raises
-    BlockFolderError or ServiceUnavailable.
+    `model` is the block folder. In the form `source` the profile has only the seconds of one token in each block.
+    `threads` None: all cores. Raises BlockFolderError for a wrong block folder, ServiceUnavailable if Redis or a
+    measured system does not start.
     """
     folder = open_block_folder(model, blocks=[])
     threads = threads or cores()
@@ -127,7 +128,10 @@ def _step_seconds(folder: BlockFolder, stages: int, threads: int) -> tuple[dict[
 
 
 def fitted(beside: Sequence[tuple[int, float]]) -> StepOverhead:
-    """Returns the straight line through points (requests, seconds beside the blocks) by least squares, at least 0."""
+    """Returns the straight line through points (requests, seconds beside the blocks) by least squares, at least 0.
+
+    The points must have two or more different numbers of requests.
+    """
     count = len(beside)
     mean_x, mean_y = sum(x for x, _ in beside) / count, sum(y for _, y in beside) / count
     slope = sum((x - mean_x) * (y - mean_y) for x, y in beside) / sum((x - mean_x) ** 2 for x, _ in beside)
@@ -138,8 +142,9 @@ def fitted(beside: Sequence[tuple[int, float]]) -> StepOverhead:
 def fitted_hop(extra: Sequence[tuple[int, float]], carried: Hop, *, row_bytes: int) -> Hop:
     """Returns a hop's cost from the time that two stages need beyond one, as points (requests, seconds).
 
-    A step has one hop with the activations and one back. `carried` is the measured cost of the bytes alone, the lower
-    limit of the result.
+    There is one point, or points with different numbers of requests. A step has one hop with the activations and one
+    back. `carried` is the measured cost of the bytes alone, the lower limit of the result. `row_bytes` is the number of
+    bytes that a hop carries for one token, above 0.
     """
     if len(extra) == 1:
         [(requests, seconds)] = extra

@@ -69,7 +69,9 @@ def serve(settings: SchedulerSettings, stop: threading.Event) -> None:
 def planned_by(settings: SchedulerSettings, blocks: int) -> PlannedSplit:
     """Returns the stages that the settings ask for, of a model with `blocks` blocks.
 
-    Raises UsageError for stages that the model cannot have, and for settings that contradict each other.
+    Raises UsageError for stages that the model cannot have, for settings that contradict each other, and for files that
+    cannot be used. With a planning strategy, it also raises BlockFolderError for a model that cannot be used or cut.
+    Strategies that choose the number of stages ignore BLOCKRELAY_STAGES, and others use it only above 1.
     """
     if settings.strategy is not None:
         if settings.plan is not None:

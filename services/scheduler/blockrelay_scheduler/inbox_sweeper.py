@@ -35,7 +35,7 @@ class InboxSweeper(threading.Thread):
             self._gone.put(workers)
 
     def close(self) -> None:
-        """Ends the thread, and leaves queued inboxes to their time to live.
+        """Ends the thread, which must have been started, and leaves queued inboxes to their time to live.
 
         Waits up to SWEEPER_END_S for a command that is under way, so that the client may be closed afterwards. The
         process ends anyway, and the daemon thread with it.

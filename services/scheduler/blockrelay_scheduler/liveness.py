@@ -53,7 +53,8 @@ class Liveness:
         """Declares every worker dead whose last heartbeat is `dead_after_ms` or longer ago by the clock of Redis.
 
         A heartbeat as far in the future counts too. Adds the ids to `dead`. Does nothing unless silence is `trusted`,
-        and stops trusting it if Redis is another process, stood still, or has another time. Raises RedisTrouble.
+        and stops trusting it if Redis is another process, stood still, or has another time. The first trusted call only
+        learns the time of Redis, and stops trusting silence too. Raises RedisTrouble.
         """
         if not self.trusted:
             return

@@ -113,7 +113,10 @@ class Scheduler:
             stop.wait(self.settings.tick_s)
 
     def tick(self) -> None:
-        """Runs one round. Raises RedisTrouble; the next round repeats what this one has not done."""
+        """Runs one round. Raises RedisTrouble; then the next round of `run` repeats what this one has not done.
+
+        A caller other than `run` must stop after RedisTrouble: another `tick` would raise IllegalTransition.
+        """
         started = time.monotonic()
         self._state.on("round_begins")
         self.liveness.judge_contact(self._last_tick, self.settings.tick_s)

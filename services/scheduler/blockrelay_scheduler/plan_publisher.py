@@ -25,7 +25,8 @@ class PlanPublisher:
     model: str
     """The model's key in Redis."""
     planned: PlannedSplit
-    """The stages from this scheduler's settings: they become an entry of the history at the start."""
+    """The stages from this scheduler's settings. They become an entry of the history at the start, unless its newest
+    entry from settings has the same."""
     vacancy_s: float
     """Seconds without a live worker after which a stage gets one of another; a replacement takes less."""
     name: str
@@ -37,7 +38,9 @@ class PlanPublisher:
     def publish(self, workers: Sequence[WorkerInfo], *, trusted: bool) -> Plan:
         """Publishes a plan if the workers need another one, and returns the plan in force afterwards.
 
-        `trusted`: the silence of workers means something, so that empty stages count. Raises RedisTrouble.
+        `workers` are all registered ones of the model. `trusted`: the silence of workers means something, so that empty
+        stages count. A plan that only says which GPUs are ready waits, for READY_EVERY_S at most. Raises RedisTrouble,
+        also for an entry of the history that cannot be read.
         """
         fields, entry = self._look()
         current = Plan.from_redis(fields)

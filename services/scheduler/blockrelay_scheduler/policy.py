@@ -30,7 +30,7 @@ PROMPT_PATIENCE = 4
 #: How many times the work must fit into the workers that are left before a route is given up, so that a cell does not
 #: shrink and grow in turns.
 SCALE_DOWN_SLACK = 1.25
-#: Seconds that the thread has to end when the scheduler ends: it is in one call of Redis at most.
+#: Seconds that the thread that deletes inboxes has to end with the scheduler: it is in one call of Redis at most.
 SWEEPER_END_S = 1.0
 
 # `blockrelay plan`

@@ -52,7 +52,7 @@ def dead_workers(silent_ms: Mapping[str, int], *, dead_after_ms: int) -> list[st
 def patience_ms(tokens: int, *, stalled_after_s: float, prompt_tokens_per_s: float) -> int:
     """Milliseconds that a run of a request of `tokens` tokens may show no progress before it is stuck.
 
-    It is `stalled_after_s`, and PROMPT_PATIENCE times the seconds of `tokens` tokens at `prompt_tokens_per_s`.
+    It is `stalled_after_s` plus PROMPT_PATIENCE times the seconds of `tokens` tokens at `prompt_tokens_per_s`.
     """
     return int(1000 * (stalled_after_s + PROMPT_PATIENCE * tokens / prompt_tokens_per_s))
 

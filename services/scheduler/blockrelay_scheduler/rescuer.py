@@ -24,7 +24,10 @@ class Rescuer:
     _cursor: int = field(default=0, init=False)  # of ZSCAN
 
     def rescue(self) -> None:
-        """Looks at some of the unfinished requests and performs what `recovery` decides. Raises RedisTrouble."""
+        """Looks at some of the unfinished requests and performs what `recovery` decides.
+
+        Raises RedisTrouble, and WireError for a stalled request whose record cannot be read.
+        """
         acts = rescues(
             self._unfinished(),
             stalled_after_s=self.settings.stalled_after_s,

@@ -6,8 +6,8 @@ from blockrelay.state_machine import StateMachine, StateTable
 
 SchedulerState = Literal["registering", "idle", "scheduling", "waiting", "error"]
 SchedulerEvent = Literal["joined", "round_begins", "published", "workers_missing", "redis_trouble"]
-#: registering: it looks for its Redis and cell. scheduling: a round runs. waiting: a stage of the plan has no
-#: worker. error: Redis does not answer.
+#: registering: it looks for its Redis and cell. scheduling: a round runs. idle: no round has run yet, or in the last
+#: one every stage of the plan had a worker. waiting: in the last round a stage had none. error: Redis failed.
 SCHEDULER: StateTable[SchedulerState, SchedulerEvent] = StateTable(
     name="scheduler",
     start="registering",

@@ -14,9 +14,10 @@ from blockrelay_worker.lifecycle.workers import Workers
 def main() -> int:
     """Runs the workers until they end; returns the exit code.
 
-    0 after a drain, 2 for settings, a model or a Redis with which no start can succeed, 70 for a failure that another
+    0 after a signal, 2 for settings, a model or a Redis with which no start can succeed, 70 for a failure that another
     start may not meet. After the first SIGTERM or SIGINT, workers that serve finish the requests that end within
-    `drain_s` seconds; the second signal ends them at once.
+    `drain_s` seconds; others end at once. The second signal ends all at once. Call it in the main thread. A signal
+    while the device is being opened raises SystemExit(0).
     """
     try:
         settings = read_settings(WorkerSettings, sys.argv[1:], program="python -m blockrelay_worker")

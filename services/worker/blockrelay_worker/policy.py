@@ -133,7 +133,7 @@ PAGES_TOGETHER = 64
 
 # What is reported
 
-#: Seconds for which the thread collects spans before it writes them together: fewer commands.
+#: Seconds for which `transport.stage_spans` collects spans before it writes them together: fewer commands.
 GATHER_S = 0.05
 #: Most spans that wait to be written; no step waits for them.
 SPANS_KEPT = 4096
@@ -167,7 +167,8 @@ CHUNK_SHARE = 1 / 6
 #: Seconds that the loop waits for an event when there is nothing to compute: events wake it, so that this is only a
 #: bound.
 IDLE_WAIT_S = 0.2
-#: The same in seconds while rows wait for pages or for room in the next inbox: no event announces either.
+#: Seconds that the loop waits for an event while rows wait for pages or for room in the next inbox: no event announces
+#: either.
 HELD_WAIT_S = 0.005
 #: Seconds until a run is checked again whose deadline has passed by this host's clock, but not by that of Redis.
 EARLY_S = 1.0

@@ -21,7 +21,7 @@ WorkerEvent = Literal[
     "gone",
 ]
 #: idle: the worker has no request. waiting: it has requests, but none with tokens to compute. `lifecycle.worker`
-#: reports the events until `loaded` and after the drain, the loop of the engine those between.
+#: reports the events until `loaded` and after the drain, the engine's loop and its steps those between.
 WORKER: StateTable[WorkerState, WorkerEvent] = StateTable(
     name="worker",
     start="registering",

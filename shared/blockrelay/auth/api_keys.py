@@ -41,8 +41,8 @@ class Tenant:
     """A client's identity and its limits. Raises UsageError for a value that its field does not allow."""
 
     name: str  # 1 to 64 of a-z 0-9 _ -, the first a letter or digit; "": every client, where keys are off
-    tokens_per_minute: int | None = None  # prompt tokens and max_tokens of accepted requests, from 1; None: no limit
-    concurrency: int | None = None  # accepted and unfinished requests, from 1; None: no limit
+    tokens_per_minute: int | None = None  # prompt and max_tokens of accepted requests, 1 to 10**12; None: no limit
+    concurrency: int | None = None  # accepted and unfinished requests, 1 to 10**12; None: no limit
     weight: float = 1.0  # 0.01 to 100; its share of the workers, relative to other tenants' while they wait too
     priority: int = USUAL_PRIORITY  # the earliest (lowest) priority, in PRIORITIES, that its requests may have
     operator: bool = False  # sees the ids of all requests in status events
@@ -86,7 +86,7 @@ def hash_of(key: str) -> str:
 
 
 def find(keys: tuple[StoredKey, ...], presented: str) -> Tenant | None:
-    """Returns the tenant of the key `presented`, or None. Takes as long for a wrong key as for a right one."""
+    """Returns the tenant whose key is `presented`, or None. Takes as long for a wrong key as for a right one."""
     digest, tenant = hash_of(presented), None
     for stored in keys:
         if compare_digest(stored.sha256, digest):
@@ -119,8 +119,8 @@ def read_keys(path: Path) -> tuple[StoredKey, ...]:
 def write_keys(path: Path, keys: tuple[StoredKey, ...]) -> None:
     """Replaces the file of keys atomically, so that readers see the old or the new file.
 
-    A new file can be read only by its owner. An existing one keeps its mode and group, so that a gateway of another
-    user can still read it. Raises UsageError if the file cannot be written.
+    A new file can be read only by its owner. An existing one keeps its mode, and its group if this user may set that,
+    so that a gateway of another user can still read it. Raises UsageError if the file cannot be written.
     """
     content = {"keys": [_plain(key) for key in keys]}
     place = Path(os.path.realpath(path))  # a symbolic link stays one
@@ -142,7 +142,7 @@ def write_keys(path: Path, keys: tuple[StoredKey, ...]) -> None:
 
 
 def _let_read_as_before(handle: int, place: Path) -> None:
-    """Gives the new file the mode and the group of the old one. Windows has neither."""
+    """Gives the new file the mode of the old one, and its group if this user may. Windows has neither."""
     if sys.platform == "win32":
         return
     with contextlib.suppress(FileNotFoundError):

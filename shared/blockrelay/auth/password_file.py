@@ -13,11 +13,16 @@ from blockrelay.errors import UsageError
 
 #: The parameter of a URL that names the file.
 PARAMETER = "password_file"
+#: Most bytes of a password file.
 MAX_BYTES = 1 << 20
 
 
 def read_password(path: Path) -> str:
-    """Returns the password that the file has now. Raises UsageError, one line that names the file."""
+    """Returns the password that the file has now: its first line, without spaces around it.
+
+    Raises UsageError, one line that names the file, if it cannot be read, is larger than MAX_BYTES, or has a first line
+    that is empty or not UTF-8.
+    """
     lines = read_bounded(path, MAX_BYTES).splitlines()
     try:
         password = lines[0].decode().strip() if lines else ""
@@ -38,7 +43,10 @@ def has_password(url: str) -> bool:
 
 
 def with_password_file(url: str, file: str | None) -> str:
-    """Adds the parameter `password_file` to `url`, unless `file` is empty or `url` has a password or such a file."""
+    """Returns `url` with the parameter `password_file`, whose value is `file`.
+
+    Returns `url` as it is if `file` is empty or None, or if `url` has a password or names a password file.
+    """
     if not file or has_password(url):
         return url
     return f"{url}{'&' if '?' in url else '?'}{urlencode({PARAMETER: file})}"

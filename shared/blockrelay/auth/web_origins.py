@@ -25,7 +25,12 @@ class Rules:
 
     @classmethod
     def of(cls, settings: GatewaySettings) -> "Rules":
-        """Returns the rules of the settings. Raises UsageError, which names the setting, for a wrong origin or name."""
+        """Returns the rules of the settings.
+
+        `Host` is checked if the settings list names, or if the gateway listens on a loopback address; `*` among the
+        names turns that off. Raises UsageError, which names the setting, for a wrong origin or name, and for the origin
+        `*` without API keys.
+        """
         origins = {origin.strip().lower().rstrip("/") for origin in settings.cors_origins.split(",")} - {""}
         if "*" in origins and settings.api_keys is None:
             raise UsageError("BLOCKRELAY_CORS_ORIGINS: * lets every web page in; it needs BLOCKRELAY_API_KEYS")
@@ -44,7 +49,11 @@ class Rules:
         )
 
     def check_host(self, hosts: list[str]) -> None:
-        """Raises UnknownHost unless there is no `Host` header, or one with an IP address or an accepted name."""
+        """Raises UnknownHost unless there is no `Host` header, or one with an IP address or an accepted name.
+
+        `hosts` has the values of all `Host` headers of a request. localhost and an empty name are accepted too. If
+        `names` is None, nothing is checked.
+        """
         if self.names is None or not hosts:
             return
         match = _HOST.fullmatch(hosts[0].strip()) if len(hosts) == 1 else None
@@ -55,10 +64,13 @@ class Rules:
             )
 
     def check_origin(self, origins: list[str], hosts: list[str], forwarded: Sequence[str] = ()) -> str | None:
-        """Returns the `Origin` of another site that may use the gateway; None for its own pages and without `Origin`.
+        """Returns the `Origin` if the rules list it or allow any; None without one, and for the gateway's own pages.
 
-        The gateway's own origins are the request's `Host` (`hosts`), and the host that a proxy got (`forwarded`, of
-        `X-Forwarded-Host`): a page of another site cannot send that header before it is accepted. Raises ForeignOrigin.
+        With `any_origin` the gateway's own origin is returned too. The arguments have the values of all headers of a
+        request: `Origin`, `Host` and `X-Forwarded-Host`. The last one is the host that a proxy got. It counts as the
+        gateway's own, like `Host`: a page of another site cannot send `X-Forwarded-Host` before it is accepted. Raises
+        ForeignOrigin for any other origin, for several, and for one that is no URL, such as `null`, even with
+        `any_origin`.
         """
         if not origins:
             return None

@@ -22,10 +22,11 @@ HOP_ITEM_BYTES = 4
 class BlockCost:
     """The costs of one block. A precision that the model's widths do not allow is missing in `bytes` and `step_bytes`.
 
-    A row is the hidden state of one token.
+    For ONNX blocks made by others the two have only the precision of the KV. A row is the hidden state of one token.
     """
 
     index: int
+    """1 to N."""
     layers: int
     """Layers of the model in the block: 1, or 0 for the head. ONNX blocks made by others may have several."""
     parameters: int
@@ -65,11 +66,14 @@ class ModelAnalysis:
 
     @property
     def precisions(self) -> tuple[Precision, ...]:
-        """The precisions that the model's widths allow."""
+        """The precisions that `BlockCost.bytes` has: those that the model's widths allow, or that of ONNX blocks."""
         return tuple(p for p in PRECISIONS if p in self.blocks[0].bytes)
 
     def totals(self) -> dict[str, Any]:
-        """Returns the sums over all blocks, as in `to_json`. `hop_bytes_per_row` is that of one hop between stages."""
+        """Returns the sums over all blocks, in the form that `to_json` has for each block.
+
+        `bytes` and `kv_bytes_per_token` are by precision. `hop_bytes_per_row` is that of one hop between stages.
+        """
         return self._summed(self.blocks)
 
     def _summed(self, blocks: Sequence[BlockCost]) -> dict[str, Any]:
@@ -84,7 +88,7 @@ class ModelAnalysis:
         }
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the costs as `blockrelay analyse --json` prints them."""
+        """Returns the costs as `blockrelay analyse --json` prints them: those of each block by its name, and totals."""
         return {
             "model": self.model,
             "context": self.context,

@@ -1,8 +1,9 @@
 """Opens a block folder: checks its files against the manifest and maps the tensors of a block.
 
 Nothing in a folder is trusted before it is checked: paths stay inside, no link is followed, sizes and SHA-256 must be
-those of the manifest. BlockFolderError names the first file that is wrong. A snapshot in Hugging Face's cache may
-consist of links within that cache (`hub_cache`).
+those of the manifest. BlockFolderError names the first file that is wrong. There are two exceptions. A snapshot in
+Hugging Face's cache may consist of links within that cache (`hub_cache`). Files of ONNX blocks made by others may be
+links within their folder (`weight_places.check_inside`).
 """
 
 import hashlib
@@ -64,7 +65,8 @@ class BlockFolder:
         """Maps the tensors of block `index` (1 to N) and returns them by name, as read-only arrays.
 
         Processes share the memory, and it is loaded on first use. The arrays are 64-byte aligned views of one mapping,
-        which lives as long as any of them. Raises BlockFolderError if the file is shorter than the manifest says.
+        which lives as long as any of them. Raises BlockFolderError for another index, or if the file is shorter than
+        the manifest says. Not for models of ONNX blocks made by others, whose files may lie elsewhere.
         """
         block = self.manifest.block(index)
         raw = np.memmap(self.root / block.file, dtype=np.uint8, mode="r").view(np.ndarray)
@@ -77,7 +79,10 @@ class BlockFolder:
         return tensors
 
     def rotary(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Maps the tables of cos and sin: float32 [max_position, head_dim/2] each, read-only."""
+        """Maps the tables of cos and sin: float32 [max_position, head_dim/2] each, read-only.
+
+        Models of ONNX blocks made by others have no such tables.
+        """
         shape = (2, self.model.max_position, self.model.head_dim // 2)
         tables = np.memmap(self.root / ROTARY_NAME, dtype="<f4", mode="r", shape=shape).view(np.ndarray)
         return tables[0], tables[1]

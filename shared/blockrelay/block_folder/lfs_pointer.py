@@ -6,7 +6,7 @@ from blockrelay.errors import UsageError
 
 _BEGINNING = b"version https://git-lfs.github.com/spec/"
 _LONGEST = 1024
-#: The end of an error message about such a file, with the remedy.
+#: The end of an error message about a Git LFS pointer, with the remedy.
 IS_POINTER = "is a Git LFS pointer in place of the file: `git lfs pull` in the folder fetches it"
 
 

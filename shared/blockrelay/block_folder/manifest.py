@@ -90,9 +90,12 @@ class BlockSpec:
     index: int
     """1 to N."""
     file: str
+    """Its path in the folder, a key of `Manifest.files`."""
     tensors: Mapping[str, TensorSpec]
+    """The tensors by name; empty for ONNX blocks made by others."""
     known_answer: str | None = None
-    """SHA-256 (hex) of the block's output for the fixed input; None for a precision that is not exact."""
+    """SHA-256 (hex) of the block's output for the fixed input; None for a precision that is not exact, and before the
+    converter has computed it."""
 
     @property
     def name(self) -> str:
@@ -182,7 +185,7 @@ class Manifest:
 
 
 def place_tensors(tensors: Mapping[str, tuple[TensorType, tuple[int, ...]]]) -> tuple[dict[str, TensorSpec], int]:
-    """Lays out `tensors` (dtype and shape by name) one after the other, each aligned.
+    """Lays out `tensors` (dtype and shape by name) one after the other, each at a multiple of ALIGNMENT bytes.
 
     Returns their specs, and the size of the file in bytes.
     """

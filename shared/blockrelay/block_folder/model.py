@@ -102,7 +102,7 @@ class ModelConfig:
 
 
 def is_exact(precision: Precision) -> bool:
-    """Returns whether results in this precision are the same bits everywhere. Such folders carry known answers."""
+    """Returns whether results in this precision are the same bits everywhere; then blocks have known answers."""
     return precision not in FLOATS
 
 
@@ -117,7 +117,7 @@ def in_groups(precision: Precision) -> bool:
 
 
 def block_linears(index: int, blocks: int) -> tuple[str, ...]:
-    """Returns the kinds of linear layers in block `index` of `blocks`."""
+    """Returns the kinds of linear layers in block `index` (1 to N) of a model with N = `blocks` blocks."""
     return LINEARS[-1:] if index == blocks else LINEARS[:-1]
 
 

@@ -49,7 +49,10 @@ def _precision(name: str, part: str) -> Precision:
 
 
 def format_precisions(precisions: Sequence[Precision]) -> str:
-    """Returns the one text for `precisions`: the most frequent one first, then the others in the order of blocks."""
+    """Returns the text for `precisions`: the most frequent one first, then the others in the order of blocks.
+
+    Equal precisions give equal texts, and `parse_precisions` reads them back.
+    """
     common = max(PRECISIONS, key=precisions.count)  # of equally frequent ones the first of PRECISIONS
     parts: list[str] = [common]
     for precision, group in groupby(enumerate(precisions, 1), key=lambda pair: pair[1]):

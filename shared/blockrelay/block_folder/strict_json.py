@@ -116,11 +116,17 @@ class Fields:
         return self.inner(name, self.take(name))
 
     def part(self, name: str) -> "Fields":
-        """Reads a nested object; an empty one if the field is missing or null."""
+        """Reads a nested object; an empty one if the field is missing or null.
+
+        A null stays unread, so that `done` refuses it.
+        """
         return self.nested(name) if self.has(name) else self.inner(name, {})
 
     def inner(self, name: str, value: object) -> "Fields":
-        """Returns `value`, which `take` gave for the field `name`, as a nested object."""
+        """Returns `value`, which `take` gave for the field `name`, as a nested object.
+
+        Raises the error if it is not an object.
+        """
         return Fields(value, f"{self._where}: {name}", self._error)
 
     def nested_list(self, name: str) -> list["Fields"]:

@@ -21,7 +21,10 @@ _SIGKILL = 9
 
 
 def how_it_ended(code: int) -> str:
-    """Returns the end of a process as text for people: `by SIGKILL`, `with status 1`."""
+    """Returns the end of a process as text for people: `by SIGKILL`, `with status 1`.
+
+    `code` is the exit code, or minus the number of the signal that ended the process.
+    """
     if code < 0:
         name = signal.Signals(-code).name
         return f"by {name}, as it does when memory is used up" if -code == _SIGKILL else f"by {name}"
@@ -39,7 +42,7 @@ class EndedCommand:
     """A command that has ended."""
 
     code: int
-    """Its exit code; below 0: the number of the signal that ended it."""
+    """Its exit code; below 0: minus the number of the signal that ended it."""
     stdout: str
     stderr: str
 
@@ -87,9 +90,11 @@ def command_lines(
     env: Mapping[str, str] | None = None,
     unusable: type[BlockrelayError] = UsageError,
 ) -> Iterator[IO[bytes]]:
-    """Yields stdout of a running command, and then raises what `EndedCommand.check` raises.
+    """Yields stdout of a running command, and then raises what `EndedCommand.check(what)` raises.
 
-    Kills the command if the caller raises.
+    Writes all of `stdin` before it yields, so the command must read it before it fills the pipe of stdout.
+    The caller must read all that the command writes. If the caller raises, the command is killed. Raises OSError if the
+    command cannot start.
     """
     with (
         tempfile.TemporaryFile() as errors,

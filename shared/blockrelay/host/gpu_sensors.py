@@ -24,7 +24,7 @@ class GpuReading:
 
 
 def read_gpus() -> list[GpuReading]:
-    """Returns the readings of each GPU whose driver has a sensor."""
+    """Returns the readings of all NVIDIA GPUs, and of other GPUs whose driver has a sensor."""
     return [*read_nvml(_nvml()), *read_drm(DRM)]
 
 
@@ -49,7 +49,10 @@ def read_drm(folder: Path) -> list[GpuReading]:
 
 
 def read_nvml(nvml: Any) -> list[GpuReading]:
-    """Returns the readings of NVIDIA's GPUs. `nvml`: the module pynvml, initialised, or None: no readings."""
+    """Returns the readings of NVIDIA's GPUs; empty if `nvml` is None, or if the driver has gone.
+
+    `nvml` is the module pynvml, initialised.
+    """
     if nvml is None:
         return []
 

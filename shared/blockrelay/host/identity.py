@@ -30,5 +30,5 @@ def process_prefix(pid: int) -> str:
 
 
 def host_name() -> str:
-    """Returns a name of this machine that no other machine has."""
+    """Returns HOST:TAG, a name of this machine that no other machine has. TAG is `host_tag`, and changes with it."""
     return f"{socket.gethostname()}:{host_tag()}"

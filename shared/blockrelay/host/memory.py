@@ -35,9 +35,9 @@ def resident_bytes() -> int:
 
 
 def anonymous_bytes() -> int:
-    """Returns the bytes of memory that this process holds, without mapped files; 0 on other systems than Linux.
+    """Returns the bytes of memory that this process holds, without mapped files and shared memory.
 
-    The kernel drops pages of mapped files when memory is short.
+    The kernel drops pages of mapped files when memory is short. Returns 0 on other systems than Linux.
     """
     if sys.platform != "linux":
         return 0

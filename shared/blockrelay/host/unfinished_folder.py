@@ -14,7 +14,7 @@ _MARK = "unfinished.json"
 
 
 def is_finished(out: Path, of: str) -> bool:
-    """Returns whether `out` is the whole result of `of` with only the mark left, and removes the mark if so.
+    """Returns whether `out` is whole and still has the mark of an `unfinished_folder` with this `of`; removes the mark.
 
     A run that was ended just before its last step leaves such a folder.
     """
@@ -36,9 +36,12 @@ def check_free(out: Path) -> None:
 def unfinished_folder(out: Path, of: str, *, afresh: bool = False) -> Iterator[Path]:
     """Yields a folder beside `out` to write into, which is renamed to `out` when the body ends well.
 
-    It is empty, or as the last run that wrote the same (`of` is equal) left it. When the body fails it stays for the
-    next run. It is deleted when the body raises OnnxBlocksError (the input is refused), and if it is new when the body
-    raises UsageError (it cannot be written).
+    `of` is a text that says what is written, with all options; a mark in the folder has it. A new folder has only the
+    mark; else the folder is as the last run with an equal `of` left it. When the body fails, the folder stays for the
+    next run. It is deleted when the body raises OnnxBlocksError (the input is refused). A new folder is also deleted
+    when the body raises UsageError (it cannot be written).
+
+    Only the folder itself is synced to the disk here: the body must `sync` the files that it writes.
 
     Raises UsageError on Windows, if `out` is taken, if another process writes there, or if the folder has something
     else that is unfinished; `afresh` deletes that instead.

@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 
 
 class Certificates(Collector):
-    """Exports `blockrelay_certificate_end_seconds`, one series for each Redis that is reached over TLS."""
+    """Exports `blockrelay_certificate_end_seconds`, one series for each Redis with a known expiry."""
 
     def __init__(
         self,

@@ -66,6 +66,7 @@ class ThreadCounter(Collector):
     """A Prometheus counter without labels and without a lock: only one thread may call `inc`."""
 
     def __init__(self, name: str, text: str, *, registry: CollectorRegistry) -> None:
+        """`text`: the help text."""
         self._name, self._text, self._value = name, text, 0.0
         registry.register(self)
 

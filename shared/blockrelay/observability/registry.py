@@ -15,7 +15,7 @@ class ServiceRegistry(CollectorRegistry):
     """A registry that adds the same labels to every series whose name begins with `blockrelay_`."""
 
     def __init__(self, labels: dict[str, str]) -> None:
-        """`labels`: names and values, added to the labels that a series has."""
+        """`labels`: names and values, added to the labels that a series has. A series' own label of that name wins."""
         super().__init__()
         self._labels, self._facts = labels, dict[str, str]()
         self._build = Info(

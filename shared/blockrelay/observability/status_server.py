@@ -35,7 +35,8 @@ class StatusServer:
         """Binds `host:port` and starts serving. Raises OSError if the address cannot be bound.
 
         `port` 0 picks a free port. `gaps` returns the reasons why the service is not ready, empty when it is; a thread
-        of the server calls it for each `/readyz`. Without `gaps` only `/metrics` is served.
+        of the server calls it for each `/readyz`, which answers 503 while there are reasons. Without `gaps` only
+        `/metrics` is served.
         """
         self._server = _Server(host, port, registry, gaps)
         self.port: int = self._server.server_address[1]

@@ -116,7 +116,7 @@ def encode_blocks_file(blocks: Sequence[BlockFiles]) -> str:
 
 
 def decode_blocks_file(content: bytes, where: str) -> tuple[BlockFiles, ...]:
-    """Decodes `blocks.json`. Raises OnnxBlocksError for anything that `encode_blocks_file` does not write.
+    """Decodes `blocks.json`. Raises OnnxBlocksError if it is not a file of this format.
 
     `where` names the file in messages.
     """
@@ -145,8 +145,9 @@ def all_files(blocks: Iterable[BlockFiles]) -> dict[str, FileSpec]:
 
 
 def check_unaltered(known: Sequence[BlockFiles], actual: Sequence[BlockFiles], where: str) -> None:
-    """Raises OnnxBlocksError that names the first file in `actual` that differs from `known`.
+    """Raises OnnxBlocksError that names the first file that is missing in `actual`, altered, or not in `known`.
 
+    It also raises it for a block with other inputs or outputs than in `known`. Both have the same number of blocks.
     `known` comes from a `blocks.json`, which messages call `where`.
     """
     files, expected = all_files(actual), all_files(known)

@@ -45,7 +45,8 @@ def slot_named(name: str, role: Role) -> CacheSlot | None:
 def cache_slot(tensor: Tensor, role: Role, *, file: str) -> CacheSlot | None:
     """Returns the slot whose past (or present, by `role`) is `tensor`; None if the tensor is no cache.
 
-    Raises OnnxBlocksError, with `file`, for one that is called like a cache and does not have four dimensions.
+    Raises OnnxBlocksError, with `file`, for one that is called like a cache and declares another number of dimensions
+    than four.
     """
     slot = slot_named(tensor.name, role)
     if slot is not None and tensor.rank not in (_RANK, None):

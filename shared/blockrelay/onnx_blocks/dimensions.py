@@ -2,8 +2,8 @@
 
 For each dimension of an input the first of these that gives a size counts: the known shape of a request's input or a
 past; a number in the file; a well-known name (`batch_size`, `past_sequence_length + sequence_length`); the same name
-elsewhere in the block; the shape that the earlier block gave; and last the place in the tensor, [batch, new],
-[batch, new, ...] or [batch, 1, new, past and new].
+elsewhere in the block; the shape that the earlier block gave; and last the place in the tensor: [new],
+[batch, new], [batch, new, not known] or [batch, 1, new, past and new].
 """
 
 from collections.abc import Sequence
@@ -106,7 +106,8 @@ class BlockDimensions:
     def contradiction(self, tensor: Tensor, actual: Sequence[int], *, is_present: bool) -> str:
         """Returns how the shape `actual` of an output contradicts what its file declares; "" if it does not.
 
-        `is_present`: the output is a present, whose positions are the past and the new ones.
+        `is_present`: the output is a present, whose positions are the past and the new ones. Names of dimensions that
+        have no size yet get that of `actual`. Called after `of_input` for the block's inputs.
         """
         if tensor.dims is None:
             return ""

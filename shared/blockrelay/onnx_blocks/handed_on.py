@@ -104,8 +104,8 @@ def bytes_handed_on(wiring: Wiring, last: int, *, new: int, past: int) -> int:
 def row_bytes(wiring: Wiring, last: int, max_position: int) -> int:
     """Returns the most bytes that one row (token) adds to what travels behind block `last`.
 
-    `max_position` is the length of the context. Raises OnnxBlocksError, with file and tensor, if one row alone has more
-    bytes than may travel in a step (MAX_BYTES).
+    `max_position` is the length of the context in tokens. Raises OnnxBlocksError, with file and tensor, as
+    `shapes_handed_on` does, and if one row alone has more bytes than may travel in a step (MAX_BYTES).
     """
     alone = _sizes(wiring, last, new=1, past=max_position - 1)
     prompt = _sizes(wiring, last, new=max_position, past=0)

@@ -29,7 +29,7 @@ from blockrelay.onnx_blocks.weight_places import check_inside
 
 #: Most bytes of an ONNX file, because protobuf has no larger messages.
 _MAX_BYTES = 2 << 30
-#: The dtypes, in numpy's names, that inputs and outputs of blocks may have.
+#: The dtypes, in numpy's names, that inputs and outputs of blocks may have, by their numbers in `TensorProto.DataType`.
 DTYPES: Mapping[int, str] = {
     helper.np_dtype_to_tensor_dtype(np.dtype(name)): name
     for name in (
@@ -49,7 +49,7 @@ _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 def whole_model(path: Path, name: str) -> ModelProto:
     """Reads an ONNX file with the weights in it; weights beside it are not read.
 
-    Raises OnnxBlocksError, which calls the file `name`, if it cannot be read or has no graph.
+    Raises OnnxBlocksError, which calls the file `name`, if it cannot be read, has 2 GiB or more, or has no graph.
     """
     return _parsed(path, name, Path.read_bytes)
 
@@ -240,7 +240,10 @@ def constant_names(graph: GraphProto) -> set[str]:
 
 
 def external_data(tensor: TensorProto) -> dict[str, str]:
-    """Returns the entries that say where the elements of external data are: location, offset and length."""
+    """Returns the entries that say where a tensor's elements are outside the graph: location, offset and length.
+
+    Empty for a tensor whose elements are in the graph.
+    """
     return {str(entry.key): str(entry.value) for entry in tensor.external_data}
 
 

@@ -31,7 +31,7 @@ class ServedShape:
     """True if the graphs take one sequence at a time."""
 
     def pool_of(self, slot: CacheSlot) -> str:
-        """Returns the name of the pool with the KV pages of `slot`. Pools count layers from 1."""
+        """Returns the name of the pool with the KV pages of `slot`, of a layer in `layers`. Pools count from 1."""
         return f"block_{self.layers.index(slot.layer) + 1}/{slot.half}s"
 
 
@@ -47,8 +47,9 @@ def served_wiring(root: Path) -> Wiring:
 def served_shape(wiring: Wiring) -> ServedShape:
     """Returns the shape of the model of these blocks.
 
-    Raises OnnxBlocksError, with file and tensor, if they take no token ids or give no logits, or if their KV is of a
-    kind that cannot be served.
+    Raises OnnxBlocksError, with the file and often the tensor, if they take no token ids, or if their KV is of a kind
+    that cannot be served. It also raises it unless they give float16 or float32 logits [batch, positions, vocabulary]
+    of a known vocabulary.
     """
     source, logits = logits_of(wiring)
     if not _token_inputs(wiring):

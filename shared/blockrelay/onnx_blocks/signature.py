@@ -55,7 +55,7 @@ class Signature:
 
 
 def check_names(file: str, kind: str, names: Collection[str]) -> None:
-    """Checks the names of all inputs, or all outputs (`kind`), of a block.
+    """Checks the names of all inputs, or all outputs, of a block. `kind` is "inputs" or "outputs", for messages.
 
     Raises OnnxBlocksError if there are more than MAX_TENSORS, if one comes twice, or if one cannot be shown in a line.
     """
@@ -80,8 +80,8 @@ def shown(dims: Sequence[Dimension] | None) -> str:
 def in_order(names: Collection[str]) -> list[str]:
     """Sorts the names of blocks' files by number: block_1.onnx, block_2.onnx and so on.
 
-    Any name that ends in a number will do, if all are alike and the numbers are 1 to the last without a gap. Raises
-    OnnxBlocksError that names the file that is missing or not like the others.
+    Any names of the form <text><number>.onnx will do, if <text> is the same in all and the numbers are 1 to the last
+    without a gap. Raises OnnxBlocksError that names the file that is missing or not like the others, also for no names.
     """
     numbered: dict[int, str] = {}
     prefixes: dict[str, str] = {}

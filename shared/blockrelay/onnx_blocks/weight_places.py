@@ -52,8 +52,10 @@ class WeightPlace:
 def weight_place(folder: Path, entries: Mapping[str, str], *, needed: int, file: str, owner: str) -> WeightPlace:
     """Returns the place of the tensor `owner` of the graph `file`, which has `needed` bytes (0: not known).
 
-    `entries` are the tensor's external data in the graph: `location`, `offset`, `length`. Raises OnnxBlocksError for a
-    file that is not in `folder`, or that ends before the tensor does.
+    `entries` are the tensor's external data in the graph: `location`, and `offset` and `length`, decimal numbers of
+    bytes (0 without the entry). Raises OnnxBlocksError for an offset or length that is no number, and for another
+    length than `needed`. It also raises it for a file that is not in `folder`, is a Git LFS pointer, or ends before the
+    tensor does.
     """
     name = entries.get("location", "")
     path = check_inside(folder, name, file=file, tensor=owner)

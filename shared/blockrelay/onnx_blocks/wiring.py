@@ -11,7 +11,7 @@ from itertools import zip_longest
 from blockrelay.onnx_blocks.cache_names import CacheSlot, cache_slot
 from blockrelay.onnx_blocks.signature import Signature, Tensor, shown
 
-#: Inputs that a request brings, each [batch, positions].
+#: Inputs that a request brings, each [batch, new positions]; attention_mask is [batch, past and new positions].
 REQUEST_INPUTS = ("input_ids", "attention_mask", "position_ids")
 _REQUEST_DTYPES, _REQUEST_RANK = ("int64", "int32"), 2
 

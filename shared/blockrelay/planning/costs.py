@@ -18,7 +18,7 @@ from blockrelay.onnx_blocks.wiring import Wiring, wire
 def costs_of(folder: BlockFolder) -> ModelAnalysis:
     """Returns the costs of every block of the model in `folder`.
 
-    Raises OnnxBlocksError for a `blocks.json` that cannot be read.
+    Raises OnnxBlocksError for a `blocks.json` that cannot be read, and for ONNX blocks that do not fit together.
     """
     if folder.model.onnx_blocks is None:
         return analyse(folder.model)
@@ -30,7 +30,7 @@ def onnx_costs(folder: BlockFolder, blocks: Sequence[BlockFiles]) -> ModelAnalys
 
     Bytes are those of a block's files; a file that several blocks share, as `split` leaves them, counts for each with
     an equal part. Every number in the files counts as a weight of a linear layer, and attention as having as many heads
-    as the keys have. Raises OnnxBlocksError where an input of a block has no source.
+    as the keys have. Raises OnnxBlocksError for blocks that do not fit together.
     """
     model, precision = folder.model, folder.manifest.precision_of(1)
     wiring = wire([block.signature for block in blocks])
@@ -62,7 +62,11 @@ def onnx_costs(folder: BlockFolder, blocks: Sequence[BlockFiles]) -> ModelAnalys
 
 def border_bytes(wiring: Wiring, last: int) -> tuple[int, int]:
     """Returns what a stage that ends with block `last` sends to the next one for each row: bytes, and further bytes for
-    each token that the row attends to, as masks have. Both are 0 where no stage can end (`cuts`)."""
+    each token that the row attends to, as masks have.
+
+    Both are 0 for the last block, and where the files do not tell the shapes of what is sent. Figures above 0 do not
+    mean that a stage may end there: `cuts` checks that.
+    """
     try:
         without_past, with_past = (bytes_handed_on(wiring, last, new=1, past=past) for past in (0, 1))
     except OnnxBlocksError:

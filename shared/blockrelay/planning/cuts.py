@@ -10,6 +10,10 @@ from blockrelay.protocol.plan import Stage
 
 def check_stages(folder: BlockFolder, stages: Sequence[Stage]) -> None:
     """Raises OnnxBlocksError, with file and tensor, if one of `stages` would have to hand on something that cannot
-    travel to another stage."""
+    travel to another stage.
+
+    It also raises OnnxBlocksError for a `blocks.json` that cannot be read. A single stage, and models without ONNX
+    blocks made by others, always pass.
+    """
     if folder.model.onnx_blocks is not None and len(stages) > 1:
         check_borders(served_wiring(folder.root), stages, folder.model.max_position)

@@ -73,7 +73,7 @@ class Fleet:
         return next((link for link in self.links if set(link.between) == {a, b}), None)
 
     def with_device(self, device: Device) -> "Fleet":
-        """Returns the fleet with one more device. Raises UsageError if its id is taken."""
+        """Returns the fleet with one more device. Raises UsageError if its id is taken or MAX_DEVICES are there."""
         return checked(Fleet(devices=(*self.devices, device), links=self.links), "devices")
 
     def without_host(self, host: str) -> "Fleet":
@@ -88,7 +88,10 @@ class Fleet:
 
 
 def decode_fleet(content: bytes, where: str) -> Fleet:
-    """Decodes the file of `plan --devices`. Raises UsageError that names the file, `where`, and the field."""
+    """Decodes the JSON file of `plan --devices`: the lists `devices` and, if there are links, `links`.
+
+    `where` is the file's name for messages. Raises UsageError, which names the file and the field.
+    """
     fields = Fields.parse(content, where, UsageError)
     devices = fields.read_list("devices", _device)
     links = fields.read_list("links", _link) if fields.has("links") else ()

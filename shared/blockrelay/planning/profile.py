@@ -46,8 +46,10 @@ class BlockProfile:
     def at(self, rows: float, context: float) -> float:
         """Returns the seconds of a step of `rows` >= 1 rows that attend to `context` tokens each.
 
-        Interpolates linearly between measurements, and extrapolates the line of the last two. Context costs nothing if
-        only BASE_CONTEXT was measured.
+        Interpolates linearly between measurements, and extrapolates the line of the last two. Fewer rows than any that
+        were measured take as long as the fewest measured. A longer context multiplies the time by a ratio. More
+        rows than were measured at a context have the ratio of the most measured, and fewer that of the fewest. Context
+        costs nothing if only BASE_CONTEXT was measured. A shorter context takes as long as BASE_CONTEXT.
         """
         base = _line(self.seconds, rows)
         longer = {c: by_rows for c, by_rows in self.seconds_at_context.items() if by_rows}

@@ -82,6 +82,7 @@ class RequestBody:
 
     @classmethod
     def decode(cls, data: bytes) -> "RequestBody":
+        """Reads the bytes of `encode`. Raises WireError for anything else, and for parameters out of range."""
         with reading("a request body"):
             m = codec.unpack(data)
             prompt = unpack_prompt(m["prompt"], m.get("width"))
@@ -146,6 +147,10 @@ class Forward:
     received_ns: int = field(default=0, compare=False)  # receiver's monotonic clock when it arrived; not on the wire
 
     def encode(self) -> dict[str, bytes]:
+        """Returns the fields of a stream entry.
+
+        For `tensors` the caller must have checked `why_not_sent` and their weight, as `pack_tensors` says.
+        """
         head = {
             "from": self.sender,
             **({} if self.rows is None else {"hidden": int(self.rows.shape[1])}),
@@ -159,6 +164,7 @@ class Forward:
 
     @classmethod
     def decode(cls, fields: Mapping[bytes, bytes], received_ns: int = 0) -> "Forward":
+        """Reads the fields of `encode`; arrays are read-only views. Raises WireError for anything else."""
         with reading("forwarded rows"):
             head = codec.unpack(fields[b"head"])
             segments = tuple(map(ForwardSegment.from_list, items(head["segments"])))
@@ -207,7 +213,12 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class CommitAnswer:
-    """COMMIT's answer to one Commit. `commit.lua` says what the verdicts mean."""
+    """COMMIT's answer to one Commit.
+
+    OK: the tokens are in the log. LOST: the run is not the current one, or the request has ended or is gone. DIVERGED:
+    the log has another token at one of the positions. GAP: the log is shorter than the commit's position. EXPIRED: the
+    deadline has passed, and the request has ended.
+    """
 
     verdict: Verdict
     length: int  # of the log afterwards
@@ -228,10 +239,12 @@ class NextJob:
     received_ns: int = field(default=0, compare=False)  # as in `Forward`
 
     def encode(self) -> bytes:
+        """Returns the job as the msgpack list that COMMIT also writes."""
         return codec.pack_for_script([self.request_id, self.run_id, self.position, list(self.tokens)])
 
     @classmethod
     def decode(cls, data: bytes, received_ns: int = 0) -> "NextJob":
+        """Reads the bytes of `encode`. Raises WireError for anything else."""
         with reading("a next job"):
             request, run, position, known = codec.unpack_list(data)
             names = {"request_id": text(request), "run_id": text(run)}
@@ -251,6 +264,7 @@ class TokenLogprobs:
 
     @classmethod
     def decode(cls, encoded: str) -> "TokenLogprobs":
+        """Reads the JSON of `encode`. Raises WireError for anything else."""
         with reading("log probabilities"):
             logprob, top = json.loads(encoded)
             return cls(float(logprob), tuple((count(token), float(value)) for token, value in top))
@@ -265,6 +279,7 @@ class Ended:
 
     @classmethod
     def decode(cls, data: bytes) -> "Ended":
+        """Reads the msgpack list [request id, run id]. Raises WireError for anything else."""
         with reading("the end of a run"):
             request, run = codec.unpack_list(data)
             return cls(request_id=text(request), run_id=text(run))

@@ -52,7 +52,10 @@ def split_text(stages: tuple[Stage, ...]) -> str:
 
 
 def parse_split(text: str) -> tuple[Stage, ...]:
-    """Returns the stages in the text of `split_text`. Raises ValueError for other text."""
+    """Returns the stages in the text of `split_text`. Raises ValueError for other text.
+
+    Does not check that the blocks are consecutive.
+    """
     pairs = (part.split("-") for part in text.split(","))
     return tuple(Stage(first=int(a), last=int(b)) for a, b in pairs)
 
@@ -114,7 +117,7 @@ class WorkerInfo:
     pages_used: int = 0  # KV pages in use
     reserved: int = 0  # KV pages promised to runs
     draining: bool = False
-    ready: bool = False
+    ready: bool = False  # it has an inbox, so runs can be sent to it
     running: int = 0  # requests on it
     silent_ms: int = 0  # since its last heartbeat
     dead_after_ms: int = DEAD_AFTER_MS  # setting of the cell
@@ -154,7 +157,11 @@ class WorkerInfo:
     def from_redis(
         cls, worker_id: str, f: Mapping[bytes, bytes], *, ready: bool, running: int, silent_ms: int, dead_after_ms: int
     ) -> "WorkerInfo":
-        """Builds the info of a worker from `f`, the fields of `worker:<id>`. Raises KeyError if one is missing."""
+        """Builds the info of a worker from `f`, the fields of `worker:<id>`.
+
+        The other arguments are fields of the info that the hash does not have. Raises KeyError if a required field is
+        missing (model, device, numerics, host, or one of a pace), and ValueError for one that is no number.
+        """
 
         def integer(name: bytes) -> int:
             return int(f.get(name, b"0"))

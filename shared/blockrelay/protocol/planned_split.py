@@ -100,7 +100,7 @@ def equal_parts(blocks: int, stages: int, *, stage_devices: str = "") -> Planned
 
 
 def planned_for(devices: Sequence[str], reason: object = None) -> str:
-    """Returns the reason for a stage that a planner laid out for `devices`."""
+    """Returns the reason for a stage that a planner laid out for `devices`, with its own `reason`, if any."""
     return f"planned for {' and '.join(devices) or 'any device'}" + (f" ({reason})" if reason else "")
 
 

@@ -89,7 +89,10 @@ class SamplingParams:
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, object]) -> "SamplingParams":
-        """Reads the dict of `to_dict`. Raises WireError for unknown fields, BadRequest for values out of range."""
+        """Reads the dict of `to_dict`; a missing field has its default.
+
+        Raises WireError for unknown fields and for stop fields that are no lists, BadRequest for values out of range.
+        """
         known = {field.name for field in fields(cls)}
         unknown = sorted(set(plain) - known)
         if unknown:
@@ -126,8 +129,10 @@ def check_prompt(
 ) -> None:
     """Checks that the model can run `prompt` (token ids) and then `params.max_tokens` new tokens.
 
-    Raises ContextLengthExceeded where the prompt alone is too long, else BadRequest. `context` is the model's number of
-    positions. `param` is the client's name for the prompt field.
+    Raises ContextLengthExceeded if the prompt is longer than the context, or fills it and a new token is asked for.
+    Raises BadRequest for an empty prompt, for a token id (of the prompt or `stop_token_ids`) outside the vocabulary,
+    and for too large a `max_tokens`. `context` is the model's number of positions. `param` is the client's name for the
+    prompt field.
     """
     if not prompt:
         raise BadRequest(f"{param} is empty: at least one token is needed", param=param)

@@ -2,7 +2,7 @@
 
 JSON form: `{"_tensor_": true, "dtype", "shape", "data_b64"}` with little-endian raw bytes in
 base64, or `{"_tensor_": true, "data": [...]}` with a nested list, int64 unless `dtype` says otherwise, or that list
-alone; a flat list gets one leading batch axis.
+alone; a flat list without `shape` gets one leading batch axis.
 
 Result form: 20 bytes of header (magic, version, crc32 of the values, rows, columns; little-endian), then float32 rows.
 """
@@ -35,8 +35,9 @@ HEADER_BYTES = _HEADER.size
 def decode_tensor(value: object, *, param: str, max_elements: int) -> NDArray[Any]:
     """Returns the array in a JSON tensor; C order, native dtype from DTYPES, at least one axis.
 
-    Checks sizes before it allocates memory. Raises BadRequest with `param` for anything that is not such a tensor: no
-    `_tensor_`, unknown field, dtype outside the list, wrong base64, bytes that do not fill the shape.
+    Checks `shape` before it decodes the elements. Raises BadRequest with `param` for anything that is not such a
+    tensor: an object without `_tensor_`, unknown field, dtype outside the list, wrong base64, more than `max_elements`
+    elements, bytes that do not fill the shape, a ragged list, a number that is not of the dtype.
     """
     if isinstance(value, list):
         return _from_list(cast(list[object], value), np.dtype(np.int64), None, param, max_elements)
@@ -93,13 +94,19 @@ class ResultReader:
     """
 
     def __init__(self, into: NDArray[np.float16]) -> None:
-        """`into` is contiguous, [rows, columns]; `begin` refuses results with fewer rows or other columns."""
+        """`into` is contiguous, [rows, columns]; `begin` refuses results with fewer rows or other columns.
+
+        Call `begin` once, then `push` for each piece in order, then `end`. The array counts only when `end` has passed.
+        """
         self._into, self._wanted = into.reshape(-1), into.shape
         self._checksum = self._computed = 0
         self._left = 0  # values still to come
 
     def begin(self, header: bytes) -> int:
-        """Takes the first HEADER_BYTES of a result and returns how many bytes follow. Raises WireError."""
+        """Takes the first HEADER_BYTES of a result and returns how many bytes follow.
+
+        Raises WireError for a header that is too short or of another version, for fewer rows, and for other columns.
+        """
         if len(header) < _HEADER.size:
             raise WireError(f"a result of {len(header)} bytes has no header")
         magic, version, self._checksum, rows, columns = cast(tuple[bytes, int, int, int, int], _HEADER.unpack(header))
@@ -112,7 +119,10 @@ class ResultReader:
         return 4 * self._left
 
     def push(self, piece: bytes) -> None:
-        """Takes the next bytes, which must be whole float32 values. Releases the GIL for most of its time."""
+        """Takes the next bytes: whole float32 values, and together no more bytes than `begin` returned.
+
+        Releases the GIL for most of its time.
+        """
         self._computed = zlib.crc32(piece, self._computed)
         values = np.frombuffer(piece, dtype="<f4")
         place = self._into.size - self._left  # negative in leading rows, which are not wanted

@@ -97,7 +97,10 @@ def _ambiguous(url: str) -> bool:
 
 
 def parse_address(url: str) -> LookedUpAddress | None:
-    """Parses a looked-up address; None for the URL of one server, which redis-py reads. Raises UsageError."""
+    """Parses a looked-up address; returns None for the URL of one server, which redis-py reads.
+
+    Raises UsageError for a looked-up address with a wrong part.
+    """
     match = _LOOKED_UP.match(url)
     if match is None:
         return None

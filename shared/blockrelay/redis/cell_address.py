@@ -31,7 +31,8 @@ class CellAddress:
 def find_cell(url: str | None, data: Path | None) -> CellAddress:
     """Returns the cell at `url`, or that of the `blockrelay up` running on folder `data`, or that of the settings.
 
-    Raises UsageError if both are given, if nothing runs on `data`, or if the URL is not that of a Redis.
+    Raises UsageError if both are given, if nothing runs on `data`, or if the URL is not that of a Redis. Raises
+    pydantic's ValidationError for wrong settings in the environment.
     """
     if url and data:
         raise UsageError("give --redis or --data, not both")

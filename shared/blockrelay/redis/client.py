@@ -72,8 +72,9 @@ class _AsyncClient(redis.asyncio.Redis):
 
 
 def connect(url: str, *, cell: str | None = None, answer_s: float | None = None) -> redis.Redis:
-    """Returns a synchronous client without retries, which connects when it is first used. Raises UsageError.
+    """Returns a synchronous client without retries, which connects when it is first used.
 
+    Raises UsageError if `url` cannot be used, and ValueError if it is that of a cluster and `cell` is None.
     `cell`: the cell that it is for, needed for a cluster, where one node has all keys of a cell. `answer_s`: seconds
     that an answer may take; None: 4 s longer than a blocking read.
     """
@@ -105,7 +106,10 @@ class OneConnection:
         self._answered = float("-inf")
 
     def ask(self, *words: str | bytes | int) -> Any:
-        """Sends one command and returns the server's raw answer. Raises what a client raises, and then reconnects."""
+        """Sends one command and returns the server's raw answer. Raises what a client raises.
+
+        After a lost connection the next command connects again.
+        """
         with translated(self._pool):
             if self._connection is None:
                 self._connection = self._pool.get_connection()
@@ -175,7 +179,10 @@ class AsyncOneConnection:
         self._connection: redis.asyncio.Connection | None = None
 
     async def ask(self, *words: Any) -> Any:
-        """Sends one command and returns the server's raw answer. Raises what a client raises, and then reconnects."""
+        """Sends one command and returns the server's raw answer. Raises what a client raises.
+
+        After a lost connection the next command connects again.
+        """
         with translated(self._pool):
             if self._connection is None:
                 self._connection = cast(redis.asyncio.Connection, await self._pool.get_connection())
@@ -265,7 +272,8 @@ def check_redis(client: redis.Redis, name: str, *, cell: Keys | None = None) -> 
 
     With `cell` the service joins that cell: it must have the right to run scripts there, and speak its protocol.
     Raises UsageError when waiting would not help (wrong password, a user without rights, not a Redis, one without EVAL,
-    another protocol), else RedisTrouble when Redis does not answer now.
+    another protocol), else RedisTrouble when Redis does not answer now. A UsageError for a password from a file is
+    NotLetInYet: for it, waiting may help.
     """
     try:
         client.ping()
@@ -296,7 +304,8 @@ def wait_for_redis(
     """Calls `look` (`check_redis`) until it does not raise RedisTrouble; returns False when `give_up()` is true.
 
     It calls `say` for each failure, and `pause(seconds)` between attempts, which may return early when there is reason
-    to give up. Raises NotLetInYet when Redis has refused a password in a file for `let_in_s` seconds.
+    to give up. Raises NotLetInYet when Redis has refused a password in a file for `let_in_s` seconds. Every other error
+    of `look` ends the wait at once.
     """
     attempt, refused_at = 0, None
     while not give_up():

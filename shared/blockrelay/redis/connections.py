@@ -52,6 +52,7 @@ class Interruptible:
     socket_timeout: float | None
 
     async def send_packed_command(self, command: Any, check_health: bool = True) -> None:
+        """Sends a packed command. Raises TimedOut if that takes longer than `socket_timeout` seconds."""
         patience, self.socket_timeout = self.socket_timeout, None  # so that the parent sets no limit of its own
         try:
             async with asyncio.timeout(patience):
@@ -145,6 +146,7 @@ class AsyncLookedUpConnection(Interruptible, redis.asyncio.Connection):
         super().__init__(**options)
 
     async def renew(self) -> None:
+        """Closes the connection if it may be to a wrong server; call it before each command. Sending connects again."""
         if self.is_connected and not await self.lookup.confirms(self.generation):
             await self.disconnect(nowait=True)
 
@@ -228,9 +230,10 @@ def _must_be_connected(connection: _LookedUp) -> None:
 
 
 def make_pool(url: str, cell: str | None, options: Mapping[str, Any]) -> redis.ConnectionPool:
-    """Returns a pool of connections for threads. `options`: those of redis-py's `from_url`. Raises UsageError.
+    """Returns a pool of connections for threads, none of them connected yet.
 
-    `cell`: as for `blockrelay.redis.client.connect`.
+    `options`: those of redis-py's `from_url`. `cell`: the cell that it is for, needed for a cluster. Raises UsageError
+    for a URL that cannot be used, and ValueError for a cluster's without `cell`.
     """
     address = parse_address(url)
     options = {**options, "driver_info": _DRIVER, "retry": Retry(NoBackoff(), 0)}

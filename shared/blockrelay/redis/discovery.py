@@ -122,6 +122,7 @@ class Slots:
     Any known node may be asked, each time another one, since a node that was cut off answers with the former owner.
     """
 
+    #: The command to send to each node that a search yields.
     question = "CLUSTER SLOTS"
 
     def __init__(self, seeds: Sequence[RedisNode], slot: int) -> None:
@@ -129,6 +130,7 @@ class Slots:
         self._nodes = list(seeds)
 
     def search(self) -> Search:
+        """Starts a search. Only one may run at a time."""
         failed: dict[RedisNode, RedisTrouble] = {}
         answered = False
         for node in list(self._nodes):
@@ -148,9 +150,11 @@ class Slots:
         raise unanswered("no node of the cluster answers", failed)
 
     def witness(self) -> RedisNode | None:
+        """Returns None: no node needs to be asked, since the server itself refuses keys that it does not own."""
         return None
 
     def contradicts(self, answer: Any, place: RedisNode) -> bool:
+        """Returns False: there is no witness whose answer could contradict."""
         return False
 
     def _learn(self, masters: set[RedisNode]) -> None:
@@ -172,7 +176,10 @@ def masters_of_slots(answer: Sequence[Sequence[Any]], *, node: RedisNode) -> dic
 
 
 def unanswered(what: str, failed: Mapping[RedisNode, RedisTrouble]) -> RedisTrouble:
-    """Returns the error for a search without an answer: RedisRefused if any node refused, else RedisUnavailable."""
+    """Returns the error for a search without an answer: RedisRefused if any node refused, else RedisUnavailable.
+
+    `failed` has the error of each node that was asked, at least one. The message of RedisUnavailable has `what`.
+    """
     node, worst = min(failed.items(), key=lambda item: not isinstance(item[1], RedisRefused))
     if isinstance(worst, RedisRefused):
         return RedisRefused(f"{worst} (said by {node}, which was asked for the address)", code=worst.code)

@@ -56,7 +56,10 @@ def worker_ids(client: redis.Redis, keys: Keys) -> list[str]:
 
 
 def read_workers(client: redis.Redis, keys: Keys, model: str) -> list[WorkerInfo]:
-    """Returns all registered workers of `model`, oldest first, ready or not, alive or not. Times are Redis' clock."""
+    """Returns all registered workers of `model`, oldest first, ready or not, alive or not. Times are Redis' clock.
+
+    Leaves out workers whose records have a protocol number that this release does not speak.
+    """
     pipeline = client.pipeline(transaction=False)
     _head(pipeline, keys)
     head = cast(Any, pipeline.execute())

@@ -14,9 +14,11 @@ SILENCE_S = 0.5
 
 
 async def subscribed_async(client: redis.asyncio.Redis, channel: str) -> AsyncIterator[bytes | None]:
-    """Yields the messages of a channel from now on. Raises RedisTrouble.
+    """Yields the messages of a channel from now on.
 
-    Yields None once when the subscription is active, and after every SILENCE_S without a message.
+    Raises RedisTrouble, also when the connection may be to a wrong server: messages may have been missed then.
+    Yields None once when the subscription is active, and after every SILENCE_S without a message. It never ends by
+    itself; closing the generator ends the subscription.
     """
     subscription = cast(Any, client).pubsub(ignore_subscribe_messages=True)
     try:

@@ -56,7 +56,7 @@ SENTINEL = {
     "peer": f"resetchannels {_HELLO} -@all +ping +publish +client|setname +sentinel|is-master-down-by-addr",
     "reloader": f"resetchannels {_RELOADER}",
 }
-#: Users with a password: ROLE_SHA256 of the files stands for its digest.
+#: Users with a password in the files control and payload: ROLE_SHA256 there stands for its digest.
 ROLES = (*SCRIPTS_OF, "keda", "exporter", "reloader")
 
 
@@ -65,7 +65,10 @@ def _pattern(family: Family) -> str:
 
 
 def families_of(role: str, server: Server) -> list[Family]:
-    """Returns the key families that `role` may use on that server. Scripts run on the control Redis only."""
+    """Returns the key families that `role`, a service of SCRIPTS_OF, may use on that server.
+
+    Scripts run on the control Redis only.
+    """
     needs = {role, *(SCRIPTS_OF[role] if server == "control" else ())}
     return [family for family in FAMILIES if server == family.server and needs & family.users]
 

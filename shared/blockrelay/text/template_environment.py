@@ -37,7 +37,10 @@ def template_environment() -> ImmutableSandboxedEnvironment:
 
 
 def compiled(environment: ImmutableSandboxedEnvironment, source: str, *, name: str = "the chat template") -> Template:
-    """Compiles the template `source`. Raises BlockFolderError, which calls the template `name`, if it is not Jinja."""
+    """Compiles the template `source`.
+
+    Raises BlockFolderError, which calls the template `name`, if it is not Jinja or nested too deeply for it.
+    """
     try:
         return environment.from_string(source)
     except TemplateSyntaxError as error:

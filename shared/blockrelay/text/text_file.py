@@ -6,7 +6,10 @@ from blockrelay.errors import UsageError
 
 
 def read_text_file(path: Path) -> str:
-    """Returns the content of a UTF-8 file. Raises UsageError if it is missing, empty, or no text."""
+    """Returns the content of a UTF-8 file.
+
+    Raises UsageError if it cannot be read, is empty, is not UTF-8, or holds NUL bytes.
+    """
     try:
         raw = path.read_bytes()
     except OSError as error:

@@ -8,6 +8,7 @@ from blockrelay.block_folder.strict_json import Fields
 from blockrelay.errors import UnsupportedModel, UsageError
 from blockrelay.text.text_assets import first_id, token_ids
 
+#: The supported families, as `model_type` names them, and the class that `architectures` must name for each.
 ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM",
@@ -53,9 +54,10 @@ class SourceConfig:
 
 
 def read_config(content: bytes, *, max_position: int | None = None) -> SourceConfig:
-    """Reads the bytes of a config.json; `max_position` shortens the context.
+    """Reads the bytes of a config.json; `max_position` shortens the context to this many tokens.
 
-    Raises UnsupportedModel or UsageError that names the field.
+    Raises UnsupportedModel for a field that is not supported, and UsageError for one that is missing or wrong; both
+    name it.
     """
     raw = Fields.parse(content, "config.json", UsageError)
     family = raw.text("model_type")
@@ -176,10 +178,11 @@ def _read_rotary(raw: Fields, context: int) -> Rotary:
 
 
 def refuse_sliding_window(raw: Fields, family: str, layers: int, max_position: int) -> None:
-    """Raises UnsupportedModel for a sliding window that would change the computation.
+    """Raises UnsupportedModel for a sliding window, or layer types, that would change the computation.
 
-    `raw` is the config.json, `max_position` the context. A window is harmless when it is off, when no layer uses it, or
-    when it is no smaller than the context.
+    `raw` is the config.json, whose fields about windows and layer types must not have been read; a field of the wrong
+    type raises its error. `max_position` is the context in tokens. A window is harmless when it is off, when no layer
+    uses it, or when it is no smaller than the context.
     """
     if family == "llama":
         window = raw.integer("sliding_window") if raw.has("sliding_window") else None

@@ -14,7 +14,8 @@ _GGUF = "is GGUF, which is rounded already: convert the checkpoint with safetens
 def refuse_other_folders(place: Path) -> None:
     """Raises UsageError, with the remedy, if `place` is not a folder with a config.json.
 
-    GGUF files, adapters and the root of a cached repository have messages of their own.
+    These have messages of their own, and are refused even beside a config.json: the root of a cached repository, and an
+    adapter or a GGUF file in a folder without model*.safetensors.
     """
     if not place.is_dir():
         raise UsageError(_no_folder(place))
@@ -30,7 +31,10 @@ def refuse_other_folders(place: Path) -> None:
 
 
 def refuse_other_weights(folder: Path) -> None:
-    """Raises UsageError for a folder that has a config.json and no safetensors with the names of transformers."""
+    """Always raises UsageError, with the remedy, for a folder in which the caller has found no model.safetensors.
+
+    The message tells pickles of PyTorch, safetensors of other names, and folders without weights apart.
+    """
     pickle = next((path for pattern in _PYTORCH for path in sorted(folder.glob(pattern))), None)
     if pickle is not None:
         raise UsageError(

@@ -113,7 +113,11 @@ class Checkpoint:
         return frozenset(name for name, stored in self._stored.items() if not _WHOLE.fullmatch(stored.dtype))
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> SafetensorsTensor:
-        """Returns the tensor `name`. Raises UsageError or UnsupportedModel if it is unusable or its shape differs."""
+        """Returns the tensor `name`, whose shape must be `shape`.
+
+        Raises UsageError if it is missing, damaged or of another shape, and UnsupportedModel for a dtype other than
+        F32, F16 and BF16.
+        """
         if name not in self._stored:
             raise UsageError(f"tensor {name} is missing from the checkpoint{_REMEDIES.get(name, '')}")
         if name not in self._opened:

@@ -24,7 +24,9 @@ class CheckpointSource:
 
     config: SourceConfig
     texts: Texts
+    """The tokenizer, the chat template and the defaults of generation."""
     model: ModelConfig
+    """The model of `config`, with its name for clients and what `texts` adds."""
     notes: tuple[str, ...]
     """Lines for the user: one for each thing that is lacking, not applied, or may surprise."""
 
@@ -32,9 +34,9 @@ class CheckpointSource:
 def read_source(checkpoint: Path, *, name: str | None = None, max_position: int | None = None) -> CheckpointSource:
     """Reads the JSON files of a checkpoint.
 
-    `name` is the model's name for clients (default: `model_name`, or `original_name` for a folder that is a mount
-    point); `max_position` shortens the context. Raises UnsupportedModel, UsageError or BlockFolderError that names the
-    file and field.
+    `name` is the model's name for clients. The default is organisation/name for a snapshot in Hugging Face's cache,
+    `original_name` for a mount point, else the folder's name. `max_position` shortens the context to that many tokens.
+    Raises UnsupportedModel, UsageError or BlockFolderError that names the file and field.
     """
     refuse_onnx_blocks(checkpoint)
     refuse_other_folders(checkpoint)

@@ -1,4 +1,4 @@
-"""Converts with the smallest mix of precisions within a limit of perplexity: `convert --budget-perplexity`."""
+"""Converts with a small mix of precisions within a limit of perplexity: `convert --budget-perplexity`."""
 
 import json
 import math
@@ -52,12 +52,15 @@ def convert_within_budget(
     force: bool = False,
     calibration_text: Path | None = None,
 ) -> Manifest:
-    """Writes the smallest block folder of exact blocks whose perplexity is within the budget, and returns its manifest.
+    """Writes a small block folder of exact blocks whose perplexity is within the budget, and returns its manifest.
 
+    The search (`mixing.search`) is greedy: a smaller mix within the budget may exist.
     The perplexity on the first `tokens` tokens of `text` is at most (1 + `budget`) times that of the checkpoint in
-    float32. A report of the measurements (REPORT_NAME) lies beside the manifest. During the work, the disk holds the
-    checkpoint in float32 and in both precisions. The other arguments are those of `convert`, and errors leave nothing
-    behind. Raises UsageError also if BASE alone costs more than the budget.
+    float32. `text` is a UTF-8 file of at least two tokens, and `tokens` is at least 2. A report of the measurements
+    (REPORT_NAME) lies beside the manifest. During the work, the disk holds the checkpoint in float32 and in both
+    precisions. While a perplexity is measured, `report` is called with 0 bytes of 0, since it counts none. The other
+    arguments are those of `convert`. Raises the errors of `convert`, and UsageError also for a checkpoint without a
+    tokenizer and if BASE alone costs more than the budget. Errors leave nothing behind.
     """
     read_text_file(text)  # refuses a useless file before hours of work
     source = read_source(checkpoint, name=name, max_position=max_position)
@@ -115,7 +118,7 @@ def convert_within_budget(
 
 
 def report_lines(folder: Path) -> list[str]:
-    """Returns the report in a block folder as lines for people."""
+    """Returns the report (REPORT_NAME) that `convert_within_budget` left in a block folder, as lines for people."""
     content = json.loads((folder / REPORT_NAME).read_text())
     lines = [
         f"perplexity {content['perplexity']:.4f}, {content['cost']:.2%} above {content['reference']:.4f} in fp32 "

@@ -16,7 +16,8 @@ def link_mix(parts: Sequence[BlockFolder], precisions: Sequence[Precision], out:
 
     `precisions` has one entry per block. Each block comes from the first of `parts` that has it in that precision;
     tokenizer, rotary tables and the like come from `parts[0]`. `parts` are conversions of one checkpoint on the file
-    system of `out`; together they have each block in its precision. `out` must not have any of these files.
+    system of `out`. Together they have each block in its precision, and all graphs of the mix. `out` exists and must
+    not have any of these files.
     """
     main = parts[0].manifest
     own = {*main.graphs.values(), *(block.file for block in main.blocks)}

@@ -1,4 +1,4 @@
-"""Searches the smallest mix of precisions within a limit of perplexity. Pure but for the `measure` that is passed."""
+"""Searches a small mix of precisions within a limit of perplexity. Pure but for the `measure` that is passed."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,12 +25,13 @@ class MixSearchResult:
 def cheapest(
     base: Mix, cheaper: Mix, saved: Sequence[int], *, limit: float, measure: Callable[[Mix], float]
 ) -> MixSearchResult | None:
-    """Returns `base` with as many blocks of `cheaper` as stay within `limit`; None if `base` itself is above it.
+    """Returns `base` with blocks of `cheaper` chosen greedily within `limit`; None if `base` itself is above it.
 
-    The search is greedy by measured sensitivity. Each block is first changed alone; blocks are then changed for good
-    one after the other, beginning with the least perplexity per byte saved (`saved[i-1]` bytes for block i). A change
-    is kept if the measured perplexity stays within the limit. `measure` is called at most 2 + 2 N times for N blocks,
-    and twice where all blocks may change.
+    `limit` is a perplexity, and `measure` returns the perplexity of a mix. `base` and `cheaper` are equally long. The
+    result is `cheaper` if that is within the limit. Otherwise each block is first changed alone, to measure it. Blocks
+    are then changed for good one after the other, beginning with the least perplexity per byte saved. A change of block
+    i saves `saved[i-1]` > 0 bytes. It is kept if the measured perplexity stays within the limit. `measure` is called at
+    most 2 + 2 N times for N blocks, and twice where all blocks may change.
     """
     at_base = measure(base)
     if at_base > limit:

@@ -34,7 +34,9 @@ class OnnxBlocks:
 
     root: Path
     wiring: Wiring
+    """The source of each input of each block."""
     graph: Graph
+    """The graphs of all blocks, joined into one."""
     files: tuple[str, ...]
     """Names of all files: the blocks in order, then the weight files."""
     _beside: Mapping[tuple[str, str], WeightPlace]
@@ -46,7 +48,7 @@ class OnnxBlocks:
     _maps: dict[Path, mmap.mmap] = field(default_factory=dict[Path, mmap.mmap])
 
     def array(self, constant: Constant) -> Array:
-        """Returns the numbers of a constant, read-only.
+        """Returns the numbers of a constant of `graph`, not to be changed.
 
         Raises OnnxBlocksError that names a constant whose data differs from its declaration.
         """

@@ -51,7 +51,7 @@ class ImportOptions:
     precision: str | None = None
     """In the syntax of `parse_precisions`; None: the precision in which the blocks store their weights."""
     text: Path | None = None
-    """UTF-8 file on which the cost of rounding is measured."""
+    """UTF-8 file on which the cost of rounding is measured; not read if all blocks get the weights' float precision."""
     name: str | None = None
     """The model's name for clients; None: a name from the folder."""
     max_position: int | None = None

@@ -18,10 +18,11 @@ _COMPARE = "blockrelay_worker.offline.onnx_blocks.comparison.compare"
 def compare(
     originals: Path, imported: Path, places: ComparedPlaces, done: Callable[[ComparedBlock], None]
 ) -> tuple[ComparedBlock, ...]:
-    """Compares all blocks and returns the results in order; `done` is called with each as it comes.
+    """Compares all blocks and returns the results in order; `done` is called with each good one as it comes.
 
-    Raises OnnxBlocksError that names the first block that differs from its original, or an original that cannot run;
-    ExecutionError if the worker fails.
+    `originals` is the folder of ONNX blocks, `imported` the block folder made of it. `places` are the tensors of the
+    original graphs that are compared. Raises OnnxBlocksError that names the first block that differs from its
+    original, or an original that cannot run; ExecutionError if the worker fails.
     """
     command = [sys.executable, "-P", "-m", _COMPARE, "--", str(originals), str(imported)]
     compared: list[ComparedBlock] = []

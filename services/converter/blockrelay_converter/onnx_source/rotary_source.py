@@ -10,7 +10,8 @@ from blockrelay_converter.rotary import FrequencyRotation, Rotation, TableRotati
 def rotary_of(blocks: OnnxBlocks, rotary: Frequencies | RotationTables, head_dim: int) -> Rotation:
     """Returns the rotation of the recognised model: its frequencies, or its tables cut to head_dim / 2 columns.
 
-    Swapped tables of cos and sin are put right. Raises OnnxBlocksError for tables that are no rotation.
+    Swapped tables of cos and sin are put right. Raises OnnxBlocksError for tables of different shapes. Raises it also
+    unless at position 0, the only one that is checked, all sines are 0 and no cosine is.
     """
     if isinstance(rotary, Frequencies):
         frequencies = blocks.array(rotary.constant).astype(np.float32).reshape(-1)

@@ -32,9 +32,11 @@ def read_settings(
     """Reads the settings of the recognised model `llama` from the files in `folder`, beside its ONNX blocks.
 
     `name` is the model's name for clients (None: a name from the folder). `max_position` sets the context in tokens
-    and may not exceed that of the files or tables (None: as long as they say). `rows` is the number of positions in
-    the graphs' rotary tables (None: no limit). Raises UsageError for a wrong file, a head size that cannot be computed
-    or a `max_position` that is too large. Raises UnsupportedModel for a sliding window that would change the result.
+    and may not exceed that of the files or tables. None: what the files say, or DEFAULT_CONTEXT (4096) if they do not,
+    but at most `rows`. `rows` is the number of positions in the graphs' rotary tables (None: no limit).
+
+    Raises UsageError for a wrong file, a head size that cannot be computed or a `max_position` that is too large.
+    Raises UnsupportedModel for a sliding window that would change the result.
     """
     if not is_head_dim(llama.head_dim):
         raise UsageError(f"{folder}: heads of {llama.head_dim} cannot be computed: {HEAD_DIMS}")

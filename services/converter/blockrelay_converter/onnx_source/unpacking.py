@@ -42,10 +42,13 @@ def zero_points(stored: NDArray[Any] | None, *, bits: int, rows: int, groups: in
 
 
 def as_groups(q: NDArray[np.uint8], scales: NDArray[np.float32], zeros: NDArray[np.float32]) -> Groups | None:
-    """Converts packed 4-bit rows [N, groups, 16] to w4a8, or returns None if that would round anything.
+    """Converts packed 4-bit rows [N, groups, 16] to w4a8: (q4 [K/2, N], gs [K/32, N], scale [N]), or returns None.
 
-    The `scale` of a column is the power of two above its group scales, so that the float16 `gs` are at most 1. This is
-    exact for scales that were float16, unless they differ by more than float16 can hold.
+    `scales` and `zeros` are [N, groups]; the inputs K must be a multiple of 32, because padding would become weights.
+    None: a value would be rounded, a scale is not finite, or the groups do not have 32 inputs and the zero point 8.
+    The weight is (q - 8) * gs * scale. The `scale` of a column is the power of two above its group scales, so that the
+    float16 `gs` are at most 1. This is exact for scales that were float16, unless they differ by more than float16 can
+    hold.
     """
     if q.shape[2] * 2 != GROUP or (zeros != _STORED_ZERO).any() or not np.isfinite(scales).all():
         return None

@@ -99,7 +99,7 @@ class OnnxWeights:
         return self._llama.parts.keys()
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> OnnxTensor:
-        """Returns the tensor `name`. Raises OnnxBlocksError if its shape is not `shape`."""
+        """Returns the tensor `name`, one of `names`. Raises OnnxBlocksError if its shape is not `shape`."""
         tensor = OnnxTensor(self._blocks, self._llama.parts[name])
         if tensor.shape != shape:
             constant = tensor.part.constant
@@ -109,9 +109,10 @@ class OnnxWeights:
         return tensor
 
     def float_precision(self) -> Precision:
-        """Returns the float precision that rounds no weight: fp16 if the weights or their scales are float16.
+        """Returns the float precision of the type in which weights are stored: fp16 for float16, fp32 for float32.
 
-        All weights are taken to have the type of layer 0's query projection.
+        For packed weights it is that of their scales; fp16 may round them. All weights are taken to have the type of
+        layer 0's query projection.
         """
         first = self._llama.parts["model.layers.0.self_attn.q_proj.weight"]
         source = first.source

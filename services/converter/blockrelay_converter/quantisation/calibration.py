@@ -28,10 +28,15 @@ _FEWEST_TOKENS = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """The result of a calibration: the smoothing of each block, by its index, and the errors before and after."""
+    """The result of a calibration: the smoothing of each block, and the errors before and after.
+
+    Block indexes count from 1.
+    """
 
     text_sha256: str
+    """The SHA-256 (hex) of the whole text."""
     tokens: int
+    """Number of tokens that were run."""
     smoothings: Mapping[int, Smoothing]
     linears: Mapping[int, Mapping[str, Smoothed]]
     """The measurement of each linear layer, by block index, then by kind."""
@@ -54,7 +59,7 @@ class Calibration:
 
 
 def report_table(report: bytes) -> list[tuple[str, ...]]:
-    """Returns a report as rows of a table: a heading, then each block with the errors of its linears."""
+    """Returns a calibration.json, given as bytes, as rows of a table: a heading, then each block's errors by linear."""
     blocks = json.loads(report)["relative_errors"]
     lines: list[tuple[str, ...]] = [("block", *LINEARS)]
     for block, linears in blocks.items():
@@ -66,7 +71,7 @@ def report_table(report: bytes) -> list[tuple[str, ...]]:
 def sequences(tokenizer: Tokenizer, text: str, *, context: int) -> NDArray[np.int64]:
     """Returns pieces of the text as token ids [S, L], each after the tokenizer's beginning of text.
 
-    Raises UsageError if the text is too short.
+    L is at most `context` tokens. Raises UsageError if the text or the context is too short.
     """
     plain = tokenizer.encode(text, add_special_tokens=False)
     # Special tokens that the tokenizer puts before a prompt stand before every piece too.

@@ -14,7 +14,10 @@ from blockrelay_converter.block_writer import BlockSource
 
 F64 = NDArray[np.float64]
 Watch = Callable[[str, F64], None]
-"""A function that is called with (kind of linear layer, its input [rows, K]) before the layer runs."""
+"""A function that is called with (kind of linear layer, its input [rows, K]) before the layer runs.
+
+The kinds are those of `model.LINEARS`: qkv, o, gate_up, down and head. It must not change the input.
+"""
 
 
 class FloatModel:
@@ -31,7 +34,7 @@ class FloatModel:
         return self._source.embedding_rows(tokens).astype(np.float64)
 
     def layer(self, x: F64, index: int, watch: Watch) -> None:
-        """Runs layer block `index` (without its embedding) on `x` [S * L, hidden], in place."""
+        """Runs layer block `index`, from 1, on `x` [S * L, hidden], in place. The embedding of block 1 is not run."""
         model, width = self._model, self._model.intermediate_size
         normed = self._norm(x, index, "norm_attention")
         watch("qkv", normed)

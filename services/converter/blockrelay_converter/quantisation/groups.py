@@ -25,9 +25,9 @@ _TOGETHER = 4096
 def quantise_groups(weights: F32) -> tuple[NDArray[np.uint8], NDArray[np.float16], F32]:
     """Rounds the finite rows [N, K] of a linear layer to (q4 [K/2, N], gs [K/32, N], scale [N]); K a multiple of 32.
 
-    These are the tensors of `model.block_tensors`: q4 holds q + 8, two to a byte; |gs| <= 1; scale > 0. Each group
-    factor that is tried is moved to the least squares of the numbers it rounds to, and the one with the smallest
-    squared error wins. A zero column has scale 1, gs 0 and q 0.
+    These are the tensors of `model.block_tensors`: row i of q4 holds q + 8 of the inputs 2i (low half) and 2i + 1;
+    |gs| <= 1; scale > 0. Each group factor that is tried is moved to the least squares of the numbers it rounds to, and
+    the one with the smallest squared error wins. A zero column has scale 1, gs 0 and q 0.
     """
     count, depth = weights.shape
     groups = depth // GROUP

@@ -24,8 +24,8 @@ class Smoothed:
     """The chosen exponents of one linear layer, and the relative errors of its output.
 
     `exponents` has one entry per channel that does not share another's. `before` and `after` are |rounded output -
-    output| / |output| over the measured rows, without and with smoothing. They are equal, and `share` is None, if no
-    smoothing is worth it.
+    output| / |output| over the measured rows, without and with smoothing. `share` is the one of SHARES that was chosen.
+    It is None, and both errors are equal, if no smoothing is worth it.
     """
 
     exponents: Exponents
@@ -42,11 +42,15 @@ def smooth(
     weights: Iterable[NDArray[np.float32]],
     rounding: Callable[[NDArray[np.float32]], NDArray[np.float32]],
 ) -> Smoothed:
-    """Tries every share on the rows `inputs` [R, K] and returns the one with the smallest error.
+    """Tries every share on the rows `inputs` [R, K] and returns the exponents with the smallest error.
+
+    Without a share that lowers the error by 5 % or more, all exponents are 0. Inputs are divided by 2**exponent, and
+    the weights that read them multiplied.
 
     `largest_input` and `largest_weight` [K] are the largest magnitudes of each channel (over all calibration rows) and
-    of the weights that read it. `channels` [K] is that of `smoothing_scales.channels_of`. `weights` are the rows of the
-    layer in pieces [n, K]; `rounding` rounds such a piece as the block folder does.
+    of the weights that read it. `channels` [K] has for each channel the index of its exponent, from 0 without a gap;
+    channels with equal indexes share one. `weights` are the rows of the layer in pieces [n, K]. `rounding` rounds such
+    a piece as the block folder does.
     """
     own_input, own_weight = (np.zeros(int(channels.max()) + 1) for _ in range(2))
     np.maximum.at(own_input, channels, largest_input)
@@ -74,10 +78,11 @@ def smooth(
 
 
 def exponents_for(largest_input: NDArray[np.float64], largest_weight: NDArray[np.float64], share: float) -> Exponents:
-    """Returns an exponent per channel, [C]: round(log2(input**share / weight**(1 - share))) less the median.
+    """Returns an exponent per channel, [C]: log2(input**share / weight**(1 - share)) less its median, rounded.
 
-    Subtracting the median leaves most channels unchanged. A channel that is always zero, or that no weight reads, gets
-    0.
+    It is limited to -12..12. `largest_input` and `largest_weight` are the largest magnitudes of each channel and of the
+    weights that read it. Subtracting the median leaves most channels unchanged. A channel that is always zero, or that
+    no weight reads, gets 0.
     """
     used = (largest_input > 0) & (largest_weight > 0)
     exponents = np.zeros(largest_input.size, np.int32)

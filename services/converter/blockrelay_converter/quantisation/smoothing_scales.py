@@ -67,7 +67,8 @@ def channels_of(model: ModelConfig, linear: str) -> NDArray[np.intp]:
 def layer_smoothing(model: ModelConfig, exponents: Mapping[str, Exponents]) -> Smoothing:
     """Returns the smoothing that divides the inputs of a block's linears by 2**exponent.
 
-    `exponents` has an array for each linear to smooth: one exponent per input channel, for `o` one per shared channel.
+    `exponents` has an array for each linear to smooth: one exponent per input channel, for `o` one per channel of the
+    value heads, [kv_heads * head_dim].
     """
     rows: dict[str, Exponents] = {}
     columns = {linear: each[channels_of(model, linear)] for linear, each in exponents.items()}

@@ -88,7 +88,7 @@ class StageNeed:
 
     @property
     def cpu_memory(self) -> float:
-        """Bytes of host memory of a worker that computes on a CPU: weights, KV pages and the process itself."""
+        """Bytes of host memory of a CPU worker: weights, KV pages and its process, without the rotary tables."""
         return self.cpu_weight_bytes + self.kv_bytes + measured.WORKER_ALONE_BYTES.value
 
     @property
@@ -103,10 +103,13 @@ class ModelNeed:
 
     weight_bytes: int
     rotary_bytes: int
+    """The tables of cos and sin, which each worker has."""
     stages: tuple[StageNeed, ...]
     kv_bytes_per_token: int
     kv_bytes_per_request: int
+    """KV pages of a request with the load's prompt and new tokens."""
     kv_bytes_per_context: int
+    """KV pages of a request that fills the load's context."""
     hop_bytes_per_row: int
     """Bytes that all stages together send to their next stages for one token."""
 
@@ -116,7 +119,9 @@ class DiskNeed:
     """The needs of the append-only file with `appendfsync always`: bytes, syncs, and how long a sync may take."""
 
     file_bytes_per_second: float
+    """Bytes appended to the file."""
     device_bytes_per_second: float
+    """Bytes written to the device, where each sync writes whole pages."""
     syncs_per_second: float
     """Syncs if no two writes share one."""
     fsync_own_s: float
@@ -152,26 +157,35 @@ class DiskEffect:
 class Capacity:
     """All that a load needs at one pace of its workers. CPU is in cores.
 
-    Figures are sums over all cells, except `gateway_bytes` (of each gateway) and `schedulers` (of each cell).
+    Counts, rates, CPU and memory are sums over all cells, except `gateway_bytes` (of each gateway) and `schedulers`
+    (of each cell). Durations are those of one route or one sync.
     """
 
     routes: int
     workers: int
     requests_at_once: float
     step_s: float
+    """Seconds of a step of a full route."""
     cells: int
     redis_commands_per_second: float
     redis_cpu: float
     redis_bytes: float
+    """Memory in use by the control Redis."""
     redis_maxmemory: float
+    """The setting `maxmemory` of the control Redis servers of all cells together, in bytes."""
     redis_wire_bytes_per_second: float
+    """Bytes of the control Redis on the network, in both directions."""
     disk: DiskNeed
     payload_bytes_per_second: float
+    """Hidden states of new tokens that stages send on."""
     payload_prompt_bytes_per_second: float
+    """Hidden states of prompt tokens that stages send on."""
     gateways: int
     gateway_cpu: float
     gateway_bytes: float
+    """Memory of a gateway, with its helpers and its streams."""
     client_bytes_per_second: float
+    """Bytes from gateways to clients."""
     schedulers: int = LEAST_SCHEDULERS
 
 
@@ -224,7 +238,10 @@ def _in_pages(tokens: int) -> int:
 
 
 def capacity(model: ModelNeed, load: ExpectedLoad, pace: float) -> Capacity:
-    """Returns the needs of the load if each route (one worker per stage) has this pace (see `Paces`)."""
+    """Returns the needs of the load if each route (one worker per stage) has this pace.
+
+    The pace is the new tokens per second of a route while it also computes the load's prompts.
+    """
     routes = _whole(load.tokens_per_second / (PLANNED_SHARE * pace))
     step_s = load.at_once / pace
     # A request lasts as many steps as it has new tokens; the routes limit how many run at once.

@@ -14,13 +14,18 @@ from blockrelay_converter.sizing.shapes import read_shape
 from blockrelay_converter.sizing.sized import Sized, size
 
 _Value = TypeVar("_Value")
-#: Defaults of the options: tokens, requests per second, requests at once, cores.
+#: Defaults of the options: tokens, requests per second, requests at once, cores. CONTEXT is cut to the model's context,
+#: PROMPT to half of the context, and NEW to a quarter of it.
 PRECISION, CONTEXT, PROMPT, NEW, REQUESTS_PER_SECOND, AT_ONCE, CORES = DEFAULT_PRECISION, 8192, 512, 256, 1.0, 64, 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SizingOptions:
-    """The options of `analyse --sizing`; None: not given."""
+    """The options of `analyse --sizing`; None: not given.
+
+    `context`, `prompt` and `new` are tokens of one request, and `cores` are those of one worker. `precision` is text
+    such as `w8a8,block_33=fp32`, and `device` a class of devices in the file `profile`.
+    """
 
     precision: str | None
     context: int | None

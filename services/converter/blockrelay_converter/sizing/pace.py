@@ -55,8 +55,8 @@ def scaled_pace(analysis: ModelAnalysis, precisions: Sequence[Precision], load: 
 def profiled_pace(profile: Profile, load: ExpectedLoad, *, blocks: int, device: str | None) -> Paces:
     """Returns the pace that follows from a profile of the model's blocks: the slowest stage bounds the route.
 
-    `device` is the class in the profile, which may be None if it has only one. Raises UsageError for a profile of
-    another model and for an unknown or missing class.
+    `device` is the class in the profile, which may be None if it has only one. Raises UsageError for a profile with
+    other blocks than 1 to `blocks`, for an unknown or missing class, and for more stages than blocks.
     """
     if len(profile.blocks) != blocks or set(profile.blocks) != {f"block_{index}" for index in range(1, blocks + 1)}:
         raise UsageError(

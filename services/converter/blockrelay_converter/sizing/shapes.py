@@ -30,9 +30,10 @@ NAMES = ", ".join(SHAPES)
 
 
 def read_shape(model: str) -> tuple[ModelConfig, tuple[Precision, ...] | None]:
-    """Returns the model, and the precision of each block if it is a block folder (else None).
+    """Returns the shape of `model`, and the precision of each block if that is a block folder (else None).
 
-    A folder wins over a shape of the same name. Raises UsageError, UnsupportedModel or BlockFolderError.
+    `model` is the path of a folder, or a key of SHAPES; a folder wins over a shape of the same name. Raises UsageError,
+    UnsupportedModel or BlockFolderError if it is neither, or a folder that cannot be served or converted.
     """
     folder = Path(model)
     if model in SHAPES and not folder.exists():

@@ -31,7 +31,9 @@ def size(
 ) -> Sized:
     """Sizes the model and the load at both ends of the range that `pace` returns for the model's analysis.
 
-    Raises UsageError for a context beyond the model's, and the errors of `analyse` and `model_need`.
+    `precisions` has one entry for each block. Raises UsageError for a context beyond the model's, for ONNX blocks made
+    by others, for more stages than blocks, and for a precision that the model's widths do not allow. Errors of `pace`
+    pass through.
     """
     if load.context > model.max_position:
         raise UsageError(f"--context {load.context} is beyond the {model.max_position} of {model.name}")

@@ -50,7 +50,7 @@ def measure(logits_of: Logits, tokenizer: Tokenizer, documents: list[Document]) 
     """Measures a model on documents. An answer is right when each of its tokens has the largest logit.
 
     Greedy decoding then writes exactly this answer. Documents of more than LONGEST tokens are left out; at least one
-    must be shorter.
+    must be left, with two tokens or more.
     """
     loss, tokens = 0.0, 0
     right: Counter[str] = Counter()

@@ -13,7 +13,15 @@ from blockrelay_worker.execution.page_layout import pages_for
 
 
 def executor_logits(root: Path, threads: int) -> Callable[[list[int]], NDArray[np.float32]]:
-    """Returns a function from token ids to logits [ids, vocab]. All ids run as one chunk, which changes no bit."""
+    """Returns a function from token ids to logits, float32 [ids, vocab].
+
+    `root` is a converted model, not ONNX blocks made by others, and `threads` the CPU threads of its kernels. All ids
+    run as one chunk; in exact precisions the bits are those of any other chunking. The function takes one id to as many
+    as the model's context has tokens. It takes one call at a time, because all calls use the same KV pages. A call may
+    overwrite the logits of the call before: copy what must last. Raises BlockFolderError for a folder that cannot be
+    used, and ExecutionError if its blocks cannot be computed. The function raises ExecutionError for too few or too
+    many ids, for an id outside the vocabulary, and for a block that fails.
+    """
     folder = open_block_folder(root)
     limit = folder.rotary()[0].shape[0]
     blocks = folder.model.blocks

@@ -11,10 +11,10 @@ from blockrelay_storyteller import model
 
 
 def torch_logits(folder: Path, threads: int, *, rounded: bool) -> Callable[[list[int]], NDArray[np.float32]]:
-    """Returns a function from token ids to logits [ids, vocab].
+    """Returns a function from token ids to logits, float32 [ids, vocab].
 
-    `folder` is a checkpoint. `threads` become torch's threads, for the whole process. With `rounded`, all linear layers
-    round as the w8a8 executor does.
+    `folder` is a checkpoint that `model.save` wrote. `threads` become torch's threads, for the whole process. With
+    `rounded`, all linear layers round as the w8a8 executor does.
     """
     torch.set_num_threads(threads)
     net = model.load(folder).eval()

@@ -63,9 +63,9 @@ POLISH = (TrainingPhase(share=1.0, length=512, beats=(2, 7), answer_weight=1),)
 class Recipe:
     """The hyperparameters of a training: all that the result depends on, besides the shape and the machine.
 
-    `batch` is in tokens per step. `matrix_rate` and `other_rate` are peak learning rates; `decay` is the share of the
-    training in which they fall, in a straight line, to 2 % of the peak. `quantised` is the share of steps, at the end,
-    that round as the w8a8 executor does.
+    `batch` is in tokens per step. `matrix_rate` and `other_rate` are peak learning rates, reached after 30 steps.
+    `decay` is the share of the training in which they fall, in a straight line, to 2 % of the peak. `quantised` is the
+    share of steps, at the end, that round as the w8a8 executor does.
     """
 
     tokens: int = 4_200_000
@@ -124,7 +124,8 @@ def _stream(seed: str, phase: TrainingPhase) -> Iterator[Document]:
 def losses_of(net: model.TorchLlama, rows: token_streams.Rows, device: str, autocast: bool) -> tuple[Tensor, Tensor]:
     """Returns two losses in nats per token: the weighted mean to train on, and the mean over answers.
 
-    The second is NaN if answers have the weight 1.
+    Answers are recognised by a weight above 1: the second is NaN if `rows` have none. With `autocast`, the net computes
+    in bfloat16.
     """
     ids = torch.from_numpy(rows.ids.astype("int64")).to(device)
     weights = torch.from_numpy(rows.weights.astype("float32")).to(device)[:, 1:].reshape(-1)
@@ -152,8 +153,8 @@ def train(
 ) -> model.TorchLlama:
     """Trains `net` in place and returns it.
 
-    Logs the loss every 50 steps and writes the weights to `snapshots` every 250. Raises SystemExit for a loss that is
-    not finite.
+    Logs the mean loss every 50 steps, and raises SystemExit if that is not finite. Writes the Hugging Face folder to
+    `snapshots` every 250 steps. With `autocast`, the net computes in bfloat16. `device` is "cpu" or "cuda".
     """
     net.to(device)
     matrices = [p for p in net.model.layers.parameters() if p.ndim == 2]

@@ -82,7 +82,7 @@ class Admission:
         together: bool = False,
         binding: Binding | None = None,
     ) -> Readers:
-        """Accepts all requests of one body, or none, and returns a reader of them all.
+        """Accepts all requests of one body (at least one), or none, and returns a reader of them all.
 
         A request that exists already is found instead: by its Idempotency-Key, or as the same step of its session. The
         first new request passes the limits for all, so that nothing is begun, or charged, if they do not all fit.
@@ -91,8 +91,9 @@ class Admission:
         other steps out, so only Redis can refuse the rows behind the first. `binding`: the reason why the requests go
         to this cell, if they may not go to another.
 
-        Raises LimitExceeded, BadRequest, ServiceUnavailable, RedisTrouble, KeyReused, or Conflict if the session is at
-        another step; then no new request stays in the queue.
+        The caller closes the reader. Raises LimitExceeded, BadRequest, ServiceUnavailable, RedisTrouble, KeyReused, or
+        Conflict if the session is at another step; then no new request stays in the queue. Raises WireError if the
+        record of a request that exists already cannot be decoded.
         """
         await self._check_room(requests)
         for request in requests:
@@ -135,7 +136,7 @@ class Admission:
     async def _check_room(self, requests: Sequence[AdmissionRequest]) -> None:
         """Raises LimitExceeded if Redis has no room for new requests, and one of these is new.
 
-        Raises ServiceUnavailable while the cell's protocol is not that of this gateway.
+        Raises ServiceUnavailable while the cell's protocol is not that of this gateway, and RedisTrouble.
         """
         if self._cell.protocol_gap:
             raise ServiceUnavailable(self._cell.protocol_gap)
@@ -239,7 +240,10 @@ class Admission:
         return self._cell.retention_s if request.body.background else 0
 
     async def _accept(self, one: _Submitted, limits: Limits, max_in_flight: int) -> Accepted:
-        """Runs ACCEPT and returns its answer. Raises LimitExceeded if Redis is full, else RedisTrouble."""
+        """Runs ACCEPT and returns its answer, also that of a refusal.
+
+        Raises LimitExceeded if Redis is full, RedisRefused at once, and RedisTrouble after ACCEPT_RETRY_S seconds.
+        """
         replicas = self._settings.accept_replicas
         call = one.active.acceptance.call(max_in_flight=max_in_flight, limits=limits, confirm=replicas > 0)
         give_up, attempt = time.monotonic() + ACCEPT_RETRY_S, 0

@@ -32,7 +32,7 @@ class CellWatch:
     """The state of a cell as its control Redis had it at the last poll; `watch` polls every MEMORY_POLL_S seconds.
 
     `full` says why no new request may be accepted, `protocol_gap` why nothing of the cell may be read or written. Both
-    are empty while that is allowed.
+    are empty while that is allowed. While there is a `protocol_gap`, the other values stay as they were.
     """
 
     def __init__(self, links: CellLinks, lease: GatewayLease) -> None:
@@ -61,7 +61,7 @@ class CellWatch:
         return int(_steady_ms() + self._clock_ahead_ms)
 
     def accepted(self) -> None:
-        """Counts a request that this gateway had accepted."""
+        """Counts a new request that ACCEPT has accepted for this gateway."""
         self.unfinished += 1
 
     def ended(self, active: ActiveRequest) -> None:
@@ -111,7 +111,8 @@ class CellWatch:
         """Polls before a request is refused because memory is short: there may be room by now.
 
         The poll begins after this call, because one that has begun may have read the memory before there was room. It
-        serves all callers that come until it begins.
+        serves all callers that come until it begins, MEMORY_EXTRA_POLL_S seconds after the last poll or later. If Redis
+        fails, that is counted, not raised.
         """
         if self._again is None:
             self._again = asyncio.create_task(self._look_soon(), name="look at Redis again")
@@ -128,7 +129,10 @@ class CellWatch:
             self._watch.count_error(error)
 
     async def _make_room(self, used: int, limit: int) -> int:
-        """Forgets ended requests, oldest first, until half the memory is free; returns the bytes in use then."""
+        """Forgets ended requests, oldest first, until use is at most YIELD_SHARE of `limit`; returns the bytes in use.
+
+        It stops earlier without further ended requests, or after FORGET_CALLS_A_POLL calls. Raises RedisTrouble.
+        """
         before, forgotten, left = used, 0, 0
         for _ in range(FORGET_CALLS_A_POLL):
             gone, left = await self._scripts.run(calls.forget(FORGOTTEN_A_CALL))

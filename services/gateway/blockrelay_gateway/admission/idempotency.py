@@ -1,8 +1,8 @@
 """Makes the request ids of one HTTP request, and the fingerprint of its body. Pure, but for random ids.
 
-Without an Idempotency-Key the first id is random. With one it derives from the tenant and the key, so a repeated POST
-has the same ids on every gateway, and nothing else is stored for it; default seeds derive from the ids. The ids of
-further prompts of one body derive from the first.
+Without an Idempotency-Key the first id is random. With one it derives from the tenant, the key and the secret of the
+settings. So a repeated POST has the same ids on every gateway with that secret, and nothing else is stored for it.
+Default seeds derive from the ids. The ids of further prompts of one body derive from the first.
 """
 
 import hashlib
@@ -42,7 +42,7 @@ class Identity:
     base: str
     """Request id of the first prompt."""
     fingerprint: str = ""
-    """SHA-256 of route, model and body, in hex; "" without an Idempotency-Key."""
+    """SHA-256 of route, model and body (but for fields of its delivery), in hex; "" without an Idempotency-Key."""
 
     def names(self, prompts: int = 1) -> list[Name]:
         """The names of the requests, one for each prompt of the body."""
@@ -76,8 +76,9 @@ def identify(
 ) -> Identity:
     """The identity of a body that `tenant` sent to `route` of a gateway for `model`.
 
-    `keys` are the values of its Idempotency-Key header; `secret` keeps others from computing request ids. Raises
-    BadRequest for a key that is not 1 to 255 printable ASCII characters, and for several keys.
+    `keys` are the values of its Idempotency-Key header; without one the identity is random. `secret` keeps others from
+    computing request ids. Raises BadRequest for a key that is not 1 to 255 printable ASCII characters, and for several
+    keys.
     """
     if not keys:
         return random_identity()

@@ -12,7 +12,11 @@ from blockrelay_gateway.admission.refusals import pages_of
 
 
 def priority_of(request: AdmissionRequest, tenant: Tenant) -> int:
-    """The priority of a request's first run. Raises BadRequest for one that the tenant's key may not have."""
+    """The priority of a request's first run; lower is earlier. A request that names none gets the usual priority, or
+    the earliest that the tenant's key may have if that is later.
+
+    Raises BadRequest for a priority outside PRIORITIES, and for one earlier than the key may have.
+    """
     if request.priority is None:
         return max(USUAL_PRIORITY, tenant.priority)
     if request.priority not in PRIORITIES:
@@ -81,7 +85,7 @@ def limits_for(
 
 
 def counted_again(limits: Limits) -> Limits:
-    """The limits for a prompt behind the first one of its HTTP request.
+    """The limits for a prompt behind the first one of its HTTP request, from its `limits_for`.
 
     Its tokens and its place among the requests in flight are checked again, because other clients may have taken them
     since. The forecasts of wait, memory and deadline were made for all prompts with the first.

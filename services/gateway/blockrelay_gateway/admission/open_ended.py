@@ -1,8 +1,9 @@
 """Limits the new tokens of chats that name no `max_tokens`, so that they take no room from other requests.
 
-Such a chat may use the rest of the context, but no more than its share of the smallest KV pool (the pool divided by the
-worker's requests at once, at least 16), and no more than one minute's tokens of its key. Admission counts
-EXPECTED_TOKENS for it, in the key's budget and in predictions; what it generates beyond them is charged when it ends.
+Such a chat may use the rest of the context. Prompt and new tokens together are at most the smallest share of a KV pool
+(the pool divided by the worker's requests at once, at least 16), and at most one minute's tokens of its key. It always
+gets EXPECTED_TOKENS new tokens if context and settings have room for them. Admission counts as many for it, in the
+key's budget and in predictions; what it generates beyond them is charged when it ends.
 """
 
 import time
@@ -17,14 +18,17 @@ from blockrelay_gateway.streaming.cell_links import CellLinks
 
 
 class PoolShares:
-    """The share of a worker's KV pages that one open-ended request may have, if all its requests have the same."""
+    """Reads how many KV pages of a worker one open-ended request may have: an equal share for each of its requests."""
 
     def __init__(self, links: CellLinks) -> None:
         self._client, self._keys, self._model = links.client, links.keys, links.model
         self._read, self._pages = float("-inf"), 0
 
     async def pages(self) -> int:
-        """The smallest share of any worker of the model, in KV pages; 0 without a worker. Raises RedisTrouble."""
+        """The smallest share of any worker of the model, in KV pages; 0 without a worker of the model.
+
+        It is read again after POOLS_FRESH_S seconds. Raises RedisTrouble.
+        """
         if time.monotonic() - self._read > POOLS_FRESH_S:
             self._pages = await self._look()
             self._read = time.monotonic()
@@ -49,9 +53,11 @@ class PoolShares:
 
 
 def bounded(request: AdmissionRequest, tenant: Tenant, pages: int) -> AdmissionRequest:
-    """Returns `request` with the `max_tokens` that it may have; unchanged if its client named a limit.
+    """Returns `request` with the `max_tokens` and `expected_tokens` that it may have.
 
-    `pages` is the share of `PoolShares`.
+    A request whose client named a limit is returned unchanged. In others `max_tokens` is the rest of the context, as
+    settings limit it. `pages` is the share in KV pages, from `PoolShares`; 0 leaves EXPECTED_TOKENS. `max_tokens` never
+    becomes less than EXPECTED_TOKENS, unless it was less before.
     """
     if not request.open_ended:
         return request

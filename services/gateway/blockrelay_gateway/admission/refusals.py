@@ -1,7 +1,7 @@
 """Turns ACCEPT's refusals into errors for the client. Pure, but for the jitter of Retry-After.
 
-429 is the client's own limit, 503 the capacity of gateway or cell. Both have Retry-After, and neither ever comes after
-acceptance.
+429 is the client's own limit, 503 the capacity of gateway or cell. Both have Retry-After. A request that ACCEPT
+refuses is not queued.
 """
 
 from blockrelay.auth.api_keys import Tenant
@@ -17,7 +17,7 @@ from blockrelay_gateway.policy import MEMORY_RETRY_MS
 def refusal(answer: Accepted, request: AdmissionRequest, tenant: Tenant, *, others: int) -> BlockrelayError | None:
     """The error for an answer of ACCEPT; None for one that is not a refusal.
 
-    `others` is the number of further requests that were to be accepted with this one.
+    `others` is the number of requests behind this one that were to be accepted with it.
     """
     retry_s = retry_after_s(answer.retry_ms)
 

@@ -80,11 +80,12 @@ class TensorResults:
     async def fetch(
         self, request_id: str, into: NDArray[np.float16], *, now_ms: Callable[[], int], give_up: Callable[[], bool]
     ) -> bool:
-        """Reads the logits of an ended request into `into`, whose rows are positions; False if they are gone.
+        """Reads the logits of an ended request into `into`, contiguous [positions, vocab]; False if they are gone.
 
-        Afterwards they expire in READ_RESULT_S seconds. `now_ms` is Redis' clock. The read is repeated while the
-        payload Redis fails: it raises RedisTrouble after RESULT_RETRY_S seconds, or if `give_up` returns True. Raises
-        WireError for a result that cannot be decoded.
+        If more positions are stored than `into` has, it gets the last ones. Afterwards they expire in READ_RESULT_S
+        seconds. After False or an error, `into` may be written in part. `now_ms` is Redis' clock. The read is repeated
+        while the payload Redis fails: it raises RedisTrouble after RESULT_RETRY_S seconds, or if `give_up` returns
+        True. Raises WireError for a result that cannot be decoded, or that has another shape.
         """
         name, reader = self._keys.result(request_id), ResultReader(into)
 
@@ -117,7 +118,9 @@ class TensorResults:
     ) -> list[bytes] | None:
         """Reads the KV pages that a request asked for, in the order of `fields`; None if one is gone.
 
-        It repeats, expires and raises like `fetch`.
+        `fields` are `<page>.<layer>`, both from 0. Afterwards the pages expire in READ_RESULT_S seconds. The read is
+        repeated while the payload Redis fails: it raises RedisTrouble after RESULT_RETRY_S seconds, or if `give_up`
+        returns True.
         """
         name, result = self._keys.kv_asked(request_id), list[bytes]()
         for start in range(0, len(fields), KV_FIELDS_A_COMMAND):
@@ -131,10 +134,10 @@ class TensorResults:
         return result
 
     async def give(self, request_id: str, pages: Mapping[str, bytes]) -> None:
-        """Writes KV pages that came with a request, for its workers.
+        """Writes KV pages that came with a request, by their fields `<page>.<layer>`, for its workers.
 
         Pages that are there already stay: the body may be another one under a known request id. If Redis fails, the
-        workers compute the KV.
+        workers compute the KV; nothing is raised.
         """
         name, fields = self._keys.kv_given(request_id), list(pages)
         try:
@@ -150,7 +153,7 @@ class TensorResults:
             self._watch.count_error(error)
 
     async def take_back(self, request_id: str) -> None:
-        """Deletes the KV pages that came with a request."""
+        """Deletes the KV pages that came with a request. If Redis fails, nothing is raised: they expire."""
         try:
             await cast(Any, self._payload.unlink(self._keys.kv_given(request_id)))
         except RedisTrouble as error:  # they expire by themselves

@@ -14,7 +14,10 @@ from pydantic import BaseModel
 
 
 def described_by(model: type[BaseModel]) -> Any:
-    """Returns a dependency that describes the body of a route as `model` in /openapi.json. It is never called."""
+    """Returns a dependency that describes the body of a route as `model` in /openapi.json.
+
+    It goes into the `dependencies` of an OwnBodyRoute, and is never called.
+    """
 
     def body(body: BaseModel) -> None: ...
 
@@ -23,7 +26,11 @@ def described_by(model: type[BaseModel]) -> Any:
 
 
 class OwnBodyRoute(APIRoute):
-    """A route whose endpoint gets the request alone if it has a body (`described_by`); without a body, FastAPI's."""
+    """A route whose endpoint reads the body itself, if it has one (`described_by`); else a usual route of FastAPI.
+
+    With a body, the endpoint is a coroutine function that gets the Request alone and returns a Response. FastAPI then
+    passes no path parameters, runs no dependencies (not even the router's), and converts no return value.
+    """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """Returns the endpoint itself, or FastAPI's handler for a route without a body."""

@@ -17,14 +17,16 @@ STRICT = "Blockrelay-Strict"
 
 @dataclass(frozen=True, slots=True)
 class ClientHeaders:
-    """The checked headers of one request. `exact` and `fallback` mean what they mean in RequestBody."""
+    """The checked headers of one request."""
 
     traceparent: str = ""
     """The client's span (W3C trace context), or ""."""
     trace: bool = False
     """Stages record their steps for the request."""
     exact: bool = False
+    """Only deterministic devices compute the request, and it never continues under another numerics id."""
     fallback: Fallback = "allow"
+    """After a GPU fails, a CPU continues ("allow") or computes all again ("recompute"); "deny" waits for a GPU."""
     strict: bool = False
     """Fields that would change nothing are refused."""
 
@@ -44,8 +46,8 @@ class ClientHeaders:
 def client_headers(headers: Mapping[str, str]) -> ClientHeaders:
     """Reads the headers of a request; `headers` must find names in upper and lower case alike, as Starlette's do.
 
-    Raises BadRequest, naming the header, if a `Blockrelay-...` header has a value that is not allowed. A malformed
-    `traceparent` counts as absent.
+    The case of values does not matter either. Raises BadRequest, naming the header, if a `Blockrelay-...` header has a
+    value that is not allowed. A malformed `traceparent` counts as absent.
     """
     return ClientHeaders(
         traceparent=clean_traceparent(headers.get("traceparent")),

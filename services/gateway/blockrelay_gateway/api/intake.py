@@ -44,10 +44,12 @@ class BodyIntake:
     helpers: Helpers
 
     async def body(self, request: Request, how: How[T]) -> T:
-        """Returns the content of a request's body, read by the method `how`.
+        """Returns the content of a request's body, read by the method `how`. The request has passed `BodyLimit`.
 
         The body's memory is given back, except that of a tensor step, whose KV needs it until `accepted` is called.
-        Raises BadRequest and what `Helpers.run` raises.
+        A second call for the same request would read an empty body. Raises the refusal of a wrong body (BadRequest, or
+        NotFound for another model), and BadRequest for a wrong header. Raises RequestTooLarge, ServiceUnavailable and
+        BlockFolderError in the cases that `read` names.
         """
         received: ReceivedBody = request.scope[RECEIVED]
         keys = tuple(request.headers.getlist(HEADER))
@@ -67,7 +69,8 @@ class BodyIntake:
         """Reads `raw`, whose bytes `share` holds already; a helper's parsed JSON is added to `share`.
 
         The result has the refusal of a wrong body. Raises RequestTooLarge for a body that takes too much memory when
-        parsed, and what `Helpers.run` raises.
+        parsed. Raises ServiceUnavailable if no helper reads it within HELPER_CALL_S seconds, if helpers die over it, or
+        if the model's folder has changed. Raises BlockFolderError if a helper can no longer use the folder.
         """
         if len(raw) < OFFLOAD_BYTES:
             return how(self.reading, raw, sender)
@@ -107,7 +110,8 @@ def _read(settings: GatewaySettings, model_key: str, how: str, raw: bytes, sende
 def _reading(settings: GatewaySettings, model_key: str) -> BodyReader:
     """The BodyReader of a helper process, made at its first body.
 
-    Raises ServiceUnavailable if the model's folder is not the one that the gateway has opened.
+    Raises ServiceUnavailable if the model's folder is not the one that the gateway has opened, and BlockFolderError if
+    it can no longer be used.
     """
     if model_key in _made:
         return _made[model_key]

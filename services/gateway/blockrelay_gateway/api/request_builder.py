@@ -44,6 +44,7 @@ class RequestBuilder:
     generation: GenerationDefaults
     """The model's own defaults for sampling."""
     tokenizer: Tokenizer | None
+    """The model's tokenizer; None: prompts must be token ids, and stop strings are refused."""
     default_max_tokens: int | None
     """New tokens if neither request nor model names a limit; None: EXPECTED_TOKENS, for chats what admission allows."""
     max_tokens_limit: int | None = None
@@ -58,7 +59,8 @@ class RequestBuilder:
         """Encodes the text of the field `param`.
 
         `add_special_tokens` is False for texts of chat templates, which have special tokens already.
-        Raises BadRequest without a tokenizer, and ContextLengthExceeded for a text that is certainly too long.
+        Raises BadRequest without a tokenizer and for a text that is not Unicode, and ContextLengthExceeded for a text
+        that is certainly too long.
         """
         if self.tokenizer is None:
             raise BadRequest(f"the model has no tokenizer: send {param} as token ids", param=param)
@@ -103,8 +105,9 @@ class RequestBuilder:
         """Builds a request for text from `fields`, which all APIs spell the same, and the encoded `prompt`.
 
         `name` has the request's id. `logprobs` is the number of alternatives for each token; None: none are computed.
-        `max_tokens` is a ceiling: the limit in force is also bounded by the context's room behind the prompt. An
-        `open_ended` request may use the rest of the context if client, model and settings name no limit.
+        `max_tokens` is a ceiling: the limit in force is also bounded by `max_tokens_limit` and by the context's room
+        behind the prompt. An `open_ended` request may use the rest of the context if client, model and settings name
+        no limit.
         """
         context = self.model.max_position
         if max_tokens is not None and max_tokens < 1:

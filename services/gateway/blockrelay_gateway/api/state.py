@@ -32,6 +32,7 @@ class Gateway:
     drain: Drain
     submission: Submission
     traces: Traces | None
+    """The exporter of spans; None: no traces are sent."""
     body_timeout: BodyTimeout
     bodies: BodyBudget
 
@@ -47,7 +48,10 @@ class Gateway:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Runs the background work of all cells while the context is open; closes connections at the end."""
+        """Runs the background work of all cells while the context is open; it may be opened once.
+
+        At the end it enters the phase CUTTING, closes the connections to Redis, and sends the spans that are left.
+        """
         try:
             async with self.cells.running():
                 try:

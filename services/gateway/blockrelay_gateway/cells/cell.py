@@ -44,7 +44,10 @@ from blockrelay_gateway.tracing.ended_requests import EndedRequests, Traces
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
-    """The model of a gateway, the same in all its cells; `name` is its name in the API."""
+    """The model of a gateway, the same in all its cells.
+
+    `name` is its name in the API. Without a `tokenizer` clients send and get token ids only.
+    """
 
     folder: BlockFolder
     name: str
@@ -52,7 +55,10 @@ class ServedModel:
 
 
 class Cell:
-    """The parts of one cell, and the actions of routes that need several parts. It is a ResponseSource."""
+    """The parts of one cell, and the actions of routes that need several parts.
+
+    It is a ResponseSource of `streaming.responses`: answers get its `relay` and `keep_alive_s`.
+    """
 
     def __init__(
         self,
@@ -118,7 +124,7 @@ class Cell:
 
     @property
     def reachable(self) -> bool:
-        """True unless its Redis failed the last read, or its protocol is not this gateway's."""
+        """True unless its control Redis failed the last read, or its protocol is not this gateway's."""
         return not self.tailer.away and not self.state.protocol_gap
 
     def relay(self, active: ActiveRequest) -> Relay:
@@ -126,14 +132,20 @@ class Cell:
         return Relay(self.served.tokenizer, active.params, self.served.folder.model.eos_ids, active.body.prompt)
 
     async def status(self, readers: Readers) -> str:
-        """The status of the first request, as in GET /v1/requests/{id}."""
+        """The status of the first request, as in GET /v1/requests/{id}: "queued" if it is new, else that of its record.
+
+        Raises RedisTrouble if the record cannot be read.
+        """
         if not readers.replayed:
             return "queued"
         return status_of_record(*await self.records.state_and_end(readers.requests[0].id))
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Runs the background work while the context is open; closes the Redis connections at the end."""
+        """Runs the background work while the context is open; closes the Redis connections at the end.
+
+        It may be opened once.
+        """
         try:
             async with self.background.running():
                 try:

@@ -88,7 +88,10 @@ class Cells:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Runs the background work of all cells, and watches the file, while the context is open."""
+        """Runs the background work of all cells, and watches the file, while the context is open.
+
+        At the end it closes the connections to Redis. It may be opened once.
+        """
         if self._path:
             self._say(closed=[])
         watching = asyncio.create_task(self.watch(), name="cells") if self._path else None
@@ -116,7 +119,8 @@ class Cells:
         """Reads the file again if it has changed; starts cells that are new and closes cells that are gone.
 
         A file that cannot be used, or that cannot follow the one before, is logged and changes nothing. The home cell
-        stays until the gateway ends, and addresses of cells that exist do not change.
+        stays until the gateway ends, and addresses of cells that exist do not change. It may be called only while
+        `running` is open.
         """
         if self._path is None or (stamp := file_stamp(self._path)) == self._stamp:
             return

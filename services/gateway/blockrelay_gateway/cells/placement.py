@@ -61,10 +61,10 @@ def offers(
 ) -> Offers:
     """Returns the cells for a request without a session or key.
 
-    `prefix` is its `prefix_name`, None without one. `weights` has the cells to choose from, with their shares of new
-    requests (above 0); `loads` has the requests in flight of each cell. Cells that are `away` (they do not answer) come
-    last, because they may be back; before them come the `idle` ones, which accept requests but have no workers now.
-    `chance` is the random source; None: Python's own.
+    `prefix` is its `prefix_name`, None without one. `weights` has the cells to choose from, at least one, with their
+    shares of new requests (above 0); `loads` has the requests in flight of each cell. Cells that are `away` (they do
+    not answer) come last, because they may be back. Before them come the `idle` ones, which accept requests but have no
+    workers now. `chance` is the random source; None: Python's own.
     """
 
     def filled(cell: str) -> float:

@@ -49,7 +49,7 @@ class Readiness:
         self._known_obstacles = _Remembered(lambda: self._bounded(self._obstacles()))
         self._known_missing = _Remembered(lambda: self._bounded(self._missing()))
         self._set_at = float("-inf")
-        #: True if a token could be produced at the last check of `watch`.
+        #: True if a token could be produced at the last check of `watch`, and before the first one.
         self.serves = True
 
     async def obstacles(self) -> list[str]:
@@ -89,7 +89,8 @@ class Readiness:
     async def set_gauges(self) -> None:
         """Sets the gauges of the cell, at most once in READINESS_FRESH_S seconds.
 
-        If Redis cannot be read, they keep their values, but the gauges of readiness become 0.
+        If Redis cannot be read, or the cell accepts nothing, the gauges of load keep their values. The gauge of
+        readiness to accept is then 0, and that for tokens too, unless Redis failed after the workers were read.
         """
         if time.monotonic() - self._set_at < READINESS_FRESH_S:
             return

@@ -53,14 +53,15 @@ class Submission:
         together: bool = False,
         place: CellChoice | None = None,
     ) -> tuple[Cell, Readers]:
-        """Calls `Admission.submit` in the cell where the requests belong and returns that cell and their readers.
+        """Has the requests accepted in the cell where they belong; returns it and a reader, which the caller closes.
 
         Requests without a key or session go to another cell if theirs is away, or has no workers or no room. `place` is
-        the cell that they must go to; None: this method chooses. `together`: they are the rows of one tensor step.
-        There is at least one request.
+        the cell that they must go to, for a step of a session that of `of_session`; None: this method chooses.
+        `together`: they are the rows of one tensor step. There is at least one request.
 
         Raises LimitExceeded, BadRequest, KeyReused, Conflict if the session is at another step, RedisTrouble, and
-        ServiceUnavailable, also if a cell that may have the request is away.
+        ServiceUnavailable, also if a cell that may have the request is away. Raises WireError if the record of a
+        request that exists already cannot be decoded.
         """
         if place is None and not self._cells.several:
             place = CellChoice(self._cells.home)
@@ -97,7 +98,11 @@ class Submission:
     async def _anywhere(
         self, requests: Sequence[AdmissionRequest], tenant: Tenant, *, together: bool
     ) -> tuple[Cell, Readers]:
-        """Submits to the first of up to OFFERS cells that accepts; raises the error of the last one."""
+        """Submits to the first of up to OFFERS cells that accepts; raises the error of the last one.
+
+        Only ServiceUnavailable, and LimitExceeded for the cell's own limits, lead to the next cell. It raises every
+        other error at once.
+        """
         away = {cell.name for cell in self._cells if not cell.reachable}
         idle = {cell.name for cell in self._cells if not cell.readiness.serves}
         loads = {cell.name: cell.state.unfinished for cell in self._cells}
@@ -126,7 +131,7 @@ class Submission:
     async def _place(self, name: str, *, request_id: str = "", sessions: Sequence[str] = ()) -> CellChoice:
         """The place of a keyed request, or of a session that begins.
 
-        Raises ServiceUnavailable if a cell that may have it is away.
+        Raises RedisTrouble, and ServiceUnavailable if a cell that may have it is away.
         """
         current, *former = self._winners(name)
         binding, kept_s = self._binding(name), self._retention_s + LONGEST_REQUEST_S

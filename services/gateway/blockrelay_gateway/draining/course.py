@@ -1,8 +1,8 @@
 """The phases of a gateway's end, and the times at which they begin after a signal. Pure.
 
     SIGTERM: LINGERING (linger_s) -> FINISHING (drain_s, from the signal on) -> CUTTING (LAST_WORDS_S) -> GONE
-    SIGINT, or SIGTERM before the gateway listens: CUTTING (LAST_WORDS_S) -> GONE
-    another signal, at any time: GONE
+    SIGINT, SIGTERM before the gateway listens, or failed background work: CUTTING (LAST_WORDS_S) -> GONE
+    another signal or failure, at any time: GONE
 
 The gateway ends sooner if no request is in flight and it no longer listens.
 """
@@ -61,8 +61,9 @@ def course_from(
 ) -> Course:
     """The course after the signal `number`, or after a failure that only a restart mends (None).
 
-    `started`: the gateway listens already. `under_way` is the course of an earlier signal: a second signal ends the
-    gateway at once.
+    `now` is the time of the signal, by the clock of the course. After SIGTERM the gateway lingers for `linger_s`
+    seconds, and serves its streams until `drain_s` seconds after the signal, if that is later. `started`: the gateway
+    listens already. `under_way` is the course of an earlier signal or failure: then this one ends the gateway at once.
     """
     if under_way is not None:
         return Course(lingering=now, finishing=now, cutting=now, gone=now)

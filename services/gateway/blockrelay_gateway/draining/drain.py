@@ -17,7 +17,7 @@ class GatewayEnds(ServiceUnavailable):
 
 
 class Drain:
-    """The phase of the gateway. The server enters the phases, each at most once and in their order."""
+    """The phase of the gateway. The server enters the phases in their order, and may leave some out."""
 
     def __init__(self) -> None:
         self.phase = Phase.SERVING
@@ -33,7 +33,7 @@ class Drain:
 
     @property
     def has_begun(self) -> bool:
-        """True from LINGERING on: the gateway got a signal to end."""
+        """True from LINGERING on: the gateway ends, because of a signal or of failed background work."""
         return self._has_begun.is_set()
 
     @property

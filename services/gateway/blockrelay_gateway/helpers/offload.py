@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 async def by_size(size: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Returns `work(*args)`, which runs in a thread if it works on `size` bytes of OFFLOAD_BYTES or more."""
+    """Returns `work(*args, **kwargs)`, run in a thread if `size` is at least OFFLOAD_BYTES; raises what it raises."""
     if size < OFFLOAD_BYTES:
         return work(*args, **kwargs)
     return await asyncio.to_thread(work, *args, **kwargs)

@@ -36,13 +36,16 @@ class Helpers:
         *args: *Args,
         room: Callable[[], Awaitable[None] | None] | None = None,
     ) -> T:
-        """Returns `work(*args)`, run in a helper. `work` is a function of a module; its arguments can be pickled.
+        """Returns `work(*args)`, run in a helper.
+
+        `work` is a function of a module; its arguments, its result and its errors can be pickled.
 
         `room` is called when the call's turn has come. It takes memory and returns None, or returns an awaitable after
         which it is tried again; others have their turns meanwhile, because they may hold the memory.
 
-        Raises what `work` raises, RequestTooLarge if memory runs out, and ServiceUnavailable if the call, with its wait
-        for a turn and for `room`, takes longer than `within_s` (its helper is then killed) or HELPER_TRIES helpers die.
+        Raises what `work` and `room` raise, and RequestTooLarge if memory runs out. Raises ServiceUnavailable if the
+        call, with its wait for a turn and for `room`, takes longer than `within_s` seconds; its helper is then killed.
+        A call whose helper dies is run again, up to HELPER_TRIES times in all, and then raises ServiceUnavailable.
         """
         try:
             async with asyncio.timeout(self._within_s):

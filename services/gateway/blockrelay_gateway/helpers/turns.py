@@ -7,7 +7,10 @@ from contextlib import asynccontextmanager
 
 
 class Turns:
-    """Hands out `places` to tenants in turn; a tenant with a name has at most half of them, rounded up."""
+    """Hands out `places` to tenants in turn; a tenant with a name has at most half of them, rounded up.
+
+    The tenant of clients without API keys has the name "" and may have all. Used in the event loop's thread.
+    """
 
     def __init__(self, places: int) -> None:
         self._free, self._places = places, places

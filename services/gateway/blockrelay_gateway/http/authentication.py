@@ -108,7 +108,10 @@ class Authentication:
 
 
 def of(connection: Request | WebSocket) -> Tenant:
-    """The tenant of a request, or of a socket's handshake."""
+    """The tenant of a request, or of a socket's handshake; at a path that needs no key, the one without a name.
+
+    `Authentication` must have put it into the scope before.
+    """
     tenant = connection.scope["state"]["tenant"]
     assert isinstance(tenant, Tenant)
     return tenant
@@ -117,7 +120,7 @@ def of(connection: Request | WebSocket) -> Tenant:
 def current_tenant(connection: Request | WebSocket) -> Tenant:
     """The tenant of a request or socket as the file of keys has it now, with its current limits.
 
-    Raises Unauthorized if the key has been removed since.
+    Raises Unauthorized if the key has been removed since, and at an open path if the client sent no known key.
     """
     return cast(Callable[[], Tenant], connection.scope["state"]["current_tenant"])()
 

@@ -20,7 +20,7 @@ class Background:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Runs all work while the context is open, and cancels it at the end."""
+        """Runs all work while the context is open, and cancels it at the end. It may be opened once."""
         for name, work in self.works.items():
             task = asyncio.create_task(work(), name=name)
             task.add_done_callback(self._ended)
@@ -33,7 +33,7 @@ class Background:
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def stopped(self) -> list[str]:
-        """Names of the work that has ended although the gateway runs."""
+        """Names of the work that has ended, while `running` is open; none before that."""
         return [task.get_name() for task in self._tasks if task.done()]
 
     def _ended(self, task: asyncio.Task[None]) -> None:

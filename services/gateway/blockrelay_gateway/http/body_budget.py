@@ -18,15 +18,21 @@ T = TypeVar("T")
 
 
 class BodyBudget:
-    """The bytes that all requests and answers together may take. The largest body always fits if it is alone."""
+    """The bytes that all requests and answers together may take. The largest body always fits if it is alone.
+
+    It belongs to the event loop's thread.
+    """
 
     def __init__(self, max_bytes: int, *, largest_body: int = 0) -> None:
-        """`max_bytes` is the budget, raised to `largest_body`, what the largest body needs."""
+        """`max_bytes` is the budget, raised to `largest_body`, the most bytes of one body."""
         self.max_bytes, self.used = max(max_bytes, largest_body), 0
+        #: The most bytes of large bodies that may wait together.
         self.max_waiting = max(int(WAITING_SHARE * self.max_bytes), largest_body)
+        #: The most `used` bytes with which large bodies, parsed JSON and answers still get room.
         self.max_large = max(int(LARGE_SHARE * self.max_bytes), largest_body)
-        #: The most bytes of bodies that one named tenant may have waiting.
+        #: The most bytes of bodies, arriving and waiting, of one named tenant.
         self.max_tenant = max(self.max_waiting // 2, largest_body)
+        #: Bytes taken for bodies, by the tenant's name ("" if it is not known).
         self.tenants: Counter[str] = Counter()
         self.waiting = 0
         """Bytes of large bodies that have arrived."""
@@ -34,7 +40,7 @@ class BodyBudget:
         self._watching: list[asyncio.Future[None]] = []
 
     def room(self, count: int, limit: int) -> bool:
-        """True if `count` bytes more fit below `limit`."""
+        """True if `used` with `count` bytes more is at most `limit`."""
         return self.used + count <= limit
 
     def given_back(self) -> Awaitable[None]:
@@ -59,7 +65,8 @@ class BodyBudget:
     async def wait(self, count: int, within_s: float) -> None:
         """Takes `count` bytes as soon as they fit, first come, first served.
 
-        Raises LimitExceeded if they do not fit within `within_s` seconds.
+        Raises LimitExceeded if they do not fit within `within_s` seconds. The caller first makes sure that `count` is
+        at most `max_large`: bytes that can never fit would keep later ones waiting.
         """
         if not self._waiting and self.room(count, self.max_large):
             self.used += count
@@ -88,7 +95,10 @@ class BodyShare:
         self._waiting = 0  # its bytes that count as a large body's
 
     def take(self, count: int) -> None:
-        """Takes `count` bytes more for the body. Raises LimitExceeded if the budget or the tenant has no room."""
+        """Takes `count` bytes more for the body, or nothing.
+
+        Raises LimitExceeded if the budget (scope "cell") or the tenant (scope "client") has no room.
+        """
         if self._tenant and count and self._budget.tenants[self._tenant] + count > self._budget.max_tenant:
             message = "this key has too many large requests on their way; try again later"
             raise LimitExceeded(message, scope="client", limit="bodies", retry_after_s=retry_after_s(0))
@@ -128,7 +138,9 @@ class BodyShare:
     def take_parsed(self, count: int) -> Awaitable[None] | None:
         """Takes `count` bytes for parsed JSON and returns None; without room, an awaitable for the next try.
 
-        The caller must not hold a helper while it waits: requests behind it may have to finish first to make room.
+        The awaitable ends when bytes are given back, which may still be too few. The caller calls `check_parsed` first:
+        bytes that can never fit would be tried for ever. The caller must not hold a helper process while it waits:
+        requests behind it may have to finish first to make room.
         """
         if not self._budget.room(count, self._budget.max_large):
             return self._budget.given_back()
@@ -197,7 +209,10 @@ class BodyTimeout:
             raise RequestTooSlow(f"the body did not arrive within {self._within_s:g} seconds; send it again") from None
 
     def close(self) -> None:
-        """Ends all waiting at once, because the gateway ends."""
+        """Ends the waits that are under way immediately, because the gateway ends.
+
+        A later wait has its full time, and then raises ServiceUnavailable instead of RequestTooSlow.
+        """
         self._closing = True
         for limit in self._limits:
             limit.reschedule(0.0)

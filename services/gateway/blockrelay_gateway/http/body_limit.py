@@ -1,4 +1,6 @@
-"""Reads the body of every HTTP request before its route, within limits of size, memory and time.
+"""Reads the bodies of HTTP requests before their routes run, within limits of size, memory and time.
+
+GET, HEAD and OPTIONS pass unread, and so do WebSockets.
 
 It is plain ASGI, because Starlette's BaseHTTPMiddleware hides the client's disconnect from streaming routes.
 """
@@ -20,7 +22,8 @@ RECEIVED = "blockrelay.body"
 class BodyLimit:
     """ASGI middleware that reads the whole body, chunked or not, before the route runs.
 
-    It answers 413 for a body over `max_bytes`, 408 for one that does not arrive, 429 or 503 without room. Every body is
+    It answers 413 for a body over `max_bytes`, 408 for one that does not arrive, 429 or 503 without room in `budget`,
+    and 503 if the gateway ends first. `Authentication` must have put the tenant into the scope before. Every body is
     taken for JSON, whatever its content type says (`curl -d` says a form); pages of other sites, which need no
     preflight for a form, do not get here (`origins`). Routes find the body's true size in `content-length`.
     """

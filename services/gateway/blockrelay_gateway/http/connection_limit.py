@@ -13,10 +13,11 @@ from blockrelay_gateway.http.errors import ErrorResponder, retry_after_s
 
 
 class ConnectionLimit:
-    """ASGI middleware that answers 503 while `max_connections` requests and sockets are open; health and metrics pass.
+    """ASGI middleware that answers 503 while `max_connections` requests and sockets are open.
 
-    A key may have at most as many as are still free, else it gets 429: so one key leaves half for others, and any
-    number of keys leave something for the next.
+    Requests that need no key (`is_open`) pass. `Authentication` must have put the tenant into the scope before. A key
+    may have at most as many as are still free, else it gets 429: so one key leaves half for others, and any number of
+    keys leave something for the next.
     """
 
     def __init__(self, app: ASGIApp, max_connections: int, responder: ErrorResponder) -> None:

@@ -133,7 +133,7 @@ def reason_of(error: BlockrelayError) -> str:
 
 
 def headers_of(error: BlockrelayError) -> dict[str, str]:
-    """The headers of an answer with this error: Retry-After, WWW-Authenticate or X-Should-Retry."""
+    """The header of an answer with this error: Retry-After, WWW-Authenticate or X-Should-Retry; for others none."""
     if isinstance(error, LimitExceeded):
         return {"retry-after": str(error.retry_after_s)}
     if isinstance(error, ServiceUnavailable):
@@ -153,7 +153,7 @@ def message_of(error: BlockrelayError) -> str:
 
 
 def from_validation(errors: Sequence[Any]) -> BadRequest:
-    """The first of pydantic's validation errors as BadRequest, with the field's name."""
+    """The first of pydantic's validation `errors`, at least one, as BadRequest with the field's name."""
     first = errors[0]
     location = [str(part) for part in first["loc"]]
     if location and location[0] in ("body", "query", "header"):  # FastAPI's prefix, no part of the client's field name
@@ -197,7 +197,10 @@ class ErrorResponder:
         self._rejections, self._limited, self._refused = metrics.rejections, metrics.limited, metrics.refused
 
     def answer(self, scope: Scope, error: BlockrelayError) -> Response:
-        """The response for `error`, in the shape of its route; for /v1/infer with `session_id` of the scope's state."""
+        """The response for `error`, in the shape of its route; for /v1/infer with `session_id` of the scope's state.
+
+        `scope` is that of an HTTP request. If it is a POST of a new request, the refusal is counted and logged.
+        """
         status, path = status_of(error), scope["path"]
         if scope["method"] == "POST" and path in NEW_REQUESTS:
             self.count(path, error)
@@ -227,7 +230,10 @@ class ErrorResponder:
 
 
 def install(app: FastAPI, responder: ErrorResponder, on_error: Callable[[RedisTrouble], None]) -> None:
-    """Adds the error handlers to `app`. `on_error` is called for each Redis error that a client gets."""
+    """Adds the error handlers to `app`, also one that answers 500 to every other exception, without its message.
+
+    `on_error` is called for each Redis error that a client gets.
+    """
 
     async def ours(request: Request, error: Exception) -> Response:
         assert isinstance(error, BlockrelayError)
@@ -276,8 +282,8 @@ def infer_error(
 ) -> dict[str, Any]:
     """The error in the shape of /v1/infer, which includes OpenAI's shape.
 
-    Without block arguments it is that of a request that never ran. `message` and `error_type` replace those of `error`;
-    `more` has further fields of the object.
+    Without block arguments it is that of a request that never ran. `message` and `error_type` replace those of `error`,
+    but not in OpenAI's shape. `more` has further fields of the object.
     """
     return {
         "status": "error",

@@ -35,7 +35,9 @@ class Front:
     """ASGI middleware, the first to run: removes the path prefix, turns HEAD into GET, and adds headers to answers.
 
     A proxy may pass a path on with the prefix `root_path`, under which it publishes the gateway, or without it. While
-    the gateway ends (`drain`), answers close their connections, so that the next request goes to another gateway.
+    the gateway ends (`drain`), answers close their connections, so that the next request goes to another gateway. A
+    request line with a whole URL gets a plain path and that URL's host. Redirects lose scheme and host, and get the
+    prefix.
     """
 
     def __init__(self, app: ASGIApp, root_path: str, drain: Drain) -> None:

@@ -25,7 +25,10 @@ EXPOSED = (
 
 
 class Origins:
-    """ASGI middleware that refuses by `rules` before a body is read, with 403 or 421, and does CORS."""
+    """ASGI middleware that refuses by `rules` before a body is read, with 403 or 421, and does CORS.
+
+    The paths in PROBES may use any host name.
+    """
 
     def __init__(self, app: ASGIApp, rules: Rules, routes: Sequence[BaseRoute], responder: ErrorResponder) -> None:
         """`routes` are all routes, whose methods preflights ask for."""

@@ -36,6 +36,7 @@ from blockrelay_gateway.policy import (
 ACCEPTING_TURNS = 4
 
 #: Key of a `websocket.send` message whose text comes in pieces, an async iterator of UTF-8: one message, in fragments.
+#: There is at least one piece. A client that does not read them in time is disconnected.
 PIECES = "pieces"
 #: What a fragment of a message weighs beside its bytes: an object and its place in a list.
 FRAGMENT_BYTES = 64
@@ -66,7 +67,8 @@ def server_config(app: FastAPI, settings: GatewaySettings, bodies: BodyBudget, d
 async def accept_the_last(listeners: Sequence[socket.socket]) -> None:
     """Waits until no connection waits to be accepted, so that closing the listeners resets none.
 
-    To its client a connection is open, and may carry a request, before it is accepted here.
+    It waits for LAST_ACCEPTS_S seconds at most, because connections may never stop coming. To its client a connection
+    is open, and may carry a request, before it is accepted here.
     """
     loop = asyncio.get_running_loop()
     until, quiet = loop.time() + LAST_ACCEPTS_S, 0

@@ -28,7 +28,10 @@ def event(data: dict[str, Any], event_id: str | None = None) -> bytes:
 
 
 class EventStream(StreamingResponse):
-    """Sends events until they end or the client leaves; the context manager `held` is closed in every case."""
+    """Sends events until they end or the client leaves; the context manager `held` is closed in every case.
+
+    A HEAD request gets the headers only.
+    """
 
     def __init__(
         self,
@@ -89,7 +92,10 @@ async def _nothing() -> AsyncIterator[bytes]:
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T | None:
-    """Returns the result of `work`; None if the client left first, and then `work` is cancelled."""
+    """Returns the result of `work`, or raises its error; None if the client left first, and then `work` is cancelled.
+
+    The body must have been read before: all messages of `request` until the disconnect are dropped.
+    """
     working = asyncio.ensure_future(work)
     leaving = asyncio.ensure_future(_gone(request))
     try:

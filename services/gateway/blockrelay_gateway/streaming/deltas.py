@@ -46,7 +46,7 @@ class Relay:
         self._offset = 0
 
     def push(self, entry: LogEntry) -> Delta:
-        """Returns the delta of the next entry of the log."""
+        """Returns the delta of the next entry of the log. Raises WireError for unreadable log probabilities."""
         offset = self._offset
         if isinstance(entry, TokenEntry):
             text = self._visible.push(entry.token) if self._visible else ""
@@ -106,7 +106,10 @@ def finish_reason(end: EndEntry) -> str | None:
 
 
 def failure(end: EndEntry) -> BlockrelayError | None:
-    """The error of a request that failed, expired or was cancelled; None for one that ended well."""
+    """The error of a request that failed, expired or was cancelled; None for one that ended well.
+
+    It is a Conflict for a session step that Redis lost with the steps before it.
+    """
     message = str(end.meta.get("error") or "")
     match end.reason:
         case "error" if end.meta.get("code") == "numerics_changed":

@@ -40,7 +40,8 @@ class _Tail:
 class Tailer:
     """Calls each sink with every entry of its log, in order, from position 1 to the end, exactly once.
 
-    It belongs to the event loop; `run` does the reading.
+    For an entry that cannot be read, the sink gets an end with the reason "error". It belongs to the event loop; `run`
+    does the reading. A sink must not raise: that would end `run`.
     """
 
     def __init__(self, links: CellLinks) -> None:
@@ -58,7 +59,10 @@ class Tailer:
         self.returned = asyncio.Event()
 
     def subscribe(self, request_id: str, sink: Sink) -> None:
-        """Starts to follow a log at position 1, also if it does not exist yet; ends behind its terminal entry."""
+        """Starts to follow a log at position 1, also if it does not exist yet; ends behind its terminal entry.
+
+        A second call for the same request replaces the sink and starts at position 1 again.
+        """
         self._tails[self._keys.log(request_id).encode()] = _Tail(request_id, sink)
         if self._in_read:
             self._news.set()

@@ -13,7 +13,8 @@ from blockrelay_gateway.streaming.active_requests.request_registry import Reques
 class Readers:
     """Reads several requests together; a context manager that counts as one reader of each.
 
-    It is attached from construction on, so that a client that leaves before the first read is noticed as well.
+    There is at least one request. The reader is attached from construction on, so that a client that leaves before the
+    first read is noticed as well.
     """
 
     def __init__(self, registry: RequestRegistry, requests: Sequence[ActiveRequest], *, replayed: bool = False) -> None:
@@ -49,8 +50,8 @@ class Readers:
     async def batches(self, *, quiet_s: float | None = None) -> AsyncIterator[list[tuple[int, LogEntry]]]:
         """Yields the new entries, each with the index of its request, until all requests have ended.
 
-        It starts at position 1 and yields [] after `quiet_s` seconds of silence. Raises GatewayEnds when the gateway
-        shuts down.
+        Each call starts at position 1. It yields [] after `quiet_s` seconds of silence (None: never). It may not be
+        called after `close`, nor twice at once. Raises GatewayEnds when the gateway shuts down before all have ended.
         """
         event, loop = self._event, asyncio.get_running_loop()
         assert event is not None, "closed"

@@ -23,7 +23,7 @@ def check_number(record: Mapping[bytes, bytes], what: str) -> None:
 
 
 class Records:
-    """Reads the requests of one cell for a gateway that serves its model. Methods raise RedisTrouble."""
+    """Reads the requests of one cell for a gateway that serves its model. Its coroutines raise RedisTrouble."""
 
     def __init__(self, links: CellLinks) -> None:
         self._client, self._keys, self._model = links.client, links.keys, links.model
@@ -32,9 +32,12 @@ class Records:
     async def read(self, request_id: str, *, whole: bool = True) -> tuple[dict[bytes, bytes], Log]:
         """Reads a request's record and log in one transaction; both are empty if the request does not exist.
 
-        Without `whole` only the last entry of the log is read. Tokens of nondeterministic devices are read from what
-        replicas have, and RedisUnavailable is raised if too few have them. Raises ServiceUnavailable for a record of
-        another protocol.
+        Without `whole` only the last entry of the log is read. The log of an ended request may be packed into its
+        record. With or without `whole`, it is then one entry that decodes to all tokens and the end.
+
+        Tokens of nondeterministic devices are read from what replicas have, and RedisUnavailable is raised if too few
+        have them. Raises ServiceUnavailable for a record of another protocol, and WireError for a record whose log
+        cannot be decoded.
         """
         both = self._client.pipeline(transaction=True)
         both.hgetall(self._keys.request(request_id))
@@ -54,7 +57,7 @@ class Records:
         return record, log
 
     async def exist(self, requests: Sequence[str]) -> bool:
-        """True if all of these requests were accepted before."""
+        """True if all of these requests were accepted before and are not forgotten."""
         names = [self._keys.request(request_id) for request_id in requests]
         return len(names) == await cast(Any, self._client.exists(*names))
 
@@ -64,7 +67,7 @@ class Records:
         return (state or b"queued").decode(), (end or b"").decode()
 
     async def look_up(self, request_id: str, tenant: str) -> None:
-        """Raises NotFound unless this tenant may see the request."""
+        """Raises NotFound unless there is a record of the request and `check` lets this tenant see it."""
         self.check(
             request_id, await cast(Any, self._client.hmget(self._keys.request(request_id), "model", "tenant")), tenant
         )

@@ -48,7 +48,7 @@ class ResponseSource(Protocol):
 
     @property
     def keep_alive_s(self) -> float:
-        """Seconds between comments on a silent stream."""
+        """Seconds of silence after which a stream sends a sign of life: a comment, or without ids an empty line."""
         ...
 
     def relay(self, active: ActiveRequest) -> Relay:
@@ -57,7 +57,10 @@ class ResponseSource(Protocol):
 
 
 async def collect(source: ResponseSource, readers: Readers) -> list[CollectedAnswer]:
-    """Waits until every request has ended and returns their answers. Raises GatewayEnds if the gateway ends first."""
+    """Waits until every request has ended and returns their answers, also those of requests that failed.
+
+    Raises GatewayEnds if the gateway ends first, and WireError for an entry whose log probabilities cannot be read.
+    """
     relays = [source.relay(active) for active in readers.requests]
     answers = [CollectedAnswer() for _ in readers.requests]
     async for batch in readers.batches():
@@ -76,10 +79,10 @@ async def stream(
 ) -> AsyncIterator[bytes]:
     """Yields the events of an answer, or those behind the positions `after` (`event_ids`), one for each request.
 
-    A failure is an event of its own, never a silent close. Without ids every line is `data: ...`, because many clients
-    know nothing else; there is still an event for each position, so that a client can count them. No event comes
-    before the first token unless the format `opens_early`: clients measure the time to the first token by the first
-    event.
+    A failure, also the end of the gateway, is an event of its own, never a silent close; `data: [DONE]` is the last.
+    Without ids every line is `data: ...` or empty, because many clients know nothing else. There is still an event for
+    each position, so that a client can count them. No event comes before the first token unless the format
+    `opens_early`: clients measure the time to the first token by the first event. The caller closes `readers`.
     """
     requests = readers.requests
     relays = [source.relay(active) for active in requests]

@@ -18,6 +18,7 @@ from blockrelay.redis.subscription import subscribed_async
 from blockrelay_gateway.policy import STATUS_EVENTS_KEPT, TENANTS_REMEMBERED
 from blockrelay_gateway.streaming.cell_links import CellLinks
 
+#: One event as JSON, in the form that clients get. `request_id` is None in events of other tenants' requests.
 Event = dict[str, Any]
 
 
@@ -39,14 +40,18 @@ class Listener:
             source.remove(self)
 
     def put(self, event: Event | None) -> None:
-        """Adds an event for the client; None ends its stream."""
+        """Adds an event for the client, or drops it if STATUS_EVENTS_KEPT wait already; None ends the stream."""
         if event is not None and self._queue.qsize() >= STATUS_EVENTS_KEPT:
             self._dropped += 1
         else:
             self._queue.put_nowait(event)
 
     async def events(self, silence_s: float) -> AsyncIterator[Event | None]:
-        """Yields events until the gateway ends, and None after every `silence_s` seconds without one."""
+        """Yields events until the gateway ends, and None after every `silence_s` seconds without one.
+
+        The context must be open: outside it no event arrives, not even the end.
+        Events that found no room are missing; `{"type": "dropped", "count": n}` then says how many.
+        """
         while True:
             if self._dropped:
                 dropped, self._dropped = self._dropped, 0

@@ -56,7 +56,10 @@ class EndedRequests:
         self._waiting: asyncio.Queue[_Ended] = asyncio.Queue(TRACES_WAITING)
 
     def ended(self, active: ActiveRequest) -> None:
-        """Queues a request whose end this gateway has read. Does not wait."""
+        """Queues a request whose end this gateway has read, if it is sampled. Does not wait.
+
+        Called in the event loop's thread. If too many requests wait already, its spans are lost, which is logged.
+        """
         identity = TraceIdentity.of(active.id, active.body.traceparent)
         if not self._traces.samples(identity, self._model):
             return

@@ -54,7 +54,10 @@ class SpanEvent:
 
 @dataclass(slots=True, kw_only=True)
 class Span:
-    """One span of a request. Times are Unix microseconds; `span_id` and `parent_id` have 16 hex digits."""
+    """One span of a request. Times are Unix microseconds; `span_id` and `parent_id` have 16 hex digits.
+
+    The span of the whole request has the parent "" if the client named none.
+    """
 
     name: str
     span_id: str
@@ -68,17 +71,18 @@ class Span:
     error: str = ""
     """The `error.type` of a span that failed, or ""."""
     after: str = ""
-    """The span_id of the run whose failure made this one necessary, or ""."""
+    """The span_id of the run whose failure, or worker's drain, made this one necessary, or ""."""
 
 
 def request_spans(
     request_id: str, record: Mapping[bytes, bytes], end: EndEntry | None, *, model: str, cell: str, now_ms: int = 0
 ) -> list[Span]:
-    """Returns the span of the request, then `queue` and `run` in turns, each run followed by `prefill` and `decode`.
+    """Returns the span of the request, then `queue` and `run` in turns.
 
-    `record` is a whole one (`blockrelay.protocol.ended`), `end` the last entry of its log. While the request has not
-    ended, `end` is None and open spans end at `now_ms`. No span has prompts or texts. Raises WireError for a body that
-    cannot be read.
+    A run is followed by `prefill` if it began before the request's first token, and by `decode` if it made that token.
+    Later runs have neither. `record` is a whole one (`blockrelay.protocol.ended`), `end` the last entry of its log.
+    While the request has not ended, `end` is None and open spans end at `now_ms` (Unix milliseconds). No span has
+    prompts or texts. Raises WireError for a body that cannot be read.
     """
     body = RequestBody.decode(record[b"body"])
     identity = TraceIdentity.of(request_id, body.traceparent)

@@ -43,8 +43,9 @@ def stages_of(
 ) -> Stages:
     """Makes the spans and tiles of a request's steps.
 
-    It changes `spans`, those of `request_spans`: each run gets the seconds of each kind of tile, the request the number
-    of steps that are here and of those known to be missing.
+    It changes `spans`, those of `request_spans`, with the request's span first. Each run with steps gets the seconds of
+    each kind of tile, the request the number of steps that are here and of those known to be missing. `record` is the
+    request's record in Redis.
     """
     whole, *_ = spans
     runs = [span for span in spans if span.name == "run"]

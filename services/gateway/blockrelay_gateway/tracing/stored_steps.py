@@ -15,7 +15,10 @@ _Entries = Sequence[tuple[bytes, Mapping[bytes, bytes]]]
 
 
 async def stored_steps(payload: redis.asyncio.Redis, keys: Keys, request_id: str) -> list[StageSpan]:
-    """The steps in the order in which they were written; empty if they are gone. Raises RedisTrouble."""
+    """The steps in the order in which they were written; empty if they are gone. Raises RedisTrouble.
+
+    A step that cannot be decoded is logged and left out.
+    """
     entries = cast(_Entries, await cast(Any, payload.xrange(keys.trace(request_id))))
     return await asyncio.to_thread(_decode, request_id, entries) if entries else []
 

@@ -7,7 +7,9 @@ from blockrelay.errors import UsageError
 
 
 def traces_wanted() -> bool:
-    """True if OpenTelemetry's variables name a trace server; its SDK reads the other variables (docs/observability.md).
+    """True if OpenTelemetry's variables name a trace server and do not turn traces off.
+
+    The SDK reads the other variables (docs/observability.md).
 
     Raises UsageError, one line, for an endpoint that is no URL and for a protocol that is not supported.
     """

@@ -30,14 +30,18 @@ from blockrelay_launcher.bench.targets import GatewaySide, InProcessSide, check_
 
 #: New tokens of the unmeasured round before the measured ones.
 WARM_UP_NEW = 4
-#: Mean number of tokens that arrive together from which the report mentions it.
+#: Mean number of tokens per arrival from which the tables mention it.
 SEVERAL = 1.05
 #: Width that the tables need, in characters.
 SHOWN_WIDTH = 108
 
 
 def run_bench(options: BenchOptions, *, as_json: bool) -> int:
-    """Measures, prints the report and returns 0. Raises UsageError, BlockFolderError or ServiceUnavailable."""
+    """Measures, prints the report (tables, or one JSON object if `as_json`) and returns 0.
+
+    Raises BlockFolderError for a wrong block folder, UsageError for options that do not suit the model or the gateway,
+    and ServiceUnavailable if a measured system does not start or an answer does not come to its end.
+    """
     folder = open_block_folder(options.model, blocks=[])
     options.check_for(folder)
     if options.url:
@@ -177,7 +181,10 @@ def _own_process(options: BenchOptions) -> Iterator[InProcessSide]:
 
 
 def show(report: dict[str, Any], console: Console | None = None) -> None:
-    """Prints the report as tables."""
+    """Prints `report`, the object of `--json`, as tables on `console` (None: stdout).
+
+    A console that is too narrow for the tables is set to SHOWN_WIDTH.
+    """
     console = console or Console()
     console.width = max(console.width, SHOWN_WIDTH)
     machine, options = report["machine"], report["options"]

@@ -38,7 +38,7 @@ class Round:
 def decode_rate(tokens: Sequence[Sequence[float]]) -> float:
     """Returns the tokens per second while all requests decode together: the sum of their rates.
 
-    The time is from the last first token to the first last token. If a request has fewer than two tokens in it (few
+    The time is from the last first token to the first last token. If a request has fewer than two arrivals in it (few
     tokens, many requests), the rates are those of the whole decoding. `tokens` holds arrival times by request.
     """
     first, last = max(came[0] for came in tokens), min(came[-1] for came in tokens)
@@ -51,7 +51,8 @@ def decode_rate(tokens: Sequence[Sequence[float]]) -> float:
 def token_times(came: Sequence[float]) -> list[float]:
     """Returns the time of each token after the one before it, from arrival times.
 
-    Tokens that came together, as with drafts, share the time since the last arrival evenly.
+    Tokens that came together, as with drafts, share the time since the last arrival evenly. The tokens of the first
+    arrival have no time: if all tokens came together, the list is empty.
     """
     times: list[float] = []
     for (before, _), (at, group) in itertools.pairwise((at, list(group)) for at, group in itertools.groupby(came)):
@@ -62,10 +63,13 @@ def token_times(came: Sequence[float]) -> list[float]:
 def figures(rounds: Sequence[Round], *, prompt: int) -> dict[str, Any]:
     """Returns one entry of the report: medians over rounds; percentiles are over all requests of all rounds.
 
-    `prompt` is the number of tokens of each prompt. The figures in the entry:
-    `decode_tok_s`: see `decode_rate`. `prefill_ms`: until every request has its first token, and `prompt_tok_s` from
-    it. `itl_ms_...`: see `token_times`; None if all tokens came together. `tokens_at_once`: mean number of tokens per
-    arrival. `tok_s`: all new tokens over the whole time. `rounds`: the figures of each round.
+    `rounds` has at least one, all with the same numbers of requests and tokens. `prompt` is the number of tokens of
+    each prompt. The figures of the entry:
+    `decode_tok_s`: see `decode_rate`. `prefill_ms`: time until every request has its first token. `prompt_tok_s`:
+    prompt tokens per second of that time. `ttft_ms_p50`: time to first token. `itl_ms_...`: see `token_times`; None if
+    all tokens came together. `tokens_at_once`: mean number of tokens per arrival. `tok_s`: new tokens per second of the
+    whole round. `rounds`: the figures of each round. `client_cpu_s` and `client_cpu_share` (of the round's time): CPU
+    time of the client; absent without a client. All rounds have a client, or none has.
     """
     requests = len(rounds[0].tokens)
     decode = [decode_rate(one.tokens) for one in rounds]
@@ -98,7 +102,8 @@ def figures(rounds: Sequence[Round], *, prompt: int) -> dict[str, Any]:
 def ratio(gateway: Sequence[Round], in_process: Sequence[Round], *, prompt: int) -> dict[str, Any]:
     """Returns the speed through the gateway as a share of that in process (1: equal), medians over pairs of rounds.
 
-    `prompt` is the number of tokens of each prompt.
+    Both sides have the same number of rounds. `prompt` is the number of tokens of each prompt. `decode` compares the
+    rates of `decode_rate`, `prefill` the times until every request has its first token.
     """
     pairs = list(zip(gateway, in_process, strict=True))
     return {

@@ -17,10 +17,15 @@ EARLY, LATE = (10, 20), (40, 50)
 
 
 def kv_cache_figures(gateway: GatewaySide, draw: DrawPrompts, *, prompt: int, rounds: int) -> dict[str, Any]:
-    """Measures requests with and without the cache and returns medians over rounds.
+    """Measures requests with and without the cache and returns medians over `rounds` rounds.
 
-    Prompts are `prompt` token ids of `draw`. `whole`, `step` and `second_step` are
-    ratios of the time without the cache to that with it; `growth` is the time of steps 41 to 50 over that of 11 to 20.
+    Prompts are `prompt` token ids of `draw`; the context must hold LONG_NEW more. One more round warms up. The figures
+    that end with `_ms` are milliseconds, with the cache (`_on_ms`) and without it (`_off_ms`): of a `whole` request of
+    NEW tokens, of a mean `step` of it, and until the first token of a `second_step`. Without `_ms`, these names are
+    ratios of the time without the cache to that with it.
+
+    `early_step_ms` and `late_step_ms` are mean steps to tokens 11 to 20 and 41 to 50 with the cache; `growth` is the
+    late one over the early one. Raises ServiceUnavailable if an answer does not come to its end.
     """
     by_name: dict[str, list[float]] = defaultdict(list)
     for number in range(-1, rounds):
@@ -48,12 +53,15 @@ def kv_cache_figures(gateway: GatewaySide, draw: DrawPrompts, *, prompt: int, ro
 
 
 def step_s(one: Round, first: int = 1, last: int | None = None) -> float:
-    """Returns the mean seconds of a step of a single request, after token `first` to token `last` (None: its end)."""
+    """Returns the mean seconds of a step from token `first` to token `last` (None: the last one), counted from 1.
+
+    `one` must have a single request.
+    """
     (came,) = one.tokens
     last = len(came) if last is None else last
     return max(came[last - 1] - came[first - 1], 1e-9) / (last - first)
 
 
 def growth(one: Round) -> float:
-    """Returns the time of the late steps of a request of LONG_NEW tokens over that of the early ones."""
+    """Returns the mean time of the LATE steps over that of the EARLY ones; `one` is a request of LONG_NEW tokens."""
     return step_s(one, *LATE) / step_s(one, *EARLY)

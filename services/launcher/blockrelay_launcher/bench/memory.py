@@ -18,13 +18,17 @@ from blockrelay.settings import Settings
 from blockrelay.up_file import read_running
 from blockrelay_launcher.cli.status import read_status
 
+#: Seconds between two measurements.
 SAMPLE_EVERY_S = 0.25
 _PAGES_USED = re.compile(r"^blockrelay_worker_kv_pages_used\{.*\} (\S+)$", re.M)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerMemory:
-    """The memory of one worker at one time, in bytes."""
+    """The memory of one worker at one time, in bytes.
+
+    `rss_anon`, `rss_shmem`, `rss_file` and `peak_rss` are RssAnon, RssShmem, RssFile and VmHWM of /proc/PID/status.
+    """
 
     worker: str
     """Id of the worker."""
@@ -47,25 +51,29 @@ class WorkerMemory:
 
 
 def weight_bytes(manifest: Manifest, first: int, last: int) -> int:
-    """Returns the bytes of the tensors of blocks `first` to `last`."""
+    """Returns the bytes of the tensors of blocks `first` to `last`, counted from 1, both included."""
     return sum(spec.nbytes for b in range(first, last + 1) for spec in manifest.block(b).tensors.values())
 
 
 def page_bytes(manifest: Manifest, first: int, last: int) -> int:
-    """Returns the bytes of one KV page in all layers of blocks `first` to `last`."""
+    """Returns the bytes of one KV page in all layers of blocks `first` to `last`, counted from 1, both included."""
     model = manifest.model
     values = 2 * model.layers_in(first, last) * model.kv_heads * model.head_dim * PAGE_TOKENS
     return values * kv_item_bytes(manifest.precisions)
 
 
 def parse_status(text: str) -> dict[str, int]:
-    """Returns the sizes in the text of `/proc/PID/status`, in bytes."""
+    """Returns the sizes in the text of `/proc/PID/status` in bytes, by name (such as RssAnon)."""
     sizes = re.findall(r"^(\w+):\s+(\d+) kB$", text, re.M)
     return {name: int(kib) * 1024 for name, kib in sizes}
 
 
 def weigh(folder: BlockFolder, data: Path) -> list[WorkerMemory]:
-    """Returns the present memory of every ready worker of the `up` on the folder `data`."""
+    """Returns the present memory of every ready worker of the `up` on the folder `data`, which runs on this host.
+
+    `folder` is the block folder that it serves; its scheduler must have made a plan. Raises UsageError if no `up` runs
+    on `data`, ServiceUnavailable if its Redis does not answer, and httpx.HTTPError or OSError if a worker is gone.
+    """
     running = read_running(data)
     cell = CellAddress(running.redis_url, Settings(cell=running.cell))
     workers: list[dict[str, Any]] = read_status(cell)["models"][folder.model_key]["workers"]
@@ -90,7 +98,10 @@ def _weigh_one(manifest: Manifest, worker: dict[str, Any]) -> WorkerMemory:
 
 
 class Scales(threading.Thread):
-    """A thread that measures the workers' memory every SAMPLE_EVERY_S while requests run."""
+    """A thread that measures the workers' memory every SAMPLE_EVERY_S, from `start` to `stop`.
+
+    `folder` is the block folder that is served by the `up` on the folder `data`. An error of `weigh` ends the thread.
+    """
 
     def __init__(self, folder: BlockFolder, data: Path) -> None:
         super().__init__(name="scales", daemon=True)
@@ -103,7 +114,10 @@ class Scales(threading.Thread):
             self._seen += weigh(self._folder, self._data)
 
     def stop(self) -> list[WorkerMemory]:
-        """Ends the thread and returns the memory of each worker at the time of its most KV pages."""
+        """Ends the thread and returns the memory of each worker at the time of its most KV pages.
+
+        Call `start` first. Without any measurement it measures now, and raises what `weigh` raises.
+        """
         self._done.set()
         self.join()
         return heaviest(self._seen or weigh(self._folder, self._data))

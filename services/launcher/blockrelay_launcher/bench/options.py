@@ -44,12 +44,12 @@ class BenchOptions(ModelOptions):
 
     @property
     def request_counts(self) -> tuple[int, ...]:
-        """The numbers of requests at once."""
+        """The numbers of requests at once. Raises UsageError if `requests` is no list of numbers."""
         return _numbers(self.requests, "--requests")
 
     @property
     def prompt_lengths(self) -> tuple[int, ...]:
-        """The prompt lengths in tokens."""
+        """The prompt lengths in tokens. Raises UsageError if `prompt` is no list of numbers."""
         return _numbers(self.prompt, "--prompt")
 
     @property
@@ -58,7 +58,10 @@ class BenchOptions(ModelOptions):
         return self.threads or cores()
 
     def check(self, given: Set[str]) -> None:
-        """Raises UsageError for options that can be measured with no model."""
+        """Raises UsageError for options that are wrong for every model, or that `url` excludes.
+
+        `given`, the names of the parameters on the command line, is not used.
+        """
         if min(self.request_counts) < 1:
             raise UsageError("--requests must be at least 1")
         if min(self.prompt_lengths) < 1:
@@ -71,7 +74,7 @@ class BenchOptions(ModelOptions):
             )
 
     def check_for(self, folder: BlockFolder) -> None:
-        """Raises UsageError for options that cannot be measured with this model."""
+        """Raises UsageError for options that cannot be measured with the model of `folder`."""
         context, prompt = folder.model.max_position, max(self.prompt_lengths)
         if prompt + self.new > context:
             raise UsageError(

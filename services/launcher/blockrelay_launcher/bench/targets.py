@@ -27,7 +27,10 @@ PATIENCE_S = 600.0
 
 
 class GatewaySide:
-    """The side that streams completions from a gateway, with a connection for each. Close it."""
+    """The side that streams completions of `model` from the gateway at the base URL `url`. Close it after use.
+
+    Each request has a connection of its own.
+    """
 
     def __init__(self, url: str, model: str) -> None:
         self._model = model
@@ -41,10 +44,10 @@ class GatewaySide:
         )
 
     def round(self, prompts: Sequence[Sequence[int]], new: int, *, use_cache: bool = True) -> Round:
-        """Sends all prompts at once and waits until each has `new` tokens.
+        """Sends all prompts (token ids) at once and waits until each has `new` tokens.
 
         `use_cache` False: the requests keep no KV between tokens. Raises ServiceUnavailable if one is not answered to
-        its end.
+        its end within PATIENCE_S.
         """
         bodies = [self._body(prompt, new, use_cache=use_cache) for prompt in prompts]
         return self._runner.run(self._round(bodies, new))
@@ -119,7 +122,7 @@ class _Answer(asyncio.Protocol):
 
 
 def check_gateway(url: str, model: str) -> None:
-    """Raises UsageError unless a gateway at `url` serves `model`.
+    """Raises UsageError unless a gateway at `url`, which has no slash at its end, serves `model`.
 
     It uses no proxy, as the rounds use none: a proxy's time would be measured too.
     """
@@ -136,13 +139,19 @@ class InProcessSide:
     """The side that runs the executor's loop in one process, without services."""
 
     def __init__(self, process: "subprocess.Popen[str]") -> None:
-        """Waits until `process` has loaded the model. Raises ServiceUnavailable if it ends before."""
+        """Waits until `process` has loaded the model. Raises ServiceUnavailable if it ends before.
+
+        `process` runs `blockrelay_worker.offline.bench`, with text pipes as stdin and stdout.
+        """
         self._process = process
         if self._read() != "ready":
             raise ServiceUnavailable(f"the measured process ended with code {process.wait()} before it was ready")
 
     def round(self, prompts: Sequence[Sequence[int]], new: int) -> Round:
-        """Runs all prompts at once, each until it has `new` tokens. Raises ServiceUnavailable if the process ends."""
+        """Runs all prompts (token ids) at once, each until it has `new` tokens.
+
+        Raises ServiceUnavailable if the process ends, as it does if its KV pages do not hold the whole round.
+        """
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps({"prompts": prompts, "new": new}) + "\n")
         self._process.stdin.flush()
@@ -159,7 +168,7 @@ class InProcessSide:
 
 @contextlib.contextmanager
 def in_process(model: Path, *, threads: int, max_rows: int, pages: int) -> Iterator[InProcessSide]:
-    """Starts the process, yields the loaded side, and ends the process.
+    """Runs the executor in a process of its own, yields its side once the block folder `model` is loaded, and ends it.
 
     `threads` and `max_rows` (tokens of a batch) are those of a worker; `pages`: KV pages for the largest round. Raises
     ServiceUnavailable if the process ends before it is ready.

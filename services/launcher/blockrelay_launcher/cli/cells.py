@@ -44,7 +44,8 @@ class CellsState:
 def read(path: Path | None, before: Path | None = None) -> CellsState:
     """Reads the file of cells (`path` None: BLOCKRELAY_CELLS) and asks its cells.
 
-    Raises UsageError for a file that gateways would refuse, on its own or as successor of the file `before`.
+    Raises UsageError if no file is named, and for a file that gateways would refuse, on its own or as successor of the
+    file `before`. A cell that does not answer is no error: its state says why.
     """
     settings = GatewaySettings()
     path = path or settings.cells

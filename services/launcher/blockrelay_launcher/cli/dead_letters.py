@@ -58,7 +58,11 @@ class DeadLetter:
         return datetime.fromtimestamp(int(self.entry.partition("-")[0]) / 1000).astimezone()
 
     def summary(self) -> dict[str, Any]:
-        """Returns the letter as JSON fields, without the prompt, which is private to its sender."""
+        """Returns the letter as JSON fields, without the prompt, which is private to its sender.
+
+        For a `body` that cannot be decoded, `prompt_tokens` is None, `unreadable` has the cause, and `params` and
+        `tensor_step` are absent.
+        """
         facts: dict[str, Any] = {
             "id": self.request_id,
             "when": self.when.isoformat(timespec="seconds"),
@@ -80,7 +84,7 @@ class DeadLetter:
 
 
 def read_letters(client: redis.Redis, keys: Keys) -> list[DeadLetter]:
-    """Returns all dead letters of a cell, the oldest first."""
+    """Returns all dead letters of a cell, the oldest first. Raises RedisTrouble if Redis does not answer."""
 
     def text(fields: dict[bytes, bytes], name: bytes) -> str:
         return fields.get(name, b"").decode("utf-8", "replace")

@@ -1,4 +1,7 @@
-"""The `blockrelay` command and its options. Exit codes: 0 done, 1 something failed, 2 the request is impossible."""
+"""The `blockrelay` command and its options.
+
+Exit codes: 0 done, 1 something failed, 2 the request is impossible, 130 after Ctrl-C.
+"""
 
 import contextlib
 import json

@@ -21,6 +21,7 @@ from blockrelay_launcher.cli.worker_totals import SESSIONS, TOTALS, read_totals
 from blockrelay_launcher.policy import ASKED_AT_ONCE
 from blockrelay_launcher.tables import print_table
 
+#: Headings of the table of workers.
 WORKER = ("worker", "device", "stage", "state", "requests", "pages", "heartbeat")
 #: Headings of the counts in TOTALS. The total also has the choice of tokens for a step and the accounting, which no
 #: other column has.
@@ -32,8 +33,10 @@ SESSIONS_HEAD = ("worker", "made", "evicted", "clean-ups", "loading", "running",
 def read_status(cell: CellAddress) -> dict[str, Any]:
     """Reads a cell's state from its Redis, as the JSON object of `status --json`.
 
-    It has `in_flight`, `dead_letters`, `trouble` (`read_trouble`), and per model the plan, workers, queues and missing
-    stages. Raises ServiceUnavailable if Redis does not answer.
+    It has `cell` (the name), `in_flight`, `dead_letters`, `trouble` (the result of `read_trouble`), and `models`. This
+    has, by the key of each model with a plan, the `plan`, `workers`, `queue` (depths by name) and `missing` (a sentence
+    for each stage without a worker). Raises ServiceUnavailable if Redis does not answer, UsageError if the cell speaks
+    another protocol.
     """
     keys = cell.keys
     with connected(cell) as client:
@@ -139,7 +142,8 @@ def _show_counts(
 def cancel(cell: CellAddress, request_id: str) -> str:
     """Cancels a request with the script FINISH and returns a sentence on the outcome.
 
-    Raises UsageError for an unknown id.
+    `request_id` is the id as clients see it, or the one inside the cell. Raises UsageError for an unknown id and for a
+    cell that speaks another protocol, ServiceUnavailable if Redis does not answer.
     """
     with connected(cell) as client:
         known = client.exists(cell.keys.request(own_id(request_id)))  # a new cell lets no script run

@@ -14,7 +14,7 @@ from blockrelay.redis.subscription import subscribed
 def follow(cell: CellAddress, tell: Callable[[str], None], *, as_json: bool) -> None:
     """Calls `tell` with a line for each event (JSON if `as_json`), until the process is interrupted.
 
-    Raises ServiceUnavailable when the connection to Redis is lost.
+    Raises ServiceUnavailable when the connection to Redis is lost, UsageError if the cell speaks another protocol.
     """
     with connected(cell) as client:
         for message in subscribed(client, cell.keys.status_channel):
@@ -23,7 +23,10 @@ def follow(cell: CellAddress, tell: Callable[[str], None], *, as_json: bool) -> 
 
 
 def line(event: dict[str, Any], now: datetime) -> str:
-    """Returns an event as a line for people; `now` is its time."""
+    """Returns an event as a line for people; `now` is its time.
+
+    `event` is the JSON object that a worker publishes, as `decode_events` reads it.
+    """
     shard, state = event["shard"], event["inference_state"]
     parts = [
         now.strftime("%H:%M:%S.%f")[:-3],

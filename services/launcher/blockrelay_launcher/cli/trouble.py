@@ -24,8 +24,9 @@ def read_trouble(client: redis.Redis, keys: Keys, workers: Mapping[str, Sequence
     """Reads the facts about possible problems; `workers` are the workers of each model.
 
     Returns `oldest` (request, seconds, state, workers) or None; by model `books` (accounting), `numerics` (numbers of
-    requests that wait for a numerics id) and `slow` (workers by cause); `lost_devices` (LostDevice); `memory` (used,
-    limit; bytes, 0: no limit); `answer_s` (median seconds of a round trip from here to the control Redis).
+    requests that wait for a numerics id which no ready worker has) and `slow` (workers by cause); `lost_devices`
+    (LostDevice); `memory` (used, limit; bytes, 0: no limit); `answer_s` (median seconds of a round trip from here to
+    the control Redis). Raises RedisTrouble if Redis does not answer.
     """
     memory = client.info("memory")
     return {

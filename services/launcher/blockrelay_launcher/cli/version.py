@@ -12,7 +12,8 @@ from blockrelay.settings import BUNDLED_MODEL
 def version_text() -> str:
     """Returns three lines: release, protocols, numerics id.
 
-    The numerics id is that of the bundled model on this machine; each block folder has its own.
+    The numerics id is that of the bundled model on this machine; each block folder has its own. If it is unknown, the
+    line says why.
     """
     return f"blockrelay {__version__}\nprotocol {NUMBERS}\nnumerics {_bundled_numerics()}"
 

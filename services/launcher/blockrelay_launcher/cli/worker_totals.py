@@ -32,7 +32,7 @@ SESSIONS: Mapping[str, tuple[str, str]] = {
 
 
 def read_totals(worker: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Returns the totals of a worker (an entry of `read_status`), or None if it cannot be reached from here."""
+    """Returns the totals of a worker (an entry of `read_status`); None if it answers no metrics in WORKER_ANSWER_S."""
     try:
         answer = httpx.get(
             f"http://{worker['host']}:{worker['port']}/metrics", timeout=WORKER_ANSWER_S, trust_env=False

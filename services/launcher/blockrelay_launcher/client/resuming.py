@@ -61,13 +61,14 @@ def resuming_stream(
 ) -> Generator[StreamEvent, None, None]:
     """Yields every event of the answer once, in order. The last one may have "error", if the request failed.
 
-    The POST goes to `path` of one of `gateways` (base URLs), the first one drawn at random. `body` is the request
-    without `stream`, `key` its Idempotency-Key (None: a random one), and `headers` are further headers.
+    The POST goes to `path` of one of `gateways` (base URLs, at least one), the first one drawn at random. `body` is
+    the request without `stream`, `key` its Idempotency-Key (None: a random one), and `headers` are further headers.
 
-    `retrying` is called with the cause of every interruption, `accepted` with the request's id whenever a gateway
-    begins to answer. `http` is the client to use; None makes one for this call, which obeys HTTP_PROXY and the like,
-    unless all gateways are on this machine. Raises Refused at once for any status but 200 and those in TRY_AGAIN.
-    Raises it also after `patience_s` seconds without an event; this is checked before each try, not within a stream.
+    `retrying` is called with the cause after every try that failed or was cut, `accepted` with the request's id
+    whenever a gateway begins to answer. `http` is the client to use; None makes one for this call, which obeys
+    HTTP_PROXY and the like, unless all gateways are on this machine. Raises Refused at once for any status but 200 and
+    those in TRY_AGAIN. Raises it also after `patience_s` seconds without an event; this is checked before each try, not
+    within a stream.
     """
     request_headers = {"Idempotency-Key": key or str(uuid.uuid4()), **(headers or {})}
     gateway = random.randrange(len(gateways))

@@ -34,7 +34,7 @@ class Answer:
     prompt_tokens: int = 0
     """Known at the end of the answer."""
     max_tokens: int = 0
-    """Tokens that the context has room for, from the first event of a chat."""
+    """The most new tokens, as the gateway has limited them to the context, from the first event of a chat; else 0."""
     tokens: int = 0
     """Tokens received so far."""
     reason: str = ""
@@ -44,7 +44,7 @@ class Answer:
     def take(self, chunk: Mapping[str, Any]) -> str:
         """Stores the fields of a chunk (completion or chat) and the time of its text, and returns the text.
 
-        Call it when the chunk arrives.
+        Call it when the chunk arrives. The answer must have a single choice.
         """
         self.fingerprint = chunk.get("system_fingerprint") or self.fingerprint
         self.fallbacks = len(chunk.get("fallback_events") or []) or self.fallbacks
@@ -115,7 +115,10 @@ def streamed(
 
 
 def cancel(http: httpx.Client, url: str, answer: Answer) -> None:
-    """Cancels the request, if it was accepted. A request whose reader only disconnects is kept for a while."""
+    """Cancels the request, if it was accepted; HTTP errors are ignored.
+
+    A request whose reader only disconnects is kept for a while.
+    """
     if answer.request_id:
         with contextlib.suppress(httpx.HTTPError):
             http.delete(f"{url}/v1/requests/{answer.request_id}")

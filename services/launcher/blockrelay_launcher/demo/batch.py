@@ -27,7 +27,8 @@ def run_batch(
 ) -> int:
     """Answers all prompts, at most `concurrency` at once, prints the results and returns 1 if one failed, else 0.
 
-    Raises ServiceUnavailable if the system does not start.
+    `model` is the block folder of `manifest`; it is served in `stages` stages. `prompts` must not be empty. Raises
+    ServiceUnavailable if the system does not start.
     """
     results: list[Result] = []
     with running_up(model, stages, apart=True) as url, http_client() as http:

@@ -37,7 +37,8 @@ class Prompt:
 def read_batch(path: Path, *, chats: bool) -> list[Prompt]:
     """Returns the prompts of a file, in its order. `chats`: the model takes messages.
 
-    Raises UsageError for a file that is missing, empty or not UTF-8, and for a wrong line, which it names.
+    Every line of a file `*.jsonl` must be JSON; any other file is read as `parse_batch` decides. Raises UsageError for
+    a file that is missing, empty or not UTF-8, for a wrong line, which it names, and for messages without `chats`.
     """
     prompts = list(parse_batch(read_text_file(path), str(path), json_lines=path.suffix == ".jsonl"))
     if not prompts:

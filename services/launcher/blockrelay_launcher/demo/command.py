@@ -19,14 +19,17 @@ from blockrelay_launcher.demo.interactive import run_interactive
 from blockrelay_launcher.demo.options import DemoOptions
 from blockrelay_launcher.tables import facts_table
 
+#: Without --prompt: the question to a model that chats, and the text that any other model continues.
 QUESTION, OPENING = "Tell me a story.", "Once upon a time"
+#: Default for the most prompts of a batch at once.
 CONCURRENCY = 8
 
 
 def run_demo(options: DemoOptions) -> int:
-    """Runs the demo, ends all processes, and returns the exit code.
+    """Runs the demo, ends all processes, and returns the exit code: 1 if a prompt of a batch failed, else 0.
 
-    Raises UsageError, before it starts anything, for options that cannot work; ServiceUnavailable if no answer comes.
+    Raises UsageError or BlockFolderError, before it starts anything, for options or a block folder that cannot work.
+    Raises ServiceUnavailable if the system does not start or a single answer does not come.
     """
     manifest = open_block_folder(options.model, blocks=[]).manifest
     if TOKENIZER_NAME not in manifest.files:

@@ -16,7 +16,10 @@ COMMANDS = {
 
 
 def command_of(line: str) -> str | None:
-    """Returns the command in a line that is one word after a slash, known or not; None for any other line."""
+    """Returns the command of a line, such as `/help`, in lower case with its slash; None if the line is no command.
+
+    A command is one word after a slash, known or not.
+    """
     match = re.fullmatch(r"/\w+", line.strip())
     return match and match[0].lower()
 

@@ -39,9 +39,10 @@ from blockrelay_launcher.tables import facts_table
 
 
 def run_interactive(model: Path, manifest: Manifest, *, stages: int) -> int:
-    """Runs the chat to its end and returns the exit code, which is 0: an error in a turn is printed and ends only it.
+    """Runs the chat to its end and returns the exit code, which is 0: an error is printed and ends only its turn.
 
-    Raises ServiceUnavailable if the system does not start.
+    `model` is the block folder of `manifest` and must have a chat template; it is served in `stages` stages. Only for
+    the main thread, because it handles Ctrl-C. Raises ServiceUnavailable if the system does not start.
     """
     terminal = sys.stdin.isatty() and sys.stdout.isatty()
     if terminal:

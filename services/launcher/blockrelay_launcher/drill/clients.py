@@ -31,13 +31,13 @@ class RequestRecord:
     """The record that a client keeps of one request. Times are of the monotonic clock, in seconds."""
 
     number: int
-    """Index of the request's DrillRequest in `Load.requests`."""
+    """Index of the request's DrillRequest in `DrillLoad.requests`."""
     kind: Kind
     started: float
     request_id: str = ""
-    """Id of the request; empty until it was accepted."""
+    """Id of the request, or of the session after its first step; empty until it was accepted."""
     events: list[float] = field(default_factory=list[float])
-    """Time of each event."""
+    """Time of each event; of a background request each poll, of a session each step."""
     cuts: list[float] = field(default_factory=list[float])
     """Times at which the connection was lost."""
     position: int = -1
@@ -58,7 +58,7 @@ class RequestRecord:
     """Time of the last event; None if the client did not see the end."""
 
     def take(self, event_id: str, data: dict[str, Any]) -> None:
-        """Records one event of the stream."""
+        """Records one event of the stream: its id `<request>:<position>`, and its JSON object `data`."""
         request_id, _, position = event_id.rpartition(":")
         self.events.append(time.monotonic())
         self.request_id = request_id or self.request_id
@@ -122,7 +122,7 @@ class DrillLoad:
         self._now.set()
 
     def join(self) -> None:
-        """Waits until all clients have ended."""
+        """Waits until all clients have ended. Call `finish` or `abandon` first."""
         for thread in self._threads:
             thread.join()
 

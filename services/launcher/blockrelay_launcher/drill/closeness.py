@@ -78,7 +78,10 @@ class Closeness:
     _off: dict[Claim, Sequence[float]] = field(default_factory=dict[Claim, Sequence[float]], init=False)
 
     def prepare(self, seen: Iterable[RequestRecord]) -> None:
-        """Measures all answers in `seen` with the reference. Raises ServiceUnavailable if it fails."""
+        """Measures all answers in `seen` with the reference; it replaces the distances of an earlier call.
+
+        Raises ServiceUnavailable if the reference fails.
+        """
         whole = longest_of(claim for one in seen if (claim := claim_of(self.requests, one)) is not None)
         claims = sorted(set(whole.values()))
         if claims:
@@ -87,7 +90,10 @@ class Closeness:
             self._off = {claim: of[longest][: len(claim.given)] for claim, longest in whole.items()}
 
     def verdict(self, one: RequestRecord, *, on_gpu: bool) -> Verdict:
-        """Returns the verdict on a request that has ended; `on_gpu`: a GPU computed a part of it."""
+        """Returns the verdict on a request that has ended and was given to `prepare`.
+
+        `on_gpu`: a GPU computed a part of it.
+        """
         claim = claim_of(self.requests, one)
         wrong = ""
         if one.kind != "session" and (one.kind != "cancelled" or one.finish_reason):

@@ -39,9 +39,10 @@ from blockrelay_launcher.up_options.options import names_of
 def run_drill(options: DrillOptions, *, as_json: bool) -> int:
     """Runs a drill and prints its report. Returns the exit code; ends all processes and keeps the logs of a bad drill.
 
-    Exit code 0: every accepted request completed once with its right answer, and no process ended by itself; 130: the
-    drill was interrupted; 1: otherwise. Raises UsageError and ServiceUnavailable, and typer.Exit if the worker has
-    printed an error of the ONNX blocks.
+    Exit code 0: the report is good (`Report.good`); 130: the drill was interrupted, and nothing was wrong until then;
+    1: otherwise. Only for the main thread, because it handles signals. Raises UsageError for options that cannot work,
+    BlockFolderError for a wrong block folder, ServiceUnavailable if the system does not start or a reference cannot be
+    computed, and typer.Exit if the worker has printed an error of the ONNX blocks.
     """
     if options.blocks is not None:
         options = replace(options, model=Path(described(options.blocks, None).folder))

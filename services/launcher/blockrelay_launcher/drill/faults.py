@@ -35,6 +35,7 @@ class Strike:
     pick: float
     """A number in [0, 1) that chooses among the processes (or connections) at that time."""
     lasts_s: float = 0.0
+    """Duration in seconds; 0 for a kill and a cut."""
     everybody: bool = False
     """True for a cut of all connections instead of one."""
 
@@ -49,7 +50,10 @@ class Fault:
     """A kind of fault, or drain: an upgrade told a worker to end."""
     target: Target
     requests: frozenset[str] | None = None
-    """Ids of the requests on the worker; None: unknown, or the target is no worker."""
+    """Ids (inside the cell) of the requests on the worker, or on the worker of the device.
+
+    None: unknown, or another target.
+    """
 
 
 def strikes(rng: Random, *, kinds: Sequence[Kind], roles: Sequence[Role], every_s: float) -> Iterator[Strike]:
@@ -73,14 +77,17 @@ def strikes(rng: Random, *, kinds: Sequence[Kind], roles: Sequence[Role], every_
 
 
 def possible(kinds: Sequence[Kind], roles: Sequence[Role]) -> dict[Kind, list[Role]]:
-    """Returns the roles that each kind of fault can hurt: only a Redis can be full or cut connections."""
+    """Returns the roles that each kind of fault can hurt: only a Redis can be full or cut connections.
+
+    Kinds that can hurt none of `roles` are absent.
+    """
     servers: list[Role] = ["redis"] if "redis" in roles else []
     by_kind: dict[Kind, list[Role]] = {k: servers if k in ("full", "cut") else list(roles) for k in KINDS if k in kinds}
     return {kind: hurt for kind, hurt in by_kind.items() if hurt}
 
 
 def parse_names(text: str, option: str, known: Sequence[T]) -> tuple[T, ...]:
-    """Returns the ones of `known` in the text of an option such as `kill,stop`, in their own order.
+    """Returns the ones of `known` in the text of an option such as `kill,stop`, in the order of `known`.
 
     Raises UsageError for any other name.
     """

@@ -17,7 +17,10 @@ _HUNG = re.compile(r"(\S+) did not end by itself and was killed")
 
 
 def run_starts(logs: Path) -> Iterable[Mapping[str, Any]]:
-    """Returns the data of every RUN_START line of the workers' logs, the oldest first."""
+    """Returns the data of every RUN_START line in the workers' logs, with its `request_id`, the oldest first.
+
+    `logs` is the folder of the log files.
+    """
     starts: list[tuple[str, dict[str, Any]]] = []
     for path in logs.glob("*worker*.log*"):
         with path.open(errors="replace") as lines:
@@ -60,7 +63,7 @@ def own_ends(log: str, faults: Sequence[Fault]) -> list[str]:
 
 
 def refusals(logs: Path) -> list[str]:
-    """Returns a line for each log file with refusals by Redis that must never occur.
+    """Returns a line for each log file in the folder `logs` with refusals by Redis that must never occur.
 
     These are commands that a service's Redis user may not call, and commands whose keys are in several slots.
     """

@@ -46,7 +46,10 @@ class DrilledSystemOptions(DrilledModelOptions):
 
     @property
     def workers(self) -> list[str]:
-        """The names that `up` gives the processes of CPU workers; the stages of ONNX blocks share one."""
+        """The names that `up` gives the processes of CPU workers; the stages of ONNX blocks share one.
+
+        They follow from `stages`; with `plan`, `up` may start more.
+        """
         processes = self.replicas if self.blocks is not None else self.stages * self.replicas
         return [f"worker-{n}" for n in range(1, processes + 1)]
 
@@ -94,17 +97,17 @@ class DrillOptions(DrilledSystemOptions):
 
     @property
     def roles(self) -> tuple[Role, ...]:
-        """Roles to hurt."""
+        """Roles to hurt: those in `kill`, else all that exist. Raises UsageError for an unknown one."""
         with_device = ",device" if self.gpu or self.blocks is not None else ""
         roles = f"worker,scheduler,gateway,redis{with_device}" if self.kill is None else self.kill
         return parse_names(roles, "--kill", ROLES)
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
-        """Kinds of faults."""
+        """Kinds of faults. Raises UsageError for an unknown one."""
         return parse_names(self.faults, "--faults", KINDS)
 
     def check(self, given: Set[str]) -> None:
-        """Raises UsageError for a model and blocks, and for unknown roles and kinds."""
+        """Raises UsageError if both a model and blocks are given, and for unknown roles and kinds."""
         ModelOrBlocksOptions.check(self, given)
         _ = self.roles, self.kinds

@@ -34,9 +34,9 @@ class Report:
     seconds: float
     accepted: int
     completed: int
-    """Requests that ended with their right answer."""
+    """Requests that ended with their right answer, or with one that `compared` or `only_whole` counts."""
     lost: int
-    """Requests that were accepted and ended with an error or not at all."""
+    """Requests that were accepted and ended with an error (if not cancelled) or not at all."""
     mismatched: int
     """Requests that ended with another answer than the right one."""
     duplicated: int
@@ -77,7 +77,7 @@ class Report:
 
     @property
     def good(self) -> bool:
-        """True if every accepted request completed, none was refused, and there is no trouble."""
+        """True if every accepted request completed, none was refused, no event came twice, and there is no trouble."""
         broken = self.lost or self.mismatched or self.beyond_tolerance or self.duplicated or self.refused
         return not broken and not self.troubles and self.accepted == self.completed
 
@@ -140,7 +140,7 @@ def judge(
 
     `answer` returns the right answer to the DrillRequest of a number (RequestRecord.number) for a fingerprint; None for
     an unknown one. `seconds` is the length of the drill; if it was `interrupted`, requests without an end are not lost.
-    `runs` is the data of every RUN_START in the workers' logs, in order. `inexact` returns the verdict on a request
+    `runs` is as for `prompt_rows`, `troubles` as in Report. `inexact` returns the verdict on a request
     with nondeterministic bits, for which `answer` is not called; None for any other.
     """
     count: Counter[str] = Counter()
@@ -204,7 +204,11 @@ class PromptRows(NamedTuple):
 
 
 def prompt_rows(runs: Iterable[Mapping[str, Any]]) -> PromptRows:
-    """Counts the tokens at the start of runs; `runs` is the data of every RUN_START in the logs, in order."""
+    """Counts the tokens at the start of runs; `runs` is the data of every RUN_START in the workers' logs, in order.
+
+    Each has `request_id`, and the numbers of tokens `prompt_tokens`, `committed` (new tokens before the run) and
+    `found` (tokens of prefix hits).
+    """
     started, needed, redone = Counter[str](), 0, 0
     for run in runs:
         rows = run["prompt_tokens"] + run["committed"] - run["found"]
@@ -238,7 +242,7 @@ def _concerns(fault: Fault, one: RequestRecord, later: float) -> bool:
 
 
 def show(report: Report, console: Console) -> None:
-    """Prints the tables, then the errors."""
+    """Prints the report on `console`: tables of its figures, then at most 20 errors."""
     rows: dict[str, object] = {
         "accepted": report.accepted,
         "completed": report.completed,

@@ -81,7 +81,10 @@ class DrilledSystem:
         draft.replace(path)
 
     def administrator(self, server: Target) -> redis.Redis:
-        """Returns a client of one of the Redis servers with all rights, which waits at most ANSWER_S for an answer."""
+        """Returns a client with all rights of `server`, redis-control or redis-payload.
+
+        It waits at most ANSWER_S for an answer, and then raises RedisTrouble.
+        """
         return redis_link.connect(self.redis_urls[server], cell=self.running.cell, answer_s=ANSWER_S)
 
     def worker_of(self, device: int) -> int | None:
@@ -89,7 +92,10 @@ class DrilledSystem:
         return next((worker for worker in self.pids("worker") if device in children_of(worker)), None)
 
     def requests_on(self, pid: int) -> frozenset[str] | None:
-        """Returns the ids of the requests on the workers of process `pid`; None if Redis does not answer."""
+        """Returns the ids (inside the cell) of the requests on the workers of process `pid`.
+
+        None: Redis does not answer.
+        """
         keys = Keys(self.running.cell)
         with contextlib.suppress(RedisTrouble, CommandError), self.administrator("redis-control") as client:
             mine = [name for name in worker_ids(client, keys) if name.split(":")[1:2] == [str(pid)]]
@@ -98,11 +104,14 @@ class DrilledSystem:
         return None
 
     def numerics_ids(self, of: Device) -> set[str]:
-        """Returns the numerics ids of the workers on devices of a class."""
+        """Returns the numerics ids of the workers on devices of class `of`. Raises RedisTrouble if Redis is silent."""
         return {worker.numerics for worker in self._workers() if worker.device == of}
 
     def wait_for_gpus(self, count: int) -> None:
-        """Returns when `count` GPU workers serve a stage. Raises ServiceUnavailable after GPUS_LOAD_S."""
+        """Returns when `count` GPU workers serve a stage.
+
+        Raises ServiceUnavailable after GPUS_LOAD_S, and at once (as RedisTrouble) if Redis is silent.
+        """
         end = time.monotonic() + GPUS_LOAD_S
         while time.monotonic() < end:
             if sum(worker.ready for worker in self._workers() if worker.device == GPU) >= count:
@@ -117,7 +126,10 @@ class DrilledSystem:
             return read_workers(client, Keys(self.running.cell), model_key)
 
     def denied(self) -> list[str]:
-        """Returns a line for each command that a Redis server has denied a user since it started."""
+        """Returns a line for each command or key that a Redis server has denied a user, as its ACL log has them.
+
+        A server begins this log empty at each start and limits its length. One that does not answer gives no line.
+        """
         denials: set[str] = set()
         for server in self.redis_urls:
             with contextlib.suppress(RedisTrouble, CommandError), self.administrator(server) as client:
@@ -128,8 +140,8 @@ class DrilledSystem:
     def left_behind(self) -> list[str]:
         """Returns a line for each key that Redis still holds although every request has ended.
 
-        None is left if the accounting is right. Waits up to SETTLE_S for keys to vanish. Returns none, too, if Redis
-        does not answer.
+        The list is empty if the accounting is right, and also if Redis does not answer. Waits up to SETTLE_S for keys
+        to vanish.
         """
         end = time.monotonic() + SETTLE_S
         with redis_link.connect(self.running.redis_url, cell=self.running.cell) as client:
@@ -165,7 +177,10 @@ def command_line(pid: int) -> str:
 
 
 def environment_of(pid: int) -> dict[str, str]:
-    """Returns the environment of a process at its start; empty for one that has ended."""
+    """Returns the environment of a process at its start; empty for one that has ended.
+
+    It also has an entry with an empty name and value, which must not be given to a new process. A zombie has only this.
+    """
     return {name: value for name, _, value in (pair.partition("=") for pair in _strings(pid, "environ"))}
 
 

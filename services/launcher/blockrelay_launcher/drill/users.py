@@ -20,8 +20,8 @@ def put_in_force(users: Path, data: Path, services: Sequence[str]) -> None:
     """Writes the Redis users of both servers and settings by which `services` use them, into the folder `data`.
 
     Call it before the first start of `up` on `data`. The users come from control.acl and payload.acl in the folder
-    `users`, each with a new password. Raises UsageError if a file is missing, or if the path of `data` is too long for
-    a socket.
+    `users`, each with a new password. The role of a service is its name up to the first `-`. Raises UsageError if a
+    file cannot be read, or if the path of `data` is too long for a socket.
     """
     passwords = {role: secrets.token_hex(32) for role in ROLES}
     sockets = {server: data / server / "redis.sock" for server in SERVERS}

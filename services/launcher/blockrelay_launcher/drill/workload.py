@@ -41,7 +41,7 @@ class DrillRequest:
         return {**plain, "prompt": list(self.prompt), "return_token_ids": True, "exact": self.exact}
 
     def step(self, number: int) -> dict[str, Any]:
-        """Returns the fields of tensor step `number`, from 1, without its session."""
+        """Returns the fields of tensor step `number`, from 1 to the number of `cuts`, without its session."""
         first = self.cuts[number - 2] if number > 1 else 0
         tokens = {"_tensor_": True, "data": [list(self.prompt[first : self.cuts[number - 1]])]}
         return {"step": number, "logits": "last", "input_tensors": {"input_ids": tokens}, "exact": self.exact}
@@ -81,8 +81,8 @@ def make_requests(
 ) -> list[DrillRequest]:
     """Returns `count` random requests: greedy and sampled, short and long; half of the prompts share a beginning.
 
-    Every sixth is a tensor session; every `exact_every`-th is exact. `longest_answer` is in tokens, at least
-    SHORTEST_ANSWER.
+    Every sixth is a tensor session; every `exact_every`-th is exact (None: none). `longest_answer` is in tokens, at
+    least SHORTEST_ANSWER.
     """
     model = folder.model
     tokenizer = Tokenizer.from_file(folder.tokenizer_path) if folder.tokenizer_path is not None else None

@@ -51,8 +51,9 @@ class CheckOptions(OptionGroup):
 def run_check(options: CheckOptions) -> int:
     """Checks the folder, prints the result and returns the exit code.
 
-    Exit code 0: all blocks have passed; 1: one has not; 2: the folder cannot be checked, and the worker has printed
-    why. Raises UsageError if the worker's Python cannot be started.
+    Exit code 0: all blocks have passed; 1: one has not, or the worker was killed; 2: the folder cannot be checked, and
+    the worker has printed why. If all have passed and the file of `--write` cannot be written, it is the worker's exit
+    code. Raises UsageError if the worker's Python cannot be started, WireError if its output is no report.
     """
     try:
         (begin, reported), code = run_worker(options.argv(), _watch)

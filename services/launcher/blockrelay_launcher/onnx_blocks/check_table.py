@@ -10,7 +10,7 @@ _HEAD = ("BLOCK", "OUTPUT", "DECLARED", "ACTUAL", "DTYPE", "SECONDS", "RESULT")
 
 
 def table(blocks: Sequence[CheckedBlock]) -> str:
-    """Returns the table as text. A column has the nodes that ran on the CPU, if the device lacks kernels for some."""
+    """Returns the table as text. A column has the nodes that ran on the CPU, if the number is known of any block."""
     with_cpu = any(block.nodes is not None for block in blocks)
     rows = [(*_HEAD[:-1], *(("ON CPU",) if with_cpu else ()), _HEAD[-1])]
     rows += [row for block in blocks for row in _rows(block, with_cpu=with_cpu)]

@@ -40,7 +40,7 @@ class DescribedBlocks:
 
         Importing takes as long as reading and writing the blocks. With several `stages` there is no import, because it
         does not give the masks and rotations that the blocks on a GPU need. Raises UsageError if the user demands an
-        import and there can be none.
+        import and there can be none, BlockFolderError and WireError as `held_import`.
         """
         if self.demands and stages > 1:
             raise UsageError(
@@ -63,8 +63,8 @@ class DescribedBlocks:
 def served_blocks(options: ServedModelOptions, *, gpus: bool) -> DescribedBlocks | None:
     """Returns the ONNX blocks that `up` is to serve; None without `--blocks`. Prints a line for each missing setting.
 
-    `gpus`: `up` also starts workers on GPUs. Raises UsageError for options that do not go together, and typer.Exit if
-    the worker has printed an error.
+    `gpus`: `up` also starts workers on GPUs. Raises UsageError for options that do not go together, typer.Exit if the
+    worker has printed an error, and WireError if its report cannot be read.
     """
     options.check_stand_in(gpus=gpus)
     if options.blocks is None:
@@ -90,7 +90,7 @@ def described(folder: Path, max_position: int | None) -> Described:
     """Returns the description of the blocks in `folder`, with the block folder from which services serve them.
 
     `max_position` is the length of the context in tokens; None: the one that the files name, else a default. Raises
-    typer.Exit if the worker has printed an error.
+    typer.Exit if the worker has printed an error, WireError if its report cannot be read.
     """
     command = command_of(_MODULE, folder, max_position=max_position)
     line, code = run_worker(command, lambda lines: lines.readline())

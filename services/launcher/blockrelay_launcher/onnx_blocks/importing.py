@@ -56,8 +56,9 @@ class ImportCommandOptions(OptionGroup):
 def run_import(options: ImportCommandOptions) -> int:
     """Imports the blocks, prints the result and returns the exit code.
 
-    Exit code 0: the folder is complete; 2: the blocks cannot be imported or `out` cannot be written, and the converter
-    has printed why. Raises UsageError if the converter is not installed.
+    Exit code 0: the folder is complete; 1: the converter failed or was killed; 2: the blocks cannot be imported or
+    `out` cannot be written, and the converter has printed why. Raises UsageError if the converter is not installed,
+    WireError if its output is no report, OSError if its process cannot be started.
     """
     need("converter", "onnx")
     result, code = run_worker(options.argv(), watch)
@@ -73,7 +74,10 @@ def run_import(options: ImportCommandOptions) -> int:
 
 
 def watch(lines: IO[bytes]) -> ImportResult | None:
-    """Reads the converter's reports and returns its result, if there is one, with a progress bar on a terminal."""
+    """Reads the converter's reports and returns its result, if there is one, with a progress bar on a terminal.
+
+    `lines` is its stdout. Raises WireError for a line that is no report.
+    """
     with progress_bar("reads the blocks", DownloadColumn(), TimeRemainingColumn()) as update:
         for line in lines:
             report = decode(ImportReport, line)
@@ -85,7 +89,10 @@ def watch(lines: IO[bytes]) -> ImportResult | None:
 
 
 def result_lines(out: Path, result: ImportResult) -> Iterator[str]:
-    """Yields the lines for people: the comparison with the originals, the notes, and the folder's facts."""
+    """Yields the lines for people: the comparison with the originals, the notes, and the facts of the folder `out`.
+
+    `result` has at least one compared block.
+    """
     worst = max(result.compared, key=_furthest)
     what = max(worst.errors, key=lambda name: worst.errors[name])
     yield (

@@ -23,10 +23,11 @@ _WEIGHTS = {
 
 
 def run_split(model: Path, out: Path, *, copy_weights: bool, as_json: bool) -> int:
-    """Splits the model, prints the blocks and returns the exit code.
+    """Splits the ONNX file `model` into blocks in the folder `out`, prints them and returns the exit code.
 
-    Exit code 0: the blocks are complete; 2: the model cannot be split or `out` cannot be written, and the worker has
-    printed why.
+    `copy_weights`: each block gets a file of its weights. Exit code 0: the blocks are complete; 1: the worker
+    failed or was killed; 2: the model cannot be split or `out` cannot be written, and the worker has printed why.
+    Raises WireError if its output is no report.
     """
     begin, code = run_worker(command_of(_MODULE, model, out, copy_weights=copy_weights), _watch)
     if begin is None or code:

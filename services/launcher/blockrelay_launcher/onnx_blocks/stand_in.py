@@ -41,7 +41,8 @@ def held_import(blocks: Path, served: Path) -> HeldImport | str:
     """Returns the import of the folder `blocks`, or a text that explains why there can be none.
 
     `served` is the block folder that describes the blocks. A missing import is made, with a line on stderr; an
-    interrupted one continues at the next start. Unused imports of earlier contents of the files are removed.
+    interrupted one continues at the next start. Unused imports of earlier contents of the files are removed. Raises
+    BlockFolderError if `served` is no right block folder, WireError if the converter's output is no report.
     """
     try:
         with _locked(served / _LOCK, message=f"{blocks}: waits for another `up`, which imports them"):

@@ -36,6 +36,7 @@ def run_worker(
 ) -> tuple[Report, int]:
     """Runs a process to its end; returns what `read` makes of its stdout, and its exit code.
 
+    `read` must take all that a pipe does not hold, else the process waits forever; if it raises, the process is killed.
     Its stderr goes to the file `errors`, or by default to that of this process. Ctrl-C reaches only this process, so
     that the other one ends without output; it also ends whenever this process does. Raises OSError if it cannot be
     started.

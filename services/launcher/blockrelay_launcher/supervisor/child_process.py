@@ -47,12 +47,12 @@ class ChildProcess:
     """The running or the last process."""
     deaths: int = field(default=0, init=False)
     quick_deaths: int = field(default=0, init=False)
-    """Deaths in a row after a life of less than LONG_LIFE_S."""
+    """Deaths in a row: the first after any life, the others after at most LONG_LIFE_S."""
     start_at: float = field(default=0.0, init=False)
     """Time (monotonic) of the next start."""
     last_log_line: str = field(default="", init=False)
     refused: str = field(default="", init=False)
-    """The cause of its last end with UNUSABLE, until `refusal_is_over`; empty: none."""
+    """The cause of its last end if that was with UNUSABLE; `up` sets it, `refusal_is_over` clears it. Empty: none."""
     _started: float = field(default=0.0, init=False)
     _tail: BinaryIO | None = field(default=None, init=False)
     _partial: bytes = field(default=b"", init=False)
@@ -67,7 +67,10 @@ class ChildProcess:
         return self.process is not None and self.process.returncode is None
 
     def start(self) -> None:
-        """Starts the process, with the settings in its file at this time. Raises OSError if it cannot be started."""
+        """Starts the process, with the settings in its file at this time. It must not be running.
+
+        Raises OSError if it cannot be started.
+        """
         reach("launcher.before_spawn")
         with self.log.open("ab") as log:
             if self._tail is None:
@@ -87,7 +90,10 @@ class ChildProcess:
         reach("launcher.after_spawn")
 
     def reap(self) -> int | None:
-        """Returns the exit code if the process has ended since the last call, else None; then sets `start_at`."""
+        """Returns the exit code if the process has ended since the last call, and sets `start_at`; else returns None.
+
+        A code below 0 is minus the number of the signal that killed it.
+        """
         if self.process is None or self.process.returncode is not None or self.process.poll() is None:
             return None
         self.deaths += 1
@@ -112,7 +118,7 @@ class ChildProcess:
     def new_lines(self) -> Iterator[str]:
         """Yields the complete lines of the log since the last call; the last one with content becomes `last_log_line`.
 
-        Rotates a log that is longer than LOG_BYTES.
+        Take all of them: the rest would be lost. Rotates a log that is longer than LOG_BYTES.
         """
         if self._tail is None:
             return
@@ -182,7 +188,7 @@ def _alive(child: ChildProcess) -> bool:
 def die_with_parent(number: int) -> Callable[[], None] | None:
     """Returns a `preexec_fn` by which the kernel sends `number` to a child when this process ends, however it ends.
 
-    Returns None on systems other than Linux.
+    The child also gets it when the thread that starts it ends. Returns None on systems other than Linux.
     """
     libc, parent = _libc, os.getpid()
     if libc is None:

@@ -51,7 +51,8 @@ class DataFolder:
 def open_data_folder(path: Path | None) -> Iterator[DataFolder]:
     """Makes and locks the folder. Without a path it is a temporary one, removed at the end unless `kept` is set.
 
-    Raises UsageError if another `up` runs in the folder, or if it cannot be written.
+    Waits up to ABANDONED_REDIS_S for the Redis servers of a dead `up`. Raises UsageError if another `up` or they still
+    run in the folder, or if it cannot be written.
     """
     if path is None:
         folder = Path(tempfile.mkdtemp(prefix="blockrelay-"))

@@ -24,7 +24,10 @@ class DeathReports(threading.Thread):
     """
 
     def __init__(self, settings: Settings, control_url: str, say: Callable[[str], None]) -> None:
-        """`say` prints a line for the user when reports must wait: at once, then every 10 s, and when they are done."""
+        """Makes the thread for the cell that `settings` name, whose control Redis is at `control_url`.
+
+        `say` prints a line for the user when reports must wait: at once, then every 10 s, and when they are done.
+        """
         super().__init__(name="death reports", daemon=True)
         self._keys = Keys(settings.cell)
         self._control = connect(control_url, cell=settings.cell)
@@ -37,6 +40,7 @@ class DeathReports(threading.Thread):
     def forget_workers(self) -> None:
         """Removes all registered workers: they belong to an earlier `up` on the same data and have ended.
 
+        Call it before this `up` starts workers, and only for an embedded Redis: another one has workers of other hosts.
         Their requests run again, and their deaths count against no request. If Redis takes no writes, the scheduler
         finds them by their missing heartbeats. Raises ServiceUnavailable if Redis, which answered before, is gone.
         """

@@ -107,7 +107,10 @@ class EmbeddedRedis:
 
     @property
     def url(self) -> str:
-        """URL of the server; it stays the same after a restart on the same data."""
+        """URL of the server; it stays the same after a restart on the same data.
+
+        Only with the socket in a temporary folder it is another one at the next `up`.
+        """
         return f"unix://{quote(str(self.socket))}"
 
     def command(self) -> list[str]:

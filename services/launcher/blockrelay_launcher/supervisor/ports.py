@@ -19,7 +19,9 @@ CAN_KEEP = sys.platform == "linux"
 
 @contextmanager
 def kept_ports(host: str, port: int, count: int) -> Iterator[tuple[int, ...]]:
-    """Yields `count` consecutive ports from `port` on (0: any free ones), and keeps them until the context ends.
+    """Yields `count` consecutive ports from `port` on, and keeps them until the context ends.
+
+    With `port` 0 they are any free ones, which need not be consecutive.
 
     Raises UsageError if a gateway could not listen on one of them.
     """

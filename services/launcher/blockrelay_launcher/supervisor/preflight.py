@@ -20,7 +20,7 @@ from blockrelay_launcher.up_options.options import UpOptions, service_names
 def check_services(options: UpOptions, ports: Sequence[int]) -> None:
     """Raises UsageError for API keys, origins or host names that the gateways, on `ports`, would refuse.
 
-    Raises ValidationError for settings in the environment that workers would refuse.
+    Raises ValidationError for settings in the environment that workers or gateways would refuse.
     """
     WorkerSettings()
     network = options.network
@@ -31,7 +31,10 @@ def check_services(options: UpOptions, ports: Sequence[int]) -> None:
 
 
 def check_settings(folder: Path, options: UpOptions) -> None:
-    """Raises UsageError for a file in DATA/settings that no service reads, and for a wrong line in one."""
+    """Raises UsageError for a file in `folder` that no service reads, and for a wrong line in one.
+
+    `folder` is DATA/settings, with a file of NAME=VALUE lines for each service; it need not exist.
+    """
     names = service_names(options)
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
         if path.name not in names:
@@ -50,7 +53,8 @@ def check_settings(folder: Path, options: UpOptions) -> None:
 def look_at_redis(options: UpOptions, cell: str) -> list[str]:
     """Returns a line for each Redis of the user that does not answer now.
 
-    Raises UsageError for one that will never work as configured, such as with a wrong password.
+    If the cell is new, this writes its protocol number to the control Redis. Raises UsageError for a Redis that will
+    never work as configured, such as with a wrong password.
     """
     waiting: list[str] = []
     for url, name, keys in (

@@ -15,7 +15,10 @@ from blockrelay.redis.registry import read_workers
 
 
 def why_not_ready(host: str, port: int) -> str:
-    """Returns an empty text if the gateway's `/readyz` answers 200, else the reason. Takes at most a second."""
+    """Returns an empty text if the gateway's `/readyz` answers 200, else the reason.
+
+    Waits for the connection and for each part of the answer for at most a second.
+    """
     connection = http.client.HTTPConnection(host, port, timeout=1)
     try:
         connection.request("GET", "/readyz")
@@ -39,7 +42,8 @@ def _reasons(body: bytes) -> str:
 def why_workers_wait(redis_url: str, cell: str, model: str, stages: Mapping[int, int]) -> str:
     """Returns an empty text if all workers of these processes of this host serve, else how many do not.
 
-    `stages` is the number of workers by pid. If Redis does not answer, the text is its error.
+    `stages` is the number of workers by pid, `model` is the model's key in Redis. If Redis does not answer, the text is
+    its error.
     """
     try:
         ready = Counter(worker.pid for worker in _own_workers(redis_url, cell, model, stages) if worker.ready)

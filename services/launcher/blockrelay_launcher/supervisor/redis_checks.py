@@ -12,8 +12,9 @@ from blockrelay.redis.errors import CommandError
 def weaknesses(client: redis.Redis, *, carries_rows: bool = False) -> list[str]:
     """Returns a line for each setting of a control Redis that weakens a promise; hidden settings count as good.
 
-    `carries_rows`: the server is the payload Redis too. `up` starts none of its own then, because workers on other
-    hosts that share the control Redis could not reach it. Raises RedisTrouble if the server does not answer.
+    `carries_rows`: the server is the payload Redis too, and its append-only file gives a line, also if hidden. `up`
+    starts none of its own then, because workers on other hosts that share the control Redis could not reach it. Raises
+    RedisTrouble if the server does not answer.
     """
     lines: list[str] = []
     try:

@@ -32,9 +32,10 @@ class ServiceLayout:
     """Folder of shared KV pages."""
 
     def service(self, name: str, module: str, **settings: object) -> ChildProcess:
-        """Returns a child that runs `module` with these settings, by default on loopback.
+        """Returns a child, not started yet, that runs `module` with these settings, by default on loopback.
 
-        Only gateways are reached from other machines.
+        `settings` are by field of the settings class; None drops one of the environment. Only gateways are reached from
+        other machines.
         """
         env = environment_for(
             model=self.options.model,

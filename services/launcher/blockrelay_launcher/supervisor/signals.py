@@ -12,7 +12,8 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class Alarm:
     """A context manager that wakes the main thread for signals and ended children; only one may be active.
 
-    `stop_requests` counts SIGINT, SIGTERM and SIGHUP: the second one means "at once".
+    Only for the main thread; it can be entered once. `stop_requests` counts SIGINT, SIGTERM and SIGHUP, except those
+    that were ignored before: the second one means "at once".
     """
 
     def __init__(self) -> None:

@@ -60,11 +60,11 @@ from blockrelay_launcher.up_options.options import GPU_WORKER, UpOptions, worker
 
 
 def up(options: UpOptions) -> int:
-    """Runs a system until SIGINT, SIGTERM or SIGHUP, and returns the exit code.
+    """Runs a system until SIGINT, SIGTERM or SIGHUP, and returns the exit code 0. Only for the main thread.
 
     Prints `ready URL...` (of each gateway) on stdout, and everything else on stderr. Raises UsageError or
-    BlockFolderError for options that cannot work, ServiceUnavailable if a service cannot be started. All started
-    processes are ended in every case.
+    BlockFolderError for options that cannot work, ValidationError for settings in the environment that a service would
+    refuse, ServiceUnavailable if a service cannot be started. All started processes are ended in every case.
     """
     settings = read_settings(Settings, ["--model", str(options.model)], program="blockrelay up")
     if settings.failpoint:
@@ -370,7 +370,7 @@ class _Up:
 
 
 def continuing(options: UpOptions, data: Path) -> str:
-    """Returns the words of a command that serves the same model with the data folder `data`. Pure."""
+    """Returns the words of a command that serves the same model on the same port with the folder `data`. Pure."""
     served = ("blocks", options.blocks.folder) if options.blocks is not None else ("model", options.model)
     words = ["up", "--data", typed_path(data)]
     if served[1] != BUNDLED_MODEL:

@@ -31,9 +31,10 @@ class Bound:
 def bind(planned: PlannedSplit, named: Sequence[HostGpu], here: Callable[[], Sequence[HostGpu]]) -> Bound:
     """Returns the plan bound to GPUs of `named` (`--gpu`), or to those of this host if `named` is empty.
 
-    A GPU of the plan gets the device with the same id; the others get the remaining devices in order. `here` lists the
-    GPUs of this host; it is called only if the plan has GPUs and `named` is empty. Raises UsageError for a device of
-    the plan that is missing, and for a named one that no block uses.
+    A GPU of the plan gets the device with the same id; the others get the remaining devices in order. Stages with GPUs
+    also allow CPUs, which stand in. `here` lists the GPUs of this host; it is called only if the plan has GPUs and
+    `named` is empty. Raises UsageError for a device of the plan that is missing, and for a named one that no block
+    uses.
     """
     wanted = _wanted(planned, named)
     pool = named if named or not wanted else here()

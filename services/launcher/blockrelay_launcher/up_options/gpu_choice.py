@@ -24,7 +24,7 @@ Device = Mapping[str, Any]
 
 
 def first_gpus(count: int) -> tuple[HostGpu, ...]:
-    """Returns the first `count` GPUs of this machine. Raises UsageError if there are fewer."""
+    """Returns the first `count` GPUs of this machine. Raises UsageError if there are fewer or they cannot be listed."""
     return chosen(_devices_here("--gpu-workers"), count)
 
 
@@ -32,7 +32,9 @@ def named_gpus(names: Sequence[str], option: str = "--gpu") -> tuple[HostGpu, ..
     """Returns the devices with these names: ids, UUIDs or the beginning of a UUID.
 
     A device that exists and cannot be used now is returned with its problem, because a system must be able to start
-    without it. Raises UsageError for a device that does not exist; `option` is named in errors.
+    without it. A probe of the devices that is killed or too slow counts as such a problem, if all names are ids.
+    Raises UsageError for a device that does not exist or is named twice, if the probe ends with an error or cannot be
+    started, and for a UUID if it gives no answer. `option` is named in most errors.
     """
     if not names:
         return ()
@@ -48,14 +50,18 @@ def named_gpus(names: Sequence[str], option: str = "--gpu") -> tuple[HostGpu, ..
 def known_gpus(gpus: Sequence[HostGpu]) -> tuple[HostGpu, ...]:
     """Returns the GPUs that a topology has for this host, with their present problems.
 
-    Raises UsageError for one that does not exist.
+    Raises UsageError in the cases of `named_gpus`, such as for one that does not exist, or if `blockrelay devices` ends
+    with an error.
     """
     devices = named_gpus([gpu.device for gpu in gpus], "--topology, device")
     return tuple(replace(gpu, problem=one.problem) for gpu, one in zip(gpus, devices, strict=True))
 
 
 def gpus_here() -> tuple[HostGpu, ...]:
-    """Returns the GPUs of this host that a plan may have, usable ones first."""
+    """Returns the GPUs of this host that a plan may have, usable ones first.
+
+    Raises UsageError if they cannot be listed.
+    """
     return _in_order(_devices_here("--plan"))
 
 
@@ -107,7 +113,7 @@ def _devices_here(option: str) -> list[dict[str, Any]]:
 
 
 def chosen(devices: Sequence[Device], count: int) -> tuple[HostGpu, ...]:
-    """Returns the first `count` GPUs among `devices`. Raises UsageError, with the usable ones, if there are fewer."""
+    """Returns the first `count` GPUs among `devices`, usable ones first. Raises UsageError if there are fewer."""
     gpus = _in_order(devices)
     if len(gpus) < count:
         problems = "; ".join(

@@ -58,7 +58,7 @@ class ModelOrBlocksOptions(ModelOptions):
     ] = None
 
     def check(self, given: Set[str]) -> None:
-        """Raises UsageError for a model and blocks."""
+        """Raises UsageError if both a model and blocks are given."""
         if self.blocks is not None and "model" in given:
             raise UsageError("--blocks is instead of --model: give one of them")
 
@@ -71,7 +71,7 @@ class MeasuredModelOptions(ModelOrBlocksOptions):
     max_position: Annotated[int | None, option("N", "With --blocks: length of the context in tokens.", min=1)] = None
 
     def check(self, given: Set[str]) -> None:
-        """Raises UsageError for a model and blocks, and for a context without blocks."""
+        """Raises UsageError if both a model and blocks are given, and for a context without blocks."""
         ModelOrBlocksOptions.check(self, given)
         if self.blocks is None and self.max_position is not None:
             raise UsageError("--max-position is for --blocks: converting a model decides about its context")
@@ -108,7 +108,7 @@ class ServedModelOptions(MeasuredModelOptions):
         MeasuredModelOptions.check(self, given)
 
     def check_stand_in(self, *, gpus: bool) -> None:
-        """Raises UsageError if `--stand-in` is given, and no CPU stands in for a GPU (`gpus`: there are some)."""
+        """Raises UsageError for `--stand-in` without `--blocks`, without GPUs (not `gpus`), or with `--sequential`."""
         if self.stand_in is not None and (self.blocks is None or not gpus or self.sequential):
             raise UsageError("--stand-in is for --blocks with --gpu, and not for --sequential")
 
@@ -177,7 +177,7 @@ class DeviceOptions(OptionGroup):
         return list(filter(None, self.gpu.split(",")))
 
     def check(self, given: Set[str]) -> None:
-        """Raises UsageError for names and a number."""
+        """Raises UsageError if both names and a number are given, and for a limit of GPU memory without GPUs."""
         if self.gpu_workers and self.gpu:
             raise UsageError("--gpu and --gpu-workers: the one names GPUs, the other takes the first ones")
         if "gpu_memory" in given and not (self.gpu_workers or self.named):
@@ -242,7 +242,7 @@ class NetworkOptions(OptionGroup):
 
     @property
     def address(self) -> str:
-        """The address that gateways listen on."""
+        """The address that gateways listen on; with `--topology` only after `options_for` has replaced `host`."""
         return self.host or LOOPBACK
 
     def check(self, given: Set[str]) -> None:

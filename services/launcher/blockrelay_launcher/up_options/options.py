@@ -56,7 +56,8 @@ def composed(
 ) -> UpOptions:
     """Returns the options of `up` with the GPUs and ONNX blocks that they name. A topology file is not read here.
 
-    Raises UsageError for GPUs that do not exist, and typer.Exit if the worker has printed an error of the blocks.
+    Raises UsageError for GPUs that do not exist and for options of ONNX blocks that do not go together. Raises
+    typer.Exit if the worker has printed an error of the blocks, WireError if its report cannot be read.
     """
     gpus = first_gpus(devices.gpu_workers) if devices.gpu_workers else named_gpus(devices.named)
     blocks = served_blocks(model, gpus=bool(gpus))
@@ -80,6 +81,7 @@ class WorkerSpec:
     device_id: str = ""
     """Id of the device in the plan; empty: the plan names none."""
     threads: int | None = None
+    """None: those of `--threads`, else a fair share of the cores."""
     gpu: str = ""
     """The GPU, such as webgpu:0; empty: CPU."""
     stages: int = 1
@@ -90,8 +92,11 @@ def worker_specs(options: UpOptions) -> list[WorkerSpec]:
     """Returns the processes of workers that this host starts.
 
     Each stage gets `replicas` CPU workers, or one for each CPU that it names if these are more; on stages for GPUs they
-    stand in. Only CPUs of this host count. Each GPU gets one process. CPU workers have a process each, except for
-    stages of ONNX blocks: those share one process with ONNX Runtime and its warm sessions, as the stages of a GPU do.
+    stand in. With a topology (`local`), a stage gets one for each CPU of this host that it names, and `replicas` more
+    only if it names a GPU of this host. Each GPU that a stage may use gets one process.
+
+    CPU workers have a process each, except for several stages of ONNX blocks: those share one process with ONNX Runtime
+    and its warm sessions, as the stages of a GPU do.
     """
     stages = [_cpus(options, stage) for stage in range(len(_devices(options)))]
     if options.blocks is None or len(stages) == 1:
@@ -157,7 +162,7 @@ def _on_gpus(options: UpOptions) -> list[WorkerSpec]:
 
 
 def service_names(options: UpOptions) -> list[str]:
-    """Returns the names of all services, as `up` shows them and as files in DATA/settings and DATA/logs are named."""
+    """Returns the names of all services but Redis, as `up` shows them and as their files in DATA/settings are named."""
     return [
         *names_of("scheduler", options.topology.schedulers),
         *(spec.name for spec in worker_specs(options)),

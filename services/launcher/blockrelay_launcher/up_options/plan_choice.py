@@ -23,7 +23,7 @@ class PlanChoice:
 
     stages: int = 1
     stage_devices: str = ""
-    """Class of device for each of `stages`, such as gpu,cpu,gpu; empty: any."""
+    """Class of device for each of `stages`, such as gpu,cpu,gpu; empty: any. Not used with `plan` or `strategy`."""
     plan: Path | None = None
     strategy: str | None = None
     objective: str | None = None
@@ -38,9 +38,10 @@ class PlanChoice:
     """Number of stages for the strategy; `stages` wins if it is above 1."""
 
     def read(self, model: Path, blocks: int) -> PlannedSplit:
-        """Returns the plan for a model of `blocks` blocks.
+        """Returns the plan for the block folder `model`, which has `blocks` blocks.
 
-        Raises UsageError for options that exclude each other, and if the file or the strategy gives no plan.
+        Raises UsageError for options that exclude each other or do not fit the blocks, and if the file or the strategy
+        gives no plan.
         """
         if self.strategy is not None:
             if self.plan is not None:

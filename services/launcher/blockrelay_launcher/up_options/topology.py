@@ -140,9 +140,10 @@ def read_topology(path: Path) -> Topology:
 
 
 def options_for(topology: Topology, options: UpOptions) -> UpOptions:
-    """Returns the options of `up` on the host that `--host` names, else the only one; the file replaces `options`.
+    """Returns the options of `up` on the host that `--host` names, else the only one; the file overrides `options`.
 
-    Raises UsageError for an unknown or missing host, and if the model cannot be cut for the topology.
+    Raises UsageError for an unknown or missing host, for too many threads of a device, and if the model cannot be cut
+    for the topology. Raises BlockFolderError for a wrong block folder.
     """
     host = options.network.host
     if host is None and len(topology.hosts) > 1:

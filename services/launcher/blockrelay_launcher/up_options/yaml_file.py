@@ -27,7 +27,10 @@ class YamlFile:
 
     @classmethod
     def read(cls, path: Path, what: str) -> "YamlFile":
-        """Reads a file of at most 1 MiB. Raises UsageError if it is no such mapping; `what` describes a right one."""
+        """Reads a file of at most 1 MiB; `what` describes a right one.
+
+        Raises UsageError if the file cannot be read, is larger, or is no such mapping.
+        """
         content = read_bounded(path, _MAX_BYTES)
         try:
             root = yaml.compose(content, Loader=yaml.SafeLoader)

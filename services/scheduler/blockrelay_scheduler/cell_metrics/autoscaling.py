@@ -3,7 +3,9 @@
 A route is one worker for each stage, and each request runs on one route. Enough routes are wanted to finish all
 requests within `target_s`, at the pace that the workers measured on themselves. Besides:
 
-- no route is wanted without unfinished requests, else at least one, and never more than there are requests;
+- no route is wanted without unfinished requests, else at least one;
+- the work alone never needs more routes than there are unfinished requests;
+- before a worker has measured its pace, as many routes are wanted as run all requests at once;
 - never fewer routes than hold the KV pages in use: the requests of a removed worker go on where there is room;
 - with one route `spare` more workers are wanted than stages, so that the death of a worker costs no wait;
 - the number falls only if SCALE_DOWN_SLACK times the work would still be done in time, so that a wavering load changes
@@ -46,9 +48,9 @@ class Demand:
     unfinished: int
     """Requests that have not ended."""
     route_s: float | None
-    """Seconds that one route would need for all the work; None before a worker has measured its pace."""
+    """Seconds that one route would need for all the work; None while no live worker of stage 0 has a measured pace."""
     routes: int
-    """Routes of live workers, including those that still load."""
+    """Routes of live workers that do not drain, including those that still load."""
     slots: int
     """Requests that one route runs at once; 0 while none is known."""
     held: float
@@ -56,8 +58,10 @@ class Demand:
 
 
 def route_seconds(outstanding: Outstanding, workers: Sequence[WorkerInfo]) -> float | None:
-    """Returns the seconds that a route of average pace takes for all the work; None before a worker has measured its
-    pace."""
+    """Returns the seconds that a route of average pace takes for all the work.
+
+    None while no live worker of stage 0 has measured its pace.
+    """
     paces = [w.pace for w in workers if w.is_alive and w.stage == 0 and w.pace]
     if not paces:
         return None

@@ -27,8 +27,8 @@ def set_gauges(
 ) -> None:
     """Reads the state of the model and its cell from Redis and sets all gauges. Raises RedisTrouble.
 
-    `workers` are the registered ones of `model`, its key in Redis. `awaited` counts the requests that wait for a worker
-    of a numerics id.
+    `model` is the model's key in Redis, `workers` are its registered workers, and `plan` is its plan in force.
+    `awaited` counts the requests that wait for a worker of a numerics id.
     """
     _set_workers(metrics, workers, plan)
     client, keys = link.client, link.keys

@@ -198,7 +198,11 @@ def _boundary(text: str) -> tuple[int, int]:
 
 
 def run(arguments: list[str] | None = None) -> int:
-    """Runs the command with `arguments` (None: those of the process) and returns its exit code (see `run_app`)."""
+    """Runs the command with `arguments` (None: those of the process) and returns its exit code.
+
+    It is 0, 2 for input that the user must change, 130 after Ctrl-C, or 1 for any other failure. An error is one line
+    on stderr.
+    """
     return run_app(app, arguments, name="blockrelay plan")
 
 

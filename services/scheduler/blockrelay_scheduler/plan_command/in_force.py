@@ -1,4 +1,12 @@
-"""`blockrelay plan apply | history | rollback`: shows the plans of a running cell, and gives it another one."""
+"""`blockrelay plan apply | history | rollback`: shows the plans of a running cell, and gives it another one.
+
+The commands print their result. `apply` and `rollback` wait up to APPLY_S seconds until a scheduler publishes the plan.
+
+Commands raise UsageError for a wrong file, entry or address, for a cell without a plan, for a model key that is wrong
+or lacking, and for a plan that the workers cannot serve. They raise ServiceUnavailable if Redis does not answer, if no
+scheduler publishes the plan, and if another plan was applied at the same moment. The docstrings of the commands are
+their help texts.
+"""
 
 import json
 import time

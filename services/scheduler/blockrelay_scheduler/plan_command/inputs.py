@@ -40,9 +40,11 @@ class PlanOptions:
     devices: Path | None = None
     """The file of devices and links; None: this machine."""
     objective: Objective = "throughput"
+    """What the strategy `auto` optimises; other strategies ignore it."""
     context: int | None = None
     """Tokens of each request that KV pages must have room for; None: DEFAULT_CONTEXT, or the model's if shorter."""
     requests: int = DEFAULT_REQUESTS
+    """Requests at once that KV pages must have room for."""
     precision: str | None = None
     """The precision to plan for, written as for `convert`; None: the one that the model has."""
     wishes: Wishes = NO_WISHES
@@ -80,7 +82,10 @@ def read_problem(options: PlanOptions) -> Problem:
 
 
 def read_profile(path: Path, folder: BlockFolder) -> Profile:
-    """Returns the profile in a file. Raises UsageError when it was measured with another model than `folder`."""
+    """Returns the profile in a file. Raises UsageError when it was measured with another model than `folder`.
+
+    A profile of the short form does not say of which model it is, and is not checked here.
+    """
     profile = read_profile_file(path)
     if profile.model_hash and profile.model_hash != folder.manifest.model_hash:
         where = folder.onnx_root or folder.root
@@ -95,8 +100,9 @@ def read_profile(path: Path, folder: BlockFolder) -> Profile:
 def this_machine(profile: Profile | None, where: str) -> Fleet:
     """Returns one device of this machine for each class of the profile, or without a profile a CPU of assumed speed.
 
-    Raises UsageError for a profile of another machine, and for one that has no class with a time for every block.
-    `where` names the profile in messages.
+    A CPU has MACHINE_MEMORY_SHARE of the memory that this process may use; the memory of other devices is unknown.
+    Raises UsageError for a profile of another machine, and for one that has no class with a time for every block. A
+    profile that names no machine is taken to be of this one. `where` names the profile in messages.
     """
     memory = int(allowed_bytes() * MACHINE_MEMORY_SHARE)
     if profile is None:

@@ -19,7 +19,7 @@ class Assignment:
     """The stages of workers."""
 
     stages: Mapping[str, int]
-    """Stage index by worker id."""
+    """Stage index (from 0) by worker id."""
     moved: Mapping[str, int]
     """The part of `stages` whose workers leave another stage for a deserted one."""
 
@@ -35,8 +35,9 @@ def assign(
 
     A worker that drains before it ever got a stage has none, nor has one that can only run the whole model where there
     are several stages. Assignments of the plan in force, `current`, stay while the split is the same, except where
-    `planned` now has the worker's device at other stages. `deserted` are stages without a live worker for so long that
-    no replacement is to be expected.
+    `planned` now has the worker's device at other stages. A worker outside `current` that has already loaded a stage of
+    this split keeps it likewise. `deserted` are stages without a live worker for so long that no replacement is to be
+    expected.
     """
     if len(planned.stages) > 1:
         workers = [worker for worker in workers if not worker.whole_model_only]

@@ -3,8 +3,8 @@
 For a class of devices in the profile the measured times are divided by the device's speed. A device described by
 figures follows the roofline: a step takes as long as reading weights and KV pages, or as its operations, whichever is
 longer. A profile measured in another precision is converted: everything but the linear layers stays, and for these the
-profile has the times of random weights in each precision. Where it has none, the step of one token is taken to read
-weights and changes as their bytes do, and what further tokens add stays. Converted and described times are estimates.
+profile has the times of random weights in each precision. Where it has none, the time of a step of one token is scaled
+by the bytes of the weights, and what further tokens add stays. Converted and described times are estimates.
 """
 
 from collections.abc import Collection, Sequence
@@ -25,7 +25,10 @@ DEFAULT_HOP = Hop(seconds=1.1e-3, seconds_per_byte=2.2e-9)
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
-    """The costs of one model's blocks. Blocks are numbered from 1 to N; all times are seconds."""
+    """The costs of one model's blocks. Blocks are numbered from 1 to N; all times are seconds.
+
+    Times may be asked for only of devices that `check` accepts.
+    """
 
     analysis: ModelAnalysis
     precisions: tuple[Precision, ...]

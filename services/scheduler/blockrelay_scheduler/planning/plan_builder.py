@@ -21,7 +21,8 @@ class Decision:
 
     plan: Plan
     inputs: str
-    """A hash of everything that the plan was decided from, except the plan before it."""
+    """A hash of the workers, the split, its source, moves to empty stages and the stages on GPUs. While it is equal, no
+    other plan is needed."""
 
 
 def decide(

@@ -20,7 +20,7 @@ class PlanChange:
     """Ids of the workers that would load other blocks."""
 
     def to_json(self) -> dict[str, Any]:
-        """The part of the object that `plan apply --json` prints."""
+        """Returns the fields that `plan apply --json` prints about this change."""
         return {
             "before": self.before.split,
             "split": self.plan.split,
@@ -36,9 +36,10 @@ def change(
 ) -> PlanChange:
     """Returns the change from the plan in force, `current`, to `planned`.
 
-    `lost` are ids of GPUs that failed, whose workers wait until they can be used again. Raises UsageError where a stage
-    would have no worker, where it is for a GPU that no worker has or has lost, and for several stages where a worker
-    can only run the whole model.
+    `lost` are ids of GPUs that failed, whose workers wait until they can be used again. Raises UsageError for a stage
+    that would have no worker, and for a stage on a GPU that no worker has and that is not in `lost`. A name that is no
+    id of a host's device, such as gpu0, stands for any GPU. Raises it also for several stages where a worker can only
+    run the whole model.
     """
     serving = [worker for worker in workers if worker.is_alive and not worker.draining]
     _check_devices(planned, [worker.device_id for worker in serving if worker.device == GPU], lost)
@@ -62,7 +63,10 @@ def change(
 
 
 def unserved_gpus(plan: Plan, planned: PlannedSplit, workers: Sequence[WorkerInfo]) -> list[str]:
-    """Returns a sentence for each stage of `planned` that is for GPUs and has no GPU worker in `plan`."""
+    """Returns a sentence for each stage of `planned` that is for GPUs and has no live GPU worker in `plan`.
+
+    `plan` is one with the stages of `planned`.
+    """
     on_gpu = {plan.assignments.get(worker.id) for worker in workers if worker.device == GPU and worker.is_alive}
     return [
         f"stage {stage.first}-{stage.last} is for {' or '.join(ids)}, and no worker has it now: CPUs serve it until "

@@ -98,7 +98,11 @@ def hop_seconds(problem: Problem, parts: tuple[Part, ...], rows: float, context:
 
 
 def spread(problem: Problem, placement: Placement, one: Predicted) -> tuple[float, float] | None:
-    """Returns the least and the most seconds that the step `one` may take; None if everything in it was measured."""
+    """Returns the least and the most seconds that the step `one`, of `predict`, may take, or None.
+
+    None: the profile has the class of every device of the placement, and the overhead of a step. That does not say that
+    hops were measured, nor that the profile is of the planned precision (`CostModel.is_estimated`).
+    """
     costs = problem.costs
     profiled = all(costs.is_profiled(problem.fleet.device(name)) for part in placement.parts for name in part.devices)
     if profiled and costs.knows_steps:

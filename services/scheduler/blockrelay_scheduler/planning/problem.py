@@ -12,6 +12,7 @@ from blockrelay.protocol.planned_split import PlannedSplit, planned_for
 from blockrelay.quantities import counted
 from blockrelay_scheduler.planning.cost_model import CostModel
 
+#: The speed that strategy `auto` optimises: of one request, or of all promised requests together.
 Objective = Literal["latency", "throughput"]
 
 
@@ -25,7 +26,7 @@ class OutOfTime(UsageError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wishes:
-    """A user's restrictions of a strategy. None: the strategy chooses."""
+    """A user's restrictions of a strategy. None: no restriction."""
 
     parts: int | None = None
     """The number of parts."""
@@ -89,7 +90,8 @@ class Problem:
     def target_devices(self, parts: int) -> tuple[Device, ...]:
         """Returns the device of each part: the wished targets and then a CPU, or without wishes all devices in turn.
 
-        Raises UsageError for more targets than parts.
+        In a fleet without a CPU, its first device takes that place. Raises UsageError for more targets than parts, and
+        for a target that is not in the fleet.
         """
         if self.wishes.targets is None:
             return tuple(self.fleet.devices[at % len(self.fleet.devices)] for at in range(parts))
@@ -104,7 +106,7 @@ class Problem:
     def parts(self) -> int:
         """Number of parts for a strategy that does not choose it: as wished, one for each target, or for each device.
 
-        Raises UsageError for a wish of more parts than blocks.
+        If it is not wished, it is at most the number of blocks. Raises UsageError for a wish of more parts than blocks.
         """
         wished = self.wishes.parts or len(self.wishes.targets or self.fleet.devices)
         if not 1 <= wished <= self.blocks:
@@ -149,13 +151,15 @@ class Placement:
         )
 
 
+#: A planning strategy. It raises UsageError (NoPlan, OutOfTime) where it has no placement for the problem.
 Strategy = Callable[[Problem], Placement]
 
 
 def placed_in_turn(problem: Problem, bounds: Sequence[tuple[int, int]], reasons: Sequence[str]) -> Placement:
     """Returns a placement of parts with these first and last blocks, in turn on the target devices.
 
-    Raises UsageError for more targets than parts.
+    `bounds` and `reasons` have one entry for each part. Raises UsageError for more targets than parts, and for a target
+    that is not in the fleet.
     """
     devices = problem.target_devices(len(bounds))
     return Placement(

@@ -40,7 +40,8 @@ class PlanReport:
     assumed: tuple[str, ...]
     """Other figures that were not measured, one sentence each."""
     spreads: tuple[tuple[float, float], ...]
-    """The least and the most seconds of each predicted step; empty where everything was measured."""
+    """The least and the most seconds of each predicted step. Empty if the profile has the classes of all devices and
+    the overhead of a step."""
 
     @property
     def reasons(self) -> list[str]:
@@ -49,7 +50,7 @@ class PlanReport:
 
     @property
     def measured(self) -> str | None:
-        """The machine and time at which the profile was measured, as far as it has them; None: neither."""
+        """The machine and time at which the profile was measured, if it has them; None: neither, or no profile."""
         profile = self.problem.costs.profile
         return " at ".join(filter(None, (profile.machine, profile.measured))) or None if profile else None
 
@@ -96,7 +97,7 @@ class PlanReport:
 
 
 def report(strategy: str, problem: Problem, placement: Placement) -> PlanReport:
-    """Predicts and explains `placement`, which the strategy of this name chose for `problem`."""
+    """Predicts and explains `placement`, which the strategy of this name chose for `problem` (see `registry.place`)."""
     names = dict.fromkeys(name for part in placement.parts for name in part.devices)
     used = [problem.fleet.device(name) for name in names]
     predicted = tuple(predict(problem, placement, size) for size in SIZES)

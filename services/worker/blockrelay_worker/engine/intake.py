@@ -71,7 +71,10 @@ class Intake:
         return run
 
     def next_job(self, message: NextJob) -> bool:
-        """Adds committed tokens to a run of the first stage. False if tokens before them are missing: then RERUN."""
+        """Adds committed tokens to a run of the first stage; those that it has are skipped.
+
+        Returns False if tokens before them are missing: the run then needs RERUN. True also if the run has ended.
+        """
         run = self._table.get(message.request_id, message.run_id)
         if run is None:
             return True  # the run ended meanwhile
@@ -90,8 +93,10 @@ class Intake:
         """Returns the run that a segment of `message` belongs to, with KV pages for its rows; or why there is none.
 
         "drop": the run is not current, has ended, or the message came before. "rerun": an earlier message or a KV
-        page is missing (pages of ended runs may still be held). "later": the page store is loading the pages before
-        these rows.
+        page is missing (pages of ended runs may still be held), or the rows lie in a published page. "later": the page
+        store is loading the pages before these rows. For later stages only. If the request's record cannot be decoded,
+        the request ends with an error: "drop". Waits for Redis if the run is not in the table; raises Stopping when the
+        process should end meanwhile.
         """
         run = self._table.get(segment.request_id, segment.run_id)
         if run is None:

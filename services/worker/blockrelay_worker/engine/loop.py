@@ -37,7 +37,11 @@ from blockrelay_worker.transport.tensor_results import TensorResultWriter
 
 
 class Engine:
-    """Runs one stage until the process should stop, the worker has drained, or another stage is assigned."""
+    """Runs one stage until the worker ends its registration or loses its device.
+
+    It ends the registration when the process should stop, after a drain, when it was declared dead, when its payload
+    inbox is gone, and when the plan gives it another stage.
+    """
 
     def __init__(
         self,
@@ -53,8 +57,9 @@ class Engine:
         care: DeviceCare | None = None,
         local: LocalLinks | None = None,
     ) -> None:
-        """`state` is the worker's state machine, idle now; from here on the engine drives it.
+        """`state` is the worker's state machine. It must be idle when `run` is called, which drives it from then on.
 
+        `tokenizer` finds stop strings; None if no request has any. Other threads put events into `mailbox`.
         `care` looks after the device between steps, if the device needs that. `local` sends rows to workers of this
         host through shared memory.
         """
@@ -90,16 +95,19 @@ class Engine:
             metrics,
             state,
         )
+        #: The worker's pace in prompt tokens and tokens, which its heartbeats report.
         self.pace = self._steps.pace
         self._claim_due = role.first_stage
         self._log = get()
         self._register_gauges()
 
     def run(self) -> str:
-        """Runs until the worker is stopped, drained or gone, or its device is lost. Returns the reason, for the log.
+        """Runs until the worker is stopped, drained or gone, or its device is lost or renewed. Returns why, for logs.
 
-        The threads that commit and report run from here until it returns. Afterwards the table is empty and nothing is
-        in flight. A wait for Redis that ends with the process counts as stopped: Stopping is not raised.
+        Call it once: it starts the threads that commit and report, and ends them. They get a few seconds for what is
+        under way, and may outlive it if Redis does not answer. Afterwards the table is empty. A wait for Redis that
+        ends with the process counts as stopped: Stopping is not raised. Raises ExecutionError if the device works, but
+        cannot read the KV pages of a request that became NaN or infinite.
         """
         self._committer.start()
         self._results.start()

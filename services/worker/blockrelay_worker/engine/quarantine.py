@@ -31,14 +31,17 @@ class Quarantine:
         self.now = ""
 
     def enter(self, request_id: str) -> None:
-        """Puts the request's id into the record: a death of this worker, until `leave`, counts against the request."""
+        """Puts the request's id into the record: a death of this worker, until `leave`, counts against the request.
+
+        The record expires after QUARANTINE_S seconds.
+        """
         self._links.retry_until_reachable(
             lambda: self._links.control.set(self._key, request_id, ex=QUARANTINE_S), "quarantine"
         )
         self.now = request_id
 
     def leave(self) -> None:
-        """Ends what `enter` began: the request's rows are computed."""
+        """Ends the quarantine of the request `now`, whose rows are computed, and deletes the record."""
         self.now = ""
         self.clear()
 

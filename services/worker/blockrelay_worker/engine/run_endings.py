@@ -40,7 +40,7 @@ class Endings:
         """Waits until the log has every token that is known here, at most `timeout_s` seconds.
 
         COMMIT may still be under way when the last stage has already announced the tokens to the first. Returns at
-        once if another run has replaced this one: then its commits are refused.
+        once if another run has replaced this one, or the request has gone: then its commits are refused.
         """
         links, give_up = self._links, time.monotonic() + timeout_s
         key, known = links.keys.request(run.request_id), len(run.tokens) - run.prompt_length
@@ -61,7 +61,8 @@ class Endings:
     def all_ended(self) -> bool:
         """Returns whether a draining worker can leave: no run is here, and Redis knows none on its way here.
 
-        The first call begins the drain: from then on no new route takes this worker.
+        The first call begins the drain: from then on no new route takes this worker. Redis knows none either if it
+        holds this worker for dead.
         """
         if not self._draining:
             self.close()
@@ -70,7 +71,10 @@ class Endings:
         return not len(self._table) and not self._links.run_until_reachable(calls.heartbeat(self._role.worker_id))
 
     def unseen(self) -> dict[str, str]:
-        """Run ids, by request id, of runs that are routed through this worker but have sent no row here yet."""
+        """Run ids, by request id, of requests that are routed through this worker and have no run in the table.
+
+        Empty if Redis holds this worker for dead.
+        """
         here = {run.request_id for run in self._table.all()}
         known = self._links.run_until_reachable(calls.heartbeat(self._role.worker_id)) or {}
         return {request_id: run_id for request_id, run_id in known.items() if run_id and request_id not in here}
@@ -88,6 +92,7 @@ class Endings:
     ) -> None:
         """Calls RERUN and drops the run here. A `block` names where a GPU failed: then it is a fallback to a CPU.
 
+        If the request denies fallbacks, a GPU continues instead.
         `reusable`: the next run reuses the KV pages of at most that many leading tokens, which are here or were written
         to the page store. `alone`: no other request was computed when the computing process ended, so this one is to
         blame. `error` is the failure: the fallback event carries its detailed reason and its error code.
@@ -115,8 +120,8 @@ class Endings:
     def cpu_may_take(self, run: Run) -> bool:
         """Returns whether RERUN can move this stage of the run to a CPU.
 
-        False if the client denies fallbacks, or if the run has left a GPU of this stage before: it is on a GPU again
-        only because there is no CPU worker.
+        False if the client denies fallbacks, or if the request has left a GPU of this stage before: it is on a GPU
+        again only because there is no CPU worker. Whether there is one now is not checked.
         """
         if run.body.fallback == "deny":
             return False

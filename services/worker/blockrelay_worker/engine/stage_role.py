@@ -46,8 +46,8 @@ class StageRole:
         """The limits of this worker's batches.
 
         While requests decode, a step gets 1/stages of the target time: a token passes all stages. Drafts need rows
-        whose bits do not depend on the batch, or permission for inexact sharing. They are off if stages hand on named
-        tensors, from which the rows of drafts cannot be cut.
+        whose bits do not depend on the batch, or permission for inexact sharing. They also need an executor that takes
+        ragged batches. They are off if stages hand on named tensors, from which the rows of drafts cannot be cut.
         """
         stages = self.split.count(",") + 1
         exact = self.capabilities.exact or self.inexact_sharing

@@ -102,8 +102,9 @@ class Steps:
     def run(self, work: list[Work]) -> None:
         """Runs one step on `work`: one batch for each quarantined request, then one for all others.
 
-        No error of the executor is raised: a failed batch ends or moves requests, and a device that is gone sets
-        `lost`. A state machine drives the step: the action of each state returns the event that leads to the next one.
+        A failed batch raises nothing: it ends or moves requests, and a device that is gone sets `lost`. ExecutionError
+        is raised only if the device works, but cannot read the KV pages of a request that became NaN or infinite. A
+        state machine drives the step: the action of each state returns the event that leads to the next one.
         """
         self._number += 1
         self._batches.extend(separated(work))
@@ -230,7 +231,10 @@ class Steps:
     # --- results ---
 
     def _pass_on(self, work: list[Work], output: StageOutput, kv_fields: dict[str, dict[str, bytes]]) -> None:
-        """Hands the results of a batch to COMMIT or the next stage; rows that are not finite end their requests."""
+        """Hands the results of a batch to COMMIT or the next stage.
+
+        A request with a row that is not finite is tried again without its drafts. Without drafts it moves or ends.
+        """
         bad = {work[i].run.request_id for i in output.not_finite}
         prompt_tokens = 0
         for item in [w for w in work if w.run.request_id not in bad] if bad else work:

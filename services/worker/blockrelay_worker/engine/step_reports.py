@@ -18,7 +18,7 @@ from blockrelay_worker.transport.status_events import StatusEventPublisher
 class StepReports:
     """Reports when a batch begins and ends. Used by the engine thread only; waits for nothing but in `close`.
 
-    Two threads, which write the reports, run from `start` to `close`. `model` is the model's name.
+    Two threads, which write the reports, run from `start` to `close`; call each once. `model` is the model's name.
     """
 
     def __init__(self, role: StageRole, links: Links, model: str) -> None:

@@ -95,8 +95,8 @@ class BlockFault:
 def check_segments(segments: Sequence[Segment], *, limit: int, pages: int) -> int:
     """Checks segments and returns their number of rows.
 
-    Raises ExecutionError unless positions lie below `limit`, page ids in 0..`pages` - 1 and there is at least one row.
-    With `pages` 0, for a stage without KV, the segments' pages are not checked.
+    Raises ExecutionError unless there is a segment and each has a row, positions in 0..`limit` - 1, and pages up to its
+    last position with ids in 0..`pages` - 1. With `pages` 0, for a stage without KV, pages are not checked.
     """
     for index, segment in enumerate(segments):
         end = segment.first_position + segment.rows
@@ -116,7 +116,7 @@ def check_segments(segments: Sequence[Segment], *, limit: int, pages: int) -> in
 
 
 def tokens_of(batch: Batch, count: int, model: ModelConfig) -> NDArray[np.int32]:
-    """Returns the batch's token ids, int32 [count]. Raises ExecutionError for another number or an unknown id."""
+    """Returns the batch's token ids, int32 [count]. Raises ExecutionError for none, another number or an unknown id."""
     tokens = batch.tokens
     if tokens is None or tokens.shape != (count,):
         raise ExecutionError(f"this stage takes {count} token ids, one per row of the segments")
@@ -126,7 +126,7 @@ def tokens_of(batch: Batch, count: int, model: ModelConfig) -> NDArray[np.int32]
 
 
 def hidden_of(batch: Batch, count: int, model: ModelConfig) -> NDArray[np.float32]:
-    """Returns the batch's hidden states, float32 [count, H]. Raises ExecutionError for another shape or dtype."""
+    """Returns the batch's hidden states, float32 [count, H]. Raises ExecutionError for none, another shape or dtype."""
     hidden, shape = batch.hidden, (count, model.hidden_size)
     if hidden is None or hidden.shape != shape or hidden.dtype != np.float32:
         raise ExecutionError(f"this stage takes float32 rows [{count}, {model.hidden_size}]")

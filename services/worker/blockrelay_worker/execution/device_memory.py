@@ -33,7 +33,10 @@ class DeviceMemory:
     """Limit of the bytes of warm ONNX sessions, of which one is always allowed; None: no limit."""
 
     def weight_bytes(self, *stages: Stage) -> int:
-        """Returns the bytes of the weights of `stages` together; blocks that they share count once."""
+        """Returns the bytes of the weights of `stages` together; blocks that they share count once.
+
+        Rotary tables are included. With limits of warm sessions, only blocks that may be warm at once count.
+        """
         blocks = {block for stage in stages for block in range(stage.first, stage.last + 1)}
         layers = any(self._layers(stage) for stage in stages)
         held = held_at_once([self.block_bytes[block - 1] for block in blocks], self.max_sessions, self.max_bytes)
@@ -88,12 +91,13 @@ def pages_within(
     useful: int,
     neighbours: Neighbours = _ALONE,
 ) -> int:
-    """Returns the number of KV pages of a stage, `useful` at most, that fit into the budget of a device.
+    """Returns the number of KV pages of a stage, beside its canary pages, that fit into the budget of a device.
 
-    The budget less all weights and the pages of loaded stages is shared by the stages that are not loaded yet. Each
-    gets the same number of pages, since a request takes equally many in every stage. An unknown stage counts as this
-    one. A stage of the head alone, whose pages have no content, gets `useful`. Raises UsageError with the figures where
-    the weights and the least number of pages do not fit.
+    It is `useful` at most, but never below `memory.least_pages`. The budget less all weights and the pages of loaded
+    stages is shared by the stages that are not loaded yet. Each gets the same number of pages, since a request takes
+    equally many in every stage. An unknown stage counts as this one. A stage of the head alone, whose pages have no
+    content, gets `useful`. Raises UsageError with the figures where the weights and the least number of pages, canary
+    pages included, do not fit.
     """
     coming = [stage, *neighbours.expected, *[stage] * neighbours.unknown]
     others = [*neighbours.expected, *(other for other, _ in neighbours.loaded)]

@@ -40,7 +40,8 @@ class PageOwner(Protocol):
         """Returns the contents of `pages`, perhaps as views of the pages themselves: copy what must last.
 
         Any thread may call it, also while `run` writes other pages. A caller that does not own the pages compares the
-        pool's `generations` from before and after: a page whose number changed was reused meanwhile.
+        pool's `generations` from before and after: a page whose number changed was reused meanwhile. Raises
+        ExecutionError if a device in a process of its own fails; inside that process, what ONNX Runtime raises.
         """
         ...
 
@@ -48,7 +49,7 @@ class PageOwner(Protocol):
         """Writes pages that another executor of the same blocks and numerics id has exported.
 
         The next positions then come out as they would have there: with the same bits if it is exact. Any thread may
-        call it, for pages that no other thread reads or writes meanwhile.
+        call it, for pages that no other thread reads or writes meanwhile. Raises as `export_pages` does.
         """
         ...
 

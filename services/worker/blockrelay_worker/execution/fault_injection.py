@@ -68,7 +68,10 @@ class WrappingExecutor:
 
 
 class SlowedExecutor(WrappingExecutor):
-    """Runs at the share `speed` (below 1) of the real speed: it stands in for a slower device with the same bits."""
+    """Runs at the share `speed` (above 0, at most 1) of the real speed: a slower device with the same bits.
+
+    `StageOutput.seconds` stay those of the real speed.
+    """
 
     def __init__(self, executor: Executor, *, speed: float) -> None:
         super().__init__(executor)
@@ -85,7 +88,8 @@ class SaltedExecutor(WrappingExecutor):
     """Computes other bits than the executor that it wraps; a row still depends only on the tokens of its request.
 
     It reads a quarter of the vocabulary as other tokens, which changes hidden states and KV pages of every stage, and
-    adds a fixed number between -1 and 1 to the logit of each token. `salt`, not empty, seeds both choices.
+    adds a fixed number between -1 and 1 to the logit of each token. `salt`, not empty, seeds both choices. `vocabulary`
+    is the number of token ids. It ignores `Batch.needs`: all rows of logits are whole.
     """
 
     def __init__(self, executor: Executor, *, salt: str, vocabulary: int) -> None:

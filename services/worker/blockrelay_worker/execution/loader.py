@@ -34,7 +34,9 @@ class Executors(Protocol):
 
         It is verified: every block with a known answer has given it on this machine; a stage on another device than a
         CPU was compared with a reference. Raises KnownAnswerMismatch naming the block, or the device and its error;
-        BlockFolderError for blocks that the folder lacks or that cannot be loaded.
+        BlockFolderError for blocks that the folder lacks or that cannot be loaded. On a CPU it raises ExecutionError if
+        ONNX Runtime has no usable library, or cannot compute the check. A device in a process of its own also raises
+        DeviceLost or DeviceFailed if it cannot load them now, and UsageError for what it will never do.
         """
         ...
 
@@ -44,11 +46,11 @@ CPU_PROVIDER = "cpu"
 
 
 def gpu_of(settings: WorkerSettings, folder: BlockFolder) -> Gpu | None:
-    """Returns the device process that workers with these settings compute in; None if they use their own CPU kernels.
+    """Returns the options of the process that workers with these settings compute in; None if they use our CPU kernels.
 
     A model that is served as its own ONNX files needs ONNX Runtime on CPUs too, unless it was imported. ONNX Runtime
     then has a process of its own, like a GPU, but without quarantine: a CPU that other programs use is not broken.
-    Raises UsageError for settings that contradict each other.
+    Raises UsageError for settings that contradict each other or do not fit the folder.
     """
     if settings.device == GPU and not settings.gpu:
         raise UsageError(
@@ -124,8 +126,11 @@ def executors_for(
     """Returns the factory of executors for this folder on this machine.
 
     With `gpu` they run in a process of their own on that device. With `imported`, the block folder that was imported
-    from the model's ONNX files, our own kernels compute it. Raises what `DeviceExecutors` raises with `gpu`, UsageError
-    for a model of ONNX files with neither, and BlockFolderError for an imported folder that cannot be opened.
+    from the model's ONNX files, our own kernels compute it. `threads`: CPU threads of our kernels, without `gpu`.
+
+    With `gpu` it raises UsageError if the device can never run stages of this folder, and DeviceLost or DeviceFailed
+    for what may pass. Without `gpu`, it raises UsageError for a model of ONNX files without `imported`, or with an
+    import that does not fit the model. It raises BlockFolderError for an imported folder that cannot be opened.
     """
     if gpu is not None:
         return DeviceExecutors(folder, gpu)

@@ -22,6 +22,7 @@ class PagePool:
     """
 
     def __init__(self, layout: PageLayout, pages: int) -> None:
+        """All pages are free at first. Raises ValueError if `pages` is less than 1."""
         if pages < 1:
             raise ValueError("a page pool needs at least one page")
         self.layout = layout
@@ -32,8 +33,8 @@ class PagePool:
         self._cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
         self._page_of: dict[bytes, int] = {}
         self._hash_of: dict[int, bytes] = {}
-        #: Number of times that each page was allocated. Other threads may read it: while a page's number stays the
-        #: same, a page with a block hash keeps its contents.
+        #: Number of times that each page was allocated, or taken by `take_first`. Other threads may read it: while a
+        #: page's number stays the same, a page with a block hash keeps its contents.
         self.generations = [0] * pages
         #: Called for every cached page that is evicted.
         self.on_evict: Callable[[], None] = lambda: None
@@ -93,7 +94,8 @@ class PagePool:
     def publish(self, page: int, block_hash: bytes) -> bool:
         """Publishes a used page under the hash of the tokens whose KV it holds; it is read-only from now on.
 
-        Returns False when another page has this block hash: then the page stays unpublished.
+        Returns False when another page has this block hash: then the page stays unpublished. Raises AssertionError for
+        a page that has no user or has a block hash already.
         """
         assert page in self._users and page not in self._hash_of, f"page {page} cannot be published"
         if block_hash in self._page_of:
@@ -102,7 +104,10 @@ class PagePool:
         return True
 
     def unpublish(self, page: int) -> None:
-        """Removes the block hash of a used page, if it has one: its contents are not what the hash promises."""
+        """Removes the block hash of a used page, if it has one: its contents are not what the hash promises.
+
+        Raises AssertionError for a page that has no user.
+        """
         assert page in self._users, f"page {page} is not allocated"
         if (block_hash := self._hash_of.pop(page, None)) is not None:
             del self._page_of[block_hash]

@@ -40,7 +40,8 @@ class Largest:
     """The largest logits of a row; of equal logits those with lower ids.
 
     `ids` are ascending token ids, `logits` the logit of each. `total` is the sum of
-    exp((logit - largest) / temperature) over the whole row, with a relative error of TOTAL_ERROR at most.
+    exp((logit - largest) / temperature) over the whole row, with a relative error of TOTAL_ERROR at most. For a greedy
+    Need there is one id, and neither its logit (0) nor `total` (1) is the row's.
     """
 
     ids: NDArray[np.int64]
@@ -50,6 +51,7 @@ class Largest:
 
 #: A whole row of logits, float32 [vocab], or the largest of it.
 LogitRow = NDArray[np.float32] | Largest
+#: Rows of logits: all of them whole, float32 [n, vocab], or each as it is needed.
 LogitRows = NDArray[np.float32] | Sequence[LogitRow]
 
 

@@ -52,7 +52,8 @@ def fixed_rows(model: ModelConfig, rows: int = ROWS) -> np.ndarray[tuple[int, in
 def answer(executor: StageExecutor, block: int) -> str:
     """Returns the SHA-256 (hex) of the output of `block` for the fixed input.
 
-    It needs two free pages in the executor's pool, and frees them.
+    It takes two pages of the executor's pool, and frees them. Raises OutOfPages if fewer are free, and ExecutionError
+    if the block fails.
     """
     model = executor.folder.model
     pages = executor.pool.allocate(2)
@@ -80,7 +81,10 @@ def answer(executor: StageExecutor, block: int) -> str:
 
 
 def first_mismatch(executor: StageExecutor) -> str | None:
-    """Returns the name of the first block of the stage whose output differs from its known answer, or None."""
+    """Returns the name of the first block of the stage whose output differs from its known answer, or None.
+
+    Blocks without a stored answer are skipped. Takes pages and raises errors as `answer` does.
+    """
     for block in range(executor.first_block, executor.last_block + 1):
         spec = executor.folder.manifest.block(block)
         if spec.known_answer is not None and answer(executor, block) != spec.known_answer:

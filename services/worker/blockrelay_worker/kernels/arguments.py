@@ -64,7 +64,7 @@ def quantised_out(u: U8 | None, scale: F32 | None, rows: int, columns: int) -> t
 
 
 def gate_up_shape(gate_up: F32) -> tuple[int, int]:
-    """Returns (R, M) of gate_up [R, 2M]. Raises ExecutionError for an odd number of columns or another dtype."""
+    """Returns (R, M) of gate_up [R, 2M]. Raises ExecutionError for an odd number of columns, and as `matrix_shape`."""
     rows, columns = matrix_shape("gate_up", gate_up)
     if columns % 2:
         raise ExecutionError(f"kernel argument gate_up: {columns} columns cannot hold gate and up halves")
@@ -72,7 +72,7 @@ def gate_up_shape(gate_up: F32) -> tuple[int, int]:
 
 
 class HeadShape(NamedTuple):
-    """Sizes of one attention call."""
+    """Sizes of one call of a kernel with KV pages; `pages` is the number of pages in the pool."""
 
     rows: int
     query_heads: int
@@ -169,7 +169,11 @@ def check_range(name: str, index: I32, end: int) -> None:
 
 
 def check_segments(segments: I64, page_table: I32, shape: HeadShape) -> None:
-    """Raises ExecutionError unless the segments cover the rows in order and their pages exist."""
+    """Raises ExecutionError unless the segments cover the rows in order and their pages exist.
+
+    Each row of `segments` is (first row, number of rows, first position). Both arrays passed `attention_shape`, which
+    returned `shape`.
+    """
     next_row = 0
     for index, (first_row, rows, first_position) in enumerate(segments.tolist()):
         if first_row != next_row or rows < 0 or first_position < 0:

@@ -78,7 +78,10 @@ def lane_sum_of_squares(x: F32) -> F32:
 
 
 def norm(x: F32, weight: F32, eps: float) -> F32:
-    """Returns the root mean square norm of x over the last axis, times weight."""
+    """Returns the root mean square norm of x [..., n] over the last axis, times weight [n].
+
+    A row whose mean square is not finite becomes NaN.
+    """
     spread = lane_sum_of_squares(x) / np.float32(x.shape[-1]) + np.float32(eps)
     inverse = np.where(np.isfinite(spread), _ONE / np.sqrt(spread), _NAN)
     return (x * inverse[..., None]) * weight
@@ -111,7 +114,11 @@ def swiglu(gate: F32, up: F32) -> F32:
 
 
 def quantise(x: F32, u: U8, scale: F32) -> None:
-    """Quantises x [R,n] per row: writes u [R,n], with zero point 128, and scale [R]."""
+    """Quantises x [R,n] per row: writes u [R,n], with zero point 128, and scale [R].
+
+    scale = max|x| * float32(1/127) + 1e-12, and u = x / scale, rounded half to even, + 128.
+    A row that is not finite gets the scale NaN, and 128 everywhere.
+    """
     largest = (x.view(np.uint32) & np.uint32(0x7FFFFFFF)).max(axis=1).view(np.float32)
     finite = np.isfinite(largest)
     scale[:] = np.where(finite, largest * _SCALE_STEP + _SCALE_FLOOR, _NAN)

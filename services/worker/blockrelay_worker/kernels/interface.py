@@ -39,7 +39,10 @@ class Program(Protocol):
     """A sequence of kernel calls, in parts (one part per block)."""
 
     def run(self, seconds: list[float]) -> None:
-        """Makes the calls, and appends the wall time of each finished part to `seconds`. Raises what a call raises."""
+        """Makes the calls, and appends the wall time of each finished part to `seconds`. Raises what a call raises.
+
+        One thread at a time calls it.
+        """
         ...
 
 
@@ -70,7 +73,8 @@ class Kernels(ABC):
     def call(self, name: str, *values: Value, check_indices: IndexCheck = no_indices) -> None:
         """Calls the function of kernels.h with this name and, behind the thread pool, these arguments.
 
-        They were checked, except for the values of indices, which `check_indices` finds wrong.
+        The caller has checked the arguments, except for the values of indices: `check_indices` raises ExecutionError
+        if one is out of range. Raises that error, and ExecutionError for a call that fails.
         """
 
     def norm_quantise(
@@ -214,20 +218,26 @@ class Kernels(ABC):
         return out
 
     def matmul(self, q: I8, scale: F32) -> Linear:
-        """Makes the w8a8 matmul with weights q [K,N] and column scales [N]. It copies `q` and keeps `scale`."""
+        """Makes the w8a8 matmul with weights q [K,N] and column scales [N]. It copies `q` and keeps `scale`.
+
+        Call it only with `has_matmul`: this default raises AssertionError. Others raise ExecutionError for wrong
+        arrays.
+        """
         raise AssertionError(f"the {self.isa} kernels have no matmul of int8 weights")
 
     def group_matmul(self, q4: U8, gs: F16, scale: F32) -> Linear:
         """Makes the w4a8 matmul with nibbles q4 [K/2,N], group factors gs [K/32,N] and column scales [N].
 
-        It copies `q4` and `gs` and keeps `scale`.
+        It copies `q4` and `gs` and keeps `scale`. Call it only with `has_group_matmul`: this default raises
+        AssertionError. Others raise ExecutionError for wrong arrays.
         """
         raise AssertionError(f"the {self.isa} kernels have no matmul of weights in groups")
 
     def record(self, parts: Sequence[Callable[[], None]]) -> Program:
         """Records `parts` as a program, which can be run again and again on the same buffers with other contents.
 
-        Each part calls kernels and matmuls of this object, with all result buffers passed, and does nothing else. It
-        is called once, now, and computes nothing. No other thread may use this object meanwhile.
+        Each part calls kernels and matmuls of this object, at least one, with all result buffers passed, and does
+        nothing else. It is called once, now, and computes nothing. No other thread may use this object meanwhile. Call
+        it only with `records`: this default raises AssertionError.
         """
         raise AssertionError(f"the {self.isa} kernels are called directly")

@@ -78,7 +78,10 @@ def isas_for(features: int) -> tuple[str, ...]:
 
 @cache
 def supported_isas() -> tuple[str, ...]:
-    """Returns the installed variants that this CPU and operating system can run, fastest first."""
+    """Returns the installed variants that this CPU and operating system can run, fastest first.
+
+    Without `baseline`, which tells the CPU's features, there are none.
+    """
     if library("baseline").path is None:
         return ()
     return tuple(name for name in isas_for(cpu_features()) if library(name).path is not None)

@@ -47,8 +47,9 @@ class PackedMatmul(Linear):
 def channel_matmul(kernels: Kernels, q: I8, scale: F32) -> PackedMatmul:
     """Makes the w8a8 matmul with weights q [K,N] int8 and column scales [N] (matmul.h).
 
-    It copies `q` and keeps `scale`. K is 65,536 at most, so that sums fit into int32. Raises ExecutionError for a
-    larger or empty matrix, and for an array that is not C-contiguous or has another dtype or shape.
+    It copies `q` and keeps `scale`. K is 65,536 at most, so that sums fit into int32. `kernels.has_matmul` must be
+    True. Raises ExecutionError for a larger or empty matrix, and for an array that is not C-contiguous or has another
+    dtype or shape.
     """
     depth, columns = _shape("q", q)
     arguments.check("q", q, arguments.INT8, q.shape)
@@ -63,8 +64,9 @@ def channel_matmul(kernels: Kernels, q: I8, scale: F32) -> PackedMatmul:
 def group_matmul(kernels: Kernels, q4: U8, gs: F16, scale: F32) -> PackedMatmul:
     """Makes the w4a8 matmul with nibbles q4 [K/2,N], gs [K/32,N] float16 and column scales [N] (group_matmul.h).
 
-    It copies `q4` and `gs` and keeps `scale`. K is a multiple of 32, and 131,072 at most. Raises ExecutionError for
-    another K, an empty matrix, and an array that is not C-contiguous or has another dtype or shape.
+    It copies `q4` and `gs` and keeps `scale`. K is a multiple of 32, and 131,072 at most. `kernels.has_group_matmul`
+    must be True. Raises ExecutionError for another K, an empty matrix, and an array that is not C-contiguous or has
+    another dtype or shape.
     """
     half, columns = _shape("q4", q4)
     depth = 2 * half

@@ -80,7 +80,8 @@ class NativeKernels(Kernels):
     def __init__(self, isa: str, threads: int) -> None:
         """Starts `threads` - 1 threads, which sleep between calls; the caller is the other one.
 
-        Raises UsageError for a variant that this machine cannot run, ExecutionError if the threads cannot be started.
+        Raises UsageError for a variant that this machine cannot run and for fewer than one thread, ExecutionError if
+        the threads cannot be started.
         """
         path = library(isa).path if isa in supported_isas() else None
         if path is None:
@@ -99,12 +100,24 @@ class NativeKernels(Kernels):
         self._recording: list[KernelCall] | None = None
 
     def matmul(self, q: I8, scale: F32) -> Linear:
+        """Makes the w8a8 matmul with weights q [K,N] and column scales [N]. Needs `has_matmul`.
+
+        Raises ExecutionError for wrong arrays, and for K above 65,536.
+        """
         return channel_matmul(self, q, scale)
 
     def group_matmul(self, q4: U8, gs: F16, scale: F32) -> Linear:
+        """Makes the w4a8 matmul with nibbles q4 [K/2,N], group factors gs [K/32,N] and column scales [N].
+
+        Raises ExecutionError for wrong arrays, and for K above 131,072.
+        """
         return group_matmul(self, q4, gs, scale)
 
     def record(self, parts: Sequence[Callable[[], None]]) -> Program:
+        """Calls each part once and records its kernel calls, which compute nothing now (see `Kernels.record`).
+
+        Raises AssertionError if a part records too.
+        """
         assert self._recording is None, "a part records"
         recorded: list[list[KernelCall]] = []
         try:

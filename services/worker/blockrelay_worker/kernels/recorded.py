@@ -68,7 +68,10 @@ class RecordedProgram:
     """
 
     def __init__(self, runner: Runner, pool: int, parts: Sequence[Sequence[KernelCall]]) -> None:
-        """Prepares the calls of each part; no part may be empty. It keeps the arrays that the calls use alive."""
+        """Prepares the calls of each part; no part may be empty. It keeps the arrays that the calls use alive.
+
+        `pool`: address of the thread pool, as the shared object's `open` returned it.
+        """
         self._calls = [call for part in parts for call in part]
         self._ends = np.cumsum([len(part) for part in parts]) - 1
         packed = [runner.formats[call.name].pack(*map(word, call.values)) for call in self._calls]
@@ -82,7 +85,10 @@ class RecordedProgram:
         self._run = runner.run
 
     def run(self, seconds: list[float]) -> None:
-        """Makes the calls, and appends the wall time of each part to `seconds` (see `interface.Program.run`)."""
+        """Makes the calls, and appends the wall time of each finished part to `seconds`.
+
+        Raises ExecutionError if a call fails; the calls after it are not made. One thread at a time calls it.
+        """
         before = time.perf_counter_ns()  # the same clock as steady_clock in program.h
         failed, status = divmod(self._run(*self._arguments), _STATUS)
         done = int(np.searchsorted(self._ends, failed)) if status else len(self._ends)
@@ -94,7 +100,7 @@ class RecordedProgram:
 
 
 def refuse(status: int, check_indices: IndexCheck) -> NoReturn:
-    """Raises ExecutionError for the status of a native call that is not 0."""
+    """Raises ExecutionError for a native call's `status` that is not 0, naming the index where `check_indices` does."""
     if status == _INDEX_OUT_OF_RANGE:
         check_indices()
         raise ExecutionError("a kernel refused its indices")

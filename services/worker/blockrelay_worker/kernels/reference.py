@@ -26,7 +26,7 @@ class ReferenceKernels(Kernels):
     isa = "reference"
 
     def call(self, name: str, *values: Value, check_indices: IndexCheck = no_indices) -> None:
-        """Checks the indices, and computes what the native function of this name does. Raises ExecutionError."""
+        """Computes what the native function of this name does. Raises ExecutionError for an index out of range."""
         check_indices()
         with np.errstate(all="ignore"):
             _FUNCTIONS[name](*values)

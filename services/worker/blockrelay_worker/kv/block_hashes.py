@@ -33,7 +33,7 @@ def local_root_hash(
 ) -> bytes:
     """The root of pages from a nondeterministic device that other requests on the same worker may reuse.
 
-    Those are requests of equal `salt`, or only the other steps of a `session`. `pool_id` is the id of one page pool and
+    Requests of equal `salt` may, or with a `session` only its other steps. `pool_id` is the id of one page pool and
     its content. `behind` are the ids of the workers of the stages before: pages were computed from their rows. A
     restarted worker has a new id, so pages computed from wrong rows are not found after the device that made them is
     gone.

@@ -13,7 +13,8 @@ def finite_tokens(owner: PageOwner, pages: Sequence[int], tokens: int, *, known:
     """Number of leading tokens, of the first `tokens`, whose keys and values in `pages` are finite.
 
     `pages` are a request's, from its beginning. The answer is `tokens`, or the beginning of the first page that is not
-    finite. Pages of the first `known` tokens are not read. Raises ExecutionError when the device with the pages fails.
+    finite. Full pages of the first `known` tokens are not read. Raises ExecutionError when the device with the pages
+    fails.
     """
     if not owner.layout.layers:
         return tokens

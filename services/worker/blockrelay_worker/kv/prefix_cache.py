@@ -37,7 +37,8 @@ class PrefixCache:
     looked up there: then `deliver` is called with the Loaded, from another thread, and must bring it to
     `RunTable.loaded`.
     Unless `exact`, only private runs reuse and publish pages. `shares_private`: private runs of equal salt, and not
-    only those of one session, reuse each other's pages in this pool. `stage` is the worker's, from 0.
+    only those of one session, reuse each other's pages in this pool. `stage` is the worker's, from 0. `numerics` is
+    the numerics id of its executor. Sets `pool.on_evict`.
     """
 
     def __init__(
@@ -61,10 +62,13 @@ class PrefixCache:
         pool.on_evict = metrics.prefix_cache_evictions.inc
 
     def attach(self, run: Run, exactly: int | None) -> None:
-        """Gives a run without pages those of its longest cached prefix, or starts to load them.
+        """Gives a run without pages those of its longest prefix in the pool, and starts to load the next ones.
 
-        The prefix has at most `run.reusable` tokens. In a later stage it should have `exactly` as many as the position
-        of the run's first row; fewer if pages are missing. No page is given unless the cache or the run allows it.
+        While they are loaded from the store, or from KV that the client supplied, `run.kv.loading` is set.
+
+        The first stage passes None for `exactly`: the prefix has at most `run.reusable` tokens. A later stage passes
+        the position of the run's first row: the prefix has as many tokens, or fewer if pages are missing. No page is
+        given if the cache is not exact and the run not private.
         """
         if not (self._exact or run.private):
             return
@@ -90,7 +94,10 @@ class PrefixCache:
         self._look_further(kv, hashes, partial_tokens, given)
 
     def take(self, run: Run, done: Loaded) -> None:
-        """Ends the load that `run` waited for: the run keeps the pages that were filled, the others are freed."""
+        """Ends the load that `run` waited for: the run keeps the pages that were filled, the others are freed.
+
+        `done.load` must be `run.kv.loading`.
+        """
         kv, before = run.kv, run.kv.computed
         first, full = kv.published, done.count - (done.load.partial_tokens > 0 and done.count == len(done.load.hashes))
         for index in range(first, first + full):
@@ -128,7 +135,11 @@ class PrefixCache:
         kv.mark_published(full, full if local else kv.shared)
 
     def distrust(self, run: Run, tokens: int) -> None:
-        """Removes the pages behind the run's first `tokens` tokens from pool index and store: they are wrong."""
+        """Withdraws the KV behind the run's first `tokens` tokens, which is wrong, so that no later run reuses it.
+
+        `run.computed` falls to `tokens`, if it was more. The run keeps its pages; those behind these tokens, and one
+        that they fill only in part, lose their block hashes. Their removal from the store is queued.
+        """
         hashes = run.kv.hashes
         spoiled = run.kv.distrust(tokens)
         for index in spoiled:
@@ -157,7 +168,8 @@ class PrefixCache:
     def leave(self, run: Run) -> tuple[int, bytes] | None:
         """Publishes the partial last page of a private run that leaves, for the next run of its request.
 
-        Returns the page and its name; None if there is no such page, or if page or name are published already.
+        Returns the page and its name. Returns None for a run that is not private, without such a page, if a full page
+        before it is not published, and if page or name are published already.
         """
         kv = run.kv
         full, rest = divmod(kv.computed, PAGE)
@@ -172,8 +184,8 @@ class PrefixCache:
     def export(self, run: Run, timeout_s: float) -> None:
         """Writes the partial last page of a private run to the store, and waits until it and all before it are there.
 
-        Waits up to `timeout_s` seconds. Full pages were queued for the store when they were published. If there is no
-        partial page, or if it has a name already, it returns at once, perhaps before full pages are written.
+        Waits up to `timeout_s` seconds. Full pages were queued for the store when they were published. Without a store,
+        or where `leave` returns None, it returns at once, perhaps before full pages are written.
         """
         if (left := self.leave(run)) and self._store is not None:
             self._store.put(*left)

@@ -62,7 +62,7 @@ class RunTable:
         return run if run is not None and run.run_id == run_id else None
 
     def add(self, run: Run) -> None:
-        """Adds a run; an older run of the same request is dropped."""
+        """Adds a run; an older run of the same request is removed, and its pages are freed."""
         self._drop_request(run.request_id)
         self._runs[run.request_id] = run
         self.view = {r.request_id: r.run_id for r in self._runs.values()}
@@ -99,7 +99,8 @@ class RunTable:
         """Gives a run without pages those of the longest cached prefix of its tokens, at most `run.reusable` tokens.
 
         A later stage asks for `exactly` as many tokens as its first row's position; `run.computed` tells afterwards
-        how many it got. If pages must come from the page store first, run.kv.loading is set until `loaded` is called.
+        how many it got. If pages must come first from the page store, or from KV that the client supplied,
+        run.kv.loading is set until `loaded` is called.
         """
         run.kv.searched = True
         if exactly and not self.pool.layout.layers:
@@ -118,7 +119,7 @@ class RunTable:
 
     @_timed
     def publish(self, run: Run, known: int | None = None) -> None:
-        """Publishes the run's full pages to the prefix cache.
+        """Publishes the run's full pages to the prefix cache; none if its parameters turn the cache off.
 
         `known`: number of leading tokens of run.tokens that are no drafts (default: all).
         """
@@ -127,7 +128,11 @@ class RunTable:
 
     @_timed
     def distrust(self, run: Run, tokens: int) -> None:
-        """Removes the pages behind the run's first `tokens` tokens from the prefix cache: their numbers are wrong."""
+        """Withdraws the KV behind the run's first `tokens` tokens, which is wrong, so that no later run reuses it.
+
+        `run.computed` falls to `tokens`, if it was more. The run keeps its pages; those behind these tokens, and one
+        that they fill only in part, leave the prefix cache.
+        """
         if self._cache is not None:
             self._cache.distrust(run, tokens)
         else:
@@ -137,14 +142,18 @@ class RunTable:
         """Has the page store hold the pages of a private run, for the next run of its request on another worker.
 
         Writes the last page, as far as it is computed; full ones were queued when they were published. Waits at most
-        `timeout_s` seconds for all of them, and not at all if the last page is full.
+        `timeout_s` seconds for all of them, and not at all if the last page is full. Does nothing if the run's
+        parameters turn the cache off.
         """
         if self._cache is not None and run.params.use_cache:
             self._cache.export(run, timeout_s)
 
     @_timed
     def preempt(self, run: Run) -> None:
-        """Takes all pages from a run that stays on the table; published ones may be reused later."""
+        """Takes all pages from a run that stays on the table; published ones may be reused later.
+
+        None of its tokens counts as computed then. The logits that a tensor step has collected are dropped.
+        """
         self._release(run)
         run.kv.searched = False
         run.kv.preemptions += 1

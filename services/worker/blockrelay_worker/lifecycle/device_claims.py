@@ -17,7 +17,10 @@ if sys.platform != "win32":
 
 
 class DeviceClaims:
-    """The locks that this process holds, by card (`Provider.card`). One thread uses it at a time."""
+    """The locks that this process holds, by card. One thread uses it at a time.
+
+    A card is the name of a device that all processes of the host agree on (`Provider.card`): a UUID, or `webgpu:0`.
+    """
 
     def __init__(self, folder: Path | None = None) -> None:
         """`folder` has the lock files; None: a folder in the user's cache folder, even if graphs are kept elsewhere."""
@@ -34,18 +37,26 @@ class DeviceClaims:
         return self._folder is not None
 
     def share(self, card: str) -> None:
-        """Takes a shared lock on a card that this process computes on; other workers may be started for it too."""
+        """Takes a shared lock on a card that this process computes on; other workers may be started for it too.
+
+        Does nothing where that fails, for example because another process has an exclusive lock.
+        """
         self._lock(card, exclusive=False)
 
     def take(self, card: str) -> bool:
-        """Takes an exclusive lock until `give_back`. Returns False where another process has one.
+        """Takes an exclusive lock until `give_back`. Returns False where another process has any lock on the card.
 
-        Without locks (`known` is False) it returns True.
+        It also returns False if the lock's file cannot be opened. It returns True without locks (`known` is False), and
+        for a card that this process has locked, which keeps its lock as it is.
         """
         return not self.known or self._lock(card, exclusive=True)
 
     def taken(self, card: str) -> bool:
-        """Returns whether another process has a lock on the card; True without locks (`known` is False)."""
+        """Returns whether another process has a lock on the card; True without locks (`known` is False).
+
+        It returns False for a card that this process has locked, whether or not others share it. A card without a lock
+        is locked for a moment to find out.
+        """
         if card in self._held:
             return False
         free = self.known and self._lock(card, exclusive=True)

@@ -17,8 +17,8 @@ def wait_for_device(
 ) -> bool:
     """Waits until the device may be tried again: its time has passed, or an operator ran `blockrelay devices retry`.
 
-    Returns False when this process should end first. Meanwhile `blockrelay devices` lists the device under the name
-    `worker_id`.
+    Returns False when this process should end or drain first. Meanwhile `blockrelay devices` lists the device under
+    the name `worker_id`.
     """
     lost = _lost(executors, worker_id)
     if lost is None:

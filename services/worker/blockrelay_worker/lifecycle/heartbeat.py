@@ -28,7 +28,8 @@ def compare(
 
     Returns pairs of (request id, run id): the runs that only this worker has, which have ended; and those that only
     Redis has, which are orphans if two heartbeats in a row see them. `here_before` was read before Redis was asked and
-    `here_after` after it answered: a run claimed or dropped in between is in neither.
+    `here_after` after it answered. A run claimed in between is in neither result, and one dropped in between is no
+    orphan. A request with an empty run id in `there` is no orphan.
     """
     ended = tuple((q, r) for q, r in here_before.items() if there.get(q) != r)
     strange = {(q, r) for q, r in there.items() if r} - here_before.items() - here_after.items()
@@ -39,7 +40,8 @@ class Heartbeat(threading.Thread):
     """Sends a heartbeat every `every_s` seconds until `stop` is set or the worker is gone, and tells the engine.
 
     Events for the engine go to `mailbox`. `run_id` is that of the control Redis that the worker registered with:
-    another one means that Redis restarted. `pace` returns the measured speed, None before it is known.
+    another one means that Redis restarted. `model` is the model's key in Redis. `pace` returns the measured speed,
+    None before it is known.
 
     When a step's age exceeds `step_limit_s`, the process ends: a stuck worker must not look alive. While the number of
     finished parts of long steps grows, the heartbeat says that the step makes progress.
@@ -67,6 +69,11 @@ class Heartbeat(threading.Thread):
         self._run_id = run_id
 
     def run(self) -> None:
+        """Sends heartbeats until `stop` is set or the worker is gone.
+
+        When the worker is gone, the mailbox gets a Gone with the reason. Ends the process with the exit
+        code BROKEN when a step takes longer than its limit.
+        """
         while not self._stopped.wait(self._every_s):
             # In this order, so that an age is never compared with the limit of a later step.
             limit_s, age_s = self._step_limit_s(), self._links.clock.age()

@@ -46,7 +46,7 @@ def open_local_rows(
     """Opens the local channels and starts to listen.
 
     Returns an empty LocalRows where the settings turn them off, the system lacks the sockets, or the worker has the
-    whole model and so exchanges no rows.
+    whole model and so exchanges no rows. It also does so if they cannot be opened, and logs why.
     """
     if settings.local_rows == "off" or not HAS_LOCAL_ROWS or (role.first_stage and role.last_stage):
         return LocalRows()

@@ -91,7 +91,7 @@ class OtherDevices:
         self._card = ""
 
     def begins(self, executors: DeviceExecutors) -> None:
-        """Takes a shared lock on the device that the process has opened at its start."""
+        """Takes a shared lock on the device that the process has opened at its start, unless that is the CPU."""
         if executors.name != CPU_PROVIDER:
             self._claims.share(executors.card)
 
@@ -101,7 +101,10 @@ class OtherDevices:
             self._left, self._over = None, False
 
     def are_left(self, should_end: Callable[[], bool]) -> bool:
-        """Returns whether a device was not tried yet. The first call lists the devices, until `should_end` is True."""
+        """Returns whether a device was not tried yet. The first call lists the devices, until `should_end` is True.
+
+        After `take_next` found none, it is False until a stage is ready on the own device (`serves`).
+        """
         if self._left is None and not self._over:
             self._left = deque(self._candidates(should_end))
         return bool(self._left) and not self._over

@@ -32,7 +32,8 @@ class OnDevice:
 
     `number` counts the workers that share `executors`, from 0. `model` is the model's key in Redis. `others` are the
     devices that may replace this one. Order of calls: `wait`, `join`, `pages`, `has_loaded`, `care`, `is_ready`,
-    `leave`. Methods that wait for Redis raise Stopping when the process should end meanwhile.
+    `leave`. Whenever the stage is closed, also later, call `has_closed`. Methods that wait for Redis raise Stopping
+    when the process should end meanwhile. Waits for other workers end early then, without an exception.
     """
 
     def __init__(
@@ -73,15 +74,16 @@ class OnDevice:
     def join(self) -> None:
         """Enters the device before a stage is loaded, until `leave`.
 
-        Waits while all workers have to leave the device for a renewal.
+        Waits while all workers have to leave the device for a renewal, or until this worker should end.
         """
         self._sharing.join(self._number, self._should_end)
 
     def pages(self, folder: BlockFolder, stage: Stage, *, useful: int, kv_bytes: int) -> int:
-        """Returns the number of KV pages, `useful` at most, of the stage that is about to be loaded.
+        """Returns the number of KV pages of the stage that is about to be loaded.
 
-        It is the stage's share of the device's budget, or of `kv_bytes` where the budget is unknown. Raises UsageError
-        where the stage does not fit.
+        It is `useful` at most, but not below the device's minimum (2 where the budget is unknown). It is the stage's
+        share of the device's budget, or of `kv_bytes` where the budget is unknown. Raises UsageError where the stage
+        does not fit into a known budget. Waits up to STAGES_S seconds for the stages of other workers.
         """
         memory, budget = self._executors.memory(folder), self._executors.budget_bytes
         neighbours = self._sharing.neighbours(self._number, stage, self._should_end)
@@ -158,7 +160,8 @@ class OnDevice:
     def leave(self) -> None:
         """Leaves the device, on which the worker computes nothing any more.
 
-        In a renewal it returns when all workers have left; the next stage is then loaded in a new process.
+        In a renewal it returns when all workers have left; the next stage is then loaded in a new process. It returns
+        earlier if this worker should end.
         """
         self._renewing |= self._sharing.leave(self._number, self._executors.renew, self._should_end)
 

@@ -25,7 +25,10 @@ from blockrelay_worker.transport.redis_links import Links, Stopping
 
 
 def rows_arrive(split: str) -> bool:
-    """Returns whether workers of this split send each other rows; one with the whole model needs no payload Redis."""
+    """Returns whether workers of a split such as `1-9,10-18` send each other rows.
+
+    A worker with the whole model needs no payload Redis.
+    """
     return "," in split
 
 
@@ -34,6 +37,7 @@ class StageAssignment:
     """The stage that the plan gives this worker."""
 
     split: str
+    """First and last block of each stage, such as `1-9,10-18`."""
     stage: int
     """Index of the stage in the split, from 0."""
     blocks: Stage
@@ -60,6 +64,7 @@ class Registration:
     ) -> None:
         """Collects the fields of the worker's record; nothing is sent yet.
 
+        `model` is the model's key in Redis, `numerics` its numerics id, `port` that of the worker's status server.
         `nondeterministic`: its device is nondeterministic. `slow`: a line for users that says why it computes more
         slowly than its CPU can.
         """
@@ -117,7 +122,8 @@ class Registration:
         `pages` are its KV pages, `slots` the requests it takes at once, `local_rows` the address where it takes rows
         of workers on its host, if it does.
 
-        Returns the run id of the control Redis, read before all this: a different one later means a restart.
+        Returns the run id of the control Redis, read before all this: a different one later means a restart. Raises
+        Stopping when the process should end before Redis answers.
         """
         run_id: str = self._links.retry_until_reachable(lambda: server_run_id(self._links.control), "announce")
         fields: dict[Any, Any] = {
@@ -162,14 +168,20 @@ class Registration:
         reach("worker.after_announce")
 
     def leave_payload(self) -> None:
-        """Deletes the inbox on the payload Redis; messages left in it belong to runs that have ended."""
+        """Deletes the inbox on the payload Redis; messages left in it belong to runs that have ended.
+
+        If Redis fails, nothing is raised.
+        """
         try:
             self._links.payload.delete(self._links.keys.inbox(self.worker_id))
         except RedisTrouble as error:
             self._links.watch.count_error(error)  # it has a time to live
 
     def forgotten(self) -> bool:
-        """Returns True if this worker's record is gone; otherwise this counts as a heartbeat."""
+        """Returns True if this worker's record is gone; otherwise this counts as a heartbeat.
+
+        Raises Stopping when the process should end before Redis answers.
+        """
         if self._links.retry_until_reachable(self._sign_of_life, "register"):
             return False
         get().warning("WORKER_FORGOTTEN", worker=self.worker_id)
@@ -177,7 +189,10 @@ class Registration:
 
     @contextmanager
     def kept_alive(self) -> Generator[None]:
-        """Sends heartbeats from another thread while the block, which loads a stage, runs."""
+        """Sends heartbeats from another thread while the `with` block, which loads a stage, runs.
+
+        While Redis fails, they are tried again; nothing is raised.
+        """
         done = threading.Event()
         thread = threading.Thread(target=self._beat_until, args=(done,), name="loading beat", daemon=True)
         thread.start()

@@ -47,8 +47,8 @@ class Worker:
     """One worker. `run` returns when `stop` is set, or after a drain that was requested. It is called once.
 
     `has_served` becomes True when the worker first announces a stage, and stays so. Before that, `run` and making a
-    worker raise UsageError or BlockFolderError where these settings, this model or these Redis servers can never work;
-    other errors may pass.
+    worker raise UsageError or BlockFolderError where these settings, this model or these Redis servers can never work.
+    Another BlockrelayError may be gone at the next start, and `run` can raise it at any time.
     """
 
     def __init__(
@@ -195,7 +195,8 @@ class Worker:
     def _pages(self, folder: BlockFolder, blocks: Stage) -> int:
         """Returns the number of KV pages: as many as memory allows, and at most what all requests at full context need.
 
-        Raises UsageError where the stage does not fit on a device.
+        At least 2 on our CPU kernels, if the stage has layers. Memory is `kv_bytes` of the settings, or a share of what
+        is free. Raises UsageError where the stage does not fit on a device.
         """
         useful = self._settings.max_requests * pages_for(folder.model.max_position)
         budget = self._settings.kv_bytes or int(available_bytes() * KV_SHARE_OF_ONE_WORKER)
@@ -319,8 +320,8 @@ class Worker:
         return limit_s * (DEVICE_PATIENCE if self._device else 1)
 
     def _cache(self, role: StageRole, executor: Executor, mailbox: Mailbox[Event]) -> PrefixCache | None:
-        """Returns the cache by which runs share KV pages; None in a stage of the head, which has none. On a
-        nondeterministic device only runs of the same request share them."""
+        """Returns the cache by which runs share KV pages; None if the settings turn it off, and in a stage of the head,
+        which has no pages."""
         if not self._settings.prefix_cache or not executor.layout.layers:
             return None
         store = open_page_store(

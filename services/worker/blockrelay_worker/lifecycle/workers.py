@@ -51,7 +51,10 @@ class Workers:
         self._stop([])
 
     def run(self) -> int:
-        """Runs all workers and returns the exit code of the process once they have ended."""
+        """Runs all workers and returns the exit code of the process once they have ended; 0 if none failed.
+
+        The first error is reported on stderr. Raises OSError if the Python of the device's process cannot be started.
+        """
         try:
             workers = self._made()
         except BlockrelayError as error:

@@ -37,11 +37,13 @@ class Timed:
     tokens: list[int]
     """All tokens so far, prompt first."""
     pages: list[int]
+    """Ids of its KV pages, for the prompt and all new tokens."""
     left: int
     """New tokens still to be generated."""
     computed: int = 0
     """Leading tokens whose KV is in `pages`."""
     last_step: int = 0
+    """Number of the last step in which it had rows, from 1; 0: none yet."""
     came: list[float] = field(default_factory=list[float])
     """When each new token came, in seconds of the monotonic clock."""
 
@@ -51,7 +53,8 @@ def run_round(
 ) -> tuple[float, list[Timed]]:
     """Runs all prompts together until each has `new` >= 1 greedy tokens; returns the start time and the requests.
 
-    `executor` has the whole model. Batches are those of a worker: at most `max_rows` rows, decode rows first.
+    `executor` has the whole model. Batches are those of a worker: at most `max_rows` rows, decode rows first. Raises
+    OutOfPages if the executor's pool is too small for all requests together.
     """
     pool, params = executor.pool, SamplingParams(max_tokens=new, temperature=0, ignore_eos=True)
     started = time.monotonic()

@@ -30,6 +30,7 @@ class DeviceTrial:
     within: float | None = None
     """Distance of the worst row from the reference's, as a share of its length; None if the trial failed before."""
     load_s: float | None = None
+    """Seconds until the stage was loaded and had given its known answers; None if the trial failed before."""
     first_s: dict[str, float] = field(default_factory=dict[str, float])
     """Seconds of the first run, by its rows: kernels may be compiled in it."""
     seconds: dict[str, float] = field(default_factory=dict[str, float])

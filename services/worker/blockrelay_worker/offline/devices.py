@@ -6,7 +6,8 @@ gpu, npu), vendor, uuid, memory_bytes, driver (null: not known), features, probl
 compute more slowly than this CPU can (empty: they do not). Exit code 2 if several distributions of ONNX Runtime are
 installed in one environment.
 
-`retry ID` makes workers that lost this device, and wait before they try it again, try it now.
+`retry ID` makes workers that lost this device, and wait before they try it again, try it now. Exit code 2 if no
+worker waits for it.
 """
 
 import json

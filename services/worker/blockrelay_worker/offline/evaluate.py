@@ -6,8 +6,9 @@ at the beginning). perplexity = e to the mean of -ln p(token | tokens before it 
 
 With `--json` one object is printed: model, precision, numerics_id, perplexity, nll (nats per token), bits_per_byte
 (null if the scored tokens stand for no bytes), tokens (scored), bytes (of their text), windows, context, stride,
-timings; with `--against` also the same of the other folder (against) and the share by which this perplexity exceeds the
-other's (cost). Exit code 2 and one line on stderr for bad input, 1 for failures of ours or of the machine.
+timings (load_s and total_s in seconds, ms_per_token in milliseconds per scored token). With `--against` it also has the
+same of the other folder (against) and the share by which this perplexity exceeds the other's (cost). Exit code
+2 and one line on stderr for bad input, 1 for failures of ours or of the machine.
 """
 
 import json
@@ -104,7 +105,12 @@ def score(
     stride: int,
     done: Callable[[int, int], None],
 ) -> Score:
-    """Scores a text of at least two tokens. Calls `done` with (windows done, windows in all) after each window."""
+    """Scores a text of at least two tokens, in windows of `context` tokens that begin every `stride` tokens.
+
+    Needs 1 <= stride < context, and a pipeline with room for a window's tokens. Calls `done` with (windows done,
+    windows in all) after each window. Raises RowNotFinite if the model gives NaN or infinity, and ExecutionError if a
+    block fails.
+    """
     losses: list[float] = []
     every = windows(len(tokens), context=context, stride=stride)
     for number, window in enumerate(every, 1):
@@ -167,7 +173,9 @@ class EvaluatedText:
     tokens: int | None
     """Number of tokens to use at most; None: all."""
     context: int
+    """Tokens per window."""
     stride: int
+    """Tokens from the beginning of a window to that of the next."""
     threads: int
 
 

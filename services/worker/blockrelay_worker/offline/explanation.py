@@ -22,7 +22,9 @@ _SHOWN = 24
 class StepTotals:
     """Sums over all steps of one request, in seconds, named as `blockrelay status` names a worker's.
 
-    `inference_s` is the time of the blocks alone, `total_s` that of the steps; `first_token_s` includes the prompt.
+    `inferences` is the number of steps. `inference_s` is the time of the blocks alone, `token_generation_s` that of
+    sampling, `state_transfer_s` that of moving rows, `cache_management_s` that of finding KV pages, `total_s` that of
+    the steps. `first_token_s` includes the prompt.
     """
 
     inferences: int

@@ -1,12 +1,12 @@
 """`python -m blockrelay_worker.offline.generate`: continues a prompt in this process, without any service.
 
 Text goes to stdout as it comes (token ids, for a model without a tokenizer). With `--json` one object is printed at the
-end: model, precision, numerics_id, seed, prompt_tokens, tokens, text (null without a tokenizer), finish_reason
-("stop" or "length"), timings, and logprobs if asked for. Exit code 2 and one line on stderr for bad input, 1 for
-failures of ours or of the machine.
+end: model, precision, numerics_id, seed, prompt_tokens, tokens, text (null without a tokenizer), finish_reason ("stop"
+or "length"), timings (seconds, and tokens per second), and logprobs if asked for. Exit code 2 and one line on stderr
+for bad input, 1 for failures of ours or of the machine.
 
-With `--explain` a table shows each stage's part in each step, and totals follow; with `--json` the object has them
-too, as steps and totals. The tokens are the same.
+With `--explain` a table shows each stage's part in each step; totals and the whole text follow at the end. With
+`--json` the object has them too, as steps and totals. The tokens are the same.
 
 Without `--seed`, the seed derives from the prompt's ids: the same command gives the same text.
 """

@@ -1,8 +1,9 @@
 """`python -m blockrelay_worker.offline.gpu_report`: prints a JSON report on this machine's GPUs, for users to send.
 
 It has versions, the devices of this machine, and the result of a trial with the bundled model for each usable device
-(or for `--device` alone, `cpu` too). It names no user, no host, no folder and no UUID. Each device is tried in a
-process of its own; a crash of that process is reported too. Exit code 2 for a device that is not here.
+but the CPU. With `--device` only that device is tried, which may be `cpu`. The report names no user, no host, no folder
+and no UUID. Each device is tried in a process of its own. A trial that fails or crashes is reported, with exit code 0.
+Exit code 2 for a `--device` that is not here, or if two ONNX Runtimes are installed.
 """
 
 import getpass

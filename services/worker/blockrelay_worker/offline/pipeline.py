@@ -54,7 +54,10 @@ class StageRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineStep:
-    """One pass through all stages, and the token that it gave. A stage has one run, or several for a long prompt."""
+    """One pass through all stages, and the token that it gave. Times in seconds.
+
+    A stage has one run, or several for a long prompt.
+    """
 
     runs: tuple[StageRun, ...]
     token: int
@@ -76,6 +79,7 @@ class Generated:
     first_token_s: float
     total_s: float
     block_s: dict[str, float] = field(default_factory=dict[str, float])
+    """Seconds of each block, by its name, over all steps."""
 
     @property
     def tokens(self) -> list[int]:
@@ -110,10 +114,14 @@ class Pipeline:
     ) -> None:
         """Loads the stages, with KV pages for a request of `tokens` tokens in all.
 
-        `salt`: computes the bits of a worker with that inject_numerics. `gpu` runs the stages whose class in
-        `stage_devices` (such as `cpu,gpu`) is gpu, all of them without classes; a pipeline with a `gpu` must be closed.
-        Raises BlockFolderError if there are more stages than blocks or a block gives a wrong known answer, UsageError
-        for classes that do not fit the stages and for a device that cannot be used.
+        `threads` are those of the CPU kernels. With `salt` the stages compute other bits, the same as a worker whose
+        setting `inject_numerics` is this text (for tests). `gpu` runs the stages whose class in `stage_devices` (such
+        as `cpu,gpu`) is gpu, all of them without classes; a pipeline with a `gpu` must be closed.
+
+        Raises BlockFolderError unless 1 <= `stages` <= blocks, and if a block gives a wrong known answer. Raises
+        UsageError for classes that do not fit the stages, for a device that cannot be used, and for a model of ONNX
+        files without `gpu`. Raises DeviceLost or DeviceFailed for a device that may work later, OSError if `gpu.python`
+        cannot be started, and on a CPU ExecutionError if ONNX Runtime is needed and has no usable library.
         """
         if not 1 <= stages <= folder.model.blocks:
             raise BlockFolderError(f"a model of {folder.model.blocks} blocks cannot run in {stages} stages")
@@ -153,8 +161,10 @@ class Pipeline:
     ) -> NDArray[np.float32]:
         """Runs `tokens` of the request, from `first_position` on; returns the logits [wanted, vocab] of some of them.
 
-        `wanted` are their indexes in `tokens`; None: the last one. The result is valid until the next run. Adds the
-        time of each block to `seconds`, and each stage's run to `runs`. Raises RowNotFinite.
+        The tokens before `first_position` must have been run, and no position may be beyond the `tokens` of the
+        constructor. `wanted` are indexes in `tokens`; None: the last one. The result is valid until the next run. Adds
+        the seconds of each block to `seconds`, by block name, and each stage's run to `runs`. Raises RowNotFinite if
+        the model overflows, ExecutionError if a block or a device fails.
         """
         rows = [len(tokens) - 1] if wanted is None else wanted
         seconds = {} if seconds is None else seconds
@@ -222,8 +232,11 @@ def generate(
 ) -> Generated:
     """Runs `prompt` and samples until the request ends. Calls `on_token` with each new token, `on_step` with its step.
 
-    The prompt must have passed `check_prompt`, and params.max_tokens must be at least 1. `known` tokens follow the
-    prompt, as in the log of a request that runs again, and have not ended it; new tokens come after them.
+    The prompt must have passed `check_prompt`, and params.max_tokens must be at least 1. `pipeline` must have been made
+    for as many tokens as prompt and params.max_tokens together, or for the whole context. `seed` is used, not
+    params.seed. `known` tokens follow the prompt, as in the log of a request that runs again, and have not ended it;
+    new tokens come after them. `tokenizer` may be None if the request has no stop strings. Raises RowNotFinite if the
+    model overflows, ExecutionError if a block or a device fails.
     """
     model = pipeline.folder.model
     progress = Progress(params, prompt=prompt, context=model.max_position, eos_ids=model.eos_ids, tokenizer=tokenizer)

@@ -1,9 +1,10 @@
 """`python -m blockrelay_worker.offline.reference_answers MODEL < REQUESTS > ANSWERS`: the right answers to requests.
 
 One JSON object per line, both ways. {"prompt": [ids], "params": SamplingParams.to_dict(), with a seed} gives {"tokens",
-"text", "finish_reason"}. {"prompt", "cuts": [positions]} gives {"digests"}: of the logits after that many tokens. Each
-request runs alone, without services, other requests in a batch, reused KV pages and drafts. In exact precisions every
-other way to run it must give the same answer.
+"text", "finish_reason"}. {"prompt", "cuts": [positions]} gives {"digests"}: for each cut the SHA-256, in hex, of the
+float16 logits (little-endian) after that many tokens. Cuts are at least 1 and ascend. Text is empty without a
+tokenizer. Each request runs alone, without services, other requests in a batch, reused KV pages and drafts. In exact
+precisions every other way to run it must give the same answer.
 
 "salts": [["", 17], ["x", null]] beside a prompt: the first 17 new tokens are those of a normal worker, the rest those
 of a worker with BLOCKRELAY_INJECT_NUMERICS=x that continues from the log. Digests are all of the last salt.

@@ -1,8 +1,9 @@
 """`python -m blockrelay_worker.offline.replay --request ID < BODY`: runs a dead letter again, alone in this process.
 
 BODY is an encoded RequestBody. Tokens go to stdout as text while they come (as ids, for a model without a tokenizer),
-so that the output shows how far a failing request comes. Ends with code 0 when the request completes, 1 when it fails,
-and as its worker did if the request kills workers.
+so that the output shows how far a failing request comes. A tensor step has no tokens: its prompt runs, and one line
+says that its logits are finite. Ends with code 0 when the request completes, 1 when it fails or BODY is malformed, 2
+when the model cannot take the request. If the request kills workers, it ends as its worker did.
 """
 
 import sys

@@ -41,41 +41,56 @@ class KvState:
         return self._computed
 
     def advance_to(self, computed: int) -> None:
-        """Records that the first `computed` tokens are computed: no fewer than before."""
+        """Records that the first `computed` tokens are computed: no fewer than before, no more than `pages` hold."""
         assert computed >= self._computed, f"{computed} tokens computed, which were {self._computed} already"
         self._set(computed)
 
     def rewind(self, computed: int) -> None:
-        """Keeps at most the first `computed` tokens as computed; those behind were wrong drafts, or are recomputed."""
+        """Keeps only the first `computed` tokens as computed; those behind were wrong drafts, or are recomputed.
+
+        `computed` is no more than before, and no less than the published pages hold.
+        """
         assert computed <= self._computed, f"only {self._computed} tokens are computed, not {computed}"
         if computed < self._computed:
             self._set(computed)
 
     def attach(self, pages: list[int], shared: int = 0) -> None:
-        """Takes over full pages from the prefix cache, of which the first `shared` have local names."""
+        """Takes over full pages from the prefix cache, of which the first `shared` have local names.
+
+        The run must have no pages yet. The pages count as computed and published.
+        """
         assert not self.pages and self._computed == 0, "only a run without pages adopts some"
         self.pages, self.published, self.shared = pages, len(pages), shared
         self._set(self.published * PAGE)
 
     def attach_partial(self, page: int, tokens: int) -> None:
-        """Appends a partial page from the prefix cache with the next `tokens` tokens, which this run completes."""
+        """Appends a partial page from the prefix cache with the next `tokens` tokens, which this run completes.
+
+        All pages before it must be full and computed, and 0 < `tokens` < PAGE.
+        """
         assert self._computed == len(self.pages) * PAGE and 0 < tokens < PAGE
         self.pages.append(page)
         self._set(self._computed + tokens)
 
     def count_reused(self, computed: int) -> None:
-        """Counts the first `computed` tokens as reused, on a stage that has no KV."""
+        """Counts the first `computed` tokens as reused, on a stage that has no KV. None may be computed yet."""
         assert not self.pages and self._computed == 0, "only a run without pages adopts some"
         self._computed = self.cached = computed
 
     def wait_for(self, load: KvLoad) -> None:
-        """Appends the pages of a load. The page store writes into them until `loaded` is called."""
+        """Appends the pages of a load. The page store writes into them until `loaded` is called.
+
+        No other load may be under way, and all computed tokens must be in published pages.
+        """
         assert self.loading is None and self._computed == self.published * PAGE
         self.pages += load.pages
         self.loading = load
 
     def loaded(self, count: int) -> list[int]:
-        """Ends the load: its first `count` pages were filled. Returns the others, which the caller frees."""
+        """Ends the load: its first `count` pages were filled. Returns the others, which the caller frees.
+
+        Filled pages count as computed, and the full ones as published. There must be a load under way.
+        """
         assert self.loading is not None and count <= len(self.loading.pages)
         rest = self.pages[self.published + count :]
         del self.pages[self.published + count :]
@@ -86,7 +101,10 @@ class KvState:
         return rest
 
     def mark_published(self, pages: int, shared: int = 0) -> None:
-        """Records that the first `pages` pages are full and published, the first `shared` with local names too."""
+        """Records that the first `pages` pages are full and published, the first `shared` with local names too.
+
+        Both numbers replace the former ones. All tokens of these pages must be computed.
+        """
         self.published, self.shared = pages, shared
         self._set(self._computed)
 
@@ -102,7 +120,10 @@ class KvState:
         return spoiled
 
     def release(self) -> tuple[Sequence[int], KvLoad | None]:
-        """Empties the state. Returns the pages to free, and a load under way, which keeps its pages until its end."""
+        """Takes all pages from the run, with what is computed in them; hashes, `searched` and counts stay.
+
+        Returns the pages to free, and a load under way, which keeps its pages until its end.
+        """
         pages, load = self.pages, self.loading
         if load is not None:
             del pages[len(pages) - len(load.pages) :]

@@ -46,7 +46,7 @@ class LaterStageState:
     block_seconds: Mapping[str, float] = field(default_factory=dict[str, float])
     """Seconds that each block of the stages before took for the rows that are here now."""
     gpu_blocks: tuple[str, ...] = ()
-    """Names of those blocks that ran on a GPU."""
+    """Names of the blocks of earlier stages that ran on a GPU."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -74,7 +74,7 @@ class LastStageState:
                 self.block_seconds()
 
     def block_seconds(self) -> dict[str, float]:
-        """Returns the seconds of each block, summed over the run."""
+        """Returns the seconds of each block, summed over the run. Later calls change this dict."""
         for seconds in self._batches:
             for block, value in seconds.items():
                 self._sums[block] = self._sums.get(block, 0.0) + value
@@ -138,7 +138,7 @@ class Run:
     sent: int = 0
     """Number of forward messages of this run to the next stage."""
     known: InitVar[Sequence[int]]
-    """The first tokens."""
+    """The tokens that are known when the run begins here, prompt first."""
     _tokens: list[int] = field(init=False)
 
     def __post_init__(self, known: Sequence[int]) -> None:
@@ -148,11 +148,12 @@ class Run:
 
     @property
     def given_pages(self) -> int:
-        """Number of leading pages whose KV the client supplied."""
+        """Number of leading full pages whose KV the client supplied."""
         return self.body.kv_given // PAGE
 
     @property
     def prompt_length(self) -> int:
+        """Number of tokens of the prompt."""
         return int(self.body.prompt.size)
 
     def is_overdue(self, now: float) -> bool:
@@ -182,15 +183,20 @@ class Run:
 
     @property
     def pages(self) -> list[int]:
+        """Indexes in the pool of the run's KV pages, in token order."""
         return self.kv.pages
 
     @property
     def computed(self) -> int:
+        """Number of leading tokens whose KV is computed."""
         return self.kv.computed
 
     @property
     def missing(self) -> int:
-        """Number of tokens that can be computed now. For the first stage."""
+        """Number of tokens that can be computed now.
+
+        For the first stage. It is 0 after the end and while pages are loaded.
+        """
         return 0 if self.ended or self.kv.loading else len(self._tokens) - self.kv.computed
 
     @property
@@ -233,7 +239,11 @@ class Run:
         self._check()
 
     def receive(self, position: int, tokens: Sequence[int]) -> None:
-        """Takes the tokens whose rows arrived (later stage); they replace drafts from `position` on."""
+        """Takes the tokens whose rows arrived (later stage); they replace all tokens from `position` on.
+
+        `position` must not be beyond `computed`, nor in a published page: the caller checks that before. Raises
+        AssertionError if it is.
+        """
         assert position <= self.kv.computed <= len(self._tokens), "rows before these are missing"
         self.kv.rewind(position)
         self._tokens[position:] = tokens
@@ -244,7 +254,10 @@ class Run:
         del self._tokens[position:]
 
     def commit(self, tokens: Sequence[int]) -> None:
-        """Appends chosen tokens (last stage). All but the last one are computed, as drafts that were right."""
+        """Appends chosen tokens (last stage). All but the last one are computed, as drafts that were right.
+
+        Without a KV cache all tokens count as not computed afterwards.
+        """
         assert self.last is not None
         self._tokens += tokens
         self.last.committed += len(tokens)

@@ -54,7 +54,8 @@ class KnownTokens:
         """Finds earlier occurrences of the last n tokens, for each n in GROUPS.
 
         Returns by n the last position in `begin` to `end` - 1 that follows one; no entry without any. Stops at the
-        chunk in which the longest n-gram occurs.
+        chunk in which the longest n-gram occurs. 0 <= `begin`, and `end` is at most the number of known tokens. An
+        entry for an n beyond that number means nothing.
         """
         last = self._array[_BEFORE + self._count - GROUPS[0] : _BEFORE + self._count]
         followers: dict[int, int] = {}

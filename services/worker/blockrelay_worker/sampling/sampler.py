@@ -47,9 +47,9 @@ def need_of(params: SamplingParams) -> Need | None:
 def sample(row: LogitRow, params: SamplingParams, *, seed: int, position: int) -> Sampled:
     """Chooses the token for `position` from the logits in `row`.
 
-    `position` is the 0-based index in the request's tokens, prompt included. `row` has all logits, or the part that
-    `need_of` names, which gives the same token. Logits must be finite. `seed` is the request's seed, given or derived
-    (any integer, taken modulo 2**64).
+    `position` is the 0-based index in the request's tokens, prompt included. `row` has all logits, float32 [vocab], or
+    the part that `need_of` names, which gives the same token. Logits must be finite. `seed` is the request's seed,
+    given or derived (any integer, taken modulo 2**64).
     """
     logits = row.logits if isinstance(row, Largest) else row
     total = row.total if isinstance(row, Largest) else None
@@ -65,7 +65,10 @@ def sample(row: LogitRow, params: SamplingParams, *, seed: int, position: int) -
 
 
 def uniform(seed: int, position: int) -> float:
-    """The random number for a position: a multiple of 2**-53 in [0, 1), from Philox keyed by the seed."""
+    """The random number for a position, in [0, 1): the upper 53 bits of NumPy's Philox, times 2**-53.
+
+    Its key is `seed` modulo 2**64, its counter `position` (>= 0).
+    """
     philox = np.random.Philox(key=seed % 2**64, counter=position)
     return (int(philox.random_raw()) >> 11) * 2.0**-53
 

@@ -26,7 +26,8 @@ class Progress:
         eos_ids: tuple[int, ...],
         tokenizer: Tokenizer | None,
     ) -> None:
-        """`context` and `eos_ids` are the model's; `tokenizer` may be None if params.stop is empty."""
+        """`context` (the maximum number of tokens, prompt included) and `eos_ids` are the model's. `tokenizer` may be
+        None if params.stop is empty."""
         assert tokenizer is not None or not params.stop, "stop strings need a tokenizer; requests are checked for it"
         self.end_ids = params.end_ids(eos_ids)
         #: Number of tokens so far, prompt included.

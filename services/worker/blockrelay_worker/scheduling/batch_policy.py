@@ -25,11 +25,12 @@ def choose_tokens(
 ) -> list[tuple[str, int]]:
     """Chooses a batch: request ids with their numbers of tokens, each request once.
 
-    At most `max_rows` rows of `max_sequences` requests. Decode tokens (one token missing) come first, at most
-    `max_decoding`, so that long prompts never hold up running requests. Prompt chunks share the rest, the longest
-    waiting first, `prompt_tokens` at most. A limit that is None does not apply. Unless `ragged`, a batch has decode
-    tokens alone, or chunks of equal length. A quarantined request gets a batch of its own once it has waited longest.
-    No candidate starves: those left out have the lowest `last_step` next time.
+    At most `max_rows` rows of `max_sequences` requests. Empty if the limits leave nothing, such as `max_decoding` 0
+    without prompts. Decode tokens (one token missing) come first, at most `max_decoding`, so that long prompts never
+    hold up running requests. Prompt chunks share the rest, the longest waiting first, `prompt_tokens` at most. A limit
+    that is None does not apply. Unless `ragged`, a batch has decode tokens alone, or chunks of equal length. A
+    quarantined request gets a batch of its own once it has waited longest. No candidate starves: those left out have
+    the lowest `last_step` next time.
     """
     waiting = sorted(candidates, key=lambda c: c.last_step)
     if waiting and waiting[0].quarantined:
@@ -79,9 +80,10 @@ def choose_arrived(
 ) -> list[int]:
     """Chooses a later stage's batch: indexes of `waiting` (in order of arrival), decodes first, then prompt chunks.
 
-    Takes the oldest segment of each request; at most `max_rows` rows of `max_sequences` requests. Prompt chunks have
-    about `prompt_tokens` beside decodes, `tokens_alone` without. A segment is not cut: the first may exceed the
-    bounds alone. Unless `ragged`, all segments have as many tokens as the oldest.
+    Takes the oldest segment of each request; at most `max_rows` rows of `max_sequences` requests. Prompt chunks have at
+    most `prompt_tokens` tokens beside decodes, `tokens_alone` without (None: `max_rows`). A segment is not cut: the
+    first prompt chunk may exceed these two, and the first segment of a batch `max_rows` too. Unless `ragged`, all
+    segments have as many tokens as the oldest.
     """
     heads: dict[str, int] = {}
     for index, segment in enumerate(waiting):

@@ -39,7 +39,8 @@ class FirstStageBatcher:
     def take(self, cost: StepCost) -> list[Work]:
         """Returns the next batch, empty if no run can compute. Gives its runs the pages they need.
 
-        If too few pages are free, younger runs are preempted with `whole_model`; otherwise the run waits.
+        If too few pages are free, younger runs are preempted with `whole_model`; otherwise the run waits. Without
+        `whole_model` it may wait for Redis, and raises Stopping when the process should end meanwhile.
         """
         runs = {run.request_id: run for run in self._runs.all() if run.missing}
         if not runs:

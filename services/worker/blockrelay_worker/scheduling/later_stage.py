@@ -58,7 +58,11 @@ class LaterStageBatcher:
         self._waiting.clear()
 
     def take(self, cost: StepCost) -> tuple[list[Work], list[ForwardSegment]]:
-        """Returns the next batch, and the segments whose requests must run again since rows or pages are missing."""
+        """Returns the next batch, and the segments whose requests must run again since rows or pages are missing.
+
+        `cost` is the measured cost of steps here. Segments for which `run_of` returns "later" stay in the queue; those
+        for which it returns "drop" are in neither list. The batch may be empty. Raises what `run_of` raises.
+        """
         limits = self._limits
         prompt_tokens = prompt_tokens_beside(cost, limits.step_share_s, limits.max_rows)
         chosen = choose_arrived(

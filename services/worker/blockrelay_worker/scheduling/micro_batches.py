@@ -19,7 +19,10 @@ class WorkerCores:
 
 
 def groups_of(workers: Sequence[WorkerCores]) -> int:
-    """Number of micro-batches for a route over these workers: stages that can compute at once; at least 1."""
+    """Number of micro-batches for a route over these workers: stages that can compute at once; at least 1.
+
+    On a host with n of the workers these are n * cores / (all threads of the n), rounded down, from 1 to n.
+    """
     hosts: dict[str, list[WorkerCores]] = defaultdict(list)
     for worker in workers:
         hosts[worker.node].append(worker)
@@ -35,8 +38,9 @@ def decode_share(flights: Sequence[int | None], groups: int) -> int:
     """Number of decode tokens that the first stage may take now, so that `groups` batches of equal size circulate.
 
     `flights`: for each decoding request the number of the batch that carries it through the other stages, None if its
-    token is back. While `groups` batches are under way the answer is 0: tokens that are back wait for their group.
-    Otherwise batches that began apart would stay apart, and each would read all weights for a few tokens.
+    token is back. `groups` is at least 1. While `groups` batches are under way the answer is 0: tokens that are back
+    wait for their group. Otherwise batches that began apart would stay apart, and each would read all weights for a few
+    tokens.
     """
     if len({batch for batch in flights if batch is not None}) >= groups:
         return 0

@@ -20,9 +20,9 @@ class Holding:
 def startable(oldest_first: Sequence[Holding], free: int) -> frozenset[str]:
     """Ids of the requests that may compute now.
 
-    Runs with pages go on. Runs without pages start in order of age, if all their known tokens fit into the `free`
-    pages that running ones do not need: a start that must stop halfway costs pages and gives nothing. The oldest run
-    may always compute.
+    Runs with pages go on. Runs without pages start in order of age, if all they `need` fits into the `free` pages that
+    running ones do not need: a start that must stop halfway costs pages and gives nothing. If one does not fit, no
+    younger one starts either. The oldest run may always compute.
     """
     room = free - sum(max(0, h.need - h.has) for h in oldest_first if h.has)
     chosen = {h.request_id for h in oldest_first if h.has} | {h.request_id for h in oldest_first[:1]}
@@ -37,7 +37,10 @@ def startable(oldest_first: Sequence[Holding], free: int) -> frozenset[str]:
 
 
 def victim(oldest_first: Sequence[Holding], grower: str) -> str | None:
-    """Id of the request to preempt for request `grower`: the youngest one with pages, if younger. None: wait."""
+    """Id of the request to preempt for request `grower`: the youngest one with pages, if younger. None: wait.
+
+    `grower` must be among `oldest_first`.
+    """
     for holding in reversed(oldest_first):
         if holding.request_id == grower:
             return None

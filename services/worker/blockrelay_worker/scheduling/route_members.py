@@ -36,7 +36,10 @@ class RouteMembers:
         self._shapes: dict[frozenset[str], RouteShape] = {}
 
     def shape(self, workers: frozenset[str]) -> RouteShape:
-        """Returns the shape of routes over the workers with these ids: their groups, and the tightest of all limits."""
+        """Returns the shape of routes over the workers with these ids: their groups, and the tightest of all limits.
+
+        Reads the records of workers that it does not remember. Raises what `read_fields` raises.
+        """
         if (shape := self._shapes.get(workers)) is not None:
             return shape
         members = [self._member(worker_id) for worker_id in workers]

@@ -41,7 +41,11 @@ class StepCost:
 
 
 def observed(cost: StepCost, *, decode_tokens: int, prompt_tokens: int, seconds: float) -> StepCost:
-    """Returns `cost` updated by a step of these tokens that took `seconds`; `decode_tokens` includes drafts."""
+    """Returns `cost` updated by a step of these tokens that took `seconds`; `decode_tokens` includes drafts.
+
+    A step with prompt tokens, but fewer than GRAIN, changes nothing. Every MEMORY_STEPS decode steps, `by_tokens`
+    keeps only the size of this step.
+    """
     if prompt_tokens == 0:
         size = _size(decode_tokens)
         kept = cost.by_tokens if (cost.steps + 1) % MEMORY_STEPS else {}
@@ -58,7 +62,11 @@ def observed(cost: StepCost, *, decode_tokens: int, prompt_tokens: int, seconds:
 
 
 def prompt_tokens_beside(cost: StepCost, target_s: float, max_rows: int) -> int:
-    """Maximum number of prompt tokens in a step that also decodes, so that it takes about `target_s` seconds."""
+    """Maximum number of prompt tokens in a step that also decodes, so that it takes about `target_s` seconds.
+
+    A multiple of GRAIN and at least LEAST_CHUNK, even if that takes longer; FIRST_CHUNK before a measurement. Never
+    more than `max_rows`.
+    """
     if cost.prompt_token_s is None:
         return min(FIRST_CHUNK, max_rows)
     tokens = int((target_s - (cost.decode_s or 0.0)) / cost.prompt_token_s)
@@ -66,7 +74,10 @@ def prompt_tokens_beside(cost: StepCost, target_s: float, max_rows: int) -> int:
 
 
 def prompt_tokens_alone(cost: StepCost, limit_s: float, max_rows: int) -> int:
-    """Maximum number of prompt tokens in a step without decode tokens, so that it takes at most `limit_s` seconds."""
+    """Maximum number of prompt tokens in a step without decode tokens, so that it takes at most `limit_s` seconds.
+
+    It is rounded and bounded as in `prompt_tokens_beside`: LEAST_CHUNK tokens are allowed even if they take longer.
+    """
     return prompt_tokens_beside(replace(cost, decode_s=None), limit_s, max_rows)
 
 
@@ -89,7 +100,9 @@ def patience_s(cost: StepCost, *, decode_tokens: int, prompt_tokens: int, least_
 def max_drafts(cost: StepCost, decode_tokens: int) -> int:
     """Maximum number of draft tokens in a step of `decode_tokens` decode tokens without a prompt.
 
-    A step size that was never measured is tried as soon as it is next: all smaller ones were measured.
+    The largest number whose measured time per draft is at most RIGHT_SHARE of the time per decode token without drafts.
+    0 if there is none, and before a step of `decode_tokens`, rounded down to one of SIZES, was measured. Another step
+    size that was never measured is tried as soon as it is next: all smaller ones above `decode_tokens` were measured.
     """
     alone = cost.by_tokens.get(_size(decode_tokens))
     if alone is None or decode_tokens == 0:

@@ -43,7 +43,12 @@ class PaceWindow:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredPace:
-    """Measured costs in smoothed seconds: of a prompt token, and of a token by its bucket in SIZES."""
+    """Measured costs in smoothed seconds: of a prompt token, and of a token by its bucket in SIZES.
+
+    A token's cost is the time divided by the tokens of all requests together. With n requests, each waits n times as
+    long for its next token.
+    None, or a missing bucket: not measured yet.
+    """
 
     row_s: float | None = None
     token_s: Mapping[int, float] = field(default_factory=dict[int, float])
@@ -54,7 +59,7 @@ def _smoothed(before: float | None, now: float) -> float:
 
 
 def observed(known: MeasuredPace, window: PaceWindow) -> MeasuredPace:
-    """Returns the costs `known`, updated by a window."""
+    """Returns the costs `known`, updated by a window; unchanged if it had neither prompt tokens nor tokens."""
     if not window.rows and not window.tokens:
         return known
     size = window.size

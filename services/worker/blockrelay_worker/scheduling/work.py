@@ -28,6 +28,7 @@ class Work:
 
     @property
     def rows(self) -> int:
+        """Number of rows, those of drafts included."""
         return len(self.tokens)
 
     @property

@@ -1,4 +1,4 @@
-"""Commits tokens behind the step, in a thread: one COMMIT call in flight; the next one carries everything since."""
+"""Commits tokens in a thread, so that the step does not wait: one COMMIT call in flight, the next carries the rest."""
 
 import threading
 import time
@@ -18,7 +18,9 @@ _Item = list[Commit] | threading.Event | None
 class Committer(threading.Thread):
     """Takes commits in order and delivers their verdicts to the mailbox in order. Survives a Redis restart.
 
-    It works while the engine computes, which waits whenever this thread holds the interpreter: so it does little.
+    If the process should end before Redis answers, the commits that wait are given up and get no verdict.
+    It works while the engine computes, which waits whenever this thread holds the interpreter: so it does little. Any
+    thread may call `submit`, `flush` and `close`.
     """
 
     def __init__(self, links: Links, mailbox: Mailbox[Event], metrics: WorkerMetrics) -> None:
@@ -33,13 +35,20 @@ class Committer(threading.Thread):
             self._queue.put(commits)
 
     def flush(self, timeout_s: float) -> bool:
-        """Waits until everything submitted is answered. False if `timeout_s` passed first."""
+        """Waits until everything submitted is answered, or given up because the process should end.
+
+        Returns False if `timeout_s` seconds passed first. True does not prove that the tokens are committed: only a
+        verdict does.
+        """
         answered = threading.Event()
         self._queue.put(answered)
         return answered.wait(timeout_s)
 
     def close(self) -> None:
-        """Ends the thread after everything submitted is answered. Returns at once."""
+        """Ends the thread after everything submitted is answered or given up. Returns at once.
+
+        Commits that are submitted afterwards may be lost, and `flush` may then wait its whole time.
+        """
         self._queue.put(None)
 
     def run(self) -> None:

@@ -20,10 +20,10 @@ from blockrelay_worker.transport.mailbox import Mailbox
 class Reader(threading.Thread):
     """Reads one inbox (and, on the control Redis, the job streams as a wake-up) until `stop` is set.
 
-    `inbox` and `job_streams` are keys of streams. Errors of Redis are logged by `watch`; it then tries again.
-    An entry is deleted once it is in the mailbox: then the run table has its run, or the next BEAT finds that it has
-    not. All entries before the position are deleted, also those of an earlier failed command: senders look at the
-    inbox's length.
+    `inbox` and `job_streams` are keys of streams. With job streams, BLOCK_MS without an entry give a Wake too.
+    RedisTrouble is logged by `watch`; the thread then tries again. An entry is deleted once it is in the mailbox: then
+    the run table has its run, or the next BEAT finds that it has not. All entries before the position are deleted, also
+    those of an earlier failed command: senders look at the inbox's length.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Reader(threading.Thread):
 def decode_entry(fields: Mapping[bytes, bytes], received_ns: int = 0) -> Event | None:
     """Decodes the event in an inbox entry. None for the entry that created the inbox, and for an unreadable one.
 
-    `received_ns`: when it arrived, in nanoseconds of the monotonic clock.
+    An unreadable one is logged. `received_ns`: when it arrived, in nanoseconds of the monotonic clock.
     """
     try:
         if b"next_job" in fields:

@@ -13,7 +13,10 @@ class Mailbox(SimpleQueue[T]):
     """
 
     def take(self, wait_s: float | None) -> list[T]:
-        """Returns all queued items; waits up to `wait_s` seconds for the first, None: until there is one."""
+        """Returns all queued items; waits up to `wait_s` seconds for the first, None: until there is one.
+
+        Empty if none came in time.
+        """
         items: list[T] = []
         try:
             items.append(self.get(wait_s is None or wait_s > 0, wait_s))

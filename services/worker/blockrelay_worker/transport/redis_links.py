@@ -101,7 +101,10 @@ class Links:
     def open(
         cls, settings: WorkerSettings, errors: Counter, stop: threading.Event, drain: WorkerDrain | None = None
     ) -> "Links":
-        """Creates the clients. They connect lazily: nothing is sent yet. `errors` counts failures of Redis."""
+        """Creates the clients. They connect lazily: nothing is sent yet. `errors` counts failures of Redis.
+
+        Raises UsageError for a URL in `settings` that cannot be used.
+        """
         control = connect(settings.control_redis, cell=settings.cell)
         payload = connect(settings.payload_redis, cell=settings.cell) if settings.payload_redis else control
         keys = Keys(settings.cell)
@@ -109,13 +112,17 @@ class Links:
         return cls(control, payload, keys, scripts, RedisWatch(errors), stop, drain or WorkerDrain())
 
     def run_until_reachable(self, call: Call[T]) -> T:
-        """Runs a script (idempotent) and retries until Redis answers. Raises Stopping when the process should end."""
+        """Runs a script (idempotent) until Redis answers, and returns its result.
+
+        It waits and raises as `retry_until_reachable` does: Stopping if the process should end before Redis answers.
+        """
         return self.retry_until_reachable(lambda: self.scripts.run(call), call.script)
 
     def retry_until_reachable(self, action: Callable[[], Any], work: str) -> Any:
         """Calls `action` (idempotent) until Redis answers, and returns its result; `work` is its name in the log.
 
-        The time does not count as the step's. Raises Stopping when the process should end.
+        The time does not count as the step's. Only RedisTrouble is retried; other exceptions are raised. Raises
+        Stopping when the process should end before Redis answers.
         """
         with self.clock.waiting():
             attempt = 0

@@ -30,8 +30,9 @@ class StageSender:
     def forward(self, target: str, message: Forward) -> bool:
         """Sends rows to the worker `target` of the next stage.
 
-        False, and the caller must RERUN, if it is dead, has no room, or the payload Redis fails. Raises Stopping when
-        the process should end meanwhile.
+        False, and the caller must RERUN, if it is dead, has no room for ROWS_WAIT_S seconds, or the payload Redis
+        fails. The rows may have arrived nevertheless. Raises Stopping when the process should end while a worker is
+        looked up or reported as dead.
         """
         with self._links.clock.waiting():
             return self._send(target, message)
@@ -42,7 +43,7 @@ class StageSender:
         They can compute on while COMMIT is under way, as a worker of the whole model does. It is only a hint: COMMIT
         sends the tokens too. If a commit is refused, its run ends and with it what the hint started. If one Redis
         serves as control and payload, its answer would wait for the disk as COMMIT does: then nothing is sent through
-        Redis.
+        Redis. A failure of the payload Redis is only counted. Raises Stopping when the process should end meanwhile.
         """
         if self._local is None and self._links.payload is self._links.control:
             return
@@ -55,7 +56,11 @@ class StageSender:
             self._links.watch.count_error(error)
 
     def full_targets(self) -> frozenset[str]:
-        """Ids of workers whose inbox is full now. Checks only those whose inbox was full when something was sent."""
+        """Ids of workers whose inbox is full now. Checks only those whose inbox was full when rows were sent.
+
+        An inbox that the payload Redis cannot measure counts as not full. Raises Stopping when the process should end
+        meanwhile.
+        """
         for target in list(self._full):
             try:
                 with self._links.clock.waiting():

@@ -49,7 +49,10 @@ class StageSpans(threading.Thread):
                 self._write(batch)
 
     def close(self) -> None:
-        """Writes what waits and ends the thread; does not wait longer than 1 s if Redis does not answer."""
+        """Writes what waits and ends the thread; does not wait longer than 1 s if Redis does not answer.
+
+        Needs `start`.
+        """
         self._closed.set()
         self._queue.put(None)
         self.join(1.0)

@@ -30,7 +30,7 @@ class StatusEventPublisher(threading.Thread):
         self._waiting: deque[NodeStatus] = deque(maxlen=STATUS_EVENTS_KEPT)
 
     def put(self, events: Iterable[NodeStatus]) -> None:
-        """Queues events. Does not wait."""
+        """Queues events. Does not wait. If more than STATUS_EVENTS_KEPT wait, the oldest are dropped."""
         self._waiting.extend(events)
 
     def run(self) -> None:
@@ -38,7 +38,10 @@ class StatusEventPublisher(threading.Thread):
             self._publish()
 
     def close(self) -> None:
-        """Publishes what waits and ends the thread; does not wait longer than 1 s if Redis does not answer."""
+        """Ends the thread, and publishes what waits if there are subscribers. Needs `start`.
+
+        Waits up to 1 s for the thread. If that does not end, because Redis does not answer, nothing is published.
+        """
         self._closed.set()
         self.join(1.0)
         if self.has_subscribers and not self.is_alive():

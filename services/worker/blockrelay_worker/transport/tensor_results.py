@@ -23,7 +23,7 @@ _Item = tuple[list[NDArray[np.float32]], Commit] | threading.Event | None
 
 
 class TensorResultWriter(threading.Thread):
-    """Stores each result before it submits the commit, so that a reader who sees the end finds the result.
+    """Stores each tensor result before it submits the commit, so that a reader who sees the end finds the result.
 
     It is a thread of its own: a result of a hundred megabytes, or a payload Redis that does not answer, delays neither
     the engine nor other requests' commits.
@@ -35,13 +35,18 @@ class TensorResultWriter(threading.Thread):
         self._queue: SimpleQueue[_Item] = SimpleQueue()
 
     def submit(self, logits: list[NDArray[np.float32]], commit: Commit) -> None:
-        """Queues a result and its commit. Returns at once. `logits` must not change afterwards."""
+        """Queues a result and its commit. Returns at once.
+
+        `logits` are its parts, at least one, each float32 [n, vocab]; they must not change afterwards. Both are dropped
+        if the process should end before the payload Redis answers.
+        """
         self._queue.put((logits, commit))
 
     def store_kv(self, request_id: str, fields: Mapping[str, bytes]) -> None:
-        """Stores the `fields` that `read_requested` returned for request id `request_id`, where the gateway reads them.
+        """Stores KV that request `request_id` asked for where the gateway reads it. Called in the engine thread.
 
-        Waits for Redis: the KV must be there before the last stage commits. Raises Stopping when the process should
+        `fields` have the bytes of a page and layer by name, as `kv.requested_kv.read_requested` returns them. Waits for
+        Redis: the KV must be there before the last stage commits. Raises Stopping when the process should
         end meanwhile.
         """
         key = self._links.keys.kv_asked(request_id)
@@ -59,7 +64,10 @@ class TensorResultWriter(threading.Thread):
         self._links.retry_until_reachable(store, "store KV")
 
     def flush(self, timeout_s: float) -> bool:
-        """Waits until all that was submitted, here and to the committer, is answered. False after `timeout_s`."""
+        """Waits until all that was submitted, here and to the committer, is answered, or dropped at the process's end.
+
+        False if `timeout_s` seconds passed first.
+        """
         until, handed_on = time.monotonic() + timeout_s, threading.Event()
         self._queue.put(handed_on)
         return handed_on.wait(timeout_s) and self._committer.flush(max(0.0, until - time.monotonic()))

@@ -103,6 +103,9 @@ class DeviceMetrics:
         }
 
     def show(self, read: Callable[[str], float]) -> None:
-        """Has each gauge of memory call `read`, with the name of its figure, when it is scraped."""
+        """Has each gauge of memory call `read` when it is scraped.
+
+        `read` takes the name that the GPU's process gives the figure, such as `weight_bytes`, and returns bytes.
+        """
         for figure, gauge in self._memory.items():
             gauge.set_function(partial(read, figure))

@@ -31,7 +31,8 @@ REFUSALS = (
     *("expired", "cancelled", "redis", "unavailable", "failed"),
     *LIMITS,
 )
-#: HTTP statuses of refused new requests (`blockrelay_gateway.http.errors`).
+#: HTTP statuses of refused new requests whose series exist from the start (`blockrelay_gateway.http.errors`). Another
+#: one, such as 415 for a compressed body, gets its series when it first comes.
 STATUSES = ("400", "401", "403", "404", "408", "409", "413", "421", "422", "429", "499", "500", "503", "504")
 #: Fields of OpenAI's requests that change nothing here (`blockrelay_gateway.api.openai.strictness`).
 IGNORED_FIELDS = (

@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from blockrelay.observability.histograms import ThreadCounter
 
-#: vLLM's buckets for time to first token, and finer ones for a step and a block. Seconds.
+#: vLLM's buckets for time to first token, and finer ones for a step. Seconds.
 TTFT_BUCKETS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
 STEP_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 5, 10)
 #: vLLM's buckets for whole requests, in seconds: the bundled model's take seconds, long answers of a large one half an
@@ -30,15 +30,16 @@ FALLBACK = {"from": ("GPU",), "to": ("CPU",), "reason": ("gpu_error",)}
 
 
 class Instruments:
-    """Creates instruments in one registry."""
+    """Creates Prometheus instruments in one registry. Each method takes the metric's name and its help text."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
 
     def counter(self, name: str, text: str, *later: str, **values: Sequence[str]) -> Counter:
-        """Creates a counter with the labels `later` and `values`, which has the possible values of each label.
+        """Creates a counter. `values` has the possible values of a label by its name.
 
-        Without `later`, whose values are not known yet, each combination of values has a series at 0.
+        `later` are further labels, before those of `values`, whose values are not known yet. Without them, each
+        combination of values has a series at 0 from the beginning.
         """
         made = Counter(name, text, [*later, *values], registry=self._registry)
         for combination in product(*values.values()) if values and not later else ():

@@ -54,7 +54,7 @@ class TenantMetrics:
         self._prompt_tokens.labels(tenant or ANYBODY).inc(prompt_tokens)
 
     def limited(self, tenant: str, limit: str) -> None:
-        """Counts a request of `tenant` that `limit` refused."""
+        """Counts a request of `tenant` that `limit`, one of CLIENT_LIMITS or SHARED_LIMIT, refused."""
         self._limited.labels(tenant or ANYBODY, limit).inc()
 
     def first_token(self, tenant: str, seconds: float) -> None:

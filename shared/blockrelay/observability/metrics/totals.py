@@ -14,9 +14,9 @@ from blockrelay.redis.registry import Accounting
 class Totals(Collector):
     """Exports the cell's counts of accepted and ended requests, deaths of workers and re-runs, and those in flight.
 
-    The counts run since the cell began, whichever process noticed the event. All values are of one moment, so that
-    accepted requests are the sum of ended ones and those in flight. Nothing is exported before `set`: a counter at 0
-    from a scheduler that has not read Redis yet would look like a reset.
+    The counts run since the cell began, whichever process noticed the event. All values are of one moment. So in a cell
+    of one model, accepted requests are the sum of ended ones and those in flight. Nothing is exported before `set`: a
+    counter at 0 from a scheduler that has not read Redis yet would look like a reset.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:

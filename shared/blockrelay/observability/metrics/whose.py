@@ -10,7 +10,7 @@ _OURS, _PREFIXES = "blockrelay_", ("blockrelay_worker_", "blockrelay_gateway_", 
 
 
 def taken(family: str, kind: str) -> Literal["sum", "max", ""]:
-    """Returns how values of one metric from several processes are combined; "" for a metric that is not ours.
+    """Returns how values of one metric from several processes are combined; "" for a metric without `blockrelay_`.
 
     "max" is for values that are the same in every process. `family` is the metric's name without `_total` or another
     suffix, `kind` its type: counter, gauge, histogram, summary or info.

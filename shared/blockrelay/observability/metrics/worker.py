@@ -171,7 +171,10 @@ class WorkerMetrics:
         self.redis_errors = redis_errors(registry)
 
     def expect_stage(self, stage: int, device: str, first: int, last: int) -> None:
-        """Creates the series of `stage`, its blocks `first` to `last` (both included) and its `device`, at 0."""
+        """Creates the series of `stage`, its blocks `first` to `last` (both included) and its `device`, at 0.
+
+        `device` is the class of the device, CPU or GPU of `protocol.plan`.
+        """
         blocks = [f"block_{block}" for block in range(first, last + 1)]
         for estimated in ("false", "true") if device == GPU else ("false",):
             self.block_seconds.expect(blocks, device, estimated)

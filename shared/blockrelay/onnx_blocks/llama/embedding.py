@@ -12,10 +12,10 @@ _PLAIN, _PACKED = "Gather", "GatherBlockQuantized"
 
 
 def embedding(graph: Graph, sources: Sources, *, file: str, hidden: int) -> Constant | Weight:
-    """Returns the embedding, [tokens, hidden].
+    """Returns the embedding: a constant [tokens, hidden], or a weight of `hidden` inputs and an output for each token.
 
-    `sources` traces tensors back, `hidden` is the width of a row. Raises OnnxBlocksError if the table cannot be read,
-    and with `file` if the graph looks up no tokens.
+    It is a weight if the table is transposed or packed. `sources` traces tensors back, `hidden` is the width of a row.
+    Raises OnnxBlocksError if the table cannot be read, and with `file` if the graph looks up no tokens.
     """
     for node in graph.nodes:
         if node.kind.startswith(_PLAIN) and sources.same(node.input(1)) == "request:input_ids":

@@ -63,7 +63,10 @@ class Node:
         return self.inputs[index] if index < len(self.inputs) else ""
 
     def error(self, message: str, tensor: str = "") -> OnnxBlocksError:
-        """Returns the error that names the node's file and `tensor`, or else its first output, of a joined graph."""
+        """Returns the error that names the node's file and a tensor as that file calls it.
+
+        `tensor` is the tensor's name in the joined graph; without it the error names the node's first output.
+        """
         return OnnxBlocksError(message, file=self.file, tensor=own_name(tensor or self.outputs[0]))
 
 
@@ -74,6 +77,7 @@ class BlockGraph:
     signature: Signature
     nodes: Sequence[Node]
     constants: Mapping[str, Constant]
+    """The constants by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +97,13 @@ class Graph:
     nodes: Sequence[Node]
     """In the order in which they run."""
     constants: Mapping[str, Constant]
+    """The constants by name."""
     makers: Mapping[str, Node]
-    """The node that makes a tensor."""
+    """The node that makes a tensor, by the tensor's name."""
     users: Mapping[str, Sequence[Node]]
-    """The nodes that take a tensor."""
+    """The nodes that take a tensor, by the tensor's name."""
     presents: Mapping[tuple[int, str], str]
-    """The tensor that is the present of a layer's "key" or "value"."""
+    """The name of the present, by the layer (from 0) and "key" or "value"."""
     cache_dims: tuple[int | str, ...]
     """The dimensions that the first past declares; empty if it declares none."""
 
@@ -121,12 +126,12 @@ class Graph:
 
 
 def own_name(tensor: str) -> str:
-    """Returns the name in its file of a tensor of a joined graph."""
+    """Returns the name in its file of a tensor of a joined graph; `layer.half` for a past."""
     return tensor.partition(":")[2]
 
 
 def join(blocks: Sequence[BlockGraph], wiring: Wiring) -> Graph:
-    """Joins the graphs of `blocks`, which are in the order of the wiring.
+    """Joins the graphs of `blocks`, which are all blocks of the wiring, in its order.
 
     A tensor of the result is called `block:name` after the block that makes it, or `request:name` or `past:layer.half`
     if no block does.

@@ -44,7 +44,10 @@ class Frequencies:
 
 @dataclass(frozen=True, slots=True)
 class RotationTables:
-    """A rotation by tables of cos and sin: [positions, head_dim / 2], or [positions, head_dim] with equal halves."""
+    """A rotation by tables of cos and sin: [positions, head_dim / 2], or [positions, head_dim] with equal halves.
+
+    The two may be swapped, if no operator tells which is which: the cosines of position 0 are not 0.
+    """
 
     cos: Constant
     sin: Constant

@@ -66,6 +66,7 @@ class RmsNorm:
     """One tensor, or two if the norm adds the residual itself."""
     weight: Constant
     epsilon: float
+    """0 if a norm of several operators adds none."""
     output: str
 
 
@@ -87,7 +88,8 @@ def constant_of(graph: Graph, name: str) -> tuple[Constant, bool] | None:
 def linear_layers(graph: Graph) -> Iterator[LinearLayer]:
     """Yields the linear layers in the order in which they run.
 
-    Raises OnnxBlocksError for one whose weights or bias cannot be read.
+    A matmul by a constant with a dimension of 1, or by one that is not of floats, is none. Raises OnnxBlocksError
+    for one whose weights or bias cannot be read.
     """
     for place, node in enumerate(graph.nodes):
         weight = _weight(graph, node)
@@ -164,7 +166,7 @@ def _bias(graph: Graph, node: Node, outputs: int) -> tuple[Constant | None, str]
 
 
 def norms(graph: Graph) -> Iterator[RmsNorm]:
-    """Yields the RMS norms, in the order of their first nodes.
+    """Yields the RMS norms, in the order of their operators, or of the ReduceMean in those of several operators.
 
     Raises OnnxBlocksError for one that does more than a norm of Llama.
     """

@@ -16,7 +16,8 @@ _TABLES = {_ATTENTION: ((7, 8),), _ROTARY: ((2, 3), (1, 2))}
 def rotation(graph: Graph, *, file: str, head_dim: int) -> Frequencies | RotationTables:
     """Returns the frequencies or tables by which the graph rotates heads of width `head_dim`.
 
-    Raises OnnxBlocksError for a rotation that is not Llama's, and with `file` if there is none.
+    The tables may be swapped if the graph itself rotates, without an operator for that (`RotationTables`). Raises
+    OnnxBlocksError for a rotation that is not Llama's, and with `file` if there is none.
     """
     for node in graph.nodes:
         tables = _of_operator(graph, node, head_dim)

@@ -35,7 +35,10 @@ class Sources:
         return tensor
 
     def trail(self, tensor: str) -> Trail | None:
-        """Traces back to a linear layer, through operators that only reshape and cut; None if there are others."""
+        """Traces back to a linear layer, through operators that only reshape and cut.
+
+        Returns None if another operator, or no linear layer, is there.
+        """
         is_first: bool | None = None
         while (linear := self.linears.get(tensor)) is None:
             node = self._maker(tensor)

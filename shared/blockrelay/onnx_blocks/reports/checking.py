@@ -38,8 +38,9 @@ class CheckedBlock:
     problem: str = ""
     """Why the block did not pass; empty if it did."""
     load_seconds: float | None = None
+    """Duration of loading; None if the block was not loaded."""
     seconds: float | None = None
-    """Duration of the run."""
+    """Duration of the run; None if the block did not run."""
     nodes: int | None = None
     """Nodes of the graph that the provider runs; None if ONNX Runtime does not tell, and on the CPU."""
     nodes_on_cpu: int | None = None

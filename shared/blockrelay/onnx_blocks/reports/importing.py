@@ -15,6 +15,7 @@ class ComparedPlaces:
     """The tensors of the original graphs that are compared with the import."""
 
     layers: tuple[RowPlaces, ...]
+    """The places of each layer's results, in the order of the layers."""
     logits: TensorPlace
 
 
@@ -52,7 +53,9 @@ class ImportResult:
     stored: str
     """The precision that needs no rounding."""
     blocks: int
+    """Number of blocks."""
     bytes: int
+    """Bytes of all files in the folder's manifest."""
     compared: tuple[ComparedBlock, ...]
     cost: float | None
     """The share by which perplexity is above that of the stored precision; None: not measured."""
@@ -62,7 +65,7 @@ class ImportResult:
 
 @dataclass(frozen=True, slots=True)
 class ImportReport:
-    """One report of the converter: a step, or the result."""
+    """One report of the converter: a step, or the result. The other one is None."""
 
     step: ImportStep | None = None
     result: ImportResult | None = None

@@ -14,11 +14,13 @@ class SplitBlock:
 
     file: str
     nodes: int
+    """Number of operators in its graph."""
     border: tuple[str, ...]
     """Names of the tensors that it gets from earlier blocks."""
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     weight_bytes: int
+    """Bytes of the weights that it uses, wherever they are stored."""
 
 
 @dataclass(frozen=True, slots=True)

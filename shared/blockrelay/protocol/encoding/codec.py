@@ -16,7 +16,9 @@ import numpy.typing as npt
 
 from blockrelay.errors import WireError
 
+#: The field `v` of every message of `pack`; `unpack` refuses other versions.
 WIRE_VERSION = 1
+#: Most bytes of a message without hidden states or named tensors.
 MAX_CONTROL_BYTES = 16 << 20
 #: Array dtypes allowed in a message: little-endian numbers and booleans; no objects, text or records.
 ALLOWED_DTYPES = frozenset({"|b1", "|i1", "|u1", "<i2", "<u2", "<i4", "<u4", "<i8", "<u8", "<f2", "<f4", "<f8"})
@@ -96,7 +98,10 @@ def unpack_list(data: bytes, *, raw: bool = False) -> list[Any]:
 
 
 def unpack_fields(data: bytes) -> dict[bytes, bytes]:
-    """Returns the fields in a msgpack list of alternating names and values that a script wrote. Raises WireError."""
+    """Returns the fields in a msgpack list of alternating names and values that a script wrote.
+
+    Raises WireError for anything else, and for an empty list.
+    """
     listed = unpack_list(data, raw=True)
     if not listed or len(listed) % 2 or not all(isinstance(value, bytes) for value in listed):
         raise WireError("expected names and values")

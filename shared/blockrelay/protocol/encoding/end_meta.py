@@ -24,7 +24,10 @@ def encode_end_meta(meta: Mapping[str, Any]) -> str:
 
 
 def decode_end_meta(encoded: bytes) -> dict[str, Any]:
-    """Returns the dict that `encode_end_meta` encoded. Call it inside `checks.reading`, which makes WireErrors."""
+    """Returns the dict that `encode_end_meta` encoded, without its empty lists and with times rounded to microseconds.
+
+    Returns {} for no bytes. Call it inside `checks.reading`, which makes WireErrors.
+    """
     meta = entries(json.loads(encoded)) if encoded else {}
     if "block_us" in meta:
         first, *times = (count(value) for value in items(meta.pop("block_us")))

@@ -19,13 +19,16 @@ class FallbackEvent:
     reason: str  # as precise as the error allows, `gpu_memory_error` for example
     success: bool  # the target computed the stage: a COMMIT after the failure, or a good end, shows it
     blocks: tuple[str, ...]  # all blocks of the stage
-    position: int | None = None  # committed tokens at the failure; None in the answers of RERUN and DEAD
+    position: int | None = None  # committed tokens at the failure; None in the answer of RERUN
     rows_recomputed: int | None = None  # known tokens that the next run computed again; None before it did
     error_code: str | None = None  # one of `errors.ErrorCode`; None if the device named none
 
     @classmethod
     def decode(cls, value: object) -> "FallbackEvent":
-        """Reads an event of a terminal entry's JSON. Raises WireError."""
+        """Reads the parsed JSON of an event as scripts write it. Raises WireError for anything else.
+
+        Keys that differ from the fields: `from`, `to`, `rows`, and `blocks`, the numbers of the first and last block.
+        """
         with reading("a fallback event"):
             m = entries(value)
             return cls(

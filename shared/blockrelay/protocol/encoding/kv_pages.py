@@ -17,7 +17,10 @@ from blockrelay.protocol.constants import PAGE_TOKENS
 
 
 def field(page: int, layer: int) -> str:
-    """Returns the field of a page of a layer in the hashes `kv-asked:<id>` and `kv-given:<id>`."""
+    """Returns the field of a page of a layer in the hashes `kv-asked:<id>` and `kv-given:<id>`.
+
+    Both are counted from 0: pages from the beginning of the request, layers through all blocks.
+    """
     return f"{page}.{layer}"
 
 
@@ -40,7 +43,10 @@ class KvShape:
         return 2 * self.half_bytes // PAGE_TOKENS
 
     def arrays(self, keys: memoryview, values: memoryview) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Returns views of a page's bytes: keys [kv_heads, head_dim, 16] and values [kv_heads, 16, head_dim]."""
+        """Returns views of a page's bytes: keys [kv_heads, head_dim, 16] and values [kv_heads, 16, head_dim].
+
+        `keys` and `values` have `half_bytes` each. NumPy raises ValueError for other sizes.
+        """
         dtype = np.dtype(self.dtype).newbyteorder("<")
         return (
             np.frombuffer(keys, dtype).reshape(self.kv_heads, self.head_dim, PAGE_TOKENS),
@@ -58,7 +64,11 @@ class KvShape:
         return pages
 
     def from_pages(self, pages: Sequence[bytes], tokens: int) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Returns the keys and values of the first `tokens` positions. Raises WireError for pages of another size."""
+        """Returns the keys and values of the first `tokens` positions, [kv_heads, tokens, head_dim] each.
+
+        `pages` are those of one layer, in order; they must hold that many positions. Raises WireError for pages of
+        another size.
+        """
         keys = np.empty((self.kv_heads, len(pages) * PAGE_TOKENS, self.head_dim), self.dtype)
         values = np.empty_like(keys)
         for index, page in enumerate(pages):

@@ -34,7 +34,7 @@ def parse_id(text: str) -> RequestId | None:
 
 
 def public_id(request_id: str, cell: str, prefix: Prefix = "req") -> str:
-    """Returns the id that clients see for the `request_id` of `cell`."""
+    """Returns the id that clients see for the `request_id` of `cell`; without a cell in it if `cell` is empty."""
     digits = request_id.removeprefix(_OWN)
     return f"{prefix}-{cell}-{digits}" if cell else f"{prefix}-{digits}"
 

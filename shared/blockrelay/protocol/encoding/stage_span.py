@@ -36,10 +36,12 @@ class StageSpan:
 
     @property
     def began_us(self) -> int:
+        """When the step began, in Unix microseconds of the control Redis' clock."""
         return self.ready_us + self.waited_us
 
     @property
     def ended_us(self) -> int:
+        """When the step ended, in Unix microseconds of the control Redis' clock."""
         return self.began_us + self.computed_us
 
     @property

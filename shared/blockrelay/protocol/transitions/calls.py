@@ -61,7 +61,8 @@ class Accepted:
     Limits of the tenant. TOKENS: tokens left in its bucket. CONCURRENT: its unfinished requests; SHARE: the same, where
     the cell has few places left. TENANT_RESULTS: bytes promised to its tensor results.
     Limits of the cell. RESULTS: bytes promised to all tensor results. BUSY: unfinished requests. PAGES: KV pages
-    promised. WAIT: ms until the first token. LATE: ms until the end, which is behind the deadline.
+    promised. WAIT: ms until the first token. LATE: ms until the end, which is behind the deadline; 0 if no worker has
+    measured itself.
     """
 
     status: Literal[
@@ -101,7 +102,7 @@ class Limits:
 class Requeued:
     """The answer of RERUN."""
 
-    ended: bool  # the run was the current one, and the request is queued again
+    ended: bool  # the run was the current one; the request is queued again, or has ended
     fallbacks: tuple[FallbackEvent, ...] = ()  # one for each stage that fell back
 
 
@@ -233,6 +234,8 @@ def rerun(
 ) -> Call[Requeued]:
     """Ends the run `run_id`, if it is the current one, and queues the request again.
 
+    With the reason "death" it ends the request with an error if that has ended too many workers.
+
     block, stage  where a GPU failed. It is recorded as a fallback, and the next route has a CPU there; or a GPU, if the
                   request denies fallbacks
     found         leading tokens whose KV pages a stage had, if it lacked some; None = not known
@@ -261,7 +264,11 @@ def finish(
     abandoned: bool = False,
     confirm: bool = False,
 ) -> Call[Literal["FINISHED", "DONE", "UNKNOWN", "LOST", "EARLY", "READ"]]:
-    """Ends a request for `reason`. "expired" ends it only after its deadline by Redis' clock; else the answer is EARLY.
+    """Ends a request for `reason`.
+
+    Results: FINISHED; DONE: it had ended before; UNKNOWN: there is no such request; LOST: another run is current, or it
+    does not wait for a GPU; EARLY: `reason` is "expired", but it has no deadline, or time is left by Redis' clock;
+    READ: it is not abandoned.
 
     meta       what the terminal entry of the log says about the end, as JSON; None: nothing
     run_id     only while this run is the current one; "": whatever run is
@@ -284,9 +291,10 @@ def finish(
 def dead(
     worker_id: str, *, silent_s: float, reason: Literal["death", "drain", "forgotten"] = "death"
 ) -> Call[tuple[bool, int]]:
-    """Declares a worker dead if it had no heartbeat for `silent_s`, and queues its requests again.
+    """Declares a worker dead if it had no heartbeat for `silent_s` seconds, and queues its requests again.
 
-    `silent_s` 0: its process was seen to end. Result: (whether this call declared it dead, number of re-runs).
+    `silent_s` 0: its process was seen to end. Result: (whether this call declared it dead, number of re-runs). A
+    request that has ended too many workers ends with an error instead, and counts too.
     """
     arguments = {"worker": worker_id, "silent_ms": int(silent_s * 1000), "reason": reason}
     return Call("dead", arguments, lambda a: (bool(a[0]), int(a[1])))
@@ -321,7 +329,10 @@ class Awaited:
 
 
 def migrate(model: str, *, patience_s: float) -> Call[list[Awaited]]:
-    """Lets re-runs continue under another numerics id where their own had no worker for `patience_s`."""
+    """Lets re-runs continue under another numerics id where their own had no worker that could hold them.
+
+    That must have been so for `patience_s` seconds, as calls of this script saw it.
+    """
 
     def parse(answer: Any) -> list[Awaited]:
         return [
@@ -362,5 +373,8 @@ def move(binding: Binding, *, retention_s: int, request_id: str = "", sessions: 
 
 
 def forget(max_requests: int) -> Call[tuple[int, int]]:
-    """Deletes at most `max_requests` ended requests, oldest first. Result: (deleted, ended requests still there)."""
+    """Deletes at most `max_requests` ended requests, oldest first, those with a retention of their own last.
+
+    It passes over requests that ended or were read in the last 10 s. Result: (deleted, ended requests still there).
+    """
     return Call("forget", {"max_requests": max_requests}, lambda a: (int(a[0]), int(a[1])))

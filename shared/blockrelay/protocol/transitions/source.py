@@ -35,7 +35,7 @@ class ScriptSource:
 
 
 def part_text(part: str) -> str:
-    """Returns the text of a part of the library, named `fence` or `folder/name`."""
+    """Returns the text of a part of the library, named `cell`, `fence` or `folder/name`."""
     return (_FOLDER / "lib" / f"{part}.lua").read_text()
 
 

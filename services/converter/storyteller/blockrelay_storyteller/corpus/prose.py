@@ -131,7 +131,10 @@ def counts(rng: random.Random, stated: list[tuple[str, str, int]]) -> str:
 
 
 def outcome(event: Event, world: World) -> str:
-    """Returns a sentence, after a space, on the new state after an event; "" for events of food (see `counts`)."""
+    """Returns a sentence, after a space, on the new state after an event; "" for events of food (see `counts`).
+
+    `world` is the world after the event.
+    """
     match event:
         case Move(person=person):
             return f" Now {place_of(person, world)}"
@@ -155,7 +158,10 @@ def link_word(rng: random.Random, number: int, beats: int, *, plain: bool) -> st
 
 
 def tell_event(rng: random.Random, event: Event, world: World, link: str) -> str:
-    """Returns one sentence, in the past tense, that tells the event. `world` is the world after the event."""
+    """Returns one sentence, in the past tense, that tells the event. `world` is the world after the event.
+
+    `link` begins the sentence: the words from `link_word`, with a space at their end, or "".
+    """
     match event:
         case Move(person=person, place=place):
             goal = f"to the {place.name}"

@@ -34,7 +34,10 @@ class Question:
 
 
 def amount_of(food: str, amount: int) -> str:
-    """Returns an amount of food in words: (apples, 1) gives "one apple", (apples, 0) gives "no apples"."""
+    """Returns an amount of food in words: (apples, 1) gives "one apple", (apples, 0) gives "no apples".
+
+    `food` is a plural of FOODS, and `amount` is 0 to MOST.
+    """
     if amount == 0:
         return f"no {food}"
     return f"{NUMBERS[amount]} {_SINGULAR[food] if amount == 1 else food}"

@@ -15,7 +15,10 @@ _OPEN_ROWS = 64
 
 
 def train_tokenizer(seed: str, *, vocab: int, documents: int) -> Tokenizer:
-    """Trains a byte-level BPE tokenizer. The special tokens have the first ids, in the order of SPECIALS."""
+    """Trains a byte-level BPE tokenizer on the first `documents` documents of the stream `seed`.
+
+    It has at most `vocab` tokens. The special tokens have the first ids, in the order of SPECIALS.
+    """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -61,7 +64,9 @@ def pack(
 ) -> Rows:
     """Fills `rows` rows with whole documents, each where it fits best; a document longer than a row is cut.
 
-    With `joined`, the documents of a row count as one.
+    `documents` must not end before all rows are full. The up to _OPEN_ROWS rows that are open then are dropped with
+    their documents. `length` is the tokens of a row. Tokens of answers weigh `answer_weight` (up to 255), others 1.
+    With `joined`, the documents of a row count as one; else a row has room for 255 at most. Ids must be below 65536.
     """
     closed: list[tuple[list[int], list[int], list[int]]] = []
     open_rows: list[tuple[list[int], list[int], list[int]]] = []

@@ -108,7 +108,10 @@ class World:
         return self.places[self.holders[thing]] if lying is None else lying
 
     def apply(self, event: Event) -> None:
-        """Changes the world by one event. Raises ImpossibleEvent and leaves the world unchanged if it cannot happen."""
+        """Changes the world by one event. Raises ImpossibleEvent and leaves the world unchanged if it cannot happen.
+
+        An amount must be above 0; one below is not refused. Owners of food may be new, and may be at different places.
+        """
         match event:
             case Move(person=person, place=place):
                 _check(person in self.places and self.places[person] != place, event)

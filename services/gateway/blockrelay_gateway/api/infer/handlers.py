@@ -61,7 +61,7 @@ class Row:
     has_logits: bool = False
     """The payload Redis had its logits."""
     kv: list[bytes] | None = None
-    """The KV pages that the answer needs; None: the payload Redis has them no more."""
+    """The KV pages that the answer needs; None: the row failed, or the payload Redis has them no more."""
 
     @property
     def lost(self) -> bool:
@@ -85,7 +85,7 @@ class AcceptedStep:
 
 
 async def finish_text(cell: Cell, readers: Readers) -> Finished:
-    """Waits until a request of the text form has ended and returns its answer, also if the request failed.
+    """Waits until the one request of `readers`, of the text form, has ended and returns its answer or its error.
 
     Raises ServiceUnavailable if the gateway shuts down first.
     """
@@ -103,7 +103,9 @@ async def background(cell: Cell, readers: Readers) -> dict[str, Any]:
 
 
 async def text_objects(cell: Cell, readers: Readers) -> AsyncIterator[dict[str, Any]]:
-    """Streams the answer to the text form as JSON objects, one for each token and one for the end (WebSocket only).
+    """Streams the answer to the one request of `readers`, of the text form, as JSON objects (WebSocket only).
+
+    The first says that the request is accepted; then one comes for each token, and one for the end, also for a failure.
 
     Raises ServiceUnavailable if the gateway shuts down first.
     """
@@ -123,8 +125,12 @@ async def text_objects(cell: Cell, readers: Readers) -> AsyncIterator[dict[str, 
 async def submit_tensors(gateway: Gateway, tensors: Tensors, tenant: Tenant) -> AcceptedStep:
     """Accepts a tensor step, one request for each row; a repeated step gets the requests of the first one.
 
-    `finish_tensors` closes the readers. Raises BadRequest, Conflict for a wrong step number, and what submission
-    raises.
+    The caller closes the readers, also if `finish_tensors` fails.
+
+    Raises BadRequest, Conflict for a step that is neither the next of its session nor a repetition of the last,
+    KeyReused for an Idempotency-Key that came with another body, and LimitExceeded. Raises ServiceUnavailable if a
+    cell that may have the step is away, if Redis fails (RedisTrouble), or if the session's record is of another
+    protocol. Raises WireError if the record of a repeated step cannot be decoded.
     """
     place, steps, rows, layout = await _rows(gateway, tensors, tenant)
     cell, readers = await gateway.submission.submit(rows, tenant, together=True, place=place)
@@ -135,10 +141,14 @@ async def submit_tensors(gateway: Gateway, tensors: Tensors, tenant: Tenant) -> 
 async def finish_tensors(accepted: AcceptedStep, session_id: str | None, tenant: Tenant) -> Finished:
     """Waits until all rows of a tensor step have ended and returns the answer.
 
-    Rows whose results are gone are computed once more. If a row failed, the answer is its error. `session_id` is the
-    client's, which the answer repeats. The caller gives the step's share back. Raises LimitExceeded if there is no
-    memory for the answer within ANSWER_ROOM_S, ServiceUnavailable if the gateway shuts down or Redis fails, and what
-    submission raises.
+    Rows whose results are gone are computed once more. If a row failed, or its stored logits cannot be decoded, the
+    answer is that error. `session_id` is the client's, which the answer repeats. The caller gives the step's share
+    back.
+
+    Raises LimitExceeded if there is no memory for the answer within ANSWER_ROOM_S seconds, and RequestTooLarge if it
+    can never fit. Raises ServiceUnavailable if the gateway shuts down or Redis fails, and WireError for KV pages that
+    do not fit the model. LimitExceeded, BadRequest and ServiceUnavailable may also come from the cell, when it does not
+    accept the rows that are computed once more.
     """
     cell, steps, rows, readers = accepted.cell, accepted.steps, accepted.rows, accepted.readers
     started = min(active.started for active in readers.requests)

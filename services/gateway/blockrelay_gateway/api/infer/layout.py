@@ -25,7 +25,8 @@ class TensorLayout:
 def layout_of(steps: Sequence[TensorStep] | None, *, rows: int) -> TensorLayout:
     """Lays out the logits of all new tokens of `steps`, or without `steps` those of the last token of each of `rows`.
 
-    A token's logits stand in the token's column of `input_ids`; columns in which no row has a token are left out.
+    There is at least one step if `steps` is given. A token's logits stand in the token's column of `input_ids`; columns
+    in which no row has a token are left out.
     """
     if steps is None:
         return TensorLayout(((0, 1),) * rows, 1)

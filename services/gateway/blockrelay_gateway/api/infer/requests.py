@@ -16,7 +16,10 @@ from blockrelay_gateway.api.request_builder import RequestBuilder
 
 
 def is_tensor_form(request: InferRequest) -> bool:
-    """True for the tensor form, False for the text form. Raises BadRequest, naming a field, for a mixture of both."""
+    """True for the tensor form, False for the text form.
+
+    Raises BadRequest, naming a field, for a mixture of both, and for a body with neither prompt nor input_tensors.
+    """
     given = request.model_fields_set
     if (request.input_tensors is None) == (request.prompt is None):
         raise BadRequest("send either prompt or input_tensors", param="prompt")
@@ -34,7 +37,7 @@ def is_tensor_form(request: InferRequest) -> bool:
 def text_request(
     builder: RequestBuilder, request: InferRequest, headers: ClientHeaders, who: Identity
 ) -> AdmissionRequest:
-    """Builds the request of the text form; `who` has its id.
+    """Builds the request of the text form, for which `is_tensor_form` is False; `who` has its id.
 
     Raises BadRequest, or NotFound for another model.
     """

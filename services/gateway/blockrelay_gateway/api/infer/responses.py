@@ -82,6 +82,7 @@ class TensorAnswer:
     """
 
     def __init__(self, body: dict[str, Any], tensors: Mapping[str, NDArray[Any]]) -> None:
+        """`tensors` are those with which `tensor_success` made `body`, in the same order."""
         gap = b'"data_b64":""'  # cannot stand in any of the texts, whose quotes are escaped
         head, *rest = to_json(body).split(gap)
         self._head, self._rest = head, list(zip(tensors.values(), rest, strict=True))
@@ -159,7 +160,7 @@ class InferFormat(ResponseFormat):
         return pipeline_error(error, active.end, session_id=None)
 
     def whole(self, answers: Sequence[CollectedAnswer], requests: Sequence[ActiveRequest]) -> dict[str, Any]:
-        """The answer without streaming, of the one request."""
+        """The answer without streaming, of the one request, which has ended well."""
         (answer,), (active,) = answers, requests
         assert answer.end is not None
         return {

@@ -47,7 +47,7 @@ class GivenKv:
 
     tokens: int
     pages: tuple[Mapping[str, bytes], ...]
-    """The full KV pages of each row, by their field in Redis."""
+    """The full KV pages of each row, by their field in Redis, `<page>.<layer>`."""
     digest: str
     """SHA-256 of all the KV, in hex."""
 
@@ -86,7 +86,8 @@ def served_kv(folder: BlockFolder) -> ServedKv:
 def layers_of_blocks(served: ServedKv, blocks: str | None) -> tuple[int, ...]:
     """The layers of the blocks that a client names, `3` or `2-5`; none for None.
 
-    Raises BadRequest for other texts, blocks that the model does not have, and blocks without a layer.
+    Blocks count from 1. Raises BadRequest for other texts, blocks that the model does not have, and blocks that have no
+    layer among them.
     """
     if blocks is None:
         return ()
@@ -125,11 +126,12 @@ def split_tensors(tensors: Mapping[str, Any]) -> tuple[dict[str, Any], dict[Cach
 
 
 def read_given(served: ServedKv, past: Mapping[CacheSlot, Any], *, rows: int, context: int) -> GivenKv | None:
-    """Decodes the KV tensors in `past` into pages; None if there are none.
+    """Decodes the KV tensors in `past` into full pages; None if there are none.
 
-    `rows` is the number of rows of the step, `context` the model's number of positions.
-    All layers must have the same number of positions: tokens pass through all layers, so what one layer lacks would
-    have to be computed from the first layer on. Raises BadRequest naming the tensor.
+    `rows` is the number of rows of the step, `context` the model's number of positions. Positions behind the last full
+    page count in `tokens` and in the digest, but are in no page. All layers must be there with the same number of
+    positions: tokens pass through all layers, so what one layer lacks would have to be computed from the first layer
+    on. Raises BadRequest naming the tensor, also for another dtype and for numbers that are not finite.
     """
     if not past:
         return None
@@ -168,9 +170,10 @@ def read_given(served: ServedKv, past: Mapping[CacheSlot, Any], *, rows: int, co
 def check_kv_lengths(
     lengths: Sequence[int], served: ServedKv, *, given: GivenKv | None, wanted_layers: Sequence[int]
 ) -> None:
-    """Raises BadRequest if rows with `lengths` tokens cannot have the KV that is sent and asked for.
+    """Raises BadRequest if rows cannot have the KV that is sent and asked for.
 
-    KV needs rows of one length, at least one token behind the KV that is sent, and at most MAX_KV_BYTES in the answer.
+    `lengths` has the number of tokens of each row after the step, with those of earlier steps. KV needs rows of one
+    length, at least one token behind the KV that is sent, and at most MAX_KV_BYTES in the answer.
     """
     if (given or wanted_layers) and len(set(lengths)) > 1:
         raise BadRequest("rows of one length only have KV in common: send them without padding", param="input_tensors")

@@ -29,13 +29,14 @@ class SessionRow:
     state: str
     """State of the request; "" once Redis has forgotten it."""
     route: tuple[str, ...]
-    """The request's worker ids, one for each stage; empty while no run has begun."""
+    """The request's worker ids, one for each stage; empty while no run has begun, and once Redis has forgotten it."""
 
 
 async def view(gateway: Gateway, tenant: Tenant, session_id: str) -> dict[str, Any]:
     """The answer of GET /v1/sessions/{id}.
 
-    Raises NotFound for a session that does not exist, ServiceUnavailable if its cell cannot be reached.
+    Raises NotFound for a session that does not exist. Raises ServiceUnavailable if its cell cannot be reached, and for
+    a session of another protocol. Raises WireError if the record of its last request cannot be decoded.
     """
     names = [scoped_session(tenant.name, name) for name in (session_id, row_session(session_id, 0, 2))]
     place = await gateway.submission.of_session(tenant, session_id, names, begins=False)
@@ -55,7 +56,12 @@ async def view(gateway: Gateway, tenant: Tenant, session_id: str) -> dict[str, A
 
 
 def stages(rows: Sequence[SessionRow], workers: Mapping[str, WorkerInfo], served: ServedKv) -> list[dict[str, Any]]:
-    """The KV pages that the last steps of `rows` filled, by stage and worker; 0 for a worker that is gone. Pure."""
+    """The KV pages that all tokens of `rows` fill, by stage and worker of the last steps. Pure.
+
+    `workers` has the registered workers by their ids. Each object of the answer is one worker of one stage. `pages`
+    counts those of one layer, `kv_bytes` those of all its layers. Both are 0 for a worker that is gone, serves another
+    stage now, or has no layer.
+    """
     pages: dict[tuple[int, str], int] = {}
     for row in rows:
         for stage, worker_id in enumerate(row.route):

@@ -51,7 +51,10 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """The tensors of a step, int64 [rows, n]; `mask` and `positions` are None if they were not sent."""
+    """The tensors of a step, int64, of the same number of rows; `mask` and `positions` are None if not sent.
+
+    `ids` is [rows, n]. The other two may have another number of columns: `read_steps` checks them against `ids`.
+    """
 
     ids: Ints
     mask: Ints | None
@@ -86,7 +89,8 @@ class TensorStep:
 def check_names(session_id: str | None, step: int | None) -> int:
     """Returns the step number; 1 for a step without a session.
 
-    Raises BadRequest for a step without a session, a session without a step, and values out of range.
+    Raises BadRequest for a malformed session id, a session without a step, a step out of range, and a step other than 1
+    without a session.
     """
     if session_id is None:
         if step not in (None, 1):
@@ -110,15 +114,19 @@ def row_session(session_id: str, row: int, rows: int) -> str:
 
 
 def other_shapes(session_id: str, rows: int) -> list[str]:
-    """Session ids that exist only if the session was begun with a number of rows other than `rows`."""
+    """Session ids that exist only if the session was begun with a number of rows other than `rows`.
+
+    They show a session of one row, or of more rows; one of fewer rows lacks ids of `row_session` instead.
+    """
     return [f"{session_id}#0"] if rows == 1 else [session_id, f"{session_id}#{rows}"]
 
 
 def read_inputs(inputs: Mapping[str, Any], *, context: int, vocab_size: int) -> Inputs:
     """Decodes the tensors of a step and checks shapes, types and token ids.
 
-    A mask or positions of one row stand for all rows of `input_ids`. `context` is the model's number of positions.
-    Raises BadRequest naming the tensor.
+    `inputs` has the undecoded JSON tensors by name: `input_ids`, and perhaps `attention_mask` and `position_ids`. A
+    mask or positions of one row stand for all rows of `input_ids`. `context` is the model's number of positions. Raises
+    BadRequest naming the tensor, also for another name.
     """
     for name in inputs:
         if name not in _INPUTS:
@@ -146,8 +154,12 @@ def read_steps(
 ) -> list[TensorStep]:
     """Returns the step of each row of `inputs`, given the row's session as it is now.
 
-    `kv` identifies the KV that the step brings and asks for; it is part of the fingerprint, so that a step that differs
-    in it is no repetition. Raises BadRequest naming the tensor, or Conflict naming the expected step.
+    `sessions` has one for each row: `Session()` for a session that does not exist, and for a step without a session,
+    whose `session_id` is None and whose `step` is 1. `kv` identifies the KV that the step brings and asks for. `logits`
+    and `kv` are part of the fingerprint, so that a step that differs in one of them is no repetition.
+
+    Raises BadRequest naming the tensor for a mask or positions that do not fit the ids and the session. Raises
+    Conflict, naming the expected step, for a step that is neither the next one nor a repetition of the last.
     """
     size, rows = int(inputs.ids.shape[1]), inputs.rows
     masks: list[Ints | None] = [None] * rows if inputs.mask is None else list(inputs.mask)

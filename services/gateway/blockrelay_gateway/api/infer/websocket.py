@@ -35,9 +35,10 @@ _NAME = re.compile(rb'\s*"(id|session_id)"\s*:\s*("[^"\\\\\x00-\x1f]{0,1000}"|-?
 
 
 async def converse(gateway: Gateway, socket: WebSocket) -> None:
-    """Serves a socket until the client leaves, its API key is removed, or the gateway ends.
+    """Serves a socket until the client leaves or sends a binary message, its API key is removed, or the gateway ends.
 
-    In the last two cases the messages that were taken are answered first.
+    In the last two cases the messages that were taken are answered first. The handshake must be authenticated already;
+    this function accepts it. Close codes: 1003 (binary message), 1008 (key), RESTART_CODE (the gateway ends).
     """
     time_to_leave = gateway.drain.time_to_leave()
     await socket.accept()
@@ -128,7 +129,10 @@ class SocketMessage:
     async def read(self, intake: BodyIntake, sender: RequestOrigin) -> Text | Tensors:
         """Reads the message, once. Afterwards `name` and `session` have the ids that its answer repeats.
 
-        Raises LimitExceeded, the refusal of a wrong message (BadRequest, NotFound, ...) and what `Helpers.run` raises.
+        Raises LimitExceeded for a message without room in the budget, BadRequest for a wrong one, NotFound for another
+        model, and RequestTooLarge for one that takes too much memory when parsed. For a large message it also raises
+        ServiceUnavailable, if its helper process is late, keeps dying, or finds another model folder than at the start,
+        and BlockFolderError if the helper cannot use the folder.
         """
         raw, self._raw = self._raw, b""
         self.name, self.session = names_at_start(raw)
@@ -171,7 +175,10 @@ class SocketConversation:
         self.idle.clear()
 
     async def answer(self, message: SocketMessage) -> None:
-        """Answers one message; a message that is refused gets the error as its answer."""
+        """Answers one message, after `begin` and `room.acquire`; a refused message gets the error as its answer.
+
+        Raises WebSocketDisconnect if the client leaves meanwhile.
+        """
         try:
             finish = await self._begin(message)
             message.close()
@@ -187,7 +194,10 @@ class SocketConversation:
                 self.idle.set()
 
     def over(self, message: SocketMessage, _: asyncio.Task[None]) -> None:
-        """Releases a message that was answered, or whose client left, perhaps before `answer` had its first turn."""
+        """Releases a message and its place in `room`: it was answered, or its client left.
+
+        `answer` may not have had its first turn then.
+        """
         message.close()
         self.room.release()
 

@@ -21,7 +21,7 @@ class ChatTemplate:
     """A compiled chat template. Immutable."""
 
     def __init__(self, source: str, *, special_tokens: Mapping[str, str] = _NONE) -> None:
-        """Compiles `source`. Raises BlockFolderError if it is not Jinja.
+        """Compiles `source`. Raises BlockFolderError if it is not Jinja or nested too deeply.
 
         `special_tokens` has the text of the model's special tokens by their names in templates, such as `bos_token`;
         other names stay undefined in the template.
@@ -41,12 +41,15 @@ class ChatTemplate:
     ) -> str:
         """Renders `messages` as the prompt of the assistant's next message.
 
-        Without `answers` (`add_generation_prompt`), the prompt ends behind the last message. If it `continues`, it ends
-        within the last message, so that the model goes on there. The content of messages is converted to the form that
-        the template shows (text or parts), and the role `developer` to `system` for a template without it. `variables`
-        come from the client. A `keyed` request must have the same prompt on every day, so its date is KEYED_DAY.
+        Each message has a `role` and a `content`: a text, or a list of parts `{"type": "text", "text": ...}`. Without
+        `answers` (`add_generation_prompt`), the prompt ends behind the last message. If it `continues`, it ends within
+        the last message, which must exist, so that the model goes on there. The content is converted to the form that
+        the template shows, and the role `developer` to `system` for a template that names only the latter. `variables`
+        are the client's, by their names in the template. A `keyed` request must have the same prompt on every day, so
+        its date is KEYED_DAY.
 
-        Raises BadRequest if the template refuses the messages or fails, and for variables that are not the client's.
+        Raises BadRequest if the template refuses the messages or fails, for variables that are not the client's, and if
+        it `continues` a message that the template does not show unchanged.
         """
         given = dict(variables)
         if taken := sorted((self._special.keys() | _OURS | _RESERVED) & given.keys()):

@@ -30,12 +30,18 @@ class MessageForms:
 
     @classmethod
     def of(cls, render: Render, names: frozenset[str]) -> "MessageForms":
-        """Finds the forms of the template that `render` fills in; `names` are the strings in its expressions."""
+        """Finds the forms of the template that `render` fills in; `names` are the strings in its expressions.
+
+        `render` returns the prompt of some messages, and raises BadRequest if the template refuses them.
+        """
         system_alone = "system" in names and "developer" not in names
         return cls(shown=_shown(render), developer="system" if system_alone else "developer")
 
     def shaped(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns `message` with a role that the template knows and its content in a form that the template shows."""
+        """Returns `message` with a role that the template knows and its content in a form that the template shows.
+
+        If no form is known, content becomes text. Parts that become text are joined without anything between them.
+        """
         role = self.developer if message["role"] == "developer" else message["role"]
         like = "system" if role == "developer" else role
         shown = self.shown.get(like) or self.shown.get("user", frozenset())
@@ -43,7 +49,7 @@ class MessageForms:
 
 
 def continued(message: Mapping[str, Any], mark: str) -> dict[str, Any]:
-    """Returns `message` with `mark` appended to its text."""
+    """Returns `message` with `mark` appended to its text; if its content is a list of parts, to the last part."""
     content: object = message.get("content")
     if not isinstance(content, list):
         return {**message, "content": f"{content or ''}{mark}"}

@@ -134,8 +134,9 @@ async def tenant_metrics(request: Request) -> Response:
 async def _status_events(
     listener: Listener, keep_alive_s: float, current_tenant: Callable[[], Tenant]
 ) -> AsyncIterator[bytes]:
-    """Yields status events as server-sent events until the client's API key is removed.
+    """Yields status events as server-sent events until the gateway ends or the client's API key is removed.
 
+    A removed key gets the error as the last event. The context of `listener` must be open.
     `current_tenant` is called every KEY_CHECK_S seconds, so that the listener sees what the key may see now; it raises
     Unauthorized for a key that is gone.
     """

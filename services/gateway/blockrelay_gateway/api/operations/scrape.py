@@ -36,7 +36,10 @@ class Scrape(CollectorRegistry):
 
     @contextmanager
     def answered(self) -> Iterator[None]:
-        """Answers scrapes on this event loop while the context is open. Before and after it a scrape times out."""
+        """Answers scrapes on this event loop while the context is open. Before and after it a scrape times out.
+
+        Only one context may be open at a time.
+        """
         self._loop.set_result(asyncio.get_running_loop())
         try:
             yield
@@ -56,7 +59,7 @@ class Scrape(CollectorRegistry):
 
 
 def metrics_port(settings: GatewaySettings, scrape: Scrape) -> StatusServer | None:
-    """Opens the port for metrics alone; None if they are served on the clients' port.
+    """Opens the port for metrics alone, which the caller closes; None if they are served on the clients' port.
 
     Raises UsageError if the port cannot be opened.
     """

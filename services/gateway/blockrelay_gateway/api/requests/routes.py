@@ -1,4 +1,6 @@
-"""GET and DELETE /v1/requests/{id}: every request of this gateway's cells, also if another gateway accepted it.
+"""The routes below /v1/requests/{id}: state, trace, cancellation and events of every request of this gateway's cells.
+
+It does not matter which gateway accepted the request. Another tenant's request, and another model's, is not found.
 
 The id may be the request's own (`req-…`) or the one that OpenAI's clients got (`cmpl-…`, `chatcmpl-…`); for events, its
 prefix decides the format.

@@ -32,7 +32,7 @@ class Abandonment:
             active.grace = None
 
     def close(self) -> None:
-        """Stops all cancellations; the requests go on."""
+        """Stops the cancellations that are under way; the requests go on. Grace periods end only by `stop`."""
         for task in self._tasks:
             task.cancel()
 
@@ -59,7 +59,8 @@ class Abandonment:
     async def _cancelled(self, active: ActiveRequest) -> bool:
         """Calls FINISH, after this gateway has left the request's readers; True if the request has ended.
 
-        FINISH looks for other gateways that read it. Raises RedisTrouble.
+        FINISH looks for other gateways that read it. It is not called, and the answer is False, if a reader came back
+        or a client asked for the request within the last SOUGHT_S seconds. Raises RedisTrouble.
         """
         await self._lease.remove(active.id)
         if active.readers or time.monotonic() - active.sought < SOUGHT_S:

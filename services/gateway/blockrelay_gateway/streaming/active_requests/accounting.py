@@ -17,7 +17,10 @@ class RequestAccounting:
     """Counts each step of an active request. Methods take the request as it was before the step."""
 
     def __init__(self, links: CellLinks, ended: Sequence[Callable[[ActiveRequest], None]] = ()) -> None:
-        """`ended` are called with each request that ends, whichever gateway accepted it."""
+        """`ended` are called with each request that ends, whichever gateway accepted it.
+
+        They get it as it was before: its `end` is still None.
+        """
         self._metrics, self._tenants, self._on_end = links.metrics, links.tenants, ended
 
     def started(self) -> None:
@@ -25,12 +28,15 @@ class RequestAccounting:
         self._metrics.waiting_requests.inc()
 
     def dropped(self, active: ActiveRequest) -> None:
-        """Counts a request that is no longer active, whether it has ended or not."""
+        """Takes a request that is no longer active out of the gauges, unless its end has done so."""
         if active.end is None:
             (self._metrics.running_requests if active.tokens else self._metrics.waiting_requests).dec()
 
     def received(self, active: ActiveRequest, entry: LogEntry, now: float) -> None:
-        """Counts the next entry of a request's log, and notes the first one's time; `now` is of the monotonic clock."""
+        """Counts the next entry of a request's log, and notes the time of its first token.
+
+        `now` is the time of the entry in seconds of the monotonic clock.
+        """
         metrics, owned = self._metrics, active.owned
         if isinstance(entry, TokenEntry):
             if not active.entries:

@@ -1,7 +1,7 @@
 """An active request: one copy of its token log for all its readers at this gateway. Data.
 
 It is a hint, like everything outside the log: another gateway can read the same request from its record. It lives from
-ACCEPT (or the first reader that resumes) to the terminal entry or to its last reader, whichever is later.
+its submission (or the first reader that resumes it) to the terminal entry or to its last reader, whichever is later.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ class ActiveRequest:
     acceptance: Acceptance
     params: SamplingParams
     created: int
-    cell: str = ""
+    cell: str = ""  # the cell's name
     owned: bool = True  # accepted by this gateway, which counts it
     started: float = field(default_factory=time.monotonic)  # the time at which this gateway began to follow it
     entries: list[LogEntry] = field(default_factory=list[LogEntry])
@@ -41,22 +41,25 @@ class ActiveRequest:
 
     @property
     def id(self) -> str:
+        """The request id in its cell."""
         return self.acceptance.request_id
 
     def public_id(self, prefix: Prefix = "req") -> str:
-        """The id that clients use. With another prefix than our own, it names all prompts of one body together."""
+        """The id that clients use. With another prefix than `req`, it names all prompts of one body together."""
         own = self.id if prefix == "req" else self.body.group or self.id
         return public_id(own, self.cell, prefix)
 
     @property
     def body(self) -> RequestBody:
+        """The request as its record has it: the prompt and everything that decides the answer."""
         return self.acceptance.body
 
     @property
     def tenant(self) -> str:
+        """The tenant's name; "" if API keys are off."""
         return self.acceptance.tenant
 
     @property
     def tokens(self) -> int:
-        """The number of tokens committed so far."""
+        """The number of tokens in `entries`; more may be committed that this gateway has not read yet."""
         return len(self.entries) - (self.end is not None)

@@ -65,8 +65,8 @@ class GatewayLease:
     async def settle(self, active: Container[str]) -> None:
         """Removes the registrations noted by `left`, and ends as cancelled the requests noted by `refused`.
 
-        It spares `active`, the ids of the requests that this gateway reads. Raises RedisTrouble; the next call tries
-        again.
+        It spares `active`, the ids of the requests that this gateway reads, and does not end a request that another
+        gateway reads. Raises RedisTrouble; the next call tries again.
         """
         for request_id in sorted(self._left):
             if request_id in self._joining:

@@ -45,7 +45,10 @@ class LostRequestRepair:
         self._watch, self._now_ms = links.watch, now_ms
 
     async def watch(self) -> None:
-        """Checks requests until the task is cancelled."""
+        """Checks requests until the task is cancelled. Redis errors are counted, and the next round tries again.
+
+        Raises ServiceUnavailable or WireError for a record that this gateway cannot read; then it checks no more.
+        """
         returned = False
         while True:
             with suppress(TimeoutError):
@@ -62,11 +65,15 @@ class LostRequestRepair:
                 self._watch.failed("check requests", error)
 
     async def check(self, since: float) -> None:
-        """Renews the heartbeat of this gateway, checks requests silent since `since` (monotonic seconds), ends overdue
-        ones and takes back registrations without a reader.
+        """Renews the heartbeat of this gateway, and repairs requests silent since `since` (monotonic seconds).
 
-        The key and all records are one round trip, the key first: a Redis that stood still learns that we live before
-        another gateway asks, and a frozen one costs one timeout, not one for each request. Raises RedisTrouble.
+        It also ends overdue requests that this gateway accepted, and accepted ones whose clients were refused. It takes
+        back registrations without a reader. The key and all records are one round trip, the key first: a Redis that
+        stood still learns that we live before another gateway asks, and a frozen one costs one timeout, not one for
+        each request.
+
+        Raises RedisTrouble if Redis cannot be reached; its refusal for one request is counted, and the others are still
+        checked. Raises ServiceUnavailable or WireError for a record that this gateway cannot read.
         """
         unfinished = self._registry.unfinished()
         silent = [active for active in unfinished if max(active.last_entry_at, active.checked) < since]

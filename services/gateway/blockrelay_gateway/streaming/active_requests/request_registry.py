@@ -12,7 +12,10 @@ from blockrelay_gateway.streaming.log_tailer import Tailer
 
 
 class RequestRegistry:
-    """All active requests of one gateway. No method waits or talks to Redis."""
+    """All active requests of one gateway in one cell. No method waits or talks to Redis.
+
+    It is a container of their request ids. `closing` is True once the gateway ends.
+    """
 
     def __init__(self, tailer: Tailer, accounting: RequestAccounting, abandonment: Abandonment) -> None:
         self._tailer, self._accounting, self._abandonment = tailer, accounting, abandonment
@@ -33,19 +36,29 @@ class RequestRegistry:
         return [active for active in self._by_id.values() if active.end is None]
 
     def get(self, request_id: str) -> ActiveRequest | None:
-        """Returns the request, unless it failed: a cancelled one may have begun again at another gateway."""
+        """Returns the active request of this id; None if there is none, or if it failed.
+
+        A request that was cancelled here may have begun again at another gateway.
+        """
         active = self._by_id.get(request_id)
         ended_badly = active is not None and active.end is not None and failure(active.end) is not None
         return None if ended_badly else active
 
     def start(self, active: ActiveRequest) -> None:
-        """Begins to read the log of a request. Called before ACCEPT, so that no entry waits for a second read."""
+        """Makes a request active and begins to read its log, which need not exist yet.
+
+        For a request with a new id it is called before ACCEPT, so that no entry waits for a second read.
+        """
         self._by_id[active.id] = active
         self._accounting.started()
         self._tailer.subscribe(active.id, lambda entry: self.receive(active, entry))
 
     def join(self, active: ActiveRequest) -> ActiveRequest:
-        """Returns the active request of this id, which may be another object: keyed requests can be active already."""
+        """Returns the active request of this id: `active`, which it starts, or another object that was active already.
+
+        A keyed request can be active before its ACCEPT returns. One that has ended, or is being cancelled because it
+        has no reader, is replaced.
+        """
         known = self._by_id.get(active.id)
         if known is not None and known.end is None:
             if known.readers or not known.leaving:
@@ -55,7 +68,7 @@ class RequestRegistry:
         return active
 
     def drop(self, active: ActiveRequest) -> None:
-        """Forgets a request that was refused, unless it has a reader."""
+        """Forgets a request that was refused, unless it has a reader or another object has taken its place."""
         if self._by_id.get(active.id) is not active or active.readers:
             return
         self._tailer.unsubscribe(active.id)
@@ -73,7 +86,10 @@ class RequestRegistry:
         self._abandonment.stop(active)
 
     def detach(self, active: ActiveRequest) -> None:
-        """Removes a reader; the last one of an unfinished request starts its grace period."""
+        """Removes a reader; the last one of an unfinished request starts its grace period, after which it is cancelled.
+
+        Background requests, and requests of a gateway that is `closing`, get no grace period and go on.
+        """
         active.readers -= 1
         if active.end is not None:
             self._retire(active)
@@ -96,7 +112,10 @@ class RequestRegistry:
             self._retire(active)
 
     def receive_all(self, active: ActiveRequest, entries: Sequence[LogEntry]) -> None:
-        """Adds the new entries of a whole log, which the tailer may not find any more."""
+        """Adds the new entries of the whole log of an ended request, and reads that log no longer.
+
+        The tailer may not find the log any more.
+        """
         self._tailer.unsubscribe(active.id)
         for entry in entries:
             if entry.position > active.tokens and active.end is None:

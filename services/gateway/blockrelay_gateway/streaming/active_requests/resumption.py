@@ -21,8 +21,8 @@ class Resumption:
     async def resume(self, request_id: str, tenant: str) -> ActiveRequest:
         """Returns the active request of this id (the one in its cell) and tenant, which this gateway reads from now on.
 
-        Raises NotFound when there is no such record (any more), or when it is of another tenant or model, and
-        ServiceUnavailable when the record is of another protocol or Redis fails.
+        Raises NotFound when there is no such record (any more), or when it is of another tenant or model. Raises
+        WireError when it cannot be decoded, and ServiceUnavailable when it is of another protocol or Redis fails.
         """
         self._registry.seek(request_id)
         if known := self._registry.get(request_id):

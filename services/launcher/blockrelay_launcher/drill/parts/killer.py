@@ -22,7 +22,8 @@ RESTORE_S = 30.0
 class Killer(DrillPart):
     """The part that executes the faults in `plan` from `start` to `finish`; `done` has the executed ones, in order.
 
-    A fault without a target (all processes of the role are dead or stopped) is left out.
+    `plan` must be endless. A fault is left out if it has no target (all processes of the role are dead or stopped, the
+    Redis is already full) or if the Redis does not answer.
     """
 
     system: DrilledSystem
@@ -33,7 +34,10 @@ class Killer(DrillPart):
     _full: dict[Target, tuple[float, int]] = field(default_factory=dict[Target, tuple[float, int]], init=False)
 
     def finish(self) -> None:
-        """Ends the faults: stopped processes continue, and full servers get their room back."""
+        """Ends the thread and its faults: stopped processes continue, and full servers get their room back.
+
+        Takes up to RESTORE_S if a server does not answer.
+        """
         DrillPart.finish(self)
         end = time.monotonic() + RESTORE_S
         self._undo(float("inf"))

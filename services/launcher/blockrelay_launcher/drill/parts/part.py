@@ -8,7 +8,10 @@ from blockrelay_launcher.drill.faults import Fault
 
 @dataclass(slots=True)
 class DrillPart:
-    """A part of a drill. Subclasses act in `_run` until `_over` is set; `done` has their faults, in order."""
+    """The base class of a thread that acts on the system of a drill, from `start` to `finish`.
+
+    Subclasses act in `_run` until `_over` is set; `done` has their faults, in order.
+    """
 
     done: list[Fault] = field(default_factory=list[Fault], init=False)
     _over: threading.Event = field(default_factory=threading.Event, init=False)

@@ -15,6 +15,7 @@ from blockrelay_launcher.drill.system import DrilledSystem
 
 #: Suffix of the numerics id of the new workers, which compute other bits (the setting `inject_numerics`).
 SALT = "next"
+#: Seconds between two checks of the worker that is upgraded.
 LOOK_S = 0.1
 
 
@@ -22,6 +23,7 @@ LOOK_S = 0.1
 class Upgrade(DrillPart):
     """The part that upgrades `workers` one by one, evenly from `begin` to `end` (monotonic).
 
+    `workers` has at least one service name that `up` gave, such as worker-1; a worker id would be new at each start.
     Each gets new settings and is told to drain. Its turn is over when a process with the new settings runs in its
     place. The last one is killed while it drains, so that requests remain which no worker of their numerics id can
     finish. `done` has each signal.
@@ -51,7 +53,7 @@ class Upgrade(DrillPart):
             self._upgraded.append(worker_id)
 
     def _is_new(self, worker_id: str, signals: Counter[int]) -> bool:
-        """Returns True if `worker_id` runs with the new settings; else tells its process to drain, once.
+        """Returns True if the service `worker_id` runs with the new settings; else tells its process to drain, once.
 
         `signals` counts the calls for each process.
         """

@@ -14,7 +14,7 @@ def balanced(problem: Problem, load: Load, reason: Callable[[int, int, int], str
 
     `reason` says why a part has its blocks, by the arguments of `load`. Among equally good cuts the first parts get as
     many blocks as they can. Exact, by dynamic programming over where each part ends. Raises UsageError for a number of
-    parts or targets that the model cannot have.
+    parts or targets that the model cannot have, and for an unknown target.
     """
     blocks, parts = problem.blocks, problem.parts
 

@@ -8,7 +8,7 @@ from blockrelay_scheduler.planning.strategies.balanced import balanced
 def compute(problem: Problem) -> Placement:
     """Returns the placement whose slowest part is as fast as can be, for a step of the promised requests.
 
-    Raises UsageError for a number of parts or targets that the model cannot have.
+    Raises UsageError for a number of parts or targets that the model cannot have, and for an unknown target.
     """
     devices = problem.target_devices(problem.parts)
     rows, context = problem.promise.requests, problem.promise.context / 2

@@ -5,10 +5,10 @@ from blockrelay_scheduler.planning.problem import Placement, Problem, placed_in_
 
 
 def custom(problem: Problem) -> Placement:
-    """Returns the placement with the wished boundaries.
+    """Returns the placement with the boundaries in `problem.wishes`, on the target devices in turn.
 
     Raises UsageError where none were given, and for boundaries that overlap, leave a block out or lie outside the
-    model.
+    model. Raises it also for more targets than parts, and for an unknown target.
     """
     wishes = problem.wishes
     if not wishes.boundaries:

@@ -6,10 +6,10 @@ from blockrelay_scheduler.planning.strategies.balanced import balanced
 
 
 def memory(problem: Problem) -> Placement:
-    """Returns the placement whose fullest device is as empty as can be.
+    """Returns the placement whose largest part, as a share of its device's memory, is as small as can be.
 
-    Devices count as equally large unless the memory of all is known. Raises UsageError for a number of parts or targets
-    that the model cannot have.
+    Parts count one by one, also where a device has several. Devices count as equally large unless the memory of all is
+    known. Raises UsageError for a number of parts or targets that the model cannot have, and for an unknown target.
     """
     devices = problem.target_devices(problem.parts)
     is_known = all(device.memory_bytes is not None for device in devices)

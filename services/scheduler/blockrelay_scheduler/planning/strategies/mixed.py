@@ -11,7 +11,7 @@ def mixed(problem: Problem) -> Placement:
     The load of a part is the mean of two shares: its bytes in its device's memory, and its seconds on its device. Each
     is relative to the device on which the whole model has least, and so slow or small devices get fewer blocks. Devices
     count as equally large unless the memory of all is known. Raises UsageError for a number of parts or targets that
-    the model cannot have.
+    the model cannot have, and for an unknown target.
     """
     devices = problem.target_devices(problem.parts)
     rows, context = problem.promise.requests, problem.promise.context / 2

@@ -75,9 +75,10 @@ def _only(fleet: Fleet, targets: Sequence[str]) -> Fleet:
 def place(name: str, problem: Problem) -> Placement:
     """Runs the strategy of this name, checks its placement, and returns it.
 
-    Raises UsageError for an unknown strategy, for wishes that it does not take, for unknown devices, and for a
-    placement that does not cover the model or does not fit (NoPlan). Raises BlockFolderError for stages that the model
-    cannot be cut into.
+    Raises UsageError for an unknown strategy, for wishes that it does not take, and for unknown devices or devices of
+    unknown speed. Raises it also for a profile of another model, and for a placement that does not cover the model or
+    does not fit (NoPlan). Raises BlockFolderError for stages that the model cannot be cut into. Errors of the strategy,
+    such as OutOfTime, pass through.
     """
     chosen = strategy(name)
     for wish in (field.name for field in fields(Wishes)):

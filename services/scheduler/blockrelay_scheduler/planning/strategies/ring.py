@@ -29,7 +29,8 @@ def ring(problem: Problem) -> Placement:
 def ring_speed(problem: Problem) -> Placement:
     """Returns the placement in which each device's share of the blocks is its share of all speed.
 
-    A device's speed is the tokens per second that it alone would give with the whole model, one request at a time.
+    A device's speed is the tokens per second that it alone would give with the whole model, one request at a time. A
+    device whose share is less than a block may get none.
     """
     context = problem.promise.context / 2
 

@@ -16,7 +16,8 @@ def static_split(problem: Problem) -> Placement:
 
     Both times are seconds for one token at half the promised context. The GPU is the first device of the class GPU, or
     else the first that is no CPU, such as webgpu:0. The notes of the placement are `k`, `pipeline_time`, `cpu_time`,
-    `gpu_time`, and `summary`, a sentence. Raises UsageError unless there is a CPU and a GPU.
+    `gpu_time`, and `summary`, a sentence. Memory is not looked at. Raises UsageError unless there is a CPU and a GPU.
+    `CostModel.check` must have accepted the fleet, as `place` sees to: the speeds of both devices are needed.
     """
     devices = problem.fleet.devices
     cpu = next((one for one in devices if one.device_class == CPU), None)

@@ -9,7 +9,8 @@ from blockrelay_scheduler.planning.problem import Placement, Problem, placed_in_
 def uniform(problem: Problem) -> Placement:
     """Returns the placement that divides the layers evenly; the first parts get one more where a remainder is left.
 
-    Raises UsageError for more parts than blocks, and for more target devices than parts.
+    With as many parts as blocks, the head is a part by itself. Raises UsageError for more parts than blocks, for more
+    target devices than parts, and for an unknown target.
     """
     layers, parts = problem.blocks - 1, problem.parts
     if parts > layers:  # as many parts as blocks: the last one is the head alone

@@ -16,9 +16,10 @@ from blockrelay_worker.sampling.stop_conditions import FinishReason, advance
 def next_tokens(run: Run, drafts: Sequence[int], logits: LogitRows, role: StageRole) -> Commit:
     """Chooses the token after `run.tokens`, and one more after each draft that was right; returns their commit.
 
-    `logits` are 1 + len(drafts) finite rows [vocab]: for the last known token and for each draft behind it. The row of
-    a draft counts only if that draft was chosen, so tokens are those of a step without drafts. Changes `run`: its
-    tokens and what follows from them.
+    `logits` are 1 + len(drafts) finite rows: for the last known token and for each draft behind it. The row of a draft
+    counts only if that draft was chosen, so tokens are those of a step without drafts. Changes `run`: its tokens and
+    what follows from them, `ended` included. `run.tokens` has no drafts (`Run.forget_from`). The run generates tokens
+    (it is no tensor step) and has not ended.
     """
     last = run.last
     assert last is not None and last.progress is not None and not run.ended
@@ -45,12 +46,15 @@ def next_tokens(run: Run, drafts: Sequence[int], logits: LogitRows, role: StageR
         logprobs=tuple(logprobs),
         end=end or "",
         meta=end_meta(run, role) if end else "",
-        rows=None if known is None else max(0, known - 1 - run.kv.cached),  # the last one's had given no token
+        rows=None if known is None else max(0, known - 1 - run.kv.cached),  # the last token's row is new work
     )
 
 
 def tensor_end(run: Run, role: StageRole) -> Commit:
-    """The commit that ends a tensor step: it has no token, the result is on the payload Redis. Sets `run.ended`."""
+    """The commit that ends a tensor step. Sets `run.ended`.
+
+    It has no token. Store the result on the payload Redis before it is committed.
+    """
     run.ended = True
     return Commit(
         request_id=run.request_id, run_id=run.run_id, position=0, tokens=(), end="tensor", meta=end_meta(run, role)

@@ -23,7 +23,8 @@ def forwards(
 ) -> list[tuple[str, Forward, list[Work]]]:
     """Messages to the workers of the next stage, each with the worker's id and the Work in it. Changes `run.sent`.
 
-    `seconds`: the wall time of each block of this stage in this batch, by block name.
+    `seconds`: the wall time of each block of this stage in this batch, by block name. The parts are all rows or all
+    named tensors; the caller has left out tensors that no message can hold (`why_not_sent`). Not for the last stage.
     """
     targets: dict[str, list[Part]] = {}
     for part in parts:

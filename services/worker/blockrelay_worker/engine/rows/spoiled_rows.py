@@ -19,8 +19,8 @@ from blockrelay_worker.scheduling.work import Work
 class SpoiledRows:
     """Decides what becomes of requests with NaN or infinite rows.
 
-    Used by the engine thread only, after the step that gave the rows. Raises DeviceLost if the device turns out to be
-    gone.
+    Used by the engine thread only, after the step that gave the rows. Methods raise DeviceLost if the device turns out
+    to be gone. They wait for Redis and raise Stopping when the process should end meanwhile.
     """
 
     def __init__(self, role: StageRole, executor: Executor, table: RunTable, endings: Endings) -> None:
@@ -30,7 +30,8 @@ class SpoiledRows:
     def for_a_cpu(self, item: Work) -> DeviceFailed | None:
         """Returns the failure with which the request moves to a CPU; None if a CPU computed it, or none may take it.
 
-        Removes the pages with such rows from the prefix cache.
+        The caller then moves the request, or calls `end`. Removes the pages with such rows from the prefix cache;
+        `item.run.computed` falls to the tokens before those pages. Raises ExecutionError if they cannot be read.
         """
         self._table.distrust(item.run, self._finite(item))
         if self._role.device != GPU or not self._endings.cpu_may_take(item.run):
@@ -39,7 +40,10 @@ class SpoiledRows:
         return DeviceFailed(self._stage, reason=WRONG_WHEN_FAILED, code="INTERNAL", capacity=False)
 
     def end(self, item: Work) -> None:
-        """Fails the request and names the block at fault, which is found by running its rows block by block."""
+        """Fails the request and names the block at fault, which is found by running its rows block by block.
+
+        Names none if that fails, or if every block then gives finite rows.
+        """
         run, fault = item.run, None
         try:
             fault = self._fault(item)

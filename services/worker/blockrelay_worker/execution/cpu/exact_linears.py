@@ -49,6 +49,7 @@ class ExactGroupLinear(Linear):
     """A w4a8 linear layer, bit for bit.
 
     y = acc * scale, where acc = fma(float32(sum over k in g of (u - 128) * q), gs[g], acc) for groups g from 0 upwards.
+    A group has 32 inputs; u are the uint8 rows, q the weights from -8 to 7, and gs the scales of groups.
     """
 
     def __init__(self, q4: NDArray[np.uint8], gs: NDArray[np.float16], scale: NDArray[np.float32]) -> None:

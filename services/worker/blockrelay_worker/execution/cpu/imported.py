@@ -51,7 +51,8 @@ class ImportedExecutors:
         """Loads all blocks (see `Executors.load`), after checking every file against the manifest.
 
         The executor is not exact, because the ONNX files are not. Raises BlockFolderError for a part of the blocks, or
-        if the imported folder was changed since this object was made.
+        if the imported folder is damaged or was changed since this object was made. Raises KnownAnswerMismatch (a
+        BlockFolderError) for a wrong known answer, and ExecutionError if a checked block cannot be computed.
         """
         if (first_block, last_block) != (1, folder.model.blocks):
             raise BlockFolderError(f"an import serves all blocks as one stage: block_1 to block_{folder.model.blocks}")

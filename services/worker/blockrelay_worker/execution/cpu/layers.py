@@ -18,7 +18,11 @@ class Layer:
     """One layer: attention and MLP as in Llama, with Qwen's bias and head norms where the folder has them."""
 
     def __init__(self, folder: BlockFolder, index: int, *, backend: Backend, threads: int, kernels: Kernels) -> None:
-        """Loads block `index` (from 1) of the folder. Raises BlockFolderError if ONNX Runtime refuses a graph of it."""
+        """Loads block `index` (from 1) of the folder. `threads` and `backend` are those of `load_linear`.
+
+        Raises BlockFolderError if its file is too short or ONNX Runtime refuses a graph of the folder. Raises
+        ExecutionError if ONNX Runtime has no usable library, or if our kernels refuse the tensors.
+        """
         model, tensors = folder.model, {name: np.asarray(array) for name, array in folder.tensors(index).items()}
         self._kernels = kernels
         self._model = model
@@ -36,7 +40,10 @@ class Layer:
         }
 
     def run(self, x: F32, rows: SlotMapping, space: Workspace, k_pages: Pages, v_pages: Pages) -> None:
-        """Runs the layer on x [R, H] in place, and writes the rows' keys and values to their KV pages."""
+        """Runs the layer on x [R, H] in place, and writes the rows' keys and values to their KV pages.
+
+        `k_pages` and `v_pages` are this layer's. Raises ExecutionError if ONNX Runtime fails.
+        """
         q = self._append(x, rows, space, k_pages, v_pages)
         self._finish(x, q, rows.page_table, rows.segments, space, k_pages, v_pages)
 
@@ -52,7 +59,8 @@ class Layer:
     ) -> None:
         """Runs the last layer before the head: `result` [n, H] gets the output of the rows `wanted` only.
 
-        Keys and values of all rows are written; the rest is not computed for other rows. `x` stays as it is.
+        Keys and values of all rows are written; the rest is not computed for other rows. `x` stays as it is. Raises
+        ExecutionError if ONNX Runtime fails.
         """
         q = self._append(x, rows, space, k_pages, v_pages)
         if wanted.size:
@@ -129,7 +137,7 @@ class Head:
     def __init__(self, folder: BlockFolder, index: int, *, backend: Backend, threads: int, kernels: Kernels) -> None:
         """Loads block `index`, the last one of the folder.
 
-        Raises BlockFolderError if ONNX Runtime refuses its graph.
+        Raises BlockFolderError and ExecutionError as `Layer` does.
         """
         tensors = {name: np.asarray(array) for name, array in folder.tensors(index).items()}
         self._kernels = kernels
@@ -141,7 +149,10 @@ class Head:
         }
 
     def run_wanted(self, x: F32, wanted: NDArray[np.intp], space: Workspace, out: F32) -> None:
-        """Writes the logits of the rows `wanted` to `out` [n, vocab]; x has either all rows or only these."""
+        """Writes the logits of the rows `wanted` (indexes, ascending) to `out` [n, vocab].
+
+        x [R, H] has all rows, or only the n wanted ones in their order. Raises ExecutionError if ONNX Runtime fails.
+        """
         if not wanted.size:
             return
         if x.shape[0] != wanted.size:

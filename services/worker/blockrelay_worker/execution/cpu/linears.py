@@ -48,7 +48,9 @@ def load_linear(
     fp32 and fp16 ignore `backend`: ONNX Runtime computes them, with weights widened to float32. `native` and `both`
     need kernels that multiply. With `both`, our matmul serves until both are measured (`both_linear.settle`).
 
-    Raises BlockFolderError if ONNX Runtime refuses the folder's graph.
+    `tensors` are those of `BlockFolder.tensors(index)`. `threads` are ONNX Runtime's: the first call in a process sets
+    them for all. Raises BlockFolderError if ONNX Runtime refuses the folder's graph, ExecutionError if the package
+    onnxruntime has no library that can be used, or if our kernels refuse the tensors.
     """
     precision = folder.manifest.precision_of(index)
     if in_groups(precision):

@@ -39,7 +39,11 @@ class CpuExecutors:
         return numerics_id(manifest)
 
     def load(self, folder: BlockFolder, first_block: int, last_block: int, *, pages: int) -> StageExecutor:
-        """Loads a verified executor with `pages` KV pages, at least two (see `load_stage`)."""
+        """Loads a verified executor with `pages` KV pages, at least two.
+
+        Raises KnownAnswerMismatch for a block that computes other bits, BlockFolderError for blocks that the folder
+        lacks or that cannot be loaded, ExecutionError for a block that cannot be computed here.
+        """
         return load_stage(
             folder, first_block, last_block, pages=max(2, pages), threads=self._threads, kernels=self._kernels
         )
@@ -57,9 +61,12 @@ def load_stage(
 ) -> StageExecutor:
     """Loads an executor with the fastest variant by which every block gives its known answer on this machine.
 
-    `tiles`: True if ONNX Runtime may be faster than our matmul here; None: if the CPU has AMX. The check needs two
-    pages. Raises KnownAnswerMismatch naming the block and the CPU. Blocks of precisions that are not exact have no
-    known answers and are not checked.
+    `tiles`: True if ONNX Runtime may be faster than our matmul here; None: if the CPU has AMX. `pages` is at least 2,
+    for the check. Blocks of precisions that are not exact have no known answers and are not checked.
+
+    Raises KnownAnswerMismatch naming the block and the CPU, and BlockFolderError for blocks that the folder lacks or
+    that cannot be loaded. Raises ExecutionError if a checked block cannot be computed, the kernels refuse its tensors,
+    or ONNX Runtime is needed and has no usable library.
     """
     wrong: str | None = None
     backends = _backends(folder, first_block, last_block, pages, kernels, has_tiles() if tiles is None else tiles)

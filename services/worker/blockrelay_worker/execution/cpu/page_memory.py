@@ -17,7 +17,7 @@ from blockrelay_worker.kernels.specification import PAGE
 
 
 class PageMemory:
-    """`pages` KV pages of one stage: their accounting (`pool`) and their contents.
+    """`pages` KV pages (at least 1) of one stage: their accounting (`pool`) and their contents.
 
     `k_pages[layer]` is [pages, kv_heads, head_dim, 16] and `v_pages[layer]` [pages, kv_heads, 16, head_dim], where
     layer counts from 0 within the stage; both are 64-byte aligned. A freed page keeps its old contents.

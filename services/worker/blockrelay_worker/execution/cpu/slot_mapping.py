@@ -36,7 +36,10 @@ class SlotMapping:
         return self.positions.size, *self.page_table.shape
 
     def single(self, wanted: NDArray[np.intp]) -> tuple[I32, NDArray[np.int64]]:
-        """Returns (page table, segments) in which each of the rows `wanted` is a segment of its own."""
+        """Returns (page table, segments) in which each of the n rows `wanted` is a segment of its own.
+
+        They are new arrays, int32 [n, maxpages] and int64 [n, 3], for a batch of these rows in this order.
+        """
         count = wanted.size
         segments = np.ones((count, 3), np.int64)
         segments[:, 0] = np.arange(count)
@@ -45,9 +48,10 @@ class SlotMapping:
 
 
 def place(segments: Sequence[Segment], space: Workspace, cos: F32, sin: F32, *, keeps_pages: bool) -> SlotMapping:
-    """Maps segments, which `check_segments` has accepted, to rows in buffers of the workspace.
+    """Maps segments, at least one, which `check_segments` has accepted, to rows in buffers of the workspace.
 
-    With `keeps_pages` False (a stage without layers) all rows map to page 0, which is never read.
+    They have no more rows than the workspace's capacity. With `keeps_pages` False (a stage without layers) all rows map
+    to page 0, which is never read. The result is valid until the next call with the same workspace.
     """
     needed = [pages_for(segment.first_position + segment.rows) for segment in segments]
     table, places = space.page_table(len(segments), max(needed)), space.segments(len(segments))

@@ -54,7 +54,9 @@ class StageExecutor:
     ) -> None:
         """Loads the blocks of `folder` (from `open_block_folder`) with `pages` KV pages; `threads` >= 1.
 
-        Raises BlockFolderError for blocks that the folder lacks or that cannot be loaded.
+        `backend` is one that these kernels can serve (see `load_linear`). Raises BlockFolderError for blocks that the
+        folder lacks or that cannot be loaded, ExecutionError if ONNX Runtime is needed and has no usable library, or if
+        the kernels refuse the tensors. `pages` is at least 1: ValueError otherwise.
         """
         model = folder.model
         if not 1 <= first_block <= last_block <= model.blocks:
@@ -114,7 +116,10 @@ class StageExecutor:
         return self._run(batch, self.first_block, self.last_block)
 
     def run_block(self, block: int, batch: Batch) -> StageOutput:
-        """Runs one block of the stage alone: `batch` is its input, the result its output. For known answers."""
+        """Runs one block of the stage alone: `batch` is its input, the result its output. For known answers.
+
+        `block` must be in this stage.
+        """
         assert self.first_block <= block <= self.last_block, f"block_{block} is not in this stage"
         return self._run(batch, block, block)
 
@@ -201,7 +206,10 @@ class StageExecutor:
         return parts
 
     def close(self) -> None:
-        """Drops sessions, buffers and memory maps. The executor cannot be used afterwards."""
+        """Drops sessions, memory maps and buffers of steps. The executor cannot be used afterwards.
+
+        KV pages and the buffer of logits go with the object itself.
+        """
         self._layers.clear()
         self._head = None
         self._embedding = None

@@ -16,7 +16,10 @@ from blockrelay_worker.kernels.specification import PAGE
 
 
 class Workspace:
-    """Scratch buffers for at most `capacity` rows. Each method returns a contiguous view of the first rows of one."""
+    """Scratch buffers for at most `capacity` rows. Each method returns a contiguous view of the first rows of one.
+
+    A view holds what was last written to the buffer, and is valid until the same method is called again.
+    """
 
     def __init__(self, model: ModelConfig, capacity: int) -> None:
         self.capacity = capacity

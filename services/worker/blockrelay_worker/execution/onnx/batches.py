@@ -14,8 +14,12 @@ from blockrelay_worker.kernels.specification import PAGE
 
 
 def batch_inputs(segments: Sequence[Segment], flavour: Flavour, *, least_pages: int = 1) -> dict[str, NDArray[Any]]:
-    """Returns the inputs that the flavour's `describe_batch` declares, by name, for a batch of `segments` in order.
-    Page tables have `least_pages` columns or more."""
+    """Returns by name the inputs of the flavour's graphs that change with the batch: all that `describe_batch` declares
+    but the rotary tables `cos` and `sin`.
+
+    `segments`: at least one, in the order of the rows. Page tables have `least_pages` columns or more. `bounds` of the
+    flavour `paged` is always there, also for a graph in which it is a constant.
+    """
     return _plain(segments, least_pages) if flavour == PLAIN else _paged(segments, least_pages)
 
 

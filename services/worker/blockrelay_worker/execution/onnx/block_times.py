@@ -43,12 +43,12 @@ class BlockTimes:
         self._steps = 1
 
     def measure_next(self) -> None:
-        """Measures the next step, whatever its number."""
+        """Makes the next step due, whatever its number. A single block stays as it is: see `due`."""
         self._steps = 0
 
     @property
     def due(self) -> bool:
-        """True if the next step is to be measured. A single block has nothing to divide."""
+        """True if the next step is to be measured. With a single block only if all steps are."""
         return self._always or (len(self._blocks) > 1 and self._steps % EVERY == 0)
 
     @contextmanager
@@ -70,7 +70,7 @@ class BlockTimes:
         self, inputs: Mapping[str, NDArray[Any]], stays: Mapping[str, Place] | None = None
     ) -> tuple[Arrays, dict[str, float]]:
         """Runs a step block by block. Returns the outputs of the last block (see `BoundSession.run`) and the seconds of
-        each block."""
+        each block. Counts the step, and takes its shares for the next ones. Raises the errors of `one_by_one`."""
         ran = list(self.one_by_one(inputs, stays))
         outputs, seconds = ran[-1][1], [spent for *_, spent in ran]
         self._shares = np.asarray(seconds) / sum(seconds)
@@ -81,7 +81,7 @@ class BlockTimes:
         self, inputs: Mapping[str, NDArray[Any]], stays: Mapping[str, Place] | None = None
     ) -> Iterator[tuple[str, Arrays, float]]:
         """Runs each block when the iterator reaches it; yields its name, outputs and seconds. The shares do not
-        change."""
+        change. Raises ONNX Runtime's error if a block cannot be loaded or fails."""
         if not self._sessions:
             self._sessions = [self._session(block) for block in self._blocks]
         # The arena must shrink: memory kept for one step in 256 would be missing in all others.
@@ -94,7 +94,7 @@ class BlockTimes:
             given["hidden"] = outputs.get("hidden_out", given.get("hidden", _NO_ROWS))
 
     def close(self) -> None:
-        """Drops the sessions."""
+        """Drops the sessions, which are made again when needed."""
         self._sessions.clear()
 
     def _session(self, block: int) -> BoundSession:

@@ -29,7 +29,10 @@ _MAX_ADAPTERS = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundDevice:
-    """A device of this machine. `id` is what `--gpu` takes; None means unknown."""
+    """A device of this machine, or the reason why a provider has none; None means unknown.
+
+    `id` is what `--gpu` takes; `cpu` for the CPU, and a provider's name in the entry that it has no device.
+    """
 
     id: str
     name: str
@@ -48,8 +51,8 @@ class FoundDevice:
 
 
 def devices_here(environment: Mapping[str, str]) -> list[FoundDevice]:
-    """Returns the CPU, then the devices of each provider, or the reason why a provider has none. Each device was tried
-    with a small computation."""
+    """Returns the CPU, then the devices of each provider, or the reason why a provider has none. OpenVINO and DirectML
+    have no entry without their package. Each GPU and NPU whose package is here was tried with a small computation."""
     cpu = FoundDevice(id="cpu", name=cpu_name(), kind=CPU, memory_bytes=allowed_bytes(), features=("f32",))
     return [cpu, *cuda_devices(environment), *_webgpu(environment), *_openvino(), *_directml()]
 
@@ -60,8 +63,9 @@ def onnxruntime_version() -> str:
 
 
 def cuda_devices(environment: Mapping[str, str]) -> list[FoundDevice]:
-    """Returns NVIDIA's GPUs as the driver lists them, with or without the package for CUDA. If it lists none, there is
-    one entry with the reason, or no entry where the package is missing too."""
+    """Returns NVIDIA's GPUs as the driver lists them, with or without the package for CUDA. With the package, each was
+    tried with a small computation. If the driver lists none, there is one entry with the reason, or no entry where the
+    package is missing too."""
     problem = _lacking(CudaProvider)
     gpus = nvidia_gpus(environment)
     if not gpus and not problem:

@@ -118,7 +118,10 @@ class Judge:
         self._unknown = False
 
     def judge(self, text: str) -> Failure:
-        """Returns the failure that an error with this text stands for, given the errors before it."""
+        """Returns the failure that an error with this text stands for, given the errors before it.
+
+        Every unknown error after the first one is of kind `device`, with the reason `unknown_twice`.
+        """
         failure = classify(text)
         if failure.kind == "unknown":
             if self._unknown:

@@ -10,7 +10,8 @@ from blockrelay.errors import UsageError
 
 def check_one_onnxruntime(installed: Iterable[Distribution] | None = None) -> None:
     """Raises UsageError naming the distributions if more than one has the package `onnxruntime`. `installed`: the
-    distributions to look at; None: those of this environment.
+    distributions to look at; None, or an empty list: those of this environment. Only names that begin with
+    `onnxruntime` count.
 
     `onnxruntime-gpu`, `onnxruntime-directml` and others overwrite files of `onnxruntime`: which of them runs, and which
     devices it knows, is then a matter of chance. Plug-ins (`onnxruntime-ep-...`) have packages of their own.

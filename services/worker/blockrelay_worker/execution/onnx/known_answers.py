@@ -9,7 +9,7 @@ next ones, until it looks like a wrong kernel. What may still be wrong is how bl
 give what its own blocks give, one by one.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -80,7 +80,10 @@ OF_A_COMPOSITION = (
 @dataclass(frozen=True, slots=True)
 class Answers:
     """What the blocks `first_block..last_block` must give: the output of each step (hidden rows, or logits of all
-    rows), and the contents of the pages that moved: for each page and layer the keys, then the values."""
+    rows), and the contents of the pages that moved: for each page and layer the keys, then the values.
+
+    `inputs` has for each step the token ids, int32 [rows], or the hidden rows, float32 [rows, H].
+    """
 
     first_block: int
     last_block: int
@@ -108,9 +111,10 @@ def answers_of_blocks(
     folder: BlockFolder, first_block: int, last_block: int, reference: Callable[[BlockFolder, int], Executor]
 ) -> Iterator[Answers]:
     """Yields the answers of each of the blocks `first_block..last_block`, in order; the output of one is the input of
-    the next. `reference` makes an executor of one block, which is closed after use.
+    the next. `reference` makes an executor of one block with PAGES_NEEDED pages or more, which is closed after use.
 
-    Steps beyond the model's longest context are left out.
+    Steps beyond the model's longest context are left out. Raises what `reference` raises, and ExecutionError if a step
+    fails.
     """
     steps = possible(STEPS, folder.model)
     inputs = tuple(_input(folder.model, step.rows, tokens=first_block == 1) for step in steps)
@@ -127,7 +131,8 @@ def answers_of_blocks(
 def known_answers(
     folder: BlockFolder, first_block: int, last_block: int, reference: Callable[[BlockFolder, int], Executor]
 ) -> Answers:
-    """Returns what blocks `first_block..last_block` must give together, from `answers_of_blocks`."""
+    """Returns what blocks `first_block..last_block` must give together, from `answers_of_blocks`. Raises ExecutionError
+    if a step fails, and what `reference` raises."""
     blocks = list(answers_of_blocks(folder, first_block, last_block, reference))
     steps = blocks[0].steps
     pages = _by_page([block.pages for block in blocks], steps)
@@ -135,7 +140,8 @@ def known_answers(
 
 
 def composed_answers(stage: Executor, first_block: int, last_block: int, model: ModelConfig) -> Answers:
-    """Returns what `stage` gives now in the steps OF_A_COMPOSITION. Uses its first pages, which must be free."""
+    """Returns what `stage` gives now in the steps OF_A_COMPOSITION. Uses its first PAGES_NEEDED pages, which must be
+    free. Raises ExecutionError if a step fails."""
     steps = possible(OF_A_COMPOSITION, model)
     inputs = tuple(_input(model, step.rows, tokens=first_block == 1) for step in steps)
     outputs, pages = _walked(stage, steps, inputs)
@@ -145,7 +151,9 @@ def composed_answers(stage: Executor, first_block: int, last_block: int, model: 
 def check(stage: Executor, answers: Answers, *, where: str, tolerance: float) -> None:
     """Raises KnownAnswerMismatch naming the device `where` and the first step that is further off than `tolerance`.
 
-    Takes all pages of a stage that nothing uses yet, and gives them back.
+    For moved pages the limit is PAGE_TOLERANCE if that is more. Raises ExecutionError if a step fails, and what
+    `Executor.export_pages` raises. Takes all pages of a stage that nothing uses yet, PAGES_NEEDED or more, and gives
+    them back.
     """
     outputs, pages = _results(stage, answers)
     for step, actual, expected in zip(answers.steps, outputs, answers.outputs, strict=True):
@@ -155,9 +163,15 @@ def check(stage: Executor, answers: Answers, *, where: str, tolerance: float) ->
 
 
 def furthest_row(stage: Executor, answers: Answers) -> float:
-    """Returns the error of the worst row of all steps, relative to its length. Takes pages as `check` does."""
+    """Returns the error of the worst row of all steps, relative to its length; NaN if a row has a NaN. Takes pages and
+    raises as `check` does, but no KnownAnswerMismatch."""
     outputs, _ = _results(stage, answers)
-    return max(row_error(actual, expected) for actual, expected in zip(outputs, answers.outputs, strict=True))
+    return worst(row_error(actual, expected) for actual, expected in zip(outputs, answers.outputs, strict=True))
+
+
+def worst(errors: Iterable[float]) -> float:
+    """Returns the largest error; NaN if one of them is NaN, which `max` would lose. There is at least one."""
+    return float(np.max(list(errors)))
 
 
 def _results(stage: Executor, answers: Answers) -> tuple[tuple[NDArray[np.float32], ...], tuple[NDArray[Any], ...]]:
@@ -194,7 +208,12 @@ def _walked(
 def run_step(
     executor: Executor, step: KnownStep, given: NDArray[Any]
 ) -> tuple[NDArray[np.float32], list[NDArray[Any]]]:
-    """Returns the output of a step, and the keys and values of the pages that moved before it."""
+    """Returns the output of a step, and the keys and values of the pages that moved before it.
+
+    The output is hidden rows or the logits of all rows. `given`: token ids, int32 [rows], for an executor with block 1,
+    else hidden rows, float32 [rows, H]. Raises ExecutionError if the step fails, and what `export_pages` and
+    `import_pages` of the executor raise.
+    """
     pages: list[NDArray[Any]] = []
     for source, target in step.moved:
         contents = executor.export_pages([source])
@@ -222,7 +241,8 @@ def _by_page(moved: Sequence[tuple[NDArray[Any], ...]], steps: Sequence[KnownSte
 def compare(
     case: str, actual: NDArray[Any], expected: NDArray[Any], answers: Answers, where: str, tolerance: float
 ) -> None:
-    """Raises KnownAnswerMismatch if the worst row of `actual` is further than `tolerance` from `expected`."""
+    """Raises KnownAnswerMismatch if the worst row of `actual` is further than `tolerance` from `expected`, or NaN.
+    `where` and `case` are named in the message."""
     error = row_error(actual, expected)
     if not error <= tolerance:  # NaN is an error too
         what = f"{where} computes wrong numbers in {answers.blocks}: {case}"
@@ -239,7 +259,11 @@ def mismatch(what: str, error: float, tolerance: float, block: str) -> KnownAnsw
 
 
 def row_error(actual: NDArray[Any], expected: NDArray[Any]) -> float:
-    """Returns the error of the worst row relative to its length. An array that is not a matrix counts as one row."""
+    """Returns the error of the worst row relative to its length (the Euclidean norm of the expected row).
+
+    An array that is not a matrix counts as one row. The result is NaN if one of the arrays has a NaN. Both have the
+    same shape.
+    """
     shape = expected.shape if expected.ndim == 2 else (1, -1)
     wide = expected.astype(np.float64).reshape(shape)
     off = np.linalg.norm(actual.astype(np.float64).reshape(shape) - wide, axis=1)

@@ -43,11 +43,16 @@ class _OfModel:
 
 
 class OnnxExecutors:
-    """Makes executors that compute on one device. One thread uses it."""
+    """Makes executors that compute on one device. One thread uses it.
+
+    Blocks are numbered from 1; `first_block..last_block` includes both. The first call with a model may probe the
+    device. Any method may then raise KnownAnswerMismatch for wrong attention, and ONNX Runtime's error if the device is
+    lost or has no room.
+    """
 
     def __init__(self, provider: Provider, *, per_block: bool = False, capture: bool | None = None) -> None:
         """`per_block`: blocks run one by one, so that each is measured. `capture`: decode steps are recorded and
-        replayed; None: if the provider recommends it."""
+        replayed, except with `per_block`; None: if the provider recommends it."""
         self._provider, self._per_block = provider, per_block
         self._capture = (provider.captures if capture is None else capture) and not per_block
         self._paged_attention = cache(partial(paged_attention, provider))
@@ -56,8 +61,8 @@ class OnnxExecutors:
         self._composed: weakref.WeakKeyDictionary[OnnxStage, Answers] = weakref.WeakKeyDictionary()
 
     def numerics_id(self, manifest: Manifest) -> str:
-        """Returns `<precision>-<provider>-<16 hex digits>`, with `mixed` for several precisions. A CPU executor's id
-        has no provider."""
+        """Returns `<precision>-<provider>-<16 hex digits>`, with `mixed` for several precisions. Here
+        ONNX Runtime's CPU provider has a name too; the ids of our own CPU kernels have none."""
         flavour = self.flavour_of(manifest)
         parts = {
             "precision": manifest.precision,
@@ -108,13 +113,20 @@ class OnnxExecutors:
     ) -> OnnxStage:
         """Returns a stage that has given its known answers (on the device that is the reference there are none).
 
+        The model must have a block `last_block`. The stage has `pages` KV pages, or PAGES_NEEDED if that is more. The
+        caller closes it.
+
         Weights of closed stages stay on the device while all weights take no more than `weight_room` bytes, and those
         of this stage are not uploaded again. If each of its blocks has given known answers in this process since its
         upload, they need not do it again: then the stage is compared with its own blocks, one by one, in a few steps.
         Only their composition may still be wrong; for that the blocks are a better reference than another device, and
         one that is here.
 
-        Raises KnownAnswerMismatch for wrong numbers, and what ONNX Runtime raises.
+        Raises KnownAnswerMismatch for wrong numbers, ExecutionError if a known step fails, and ONNX Runtime's error if
+        it cannot make a session or has no memory.
+        Raises BlockFolderError if `first_block` is below 1 or above `last_block`, or if a block's file is shorter than
+        the manifest says. Raises UsageError if this machine lacks something that the provider needs, or if the device
+        has no buffer as large as the stage needs.
         """
         flavour, blocks = self.flavour_of(folder.manifest), range(first_block, last_block + 1)
         known = self._of(folder)
@@ -151,7 +163,7 @@ class OnnxExecutors:
     def loaded(
         self, folder: BlockFolder, first_block: int, last_block: int, *, pages: int, weight_room: int
     ) -> tuple[OnnxStage, Answers]:
-        """Returns the stage that `load` gives, and its `answers`."""
+        """Returns the stage that `load` gives, and its `answers`. Raises the errors that `load` names."""
         stage = self.load(folder, first_block, last_block, pages=pages, weight_room=weight_room)
         return stage, self.answers(stage)
 
@@ -202,11 +214,15 @@ class OnnxExecutors:
         return self._models[key]
 
     def tolerance(self, manifest: Manifest) -> float:
-        """Returns the tolerance for the folder's float type: see `known_answers.TOLERANCES`."""
+        """Returns the allowed error of a row, relative to its length, for the folder's float type (`TOLERANCES`)."""
         return TOLERANCES[self.flavour_of(manifest).dtype]
 
     def flavour_of(self, manifest: Manifest) -> Flavour:
-        """Returns the best flavour that the device can run with this model's precisions and heads."""
+        """Returns the best flavour that the device can run with this model's precisions and heads.
+
+        The first call for a model may probe the device. It then raises KnownAnswerMismatch if attention is wrong in
+        short sequences too, and ONNX Runtime's error if the device is lost or has no room.
+        """
         narrow = kv_item_bytes(manifest.precisions) == 2
         can = narrow and self._provider.has_paged_attention and self._has_float16
         if not can or self._paged_attention(manifest.model).refusal:
@@ -230,7 +246,11 @@ class OnnxExecutors:
 
 
 def reference(folder: BlockFolder, block: int) -> OnnxStage:
-    """Returns a stage of one block on ONNX Runtime's CPU provider, in float32."""
+    """Returns a stage of one block on ONNX Runtime's CPU provider, in float32, with PAGES_NEEDED KV pages.
+
+    The caller closes it. Raises BlockFolderError for a block that the model does not have or whose file is too short,
+    and ONNX Runtime's error if it cannot be loaded.
+    """
     return OnnxStage(
         folder, block, block, pages=PAGES_NEEDED, provider=CpuProvider(), numerics_id="reference", flavour=PLAIN
     )

@@ -38,7 +38,8 @@ Attend = Callable[[Sequence[Segment], NDArray[np.float32]], NDArray[np.float32]]
 
 
 def failure(provider: Provider, dtype: FloatType) -> str:
-    """Returns what goes wrong when the device adds two numbers of type `dtype`; empty if nothing does."""
+    """Returns what goes wrong when the device adds two numbers of type `dtype`; empty if nothing does. Raises
+    ModuleNotFoundError if the package `onnx` is missing."""
     try:
         return failure_there(provider, dtype)
     except UsageError as error:
@@ -46,8 +47,11 @@ def failure(provider: Provider, dtype: FloatType) -> str:
 
 
 def failure_there(provider: Provider, dtype: FloatType) -> str:
-    """Returns what `failure` returns, but raises UsageError where the cause is not the device: something that it needs
-    is not installed."""
+    """Returns what goes wrong when the device adds two numbers of type `dtype`; empty if nothing does.
+
+    Raises UsageError where the cause is not the device: something that it needs is not installed. Raises
+    ModuleNotFoundError if the package `onnx` is missing.
+    """
     # Only here: `onnx` is part of the extras for GPUs.
     from blockrelay_worker.execution.onnx.graphs.stage import sum_graph
 
@@ -63,8 +67,11 @@ def failure_there(provider: Provider, dtype: FloatType) -> str:
 
 
 def can_multiply(provider: Provider, bits: int, dtype: FloatType) -> bool:
-    """Returns whether the device multiplies rightly by small weights of `bits` bits: with few rows and many, to take
-    every path through the kernels."""
+    """Returns whether the device multiplies rightly by small weights of `bits` bits (8 or 4), to `TOLERANCES` of
+    `dtype`: with few rows and many, to take every path through the kernels. False also for a device that fails.
+
+    Raises ModuleNotFoundError if the package `onnx` is missing.
+    """
     from blockrelay_worker.execution.onnx.graphs.linears import matmul_graph, shapes
 
     random = np.random.default_rng(1)
@@ -88,7 +95,12 @@ def can_multiply(provider: Provider, bits: int, dtype: FloatType) -> bool:
 
 
 def attention_on(provider: Provider, model: ModelConfig, flavour: Flavour) -> Attend:
-    """Returns the attention of one layer of this model as a function, on empty pages of its own."""
+    """Returns the attention of one layer of this model as a function, on PAGES_NEEDED pages of its own.
+
+    They are empty at first, and each call writes those of its segments. Raises ONNX Runtime's error if the device
+    refuses the graph, UsageError if this machine lacks something or a tensor is larger than the device allows. The
+    function raises what ONNX Runtime raises.
+    """
     from blockrelay_worker.execution.onnx.graphs.stage import attention_graph
 
     model = replace(model, max_position=_POSITIONS)
@@ -119,8 +131,11 @@ class PagedAttention:
 
 
 def paged_attention(provider: Provider, model: ModelConfig) -> PagedAttention:
-    """Probes PagedAttention with the heads of `model`. Raises what `longest_sequence` raises, and ONNX Runtime's error
-    where the device is lost or has no room."""
+    """Probes PagedAttention with the heads of `model`.
+
+    Raises KnownAnswerMismatch for a device that is wrong in short sequences too, and ONNX Runtime's error where the
+    device is lost or has no room. Any other error becomes the `refusal`, and is logged.
+    """
     try:
         device = attention_on(provider, model, PAGED)
         reference = attention_on(CpuProvider(), model, PLAIN)
@@ -139,7 +154,8 @@ def paged_attention(provider: Provider, model: ModelConfig) -> PagedAttention:
 def longest_sequence(device: Attend, reference: Attend, model: ModelConfig, *, where: str) -> int | None:
     """Returns up to how many tokens of a sequence `device` attends as `reference` does; None if it always does.
 
-    Raises KnownAnswerMismatch naming the device `where` and the step that is wrong in short sequences too.
+    The only number that it returns is CUT_ROWS. Raises KnownAnswerMismatch naming the device `where` and the step that
+    is wrong in short sequences too. Errors that `device` and `reference` raise pass through.
     """
     random = np.random.default_rng(1)
     cases: list[tuple[str, list[Segment], NDArray[np.float32], NDArray[np.float32]]] = []

@@ -21,7 +21,8 @@ class Selection:
     """Selects from rows of logits of one vocabulary on one device. Used by one thread."""
 
     def __init__(self, provider: Provider, vocabulary: int) -> None:
-        """Probes the device. The logits must lie at `provider.place`, which must not be None."""
+        """Probes the device. `vocabulary`: logits in a row. The logits must lie at `provider.place`, which must not be
+        None."""
         self._provider, self._vocabulary = provider, vocabulary
         self._graphs = {"best": best_graph(vocabulary), "rows": rows_graph(vocabulary)}
         if vocabulary > MAX_LARGEST:
@@ -39,12 +40,16 @@ class Selection:
 
     def wants(self, wanted: Sequence[int], needs: Sequence[Need | None]) -> bool:
         """Returns whether a selection moves fewer bytes than whole rows. `needs` is empty, or has the need of each row
-        in `wanted`."""
+        in `wanted`; None: the whole row is needed. True if no row is wanted, else False if `refused` has `rows`."""
         return not len(wanted) or ("rows" in self._graphs and any(self._way(need) != "rows" for need in needs))
 
     def rows(self, logits: Any, needs: Sequence[Need | None]) -> tuple[list[LogitRow], NDArray[np.bool_], int]:
-        """Returns for each row of `logits`, float32 [len(needs), vocab] on the device, what it is needed for: its
-        largest logits, or all; which rows are finite; and how many bytes came down."""
+        """Returns three things for `logits`, float32 [len(needs), vocab] on the device: what each row's need asks for,
+        whether each row is finite, and the number of bytes that came down to the host.
+
+        A row comes whole if its need is None, or if a selection on this device does not decide it. For a greedy need
+        only the id counts: its logit is given as 0, its total as 1. Call it only where `wants` returned True. Raises
+        what ONNX Runtime raises."""
         self._down = 0
         selected: list[LogitRow] = [np.empty(0, np.float32)] * len(needs)
         finite = np.ones(len(needs), np.bool_)
@@ -125,7 +130,7 @@ class Selection:
                 outputs = self._run(name, there, which.tolist(), inverse if name == "largest" else None)
                 if not all(np.array_equal(a, b[which]) for a, b in zip(outputs, right[name], strict=False)):
                     self._refuse(name, "its results differ from NumPy's")
-                elif name == "largest" and np.abs(outputs[2] / totals[which] - 1).max() > TOTAL_ERROR / 8:
+                elif name == "largest" and not np.abs(outputs[2] / totals[which] - 1).max() <= TOTAL_ERROR / 8:
                     self._refuse(name, "its totals differ from NumPy's")
             except Exception as error:  # noqa: BLE001 ONNX Runtime's own exception types have no public common base
                 self._refuse(name, str(error))

@@ -46,7 +46,8 @@ from blockrelay_worker.policy import ONNX_MAX_ROWS
 class OnnxStage:
     """Blocks `first_block..last_block` (numbered from 1, both included) of one block folder on one device.
 
-    Not exact: bits depend on the batch, the device and its driver. One thread uses it.
+    Not exact: bits depend on the batch, the device and its driver. One thread uses it, except for exports and imports,
+    which wait for the step that runs.
     """
 
     def __init__(
@@ -65,10 +66,12 @@ class OnnxStage:
         capture: bool = False,
         weights: ResidentWeights | None = None,
     ) -> None:
-        """Segments are cut to `longest` tokens, for a device that is wrong beyond; None: they are not. `per_block`:
-        every step runs block by block, and is measured. `small`: bits of weights that stay small; all others are
-        widened. `capture`: decode steps are recorded on the device and replayed. `weights` outlive the stage; None: it
-        has its own. Raises BlockFolderError for blocks that the model does not have."""
+        """`pages`: KV pages of the stage. `flavour`: float type and attention of the graph. Segments are cut to
+        `longest` tokens, for a device that is wrong beyond; None: they are not. `per_block`: every step runs block by
+        block, and is measured. `small`: bits (8, 4) of weights that stay small; all others are widened to floats.
+        `capture`: decode steps are recorded on the device and replayed. `weights` outlive the stage; None: it has its
+        own. Raises BlockFolderError for blocks that the model does not have or whose file is too short. Raises
+        UsageError if this machine lacks something or a pool is too large, and ONNX Runtime's own errors."""
         model = folder.model
         if not 1 <= first_block <= last_block <= model.blocks:
             raise BlockFolderError(f"there are no blocks {first_block} to {last_block}: the model has {model.blocks}")
@@ -152,12 +155,12 @@ class OnnxStage:
 
     @property
     def takes_tokens(self) -> bool:
-        """True if the stage has block 1."""
+        """True if the stage has block 1, so that its input is token ids."""
         return self.first_block == 1
 
     @property
     def gives_logits(self) -> bool:
-        """True if the stage has the last block."""
+        """True if the stage has the last block, so that its output is logits."""
         return self.last_block == self.folder.model.blocks
 
     @property
@@ -171,16 +174,16 @@ class OnnxStage:
         return self._pages.bytes
 
     def moved_bytes(self) -> tuple[int, int]:
-        """Returns the bytes that went up to the device and came down since the last call, without weights."""
+        """Returns two numbers of bytes since the last call, without weights: up to the device, and down to the host."""
         return self._pages.moved_bytes()
 
     def export_pages(self, pages: Sequence[int]) -> list[PageContent]:
-        """Returns copies of the pages, in the type of `layout`."""
+        """Returns copies of the pages, in the type of `layout`. Raises what ONNX Runtime raises."""
         with self._lock:
             return self._pages.export_pages(pages)
 
     def import_pages(self, pages: Sequence[int], contents: Sequence[PageContent]) -> None:
-        """Writes pages: see `PageOwner.import_pages`."""
+        """Writes pages: see `PageOwner.import_pages`. Raises what ONNX Runtime raises."""
         with self._lock:
             self._pages.import_pages(pages, contents)
 
@@ -189,7 +192,8 @@ class OnnxStage:
         return self._times.each()
 
     def block_alone(self, block: int, *, pages: int) -> "OnnxStage":
-        """Returns a stage of one of the blocks, on the same weights, with `pages` pages of its own."""
+        """Returns a stage of one of the blocks, on the same weights, with `pages` pages of its own. The caller closes
+        it."""
         return OnnxStage(
             self.folder,
             block,
@@ -204,7 +208,10 @@ class OnnxStage:
         )
 
     def measure_blocks(self) -> None:
-        """Measures each block with one token, warm. Writes to page 0, so call it before any run has pages here."""
+        """Measures each block with one token, warm. Writes to page 0, so call it before any run has pages here.
+
+        Does nothing for a stage of one block. Raises ExecutionError if a step fails.
+        """
         if self.first_block == self.last_block:
             return
         row, rows = Segment(rows=1, first_position=0, pages=(0,)), self._known_rows(1)
@@ -213,7 +220,7 @@ class OnnxStage:
             self.run(Batch(segments=[row], tokens=rows.get("tokens"), hidden=rows.get("hidden"), wanted=[0]))
 
     def record_steps(self) -> None:
-        """Records decode steps of all shapes, if the stage captures steps."""
+        """Records decode steps of as many shapes as `CapturedSteps.warm` allows, if the stage captures steps."""
         if self.captured is not None:
             with self._lock:
                 self.captured.warm()
@@ -248,7 +255,8 @@ class OnnxStage:
         del self._session
 
     def run(self, batch: Batch) -> StageOutput:
-        """Runs a batch: see `Executor.run`. Raises ExecutionError naming the block."""
+        """Runs a batch: see `Executor.run`. Raises ExecutionError for an invalid batch, and for a failed run, with the
+        name of the block."""
         segments, given = self._given(batch)
         began = time.perf_counter()
         places = batch_inputs(segments, self._flavour) if self._pages.pools else {}
@@ -295,7 +303,8 @@ class OnnxStage:
         )
 
     def first_not_finite(self, batch: Batch) -> BlockFault | None:
-        """Finds the first block whose output is NaN or infinite: see `Executor.first_not_finite`."""
+        """Finds the first block whose output is NaN or infinite: see `Executor.first_not_finite`. Raises ExecutionError
+        as `run` does."""
         segments, given = self._given(batch)
         inputs = given | (batch_inputs(segments, self._flavour) if self._pages.pools else {})
         seconds = dict[str, float]()

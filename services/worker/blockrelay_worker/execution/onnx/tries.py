@@ -47,7 +47,11 @@ def what_next(reason: str, tries: Sequence[float], limits: TryLimits, *, others:
 
 
 def reason_of(error: Exception) -> str:
-    """Returns the reason of a failure on a device, from `failures.TABLE`; empty if the device is not the cause."""
+    """Returns the reason of a failure on a device, from `failures.TABLE`; `unknown` if no row matches, and empty if
+    the device is not the cause: another error of ours, or a graph that can never become a session.
+
+    An ExecutionError is judged by its `__cause__`: without one the result is empty.
+    """
     cause = error.__cause__ if isinstance(error, ExecutionError) else error
     if cause is None or isinstance(cause, BlockrelayError) or any(text in str(cause) for text in _NEVER):
         return ""
@@ -70,7 +74,7 @@ class Tries:
 
     def again(self, error: Exception, *, what: str) -> bool:
         """Returns whether the work, which failed with `error`, is to be tried again, and logs that; `what` names it in
-        the log."""
+        the log. Call it once after each failed try, at once: the time since the last call is that of the try."""
         now = self._clock()
         self._seconds.append(now - self._began)
         self._began = now

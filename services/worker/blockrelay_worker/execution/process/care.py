@@ -55,6 +55,7 @@ class DeviceCare:
         """Does what is due, at most one thing, which takes no longer than a step may.
 
         Raises DeviceLost, also for a process that has ended while nothing was asked of it, and for a wrong canary.
+        Raises what `may_renew` raises, and takes longer if that waits for Redis.
         """
         self._stage.check()
         self._count()

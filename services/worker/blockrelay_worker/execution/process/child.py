@@ -9,7 +9,8 @@
 
 One thread uses the device. Another one reads, and ends the process at once when the pipe ends: when a worker dies, the
 process of its device dies too, whatever the driver does meanwhile. A failure is answered with `failed`, and with the
-kind of failure that the provider's text stands for. Before the answer to something of many parts, such as a step of
+kind of failure that the provider's text stands for; with `refused` and the type of the error where the cause is the
+folder, the installation or wrong known answers. Before the answer to something of many parts, such as a step of
 ONNX blocks, the process may send GOES_ON, which extends the time limit.
 """
 

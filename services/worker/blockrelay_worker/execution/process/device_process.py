@@ -29,7 +29,8 @@ class DeviceProcess:
     time is answered.
 
     `when_lost` holds callbacks, called once, from any thread, when the process is lost (not when it is closed). Add
-    them before that.
+    them before that, each under a key of its owner. They run while a request holds the process: a callback that calls
+    `ask`, `give_up` or `retire` never returns.
 
     An answer that takes longer than its limit ends the process (SIGKILL): when a driver hangs, nothing inside the
     process can end it.
@@ -37,7 +38,7 @@ class DeviceProcess:
 
     def __init__(self, device: str, *, python: str = sys.executable, module: str = CHILD) -> None:
         """Starts `python -m module`. `python` has the packages of the device's provider; `device` names it in errors
-        and logs."""
+        and logs. Raises OSError if the process cannot be started."""
         self.device = device
         self._asking = threading.Lock()
         self._deadline: float | None = None
@@ -92,7 +93,8 @@ class DeviceProcess:
             self._asking.release()
 
     def give_up(self, lost: DeviceLost) -> DeviceLost:
-        """Ends the process for a reason that it did not report itself. Returns the loss: `lost`, or an earlier one."""
+        """Ends the process for a reason that it did not report itself, after the request that it is working on. Returns
+        the loss: `lost`, or an earlier one."""
         with self._asking:
             if self.lost is None:
                 self._lose(lost)

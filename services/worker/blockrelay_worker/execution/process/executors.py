@@ -54,15 +54,20 @@ class Gpu:
 
 class DeviceExecutors:
     """Makes stages on one device. Implements `loader.Executors`. Any thread may use it. If the process was lost, one of
-    them starts a new one; a loss counts once, however many stages it took."""
+    them starts a new one; a loss counts once, however many stages it took.
+
+    `usable_in_s`, `unable`, `load` and `move_to` count a new loss. Until one of them is called, `losses`, `last_loss`
+    and `in_quarantine` do not include it.
+    """
 
     nondeterministic: ClassVar[bool] = True
 
     def __init__(self, folder: BlockFolder, gpu: Gpu, *, module: str = CHILD) -> None:
         """Starts the process, `python -m module`, and opens `folder` on the device.
 
-        Raises UsageError where this device will never run stages of this folder; DeviceLost or DeviceFailed for what
-        may pass.
+        Raises UsageError where this device will never run stages of this folder, and BlockFolderError for a folder that
+        the process cannot open. Raises KnownAnswerMismatch for a device with wrong attention, and DeviceLost or
+        DeviceFailed for what may pass. Raises OSError if `gpu.python` cannot be started.
         """
         self.own, self._folder, self._gpu = gpu.device, folder, gpu
         self.sharing = Sharing(gpu.stages)
@@ -82,7 +87,7 @@ class DeviceExecutors:
 
     @property
     def unable(self) -> str:
-        """Why the device cannot do its work, so that another one of the host may be tried; empty if it can."""
+        """Reason of the loss because of which another device of the host may be tried; empty if there is none."""
         with self._lock:
             self._count_loss()
             return self._unable
@@ -103,13 +108,14 @@ class DeviceExecutors:
         return self._now.numerics
 
     def memory(self, folder: BlockFolder) -> DeviceMemory:
-        """Returns the memory of the device, as it was before the first stage was loaded."""
+        """Returns the memory of the device, as it was before the first stage was loaded. It is measured for the folder
+        given at construction; `folder` is not read."""
         return self._now.memory
 
     @property
     def budget_bytes(self) -> int | None:
         """Bytes that weights and KV pages of all stages may take; None where neither an option nor the device sets a
-        limit."""
+        limit. The option goes before the device's limit; on another device the smaller one counts."""
         own, limit = self._now.memory.budget_bytes, self._gpu.budget_bytes
         if limit is not None and own is not None and self._now is not self._home:
             return min(limit, own)  # the limit was set for another device
@@ -144,8 +150,10 @@ class DeviceExecutors:
         """Loads a stage, in a new process where the last one was lost: see `Executors.load`. Returns when all stages
         that are being loaded at the same time are there, or have failed.
 
-        A GPU on which a stage cannot be made now is lost, with its other stages. So is one that computes wrong numbers,
-        as with a wrong canary. With `quarantine` off (a CPU) the error is raised as it is.
+        Raises DeviceLost for a GPU on which the stage cannot be made now or computes wrong numbers: its other stages
+        are lost too. With `quarantine` off (a CPU) the DeviceFailed or KnownAnswerMismatch is raised as it is. Raises
+        BlockFolderError for blocks that the folder lacks, and UsageError for what this device will never do, or if a
+        new process has another numerics id. Raises OSError if a new process cannot be started.
         """
         with self.sharing.loading():
             fields = {"first": first_block, "last": last_block, "pages": pages, "budget": self.budget_bytes}
@@ -194,13 +202,16 @@ class DeviceExecutors:
         self._process.close()
 
     def give_up(self, why: str) -> DeviceLost:
-        """Declares the device lost, with all of its stages, since it will not do this work. Returns the loss."""
+        """Declares the device lost (reason `refused`), with all of its stages, after its current request. Returns the
+        loss, or an earlier one."""
         return self._process.give_up(DeviceLost(why, reason="refused", code="INTERNAL"))
 
     def move_to(self, device: str) -> None:
         """Computes on another device from now on, with another numerics id; closes the process of the one before.
 
-        Raises what the constructor raises. Then call `move_to` with another device, or `go_home`.
+        Raises UsageError or BlockFolderError if that device never runs this folder, KnownAnswerMismatch for wrong
+        attention, DeviceLost or DeviceFailed for what may pass, and OSError if its process cannot be started. Then call
+        `move_to` with another device, or `go_home`.
         """
         with self._lock:
             self._count_loss()

@@ -7,8 +7,8 @@ from typing import Any
 
 @dataclass(slots=True)
 class Figures:
-    """Figures of one stage and the device that it is on. Memory is in bytes, and at most a second old; 0 where the
-    provider does not say."""
+    """Figures of one stage and the device that it is on, as of the stage's last step. Memory is in bytes, and may be
+    older than the step by a second or more; 0 where the provider does not say."""
 
     weight_bytes: int = 0
     """Bytes of the stage's weights on the device; with ONNX blocks of other makers those of warm blocks."""
@@ -48,7 +48,8 @@ class Figures:
         }
 
     def hear(self, fields: Mapping[str, Any]) -> None:
-        """Takes over the fields of an answer: bytes over the bus and retries are added up, all others replaced."""
+        """Takes over the `figures` of an answer, whose keys are names of fields here. Adds up bytes over the bus and
+        retries, and replaces all others."""
         self.up_bytes += fields.get("up_bytes", 0)
         self.down_bytes += fields.get("down_bytes", 0)
         self.retries += fields.get("retries", 0)

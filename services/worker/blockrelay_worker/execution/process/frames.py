@@ -47,7 +47,8 @@ def write(stream: BinaryIO, message: Message) -> None:
 
 
 def read(stream: BinaryIO) -> Message:
-    """Returns the next message, whose arrays are new and writable. Raises PipeClosed."""
+    """Returns the next message, whose arrays are new and writable. Raises PipeClosed when the stream ends, and for a
+    length that no message has. Raises OSError if the pipe cannot be read."""
     (length,) = _LENGTH.unpack(_exactly(stream, _LENGTH.size))
     if length > _MAX_FRAME_BYTES:
         raise PipeClosed

@@ -18,8 +18,8 @@ ShouldEnd = Callable[[], bool]
 
 
 class Sharing:
-    """State shared by the workers of one device, each known by a number. Any thread may use it. A method that waits
-    calls `should_end` every LOOK_S seconds, and stops waiting when that is true."""
+    """State shared by the workers of one device, each known by a number. Any thread may use it. A method that takes
+    `should_end` calls it every LOOK_S seconds while it waits, and stops waiting when that is true."""
 
     def __init__(self, workers: int) -> None:
         """`workers`: how many workers have a stage on the device."""
@@ -75,7 +75,7 @@ class Sharing:
     @contextmanager
     def loading(self) -> Generator[None]:
         """Context in which a stage is loaded. Its end waits until no other stage is being loaded: no step gets its turn
-        before that, so a stage that is ready would only keep its requests waiting."""
+        before that, so a stage that is ready would only keep its requests waiting. An exception ends it at once."""
         with self._changed:
             self._loading += 1
         try:
@@ -100,15 +100,17 @@ class Sharing:
             self._leave_at = at
 
     def join(self, worker: int, should_end: ShouldEnd) -> None:
-        """Notes that `worker` will have a stage there, until it `leave`. Waits while the others are leaving."""
+        """Notes that `worker` will have a stage on the device until it calls `leave`. Waits while the others leave."""
         with self._changed:
             while self._leave_at is not None and not should_end():
                 self._changed.wait(LOOK_S)
             self._present.add(worker)
 
     def leave(self, worker: int, end: Callable[[], None], should_end: ShouldEnd) -> bool:
-        """Notes that `worker` does nothing there any more. Returns True if all were asked to leave: then it waits for
-        the last one, which calls `end`."""
+        """Notes that `worker` does nothing on the device any more. Returns False unless all were asked to leave.
+
+        Otherwise it returns True when the last worker has left, or when `should_end` is true. The last one calls `end`,
+        which ends the device's process; other threads that use this object wait meanwhile."""
         with self._changed:
             self._present.discard(worker)
             if self._leave_at is None:

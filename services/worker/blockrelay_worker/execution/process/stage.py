@@ -53,7 +53,9 @@ class DeviceStage:
         numerics_id: str,
         limit_s: float,
     ) -> None:
-        """`loaded`: the fields of the process's answer to `load`. A step may take `limit_s` seconds."""
+        """`loaded`: the fields of the process's answer to `load`: stage (its number there), pages, max_rows,
+        max_sequences, details, figures. A step that takes more than `limit_s` seconds without progress ends the
+        process, unless `allowed_s` gives it longer."""
         self.folder, self.first_block, self.last_block = folder, first_block, last_block
         self.takes_tokens, self.gives_logits = first_block == 1, last_block == folder.model.blocks
         self.layout = layout_of(folder, first_block, last_block)
@@ -85,7 +87,10 @@ class DeviceStage:
         self._process.check()
 
     def when_lost(self, tell: Callable[[], None]) -> None:
-        """Has `tell` called, from any thread, as soon as the process is lost. A second call replaces the first."""
+        """Has `tell` called once, from any thread, when the process is lost. A second call replaces the first.
+
+        `tell` is not called when the worker itself closes the process, nor if the process was lost before this call.
+        """
         self._process.when_lost[self._stage] = tell
 
     def run(self, batch: Batch) -> StageOutput:

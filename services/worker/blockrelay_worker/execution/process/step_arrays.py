@@ -12,7 +12,10 @@ from blockrelay_worker.execution.selection import Largest, LogitRow
 
 
 def packed_rows(rows: Sequence[LogitRow]) -> tuple[dict[str, Any], list[NDArray[Any]]]:
-    """Returns fields and arrays of a message for rows of logits."""
+    """Returns fields and arrays of a message for rows of logits.
+
+    Fields: `counts`, how many largest logits each row has (0: it is whole), and `totals` of the rows that are not
+    whole. Arrays: the ids and the logits of these rows, each joined into one array, then every whole row."""
     chosen = [row for row in rows if isinstance(row, Largest)]
     whole = [row for row in rows if not isinstance(row, Largest)]
     counts = [len(row.ids) if isinstance(row, Largest) else 0 for row in rows]
@@ -23,7 +26,7 @@ def packed_rows(rows: Sequence[LogitRow]) -> tuple[dict[str, Any], list[NDArray[
 
 
 def unpacked_rows(fields: Mapping[str, Any], arrays: Sequence[NDArray[Any]]) -> list[LogitRow]:
-    """Returns the rows that `packed_rows` packed, as views of `arrays`."""
+    """Returns the rows of logits from the fields and arrays that `packed_rows` returned, as views of `arrays`."""
     ids, logits, *rest = arrays
     whole, totals, at = iter(rest), iter(fields["totals"]), 0
     rows: list[LogitRow] = []

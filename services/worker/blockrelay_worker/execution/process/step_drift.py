@@ -43,7 +43,7 @@ def shape_of(segments: Sequence[Segment]) -> StepShape:
 
 
 def has_grown(first: Sequence[float], latest: Sequence[float]) -> bool:
-    """Returns whether the median of `latest` is SLOW_FACTOR times that of `first`, or more. Both have a time."""
+    """Returns whether the median of `latest` is SLOW_FACTOR times that of `first`, or more. Neither is empty."""
     return median(latest) >= SLOW_FACTOR * median(first)
 
 
@@ -56,7 +56,10 @@ class _Times:
 
 
 class StepDrift:
-    """The times of one device's steps since its stage was loaded. `due` is the remedy it needs, until `was_cleaned`."""
+    """The times of one device's steps since its stage was loaded.
+
+    `due` is the remedy that the device needs, until `was_cleaned` is called; None: nothing.
+    """
 
     def __init__(self) -> None:
         self._times: OrderedDict[StepShape, _Times] = OrderedDict()

@@ -30,10 +30,11 @@ def open_page_store(
     first_block: int,
     metrics: WorkerMetrics,
 ) -> PageStore:
-    """Returns a started store. Without a tier it only reads KV that clients supplied.
+    """Returns a started store, which the caller closes. Without a tier it only reads KV that clients supplied.
 
-    `client` is the payload Redis, `owner` has the pages, `first_block` is the stage's first block. Raises UsageError
-    for a folder that cannot be used.
+    Shared memory is a tier if `settings` has a folder and bytes for it, the payload Redis if they have bytes for it.
+    `client` is the payload Redis, `owner` has the pages, `first_block` is the stage's first block, from 1. The
+    stage has at least one layer: a head alone has no store. Raises UsageError for a folder that cannot be used.
     """
     layout = owner.layout
     shape = PageShape(layout.kv_heads, layout.head_dim, layout.dtype)

@@ -2,7 +2,7 @@
 
     magic, version   "BRPG", 1
     block, name      the block number, and the block hash (`kv.block_hashes`)
-    dtype, kv_heads, head_dim, tokens, bytes   of the keys, and again of the values
+    dtype, kv_heads, head_dim, tokens, bytes   once, for keys and values alike: `bytes` is the size of either
     checksum         CRC-32 of all header fields before it and of the keys and values
 
 A record whose header, length or checksum is not what the reader expects counts as corrupt, and is never used.
@@ -45,8 +45,9 @@ def encode_record(
     values: NDArray[Any],
     into: memoryview | None = None,
 ) -> memoryview:
-    """Encodes the record of a page from `keys` and `values`, the block's arrays of this page.
+    """Encodes the record of a page from the block's `keys` and `values`, in the dtype of `shape`.
 
+    They are [kv_heads, head_dim, 16] and [kv_heads, 16, head_dim].
     Writes to `into` (`shape.record_bytes` bytes of writable memory), or to new memory, and returns it.
     """
     record = memoryview(bytearray(shape.record_bytes)) if into is None else into

@@ -37,7 +37,10 @@ class RedisTier:
         ttl_s: int,
         trouble: Callable[[TierFailure], None],
     ) -> None:
-        """`page_bytes`: bytes of the records of one page over all blocks of the model."""
+        """`client` is connected to the payload Redis; `model` is the model's key there.
+
+        `page_bytes`: bytes of the records of one page over all blocks of the model.
+        """
         self._client, self._keys, self._index = client, keys, keys.pages(model)
         self._max_pages = limit // page_bytes
         self._page_bytes, self._ttl_ms, self._trouble = page_bytes, ttl_s * 1000, trouble
@@ -45,9 +48,14 @@ class RedisTier:
         self._paused_until = 0.0
 
     def may_have(self, block_hash: bytes) -> bool:
+        """Returns False during a pause after a failure, True otherwise."""
         return time.monotonic() >= self._paused_until  # only Redis knows
 
     def get(self, hashes: Sequence[bytes], blocks: range) -> list[list[bytes] | None]:
+        """Returns for each page the records of all `blocks`, unverified; None if one is missing. Counts as a use.
+
+        All are None if Redis fails, and during a pause.
+        """
         fields = [str(block) for block in blocks]
         pipeline = self._client.pipeline(transaction=False)
         for block_hash in hashes:
@@ -60,6 +68,8 @@ class RedisTier:
         return pages
 
     def put(self, pages: Sequence[StoredPage], blocks: range) -> None:
+        """Stores the pages of which the first of `blocks` is not there; then evicts the least recently used ones beyond
+        the limit. Does nothing if the limit is less than one page."""
         if not self._max_pages:
             return
         pipeline = self._client.pipeline(transaction=False)
@@ -87,6 +97,7 @@ class RedisTier:
                 self._make_room()
 
     def discard(self, block_hash: bytes, blocks: range) -> None:
+        """Removes the page with all its blocks, not only `blocks`. Does nothing during a pause."""
         key = self._keys.page(block_hash.hex())
         pipeline = self._client.pipeline(transaction=False)
         pipeline.unlink(key)
@@ -94,6 +105,10 @@ class RedisTier:
         self._ask(pipeline)
 
     def used_bytes(self) -> int:
+        """Bytes of all pages in the tier, as of the last `put` of this process that stored a page; 0 before.
+
+        Each page counts with all its blocks.
+        """
         return self._pages * self._page_bytes
 
     def _used(self, hashes: Sequence[bytes]) -> None:

@@ -24,7 +24,7 @@ class ShmTier:
     """A tier of at most `limit` bytes in all files together; concurrent writers may exceed it by a sixteenth each.
 
     Implements `Tier`. `trouble` is called for each failure; no method but the constructor (OSError for the folder)
-    raises for one.
+    raises for one. A method's `blocks` are consecutive and at least one; a page has one record for each.
     """
 
     label = "shm"
@@ -52,9 +52,11 @@ class ShmTier:
         self._look()
 
     def may_have(self, block_hash: bytes) -> bool:
+        """Returns whether the folder has a file of this page, with any range of blocks that is known here."""
         return any(os.path.exists(self._path(block_hash, *blocks)) for blocks in self._ranges)
 
     def get(self, hashes: Sequence[bytes], blocks: range) -> list[list[bytes] | None]:
+        """Returns for each page the records of all `blocks`, unverified; None if one is missing. Counts as a use."""
         now = time.time_ns()
         pages: list[list[bytes] | None] = []
         for index, block_hash in enumerate(hashes):
@@ -63,6 +65,10 @@ class ShmTier:
         return pages
 
     def put(self, pages: Sequence[StoredPage], blocks: range) -> None:
+        """Writes a file for each page that has none of exactly these `blocks`; removes least recently used files.
+
+        A page larger than the limit is not stored.
+        """
         for page in pages:
             path = self._path(page.block_hash, blocks[0], blocks[-1])
             size = sum(map(len, page.records))
@@ -75,11 +81,13 @@ class ShmTier:
                 self._ranges |= {(blocks[0], blocks[-1])}
 
     def discard(self, block_hash: bytes, blocks: range) -> None:
+        """Removes all files of this page that hold one of `blocks`."""
         for first, last in self._ranges:
             if first < blocks.stop and last >= blocks.start:
                 _remove(self._path(block_hash, first, last))
 
     def used_bytes(self) -> int:
+        """Bytes in the folder at the last scan, plus those that this process has written since."""
         return self._used
 
     def _path(self, block_hash: bytes, first: int, last: int) -> str:

@@ -41,8 +41,9 @@ class Spoiled:
 class PageStore:
     """The page store of one stage: its tiers in the order of lookup, then KV that clients supplied.
 
-    `put`, `discard`, `load` and `may_have` return at once. The stage's blocks are `first_block` and as many as pages
-    have layers. Without tiers nothing is written. Starts two threads; `close` ends them.
+    `put`, `discard`, `load` and `may_have` return at once. The stage's blocks begin with `first_block`, and are as many
+    as pages have layers: at least one. Without tiers nothing is written. Starts two threads; `close` ends them, and no
+    method may be called after it.
     """
 
     def __init__(
@@ -157,6 +158,7 @@ class PageStore:
     def copied(self, batch: Sequence[Fresh], places: Sequence[memoryview]) -> list[StoredPage]:
         """Returns the records of the pages in `batch`, each page's copied to its place in `places`.
 
+        A place has the bytes of one record for each of the stage's blocks.
         Leaves out pages that were reused before their copy was complete, and all if the device with them failed; both
         are counted as dropped.
         """

@@ -19,7 +19,8 @@ class SuppliedPages:
     def get(self, request_id: str, pages: Sequence[int], blocks: range) -> list[list[bytes] | None]:
         """For each page its supplied KV, one unverified bytes object per block in `blocks`.
 
-        None for a page that is missing for any block, and for all pages if Redis does not answer.
+        `pages` are indexes in the request, from 0; blocks count from 1. None for a page that is missing for any block,
+        and for all pages if Redis does not answer.
         """
         pipeline = self._client.pipeline(transaction=False)
         for page in pages:

@@ -33,7 +33,10 @@ class Tier(Protocol):
         ...
 
     def get(self, hashes: Sequence[bytes], blocks: range) -> list[list[bytes] | None]:
-        """Returns for each name the records of all `blocks`, unverified; None if one is missing. Counts as a use."""
+        """Returns for each of `hashes` the records of all `blocks`, unverified; None if one is missing.
+
+        Counts as a use of the pages.
+        """
         ...
 
     def put(self, pages: Sequence[StoredPage], blocks: range) -> None:

@@ -1,8 +1,11 @@
 """`python -m blockrelay_worker.offline.onnx_blocks.check FOLDER`: runs each ONNX block of a folder alone on one device.
 
 `blockrelay check` runs it and shows the results: the first line of stdout names the blocks (CheckBegins), each further
-one is a block that was run (CheckedBlock). Exit code 0 when all passed, 1 when one did not, 2 when the
-folder cannot be checked: then stderr has one line, and nothing is written.
+one is a block that was run (CheckedBlock). Exit code 0 when all passed, 1 when one did not, 2 when the folder cannot be
+checked: then stderr has one line.
+
+`--against` names the `blocks.json` that the files must match; without it, that of the folder, if there is one.
+`--write` names a `blocks.json` to write when all blocks passed. Nothing is written otherwise.
 """
 
 import contextlib
@@ -65,7 +68,7 @@ def check(
 
 
 def write_blocks_file(path: Path, blocks: Sequence[BlockFiles]) -> None:
-    """Writes a `blocks.json` atomically: on failure the file stays as it was."""
+    """Writes a `blocks.json` atomically. If that fails, the file stays as it was, and the error (OSError) is raised."""
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:

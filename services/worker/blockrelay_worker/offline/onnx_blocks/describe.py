@@ -1,9 +1,11 @@
 """`python -m blockrelay_worker.offline.onnx_blocks.describe FOLDER`: makes a folder of ONNX blocks ready to be served.
 
-For `blockrelay up --blocks`. It reads and hashes the files of the folder, wires the blocks, and writes a manifest,
-`blocks.json` and copies of tokenizer and chat template into a folder of the cache, which points to the blocks. Nothing
-is written into FOLDER. One JSON line on stdout has the new folder and the names of missing files (Described).
-Exit code 2 when the folder cannot be served: then stderr has one line, and nothing is written.
+`blockrelay up --blocks` runs this command. The command reads and hashes the files of FOLDER and wires the blocks. It
+writes a manifest, `blocks.json` and copies of tokenizer and chat template into a folder of the cache, which points to
+the blocks. Nothing is written into FOLDER. One JSON line on stdout has the new folder, and what no file of FOLDER says
+(Described). `--max-position N` sets the context in tokens; it may not exceed the model's own.
+Exit code 2 when the folder cannot be served: then stderr has one line, and nothing is written. It is also 2 when the
+cache cannot be written. The manifest is the last file, so a folder without one is incomplete.
 """
 
 import hashlib
@@ -93,7 +95,7 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def run(arguments: list[str] | None = None) -> int:
-    """Runs the command and returns its exit code (see `run_app`)."""
+    """Runs the command and returns its exit code (see `run_app`). `arguments`: None takes those of this process."""
     return run_app(app, arguments, name="blockrelay up --blocks")
 
 

@@ -25,10 +25,14 @@ class OnnxFolder:
 
     root: Path
     files: tuple[OnnxFile, ...]
+    """The file of each block, in order."""
     wiring: Wiring
 
     def facts(self) -> tuple[BlockFiles, ...]:
-        """The content of `blocks.json` for this folder. Reads all weight files beside the graphs, to hash them."""
+        """The content of `blocks.json` for this folder. Reads all weight files beside the graphs, to hash them.
+
+        Raises OSError if one of them cannot be read any more.
+        """
         beside: dict[str, FileSpec] = {}
         blocks: list[BlockFiles] = []
         for file in self.files:
@@ -44,8 +48,9 @@ class OnnxFolder:
 def open_onnx_folder(root: Path, *, against: Path | None = None) -> OnnxFolder:
     """Reads every file of the folder and wires the blocks by tensor names. Writes nothing.
 
-    Files must match the `blocks.json` in `against`, or else the folder's own if it has one. Raises OnnxBlocksError with
-    the file, and with the tensor if one is wrong.
+    The files must match `against`, the path of a `blocks.json`. None takes the one in the folder, if it has one. With
+    either, all weight files are read too, to hash them. Raises OnnxBlocksError with the file, and with the tensor if
+    one is wrong. Raises OSError if a file cannot be read to hash it.
     """
     names = block_names(root)
     listing = against or (root / ONNX_BLOCKS_NAME if (root / ONNX_BLOCKS_NAME).exists() else None)

@@ -25,12 +25,16 @@ from blockrelay_worker.offline.onnx_blocks.weight_files import check_weights
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """An operator that a graph uses, with its opset version; `output` is an output of one of its nodes."""
+    """An operator that a graph uses."""
 
     domain: str
+    """The domain of its opset; empty for the standard one."""
     kind: str
+    """The operator's name, such as `MatMul`."""
     version: int
+    """The version of the opset."""
     output: str
+    """The name of an output of one of its nodes, for error messages."""
 
     def __str__(self) -> str:
         return f"{self.domain}:{self.kind}" if self.domain else self.kind
@@ -47,11 +51,16 @@ class OnnxFile:
     vocabulary: int | None
     """Number of rows of the table that `input_ids` index; None if this block has none."""
     bytes: int
+    """Size of the file itself, without its weight files."""
     sha256: str
+    """SHA-256 of the file itself, in hexadecimal."""
 
 
 def read_onnx_file(folder: Path, name: str, index: int) -> OnnxFile:
-    """Reads the file of block `index`. Raises OnnxBlocksError with the file, and with the tensor if one is wrong."""
+    """Reads the file `name` in `folder`, of block `index` (from 1), without its weights.
+
+    Raises OnnxBlocksError with the file, and with the tensor if one is wrong.
+    """
     path = check_inside(folder, name, file=name)
     model = model_without_weights(path, name)
     graph = model.graph

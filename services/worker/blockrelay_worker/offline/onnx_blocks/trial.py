@@ -37,6 +37,9 @@ class _Given:
 def check_blocks(folder: OnnxFolder, provider: Provider, sizes: StepSizes) -> Iterator[CheckedBlock]:
     """Runs every block of the folder alone, in order, with one session at a time; yields each result.
 
+    The made-up inputs are those of one step of `sizes`. A block also takes what earlier blocks gave: shapes, and the
+    arrays that are not floats.
+
     Raises UsageError if this machine lacks something that the provider needs. Any other failure is in the block's
     result.
     """

@@ -10,7 +10,7 @@ from onnx import TensorProto
 from blockrelay.onnx_blocks.model_file import DTYPES, external_data
 from blockrelay.onnx_blocks.weight_places import weight_place
 
-#: Bytes per element, for types of whole bytes.
+#: Bytes per element by ONNX data type (`TensorProto.DataType`), for types of whole bytes.
 ITEM_BYTES: Mapping[int, int] = {
     **{kind: np.dtype(name).itemsize for kind, name in DTYPES.items()},
     TensorProto.BFLOAT16: 2,
@@ -18,9 +18,11 @@ ITEM_BYTES: Mapping[int, int] = {
 
 
 def check_weights(folder: Path, file: str, tensors: Iterable[TensorProto]) -> tuple[str, ...]:
-    """The names of the files in `folder` that have tensors of `file`, sorted.
+    """The names of the files in `folder` that have tensors of the graph `file`, sorted, without `file` itself.
 
-    Raises OnnxBlocksError for a file outside the folder, and for one that ends before its tensor does.
+    Tensors that the graph itself stores are skipped. The length of a tensor whose type is not in ITEM_BYTES is checked
+    only if the graph states it. Raises OnnxBlocksError for a file that is outside the folder, is missing, is a Git LFS
+    pointer or ends before its tensor does, and for an offset or length that is wrong.
     """
     names: set[str] = set()
     for tensor in tensors:

@@ -1,6 +1,8 @@
 """`python -m blockrelay_worker.offline.profiling`: measures each block of a model on this machine.
 
 Writes `profiling_results.json` (`blockrelay.planning.profile`), which planners read. Needs an otherwise idle machine.
+Noisy figures are named on stderr and written all the same. With `--form source` only a step of one row is measured,
+without loading, hops and matmuls in other precisions.
 """
 
 import sys
@@ -210,7 +212,7 @@ def _largest_spread(block: BlockProfile) -> float:
 
 
 def run(arguments: list[str] | None = None) -> int:
-    """Runs the command and returns its exit code (see `run_app`)."""
+    """Runs the command and returns its exit code (see `run_app`). `arguments`: None takes those of this process."""
     return run_app(app, arguments, name="blockrelay profile")
 
 

@@ -20,7 +20,9 @@ from blockrelay_worker.execution.page_layout import pages_for
 from blockrelay_worker.offline.profiling.samples import ROUNDS, Samples, runs_of_a_round
 from blockrelay_worker.offline.profiling.targets import StageBytes, Target
 
+#: Numbers of rows of the steps that are measured.
 ROWS = (1, 4, 16, 64, 256)
+#: Tokens of the long context at which steps are measured, beside the base context.
 LONG_CONTEXT = 2048
 #: Maximum number of rows for ONNX blocks of other makers at contexts above the base: they copy the keys and values of
 #: all rows in every layer, so that a step of 256 rows would take gigabytes and minutes.
@@ -46,19 +48,23 @@ class BatchShape:
 
 @dataclass(frozen=True, slots=True)
 class BlockWindow:
-    """Blocks `first` to `last` (included) that are measured together, with this many KV pages."""
+    """Blocks `first` to `last` (from 1, both included) that are measured together, with this many KV pages."""
 
     first: int
     last: int
     pages: int
 
 
-#: Samples by block and shape.
+#: Samples (seconds of one run of the block) by block (from 1) and shape.
 Times = dict[tuple[int, BatchShape], Samples]
 
 
 def shapes(folder: BlockFolder) -> list[BatchShape]:
-    """The steps to measure for a model: ROWS at the base, the long and the model's longest context."""
+    """The steps to measure for a model: ROWS at the base, the long and the model's longest context.
+
+    No context is longer than the model's. ONNX blocks of other makers have at most MAX_ROWS_OF_OTHERS rows at contexts
+    above the shortest one.
+    """
     longest, ours = folder.model.max_position, folder.model.onnx_blocks is None
     contexts = sorted({min(context, longest) for context in (BASE_CONTEXT, LONG_CONTEXT, longest)})
     return [
@@ -77,8 +83,9 @@ def one_row(folder: BlockFolder) -> BatchShape:
 def windows(folder: BlockFolder, sizes: StageBytes, wanted: Sequence[BatchShape]) -> Iterator[BlockWindow]:
     """Splits the model into windows that fit into `sizes.room`.
 
-    A window has pages for its largest shape that fits, and always for those at the base context. Raises UsageError if
-    a block does not fit alone.
+    A window has as many KV pages as fit, at least 2, at most those of the largest shape in `wanted`. It always has
+    enough for the shapes at the shortest context. `wanted` must not be empty. Raises UsageError if a block does not fit
+    alone.
     """
     base = max(shape.pages for shape in wanted if shape.context == min(s.context for s in wanted))
     largest = max(shape.pages for shape in wanted)
@@ -99,8 +106,8 @@ def whole_window(
 ) -> tuple[BlockWindow, int | None]:
     """The one window with all blocks, for ONNX blocks of other makers, and the limit of their sessions in bytes.
 
-    The limit is None if all sessions fit into memory together. The time to create sessions is not measured. Raises
-    UsageError if a block does not fit alone.
+    The limit is None if all sessions fit into memory together. `wanted` must not be empty. The time to create sessions
+    is not measured. Raises UsageError if a block does not fit alone.
     """
     blocks = folder.model.blocks
     page, context = sizes.page(1, blocks), min(shape.context for shape in wanted)
@@ -123,7 +130,12 @@ def measure(
     wanted: Sequence[BatchShape],
     progress: Callable[[int], None],
 ) -> Times:
-    """Measures the window's blocks in every shape that fits; calls `progress(1)` after each round."""
+    """Measures the window's blocks in every shape that fits into its pages.
+
+    Calls `progress(1)` after each of the ROUNDS rounds of a shape, and not after additional rounds for noisy shapes.
+    Raises BlockFolderError if a block cannot be loaded or gives a wrong known answer, and ExecutionError if a step
+    fails. A device in a process of its own also raises DeviceLost, DeviceFailed or UsageError.
+    """
     executor = executors.load(folder, window.first, window.last, pages=window.pages)
     times: Times = {}
     try:
@@ -144,7 +156,9 @@ def measure(
 def load_times(folder: BlockFolder, target: Target, progress: Callable[[int], None]) -> dict[int, Samples]:
     """Measures the seconds to load each block alone and check its known answer; its file may be in the page cache.
 
-    Calls `progress(1)` after each block.
+    Returns the samples by block, from 1. Calls `progress(1)` after each load, `target.loads` times for each block.
+    Raises BlockFolderError if a block cannot be loaded or gives a wrong known answer, UsageError for a device that
+    cannot run this model, and DeviceLost, DeviceFailed or ExecutionError if the device or ONNX Runtime fails.
     """
     loads = {index: Samples() for index in range(1, folder.model.blocks + 1)}
     for _ in range(target.loads):

@@ -23,6 +23,7 @@ from blockrelay.protocol.messages import Forward
 from blockrelay.redis.client import OneConnection, connect
 from blockrelay_worker.offline.profiling.samples import Samples
 
+#: Numbers of rows of the messages that are measured, and how often each message is sent.
 ROWS = (1, 16, 64, 256)
 RUNS = 40
 #: A cell name that no deployment uses, and the two streams of the measurement.
@@ -47,10 +48,11 @@ def rows_of_ours(hidden: int) -> HopRows:
 
 
 def rows_of_onnx_blocks(wiring: Wiring, last: int, context: int) -> HopRows:
-    """Messages of a stage of ONNX blocks of other makers that ends with block `last`.
+    """Messages of a stage of ONNX blocks of other makers that ends with block `last` (from 1).
 
-    Each row is of a request of its own and attends to `context` tokens; it has the named tensors that later blocks
-    take.
+    Each row is of a request of its own and attends to `context` tokens (1 or more); it has the named tensors that later
+    blocks take. `last` is not the model's last block. Raises OnnxBlocksError, with file and tensor, for tensors that
+    cannot travel or whose shape is not known.
     """
     shapes = shapes_handed_on(wiring, last, StepSizes(batch=1, new=1, past=context - 1))
     arrays = {one.name: np.zeros(shapes[one.name], one.tensor.dtype) for one in handed_on(wiring, last)}
@@ -68,7 +70,12 @@ def _segment(request: str, rows: int) -> ForwardSegment:
 
 
 def redis_hop(url: str, rows: HopRows) -> Hop:
-    """Measures hops over the Redis at `url`. Raises RedisTrouble."""
+    """Measures hops over the Redis at `url`, with a second process at the other end.
+
+    Raises RedisTrouble, CommandError if Redis refuses a command, and UsageError for a URL that cannot be used. It uses
+    and deletes two streams of its own there. It does not end if the second process fails: each message is waited for
+    without a limit.
+    """
     context = multiprocessing.get_context("spawn")
     echo = context.Process(target=_echo, args=(url,), daemon=True)
     echo.start()
@@ -85,7 +92,10 @@ def redis_hop(url: str, rows: HopRows) -> Hop:
 
 
 def shared_memory_hop(rows: HopRows) -> Hop:
-    """Measures writing and reading the bytes of messages in shared memory, without waking another process."""
+    """Measures writing and reading the bytes of messages in shared memory, without waking another process.
+
+    `rows.bytes` must be at least 1.
+    """
     times: list[tuple[int, Samples]] = []
     for count in ROWS:
         size = count * rows.bytes

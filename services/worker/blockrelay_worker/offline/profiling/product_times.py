@@ -48,8 +48,9 @@ class _Linears:
 def product_times(model: ModelConfig, kernels: Kernels) -> dict[str, ProductTimes]:
     """Measures the linear layers in each exact precision that `model` and `kernels` allow; returns times by precision.
 
-    They are medians in seconds, by the number of rows in a step (`block_times.ROWS`), of one layer and of the head.
-    Empty if `kernels` have no matmul of their own.
+    They are medians in seconds, by the number of rows in a step (`block_times.ROWS`), of one layer and of the head. The
+    spread is half the distance between the quartiles of a layer's samples, as a share of the median. Empty if
+    `kernels` have no matmul of their own.
     """
     return {p: _measured(model, p, kernels) for p in PRECISIONS if is_exact(p) and _is_possible(model, p, kernels)}
 

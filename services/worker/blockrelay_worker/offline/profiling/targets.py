@@ -27,7 +27,7 @@ ONE_GPU = "GPU"
 class StageBytes:
     """The memory of one device in bytes, and the part that blocks take.
 
-    Arguments are the first and the last block, from 1, both included.
+    The arguments of `weights` and `page` are the first and the last block, from 1, both included.
     """
 
     weights: Callable[[int, int], int]
@@ -46,6 +46,7 @@ class Target:
     """The device's class in the profile."""
     folder: BlockFolder
     threads: int
+    """Threads of a CPU that computes blocks."""
     device: str | None
     """The device's id; None: our own kernels on the CPU, in this process."""
 
@@ -60,7 +61,8 @@ class Target:
         it runs blocks one by one to measure each.
 
         `warm_bytes` limits the bytes of ONNX sessions in memory at once, for ONNX blocks of other makers (None: no
-        limit).
+        limit). Raises UsageError for a device that cannot run this model, DeviceLost or DeviceFailed for one that may
+        do so later.
         """
         if self.device is None:
             yield executors_for(self.folder, threads=self.threads)
@@ -87,6 +89,7 @@ class Target:
 def targets(folder: BlockFolder, *, threads: int, gpus: Sequence[str]) -> list[Target]:
     """The targets for the CPU and for the devices `gpus`: a single one has class GPU, several have their ids as class.
 
+    `gpus` are device ids such as webgpu:0, `threads` are the threads of the CPU.
     Raises UsageError for a device that is named twice.
     """
     if twice := [gpu for index, gpu in enumerate(gpus) if gpu in gpus[:index]]:

@@ -7,9 +7,14 @@ other right computations of this model may have. Then comes one {"off": [...]} f
     {"prompt": [ids], "cuts": [positions],
      "logits": [base64 of float16]}                 for the logits after each cut, their distance from the right ones
 
-Distances are shares of the length (norm) of the reference's row. The reference runs each request alone, without
-services, and without KV pages if the model is ONNX blocks of other makers. MODEL is then the folder that describes
-them.
+Cuts are ascending and at least 1: each is the number of tokens before it. An answer has at least one token.
+
+Distances of logits are shares of the length (norm) of the reference's row, both without their mean. Those of tokens are
+shares of the length that 512 logits of the row have on average. All of stdin is read before the first answer is
+measured.
+
+The reference runs each request alone, without services, and without KV pages if the model is ONNX blocks of other
+makers. MODEL is then the folder that describes them.
 """
 
 import base64
@@ -41,14 +46,17 @@ def main(root: str) -> None:
 
 
 def tokens_of(answer: dict[str, Any]) -> list[int]:
-    """The tokens whose logits are needed to measure an answer: all but its last one."""
+    """The tokens whose logits measure `answer`, a line of stdin: those before its last cut, else all but the last."""
     if "cuts" in answer:
         return answer["prompt"][: answer["cuts"][-1]]
     return [*answer["prompt"], *answer["answer"][:-1]]
 
 
 def distances(answer: dict[str, Any], rows: Array) -> list[float]:
-    """The errors of an answer's tokens, or of its logits, by the reference's `rows` for `tokens_of` it."""
+    """The errors of the tokens of `answer`, a line of stdin, or of its logits.
+
+    `rows` are the reference's logits [tokens, vocabulary] for `tokens_of(answer)`.
+    """
     if "cuts" not in answer:
         return behind_best(rows[len(answer["prompt"]) - 1 :], answer["answer"])
     seen = [np.frombuffer(base64.b64decode(row), "<f2") for row in answer["logits"]]
@@ -57,7 +65,7 @@ def distances(answer: dict[str, Any], rows: Array) -> list[float]:
 
 
 def groups(answers: Sequence[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    """The answers, in order, in groups of at most GROUP_TOKENS tokens; a longer one is alone in its group."""
+    """The answers (lines of stdin), in order, in groups of at most GROUP_TOKENS tokens; a longer one is alone."""
     group, tokens = list[dict[str, Any]](), 0
     for one in answers:
         more = len(tokens_of(one))

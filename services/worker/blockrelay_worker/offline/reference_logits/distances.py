@@ -38,10 +38,11 @@ def tolerance_of(precisions: Collection[Precision], *, packed: bool = False) -> 
 
 
 def behind_best(rows: NDArray[Any], tokens: Sequence[int]) -> list[float]:
-    """For each token, how far its logit is below the best one of its row [vocabulary].
+    """For each token, how far its logit is below the best one of its row in `rows` [tokens, vocabulary].
 
-    In units of the length that LOGITS_OF_A_LENGTH logits of the row have on average (all, if there are fewer).
-    Infinite for a token outside the vocabulary, NaN for a row that is not finite.
+    In units of the length that LOGITS_OF_A_LENGTH logits of the row have on average (all, if there are fewer). Infinite
+    for a token outside the vocabulary. NaN for a row with NaN or plus infinity. `rows` has one row for each token, and
+    none with minus infinity or of zeros alone.
     """
     wide = rows.astype(np.float64)
     distances: list[float] = []
@@ -55,7 +56,8 @@ def behind_best(rows: NDArray[Any], tokens: Sequence[int]) -> list[float]:
 def apart(rows: NDArray[Any], right: NDArray[Any]) -> list[float]:
     """For each row, its distance from the reference's row in `right`, as a share of the latter's length.
 
-    Both are taken without their mean, on which no token depends. NaN for rows of another shape.
+    `rows` and `right` are [n, vocabulary]; NaN for each row if their shapes differ. Each row is taken without its mean,
+    on which no token depends. No row of `right` may be constant.
     """
     if rows.shape != right.shape:
         return [float("nan")] * len(rows)

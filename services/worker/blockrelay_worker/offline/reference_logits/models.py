@@ -35,7 +35,11 @@ class ReferenceModel(Protocol):
         ...
 
     def rows(self, sequences: Sequence[Sequence[int]]) -> list[Array]:
-        """The logits [tokens, vocabulary] of each sequence: for each token, those of the next one."""
+        """The logits [tokens, vocabulary] of each sequence of token ids: for each token, those of the next one.
+
+        They are float32 from our kernels. From ONNX files they have the float type that the last file declares.
+        A sequence has at least one token, and no more than the model's context.
+        """
         ...
 
 
@@ -74,6 +78,10 @@ class OnnxFiles:
     """
 
     def __init__(self, folder: BlockFolder) -> None:
+        """`folder` must be one that describes ONNX blocks of other makers. Loads no weights yet.
+
+        Raises OnnxBlocksError if its `blocks.json` or a file cannot be read, or the blocks do not fit together.
+        """
         assert folder.onnx_root is not None, "a model of ONNX blocks"
         self._root: Path = folder.onnx_root
         self._wiring: Wiring = served_wiring(folder.root)

@@ -7,12 +7,15 @@ from blockrelay.observability.logs import get
 from blockrelay.protocol.transitions import calls
 from blockrelay_worker.transport.redis_links import Links, Stopping
 
-#: How long `close` may have to wait for the thread. Seconds.
+#: Seconds between two checks of the thread whether it should end: `close` waits for the next one.
 LOOK_S = 0.5
 
 
 class Deaths(threading.Thread):
-    """Watches processes of this host until `close`, in a thread. A frozen process does not count as ended."""
+    """Watches processes of this host from `start` until `close`, in a thread. A frozen process does not count as ended.
+
+    Making one raises OSError if the system has no more file descriptors.
+    """
 
     def __init__(self, links: Links) -> None:
         super().__init__(name="deaths", daemon=True)
@@ -23,7 +26,10 @@ class Deaths(threading.Thread):
         self._over = False
 
     def watch(self, pidfd: int, worker_id: str) -> None:
-        """Watches a process by its pidfd: when it ends, the worker is reported as dead."""
+        """Watches a process by its pidfd: when it ends, the worker is reported as dead, and no longer watched.
+
+        The pidfd stays the caller's, who calls `leave` before closing it. It must not be watched already.
+        """
         with self._lock:
             self._watched[pidfd] = worker_id
             self._poll.register(pidfd, selectors.EVENT_READ, worker_id)
@@ -44,7 +50,10 @@ class Deaths(threading.Thread):
             get().warning("WORKER_ENDED", worker=worker_id, reruns=reruns)
 
     def close(self) -> None:
-        """Ends the thread; takes up to LOOK_S seconds."""
+        """Ends the thread; takes up to LOOK_S seconds, or until a report under way has its answer from Redis.
+
+        `watch` must not be called afterwards.
+        """
         self._over = True
         if self.is_alive():
             self.join()

@@ -16,6 +16,7 @@ from blockrelay.errors import WireError
 from blockrelay.protocol.encoding import codec
 from blockrelay.protocol.encoding.checks import reading, text
 
+#: The receiver's answer to a valid Hello.
 WELCOME = b"welcome"
 #: Maximum number of bytes in a packet.
 MAX_PACKET = 1024
@@ -72,14 +73,17 @@ class Hello:
 
     @classmethod
     def decode(cls, data: bytes) -> "Hello":
-        """Decodes a packet. Raises WireError."""
+        """Decodes a packet. Raises WireError if it is malformed."""
         with reading("a worker's hello"):
             message = codec.unpack(data)
             return cls(text(message["from"]), text(message["secret"]))
 
 
 def describe(fields: Mapping[str, bytes], offset: int) -> bytes:
-    """The packet for a message whose fields are in the ring, one after the other, from `offset` on."""
+    """The packet for a message whose fields are in the ring, one after the other, from `offset` (bytes) on.
+
+    The names of `fields` must be those of a kind in KINDS, in that order.
+    """
     names = tuple(fields)
     lengths = [len(fields[name]) for name in names]
     return _DESCRIPTOR.pack(_KIND_OF[names], offset, lengths[0], sum(lengths[1:]))

@@ -73,7 +73,10 @@ class LocalInbox(threading.Thread):
             raise
 
     def close(self) -> None:
-        """Ends the thread and closes all connections; senders see that at once."""
+        """Ends the thread and closes all connections; senders see that at once.
+
+        Needs `start`: without it the socket and the connections stay open.
+        """
         self._waker.close()
         if self.is_alive():
             self.join()

@@ -29,7 +29,10 @@ class LocalLink:
     """A connection to a worker of this host. `pidfd`: file descriptor of its process; None if the system gives none."""
 
     def __init__(self, address: Address, *, worker_id: str, ring_bytes: int) -> None:
-        """Connects to `address` as the worker with id `worker_id`. Raises OSError or LinkLost if that fails."""
+        """Connects to `address` as the worker with id `worker_id`. Raises OSError or LinkLost if that fails.
+
+        The ring has `ring_bytes` (>= 1) bytes. Waits up to CONNECT_S seconds for the answer to the Hello.
+        """
         self._socket = packet_socket()
         self.pidfd: int | None = None
         self._slow = False
@@ -71,7 +74,10 @@ class LocalLink:
         return sum(map(len, fields.values())) <= self._space.size
 
     def look(self) -> None:
-        """Reads the receiver's counts, which free space in the ring. Raises LinkLost."""
+        """Reads the receiver's counts, which free space in the ring.
+
+        Raises LinkLost if the receiver has closed the connection or breaks the protocol.
+        """
         try:
             while packet := self._socket.recv(64):
                 self._space.was_read(read_count(packet))
@@ -85,7 +91,9 @@ class LocalLink:
     def send(self, fields: Mapping[str, bytes], wait_s: float) -> bool:
         """Sends a message. False if there was no room for it within `wait_s` seconds.
 
-        After that, calls without room return at once, until the receiver has read something. Raises LinkLost.
+        After that, calls without room return at once, until the receiver has read something. For a message that does
+        not fit (see `fits`) there is never room. The names of `fields` must be those of a kind in `frames.KINDS`, in
+        that order. Raises LinkLost if the receiver has closed the connection or breaks the protocol.
         """
         self.look()
         give_up = time.monotonic() + (0.0 if self._slow else wait_s)

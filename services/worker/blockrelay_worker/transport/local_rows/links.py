@@ -12,7 +12,7 @@ from blockrelay_worker.transport.local_rows.deaths import Deaths
 from blockrelay_worker.transport.local_rows.frames import Address
 from blockrelay_worker.transport.local_rows.link import LinkLost, LocalLink
 
-#: Number of remembered workers from which on those that are gone are forgotten.
+#: Number of remembered workers from which on all but those with an open local connection are forgotten.
 MAX_REMEMBERED = 64
 
 #: How a worker is reached: by a local connection or through Redis; "gone": its process has ended.
@@ -40,9 +40,11 @@ class LocalLinks:
         self._ways: dict[str, Way] = {}
 
     def takes(self, target: str, fields: Mapping[str, bytes]) -> bool:
-        """True if the message must be sent with `send`, False if through Redis.
+        """True if the message must be sent with `send`, False if through Redis. True also for a worker that is gone.
 
-        May wait for Redis; raises Stopping when the process should end meanwhile.
+        A message that does not fit into the ring closes the connection: that worker is then reached through Redis. May
+        wait for Redis, and CONNECT_S seconds for a new connection; raises Stopping when the process should end
+        meanwhile.
         """
         way = self._way(target)
         if isinstance(way, LocalLink) and not way.fits(fields):
@@ -80,7 +82,7 @@ class LocalLinks:
         return way.unread
 
     def close(self) -> None:
-        """Closes all connections and ends the watch for dead processes."""
+        """Closes all connections and ends the watch for dead processes (see `Deaths.close` for how long it takes)."""
         for target, way in list(self._ways.items()):
             if isinstance(way, LocalLink):
                 self._forget(target, way)

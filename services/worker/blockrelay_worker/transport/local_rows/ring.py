@@ -17,6 +17,7 @@ class RingSpace:
     """
 
     def __init__(self, size: int) -> None:
+        """`size` is that of the ring, in bytes."""
         self.size = size
         self._taken: deque[tuple[int, int]] = deque()
         self._end = 0
@@ -58,9 +59,10 @@ class RingSpace:
 
 
 def new_ring(size: int) -> tuple[int, mmap.mmap]:
-    """Creates a ring: its file descriptor, which the caller closes, and its bytes. Raises OSError.
+    """Creates a ring of `size` bytes. Returns its file descriptor, which the caller closes, and its mapped memory.
 
-    Its size is sealed, so that no writer can shrink it under its reader.
+    `size` is at least 1. It is sealed, so that no writer can shrink the ring under its reader. Raises OSError if that
+    fails, and on other systems than Linux.
     """
     if sys.platform != "linux":
         raise OSError("this system has no such memory")
@@ -79,7 +81,8 @@ def new_ring(size: int) -> tuple[int, mmap.mmap]:
 def map_ring(ring: int) -> mmap.mmap:
     """Maps another process's ring for reading, from its file descriptor.
 
-    Raises WireError for a ring that could still be shrunk, is empty, or is larger than MAX_RING_BYTES.
+    The caller may close the descriptor afterwards. Raises WireError for a ring that could still be shrunk, is empty, or
+    is larger than MAX_RING_BYTES, and for a descriptor of anything else. Raises OSError on other systems than Linux.
     """
     if sys.platform != "linux":
         raise OSError("this system has no such memory")

@@ -6,6 +6,7 @@ import socket
 import struct
 import sys
 
+#: True where workers of one host can send each other rows through shared memory.
 HAS_LOCAL_ROWS = sys.platform == "linux"
 
 
@@ -33,18 +34,20 @@ def own_user() -> int:
 
 
 def send_with(connection: socket.socket, packet: bytes, descriptor: int) -> None:
-    """Sends a packet together with a file descriptor, which stays the caller's to close. Raises OSError.
+    """Sends a packet together with a file descriptor, which stays the caller's to close.
 
-    Does nothing on Windows, which has no such sockets.
+    Raises OSError if it cannot, BlockingIOError if a socket that does not block is full. Does nothing on Windows, which
+    has no such sockets.
     """
     if sys.platform != "win32":
         socket.send_fds(connection, [packet], [descriptor])
 
 
 def receive_with(connection: socket.socket, max_bytes: int) -> tuple[bytes, list[int]]:
-    """Receives a packet of at most `max_bytes` bytes, and at most one file descriptor, which the caller closes.
+    """Receives a packet and at most one file descriptor, which the caller closes. Cuts a packet at `max_bytes` bytes.
 
-    Raises OSError.
+    The packet is empty if the other end has closed. Raises OSError, which is BlockingIOError if nothing waits on a
+    socket that does not block.
     """
     if sys.platform == "win32":
         raise OSError("this system has no such sockets")
@@ -53,17 +56,20 @@ def receive_with(connection: socket.socket, max_bytes: int) -> tuple[bytes, list
 
 
 def process_descriptor(process: int) -> int | None:
-    """A file descriptor (pidfd) that is readable once the process has ended; None if the system gives none."""
+    """A file descriptor (pidfd) that is readable once the process has ended. The caller closes it.
+
+    None if there is no such process any more, or if the system gives none.
+    """
     if sys.platform != "linux" or process <= 0:
         return None
     try:
         return os.pidfd_open(process)
     except OSError:
-        return None  # an older kernel, or no permission
+        return None  # it has ended, an older kernel, or no permission
 
 
 def readable(descriptor: int, wait_s: float) -> bool:
-    """Waits up to `wait_s` seconds until a file descriptor is readable; True if it is. False on Windows."""
+    """Waits up to `wait_s` (>= 0) seconds until a file descriptor is readable; True if it is. False on Windows."""
     if sys.platform == "win32":
         return False
     look = select.poll()

@@ -1,6 +1,8 @@
 """A device whose numbers are wrong takes no work."""
 
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,14 @@ from blockrelay.settings import BUNDLED_MODEL
 from blockrelay_worker.execution.batch import Batch, StageOutput
 from blockrelay_worker.execution.executor import Executor, PageContent
 from blockrelay_worker.execution.fault_injection import WrappingExecutor
-from blockrelay_worker.execution.onnx.known_answers import PAGES_NEEDED, Answers, check, furthest_row, known_answers
+from blockrelay_worker.execution.onnx.known_answers import (
+    PAGES_NEEDED,
+    Answers,
+    check,
+    furthest_row,
+    known_answers,
+    worst,
+)
 from blockrelay_worker.execution.onnx.loading import OnnxExecutors
 from blockrelay_worker.execution.onnx.providers.opening import open_provider
 from blockrelay_worker.execution.onnx.providers.provider import CpuProvider, Provider
@@ -154,3 +163,17 @@ def test_rounding_that_grows_from_block_to_block_is_no_wrong_kernel(device: str)
     error = furthest_row(stage, answers(folder, 1, blocks))
     stage.close()
     assert executors.tolerance(folder.manifest) < error < 0.04
+
+
+@pytest.mark.parametrize("errors", [(math.nan, 0.1), (0.1, math.nan), (0.0, math.nan, 0.2)])
+def test_what_is_not_finite_is_the_worst_wherever_it_is(errors: tuple[float, ...]) -> None:
+    assert math.isnan(worst(errors))
+
+
+def test_a_step_that_is_not_finite_is_not_lost_among_the_others(fp32: BlockFolder) -> None:
+    right = answers(fp32, 1, 2)
+    stage = REFERENCE.load(fp32, 1, 2, pages=PAGES_NEEDED)
+    assert furthest_row(stage, right) < 1e-5
+    spoiled = replace(right, outputs=(*right.outputs[:-1], right.outputs[-1] * np.float32("nan")))
+    assert math.isnan(furthest_row(stage, spoiled))
+    stage.close()

@@ -32,7 +32,8 @@ ANY = float(np.finfo(np.float64).max)
 def auto(problem: Problem) -> Placement:
     """Returns the plan with the shortest step; of equal ones that with fewer stages.
 
-    Raises NoPlan when none fits, and OutOfTime when the best was not found within PROOF_LIMIT_S.
+    It chooses from all devices of the fleet: `registry.place` leaves only the wished targets there. Raises NoPlan when
+    none fits, and OutOfTime when the best was not found within PROOF_LIMIT_S.
     """
     until = time.monotonic() + PROOF_LIMIT_S
     # Of CPU devices that share cores only one is used: the fastest, or if no plan fits then, the one with most room.

@@ -72,9 +72,10 @@ class CountSearch:
         return bool(reached[self._blocks].any())
 
     def quickest(self, stages: int, limit_s: float) -> tuple[float, tuple[StageChoice, ...]] | None:
-        """Returns the way of `stages` stages with the least seconds in all, hops included, and these seconds.
+        """Returns the way of `stages` stages with the least seconds in all, and these seconds, which come first.
 
-        Each stage has at most `limit_s` seconds for a group. None when there is no such way.
+        They include the hops and the tokens' way back. Each stage has at most `limit_s` seconds for a group. None when
+        there is no such way.
         """
         if self._limit_s != limit_s:
             self._limit_s, self._layers = limit_s, {}

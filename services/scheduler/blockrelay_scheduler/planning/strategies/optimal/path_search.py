@@ -1,9 +1,9 @@
-"""Search for the quickest stages by an integer program, for fleets with too many kinds of devices for `count_search`.
+"""Search for the quickest stages by an integer program, for fleets with too many devices and kinds for `count_search`.
 
 Stages are arcs from block to block, and a plan is a path that uses of each kind at most the devices that it has:
 
     y[o, i, j] in {0, 1}    the stage of blocks i+1 to j runs by option o
-    w[i, a, b] >= 0         behind block i a stage on kind b follows one on kind a; only where links differ
+    w[i, a, b] >= 0         behind block i a stage on kind b follows one on kind a; one for all kinds if links are alike
     sum of the y that end at i = sum of the y that begin at i;     sum of y = stages
     sum over y of kind k of its replicas <= devices of kind k
 
@@ -37,15 +37,15 @@ class PathSearch:
     def is_possible(self, stages: int, limit_s: float) -> bool:
         """Returns whether `stages` stages can cover all blocks, each with at most `limit_s` seconds for a group.
 
-        Raises OutOfTime.
+        Raises OutOfTime when that is not known at `until`, because it finds the quickest way.
         """
         return self.quickest(stages, limit_s) is not None
 
     def quickest(self, stages: int, limit_s: float) -> tuple[float, tuple[StageChoice, ...]] | None:
-        """Returns the way of `stages` stages with the least seconds in all, hops included, and these seconds.
+        """Returns the way of `stages` stages with the least seconds in all, and these seconds, which come first.
 
-        Each stage has at most `limit_s` seconds for a group. None when there is no such way. Raises OutOfTime when the
-        answer is not known at `until`.
+        They include the hops and the tokens' way back. Each stage has at most `limit_s` seconds for a group. None when
+        there is no such way. Raises OutOfTime when the answer is not known at `until`.
         """
         if (stages, limit_s) not in self._known:
             self._known[stages, limit_s] = self._solve(stages, limit_s)

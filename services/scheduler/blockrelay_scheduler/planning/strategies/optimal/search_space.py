@@ -31,7 +31,10 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """The seconds of every stage on every option, for one group of requests when `groups` groups are in flight."""
+    """The seconds of every stage on every option, for one group of requests when `groups` groups are in flight.
+
+    N is the number of blocks of the model.
+    """
 
     groups: int
     seconds: tuple[F64, ...]
@@ -51,7 +54,10 @@ class Tables:
         return [None] if np.all(self.backs == self.backs[0, 0]) else list(range(len(self.backs)))
 
     def least_seconds(self, stages: int) -> float:
-        """A lower bound for all ways of `stages` stages: every block where it is fastest, every hop the shortest."""
+        """Returns a lower bound of the seconds of all plans of `stages` stages, 1 to N.
+
+        It has every block where it is fastest, and for every hop the shortest.
+        """
         each = np.min([np.diff(sums) for sums in self.sums], axis=0).sum()
         if stages == 1:
             return float(each)

@@ -1,4 +1,4 @@
-"""Words the refusal where no plan fits: what is short, on which device, by how much, and what would fit. Pure."""
+"""Writes the message where no plan fits: what is short, on which device, by how much, and what would fit. Pure."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -7,12 +7,15 @@ from blockrelay.quantities import counted, format_quantity
 from blockrelay_scheduler.planning.problem import OutOfTime, Problem, Promise
 from blockrelay_scheduler.planning.strategies.optimal.search_space import Space
 
-#: A function that returns whether any plan of a problem fits.
+#: A function that returns whether any plan of a problem fits. It may raise OutOfTime.
 Fits = Callable[[Problem], bool]
 
 
 def what_is_short(problem: Problem, space: Space, fits: Fits) -> str:
-    """Returns the message for a problem that has no plan on the devices of `space`."""
+    """Returns the message for a problem that has no plan on the devices of `space`.
+
+    `fits` is asked for smaller promises; if it raises OutOfTime, the message does not say what would fit.
+    """
     promise, limit = problem.promise, problem.wishes.memory_limit
     rooms = {device.id: problem.room_of(device) or 0 for devices in space.kinds for device in devices}
     largest = max(rooms, key=lambda name: rooms[name])

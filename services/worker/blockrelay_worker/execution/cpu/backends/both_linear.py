@@ -50,7 +50,7 @@ class BothLinear(Linear):
         return self.ort_from - 1
 
     def settle(self, ort_from: int) -> None:
-        """Sets the number of rows from which on ONNX Runtime is used; NEVER frees its memory."""
+        """Sets the number of rows from which on ONNX Runtime is used. NEVER drops its layer, to free memory."""
         self.ort_from = ort_from
         if ort_from >= NEVER:
             self.ort = None
@@ -64,6 +64,7 @@ def fits_twice(weight_bytes: int, available: int, kv_bytes: int) -> bool:
     """Returns whether memory suffices for both backends. Pure.
 
     `available` bytes are free now; `weight_bytes` for our packed weights and `kv_bytes` for KV pages are taken first.
+    SECOND_BACKEND_COPIES of the weights must fit into SECOND_BACKEND_SHARE of the rest.
     """
     return SECOND_BACKEND_COPIES * weight_bytes <= SECOND_BACKEND_SHARE * (available - kv_bytes - weight_bytes)
 
@@ -72,7 +73,8 @@ def settle(linears: Iterable[BothLinear]) -> dict[tuple[int, int], int]:
     """Measures both backends for each shape (depth, columns) and sets `ort_from` of all linear layers of this shape.
 
     Each layer still has both: it was not settled before. Takes seconds. Returns the number of rows from which on ONNX
-    Runtime serves, by shape.
+    Runtime serves (NEVER: for none), by shape. The caller then calls `StageExecutor.linears_changed`: recorded programs
+    are out of date. Raises ExecutionError if ONNX Runtime fails.
     """
     by_shape: dict[tuple[int, int], list[BothLinear]] = {}
     for one in linears:

@@ -15,12 +15,16 @@ _KEPT_BINDINGS = 64
 
 @final
 class OrtLinear(Linear):
-    """A linear layer in ONNX Runtime: a graph of the block folder whose weights come from memory-mapped tensors."""
+    """A linear layer in ONNX Runtime: a graph of the block folder, with the weights as arrays.
+
+    Buffers of calls with at most 64 rows stay bound by their addresses: call `forget_buffers` before they are freed.
+    A call raises ExecutionError if ONNX Runtime fails.
+    """
 
     def __init__(self, graph: bytes, weights: Mapping[str, NDArray[Any]], *, runtime: OrtRuntime) -> None:
         """Makes the session. `weights` are the graph's initializers by name, matrix first; ONNX Runtime repacks them.
 
-        Raises ExecutionError if ONNX Runtime refuses the graph.
+        Weights are contiguous, in float32, uint8 or int8. Raises ExecutionError if ONNX Runtime refuses the graph.
         """
         self.weight_type = next(iter(weights.values())).dtype
         self._session = runtime.session(graph, weights)

@@ -128,7 +128,9 @@ class OrtRuntime:
     def session(self, graph: bytes, weights: Mapping[str, NDArray[Any]]) -> "OrtSession":
         """Makes a session of `graph` (a serialised model) with external initializers `weights`, which it repacks.
 
-        The graph runs as it was hashed, without optimisation. Raises ExecutionError if ONNX Runtime refuses it.
+        The graph has one input and one output. Weights, by the names of its initializers, are contiguous, in float32,
+        uint8 or int8; the session keeps them. ONNX Runtime does not optimise the graph, so that it computes exactly
+        what the block folder has. Raises ExecutionError if ONNX Runtime refuses it.
         """
         options, made = _P(), _P()
         self.call("CreateSessionOptions", ctypes.byref(options))
@@ -177,7 +179,8 @@ class OrtSession:
     def bind(self, rows: NDArray[Any], out: NDArray[Any]) -> Callable[[], None]:
         """Returns a function that runs the graph from `rows` into `out`, as often as it is called.
 
-        Both arrays must be contiguous and outlive the function, which raises ExecutionError if the run fails.
+        Both arrays must be contiguous, in float32, uint8 or int8, and outlive the function. The function raises
+        ExecutionError if the run fails; `bind` does if ONNX Runtime refuses an array.
         """
         run, check = self._runtime.function("Run"), self._runtime.check
         inputs, outputs = self._runtime.tensor(rows), self._runtime.tensor(out)

@@ -53,7 +53,11 @@ class MadeUpTensors:
     blocks."""
 
     def __init__(self, served: ServedBlocks, first_block: int, steps: Sequence[KnownStep]) -> None:
-        """Computes the integers that earlier blocks give in `steps`, if the stage takes any."""
+        """Computes the integers that earlier blocks give in `steps`, if the stage takes any. `first_block` is not 1.
+
+        Raises OnnxBlocksError for an earlier block's file that cannot be read, and ONNX Runtime's error if such a block
+        fails on its CPU provider.
+        """
         self._taken = handed_on(served.wiring, first_block - 1)
         self._served, self._first_block = served, first_block
         sizes = {
@@ -66,7 +70,11 @@ class MadeUpTensors:
         self._integers: Mapping[tuple[int, int], Arrays] = served.integers(self._taken, sizes) if whole else {}
 
     def given(self, rows: int, past: int) -> dict[str, NDArray[Any]]:
-        """Returns the tensors of one sequence with `rows` new tokens and `past` earlier ones."""
+        """Returns the tensors, by name, of one sequence with `rows` new tokens and `past` earlier ones.
+
+        Both numbers are those of a part in the waves of the `steps` given at construction. Raises OnnxBlocksError for a
+        tensor that cannot be made up, or whose shape does not follow from the files.
+        """
         sizes, tensors = StepSizes(batch=1, new=rows, past=past), dict[str, NDArray[Any]]()
         shapes = shapes_handed_on(self._served.wiring, self._first_block - 1, sizes)
         for one in self._taken:
@@ -76,7 +84,10 @@ class MadeUpTensors:
         return tensors
 
     def tensors(self, step: KnownStep) -> list[list[NamedTensors]]:
-        """Returns the tensors of a step, as a stage takes them: a list for each part of the step."""
+        """Returns the tensors of one of the `steps`, as a stage takes them: a list for each part of the step.
+
+        Raises OnnxBlocksError for a tensor that cannot be made up, or whose shape does not follow from the files.
+        """
         tensors: list[list[NamedTensors]] = [[] for _ in step.parts]
         for wave in waves(step.segments, one_by_one=self._served.one_by_one):
             for part in wave:
@@ -97,7 +108,13 @@ class PartAnswers:
     """For each step the name and content of each output."""
 
     def check_step(self, stage: Executor, number: int, *, first_page: int, tolerance: float, where: str) -> None:
-        """Has `stage` compute step `number` again and compares: see `Answers.check_step`."""
+        """Has `stage` compute step `number` (an index in `steps`) again, and compares its outputs with the known ones.
+
+        Uses the PAGES_NEEDED pages from `first_page` on. A step reads what earlier ones left there: begin with step 0,
+        run them in order, and let nothing else use the pages. `tolerance` is the largest error of a row that counts as
+        right, relative to the row's length; what is no float must be equal. Raises KnownAnswerMismatch, whose message
+        begins with `where`, for an output that is further off, and ExecutionError if the step fails.
+        """
         step = self.steps[number]
         batch = replace(self.batches[number], segments=step.at(first_page).segments)
         for (name, expected), (_, actual) in zip(self.outputs[number], _given(stage.run(batch)), strict=True):
@@ -109,8 +126,11 @@ Known = Answers | PartAnswers
 
 
 def part_answers(stage: Executor, served: ServedBlocks, first_block: int, last_block: int) -> PartAnswers:
-    """Returns what `stage`, of blocks `first_block` to `last_block`, gives now in the steps of OF_A_COMPOSITION. Uses
-    its first pages, which must be free."""
+    """Returns what `stage`, of blocks `first_block` to `last_block`, gives now in the steps of OF_A_COMPOSITION.
+
+    Uses its first pages, which must be free. Raises ExecutionError if a step fails, OnnxBlocksError if an input cannot
+    be made up, and ONNX Runtime's error if an earlier block, computed for integers, fails.
+    """
     steps, model = possible(OF_A_COMPOSITION, served.folder.model), served.folder.model
     made = None if first_block == 1 else MadeUpTensors(served, first_block, steps)
     batches = tuple(
@@ -145,10 +165,15 @@ class _Run:
 
 
 def prove(stage: AsIsStage, *, tolerance: float, proved: Callable[[], None]) -> None:
-    """Raises KnownAnswerMismatch naming the block, the device, and what is further off than `tolerance`; ExecutionError
-    if a block fails.
+    """Compares each block of `stage` with the same file on ONNX Runtime's CPU provider, in all known steps.
 
-    Takes the first pages of a stage that nothing uses yet. `proved` is called after each run of a block.
+    Nothing may use the stage yet: its first PAGES_NEEDED pages are overwritten. `tolerance` is the largest error of a
+    row that counts as right, relative to the row's length; for a KV page it is PAGE_TOLERANCE if that is more. `proved`
+    is called after each run of a block.
+
+    Raises KnownAnswerMismatch, which names the block, the device and the output that is further off; ExecutionError if
+    a block fails; OnnxBlocksError for a file that cannot be read or an input that cannot be made up; and ONNX Runtime's
+    error if the reference fails.
     """
     served, first, last = stage.served, stage.first_block, stage.last_block
     steps, where = possible(STEPS, served.folder.model), served.provider.device

@@ -40,7 +40,8 @@ class AsIsBlock:
         """Opens block `index`, counted from 1, of the folder `root`, for `steps` steps. ONNX Runtime maps the weights
         from the files there.
 
-        Raises OnnxBlocksError for a file that cannot be read, and what ONNX Runtime raises.
+        Raises OnnxBlocksError for a file that cannot be read, UsageError if this machine lacks something, and what ONNX
+        Runtime raises.
         """
         signature = wiring.blocks[index - 1]
         self.name = signature.block
@@ -64,7 +65,8 @@ class AsIsBlock:
 
     def run(self, given: Mapping[str, Value], pools: Mapping[str, ort.OrtValue]) -> dict[str, Value]:
         """Runs the block and returns its outputs by name, without the presents, which go to the `pools`. Floats stay on
-        the device if it has memory for outputs; logits come to the host. `given` may have more than the block takes."""
+        the device if it has memory for outputs; logits come to the host. `given` may have more than the block takes.
+        Raises what ONNX Runtime raises."""
         binding = self._binding
         try:
             for name in self._inputs:

@@ -36,7 +36,7 @@ class SegmentPart:
 @dataclass(frozen=True, slots=True, eq=False)
 class Group:
     """Parts that run together. `inputs`: by name, the request's inputs included. `wanted`: indexes into the batch's
-    `wanted`, one for each row of logits that comes out, in order."""
+    `wanted`, one for each row of logits that comes out, in order. If it is empty, one row comes out that has no use."""
 
     parts: tuple[SegmentPart, ...]
     inputs: dict[str, NDArray[Any]]
@@ -98,9 +98,12 @@ def grouped(
     single: bool = False,
     paged: bool = True,
 ) -> list[Group]:
-    """Returns the groups of a wave. `tokens`: of the whole batch. `wanted`: the batch's rows whose logits are returned.
-    `request`: the request's inputs and their dtypes. `single`: each sequence runs alone. `paged` false: the blocks have
-    no KV. Tensors from earlier stages are not among the inputs yet: the caller adds them."""
+    """Returns the groups of a wave: the parts of one have equally many new tokens, and equally many past ones.
+
+    `tokens`: of the whole batch. `wanted`: the batch's rows whose logits are returned. `request`: dtypes by name of the
+    request's inputs, out of input_ids, attention_mask and position_ids. `single`: each sequence runs alone. `paged`
+    false: the blocks have no KV. Tensors from earlier stages are not among the inputs yet: the caller adds them.
+    """
     members: dict[tuple[int, ...], list[SegmentPart]] = {}
     for part in parts:
         key = (part.segment.rows, part.segment.first_position, *((part.begin,) if single else ()))

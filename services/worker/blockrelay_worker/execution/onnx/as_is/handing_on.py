@@ -21,7 +21,8 @@ def joined(parts: Sequence[SegmentPart], tensors: Sequence[HandedOn], block: str
     """Returns the tensors that a stage gets for a group: the sequences side by side, or the first one's tensor if it
     does not depend on the sequences. `block` is the stage's first block.
 
-    Raises ExecutionError, with block and tensor, if a tensor is not as its maker declares it.
+    Raises ExecutionError, with block and tensor, if a tensor is missing or not as its maker declares it, or if its
+    shape differs between the sequences.
     """
     result: Arrays = {}
     for one in tensors:

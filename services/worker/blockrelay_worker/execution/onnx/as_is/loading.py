@@ -54,7 +54,11 @@ class AsIsExecutors:
         return hashed_id(manifest, parts, self._provider.name)
 
     def memory(self, folder: BlockFolder) -> DeviceMemory:
-        """Returns the memory that blocks and pages take on the device, and its budget where the provider knows it."""
+        """Returns the memory that blocks and pages take on the device, and its budget where the provider knows it.
+
+        The folder must be of ONNX blocks. Raises OnnxBlocksError for files of blocks that cannot be read or do not fit
+        together.
+        """
         layers = folder.model.onnx_layers
         assert layers is not None, "a model of ONNX blocks"
         one_layer = layers.index(max(layers)) + 1
@@ -72,7 +76,10 @@ class AsIsExecutors:
         )
 
     def resident(self, folder: BlockFolder, first_block: int, last_block: int) -> set[int]:
-        """Returns no block: sessions are made of a block's file, which may have changed."""
+        """Returns the blocks that are on the device already and need not be read: always an empty set.
+
+        Sessions are made of a block's file, which may have changed.
+        """
         return set()
 
     def loaded(
@@ -80,11 +87,13 @@ class AsIsExecutors:
     ) -> tuple[AsIsStage, Known]:
         """Returns the stage, and what it gives now: it must always give this, within `tolerance`.
 
-        The stage has given its known answers, except on ONNX Runtime's CPU provider, which is the reference.
+        The stage has given its known answers, except on ONNX Runtime's CPU provider, which is the reference. It has at
+        least PAGES_NEEDED pages. `weight_room` has no effect: `warm` limits the blocks on the device.
 
         Raises KnownAnswerMismatch for wrong numbers; BlockFolderError for blocks that do not exist, cannot be loaded,
-        or cannot be a stage; ExecutionError for blocks that this device cannot load now; UsageError if it lacks the
-        blocks' float type.
+        or cannot be a stage; ExecutionError for blocks that this device cannot load or run now; UsageError if it lacks
+        the blocks' float type, or cannot hold the pages. A failure of the reference on the CPU provider is raised
+        as ONNX Runtime raises it.
         """
         dtype: FloatType = "float32" if set(folder.manifest.precisions) == {"fp32"} else "float16"
         if self._provider.name != CpuProvider.name and (lacking := failure(self._provider, dtype)):
@@ -112,7 +121,7 @@ class AsIsExecutors:
             raise
 
     def tolerance(self, manifest: Manifest) -> float:
-        """Returns the tolerance for the folder's float type: see `answers.TOLERANCES`."""
+        """Returns the allowed error of a row, relative to its length, for the folder's float type (`TOLERANCES`)."""
         return TOLERANCES["float32" if set(manifest.precisions) == {"fp32"} else "float16"]
 
     def _served(self, folder: BlockFolder) -> ServedBlocks:
@@ -123,8 +132,12 @@ class AsIsExecutors:
 
 
 def room_for_sessions(provider: Provider, budget_bytes: int | None) -> int | None:
-    """Returns the bytes that sessions may take by default: half of the device's budget, or of the host's free memory
-    where that is the device. The rest is for KV pages and steps. None if neither is known."""
+    """Returns the bytes that sessions may take by default: half of the device's memory budget. The rest is for KV pages
+    and steps.
+
+    The budget is `budget_bytes`; if that is None or 0, `provider.budget_bytes()`. If that is None too, the budget of
+    the CPU provider is the host's free memory, and for other providers the result is None.
+    """
     room = budget_bytes or provider.budget_bytes()
     if room is None and provider.name == CpuProvider.name:
         room = available_bytes()

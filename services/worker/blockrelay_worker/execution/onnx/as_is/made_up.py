@@ -36,8 +36,9 @@ def made_up(
 
     `source` says where a served block gets the input from: the request, an earlier block or the KV. `sizes` are those
     of the step; `vocabulary` bounds token ids (None: unknown).
-    Integers and booleans of earlier blocks are lengths and positions, so their real values (`given`) are taken: made-up
-    ones would point nowhere. A boolean array of two or more dimensions that is not in `given` becomes a causal mask.
+    Integers and booleans of earlier blocks are lengths and positions, so their real values (`given`) are returned, in
+    their own shape: made-up ones would point nowhere. A boolean array of two or more dimensions that is not in `given`
+    becomes a causal mask.
     Raises OnnxBlocksError for other integers and booleans that are not in `given`, unless the array is empty, and for
     an array of more than 16 GiB.
     """

@@ -27,8 +27,10 @@ _END = 2**62
 
 
 def put_into_pages(model: ModelProto, wiring: Wiring, shape: ServedShape, index: int) -> Collection[str]:
-    """Changes `model`, the graph of block `index`: its pasts and presents are in the pools afterwards. Returns the
-    names of the pools that it writes (`NAME_out`)."""
+    """Changes `model`, the graph of block `index` (from 1): its pasts and presents are in the pools afterwards.
+
+    Returns the names of the pools that it writes. The output for the pool NAME is `NAME_out`.
+    """
     theirs, graph = model.graph, _Paged(shape)
     pasts = {
         name: shape.pool_of(source.slot)

@@ -36,7 +36,10 @@ class ServedBlocks:
     """
 
     def __init__(self, folder: BlockFolder, provider: Provider, warm: WarmLimits, tries: TryLimits) -> None:
-        """Reads the graphs of all blocks, without weights. Makes no session."""
+        """Reads the graphs of all blocks, without weights. Makes no session. `warm` and `tries` limit later ones.
+
+        Raises OnnxBlocksError for files that cannot be read, and for blocks that do not fit together.
+        """
         assert folder.onnx_root is not None, "a model of ONNX blocks"
         self.folder, self.provider, self.root = folder, provider, folder.onnx_root
         self.wiring = served_wiring(folder.root)
@@ -87,16 +90,23 @@ class ServedBlocks:
             raise BlockFolderError(message) from error
 
     def reference(self, index: int) -> AsIsBlock:
-        """Returns block `index` on ONNX Runtime's CPU provider."""
+        """Returns a new session of block `index` on ONNX Runtime's CPU provider.
+
+        Raises OnnxBlocksError for a file that cannot be read, and ONNX Runtime's error if it cannot be loaded.
+        """
         return AsIsBlock(CpuProvider(), self.root, self.wiring, self.shape, index, steps="few")
 
     def pages_for_reference(self, first: int, last: int, pages: int) -> DevicePages:
-        """Returns KV pages of blocks `first` to `last` on ONNX Runtime's CPU provider, all zeros."""
+        """Returns `pages` KV pages of blocks `first` to `last` on ONNX Runtime's CPU provider, all zeros.
+
+        Raises OnnxBlocksError if the file of block `first` cannot be read, and ONNX Runtime's error if it cannot be
+        loaded.
+        """
         return self.pages(CpuProvider(), first, last, self.reference(first), pages)
 
     def pages(self, provider: Provider, first: int, last: int, block: AsIsBlock, pages: int) -> DevicePages:
-        """Returns KV pages of blocks `first` to `last` on `provider`, all zeros. `block` is any block on that
-        device."""
+        """Returns `pages` KV pages of blocks `first` to `last` on `provider`, all zeros. `block` is any block on that
+        device. Raises UsageError for more bytes than the device has in one piece, or ONNX Runtime's error."""
         return DevicePages(
             provider,
             block.session,
@@ -115,7 +125,9 @@ class ServedBlocks:
     def count_sequences(self, tensors: Sequence[HandedOn]) -> bool:
         """Returns whether one of these tensors depends on how many sequences run together, as shapes do. If so,
         sequences must run alone, in the stage that makes it and in those that take it, where others may run beside
-        them. Computed once, with few tokens, on ONNX Runtime's CPU provider."""
+        them. Computed once, with few tokens, on ONNX Runtime's CPU provider. False if the model takes one sequence at a
+        time anyway (`shape.single`). Raises OnnxBlocksError for a file that cannot be read, and ONNX Runtime's error if
+        a block cannot be loaded or fails."""
         candidates = [] if self.shape.single else [one for one in tensors if one.may_count]
         if new := [one for one in candidates if one.name not in self._counting]:
             one, two = (self._made(new, [(batch, _PROBED_ROWS, 0)])[0] for batch in (1, 2))
@@ -126,7 +138,8 @@ class ServedBlocks:
         self, tensors: Sequence[HandedOn], sizes: Collection[tuple[int, int]]
     ) -> dict[tuple[int, int], Arrays]:
         """Returns those of `tensors` that are integers, which cannot be made up, as earlier blocks compute them from
-        fixed tokens: for one sequence of each of `sizes` (new tokens, past tokens)."""
+        fixed tokens: for one sequence of each of `sizes` (new tokens, past tokens), by name. Raises OnnxBlocksError for
+        a file that cannot be read, and ONNX Runtime's error if a block cannot be loaded or fails."""
         integers = [one for one in tensors if np.dtype(one.tensor.dtype).kind in "iu"]
         ordered = sorted(sizes)
         made = self._made(integers, [(1, *size) for size in ordered])

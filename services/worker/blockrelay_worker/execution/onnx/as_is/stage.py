@@ -50,8 +50,10 @@ class AsIsStage:
         numerics_id: str,
         ran_block: Callable[[], None] = lambda: None,
     ) -> None:
-        """`ran_block` is called after each block that has run. Raises BlockFolderError for blocks that cannot be
-        loaded, ExecutionError for what this device cannot load now."""
+        """`ran_block` is called after each block that has run. Raises BlockFolderError for blocks that cannot be loaded
+        or cannot be a stage, ExecutionError for blocks that this device cannot load now. Raises OnnxBlocksError for a
+        file of an earlier block that cannot be read. Raises ONNX Runtime's error if the reference fails on a CPU or the
+        pages find no memory, and UsageError for a pool larger than the device has in one piece."""
         self.served, self.folder, self._ran_block = served, served.folder, ran_block
         self.first_block, self.last_block = first_block, last_block
         self.wiring, self.shape, model = served.wiring, served.shape, served.folder.model
@@ -110,11 +112,11 @@ class AsIsStage:
         return self.pages.moved_bytes()
 
     def export_pages(self, pages: Sequence[int]) -> list[PageContent]:
-        """Returns copies of the pages, in the type of `layout`."""
+        """Returns copies of the pages, in the type of `layout`. Raises what ONNX Runtime raises."""
         return self.pages.export_pages(pages)
 
     def import_pages(self, pages: Sequence[int], contents: Sequence[PageContent]) -> None:
-        """Writes pages: see `PageOwner.import_pages`."""
+        """Writes pages: see `PageOwner.import_pages`. Raises what ONNX Runtime raises."""
         self.pages.import_pages(pages, contents)
 
     def clean_up(self) -> None:
@@ -128,7 +130,7 @@ class AsIsStage:
         self.pages.close()
 
     def run(self, batch: Batch) -> StageOutput:
-        """Runs a batch: see `Executor.run`. Raises ExecutionError naming the block."""
+        """Runs a batch: see `Executor.run`. Raises ExecutionError, naming the block if one failed."""
         tokens, kv_s = self._tokens(batch), 0.0
         logits = np.empty((len(batch.wanted), self.shape.vocabulary), np.float32)
         made: list[list[NamedTensors]] = [[] for _ in batch.segments]
@@ -154,7 +156,7 @@ class AsIsStage:
 
     def first_not_finite(self, batch: Batch) -> BlockFault | None:
         """Finds the first block whose output is NaN or infinite: see `Executor.first_not_finite`. All outputs are
-        checked, but not the KV."""
+        checked, of logits the wanted rows, but not the KV. Masks may have minus infinity."""
         tokens, seconds = self._tokens(batch), dict[str, float]()
         for wave in self._waves(batch):
             groups = self._grouped(wave, tokens, batch)
@@ -246,7 +248,7 @@ class AsIsStage:
 
 
 def last_uses(wiring: Wiring) -> dict[int, list[str]]:
-    """Returns for each block the outputs of earlier blocks that it is the last to take."""
+    """Returns, by the number of each block, the names of outputs of earlier blocks that it is the last to take."""
     last = {
         name: block.index
         for block, sources in zip(wiring.blocks, wiring.sources, strict=True)

@@ -34,6 +34,7 @@ class WarmLimits:
         return held_at_once(block_bytes, self.sessions, self.bytes) == sum(block_bytes)
 
 
+#: No limits: every block stays warm.
 ALL = WarmLimits()
 
 
@@ -48,6 +49,7 @@ class WarmCounts:
     load_seconds: float = 0.0
     """Seconds of making sessions."""
     clean_ups: int = 0
+    """How often memory was given back to the system."""
     jobs_ok: int = 0
     jobs_failed: int = 0
     run_seconds: float = 0.0
@@ -84,7 +86,8 @@ class WarmBlocks:
         self._limits, self._users = tries, Counter[int]()
 
     def part(self, first: int, last: int) -> "WarmPart":
-        """Returns the blocks `first` to `last` for a stage, which may share them with others and must close them."""
+        """Returns the blocks `first` to `last` (from 1, both included) for a stage, which closes them once. Others may
+        share them."""
         self._users.update(range(first, last + 1))
         return WarmPart(self, range(first, last + 1))
 
@@ -97,11 +100,12 @@ class WarmBlocks:
         return self._warm[index]
 
     def work(self, index: int, run: Callable[[AsIsBlock], None], counts: WarmCounts, *, last: int) -> float:
-        """Calls `run` with block `index`, while the next block is made. Returns the seconds that `run` took. After
-        block `last` no block is made: another stage may come next, and a session made too early takes the room of one
-        that is needed.
+        """Calls `run` with block `index`, while the next block is made. Returns the seconds that `run` took, failed
+        tries included. After block `last` no block is made: another stage may come next, and a session made too early
+        takes the room of one that is needed.
 
-        If it fails, a new session is made and `run` is called again. Raises what the last try raises.
+        If `run` fails and may be tried again (`Tries.again`), a new session is made and `run` is called again. Raises
+        what the last try raises, and what `get` raises.
         """
         tries, taken_s = self._new_tries(counts), 0.0
         while True:

@@ -18,8 +18,10 @@ from blockrelay_worker.kernels.specification import PAGE
 
 
 class DevicePages:
-    """KV pools by name in `pools`: `block_<i>/keys` and `block_<i>/values` for each i of `layers`. Used by one thread
-    at a time."""
+    """KV pools by name in `pools`: `block_<i>/keys` and `block_<i>/values` for each i of `layers`.
+
+    Each pool is [pages, 16, kv_heads, head_dim]. Used by one thread at a time.
+    """
 
     def __init__(
         self,
@@ -33,7 +35,8 @@ class DevicePages:
         dtype: FloatType,
     ) -> None:
         """Makes pools of `pages` pages of zeros in `dtype`. Outside the device, pages have the layout's type.
-        `session`: any session of the device."""
+        `session`: any session of the device. Raises ONNX Runtime's error if there is no memory, UsageError for a pool
+        larger than the device has in one piece."""
         self._provider, self._model, self._layers, self._layout = provider, model, layers, layout
         self._dtype: FloatType = dtype
         shape = (pages, PAGE, model.kv_heads, model.head_dim)
@@ -52,7 +55,8 @@ class DevicePages:
         return sum(value.tensor_size_in_bytes() for value in self.pools.values())
 
     def export_pages(self, pages: Sequence[int]) -> list[PageContent]:
-        """Returns copies of the pages, in the layout's type."""
+        """Returns copies of the pages, in the layout's type. Each page has for each layer keys [kv_heads, head_dim, 16]
+        and values [kv_heads, 16, head_dim]. Raises what ONNX Runtime raises."""
         if not pages or not self.pools:
             return [[] for _ in pages]
         step = self._session("export").run({"pages": np.asarray(pages, np.int64)}, None)
@@ -74,7 +78,10 @@ class DevicePages:
         return [part.reshape(shapes[name.rpartition("/")[2]]) for name, part in zip(self.pools, parts, strict=True)]
 
     def import_pages(self, pages: Sequence[int], contents: Sequence[PageContent]) -> None:
-        """Writes pages: see `PageOwner.import_pages`."""
+        """Writes `contents` into `pages`, in order: for each page the (keys, values) of each layer, as exported.
+
+        Raises what ONNX Runtime raises.
+        """
         if not pages or not self.pools:
             return
         halves = [

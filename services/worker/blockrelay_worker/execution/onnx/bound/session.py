@@ -39,7 +39,7 @@ class BoundSession:
     ) -> Arrays:
         """Runs the graph and returns its outputs by name, without the pools. They are copied to the host, so the device
         has finished; outputs named in `stays` are left in the memory that it gives for them. `inputs` has at least what
-        is not bound."""
+        is not bound. Raises what ONNX Runtime raises."""
         binding = self._binding
         for name in self._given:
             binding.bind_cpu_input(name, inputs[name])

@@ -28,8 +28,8 @@ class Bucket:
 
 
 def bucket_for(segments: Sequence[Segment], *, max_cells: int) -> Bucket | None:
-    """Returns the smallest bucket that holds `segments`. None if a segment has several tokens, if there are more than
-    64, or if the page table has more than `max_cells` cells."""
+    """Returns the smallest bucket that holds `segments`. None if a segment has several tokens, if there are no segments
+    or more than 64, or if the bucket's page table has more than `max_cells` cells."""
     if not 0 < len(segments) <= SEQUENCES[-1] or any(segment.rows != 1 for segment in segments):
         return None
     sequences = next(count for count in SEQUENCES if count >= len(segments))
@@ -39,7 +39,10 @@ def bucket_for(segments: Sequence[Segment], *, max_cells: int) -> Bucket | None:
 
 
 def all_buckets(*, max_pages: int, max_cells: int) -> list[Bucket]:
-    """Returns the buckets of requests with up to `max_pages` pages, short contexts first."""
+    """Returns the buckets of requests with up to `max_pages` pages, short contexts first.
+
+    Buckets whose page table has more than `max_cells` cells (sequences times pages) are left out.
+    """
     return [
         Bucket(pages, sequences)
         for pages in sorted({_width(count) for count in range(1, max_pages + 1)})
@@ -49,7 +52,7 @@ def all_buckets(*, max_pages: int, max_cells: int) -> list[Bucket]:
 
 
 def filled(segments: Sequence[Segment], bucket: Bucket, *, spare_page: int) -> list[Segment]:
-    """Returns the segments, and after them as many on `spare_page` as the bucket has room for."""
+    """Returns the segments, and after them as many on `spare_page` as the bucket, which holds them, has room for."""
     return [*segments, *[Segment(rows=1, first_position=0, pages=(spare_page,))] * (bucket.sequences - len(segments))]
 
 

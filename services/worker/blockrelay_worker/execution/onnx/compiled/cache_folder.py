@@ -66,7 +66,8 @@ class CacheFolder:
         self.root, self._max_bytes = root, max_bytes
 
     def get(self, key: str) -> bytes | None:
-        """Returns what was put under `key`, or None. A damaged file is deleted."""
+        """Returns what was put under `key`, or None. A file that is damaged, too large, unreadable or writable by
+        others is deleted."""
         try:
             with os.fdopen(os.open(self._path(key), os.O_RDONLY | _FLAGS), "rb") as file:
                 status = os.fstat(file.fileno())
@@ -86,7 +87,7 @@ class CacheFolder:
 
     def put(self, key: str, content: bytes) -> None:
         """Keeps `content` under `key`. Files that were used longest ago are deleted for it. Raises nothing if it
-        cannot."""
+        cannot. Content that exceeds the folder's limit is not kept, without a log line."""
         if _HEAD + len(content) > self._max_bytes:
             return
         try:

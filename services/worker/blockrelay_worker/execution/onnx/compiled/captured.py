@@ -24,7 +24,7 @@ from blockrelay_worker.execution.onnx.batches import batch_inputs
 from blockrelay_worker.execution.onnx.bound.session import Arrays
 from blockrelay_worker.execution.onnx.compiled.buckets import Bucket, all_buckets, bucket_for, filled
 from blockrelay_worker.execution.onnx.graphs.flavours import PLAIN, Flavour
-from blockrelay_worker.execution.onnx.known_answers import row_error
+from blockrelay_worker.execution.onnx.known_answers import row_error, worst
 from blockrelay_worker.execution.onnx.providers.provider import Place, Provider
 from blockrelay_worker.execution.page_layout import pages_for
 from blockrelay_worker.kernels.specification import PAGE
@@ -99,7 +99,7 @@ class CapturedSteps:
     ) -> Arrays | None:
         """Replays a step and returns what `eager` would; None if `eager` has to run it. `given`: the inputs that do not
         follow from the segments: a row for each segment, or the wanted rows (`take`). Outputs named in `stays` are left
-        on the device until the next step, and have more rows than were asked for."""
+        on the device until the next step, and have as many rows as the bucket has sequences."""
         bucket = None if self.off else bucket_for(segments, max_cells=self._max_cells)
         graph = None if bucket is None else self._graph(bucket)
         if bucket is None or graph is None:
@@ -120,7 +120,7 @@ class CapturedSteps:
                 self._graph(bucket)
 
     def close(self) -> None:
-        """Drops all recorded steps, which are recorded again when needed."""
+        """Drops all recorded steps, which are recorded again when needed, unless `off` says that none is."""
         for graph in self._graphs.values():
             self._release(graph)
         self._graphs.clear()
@@ -151,7 +151,7 @@ class CapturedSteps:
             if bucket not in self._graphs:
                 self._graphs[bucket] = self._new(bucket, self._arrays(bucket, segments, given))
             actual, expected = self._run(self._graphs[bucket], bucket, segments, given), self._eager(segments, given)
-            error = max(row_error(actual[name], right) for name, right in expected.items() if right.ndim == 2)
+            error = worst(row_error(actual[name], right) for name, right in expected.items() if right.ndim == 2)
             if not error <= self._tolerance:  # NaN is an error too
                 self._give_up(
                     f"a recorded step of {bucket} is off by {error:.2g} of a row's length, where {self._tolerance:.2g} "

@@ -32,10 +32,14 @@ class CompiledGraphs:
         self.hits = self.made = 0
 
     def session(self, graph: bytes, about: Sequence[str], make: Make, *, again: bool) -> Any:
-        """Returns a session of `graph` on the device that `about` describes. `again`: a session that saves its graph
-        must not be used, so a second one is made.
+        """Returns a session of `graph` on the device that `about` describes: that of a kept graph, or a new one whose
+        optimised graph is kept.
 
-        Raises what `make` raises for the graph as it is.
+        `about` must name the device, the versions of ONNX Runtime and the provider, and options that change the
+        optimised graph: a kept graph is used whenever graph, machine type and `about` are equal. `again`: a session
+        that saves its graph must not be used, so a second one is made of the saved graph, if that can be read.
+
+        Raises what `make` raises for the graph as it is, or for that second session.
         """
         key = key_of(graph, about)
         if (kept := self._folder.get(key)) is not None:
@@ -64,8 +68,8 @@ class CompiledGraphs:
         return made
 
     def own_folder(self, name: str, about: Sequence[str]) -> Path | None:
-        """Returns a folder for a provider with a cache of its own, for this device and these versions; None if there
-        can be none."""
+        """Returns a folder, made if missing, for a provider with a cache of its own, called `name`. Each `about`
+        (device and versions) has another folder. None if it cannot be made or others can write to it."""
         return private_folder(self._folder.root.parent / f"{name}-{_digest(json.dumps(list(about)).encode())[:16]}")
 
     def _disbelieved(self, key: str, error: Exception) -> None:
@@ -74,7 +78,10 @@ class CompiledGraphs:
 
 
 def key_of(graph: bytes, about: Sequence[str]) -> str:
-    """Returns the key of a graph: all that decides the optimised graph."""
+    """Returns the key of a kept graph: of its source `graph`, the machine type and `about`.
+
+    `about` has all else that decides the optimised graph: device, versions and options.
+    """
     return json.dumps([VERSION, _digest(graph), platform.machine(), *about])
 
 
@@ -83,7 +90,7 @@ def _digest(content: bytes) -> str:
 
 
 def compiled_graphs(root: Path, environment: MutableMapping[str, str]) -> CompiledGraphs | None:
-    """Returns the cache under `root`; None if there can be none.
+    """Returns the cache under `root`; None if its folder cannot be made, or others own it or can write to it.
 
     Sets variables in `environment`, which must be this process's own, so that the drivers it loads keep their shaders
     there too. Variables that are set already stay.

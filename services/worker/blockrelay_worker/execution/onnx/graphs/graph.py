@@ -42,13 +42,13 @@ class GraphBuilder:
         self.output(self.cast(value, kind, name), kind, shape)
 
     def node(self, kind: str, inputs: Sequence[str], output: str, *, domain: str = "", **attributes: Any) -> str:
-        """Adds a node with one output. Returns the output's name."""
+        """Adds a node of the operator `kind` with one output. Returns the output's name."""
         return self.nodes(kind, inputs, [output], domain=domain, **attributes)
 
     def nodes(
         self, kind: str, inputs: Sequence[str], outputs: Sequence[str], *, domain: str = "", **attributes: Any
     ) -> str:
-        """Adds one node with several outputs. Returns the first of them."""
+        """Adds one node of the operator `kind` with several outputs. Returns the name of the first of them."""
         made = helper.make_node(kind, list(inputs), list(outputs), name=outputs[0], domain=domain, **attributes)
         self._nodes.append(made)
         return outputs[0]

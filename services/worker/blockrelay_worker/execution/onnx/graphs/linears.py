@@ -82,7 +82,7 @@ def _matmul_in_parts(graph: GraphBuilder, x: str, weights: str, shape: tuple[int
 
 def matmul_graph(rows: int, columns: int, bits: int, dtype: FloatType) -> bytes:
     """Returns one linear layer alone as a serialised model: `x` float32 [R, rows], `w` and `w.scales` -> `y` float32
-    [R, columns]."""
+    [R, columns]. `bits` is 8 or 4: it is only for small weights."""
     graph = GraphBuilder(dtype)
     graph.input("x", TensorProto.FLOAT, ["R", rows])
     for name, shape in shapes("w", rows, columns, bits).items():

@@ -19,7 +19,10 @@ _POOL_ORDER = {"keys": [0, 3, 1, 2], "values": [0, 2, 1, 3]}
 
 
 def replaced(graph: GraphBuilder, model: ModelConfig, pool: str) -> str:
-    """Makes the pool an input. Returns the name of the output that replaces it, which the caller must make."""
+    """Makes the pool an input, by its name `pool`, such as `block_3/keys`.
+
+    Returns the name of the output that replaces it, `block_3/keys_out`, for which the caller must add a node.
+    """
     shape = ["pages of the pool", PAGE, model.kv_heads, model.head_dim]
     graph.input(pool, graph.type, shape)
     graph.output(f"{pool}_out", graph.type, shape)
@@ -27,17 +30,23 @@ def replaced(graph: GraphBuilder, model: ModelConfig, pool: str) -> str:
 
 
 def written(graph: GraphBuilder, model: ModelConfig, pool: str, places: str, content: str) -> str:
-    """Adds the pool with `content` written at `places`: int64 [n, 1] of pages, or [n, 2] of pages and slots. Returns
-    the output."""
+    """Adds the pool with `content` written at `places`, and returns the output's name.
+
+    `places` are int64 [n, 1] of pages, with `content` [n, 16, kv_heads, head_dim]; or [n, 2] of pages and slots, with
+    `content` [n, kv_heads, head_dim].
+    """
     return graph.node("ScatterND", [pool, places, content], replaced(graph, model, pool))
 
 
 def export_graph(model: ModelConfig, layers: Sequence[int], dtype: FloatType, *, joined: bool = False) -> bytes:
-    """Returns the model that copies pages out: the pools and `pages` int64 [p] -> `.../keys_page` [p, kv_heads,
-    head_dim, 16] and `.../values_page` [p, kv_heads, 16, head_dim]. The layout is a CPU's, the type the pools' (not
-    every device knows both).
+    """Returns the serialised ONNX model that copies KV pages of `layers` out of their pools.
 
-    With `joined` there is one output instead, `contents` [p, n]: keys and values of each layer, one after the other.
+    Its inputs are `pages`, int64 [p] (page ids), and for each layer N the pools `block_N/keys` and `block_N/values`.
+    Its outputs are `block_N/keys_page` [p, kv_heads, head_dim, 16] and `block_N/values_page` [p, kv_heads, 16,
+    head_dim]: the layout of a CPU's pages, in `dtype`, the type of the pools (not every device knows both types).
+
+    With `joined` there is one output instead, `contents` [p, n]: for each page, keys and values of each layer, one
+    after the other in these layouts.
     """
     graph = GraphBuilder(dtype)
     graph.input("pages", TensorProto.INT64, ["p"])
@@ -58,8 +67,12 @@ def export_graph(model: ModelConfig, layers: Sequence[int], dtype: FloatType, *,
 
 
 def import_graph(model: ModelConfig, layers: Sequence[int], dtype: FloatType) -> bytes:
-    """Returns the model that writes pages: the pools, `pages` int64 [p, 1] and the outputs of an export -> the
-    pools."""
+    """Returns the serialised ONNX model that writes KV pages of `layers` into their pools.
+
+    Its inputs are `pages`, int64 [p, 1] (page ids), the pools, and for each layer N `block_N/keys_page` and
+    `block_N/values_page`, as the model of `export_graph` without `joined` gives them. Its outputs are the pools with
+    these pages, `block_N/keys_out` and `block_N/values_out`.
+    """
     graph = GraphBuilder(dtype)
     graph.input("pages", TensorProto.INT64, ["p", 1])
     for block in layers:

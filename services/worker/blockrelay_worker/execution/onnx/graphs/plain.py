@@ -6,7 +6,7 @@ ScatterND writes into the pools. Rows come ragged, as in `Batch`; attention pads
               slots int64 [R, 2]     page and slot of its keys and values
               rows int64 [B, S]      row of each sequence at each step, padded with any
               back int64 [R]         where each row is in [B * S]
-              reach float [B, S]     position of each of `rows`: it attends to this and earlier ones
+              reach float [B, S]     position of each of `rows`, padded with 0: it attends to this and earlier ones
               table int64 [B, P]     pages of each sequence from position 0 on, padded with any
               seen float [P * 16]    0, 1, 2, ...: the positions in `table`
 
@@ -24,8 +24,11 @@ _UNSEEN = -1e9
 
 
 def describe_batch(graph: GraphBuilder, model: ModelConfig, pages: int | None = None) -> None:
-    """Declares the inputs that say where rows are, and the masks that all layers share. `pages` is ignored: the graph
-    is for tables of all widths."""
+    """Declares the inputs of a batch (see this module's docstring) and the rotary tables `cos` and `sin`.
+
+    The tables are [max_position, head_dim / 2] in the graph's float type. Adds the masks that all layers share. `pages`
+    is ignored: the graph is for page tables of all widths.
+    """
     for name, shape in (
         ("positions", ["R"]),
         ("slots", ["R", 2]),
@@ -49,8 +52,12 @@ def describe_batch(graph: GraphBuilder, model: ModelConfig, pages: int | None = 
 
 
 def attention(graph: GraphBuilder, model: ModelConfig, place: str, q: str, k: str, v: str) -> str:
-    """Adds attention: q, k and v [R, heads, head_dim], not yet rotated -> [R, heads * head_dim]; k and v are written to
-    their slots."""
+    """Adds the attention of one layer and returns the name of its output [R, heads * head_dim].
+
+    `q` [R, heads, head_dim], `k` and `v` [R, kv_heads, head_dim] are names of values, not yet rotated. `place` begins
+    the layer's names (`block_3/`). Its pools, `<place>keys` and `<place>values`, become inputs of the graph; keys and
+    values are written to their slots there. Call `describe_batch` on the graph before: its nodes must come first.
+    """
     heads, dim = model.heads, model.head_dim
     q, k = _rotated(graph, q, dim), _rotated(graph, k, dim)
     keys, values = (

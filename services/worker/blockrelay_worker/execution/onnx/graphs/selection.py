@@ -6,7 +6,7 @@
              total float32 [n]: the sum of exp((logit - largest) * inverse), with `inverse` float32 [n, 1]
     rows     row float32 [n, vocab]
 
-The first two also give `sum` float32 [n], which is finite if all logits of the row are.
+The first two also give `sum` float32 [n] of the row's logits, which is NaN or infinite if one of them is.
 """
 
 from onnx import TensorProto
@@ -26,7 +26,7 @@ def best_graph(vocabulary: int) -> bytes:
 
 
 def largest_graph(vocabulary: int, count: int) -> bytes:
-    """Returns the model `largest`, with k = `count`, for this vocabulary size."""
+    """Returns the model `largest`, with k = `count`, at most `vocabulary`, for this vocabulary size."""
     graph, taken = _taken(vocabulary)
     graph.input("inverse", TensorProto.FLOAT, ["n", 1])
     graph.nodes("TopK", [taken, graph.integers(count)], ["value", "id"], axis=-1, largest=1, sorted=1)

@@ -55,8 +55,8 @@ def stage_graph(
     pages: int | None = None,
 ) -> bytes:
     """Returns the ONNX model of blocks `first_block..last_block`. `bits`: bits of small weights by block (missing:
-    floats). `pages`: for steps of single tokens, with page tables of this width; None: for all batches. Its bytes
-    depend on the arguments alone."""
+    floats). `pages`: for steps of single tokens, with page tables of this width; None: for all batches. The flavour
+    `plain` ignores it. The bytes depend on the arguments alone."""
     bits = bits or {}
     graph = GraphBuilder(flavour.dtype)
     layers = range(first_block, min(last_block, model.layers) + 1)
@@ -94,7 +94,7 @@ def stage_graph(
 
 def attention_graph(model: ModelConfig, flavour: Flavour) -> bytes:
     """Returns the attention of one layer as a model: `qkv` float32 [R, (heads + 2 kv_heads) head_dim] -> `attended`
-    float32 [R, heads * head_dim]."""
+    float32 [R, heads * head_dim]. It also takes the flavour's inputs, and the pools of `block_1`, which it writes."""
     graph = GraphBuilder(flavour.dtype)
     (plain if flavour == PLAIN else paged).describe_batch(graph, model)
     graph.input("qkv", TensorProto.FLOAT, ["R", model.qkv_columns])
@@ -144,7 +144,8 @@ def _norm(graph: GraphBuilder, model: ModelConfig, x: str, weight: str) -> str:
 
 
 def _heads(graph: GraphBuilder, model: ModelConfig, place: str, qkv: str) -> tuple[str, str, str]:
-    """Splits qkv [R, (heads + 2 kv_heads) head_dim] into queries, keys and values [R, heads, head_dim]."""
+    """Splits qkv [R, (heads + 2 kv_heads) head_dim] into queries [R, heads, head_dim], and keys and values [R,
+    kv_heads, head_dim]."""
     counts = {"q": model.heads, "k": model.kv_heads, "v": model.kv_heads}
     parts = graph.split(qkv, [count * model.head_dim for count in counts.values()], [f"{place}{n}" for n in counts])
     q, k, v = (

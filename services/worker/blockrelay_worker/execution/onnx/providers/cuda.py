@@ -28,7 +28,10 @@ class CudaProvider(Provider):
     _libraries_loaded = False
 
     def __init__(self, index: int, gpu: NvidiaGpu) -> None:
-        """Opens the device `cuda:<index>`, which is `gpu`, and loads CUDA's libraries once in a process."""
+        """Opens the device `cuda:<index>`, which is `gpu`, and loads CUDA's libraries once in a process.
+
+        Sets CUDA_DEVICE_ORDER in this process's environment.
+        """
         self.device, self._index, self._gpu = f"cuda:{index}", index, gpu
         self.place = ("cuda", index)
         # CUDA's own order is by speed; this one is nvidia-smi's, which operators see.
@@ -48,7 +51,7 @@ class CudaProvider(Provider):
         return (*super().identity, self._gpu.name, self._gpu.driver)
 
     def budget_bytes(self) -> int | None:
-        """Returns a share of the memory that was free when this was made; None if the driver does not say."""
+        """Returns a share of the memory that was free when `gpu` was read; None if the driver does not say."""
         free = self._gpu.free_bytes
         return None if free is None else default_budget(free)
 
@@ -84,7 +87,7 @@ class CudaProvider(Provider):
 
 def missing_library(path: Path) -> str:
     """Returns the name of a library that the one at `path` needs and the loader does not find; empty if it finds
-    all."""
+    all. Where the loader names none (not Linux, or another fault), it is the loader's message about `path`."""
     try:
         ctypes.CDLL(str(path))
     except OSError as error:

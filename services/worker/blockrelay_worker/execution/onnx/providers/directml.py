@@ -15,7 +15,8 @@ class DirectMlProvider(Provider):
     fuses_last = captures = True
 
     def __init__(self, index: int) -> None:
-        """Opens the device `directml:<index>`, counted as DXGI does."""
+        """Names the device `directml:<index>`, counted as DXGI does. Nothing is opened: `session` fails if it is not
+        there."""
         self.device, self._index = f"directml:{index}", index
         self.place = ("dml", index)
 

@@ -23,8 +23,12 @@ class NvidiaGpu:
 
 
 def nvidia_gpus(environment: Mapping[str, str]) -> list[NvidiaGpu]:
-    """Returns the GPUs that CUDA shows to a process with this environment, in the order of
-    CUDA_DEVICE_ORDER=PCI_BUS_ID: number n of the list is `cuda:n`. Empty without a driver."""
+    """Returns the GPUs that CUDA shows to a process with this environment: number n of the list is `cuda:n`.
+
+    The order is that of CUDA_VISIBLE_DEVICES, or by PCI bus id without it. Indexes in that variable count as with
+    CUDA_DEVICE_ORDER=PCI_BUS_ID. The list is empty if `nvidia-smi` is missing, fails, or takes longer than NVIDIA_SMI_S
+    seconds.
+    """
     command = ["nvidia-smi", f"--query-gpu={_FIELDS}", "--format=csv,noheader,nounits"]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, check=True, timeout=NVIDIA_SMI_S).stdout
@@ -42,7 +46,8 @@ def nvidia_gpus(environment: Mapping[str, str]) -> list[NvidiaGpu]:
 
 def visible(devices: Sequence[tuple[str, str]], variable: str | None) -> list[int]:
     """Returns the indexes of the (index, UUID) pairs that CUDA shows, in its order. `variable`: CUDA_VISIBLE_DEVICES,
-    whose entries (an index, or the beginning of a UUID) count up to the first invalid one; None: all are shown."""
+    whose entries (an index, or the beginning of a UUID) count up to the first invalid one (unknown,
+    ambiguous or repeated); None: all are shown."""
     if variable is None:
         return list(range(len(devices)))
     chosen: list[int] = []

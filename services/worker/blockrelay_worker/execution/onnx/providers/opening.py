@@ -14,7 +14,7 @@ from blockrelay_worker.execution.onnx.providers.openvino import OpenVinoProvider
 from blockrelay_worker.execution.onnx.providers.provider import CpuProvider, Provider
 from blockrelay_worker.execution.onnx.providers.webgpu import WebGpuProvider
 
-#: `webgpu` alone is its first device. OpenVINO's devices have names of its own.
+#: `webgpu` alone is its first device. OpenVINO names its devices itself: GPU.1, for example.
 _DEVICE = re.compile(r"(?:(cuda|webgpu|directml)(?::(\d+))?|(openvino):([A-Z]+(?:\.\d+)?)|(GPU-[0-9a-f-]+))", re.ASCII)
 #: OpenVINO's CPU is not offered: workers have kernels of their own for CPUs.
 _CPU = "CPU"
@@ -22,10 +22,11 @@ _CPU = "CPU"
 
 def open_provider(device: str, environment: Mapping[str, str] = os.environ) -> Provider:
     """Returns the provider of a device such as cpu, webgpu:0 or openvino:NPU, or of NVIDIA's GPU whose UUID begins with
-    `device`.
+    `device`. The CUDA_VISIBLE_DEVICES of `environment` decides which of NVIDIA's GPUs are here.
 
-    Raises UsageError for another name, if the device is not here, if its package is missing, or if two ONNX Runtimes
-    are installed. DirectML does not list its adapters: a missing one shows at its first session.
+    Raises UsageError for another name or the beginning of several UUIDs, if the device is not here, if its package is
+    missing, or if two ONNX Runtimes are installed. DirectML does not list its adapters: a missing one shows at its
+    first session.
     """
     check_one_onnxruntime()
     if device == CpuProvider.name:

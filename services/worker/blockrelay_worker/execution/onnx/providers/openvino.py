@@ -31,9 +31,12 @@ class OpenVinoProvider(Provider):
 
     @property
     def identity(self) -> tuple[str, ...]:
+        """What decides the bits it computes, as far as we know: provider, version of ONNX Runtime, device name."""
         return (*super().identity, self._name)
 
     def add_to(self, options: ort.SessionOptions, *, capture: bool = False) -> Sequence[Chosen]:
+        """Sets up `options` for a session on this device alone; returns the provider to pass beside them. `capture` is
+        ignored: this provider records no steps."""
         only_there(options)
         chosen = {
             "device_type": self._name,

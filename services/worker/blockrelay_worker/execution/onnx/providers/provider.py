@@ -118,7 +118,8 @@ class Provider(ABC):
         """Returns a session with every node of `graph` on the device. `quiet`: it may fail, so nothing is written to
         stderr and no graph is kept. `capture`: runs of the session are to be recorded on the device.
 
-        Raises what ONNX Runtime raises if a node cannot be there, UsageError if this machine lacks something.
+        Raises what ONNX Runtime raises if a node cannot be there. Raises UsageError if this machine lacks something, or
+        if ONNX Runtime left the provider out.
         """
 
         def make(graph: bytes, saved: Path | None, optimised: bool) -> ort.InferenceSession:
@@ -134,7 +135,8 @@ class Provider(ABC):
         `weights`. Nodes without a kernel on the device run on ONNX Runtime's CPU provider: such graphs compute with
         integers that belong there.
 
-        Raises what `session` raises. `nodes_by_provider` counts the nodes of each.
+        Raises what ONNX Runtime raises for a graph that it refuses, and UsageError as `session` does.
+        `nodes_by_provider` counts the nodes of each.
         """
         options = self._options(quiet=True)
         options.intra_op_num_threads = self.threads
@@ -198,7 +200,7 @@ class Provider(ABC):
         return None
 
     def upload(self, session: ort.InferenceSession, array: NDArray[Any]) -> ort.OrtValue:
-        """Returns a copy of `array` on the device. Raises what `empty` raises."""
+        """Returns a copy of `array` on the device. Raises UsageError as `empty` does, if it is too large."""
         value = self.empty(session, array.shape, array.dtype)
         value.update_inplace(np.ascontiguousarray(array))
         return value

@@ -1,4 +1,4 @@
-"""Any GPU that Vulkan, Metal or D3D12 reaches, through the plug-in `onnxruntime-ep-webgpu`."""
+"""The provider for any GPU that Vulkan, Metal or D3D12 reaches, through the plug-in `onnxruntime-ep-webgpu`."""
 
 import importlib
 from collections.abc import Sequence
@@ -25,7 +25,10 @@ class WebGpuProvider(Provider):
     _registered = False
 
     def __init__(self, index: int) -> None:
-        """Opens the device `webgpu:<index>`. `index` must be one of `devices()`."""
+        """Opens the device `webgpu:<index>`. `index` counts from 0 and must be below the number of `devices()`.
+
+        Raises UsageError without the plug-in.
+        """
         self.device, self._device = f"webgpu:{index}", self.devices()[index]
         # Recording does not pay with a driver that computes on the CPU. Its outputs cost no wait either, and to join
         # them takes longer than to copy each.
@@ -33,7 +36,10 @@ class WebGpuProvider(Provider):
 
     @classmethod
     def devices(cls) -> list[Any]:
-        """Returns the plug-in's devices on this machine. Raises UsageError without the plug-in."""
+        """Returns the plug-in's devices on this machine, as OrtEpDevice objects of ONNX Runtime.
+
+        Raises UsageError without the plug-in.
+        """
         try:
             plugin: Any = importlib.import_module("onnxruntime_ep_webgpu")
         except ModuleNotFoundError:
@@ -52,11 +58,15 @@ class WebGpuProvider(Provider):
         return (*super().identity, version, f"{hardware.type} {hardware.vendor_id:x}:{hardware.device_id:x}")
 
     def add_to(self, options: ort.SessionOptions, *, capture: bool = False) -> Sequence[Chosen]:
+        """Selects this device in a session's `options`. Returns no providers to pass beside them: none are needed.
+        `capture`: runs of the session are recorded on the device."""
         only_there(options)
         options.add_provider_for_devices([self._device], {"enableGraphCapture": "1"} if capture else {})
         return []
 
     def empty(self, session: ort.InferenceSession, shape: Sequence[int], dtype: DTypeLike) -> ort.OrtValue:
+        """Returns zeros on the device, allocated by `session`. Raises UsageError for a buffer larger than the device
+        allows."""
         zeros = np.zeros(shape, dtype)
         value = session.create_ortvalue_from_shape_and_type(list(shape), zeros.dtype.type, "webgpu")
         value.update_inplace(zeros)

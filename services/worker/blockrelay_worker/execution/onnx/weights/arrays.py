@@ -16,15 +16,16 @@ from blockrelay_worker.execution.onnx.graphs.stage import weight_shapes
 
 
 def bits_of(manifest: Manifest, small: Collection[int]) -> dict[int, int]:
-    """Returns block -> bits of its small weights, for a device that multiplies by weights of the bits in `small`.
-    Blocks with other weights are left out: theirs are widened to floats."""
+    """Returns the bits (8 or 4) of each block's small weights, by block number, for a device that multiplies by weights
+    of the bits in `small`. Blocks with other weights are left out: theirs are widened to floats."""
     wanted = {block: BITS.get(precision, 0) for block, precision in enumerate(manifest.precisions, 1)}
     return {block: bits for block, bits in wanted.items() if bits in small}
 
 
 def block_weights(folder: BlockFolder, block: int, dtype: FloatType, bits: int = 0) -> dict[str, NDArray[Any]]:
     """Returns the weights of a block by the names of `weight_shapes`: floats of type `dtype`, or bytes for small
-    weights of `bits` bits. Reads one block into memory."""
+    weights of `bits` bits (0: all are floats). Reads one block into memory. Raises BlockFolderError if its file is
+    shorter than the manifest says."""
     tensors = folder.tensors(block)
     weights: dict[str, NDArray[Any]] = {}
     for name, shape in weight_shapes(folder.model, block, bits).items():

@@ -36,14 +36,14 @@ class ResidentWeights:
     thread."""
 
     def __init__(self, provider: Provider, model: ModelConfig, flavour: Flavour, bits: Mapping[int, int]) -> None:
-        """`bits`: the bits (8 or 4) of each block's small weights, by block number; the weights of blocks that are not
-        in it are widened to floats."""
+        """`bits`: by block number, the bits (8 or 4) of the weights that stay quantised ("small") on the device. The
+        weights of blocks that are not in it are widened to floats."""
         self._provider, self._model, self._flavour, self._bits = provider, model, flavour, bits
         self._blocks: OrderedDict[int, _Block] = OrderedDict()  # by block number, least recently used first
 
     @property
     def small(self) -> set[int]:
-        """The bits (8, 4) of all small weights of this model here; empty if all weights are floats."""
+        """The bits (8, 4) that small weights of this model have here; empty if all weights are floats."""
         return set(self._bits.values())
 
     @property
@@ -58,7 +58,9 @@ class ResidentWeights:
     def use(self, folder: BlockFolder, blocks: Sequence[int], session: ort.InferenceSession) -> dict[str, Any]:
         """Returns the weights of `blocks`, by their names in graphs, for a stage that will call `give_back`. Missing
         ones are uploaded from `folder`, whatever room there is: call `make_room` first. `session` is any session of the
-        device. A block number may be TABLES. Raises what ONNX Runtime raises if an upload fails."""
+        device. A block number may be TABLES. Raises what ONNX Runtime raises if an upload fails, UsageError for a
+        tensor larger than the device allows, and BlockFolderError if a block's file is shorter than the manifest
+        says."""
         for block in self.missing(blocks):
             self._blocks[block] = self._uploaded(folder, block, session)
         values: dict[str, Any] = {}
@@ -74,7 +76,10 @@ class ResidentWeights:
             self._at(block).users -= 1
 
     def session(self, block: int) -> ort.InferenceSession:
-        """Returns the session of one block alone, made once. Its weights must be on the device."""
+        """Returns the session of one block alone, made once. Its weights must be on the device; `block` is not TABLES.
+
+        Raises what ONNX Runtime raises if the session cannot be made, and UsageError if this machine lacks something.
+        """
         one = self._at(block)
         if one.session is None:
             one.session = self._provider.session(stage_graph(self._model, block, block, self._flavour, self._bits))
@@ -86,13 +91,13 @@ class ResidentWeights:
         return not self.missing(blocks) and all(self._at(block).proved for block in blocks)
 
     def prove(self, blocks: Iterable[int]) -> None:
-        """Notes that `blocks` have given known answers."""
+        """Notes that `blocks`, which are on the device, have given known answers."""
         for block in blocks:
             self._at(block).proved = True
 
     def make_room(self, wanted: Sequence[int], *, more_bytes: int, room_bytes: int) -> None:
         """Drops unused weights, least recently used first, until all weights and `more_bytes` for an upload take at
-        most `room_bytes`. The blocks `wanted` are kept."""
+        most `room_bytes`, or none is left. The blocks `wanted` are kept."""
         for block in [block for block, one in self._blocks.items() if not one.users and block not in wanted]:
             if self.bytes + more_bytes <= room_bytes:
                 return

@@ -1,8 +1,9 @@
 """`python -m blockrelay_worker.offline.onnx_blocks.comparison.compare FOLDER IMPORTED < PLACES`: compares two folders.
 
 For `blockrelay import`: stdin says where in the original graphs rows, keys, values and logits are (ComparedPlaces),
-stdout has one line for each imported block (ComparedBlock), up to the first that differs too much from its
-original. Exit code 0 if none does, 1 if one does, 2 if the originals cannot run: then stderr has one line.
+stdout has one line for each imported block (ComparedBlock), up to the first that differs too much from its original.
+Exit code 0 if none does, 1 if one does or fails while it runs. It is 2 if the originals cannot run or an imported block
+cannot be loaded. A failure is one line on stderr.
 """
 
 import sys

@@ -12,7 +12,7 @@ from blockrelay.onnx_blocks.reports.importing import ComparedBlock, ComparedPlac
 from blockrelay_worker.execution.batch import Batch, Segment
 from blockrelay_worker.execution.executor import Executor
 from blockrelay_worker.execution.loader import executors_for
-from blockrelay_worker.execution.onnx.known_answers import TOLERANCES
+from blockrelay_worker.execution.onnx.known_answers import TOLERANCES, worst
 from blockrelay_worker.execution.page_layout import pages_for
 from blockrelay_worker.offline.onnx_blocks.comparison.originals import RecordedPrompt
 
@@ -24,7 +24,12 @@ _ROUNDING = {"float32": 2.0**-20, "float16": 2.0**-10}
 def compare_blocks(
     folder: BlockFolder, places: ComparedPlaces, recorded: Sequence[RecordedPrompt], files: Sequence[str]
 ) -> Iterator[ComparedBlock]:
-    """Compares all blocks in order; stops after the first that differs too much. `files` are the originals' names."""
+    """Compares all blocks in order, and yields a result for each, up to the first that differs too much.
+
+    `recorded` has the originals' tensors at `places`, for at least one prompt. `files` are the originals' file names,
+    in the order of their blocks. `folder` has the imported blocks, in fp32 or fp16. Raises BlockFolderError for a block
+    that cannot be loaded, and ExecutionError if a block cannot run or ONNX Runtime has no usable library.
+    """
     executors = executors_for(folder, threads=cores())
     longest = max(one.prompt.length for one in recorded)
     for index in range(1, folder.model.blocks + 1):
@@ -57,7 +62,7 @@ def _compared(
 
     def note(what: str, actual: F32, right: F32, base: F32 | None = None) -> None:
         off = _furthest(actual, right, base, rounding / tolerance) / tolerance
-        errors[what] = max(errors.get(what, 0.0), off)
+        errors[what] = worst((errors.get(what, 0.0), off))
 
     for one in recorded:
         given = None if index == 1 else one.rows(places.layers[index - 2].hidden)
@@ -128,8 +133,8 @@ def _embedded(folder: BlockFolder, one: RecordedPrompt) -> list[F32]:
 def _furthest(actual: F32, right: F32, base: F32 | None, rounding: float) -> float:
     """The distance of the worst row in `actual` from that in `right`, as a share of its length.
 
-    With `base` it is a share of the row's distance from `base`, plus `rounding` times its length. NaN if a number is
-    not finite; infinite for another shape.
+    With `base` it is a share of the row's distance from `base`, plus `rounding` times its length. NaN or infinite
+    if a number is not finite; infinite for another shape.
     """
     if actual.shape != right.shape:
         return float("inf")

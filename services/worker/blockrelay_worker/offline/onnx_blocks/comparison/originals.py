@@ -33,14 +33,17 @@ class RecordedPrompt:
 
     prompt: StepPrompt
     given: list[dict[str, Array]]
-    """Inputs of later blocks, by name, for each step."""
+    """For each step, the inputs of the request and the tensors that blocks hand on, by name."""
     made: dict[TensorPlace, list[Array]] = field(default_factory=dict[TensorPlace, list[Array]])
-    """Tensors to compare, by place, one for each step."""
+    """Tensors to compare, by place: one for each step that was run."""
     pasts: dict[CacheSlot, Array] = field(default_factory=dict[CacheSlot, Array])
     """Keys and values after the last step."""
 
     def rows(self, places: Sequence[TensorPlace]) -> list[NDArray[np.float32]]:
-        """Rows float32 [tokens, width] of each step: the sum of the tensors [1, tokens, width] at `places`."""
+        """Rows float32 [tokens, width] of each step: the sum of the tensors [1, tokens, width] at `places`.
+
+        `places` has at least one place, and all of them were recorded.
+        """
         sums = [step[0].astype(np.float32) for step in self.made[places[0]]]
         for place in places[1:]:
             for rows, step in zip(sums, self.made[place], strict=True):
@@ -48,7 +51,10 @@ class RecordedPrompt:
         return sums
 
     def cache(self, place: TensorPlace) -> NDArray[np.float32]:
-        """Keys or values at a place, as float32 [tokens, heads * head_dim] (from [1, heads, tokens, head_dim])."""
+        """Keys or values at a recorded place after the last step, as float32 [tokens, heads * head_dim].
+
+        The recorded tensor is [1, heads, tokens, head_dim].
+        """
         whole = self.made[place][-1][0].astype(np.float32)
         return whole.transpose(1, 0, 2).reshape(whole.shape[1], -1)
 
@@ -58,7 +64,7 @@ def record(
 ) -> list[RecordedPrompt]:
     """Runs all blocks on each prompt and records the tensors at `places`.
 
-    `empty`: heads and head_dim of an empty past. Raises OnnxBlocksError with the block that cannot run.
+    `empty`: heads and head_dim of an empty past. Raises OnnxBlocksError with the file of a block that cannot run.
     """
     records = [
         RecordedPrompt(prompt, [prompt.request(step) for step in range(len(prompt.steps))]) for prompt in prompts

@@ -15,9 +15,10 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class StepPrompt:
-    """A prompt in several steps; `steps` has the new tokens of each."""
+    """A prompt that is computed in several steps."""
 
     steps: tuple[Array, ...]
+    """The new tokens of each step, int64 [tokens]."""
 
     @property
     def spans(self) -> list[tuple[int, int]]:
@@ -30,7 +31,10 @@ class StepPrompt:
         return sum(map(len, self.steps))
 
     def request(self, step: int) -> dict[str, Array]:
-        """The input tensors of a request for a step, in a batch of one."""
+        """The input tensors of a request for step `step` (from 0), in a batch of one, by name.
+
+        All are int64: `input_ids` and `position_ids` [1, new tokens], `attention_mask` [1, all tokens so far].
+        """
         first, end = self.spans[step]
         return {
             "input_ids": self.steps[step][None],
@@ -40,7 +44,10 @@ class StepPrompt:
 
 
 def prompts(vocabulary: int, context: int) -> Sequence[StepPrompt]:
-    """The prompts: always the same ones, with tokens below `vocabulary`, none longer than `context`."""
+    """The prompts: always the same ones, with tokens below `vocabulary`.
+
+    None is longer than `context` tokens, which must be at least 1.
+    """
     random = np.random.default_rng(15)
     result: list[StepPrompt] = []
     for steps in _STEPS:

@@ -16,7 +16,12 @@ def block_name(index: int) -> str:
 
 
 def block_model(source: SourceModel, plan: BlockPlan, index: int, renamed: Mapping[str, str]) -> ModelProto:
-    """Block `index` as a model, with tensors `renamed`. Its weights stay as in the whole: in other files, or inside."""
+    """The graph of block `index` (from 1) as a model, with the nodes and tensors of `plan`.
+
+    `renamed` has new names of tensors by their names in the whole model; the others keep theirs. A Shape node that read
+    another layer's past reads the block's own (`plan.lengths_from`). Weights stay as in the whole model: in other
+    files, or inside.
+    """
     whole = source.model
     model = ModelProto(
         ir_version=whole.ir_version,

@@ -1,4 +1,4 @@
-"""Finds the head dimension of KV caches in files that only name it, as onnxruntime-genai's do."""
+"""Finds the head dimension of KV caches in files that give it a name and no number, as onnxruntime-genai's do."""
 
 from collections.abc import Iterable, Mapping
 
@@ -13,7 +13,12 @@ _RANK = 4
 def with_head_dims(
     types: Mapping[str, ValueInfoProto], nodes: Iterable[NodeProto], widths: Mapping[str, int]
 ) -> dict[str, ValueInfoProto]:
-    """Returns `types` with the last dimension of caches set, from the `widths` of the matmuls before attention."""
+    """Returns `types` with the last dimension of KV caches set where it has no number.
+
+    `types` and `widths` are by tensor name; a width is the count of numbers per token. The dimension is the width of
+    the keys that a GroupQueryAttention node reads (or of queries, keys and values in one tensor), divided by its number
+    of heads. A cache stays as it is if its width or number of heads is unknown, or if the division leaves a rest.
+    """
     result = dict(types)
     for node in nodes:
         if node.op_type != _ATTENTION or len(node.input) <= _KEYS:

@@ -19,13 +19,14 @@ _SMALL_BYTES = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceModel:
-    """The model as it was read. Nodes of `graph` are `model.graph.node` by their index."""
+    """The model as it was read. The `index` of a node of `graph` is its place in `model.graph.node`."""
 
     folder: Path
+    """The folder with the model's file and its weight files."""
     model: ModelProto
     graph: WholeGraph
     types: Mapping[str, ValueInfoProto]
-    """The type of each tensor that nodes compute: at least its dtype."""
+    """The type of each input and of each tensor that nodes compute, by name: at least its dtype."""
     weights: tuple[str, ...]
     """Names of its weight files, sorted."""
 
@@ -33,8 +34,10 @@ class SourceModel:
 def read_source(path: Path) -> SourceModel:
     """Reads the model at `path`.
 
-    Raises OnnxBlocksError, with file and tensor, for a file that is not ONNX, for weights that are missing, too short
-    or outside its folder, and for a graph with a cycle or a missing input.
+    Raises OnnxBlocksError with the file, and with the tensor if one is wrong. The reasons: it cannot be read, is larger
+    than 2 GiB or not ONNX; weights are missing, too short or outside its folder; an input or output has a type that
+    blocks cannot have; the graph has a cycle, lacks an input or computes a tensor twice; a name is not UTF-8; type
+    inference refuses a node.
     """
     name, folder = path.name, path.parent
     model = whole_model(path, name)

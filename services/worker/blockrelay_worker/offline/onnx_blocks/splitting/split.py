@@ -1,9 +1,9 @@
 """`python -m blockrelay_worker.offline.onnx_blocks.splitting.split MODEL.onnx OUT`: splits a decoder into blocks.
 
 `blockrelay split` runs it and shows its progress: the first line of stdout is what will be written (SplitBegins), each
-further one is a piece that was written (SplitWrites). Exit code 0 when OUT is complete, 2 when the model
-cannot be split or OUT cannot be written: then stderr has one line and nothing is left. A run that was killed leaves a
-folder `.OUT.unfinished`; the same command continues from it.
+further one is a piece that was written (SplitWrites). Exit code 0 when OUT is complete, 2 when the model cannot be
+split or OUT is refused: then stderr has one line, and a new run leaves nothing behind. Exit code 1 when writing fails.
+That run, or one that was killed, leaves a folder `.OUT.unfinished`; the same command continues from it.
 """
 
 import sys
@@ -33,7 +33,7 @@ def split(
 
 
 def run(arguments: list[str] | None = None) -> int:
-    """Runs the command and returns its exit code (see `run_app`)."""
+    """Runs the command and returns its exit code (see `run_app`). `arguments`: None takes those of this process."""
     return run_app(app, arguments, name="blockrelay split")
 
 

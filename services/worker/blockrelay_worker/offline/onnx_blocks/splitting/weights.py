@@ -18,12 +18,12 @@ _PIECE_BYTES = 8 << 20
 _PAGE_BYTES = 4096
 _HALF_BYTE = (TensorProto.INT4, TensorProto.UINT4, TensorProto.FLOAT4E2M1)
 
-#: Is called with the number of bytes just written.
+#: A function that is called with the number of bytes just written.
 OnBytes = Callable[[int], None]
 
 
 def stored_bytes(tensor: TensorProto) -> int:
-    """Bytes of a tensor's elements, inside the graph or in another file."""
+    """Bytes of a tensor: of its elements if they are in another file, else of its whole message in the graph."""
     if tensor.data_location != TensorProto.EXTERNAL:
         return tensor.ByteSize()
     length = int(external_data(tensor).get("length", "0"))
@@ -38,7 +38,10 @@ def beside(model: ModelProto) -> Sequence[TensorProto]:
 
 
 def linked(source: Path, to: Path) -> bool:
-    """Makes `to` a hard link to the file, if it is not one yet. False if the file system cannot."""
+    """Makes `to` a hard link to the file, if it is not one yet. Creates the folder of `to`.
+
+    False if the file system cannot link them, or if `to` is another file already, such as a copy.
+    """
     source = source.resolve()
     if to.exists() and os.path.samefile(source, to):
         return True
@@ -51,7 +54,12 @@ def linked(source: Path, to: Path) -> bool:
 
 
 def copy_file(source: Path, to: Path, tell: OnBytes) -> None:
-    """Copies a file, and continues an earlier copy that was interrupted; `to` exists only once it is complete."""
+    """Copies a file, and continues an earlier copy that was interrupted; `to` exists only once it is complete.
+
+    `tell` also gets the bytes that the earlier copy wrote. Does nothing else if `to` exists: its content is not
+    compared. An earlier copy must be of the same content, which is not checked. Raises OSError if `source` becomes
+    shorter meanwhile.
+    """
     if to.exists():
         tell(to.stat().st_size)
         return
@@ -74,7 +82,9 @@ def aligned_bytes(tensors: Sequence[TensorProto]) -> int:
 def cut_weights(folder: Path, tensors: Sequence[TensorProto], to: Path, tell: OnBytes) -> None:
     """Copies the elements of `tensors` from files in `folder` into the new file `to`, to which they refer afterwards.
 
-    Raises OSError for a source file that is too short.
+    All `tensors` have their elements in other files (see `beside`), and are changed. Their locations must have been
+    checked to be in `folder`. `tell` also gets the bytes of padding. `to` exists only once it is complete. Raises
+    OSError for a source file that is too short.
     """
     part = to.with_name(f".{to.name}.part")
     with part.open("wb") as writing:

@@ -33,8 +33,13 @@ _Tell = Callable[[SplitBegins | SplitWrites], None]
 def split_model(path: Path, out: Path, *, copy_weights: bool, tell: _Tell) -> None:
     """Writes the blocks of the model at `path` to the folder `out`, which appears only when it is complete.
 
-    Continues an interrupted run with the same arguments. `tell` gets the reports. Raises OnnxBlocksError for a model
-    that cannot be split, UsageError if `out` exists or its disk is too small; both leave nothing behind.
+    `copy_weights`: each block gets a file with its own weights; else all blocks share links to the model's weight
+    files, or copies of these. Continues an interrupted run with the same arguments. `tell` gets the reports.
+
+    Raises OnnxBlocksError for a model that cannot be split, and then leaves nothing behind. Raises UsageError if `out`
+    is not empty, another run writes it, its disk is too small, or the system is Windows. Also raises it if a run with
+    other arguments, files or release left its unfinished folder there. Raises OSError if writing fails; the same run
+    can then be continued.
     """
     out = out.absolute()
     source = read_source(path)

@@ -19,23 +19,26 @@ from blockrelay_worker.offline.onnx_blocks.splitting.planning.minimum_cut import
 
 #: Norms that also add the residual, so a cut before one is wider than a cut behind it; the final norm is in the head.
 _NORMS_THAT_ADD = ("SkipSimplifiedLayerNormalization", "SkipLayerNormalization")
-#: Returns the minimum cut that is nearest to these, with the tensors `also` on the side of the sources; None if no cut
-#: separates sources from sinks.
+#: Returns the minimum cut that is nearest to the sources or the sinks (first argument); None if no cut separates them.
+#: The second argument has more tensors that count as sources.
 _CutOf = Callable[[Literal["sources", "sinks"], Collection[str]], Cut | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Borders:
-    """The block of each node whose outputs depend on tokens or on a past. Blocks count from 0."""
+    """The block of each node that depends on tokens or on a past and that an output needs. Blocks count from 0."""
 
     blocks: int
     """The number of blocks: one per layer, and the head if the graph has one."""
     hidden_blocks: Mapping[int, int]
-    """The block of each such node, by the index of the node in the file."""
+    """The block of each such node, by the index of the node in the file. Nodes that no output needs are absent."""
 
 
 def find_borders(graph: WholeGraph, caches: Caches, depends: Dependence) -> Borders:
-    """Returns the borders of all layers. Raises OnnxBlocksError, with a tensor, if layers do not follow each other."""
+    """Returns the borders of all layers.
+
+    Raises OnnxBlocksError, with a tensor, if layers do not follow each other or nothing lies between two of them.
+    """
     search = _Search(graph, caches, depends)
     final = [tensor.name for tensor in graph.outputs if tensor.name not in caches.presents]
     presents: dict[int, list[str]] = {}
@@ -92,7 +95,7 @@ class _Search:
         """Returns the first tensors of the head: results of matmuls behind the narrowest cut, and of norms before them.
 
         `final` are the outputs that are not caches; the cut nearest to them is meant. Only norms that also add the
-        residual count. Empty if there is no such matmul: then the model has no head.
+        residual count. Empty if there is no such matmul or no cut: then the model has no head.
         """
         final = frozenset(filter(self._is_open, final))
         narrowest = self._region(layer, before, final)("sinks", ())

@@ -48,7 +48,8 @@ def find_pasts(graph: WholeGraph) -> Mapping[str, CacheSlot]:
     """Returns the inputs that are pasts, by name.
 
     Raises OnnxBlocksError if there are none, if two are of the same layer and half, if a name does not tell the layer,
-    or if a layer between 0 and the last one lacks keys or values.
+    or if a layer between 0 and the last one lacks keys or values. Also raises it for an input that has the
+    name of a past and not four dimensions.
     """
     named = {tensor.name: cache_slot(tensor, "past", file=graph.file) for tensor in graph.inputs}
     pasts = {name: slot for name, slot in named.items() if slot is not None} or _by_number(graph)
@@ -110,7 +111,10 @@ class Dependence:
 
 
 def dependence(graph: WholeGraph, pasts: Mapping[str, CacheSlot], tokens: str) -> Dependence:
-    """Returns the dependence of all tensors of `graph`. `tokens` is the name of the input that is embedded."""
+    """Returns the dependence of all tensors of `graph`. `tokens` is the name of the input that is embedded.
+
+    `pasts` are the inputs that are pasts, by name (see `find_pasts`).
+    """
     layer = {name: slot.layer for name, slot in pasts.items()}
     halves: dict[str, frozenset[Half]] = {name: frozenset({slot.half}) for name, slot in pasts.items()}
     hidden = {tokens, *pasts}
@@ -133,8 +137,9 @@ def dependence(graph: WholeGraph, pasts: Mapping[str, CacheSlot], tokens: str) -
 def find_presents(graph: WholeGraph, pasts: Mapping[str, CacheSlot], depends: Dependence) -> Mapping[str, CacheSlot]:
     """Returns the outputs that are presents, by name.
 
-    Raises OnnxBlocksError, with the tensor, for a present without its past, for a past without its present, and for a
-    present that depends on the past of a later layer.
+    Raises OnnxBlocksError, with the tensor, for a present without its past, for a past without its present, and for two
+    outputs that are the same present. Also raises it for a present that does not depend on its own past, or depends on
+    that of a later layer. The same goes for an output that has the name of a present and not four dimensions.
     """
     named = {tensor.name: cache_slot(tensor, "present", file=graph.file) for tensor in graph.outputs}
     presents = {name: slot for name, slot in named.items() if slot is not None}

@@ -27,7 +27,7 @@ class GraphNode:
 
     @property
     def is_product(self) -> bool:
-        """True for operators that take most of the time: matmuls, convolutions and attention."""
+        """True for operators that take most of the time: matmuls, einsums, convolutions, attention and MoE."""
         return any(word in self.kind for word in _PRODUCT_WORDS) or self.kind in _PRODUCTS
 
 
@@ -36,6 +36,7 @@ class WholeGraph:
     """A whole model. Its nodes are in running order: each comes after those that compute its inputs."""
 
     file: str
+    """Name of the model's file, for error messages."""
     nodes: Sequence[GraphNode]
     inputs: Sequence[Tensor]
     outputs: Sequence[Tensor]
@@ -51,7 +52,7 @@ class WholeGraph:
     def all_widths(self) -> Mapping[str, int]:
         """Returns the width (numbers per token) of every computed tensor; at least 1.
 
-        A tensor with an unknown width counts as wide as the widest tensor that its node reads.
+        A tensor with an unknown width counts as wide as the widest tensor that its node reads, constants aside.
         """
         widths = dict(self.widths)
         for node in self.nodes:
@@ -66,8 +67,10 @@ def in_running_order(
 ) -> tuple[GraphNode, ...]:
     """Returns the nodes sorted so that each comes after those that compute its inputs.
 
-    A file that is sorted already keeps its order. `given` are the names of inputs and constants, `wanted` those of
-    outputs. Raises OnnxBlocksError, with the tensor, for one that two nodes compute or none, and for a cycle.
+    A file that is sorted already keeps its order. `file` is its name, for errors. `given` are the names of inputs and
+    constants, `wanted` those of outputs. Raises OnnxBlocksError, with the tensor, for one that two nodes compute, or
+    that a node computes although it is in `given`. Also raises it for one that no node computes and that is not in
+    `given`, and for a cycle.
     """
     makers: dict[str, GraphNode] = {}
     for node in nodes:

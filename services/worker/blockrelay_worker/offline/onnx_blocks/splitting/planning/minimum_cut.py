@@ -22,7 +22,11 @@ class Cut:
 
     vertices: frozenset[str]
     before: frozenset[str]
-    """The side of the sources, with `vertices` and with vertices from which no path leads to a sink."""
+    """The side of the sources, with `vertices`.
+
+    If the cut is nearest to the sources, it is all that they reach without passing one of `vertices`. If it is nearest
+    to the sinks, it is all from which no path leads to a sink without passing one.
+    """
 
 
 def minimum_cut(
@@ -33,9 +37,10 @@ def minimum_cut(
     sinks: Collection[str],
     nearest_to: Literal["sources", "sinks"],
 ) -> Cut | None:
-    """Returns the lightest cut, or None if a source is a sink.
+    """Returns the vertex cut with the smallest sum of weights, or None if a source is a sink.
 
-    `nearest_to` chooses between equally light cuts. Weights are at least 1. A source may be in the cut, a sink is not.
+    `weights` has every vertex, by name, with a weight of at least 1. `edges` are pairs: from, to. `nearest_to` chooses
+    between equally light cuts. A source may be in the cut, a sink is not. The cut is empty if no path leads to a sink.
     """
     if not set(sources).isdisjoint(sinks):
         return None

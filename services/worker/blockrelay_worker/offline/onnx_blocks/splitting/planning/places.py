@@ -30,6 +30,7 @@ class Places:
     depends: Dependence
     borders: Borders
     makers: Mapping[str, GraphNode] = field(init=False)
+    """The node that computes each tensor, by the tensor's name."""
     block: dict[int, int] = field(init=False)
     """The block of each node, both from 0, by the index of the node in the file."""
     of_lengths: set[int] = field(default_factory=set[int])
@@ -50,7 +51,10 @@ class Places:
         return node.kind == SHAPE and any(name in self.caches.pasts for name in node.inputs)
 
     def own_past(self, name: str, block: int) -> str:
-        """Returns the past of `block` that corresponds to the past `name` of any layer: both are equally long."""
+        """Returns the name of the past of `block` (from 0) with the same half (keys or values) as the past `name`.
+
+        Both are equally long. `name` must be a past, and `block` must have a layer: it is not the head.
+        """
         return self.caches.past(CacheSlot(block, self.caches.pasts[name].half))
 
     def _find_lengths(self) -> None:

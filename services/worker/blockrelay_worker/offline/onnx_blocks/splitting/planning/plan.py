@@ -50,7 +50,11 @@ class SplitPlan:
 
 
 def plan_split(graph: WholeGraph) -> SplitPlan:
-    """Returns the plan for `graph`. Raises OnnxBlocksError, with the tensor, if it is not a decoder of layers."""
+    """Returns the plan for `graph`.
+
+    Raises OnnxBlocksError if the graph is not a decoder of layers with an input TOKENS. The error names the tensor, if
+    one is wrong.
+    """
     pasts = find_pasts(graph)
     if TOKENS not in {tensor.name for tensor in graph.inputs}:
         raise OnnxBlocksError(f"has no input {TOKENS}", file=graph.file)
