@@ -17,9 +17,11 @@ PAGE_LAYOUT = f"k[head,dim,{PAGE}] v[head,{PAGE},dim] v1"
 
 
 def numerics_id(manifest: Manifest) -> str:
-    """Returns `<precision>-<16 hex digits>`, or `mixed-...`: a hash of all that decides a token's bits but the weights.
+    """Returns the numerics id of executors that use our CPU kernels: `<precision>-<16 hex digits>`, or `mixed-...`.
 
-    Only workers with equal ids share routes and KV pages. Clients see the id as `system_fingerprint`.
+    It is a hash of all that decides a token's bits but the weights. Other executors make theirs
+    (`Executors.numerics_id`). Only workers with equal ids share routes and KV pages. Clients see the id as
+    `system_fingerprint`.
     """
     machine = platform.machine().lower()
     parts = {

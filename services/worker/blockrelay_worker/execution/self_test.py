@@ -95,7 +95,8 @@ def first_mismatch(executor: StageExecutor) -> str | None:
 def known_answers(folder: BlockFolder) -> Iterator[tuple[str, str]]:
     """Yields (block name, answer) of each block whose precision is exact, computed with NumPy and reference kernels.
 
-    One block is in memory at a time. Blocks of other precisions do not give the same bits everywhere.
+    One block is in memory at a time. Blocks of other precisions do not give the same bits everywhere. Raises
+    BlockFolderError for a block that cannot be loaded, and ExecutionError for one that cannot be computed.
     """
     for block, precision in enumerate(folder.manifest.precisions, 1):
         if not is_exact(precision):
