@@ -42,8 +42,8 @@ class QuestionResult:
 
     def share(self) -> float:
         """Returns the share of right answers, 0 to 1. There must have been a question."""
-        right, questions = map(sum, zip(*self.by_kind.values(), strict=True))
-        return right / questions
+        right = sum(right for right, _ in self.by_kind.values())
+        return right / sum(questions for _, questions in self.by_kind.values())
 
 
 def measure(logits_of: Logits, tokenizer: Tokenizer, documents: list[Document]) -> QuestionResult:
