@@ -97,6 +97,7 @@ def test_everything_is_scraped_and_every_rule_is_loaded(stack: ComposeStack) -> 
         "blockrelay-scheduler": 1,
         "blockrelay-worker": workers,
         "blockrelay-tenants": 1,
+        "blockrelay-proxy": 1,
         "blockrelay-redis": 2,
     }
 

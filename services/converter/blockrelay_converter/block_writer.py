@@ -14,9 +14,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockrelay.block_folder.manifest import BlockSpec, TensorSpec, place_tensors
-from blockrelay.block_folder.model import GROUP, ModelConfig, Precision, block_tensors, in_groups, ungroupable
+from blockrelay.block_folder.model import (
+    GROUP,
+    ModelConfig,
+    Precision,
+    block_tensors,
+    hadamard_size,
+    in_groups,
+    ungroupable,
+)
 from blockrelay.errors import UnsupportedModel, UsageError
 from blockrelay_converter.quantisation.groups import group_values, quantise_groups
+from blockrelay_converter.quantisation.hadamard import spread_inputs
 from blockrelay_converter.quantisation.smoothing_scales import NO_SMOOTHING, Smoothing
 from blockrelay_converter.weight_source import SourceTensor, WeightSource
 
@@ -153,11 +162,13 @@ class BlockSource:
         self, index: int, stem: str, out: Sequence[NDArray[Any]], progress: Progress, smoothing: Smoothing
     ) -> None:
         """Writes a linear layer to the tensors `out`: its integers, the factors of its groups (w4a8), its scales."""
-        grouped = in_groups(self.precisions[index - 1])
+        precision = self.precisions[index - 1]
+        grouped, spread = in_groups(precision), hadamard_size(self.model, precision) if stem == "down" else 0
         for columns, source, start, stop in self._pieces(index, stem):
             parts = source.groups(start, stop) if grouped and smoothing is NO_SMOOTHING else None
             if parts is None:
                 weights = smoothing.apply(stem, columns, source.rows(start, stop))
+                weights = spread_inputs(weights, spread) if spread else weights
                 parts = quantise_groups(weights) if grouped else quantise(weights)
             for tensor, part in zip(out, parts, strict=True):
                 tensor[..., columns] = part

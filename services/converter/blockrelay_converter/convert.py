@@ -10,12 +10,13 @@ from blockrelay.block_folder.folder import file_sha256
 from blockrelay.block_folder.manifest import (
     MANIFEST_NAME,
     ROTARY_NAME,
+    Basis,
     BlockSpec,
     FileSpec,
     Manifest,
     check_manifest,
 )
-from blockrelay.block_folder.model import is_exact, quantises_rows
+from blockrelay.block_folder.model import Precision, is_exact, quantises_rows
 from blockrelay.block_folder.precisions import all_exact, parse_precisions
 from blockrelay.errors import UsageError
 from blockrelay.text.text_assets import Texts
@@ -27,6 +28,7 @@ from blockrelay_converter.checkpoint.source import read_source
 from blockrelay_converter.golden_answers import known_answers
 from blockrelay_converter.linear_graphs import graphs
 from blockrelay_converter.quantisation.calibration import REPORT_NAME, Calibration, calibrate, sequences
+from blockrelay_converter.quantisation.rotated_weights import RotatedWeights
 from blockrelay_converter.quantisation.smoothing_scales import NO_SMOOTHING, Smoothing
 from blockrelay_converter.rotary import Rotation, rotation_of, write_rotary
 from blockrelay_converter.staging import staged_folder
@@ -56,6 +58,7 @@ def convert(
     force: bool = False,
     answers: bool = True,
     calibration_text: Path | None = None,
+    basis: Basis | None = None,
 ) -> Manifest:
     """Writes the block folder `out` and returns its manifest. `out` appears in one rename, complete.
 
@@ -63,6 +66,7 @@ def convert(
     `read_source` finds). `max_position` shortens the context to that many tokens. `out` must be absent or an empty
     folder; with `force` it may be a block folder, which is replaced. Without `answers` exact blocks carry no known
     answers, and workers refuse them.
+    `basis` is that of the residual stream; None: that of `basis_of`.
     `calibration_text` is a UTF-8 file that decides the smoothing of each block and leaves a report in the folder. It
     needs a tokenizer and a block in w8a8 or w4a8. `note` is called before the work begins, once for each thing in the
     checkpoint that is not applied or may surprise the user. Raises UsageError, UnsupportedModel, BlockFolderError (for
@@ -71,7 +75,13 @@ def convert(
     checked = read_source(checkpoint, name=name, max_position=max_position)
     config, texts, model = checked.config, checked.texts, checked.model
     precisions = parse_precisions(precision, model.blocks)
-    source = BlockSource(Checkpoint(checkpoint), model, precisions, tied=config.tied)
+    basis = basis or basis_of(precisions)
+    weights, tied = Checkpoint(checkpoint), config.tied
+    if basis == "rotated":
+        scratch = out.absolute().parent
+        source = BlockSource(RotatedWeights(weights, model, tied=tied, scratch=scratch), model, precisions, tied=False)
+    else:
+        source = BlockSource(weights, model, precisions, tied=tied)
     answered = [index for index, each in enumerate(precisions, 1) if answers and is_exact(each)]
     rotation = rotation_of(config.rotary, model.head_dim)
     run_calibration = _calibration(source, rotation, texts, calibration_text)
@@ -94,7 +104,17 @@ def convert(
         def report_progress(what: str, done: int) -> None:
             report(what, done, total)
 
-        return write_folder(folder, source, rotation, texts, report_progress, answered=answered, smoothings=foldings)
+        return write_folder(
+            folder, source, rotation, texts, report_progress, answered=answered, basis=basis, smoothings=foldings
+        )
+
+
+def basis_of(precisions: Sequence[Precision]) -> Basis:
+    """Returns the basis that loses least for blocks of these precisions.
+
+    Rounding to 8 bits gains by rotation. Weights on a grid of 4 bits would lose the grid, and floats gain nothing.
+    """
+    return "rotated" if all_exact(precisions) and "w8a8" in precisions else "original"
 
 
 def _calibration(
@@ -124,13 +144,15 @@ def write_folder(
     report: Callable[[str, int], None],
     *,
     answered: Sequence[int],
+    basis: Basis = "original",
     smoothings: Mapping[int, Smoothing] | None = None,
     imported_from: str | None = None,
 ) -> Manifest:
     """Writes all files of a block folder into `folder`, which exists, the manifest last, and returns the manifest.
 
     `report` is called with the current work and the tensor bytes done since the last call. `answered` has the indexes
-    of all exact blocks in order, which then get known answers, or is empty. `smoothings` has the smoothing of each
+    of all exact blocks in order, which then get known answers, or is empty. `basis` is that of the weights of `source`.
+    `smoothings` has the smoothing of each
     block by its index. `imported_from` goes into the manifest: the fingerprint of the ONNX blocks that the folder was
     made of, or None. Block files that an interrupted run with equal arguments has already written are kept. Raises
     UsageError, OnnxBlocksError (from ONNX weights) or ExecutionError.
@@ -154,6 +176,7 @@ def write_folder(
         generation=texts.generation,
         ignored_defaults=texts.ignored_defaults,
         precisions=source.precisions,
+        basis=basis,
         exact=all_exact(source.precisions),
         graphs={kind: path for kind, (path, _) in linears.items()},
         blocks=tuple(blocks),

@@ -92,6 +92,21 @@ inline float inverse_root_mean_square(const float* x, int64_t n, float eps) {
   return finite ? 1.0f / __builtin_sqrtf(spread) : nan();
 }
 
+// Multiplies each block of `size` values of x [n], a power of two from 16 on, by a Hadamard matrix, in butterflies.
+inline void hadamard(float* x, int64_t n, int64_t size) {
+  for (float* block = x; block != x + n; block += size) {
+    for (int64_t i = 0; i < size; i += kLanes)
+      butterfly<8>(butterfly<4>(butterfly<2>(butterfly<1>(V16::load(block + i))))).store(block + i);
+    for (int64_t step = kLanes; step < size; step *= 2)
+      for (int64_t i = 0; i < size; i += kLanes) {
+        if (i & step) continue;
+        const V16 first = V16::load(block + i), second = V16::load(block + i + step);
+        (first + second).store(block + i);
+        (first - second).store(block + i + step);
+      }
+  }
+}
+
 // Quantises the n values that value(i, lanes) returns, which is called twice for each i. Returns the row scale.
 template <class Value>
 inline float quantise_row(Value value, int64_t n, uint8_t* u) {

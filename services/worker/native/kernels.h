@@ -80,7 +80,7 @@ float* swiglu_row(const float* gate_up, const float* row_scale, int64_t row, int
 }  // namespace
 
 // Must equal LIBRARY_VERSION in kernels/libraries.py, so that a library left over from an older install is not used.
-BLOCKRELAY_EXPORT int32_t blockrelay_version() { return 6; }
+BLOCKRELAY_EXPORT int32_t blockrelay_version() { return 7; }
 
 // Makes the pool of threads that every other function takes; null if it cannot be made.
 BLOCKRELAY_EXPORT void* blockrelay_open(int32_t threads) {
@@ -188,13 +188,15 @@ BLOCKRELAY_EXPORT int32_t blockrelay_swiglu(void* pool, const float* gate_up, fl
 }
 
 BLOCKRELAY_EXPORT int32_t blockrelay_swiglu_quantise(void* pool, const float* gate_up, const float* row_scale,
-                                                     uint8_t* u, float* scale, int64_t rows, int64_t n) {
+                                                     uint8_t* u, float* scale, int64_t rows, int64_t n,
+                                                     int64_t hadamard_size) {
   StandardRounding rounding;
   bool ok = static_cast<Pool*>(pool)->run(rows, 2, rows * n * 24, [&](int64_t begin, int64_t end) {
     float* y = scratch(size_t(n));
     if (!y) return false;
     for (int64_t row = begin; row < end; row++) {
       swiglu_row(gate_up, row_scale, row, n, y);
+      if (hadamard_size) hadamard(y, n, hadamard_size);
       auto value = [&](int64_t i, int lanes) { return load_some(y + i, lanes); };
       scale[row] = quantise_row(value, n, u + row * n);
     }

@@ -69,6 +69,14 @@ template <class P>
 inline Pair<P> max_magnitude(Pair<P> m, Pair<P> x) {
   return {max_magnitude(m.lo, x.lo), max_magnitude(m.hi, x.hi)};
 }
+// Lanes whose number has bit `step` become (lane - step) - lane, the others lane + (lane + step).
+template <int step, class P>
+inline Pair<P> butterfly(Pair<P> a) {
+  if constexpr (step == P::width)
+    return {a.lo + a.hi, a.lo - a.hi};
+  else
+    return {butterfly<step>(a.lo), butterfly<step>(a.hi)};
+}
 template <class P>
 inline Pair<P> power_of_two(Pair<P> shifted) { return {power_of_two(shifted.lo), power_of_two(shifted.hi)}; }
 

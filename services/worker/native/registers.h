@@ -110,6 +110,14 @@ inline Register max_magnitude(Register m, Register x) {
   __m512i magnitude = _mm512_and_si512(_mm512_castps_si512(x.v), _mm512_set1_epi32(int(kMagnitude)));
   return {_mm512_castsi512_ps(_mm512_max_epi32(_mm512_castps_si512(m.v), magnitude))};
 }
+// Lanes whose number has bit `step` become (lane - step) - lane, the others lane + (lane + step).
+template <int step>
+inline Register butterfly(Register a) {
+  constexpr __mmask16 upper = step == 1 ? 0xAAAA : step == 2 ? 0xCCCC : step == 4 ? 0xF0F0 : 0xFF00;
+  constexpr int swap = step == 1 || step == 4 ? 0xB1 : 0x4E;
+  const __m512 other = step < 4 ? _mm512_permute_ps(a.v, swap) : _mm512_shuffle_f32x4(a.v, a.v, swap);
+  return {_mm512_mask_sub_ps(_mm512_add_ps(a.v, other), upper, other, a.v)};
+}
 // Returns 2^k for lanes that hold k + kRound.
 inline Register power_of_two(Register shifted) {
   __m512i k = _mm512_add_epi32(_mm512_castps_si512(shifted.v), _mm512_set1_epi32(int(127u - kRoundBits)));
@@ -173,6 +181,12 @@ inline float highest_lane(Register a) {
 inline Register max_magnitude(Register m, Register x) {
   __m256i magnitude = _mm256_and_si256(_mm256_castps_si256(x.v), _mm256_set1_epi32(int(kMagnitude)));
   return {_mm256_castsi256_ps(_mm256_max_epi32(_mm256_castps_si256(m.v), magnitude))};
+}
+template <int step>
+inline Register butterfly(Register a) {
+  const __m256 other = step == 4 ? _mm256_permute2f128_ps(a.v, a.v, 1) : _mm256_permute_ps(a.v, step == 1 ? 0xB1 : 0x4E);
+  constexpr int upper = step == 1 ? 0xAA : step == 2 ? 0xCC : 0xF0;
+  return {_mm256_blend_ps(_mm256_add_ps(a.v, other), _mm256_sub_ps(other, a.v), upper)};
 }
 inline Register power_of_two(Register shifted) {
   __m256i k = _mm256_add_epi32(_mm256_castps_si256(shifted.v), _mm256_set1_epi32(int(127u - kRoundBits)));
@@ -302,6 +316,12 @@ inline float highest_lane(Register a) {
 inline Register max_magnitude(Register m, Register x) {
   Register::Mask magnitude = (Register::Mask)((Register::Words)x.v & (Register::Words{} + kMagnitude));
   return choose((Register::Mask)m.v > magnitude, m, {(Register::Floats)magnitude});
+}
+template <int step>
+inline Register butterfly(Register a) {
+  const auto x = a.v;
+  if constexpr (step == 1) return {Register::Floats{x[0] + x[1], x[0] - x[1], x[2] + x[3], x[2] - x[3]}};
+  return {Register::Floats{x[0] + x[2], x[1] + x[3], x[0] - x[2], x[1] - x[3]}};
 }
 inline Register power_of_two(Register shifted) {
   Register::Words k = (Register::Words)shifted.v + (127u - kRoundBits);

@@ -22,7 +22,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import PurePosixPath
-from typing import Any, cast
+from typing import Any, Literal, cast, get_args
 
 from blockrelay.block_folder.model import (
     FLOATS,
@@ -41,7 +41,10 @@ from blockrelay.block_folder.precisions import format_precisions, parse_precisio
 from blockrelay.block_folder.strict_json import Fields
 from blockrelay.errors import BlockFolderError, UsageError
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+Basis = Literal["original", "rotated"]
+"""The basis of the residual stream. `original`: the checkpoint's. `rotated`: multiplied by a fixed orthogonal matrix,
+with the norms' weights moved into the linear layers behind them (`quantisation.rotated_weights` of the converter)."""
 MANIFEST_NAME = "manifest.json"
 ROTARY_NAME = "rotary.bin"
 ONNX_BLOCKS_NAME = "blocks.json"
@@ -118,6 +121,8 @@ class Manifest:
     generation: GenerationDefaults
     precisions: tuple[Precision, ...]
     """The precision of block i at index i-1. manifest.json has them as one text, `precision`."""
+    basis: Basis
+    """The same for all blocks. It changes no result but by rounding, and no key or value."""
     exact: bool
     """True if no bit depends on batch, chunking, threads, stages or machine (docs/quantisation.md)."""
     graphs: Mapping[str, str]
@@ -222,6 +227,7 @@ def decode_manifest(content: bytes) -> Manifest:
         model=model,
         generation=fields.read("generation", _decode_generation),
         precisions=precisions,
+        basis=cast(Basis, fields.text("basis", one_of=get_args(Basis))),
         exact=fields.flag("exact"),
         graphs={kind: graphs.text(kind) for kind in graphs.names()},
         blocks=blocks,

@@ -15,6 +15,9 @@ ITEM_BYTES: Mapping[TensorType, int] = {"int8": 1, "uint8": 1, "float16": 2, "fl
 GROUP = 32
 """Inputs of a linear layer that share a scale in w4a8. The number of inputs must be a multiple of it."""
 
+_HADAMARD_SIZES = (16, 512)
+"""The smallest and the largest matrix of the Hadamard step: a register of kernels, and half of a small L1 cache."""
+
 MAX_HEAD_DIM = 256
 """The widest head that the attention kernels take (`kMaxHeadDim`)."""
 HEAD_DIMS = f"a multiple of 8, {MAX_HEAD_DIM} at most"
@@ -116,6 +119,17 @@ def in_groups(precision: Precision) -> bool:
     return precision == "w4a8"
 
 
+def hadamard_size(model: ModelConfig, precision: Precision) -> int:
+    """Returns the size of the Hadamard matrices by which inputs of `down` are multiplied before they are quantised.
+
+    A Hadamard matrix spreads a large value over its block, so that the others keep more of the 255 levels (QuaRot,
+    arXiv 2404.00456). The size is the largest power of two up to 512 that divides the number of inputs. It is 0, for no
+    such step, where that is below 16, and in precisions whose rows or weights have finer scales than one for each.
+    """
+    size = min(model.intermediate_size & -model.intermediate_size, _HADAMARD_SIZES[1])
+    return size if precision == "w8a8" and size >= _HADAMARD_SIZES[0] else 0
+
+
 def block_linears(index: int, blocks: int) -> tuple[str, ...]:
     """Returns the kinds of linear layers in block `index` (1 to N) of a model with N = `blocks` blocks."""
     return LINEARS[-1:] if index == blocks else LINEARS[:-1]
@@ -166,6 +180,7 @@ def block_tensors(
         w[k, n]                                             fp32, fp16
         q[k, n] * scale[n]                                  w8a8
         (nibble[k, n] - 8) * gs[k // 32, n] * scale[n]      w4a8; row i of q4 holds nibbles 2i (low half) and 2i + 1
+    In w8a8 the rows that `down` multiplies have been through the Hadamard step (`hadamard_size`).
     """
     tensors: dict[str, tuple[TensorType, tuple[int, ...]]] = {}
 

@@ -41,6 +41,7 @@ def served_manifest(
         generation=texts.generation,
         ignored_defaults=texts.ignored_defaults,
         precisions=(precision,) * len(blocks),
+        basis="original",
         exact=False,
         graphs={},
         blocks=tuple(BlockSpec(index=one.signature.index, file=one.signature.file, tensors={}) for one in blocks),

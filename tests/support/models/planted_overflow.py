@@ -35,12 +35,12 @@ def plant_overflow(path: Path, *, layer: int, token: int = OVERFLOWING, weight: 
 
 def overflowing_model(root: Path, precision: str, *, block: int, weight: float = IN_FLOAT32) -> BlockFolder:
     """The tiny model, four layers and the head, whose `block` overflows for that token. `weight` as of
-    `plant_overflow`."""
+    `plant_overflow`. It has the checkpoint's own basis: a rotation spreads what was planted over all channels."""
     write_checkpoint(root / "checkpoint", seed=3)
     plant_overflow(root / "checkpoint", layer=block - 1, weight=weight)
 
     def report(what: str, done: int, total: int) -> None:
         """Nobody watches."""
 
-    convert(root / "checkpoint", root / "folder", precision=precision, report=report, name="tiny")
+    convert(root / "checkpoint", root / "folder", precision=precision, report=report, name="tiny", basis="original")
     return open_block_folder(root / "folder")

@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockrelay.block_folder.folder import BlockFolder
-from blockrelay.block_folder.model import GROUP, ModelConfig
+from blockrelay.block_folder.model import GROUP, ModelConfig, hadamard_size
+from tests.support.models.hadamard import hadamard
 
 F64 = NDArray[np.float64]
 
@@ -25,7 +26,10 @@ def oracle_logits(folder: BlockFolder, tokens: Sequence[int]) -> F64:
         x = x + _attention(model, tensors, _norm(model, x, tensors["norm_attention"]), cos, sin)
         gate_up = _norm(model, x, tensors["norm_mlp"]) @ weight(tensors, "gate_up")
         gate, up = np.split(gate_up, 2, axis=1)
-        x = x + (gate / (1 + np.exp(-gate)) * up) @ weight(tensors, "down")
+        inner = gate / (1 + np.exp(-gate)) * up
+        if size := hadamard_size(model, folder.manifest.precision_of(block)):
+            inner = (inner.reshape(-1, size) @ hadamard(size)).reshape(inner.shape)
+        x = x + inner @ weight(tensors, "down")
     tensors = folder.tensors(model.blocks)
     return _norm(model, x, tensors["norm_final"]) @ weight(tensors, "head")
 

@@ -72,6 +72,7 @@ def make_manifest(model: ModelConfig = MODEL, precision: str = "w8a8") -> Manife
         model=model,
         generation=GenerationDefaults(temperature=0.6, top_p=0.9),
         precisions=precisions,
+        basis="original",
         exact=all_exact(precisions),
         graphs=graphs,
         blocks=tuple(blocks),
@@ -180,7 +181,7 @@ def _drop(*path: str | int) -> Callable[[dict[str, Any]], None]:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (_set("format", to=2), "format 2 is not 1"),
+        (_set("format", to=1), "format 1 is not 2"),
         (_set("precision", to="int3"), "precision 'int3': 'int3' is none of w8a8, w4a8, fp32"),
         (_set("precision", to="w8a8,block_4=fp32"), "the model has block_1 to block_3"),
         (_set("precision", to="w8a8,block_1=w8a8"), "precision 'w8a8,block_1=w8a8' is written 'w8a8'"),

@@ -13,12 +13,14 @@ from numpy.typing import NDArray
 
 from blockrelay.block_folder.folder import BlockFolder, open_block_folder
 from blockrelay.block_folder.manifest import Manifest
-from blockrelay.block_folder.model import Precision
+from blockrelay.block_folder.model import Precision, hadamard_size
 from blockrelay.errors import UsageError
 from blockrelay_converter.block_writer import quantise
 from blockrelay_converter.convert import convert
 from blockrelay_converter.quantisation.groups import group_values, quantise_groups
+from blockrelay_converter.quantisation.hadamard import spread_inputs
 from tests.support.models.checkpoints import CHAT_TEMPLATE, write_checkpoint
+from tests.support.models.hadamard import hadamard
 
 
 def converted(checkpoint: Path, out: Path, precision: Precision = "w8a8", **options: Any) -> Manifest:
@@ -109,11 +111,15 @@ def test_fp16_holds_them_rounded_once_and_what_is_added_and_scaled_by_as_it_is(t
 def test_w8a8_quantises_each_output_channel_by_the_documented_formula(tmp_path: Path) -> None:
     checkpoint = write_checkpoint(tmp_path / "c", seed=3, family="qwen3")
     source = source_tensors(checkpoint)
-    converted(checkpoint, tmp_path / "out")
+    converted(checkpoint, tmp_path / "out", basis="original")
     folder = opened(tmp_path / "out")
 
+    down = source["model.layers.1.mlp.down_proj.weight"]
+    size = hadamard_size(folder.model, "w8a8")
+    assert size == 128
+    spread = down.reshape(-1, size) @ hadamard(size).astype(np.float32) / size
     for block, name, weights in (
-        (2, "down", source["model.layers.1.mlp.down_proj.weight"]),
+        (2, "down", spread_inputs(down, size)),
         (2, "qkv", np.concatenate([source[f"model.layers.1.self_attn.{n}_proj.weight"] for n in "qkv"])),
         (5, "head", source["lm_head.weight"]),
     ):
@@ -122,6 +128,7 @@ def test_w8a8_quantises_each_output_channel_by_the_documented_formula(tmp_path: 
         np.testing.assert_array_equal(tensors[f"{name}.scale"], scale)
         np.testing.assert_array_equal(tensors[f"{name}.q"], np.rint(weights / scale[:, None]).astype(np.int8).T)
         assert np.abs(tensors[f"{name}.q"].astype(int)).max() == 127
+    np.testing.assert_allclose(spread_inputs(down, size), spread.reshape(down.shape), atol=1e-6 * np.abs(down).max())
     embedding = source["model.embed_tokens.weight"]
     np.testing.assert_array_equal(folder.tensors(1)["embedding"], embedding.astype(np.float16))
     np.testing.assert_array_equal(folder.tensors(3)["norm_q"], source["model.layers.2.self_attn.q_norm.weight"])
@@ -131,7 +138,7 @@ def test_w4a8_holds_groups_of_4_bits_and_the_embedding_and_norms_of_w8a8(tmp_pat
     checkpoint = write_checkpoint(tmp_path / "c", seed=3, family="qwen2")
     source = source_tensors(checkpoint)
     assert converted(checkpoint, tmp_path / "out", "w4a8").exact
-    converted(checkpoint, tmp_path / "eight")
+    converted(checkpoint, tmp_path / "eight", basis="original")
     folder, eight = opened(tmp_path / "out"), opened(tmp_path / "eight")
 
     assert folder.manifest.graphs == {}

@@ -15,7 +15,7 @@ from blockrelay.errors import UsageError
 from blockrelay.quantities import format_quantity
 from blockrelay.text.text_file import read_text_file
 from blockrelay_converter.checkpoint.source import read_source
-from blockrelay_converter.convert import Note, Report, convert, ignore
+from blockrelay_converter.convert import Note, Report, basis_of, convert, ignore
 from blockrelay_converter.evaluation import evaluated
 from blockrelay_converter.mixing.linked_folder import link_mix
 from blockrelay_converter.mixing.search import Mix, MixSearchResult, cheapest
@@ -82,6 +82,7 @@ def convert_within_budget(
                 name=model.name,
                 max_position=max_position,
                 calibration_text=text,
+                basis=basis_of(precisions if "fp32" in precisions else base),
             )
             return open_block_folder(parts / label, blocks=[])
 

@@ -9,6 +9,7 @@ from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.block_folder.manifest import MANIFEST_NAME, FileSpec, Manifest, check_manifest
 from blockrelay.block_folder.model import Precision, graph_kinds
 from blockrelay.block_folder.precisions import all_exact
+from blockrelay.errors import BlockFolderError
 
 
 def link_mix(parts: Sequence[BlockFolder], precisions: Sequence[Precision], out: Path) -> Manifest:
@@ -17,8 +18,10 @@ def link_mix(parts: Sequence[BlockFolder], precisions: Sequence[Precision], out:
     `precisions` has one entry per block. Each block comes from the first of `parts` that has it in that precision;
     tokenizer, rotary tables and the like come from `parts[0]`. `parts` are conversions of one checkpoint on the file
     system of `out`. Together they have each block in its precision, and all graphs of the mix. `out` exists and must
-    not have any of these files.
+    not have any of these files. Raises BlockFolderError for parts in two bases, whose blocks do not fit together.
     """
+    if len(bases := {part.manifest.basis for part in parts}) > 1:
+        raise BlockFolderError(f"the residual stream is in two bases, {' and '.join(sorted(bases))}: convert again")
     main = parts[0].manifest
     own = {*main.graphs.values(), *(block.file for block in main.blocks)}
     sources = {path: parts[0] for path in main.files if path not in own}

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from blockrelay.block_folder.model import HEAD_DIMS, is_head_dim
 from blockrelay.errors import ExecutionError
-from blockrelay_worker.kernels.specification import PAGE
+from blockrelay_worker.kernels.specification import LANES, PAGE
 
 F16: TypeAlias = NDArray[np.float16]
 F32: TypeAlias = NDArray[np.float32]
@@ -69,6 +69,12 @@ def gate_up_shape(gate_up: F32) -> tuple[int, int]:
     if columns % 2:
         raise ExecutionError(f"kernel argument gate_up: {columns} columns cannot hold gate and up halves")
     return rows, columns // 2
+
+
+def check_hadamard(size: int, columns: int) -> None:
+    """Raises ExecutionError unless `size` is 0, or a power of two from 16 on that divides `columns`."""
+    if size and (size < LANES or size & (size - 1) or columns % size):
+        raise ExecutionError(f"kernel argument hadamard: {columns} columns have no blocks of {size}")
 
 
 class HeadShape(NamedTuple):

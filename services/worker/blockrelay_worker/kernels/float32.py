@@ -113,6 +113,20 @@ def swiglu(gate: F32, up: F32) -> F32:
     return silu * up
 
 
+def hadamard(x: F32, size: int) -> F32:
+    """Returns x [R,n] with each block of `size` values, a power of two that divides n, in butterflies.
+
+    The result is x times a Hadamard matrix of that size, without a factor.
+    """
+    step = 1
+    while step < size:
+        pairs = x.reshape(-1, 2, step)
+        first, second = pairs[:, 0], pairs[:, 1]
+        x = np.stack([first + second, first - second], axis=1).reshape(x.shape)
+        step *= 2
+    return x
+
+
 def quantise(x: F32, u: U8, scale: F32) -> None:
     """Quantises x [R,n] per row: writes u [R,n], with zero point 128, and scale [R].
 

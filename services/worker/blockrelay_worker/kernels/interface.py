@@ -198,16 +198,18 @@ class Kernels(ABC):
         self.call("scale_rows", x, row_scale, rows, columns)
 
     def swiglu_quantise(
-        self, gate_up: F32, row_scale: F32, *, u: U8 | None = None, scale: F32 | None = None
+        self, gate_up: F32, row_scale: F32, hadamard: int, *, u: U8 | None = None, scale: F32 | None = None
     ) -> tuple[U8, F32]:
-        """Returns quantise(swiglu(gate_up * row_scale)) as (u [R,M], scale [R]).
+        """Returns quantise(hadamard(swiglu(gate_up * row_scale))) as (u [R,M], scale [R]).
 
-        gate_up is [R,2M], gate columns before up columns; row_scale is [R].
+        gate_up is [R,2M], gate columns before up columns; row_scale is [R]. `hadamard` is the size of the blocks, a
+        power of two from 16 on that divides M, or 0 for no such step.
         """
         rows, columns = arguments.gate_up_shape(gate_up)
         arguments.check("row_scale", row_scale, FLOAT32, (rows,))
+        arguments.check_hadamard(hadamard, columns)
         u, scale = arguments.quantised_out(u, scale, rows, columns)
-        self.call("swiglu_quantise", gate_up, row_scale, u, scale, rows, columns)
+        self.call("swiglu_quantise", gate_up, row_scale, u, scale, rows, columns, hadamard)
         return u, scale
 
     def swiglu(self, gate_up: F32, *, out: F32 | None = None) -> F32:

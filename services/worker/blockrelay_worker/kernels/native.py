@@ -32,7 +32,7 @@ _SIGNATURES: Final[dict[str, tuple[Any, list[Any]]]] = {
     "add_scaled": (_INT, [_P, _P, _P, _P, _LONG, _LONG]),
     "scale_rows": (_INT, [_P, _P, _P, _LONG, _LONG]),
     "swiglu": (_INT, [_P, _P, _P, _LONG, _LONG]),
-    "swiglu_quantise": (_INT, [_P, _P, _P, _P, _P, _LONG, _LONG]),
+    "swiglu_quantise": (_INT, [_P, _P, _P, _P, _P, _LONG, _LONG, _LONG]),
     "rotary_append": (_INT, [_P] * 6 + [_D] + [_P] * 8 + [_INT, _LONG, _LONG, _LONG, _INT, _INT, _INT]),
     "attention": (_INT, [_P] * 7 + [_INT, _LONG, _LONG, _LONG, _LONG, _INT, _INT, _INT]),
     "pack_groups": (None, [_P, _P, _P, _LONG, _LONG, _P]),

@@ -59,9 +59,10 @@ def _swiglu(gate_up: F32, out: F32, _rows: int, columns: int) -> None:
     out[:] = float32.swiglu(gate_up[:, :columns], gate_up[:, columns:])
 
 
-def _swiglu_quantise(gate_up: F32, row_scale: F32, u: U8, scale: F32, _rows: int, columns: int) -> None:
+def _swiglu_quantise(gate_up: F32, row_scale: F32, u: U8, scale: F32, _rows: int, columns: int, hadamard: int) -> None:
     scaled = gate_up * row_scale[:, None]
-    float32.quantise(float32.swiglu(scaled[:, :columns], scaled[:, columns:]), u, scale)
+    y = float32.swiglu(scaled[:, :columns], scaled[:, columns:])
+    float32.quantise(float32.hadamard(y, hadamard) if hadamard else y, u, scale)
 
 
 def _rotary_append(

@@ -33,6 +33,11 @@ exp(x), relative error below 2e-7 on the clamped range, Cephes' expf polynomial:
 
 swiglu(g[M], u[M]):   y = (g / (1 + exp(-g))) * u    g and u first multiplied by the row scale where there is one
 
+hadamard(x[n], B), B a power of two from 16 to 512 that divides n, in each block of B values:
+    for h in 1, 2, 4, ..., B/2, for each i of the block whose bit h is 0:
+        (x[i], x[i+h]) = (x[i] + x[i+h], x[i] - x[i+h])
+    There is no factor: the length of a row grows by sqrt(B), and the weights behind are divided by it.
+
 rotary (rotate half, pairs (d, d + D/2)) of a q or k head:
     x = qkv * row_scale (where given); x = x + bias (where given); x = norm(x, norm_q or norm_k, eps) (where given)
     first  = fma(x[d], cos, -(x[d+D/2] * sin))       second = fma(x[d+D/2], cos, x[d] * sin)
@@ -63,7 +68,7 @@ from typing import Final
 from blockrelay.protocol.constants import PAGE_TOKENS
 
 #: Version of the specification above; raised with every change that can change a bit of a finite row.
-KERNEL_NUMERICS_VERSION: Final = 1
+KERNEL_NUMERICS_VERSION: Final = 2
 #: Tokens of a KV page: 16, since 16 float32 keys are one 512-bit register.
 PAGE: Final = PAGE_TOKENS
 #: Number of accumulators of a sum (`lane_sum`).

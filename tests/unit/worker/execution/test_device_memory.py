@@ -18,7 +18,7 @@ from blockrelay_worker.execution.onnx.loading import OnnxExecutors
 from blockrelay_worker.execution.onnx.providers.cuda import CudaProvider
 from blockrelay_worker.execution.onnx.providers.nvidia_driver import NvidiaGpu
 from blockrelay_worker.execution.onnx.providers.opening import open_provider
-from blockrelay_worker.execution.onnx.weights.arrays import bits_of, block_weights
+from blockrelay_worker.execution.onnx.weights.arrays import block_weights, forms_of
 from blockrelay_worker.execution.process.executors import DeviceExecutors, Gpu
 
 MEMORY = DeviceMemory(
@@ -130,10 +130,10 @@ def test_some_of_what_is_free_stays_free(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize("kind", ["fp32", "w8a8", "mixed"])
 def test_it_is_what_the_weights_take(kind: str, request: pytest.FixtureRequest) -> None:
     folder: BlockFolder = request.getfixturevalue(kind)
-    told, bits = OnnxExecutors(open_provider("cpu")).memory(folder), bits_of(folder.manifest, (4, 8))
+    told = OnnxExecutors(open_provider("cpu")).memory(folder)
     held = [
-        sum(one.nbytes for one in block_weights(folder, block, "float32", bits.get(block, 0)).values())
-        for block in range(1, folder.model.blocks + 1)
+        sum(one.nbytes for one in block_weights(folder, block, "float32", form).values())
+        for block, form in forms_of(folder.manifest, (4, 8)).items()
     ]
     assert list(told.block_bytes) == held
     assert told.table_bytes == sum(table.astype("float32").nbytes for table in folder.rotary())

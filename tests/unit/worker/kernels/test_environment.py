@@ -81,7 +81,7 @@ def _swiglu(kernels: Kernels) -> Results:
 
 
 def _swiglu_quantise(kernels: Kernels) -> Results:
-    return kernels.swiglu_quantise(_X, _SCALE)
+    return kernels.swiglu_quantise(_X, _SCALE, 128)
 
 
 def _rotary_append(kernels: Kernels) -> Results:

@@ -18,7 +18,7 @@ from blockrelay.host.cpu import cpu_facts
 from blockrelay_worker import kernels as kernels_module
 from blockrelay_worker.kernels import PAGE, Kernels, float32, load_kernels, supported_isas
 from blockrelay_worker.kernels.libraries import AVX2, AVX512, TILES, VNNI, cpu_features, isas_for
-from tests.support.worker.kernel_cases import Chunk, Rows, chunks, floats, rows, same_bits
+from tests.support.worker.kernel_cases import NOT_FINITE, Chunk, Rows, chunks, floats, rows, same_bits
 
 REFERENCE = load_kernels(1, isa="reference")
 NATIVE = {(name, threads): load_kernels(threads, isa=name) for name in supported_isas() for threads in (1, 3)}
@@ -49,7 +49,7 @@ def test_row_kernels_give_the_bits_of_the_reference(case: Rows) -> None:
             *kernels.quantise(case.x),
             *kernels.norm_quantise(case.x, case.weight, 1e-5),
             kernels.norm(case.x, case.weight, 1e-6),
-            *kernels.swiglu_quantise(gate_up, case.row_scale),
+            *kernels.swiglu_quantise(gate_up, case.row_scale, 0),
             kernels.swiglu(gate_up),
             added,
             plain,
@@ -57,6 +57,23 @@ def test_row_kernels_give_the_bits_of_the_reference(case: Rows) -> None:
         )
 
     _assert_same(case, call)
+
+
+@given(
+    st.sampled_from([16, 32, 64, 128, 256, 512]),
+    st.integers(1, 3),
+    st.integers(0, 40),
+    st.sampled_from([0.0, 1.0, 3e38, *NOT_FINITE]),
+    st.integers(0, 2**32),
+)
+@settings(max_examples=60, deadline=None)
+def test_the_hadamard_step_gives_the_bits_of_the_reference(
+    size: int, blocks: int, count: int, value: float, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    gate_up, row_scale = floats(rng, count, 2 * size * blocks), floats(rng, count)
+    gate_up[::3, rng.integers(2 * size * blocks)] = value
+    _assert_same((size, blocks), lambda kernels: kernels.swiglu_quantise(gate_up, row_scale, size))
 
 
 @given(chunks())

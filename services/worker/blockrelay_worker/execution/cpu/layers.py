@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockrelay.block_folder.folder import BlockFolder
-from blockrelay.block_folder.model import quantises_rows
+from blockrelay.block_folder.model import hadamard_size, quantises_rows
 from blockrelay_worker.execution.cpu.linears import Backend, load_linear
 from blockrelay_worker.execution.cpu.slot_mapping import SlotMapping
 from blockrelay_worker.execution.cpu.workspace import Workspace
@@ -28,6 +28,7 @@ class Layer:
         self._model = model
         self._eps = model.rms_norm_eps
         self._quantised = quantises_rows(folder.manifest.precision_of(index))
+        self._hadamard = hadamard_size(model, folder.manifest.precision_of(index))
         self.embedding: NDArray[Any] | None = tensors.get("embedding")
         self._norm_attention = cast(F32, tensors["norm_attention"])
         self._norm_mlp = cast(F32, tensors["norm_mlp"])
@@ -103,7 +104,9 @@ class Layer:
         y, scale = self._normed_linear(linears["gate_up"], x, self._norm_mlp, space, 2 * width)
         if self._quantised:
             assert scale is not None
-            u, scale = kernels.swiglu_quantise(y, scale, u=space.quantised(count, width), scale=space.scale(1, count))
+            u, scale = kernels.swiglu_quantise(
+                y, scale, self._hadamard, u=space.quantised(count, width), scale=space.scale(1, count)
+            )
             y = self._apply(linears["down"], u, space, model.hidden_size)
         else:
             y = self._apply(

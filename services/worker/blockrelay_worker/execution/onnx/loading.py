@@ -29,7 +29,7 @@ from blockrelay_worker.execution.onnx.known_answers import (
 from blockrelay_worker.execution.onnx.probe import can_multiply, failure, paged_attention
 from blockrelay_worker.execution.onnx.providers.provider import CpuProvider, Provider
 from blockrelay_worker.execution.onnx.stage import OnnxStage
-from blockrelay_worker.execution.onnx.weights.arrays import bits_of
+from blockrelay_worker.execution.onnx.weights.arrays import bits_in, forms_of
 from blockrelay_worker.execution.onnx.weights.resident import TABLES, ResidentWeights
 from blockrelay_worker.execution.page_layout import layout_of
 
@@ -74,7 +74,7 @@ class OnnxExecutors:
             "type": flavour.dtype,
             "folder": manifest.numerics_inputs(),
         } | ({"graphs of": "blocks"} if self._per_block else {})
-        if small := sorted(set(bits_of(manifest, self._small(manifest)).values())):
+        if small := bits_in(forms_of(manifest, self._small(manifest)).values()):
             parts["weights"] = f"bits {small}"
         return hashed_id(manifest, parts, self._provider.name)
 
@@ -82,15 +82,15 @@ class OnnxExecutors:
         """Returns the memory that blocks and pages take on the device, and its budget where the provider knows it."""
         model, dtype = folder.model, self.flavour_of(folder.manifest).dtype
         item = np.dtype(dtype).itemsize
-        bits = bits_of(folder.manifest, self._small(folder.manifest))
+        forms = forms_of(folder.manifest, self._small(folder.manifest))
         return DeviceMemory(
             device=self._provider.device,
             block_bytes=[
                 sum(
-                    math.prod(shape) * (1 if is_packed(name, bits.get(block, 0)) else item)
-                    for name, shape in weight_shapes(model, block, bits.get(block, 0)).items()
+                    math.prod(shape) * (1 if is_packed(name, form.bits) else item)
+                    for name, shape in weight_shapes(model, block, form.bits).items()
                 )
-                for block in range(1, model.blocks + 1)
+                for block, form in forms.items()
             ],
             block_layers=[*[1] * model.layers, 0],
             table_bytes=item * model.max_position * model.head_dim,
@@ -209,8 +209,8 @@ class OnnxExecutors:
     def _of(self, folder: BlockFolder) -> "_OfModel":
         key, manifest = folder.manifest.model_hash, folder.manifest
         if key not in self._models:
-            flavour, bits = self.flavour_of(manifest), bits_of(manifest, self._small(manifest))
-            self._models[key] = _OfModel(ResidentWeights(self._provider, folder.model, flavour, bits), {})
+            flavour, forms = self.flavour_of(manifest), forms_of(manifest, self._small(manifest))
+            self._models[key] = _OfModel(ResidentWeights(self._provider, folder.model, flavour, forms), {})
         return self._models[key]
 
     def tolerance(self, manifest: Manifest) -> float:

@@ -34,7 +34,7 @@ from blockrelay_worker.execution.onnx.graphs.stage import stage_graph
 from blockrelay_worker.execution.onnx.known_answers import TOLERANCES
 from blockrelay_worker.execution.onnx.providers.provider import Place, Provider
 from blockrelay_worker.execution.onnx.selection import Selection
-from blockrelay_worker.execution.onnx.weights.arrays import bits_of
+from blockrelay_worker.execution.onnx.weights.arrays import bits_in, forms_of
 from blockrelay_worker.execution.onnx.weights.resident import TABLES, ResidentWeights
 from blockrelay_worker.execution.page_layout import layout_of
 from blockrelay_worker.execution.page_pool import PagePool
@@ -78,13 +78,13 @@ class OnnxStage:
         self.folder, self.first_block, self.last_block = folder, first_block, last_block
         self.layout = layout_of(folder, first_block, last_block)
         self.pool = PagePool(self.layout, pages)
-        bits = bits_of(folder.manifest, small)
-        few = {bits[block] for block in range(first_block, last_block + 1) if block in bits}
+        forms = forms_of(folder.manifest, small)
+        few = bits_in(forms[block] for block in range(first_block, last_block + 1))
         self.details: Mapping[str, str] = {
             "provider": provider.ort_name,
             "flavour": flavour.name,
             "dtype": flavour.dtype,
-            **({"small weights": " and ".join(f"{one} bits" for one in sorted(few))} if few else {}),
+            **({"small weights": " and ".join(f"{one} bits" for one in few)} if few else {}),
             **({} if longest is None else {"quirk": f"segments are cut to {longest} rows"}),
         }
         self.capabilities = Capabilities(
@@ -101,7 +101,7 @@ class OnnxStage:
         if weights is not None and first_block == last_block and not weights.missing([first_block]):
             session = weights.session(first_block)
         else:
-            session = provider.session(stage_graph(model, first_block, last_block, flavour, bits))
+            session = provider.session(stage_graph(model, first_block, last_block, flavour, forms))
         layers = range(first_block, min(last_block, model.layers) + 1)
         self._pages = DevicePages(
             provider,
@@ -114,7 +114,7 @@ class OnnxStage:
         )
         pools: Mapping[str, Any] = self._pages.pools
         blocks = range(first_block, last_block + 1)
-        self._weights = weights or ResidentWeights(provider, model, flavour, bits)
+        self._weights = weights or ResidentWeights(provider, model, flavour, forms)
         self._used = [*([TABLES] if layers else []), *blocks]
         self._held = self._weights.use(folder, self._used, session)
         self._times = BlockTimes(
@@ -134,7 +134,7 @@ class OnnxStage:
         self.captured = (
             CapturedSteps(
                 provider,
-                lambda width: stage_graph(model, first_block, last_block, flavour, bits, pages=width),
+                lambda width: stage_graph(model, first_block, last_block, flavour, forms, pages=width),
                 self._held,
                 pools,
                 eager=lambda segments, given: self._computed({**given, **batch_inputs(segments, flavour)}),

@@ -7,6 +7,10 @@ group one scale. All providers' fast kernels take this format, and block folders
     KIND.scales   [N, groups], of the graph's type
 """
 
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 from onnx import TensorProto
 
 from blockrelay.block_folder.model import GROUP, LINEARS, Precision
@@ -15,6 +19,19 @@ from blockrelay_worker.execution.onnx.graphs.graph import MICROSOFT, GraphBuilde
 
 #: Bits of a precision's small weights. 0 stands for floats.
 BITS: dict[Precision, int] = {"w8a8": 8, "w4a8": 4}
+
+
+class BlockForm(NamedTuple):
+    """The form of a block's linear layers on a device."""
+
+    bits: int = 0
+    """Bits (8 or 4) of small weights; 0: the weights are floats."""
+    hadamard: int = 0
+    """Size of the Hadamard matrices by which the input of `down` is multiplied (`hadamard_size`); 0: none."""
+
+
+#: A block with float weights and no Hadamard step.
+PLAIN_FORM = BlockForm()
 
 
 def is_packed(name: str, bits: int) -> bool:
@@ -53,6 +70,29 @@ def matmul(
     rows, columns = shape
     about = {"K": rows, "N": columns, "bits": bits, "block_size": GROUP}
     return graph.node("MatMulNBits", [x, weights, f"{weights}.scales"], output, domain=MICROSOFT, **about)
+
+
+def hadamard_unit(size: int) -> float:
+    """Returns the power of two, near 1 / sqrt(size), that a device multiplies a Hadamard matrix by.
+
+    Without it, sums of large numbers would leave the range of float16. The weights behind are divided by it. It is 1
+    for size 0.
+    """
+    return 2.0 ** -(size.bit_length() // 2)
+
+
+def hadamard(graph: GraphBuilder, x: str, columns: int, size: int, output: str) -> str:
+    """Adds the product of each `size` neighbours in a row of x [R, columns] with a Hadamard matrix times its unit.
+
+    Returns `output`. The matrix is a constant that all layers share.
+    """
+    matrix: NDArray[np.floating[Any]] = np.ones((1, 1))
+    while len(matrix) < size:
+        matrix = np.kron(np.array([[1, 1], [1, -1]]), matrix)
+    constant = graph.constant(f"hadamard {size}", (matrix * hadamard_unit(size)).astype(graph.dtype))
+    x = graph.reshape(x, [-1, columns // size, size], f"{output}_blocks", known=["R", columns // size, size])
+    product = graph.node("MatMul", [x, constant], f"{output}_product")
+    return graph.reshape(product, [-1, columns], output, known=["R", columns])
 
 
 def parts_of(rows: int, longest_sum: int | None) -> int:

@@ -20,6 +20,7 @@ from blockrelay.block_folder.model import ModelConfig
 from blockrelay_worker.execution.onnx.graphs import linears, paged, plain
 from blockrelay_worker.execution.onnx.graphs.flavours import PLAIN, Flavour, FloatType
 from blockrelay_worker.execution.onnx.graphs.graph import GraphBuilder
+from blockrelay_worker.execution.onnx.graphs.linears import PLAIN_FORM, BlockForm
 
 
 def weight_shapes(model: ModelConfig, block: int, bits: int = 0) -> dict[str, tuple[int, ...]]:
@@ -50,14 +51,14 @@ def stage_graph(
     first_block: int,
     last_block: int,
     flavour: Flavour,
-    bits: Mapping[int, int] | None = None,
+    forms: Mapping[int, BlockForm] | None = None,
     *,
     pages: int | None = None,
 ) -> bytes:
-    """Returns the ONNX model of blocks `first_block..last_block`. `bits`: bits of small weights by block (missing:
-    floats). `pages`: for steps of single tokens, with page tables of this width; None: for all batches. The flavour
-    `plain` ignores it. The bytes depend on the arguments alone."""
-    bits = bits or {}
+    """Returns the ONNX model of blocks `first_block..last_block`. `forms`: the form of their linear layers by block
+    (missing: PLAIN_FORM). `pages`: for steps of single tokens, with page tables of this width; None: for all batches.
+    The flavour `plain` ignores it. The bytes depend on the arguments alone."""
+    forms = forms or {}
     graph = GraphBuilder(flavour.dtype)
     layers = range(first_block, min(last_block, model.layers) + 1)
     if layers:
@@ -67,7 +68,7 @@ def stage_graph(
     else:
         graph.input("hidden", TensorProto.FLOAT, ["R", model.hidden_size])
     for block in range(first_block, last_block + 1):
-        few = bits.get(block, 0)
+        few = forms.get(block, PLAIN_FORM).bits
         for name, shape in weight_shapes(model, block, few).items():
             kind = TensorProto.UINT8 if linears.is_packed(name, few) else graph.type
             graph.input(f"block_{block}/{name}", kind, shape)
@@ -76,7 +77,7 @@ def stage_graph(
     else:
         x = graph.cast("hidden", graph.type, f"block_{first_block}/x")
     for block in layers:
-        x = _layer(graph, model, flavour, block, x, bits.get(block, 0))
+        x = _layer(graph, model, flavour, block, x, forms.get(block, PLAIN_FORM))
     if last_block == model.blocks:
         graph.input("take", TensorProto.INT64, ["n"])
         place = f"block_{last_block}/"
@@ -84,7 +85,7 @@ def stage_graph(
         graph.result("sums", graph.node("ReduceSum", [wide, graph.integers(-1)], f"{place}sums", keepdims=0), ["R"])
         x = _norm(graph, model, graph.node("Gather", [x, "take"], f"{place}taken"), f"{place}norm_final")
         head = model.linear_shape("head")
-        few, longest = bits.get(last_block, 0), flavour.longest_sum
+        few, longest = forms.get(last_block, PLAIN_FORM).bits, flavour.longest_sum
         x = linears.matmul(graph, x, f"{place}head", head, few, f"{place}product", longest)
         graph.result("logits", x, ["n", model.vocab_size])
     else:
@@ -113,14 +114,14 @@ def sum_graph(dtype: FloatType) -> bytes:
     return graph.serialized("sum")
 
 
-def _layer(graph: GraphBuilder, model: ModelConfig, flavour: Flavour, block: int, x: str, bits: int) -> str:
+def _layer(graph: GraphBuilder, model: ModelConfig, flavour: Flavour, block: int, x: str, form: BlockForm) -> str:
     """Adds attention and MLP of one layer: x [R, H] -> [R, H]."""
     place = f"block_{block}/"
 
     def linear(kind: str, x: str) -> str:
         shape = model.linear_shape(kind)
         output, longest = f"{place}{kind}_product", flavour.longest_sum
-        return linears.matmul(graph, x, f"{place}{kind}", shape, bits, output, longest)
+        return linears.matmul(graph, x, f"{place}{kind}", shape, form.bits, output, longest)
 
     qkv = linear("qkv", _norm(graph, model, x, f"{place}norm_attention"))
     if model.qkv_bias:
@@ -134,6 +135,8 @@ def _layer(graph: GraphBuilder, model: ModelConfig, flavour: Flavour, block: int
     gate, up = graph.split(y, [model.intermediate_size] * 2, [f"{place}gate", f"{place}up"])
     gate = graph.node("Mul", [gate, graph.node("Sigmoid", [gate], f"{place}sigmoid")], f"{place}silu")
     y = graph.node("Mul", [gate, up], f"{place}activated")
+    if form.hadamard:
+        y = linears.hadamard(graph, y, model.intermediate_size, form.hadamard, f"{place}spread")
     return graph.node("Add", [x, linear("down", y)], f"{place}out")
 
 

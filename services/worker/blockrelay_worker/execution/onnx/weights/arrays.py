@@ -1,7 +1,7 @@
 """The weights of a folder's blocks as arrays for a device: floats, to which all precisions can be widened, or small
 weights."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import numpy as np
@@ -9,24 +9,39 @@ from numpy.typing import NDArray
 
 from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.block_folder.manifest import Manifest
-from blockrelay.block_folder.model import GROUP
+from blockrelay.block_folder.model import GROUP, hadamard_size
 from blockrelay_worker.execution.onnx.graphs.flavours import FloatType
-from blockrelay_worker.execution.onnx.graphs.linears import BITS, is_packed
+from blockrelay_worker.execution.onnx.graphs.linears import BITS, PLAIN_FORM, BlockForm, hadamard_unit, is_packed
 from blockrelay_worker.execution.onnx.graphs.stage import weight_shapes
 
 
-def bits_of(manifest: Manifest, small: Collection[int]) -> dict[int, int]:
-    """Returns the bits (8 or 4) of each block's small weights, by block number, for a device that multiplies by weights
-    of the bits in `small`. Blocks with other weights are left out: theirs are widened to floats."""
-    wanted = {block: BITS.get(precision, 0) for block, precision in enumerate(manifest.precisions, 1)}
-    return {block: bits for block, bits in wanted.items() if bits in small}
+def forms_of(manifest: Manifest, small: Collection[int]) -> dict[int, BlockForm]:
+    """Returns the form of each block's linear layers, by block number, on a device that multiplies by weights of the
+    bits (8, 4) in `small`. Other weights are widened to floats."""
+    forms: dict[int, BlockForm] = {}
+    for block, precision in enumerate(manifest.precisions, 1):
+        bits = BITS.get(precision, 0)
+        size = (
+            hadamard_size(manifest.model, precision) if block < manifest.model.blocks else 0
+        )  # the head has no `down`
+        forms[block] = BlockForm(bits if bits in small else 0, size)
+    return forms
 
 
-def block_weights(folder: BlockFolder, block: int, dtype: FloatType, bits: int = 0) -> dict[str, NDArray[Any]]:
-    """Returns the weights of a block by the names of `weight_shapes`: floats of type `dtype`, or bytes for small
-    weights of `bits` bits (0: all are floats). Reads one block into memory. Raises BlockFolderError if its file is
-    shorter than the manifest says."""
-    tensors = folder.tensors(block)
+def bits_in(forms: Iterable[BlockForm]) -> list[int]:
+    """Returns the bits of small weights in `forms`, each once, in ascending order; empty if all weights are floats."""
+    return sorted({form.bits for form in forms} - {0})
+
+
+def block_weights(
+    folder: BlockFolder, block: int, dtype: FloatType, form: BlockForm = PLAIN_FORM
+) -> dict[str, NDArray[Any]]:
+    """Returns the weights of a block by the names of `weight_shapes`: floats of type `dtype`, or bytes where `form` has
+    small weights. Reads one block into memory. Raises BlockFolderError if its file is shorter than the manifest says.
+    """
+    tensors, bits = folder.tensors(block), form.bits
+    if form.hadamard:
+        tensors["down.scale"] = tensors["down.scale"] / np.float32(hadamard_unit(form.hadamard))
     weights: dict[str, NDArray[Any]] = {}
     for name, shape in weight_shapes(folder.model, block, bits).items():
         if is_packed(name, bits):

@@ -11,9 +11,10 @@ import onnxruntime as ort
 from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.block_folder.model import ModelConfig
 from blockrelay_worker.execution.onnx.graphs.flavours import Flavour
+from blockrelay_worker.execution.onnx.graphs.linears import BlockForm
 from blockrelay_worker.execution.onnx.graphs.stage import stage_graph
 from blockrelay_worker.execution.onnx.providers.provider import Provider
-from blockrelay_worker.execution.onnx.weights.arrays import block_weights
+from blockrelay_worker.execution.onnx.weights.arrays import bits_in, block_weights
 
 #: Stands for the rotary tables where a block's number is expected.
 TABLES = 0
@@ -35,16 +36,17 @@ class ResidentWeights:
     """The weights of one model on one device. Unused ones stay until `make_room` drops them. Used by the device's
     thread."""
 
-    def __init__(self, provider: Provider, model: ModelConfig, flavour: Flavour, bits: Mapping[int, int]) -> None:
-        """`bits`: by block number, the bits (8 or 4) of the weights that stay quantised ("small") on the device. The
-        weights of blocks that are not in it are widened to floats."""
-        self._provider, self._model, self._flavour, self._bits = provider, model, flavour, bits
+    def __init__(
+        self, provider: Provider, model: ModelConfig, flavour: Flavour, forms: Mapping[int, BlockForm]
+    ) -> None:
+        """`forms`: the form of each block's linear layers on the device, by block number."""
+        self._provider, self._model, self._flavour, self._forms = provider, model, flavour, forms
         self._blocks: OrderedDict[int, _Block] = OrderedDict()  # by block number, least recently used first
 
     @property
     def small(self) -> set[int]:
         """The bits (8, 4) that small weights of this model have here; empty if all weights are floats."""
-        return set(self._bits.values())
+        return set(bits_in(self._forms.values()))
 
     @property
     def bytes(self) -> int:
@@ -82,7 +84,7 @@ class ResidentWeights:
         """
         one = self._at(block)
         if one.session is None:
-            one.session = self._provider.session(stage_graph(self._model, block, block, self._flavour, self._bits))
+            one.session = self._provider.session(stage_graph(self._model, block, block, self._flavour, self._forms))
         return one.session
 
     def are_proved(self, blocks: Iterable[int]) -> bool:
@@ -114,7 +116,7 @@ class ResidentWeights:
             tables = zip(("cos", "sin"), folder.rotary(), strict=True)
             arrays = {name: table.astype(self._flavour.dtype) for name, table in tables}
         else:
-            weights = block_weights(folder, block, self._flavour.dtype, self._bits.get(block, 0))
+            weights = block_weights(folder, block, self._flavour.dtype, self._forms[block])
             arrays = {f"block_{block}/{name}": array for name, array in weights.items()}
         values = {name: self._provider.upload(session, array) for name, array in arrays.items()}
         return _Block(values, sum(array.nbytes for array in arrays.values()))
