@@ -210,7 +210,13 @@ def decode_manifest(content: bytes) -> Manifest:
     fields = Fields.parse(content, MANIFEST_NAME, BlockFolderError)
     version = fields.integer("format")
     if version != FORMAT_VERSION:
-        fields.fail(f"format {version} is not {FORMAT_VERSION}: convert the model again with this version")
+        fields.fail(
+            f"format {version} was made by a newer release: upgrade (this one reads {FORMAT_VERSION})"
+            if version > FORMAT_VERSION
+            else f"format {version} was made by an older release (this one reads {FORMAT_VERSION}): convert the"
+            " checkpoint again with this release into a NEW folder (`blockrelay convert CHECKPOINT NEW`), and let the"
+            " older one finish what it has accepted: docs/procedures/new-numbers.md"
+        )
     model = fields.read("model", _decode_model)
     blocks = fields.read_list("blocks", _decode_block)
     precision = fields.text("precision")

@@ -181,7 +181,8 @@ def _drop(*path: str | int) -> Callable[[dict[str, Any]], None]:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (_set("format", to=1), "format 1 is not 2"),
+        (_set("format", to=1), "format 1 was made by an older release (this one reads 2): convert the checkpoint"),
+        (_set("format", to=3), "format 3 was made by a newer release: upgrade"),
         (_set("precision", to="int3"), "precision 'int3': 'int3' is none of w8a8, w4a8, fp32"),
         (_set("precision", to="w8a8,block_4=fp32"), "the model has block_1 to block_3"),
         (_set("precision", to="w8a8,block_1=w8a8"), "precision 'w8a8,block_1=w8a8' is written 'w8a8'"),

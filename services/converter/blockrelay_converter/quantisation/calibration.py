@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from blockrelay.block_folder.model import LINEARS, hadamard_size, quantises_rows
+from blockrelay.block_folder.model import LINEARS, quantises_rows
 from blockrelay.errors import UsageError
 from blockrelay.text.tokenizer import Tokenizer
 from blockrelay_converter.block_writer import BlockSource, rounded
@@ -103,7 +103,7 @@ def calibrate(
 
     def watch(linear: str, inputs: F64, *, index: int) -> None:
         precision = source.precisions[index - 1]
-        if not quantises_rows(precision) or (linear == "down" and hadamard_size(model, precision)):
+        if not quantises_rows(precision):
             return
         if not np.isfinite(inputs).all():
             raise UsageError(f"block_{index}: the input of {linear} is not finite: the checkpoint is damaged")

@@ -3,6 +3,7 @@
 DATA/lock        locked while an `up` or its Redis runs here
 DATA/up.json     the addresses of the running system; removed at a clean end
 DATA/plan.json   the plan that schedulers start with
+DATA/served.json the model that was served last, and its folder; stays
 DATA/control/    the control Redis: all accepted requests
 DATA/payload/    the payload Redis: data that may be lost
 DATA/settings/   a file of NAME=VALUE lines for the service of its name, read at each start; users write it
@@ -34,6 +35,8 @@ class DataFolder:
     """The locked file descriptor: the lock lasts as long as any process has inherited it."""
     kept: bool
     """True if the folder stays when its `up` ends."""
+    announced: bool = False
+    """True if up.json is ours. One that is not is of an `up` that was killed."""
 
     def announce(self, running: Running) -> None:
         """Writes up.json, complete or not at all."""
@@ -41,10 +44,12 @@ class DataFolder:
         draft.touch(mode=0o600)
         draft.write_text(json.dumps(asdict(running), indent=1))
         draft.replace(self.path / NAME)
+        self.announced = True
 
     def withdraw(self) -> None:
-        """Removes up.json."""
-        (self.path / NAME).unlink(missing_ok=True)
+        """Removes up.json if `announce` has written it."""
+        if self.announced:
+            (self.path / NAME).unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

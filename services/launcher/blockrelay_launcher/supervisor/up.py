@@ -11,7 +11,6 @@ from pathlib import Path
 
 from blockrelay import failpoints
 from blockrelay.auth.api_keys import is_open_to_others
-from blockrelay.block_folder.folder import open_block_folder
 from blockrelay.errors import RedisTrouble, ServiceUnavailable, UsageError
 from blockrelay.exit_codes import UNUSABLE
 from blockrelay.observability import logs
@@ -19,7 +18,7 @@ from blockrelay.planning.cuts import check_stages
 from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.planned_split import ANY_GPU
 from blockrelay.redis import client as redis_link
-from blockrelay.settings import BUNDLED_MODEL, GatewaySettings, Settings, WorkerSettings, read_settings
+from blockrelay.settings import GatewaySettings, Settings, WorkerSettings, read_settings
 from blockrelay.typed_command import typed, typed_path
 from blockrelay.up_file import Running
 from blockrelay_launcher.policy import (
@@ -39,7 +38,7 @@ from blockrelay_launcher.supervisor.data_folder import DataFolder, open_data_fol
 from blockrelay_launcher.supervisor.death_reports import DeathReports
 from blockrelay_launcher.supervisor.embedded_redis import EmbeddedRedis, find_server_program, place, unplace
 from blockrelay_launcher.supervisor.ports import kept_ports
-from blockrelay_launcher.supervisor.preflight import check_services, check_settings, look_at_redis
+from blockrelay_launcher.supervisor.preflight import check_services, check_settings, look_at_redis, open_served
 from blockrelay_launcher.supervisor.readiness import why_not_ready, why_workers_are_slow, why_workers_wait
 from blockrelay_launcher.supervisor.redis_checks import warnings_about
 from blockrelay_launcher.supervisor.service_specs import (
@@ -53,9 +52,14 @@ from blockrelay_launcher.supervisor.service_specs import (
 )
 from blockrelay_launcher.supervisor.shared_page_folder import open_page_folder
 from blockrelay_launcher.supervisor.signals import Alarm
+from blockrelay_launcher.supervisor.unfinished import (
+    continuing,
+    read_unfinished,
+    remember_served,
+    why_not_served,
+)
 from blockrelay_launcher.up_options.device_binding import bind
 from blockrelay_launcher.up_options.gpu_choice import gpus_here, known_gpus
-from blockrelay_launcher.up_options.groups import NetworkOptions
 from blockrelay_launcher.up_options.options import GPU_WORKER, UpOptions, worker_specs
 
 
@@ -70,7 +74,7 @@ def up(options: UpOptions) -> int:
     if settings.failpoint:
         logs.configure(settings.log_level, node_id="launcher")
     failpoints.arm("launcher", settings.failpoint)
-    model = open_block_folder(options.model, blocks=[])
+    model = open_served(options.model)
     if options.planned is None:
         options = replace(options, planned=options.topology.first_plan.read(options.model, model.model.blocks))
     assert options.planned is not None
@@ -159,6 +163,7 @@ class _Up:
         try:
             self.control_url, self.payload_url = self._start_redis()
             if not self.alarm.stop_requests:
+                self._look_for_other_models()
                 self._start_services()
             while not self.alarm.stop_requests:
                 self._supervise()
@@ -197,6 +202,16 @@ class _Up:
                     raise ServiceUnavailable(f"{child.name} does not start: {child.last_log_line} (see {child.log})")
                 self.alarm.wait(0.02)
 
+    def _look_for_other_models(self) -> None:
+        """Raises UsageError if the data folder has unfinished requests and this system can finish none of them.
+
+        Only for an embedded Redis: services of other models may work on another one.
+        """
+        if self.embedded:
+            counts = read_unfinished(self.control_url, Keys(self.settings.cell))
+            if line := why_not_served(counts, self.model_key, self.options, self.folder.path):
+                _say(f"warning: {line}")
+
     def _start_services(self) -> None:
         self.death_reports = DeathReports(self.settings, self.control_url, _say)
         if self.embedded:
@@ -213,6 +228,7 @@ class _Up:
             pages=self.pages,
         )
         self._announce()
+        remember_served(self.options, self.folder.path, self.model_key)
         self.schedulers, self.workers, self.gateways = schedulers(layout), workers(layout), gateways(layout)
         for child in (*self.schedulers, *self.workers, *self.gateways):
             child.start()
@@ -367,14 +383,3 @@ class _Up:
         if count:
             self.folder.kept = True
             _say(f"unfinished requests: {count}; `{typed(continuing(self.options, self.folder.path))}` continues them")
-
-
-def continuing(options: UpOptions, data: Path) -> str:
-    """Returns the words of a command that serves the same model on the same port with the folder `data`. Pure."""
-    served = ("blocks", options.blocks.folder) if options.blocks is not None else ("model", options.model)
-    words = ["up", "--data", typed_path(data)]
-    if served[1] != BUNDLED_MODEL:
-        words += [f"--{served[0]}", typed_path(served[1])]
-    if options.network.port != NetworkOptions().port:
-        words += ["--port", str(options.network.port)]
-    return " ".join(words)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from blockrelay.settings import BUNDLED_MODEL
 from blockrelay_launcher.onnx_blocks.describe import DescribedBlocks
-from blockrelay_launcher.supervisor.up import continuing
+from blockrelay_launcher.supervisor.unfinished import continuing
 from blockrelay_launcher.up_options.groups import NetworkOptions
 from blockrelay_launcher.up_options.options import UpOptions
 
