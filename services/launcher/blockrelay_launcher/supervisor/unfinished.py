@@ -89,7 +89,8 @@ def why_not_served(counts: Mapping[str, int], model: str, options: UpOptions, da
         how = f"with `{typed(_words(served.option, Path(served.folder), options, data))}`"
     else:
         option, folder = (served.option, typed_path(Path(served.folder))) if served else ("model", "FOLDER")
-        how = f"with the release that accepted them (`blockrelay up --data {typed_path(data)} --{option} {folder}`)"
+        what = "release" if served else "folder, and the release,"
+        how = f"with the {what} that accepted them (`blockrelay up --data {typed_path(data)} --{option} {folder}`)"
     line = (
         f"{typed_path(data)} has unfinished requests of another model than {_served_by(options)[1]}: {listed}; "
         f"let them end first, {how}, or give another --data, which leaves them there ({_PROCEDURE})"

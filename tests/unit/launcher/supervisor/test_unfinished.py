@@ -52,7 +52,7 @@ def test_a_folder_of_another_format_is_for_the_release_that_accepted_them(tmp_pa
 
 def test_a_folder_that_has_another_model_now_is_not_named(tmp_path: Path) -> None:
     remember_served(UpOptions(model=BUNDLED_MODEL), tmp_path, OTHER)
-    with pytest.raises(UsageError, match=f": 2 of {OTHER}; .* --model FOLDER`"):
+    with pytest.raises(UsageError, match=f": 2 of {OTHER}; .* with the folder, .* --model FOLDER`"):
         why_not_served({OTHER: 2}, OWN, OPTIONS, tmp_path)
 
 
