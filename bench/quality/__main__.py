@@ -81,8 +81,9 @@ def measured_report(options: argparse.Namespace) -> dict[str, Any]:
         sides: Mapping[str, Side] = {**{name: side for name, side in own.items() if name != REFERENCE}, **others}
         measured = measure(texts, own[REFERENCE], sides)
         numerics = {name: side.numerics for name, side in own.items()}
+        sizes = {name: side.bytes for name, side in (*own.items(), *others.items())}
     both = Measured(figures=measured.figures, errors={**errors, **measured.errors})
-    return report_of(both, texts, numerics=numerics, machine=describe_machine())
+    return report_of(both, texts, sizes=sizes, numerics=numerics, machine=describe_machine())
 
 
 def _converted(checkpoint: Path, side: Format) -> Path:

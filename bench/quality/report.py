@@ -14,14 +14,20 @@ _MARK = re.compile(r"(<!-- generated: formats -->\n).*?(<!-- end -->)", re.DOTAL
 
 
 def report_of(
-    measured: Measured, texts: Mapping[str, Sequence[int]], *, numerics: Mapping[str, str], machine: Mapping[str, Any]
+    measured: Measured,
+    texts: Mapping[str, Sequence[int]],
+    *,
+    sizes: Mapping[str, int],
+    numerics: Mapping[str, str],
+    machine: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Returns the report as JSON has it. `texts`: tokens by name; `numerics`: ids by format."""
+    """Returns the report as JSON has it. `texts`: tokens by name; `sizes`: bytes, and `numerics`: ids, by side."""
     return {
         "model": MODEL,
         "package": PACKAGE,
         "window": WINDOW,
         "machine": dict(machine),
+        "bytes": dict(sizes),
         "numerics_ids": dict(numerics),
         "tokens": {name: len(tokens) for name, tokens in texts.items()},
         "figures": {
@@ -33,16 +39,19 @@ def report_of(
 
 
 def table(report: Mapping[str, Any]) -> str:
-    """Returns the table in Markdown: a row for each side, a column for each text."""
+    """Returns the table in Markdown: a row for each side, a column for its size and for each text."""
     texts = list(report["tokens"])
     rows = [
-        _row("", *(f"{text}, {report['tokens'][text]:,} tokens" for text in texts)),
-        "|---" * (len(texts) + 1) + "|",
+        _row("", "MB", *(f"{text}, {report['tokens'][text]:,} tokens" for text in texts)),
+        "|---" * (len(texts) + 2) + "|",
     ]
     for side, figures in report["figures"].items():
         shown = _perplexity if side == REFERENCE else _difference
-        rows.append(_row(f"`{side}`" if "llama" not in side else side, *(shown(figures[text]) for text in texts)))
-    rows += [_row(side, f"not measured: {error}", *[""] * (len(texts) - 1)) for side, error in report["errors"].items()]
+        name = side if "llama" in side else f"`{side}`"
+        rows.append(_row(name, f"{report['bytes'][side] / 1e6:.0f}", *(shown(figures[text]) for text in texts)))
+    rows += [
+        _row(side, "", f"not measured: {error}", *[""] * (len(texts) - 1)) for side, error in report["errors"].items()
+    ]
     return "\n".join(rows)
 
 
@@ -63,7 +72,8 @@ def published(page: str, report: Mapping[str, Any]) -> str:
 
 
 def _row(*cells: str) -> str:
-    return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |".replace("|  |", "| |")
+    shown = (f" {cell.replace('|', '/')} " if cell else " " for cell in cells)
+    return f"|{'|'.join(shown)}|"
 
 
 def _perplexity(figures: Mapping[str, float]) -> str:

@@ -26,6 +26,9 @@ _SCRIPT = ROOT / "bench" / "peers" / "logits_llamacpp.py"
 class Side(Protocol):
     """A model in one format, loaded."""
 
+    bytes: int
+    """The size of its files."""
+
     def logits(self, tokens: Sequence[int]) -> Logits:
         """Returns the logits [tokens, vocabulary] behind each of at most WINDOW tokens. Raises Failed."""
         ...
@@ -72,6 +75,7 @@ class BlockFolderSide:
         self._vocabulary = opened.model.vocab_size
         self._pipeline = Pipeline(opened, stages=1, threads=threads, tokens=WINDOW)
         self.numerics = self._pipeline.numerics
+        self.bytes = sum(file.bytes for file in opened.manifest.files.values())
 
     def logits(self, tokens: Sequence[int]) -> Logits:
         """Returns the logits behind each token (see `Side`)."""
@@ -114,6 +118,7 @@ class LlamaCppSide:
                 text=True,
             )
         self._answer()
+        self.bytes = (folder / f"{kind}.gguf" if kind else gguf).stat().st_size
 
     def logits(self, tokens: Sequence[int]) -> Logits:
         """Returns the logits behind each token (see `Side`)."""

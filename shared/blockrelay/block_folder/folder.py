@@ -129,7 +129,10 @@ def open_block_folder(
         content = file.read(_MAX_MANIFEST_BYTES + 1)
     if len(content) > _MAX_MANIFEST_BYTES:
         raise BlockFolderError(f"{root / MANIFEST_NAME}: larger than {_MAX_MANIFEST_BYTES >> 20} MiB")
-    manifest = decode_manifest(content)
+    try:
+        manifest = decode_manifest(content)
+    except BlockFolderError as error:
+        raise BlockFolderError(f"{root}/{error}") from None
     for block in manifest.blocks:
         if known_answers and is_exact(manifest.precision_of(block.index)) and block.known_answer is None:
             raise BlockFolderError(f"{root / MANIFEST_NAME}: {block.name} has no known answer; convert the model again")

@@ -8,28 +8,13 @@ from pathlib import Path
 
 from blockrelay.auth.api_keys import read_keys
 from blockrelay.auth.web_origins import Rules
-from blockrelay.block_folder.folder import BlockFolder, open_block_folder
-from blockrelay.block_folder.manifest import MANIFEST_NAME
-from blockrelay.errors import BlockFolderError, RedisTrouble, UsageError
+from blockrelay.errors import RedisTrouble, UsageError
 from blockrelay.protocol.keys import Keys
 from blockrelay.redis.client import check_redis, connect
 from blockrelay.settings import GatewaySettings, WorkerSettings, check_names
 from blockrelay_launcher.supervisor.data_folder import parse_setting
 from blockrelay_launcher.supervisor.service_specs import given_to_gateways
 from blockrelay_launcher.up_options.options import UpOptions, service_names
-
-
-def open_served(path: Path) -> BlockFolder:
-    """Opens the block folder that is to be served. Raises BlockFolderError with the folder's path in every case.
-
-    The errors of a manifest alone, such as those of another format, have none.
-    """
-    try:
-        return open_block_folder(path, blocks=[])
-    except BlockFolderError as error:
-        if str(error).startswith(MANIFEST_NAME):
-            raise BlockFolderError(f"{path}/{error}") from None
-        raise
 
 
 def check_services(options: UpOptions, ports: Sequence[int]) -> None:

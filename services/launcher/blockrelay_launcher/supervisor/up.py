@@ -11,6 +11,7 @@ from pathlib import Path
 
 from blockrelay import failpoints
 from blockrelay.auth.api_keys import is_open_to_others
+from blockrelay.block_folder.folder import open_block_folder
 from blockrelay.errors import RedisTrouble, ServiceUnavailable, UsageError
 from blockrelay.exit_codes import UNUSABLE
 from blockrelay.observability import logs
@@ -38,7 +39,7 @@ from blockrelay_launcher.supervisor.data_folder import DataFolder, open_data_fol
 from blockrelay_launcher.supervisor.death_reports import DeathReports
 from blockrelay_launcher.supervisor.embedded_redis import EmbeddedRedis, find_server_program, place, unplace
 from blockrelay_launcher.supervisor.ports import kept_ports
-from blockrelay_launcher.supervisor.preflight import check_services, check_settings, look_at_redis, open_served
+from blockrelay_launcher.supervisor.preflight import check_services, check_settings, look_at_redis
 from blockrelay_launcher.supervisor.readiness import why_not_ready, why_workers_are_slow, why_workers_wait
 from blockrelay_launcher.supervisor.redis_checks import warnings_about
 from blockrelay_launcher.supervisor.service_specs import (
@@ -74,7 +75,7 @@ def up(options: UpOptions) -> int:
     if settings.failpoint:
         logs.configure(settings.log_level, node_id="launcher")
     failpoints.arm("launcher", settings.failpoint)
-    model = open_served(options.model)
+    model = open_block_folder(options.model, blocks=[])
     if options.planned is None:
         options = replace(options, planned=options.topology.first_plan.read(options.model, model.model.blocks))
     assert options.planned is not None

@@ -11,7 +11,6 @@ from blockrelay.errors import BlockFolderError, UsageError
 from blockrelay.protocol.keys import Keys
 from blockrelay.redis.client import Scripts
 from blockrelay.settings import BUNDLED_MODEL
-from blockrelay_launcher.supervisor.preflight import open_served
 from blockrelay_launcher.supervisor.unfinished import read_unfinished, remember_served, why_not_served
 from blockrelay_launcher.up_options.groups import NetworkOptions
 from blockrelay_launcher.up_options.options import UpOptions
@@ -79,4 +78,4 @@ def test_unfinished_requests_are_counted_by_their_model(own_redis: RedisServer) 
 def test_a_manifest_of_another_format_is_named_by_its_folder(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text(json.dumps({"format": 1}))
     with pytest.raises(BlockFolderError, match=f"{tmp_path}/manifest.json: format 1 was made by an older release"):
-        open_served(tmp_path)
+        open_block_folder(tmp_path)
