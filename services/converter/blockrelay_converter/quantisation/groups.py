@@ -99,7 +99,9 @@ def _least_squares(values: F32, low: F32, high: F32, q: F32, product: F32) -> tu
         total += line - middle
     for share in _TRIED:
         scale: F32 = whole * np.float32(share)
-        _nearest(values, scale, middle - scale * _HALF, out=q)
+        below: F32 = scale * _HALF
+        minimum: F32 = middle - below
+        _nearest(values, scale, minimum, out=q)
         sums = _sum_of_lines(q)
         np.subtract(values, middle, out=product)
         product *= q
