@@ -135,7 +135,8 @@ def quantise(x: F32, u: U8, scale: F32, group: int = 0) -> None:
     gets the scale NaN, and 128 everywhere.
     """
     rows, columns = x.shape
-    parts = x.reshape(rows, -1, group or columns)  # [R,groups,values]
+    size = group or columns
+    parts = x.reshape(rows, columns // size, size)
     largest = (parts.view(np.uint32) & np.uint32(0x7FFFFFFF)).max(axis=2).view(np.float32)
     finite = np.isfinite(largest).all(axis=1, keepdims=True)
     scales = np.where(finite, largest * _SCALE_STEP + _SCALE_FLOOR, _NAN)
