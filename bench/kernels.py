@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from blockrelay.block_folder.model import GROUP
 from blockrelay_worker.kernels import PAGE, Kernels, load_kernels, supported_isas
 
 HIDDEN, MLP, QUERY_HEADS, KV_HEADS, HEAD_DIM = 2048, 8192, 32, 8, 64
@@ -40,6 +41,7 @@ def row_kernels(kernels: Kernels, rows: int, seconds: float) -> dict[str, float]
     row_scale = np.full(rows, 1e-3, np.float32)
     gate_up = rng.standard_normal((rows, 2 * MLP), np.float32)
     u, scale = np.empty((rows, HIDDEN), np.uint8), np.empty(rows, np.float32)
+    scales = np.empty((rows, HIDDEN // GROUP), np.float32)
     u_mlp = np.empty((rows, MLP), np.uint8)
     qkv = rng.standard_normal((rows, (QUERY_HEADS + 2 * KV_HEADS) * HEAD_DIM), np.float32)
     angle = rng.standard_normal((rows, HEAD_DIM // 2)).astype(np.float32)
@@ -51,9 +53,10 @@ def row_kernels(kernels: Kernels, rows: int, seconds: float) -> dict[str, float]
     return {
         "norm_quantise": median_us(lambda: kernels.norm_quantise(x, weight, 1e-5, u=u, scale=scale), seconds),
         "quantise": median_us(lambda: kernels.quantise(x, u=u, scale=scale), seconds),
+        "quantise_groups": median_us(lambda: kernels.quantise(x, group=GROUP, u=u, scale=scales), seconds),
         "add_scaled": median_us(lambda: kernels.add_scaled(x, y, row_scale), seconds),
         "swiglu_quantise": median_us(
-            lambda: kernels.swiglu_quantise(gate_up, row_scale, u=u_mlp, scale=scale), seconds
+            lambda: kernels.swiglu_quantise(gate_up, row_scale, 0, u=u_mlp, scale=scale), seconds
         ),
         "rotary_append": median_us(
             lambda: kernels.rotary_append(

@@ -41,15 +41,16 @@ def matmuls(isas: Sequence[str], threads: int, seconds: float) -> bool:
     for depth, columns in SHAPES:
         q4 = rng.integers(0, 256, (depth // 2, columns), np.uint8)
         gs = rng.random((depth // GROUP, columns), np.float32).astype(np.float16)
-        scale = rng.random(columns, np.float32)
-        layers = {isa: load_kernels(threads, isa=isa).group_matmul(q4, gs, scale) for isa in isas}
+        gm = (-8 * gs).astype(np.float16)
+        layers = {isa: load_kernels(threads, isa=isa).group_matmul(q4, gs, gm) for isa in isas}
         for rows in ROWS:
             u = rng.integers(0, 256, (rows, depth), np.uint8)
+            scale = rng.random((rows, depth // GROUP), np.float32)
             outs = {isa: np.empty((rows, columns), np.float32) for isa in isas}
             spent: dict[str, list[float]] = {isa: [] for isa in isas}
             for turn in range(TURNS):
                 for isa in isas if turn % 2 == 0 else reversed(isas):
-                    spent[isa].append(median_us(partial(layers[isa], u, outs[isa]), seconds))
+                    spent[isa].append(median_us(partial(layers[isa], u, outs[isa], scale), seconds))
             same &= all(np.array_equal(outs[isas[0]], out) for out in outs.values())
             print(f"{depth} x {columns}, {rows:3d} rows: {_compared(spent, 'us', inverse=True)}", flush=True)
     return same

@@ -143,11 +143,11 @@ class BlockSource:
             for name in out:
                 stem, _, part = name.partition(".")
                 if part in ("q", "q4"):
-                    tensors = [out[f"{stem}.{each}"] for each in (part, "gs", "scale") if f"{stem}.{each}" in out]
+                    tensors = [out[f"{stem}.{each}"] for each in (part, "gs", "gm", "scale") if f"{stem}.{each}" in out]
                     self._quantise(index, stem, tensors, progress, smoothing)
                 elif part == "w":  # a linear layer in floats, [inputs, outputs]
                     self._copy(index, stem, out[name].T, progress, smoothing)
-                elif part not in ("gs", "scale"):
+                elif part not in ("gs", "gm", "scale"):
                     self._copy(index, name, out[name], progress, smoothing)
             mapped.flush()
             os.fsync(file.fileno())
@@ -161,7 +161,8 @@ class BlockSource:
     def _quantise(
         self, index: int, stem: str, out: Sequence[NDArray[Any]], progress: Progress, smoothing: Smoothing
     ) -> None:
-        """Writes a linear layer to the tensors `out`: its integers, the factors of its groups (w4a8), its scales."""
+        """Writes a linear layer to the tensors `out`: its integers, then the scales of columns, or the scales
+        and minimums of groups."""
         precision = self.precisions[index - 1]
         grouped, spread = in_groups(precision), hadamard_size(self.model, precision) if stem == "down" else 0
         for columns, source, start, stop in self._pieces(index, stem):
@@ -169,6 +170,7 @@ class BlockSource:
             if parts is None:
                 weights = smoothing.apply(stem, columns, source.rows(start, stop))
                 weights = spread_inputs(weights, spread) if spread else weights
+                _check_range(source.name, weights, out[-1])
                 parts = quantise_groups(weights) if grouped else quantise(weights)
             for tensor, part in zip(out, parts, strict=True):
                 tensor[..., columns] = part
@@ -176,14 +178,15 @@ class BlockSource:
 
     def _copy(self, index: int, name: str, out: NDArray[Any], progress: Progress, smoothing: Smoothing) -> None:
         for rows, values in self.chunks(index, name):
-            self._check_range(index, name, values, out)
+            _check_range(self._parts[index, name][0].name, values, out)
             out[rows] = smoothing.apply(name, rows, values)
             progress(out[rows].nbytes)
 
-    def _check_range(self, index: int, name: str, values: NDArray[np.float32], out: NDArray[Any]) -> None:
-        if out.dtype == np.float16 and np.abs(values).max(initial=0) > np.finfo(np.float16).max:
-            source = self._parts[index, name][0].name
-            raise UsageError(f"tensor {source} holds values beyond float16; convert with --precision fp32")
+
+def _check_range(source: str, values: NDArray[np.float32], out: NDArray[Any]) -> None:
+    """Raises UsageError that names the tensor `source` if `out` is float16 and cannot hold its `values`."""
+    if out.dtype == np.float16 and np.abs(values).max(initial=0) > np.finfo(np.float16).max:
+        raise UsageError(f"tensor {source} holds values beyond float16; convert with --precision fp32")
 
 
 def quantise(weights: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float32]]:

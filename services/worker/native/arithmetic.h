@@ -5,6 +5,8 @@
 
 namespace blockrelay {
 
+constexpr int kGroupDepth = 32;  // inputs of a linear layer that share a scale where rows are in groups
+
 inline float nan() { return bit_cast<float>(0x7FC00000u); }
 
 // Number of elements from i to n, sixteen at most.
@@ -126,6 +128,39 @@ inline float quantise_row(Value value, int64_t n, uint8_t* u) {
     (value(i, lanes) / V16::broadcast(scale) + V16::broadcast(kRound)).store_zero_128(u + i, lanes);
   }
   return scale;
+}
+
+// Quantises the n values that value(i, lanes) returns, a multiple of 32, in groups of 32 with one of `scales` each.
+template <class Value>
+inline void quantise_groups(Value value, int64_t n, uint8_t* u, float* scales) {
+  static_assert(kGroupDepth == 2 * kLanes, "a group is two V16");
+  V16 largest = V16::broadcast(0.0f);
+  for (int64_t i = 0; i < n; i += kGroupDepth) {
+    const V16 first = value(i, kLanes), second = value(i + kLanes, kLanes);
+    const V16 magnitude = max_magnitude(max_magnitude(V16::broadcast(0.0f), first), second);
+    largest = max_magnitude(largest, magnitude);
+    const float scale = highest_lane(magnitude) * (1.0f / 127.0f) + 1e-12f;
+    *scales++ = scale;
+    (first / V16::broadcast(scale) + V16::broadcast(kRound)).store_zero_128(u + i, kLanes);
+    (second / V16::broadcast(scale) + V16::broadcast(kRound)).store_zero_128(u + i + kLanes, kLanes);
+  }
+  float lane[kLanes];
+  largest.store(lane);
+  bool finite = true;
+  for (float each : lane) finite &= bit_cast<uint32_t>(each) < kInfinityBits;
+  if (finite) return;
+  // What was written above for a row that is not finite is not used.
+  std::memset(u, 128, size_t(n));
+  for (int64_t g = 1; g <= n / kGroupDepth; g++) scales[-g] = nan();
+}
+
+// Quantises n values with one scale, or in groups of `group` where that is not 0; `scales` are those of all rows.
+template <class Value>
+inline void quantise_values(Value value, int64_t row, int64_t n, int64_t group, uint8_t* u, float* scales) {
+  if (group)
+    quantise_groups(value, n, u + row * n, scales + row * (n / kGroupDepth));
+  else
+    scales[row] = quantise_row(value, n, u + row * n);
 }
 
 }  // namespace blockrelay

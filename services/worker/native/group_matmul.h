@@ -1,30 +1,30 @@
-// Matmul with int4 weights in groups of 32 k (precision w4a8): for g ascending
-//   acc = fma(float(sum over k in g of (u[r][k] - 128) * q[k][n]), gs[g][n], acc);  y[r][n] = acc * scale[n].
+// Matmul with 4-bit weights and rows in groups of 32 k (precision w4a8), as kernels/specification.py defines it. For g
+// ascending, with the row's scale rs[r][g], and all sums over the k of g:
+//   acc = fma(float(sum of (u[r][k] - 128)) * rs[r][g], gm[g][n], acc);
+//   acc = fma(float(sum of (u[r][k] - 128) * nibble[k][n]), gs[g][n] * rs[r][g], acc);   y[r][n] = acc.
 //
-// Group sums are exact, and the float steps of an element have one order, so tiling, threads and row count do not
-// change a bit. Packed weights are panels of 32 columns. A group has four blocks of 8 k, each 2 x 16 columns x 4 bytes
-// (low nibble k = j, high nibble k = 4 + j, holding q + 8), then the 32 columns' gs: 576 bytes, in order of reading.
+// Sums are exact, and the float steps of an element have one order, so tiling, threads and row count do not change a
+// bit. Packed weights are panels of 32 columns. A group has four blocks of 8 k, each 2 x 16 columns x 4 bytes (low
+// nibble k = j, high nibble k = 4 + j), then the 32 columns' gs, then their gm: 640 bytes, in order of reading.
 #pragma once
 
 #include <utility>
 #include <vector>
 
-#include "lanes.h"
+#include "arithmetic.h"
 #include "pool.h"
 
 namespace blockrelay {
 
 constexpr int kColumns = 32;                // columns of a panel
-constexpr int kGroupDepth = 32;             // k per group
 constexpr int kBlocks = 4;                  // blocks of 8 k per group
 constexpr int kBlockBytes = kColumns * 4;
-constexpr int kRowsAtOnce = 6;  // rows fill the registers of AVX-512: 12 sums, 12 accumulators, 4 weights, 1 broadcast
 constexpr int kNibbleBytes = kBlocks * kBlockBytes;
-constexpr int kGroupBytes = kNibbleBytes + kColumns * int(sizeof(Half));
+constexpr int kGroupBytes = kNibbleBytes + 2 * kColumns * int(sizeof(Half));
+constexpr int kRowsAtOnce = 6;  // rows fill the registers of AVX-512: 12 sums, 12 accumulators, 4 weights, 1 broadcast
 
 struct GroupWeights {
   const uint8_t* panels;  // 64-byte aligned
-  const float* scale;     // [N]
   int64_t depth, columns;
 
   int64_t groups() const { return depth / kGroupDepth; }
@@ -32,10 +32,10 @@ struct GroupWeights {
   int64_t panel_bytes() const { return groups() * kGroupBytes; }
 };
 
-// Packs q4 [K/2,N] (low nibble row 2i, high nibble row 2i+1) and gs [K/32,N] into `panels`. Columns beyond N get gs 0.
-inline void pack_groups(Pool& pool, const uint8_t* q4, const Half* gs, int64_t depth, int64_t columns,
+// Packs q4 [K/2,N] (low nibble row 2i, high nibble row 2i+1), gs and gm [K/32,N] into `panels`. Columns beyond N get 0.
+inline void pack_groups(Pool& pool, const uint8_t* q4, const Half* gs, const Half* gm, int64_t depth, int64_t columns,
                         uint8_t* panels) {
-  const GroupWeights shape{panels, nullptr, depth, columns};
+  const GroupWeights shape{panels, depth, columns};
   pool.run(shape.panel_count(), 1, depth * columns, [&](int64_t begin, int64_t end) {
     for (int64_t panel = begin; panel < end; panel++) {
       const int64_t first = panel * kColumns;
@@ -51,29 +51,37 @@ inline void pack_groups(Pool& pool, const uint8_t* q4, const Half* gs, int64_t d
             at[n * 4] |= uint8_t(k % 8 < 4 ? nibble : nibble << 4);
           }
         }
-        std::memcpy(to + kNibbleBytes, gs + g * columns + first, size_t(width) * sizeof(Half));
+        const size_t bytes = size_t(width) * sizeof(Half);
+        std::memcpy(to + kNibbleBytes, gs + g * columns + first, bytes);
+        std::memcpy(to + kNibbleBytes + kColumns * sizeof(Half), gm + g * columns + first, bytes);
       }
     }
     return true;
   });
 }
 
-// Rows of one call side by side. `a` is u - 128 as [K/4][rows][4]. `start` is -8 times each group's sum of them, as
-// [K/32][rows]: it cancels the nibbles' offset of 8.
+// What a group of one row is multiplied by: its scale for gs, and its sum times its scale for gm.
+struct RowFactors {
+  float scale, sum;
+};
+
+// Rows of one call side by side: `a` is u - 128 as [K/4][rows][4], `factors` is [K/32][rows].
 struct SignedRows {
   int64_t first;
   int rows;
   uint32_t* a;
-  int32_t* start;
+  RowFactors* factors;
 };
 
-inline void arrange_signed(const uint8_t* u, int64_t depth, const SignedRows& to) {
+// Fills `to` from u [R,K] and its scales [R,K/32].
+inline void arrange_signed(const uint8_t* u, const float* scale, int64_t depth, const SignedRows& to) {
   for (int r = 0; r < to.rows; r++) {
     const uint8_t* line = u + (to.first + r) * depth;
     for (int64_t g = 0; g < depth / kGroupDepth; g++) {
-      int32_t sum = 0;
-      for (int k = 0; k < kGroupDepth; k++) sum += int(line[g * kGroupDepth + k]) - 128;
-      to.start[g * to.rows + r] = -8 * sum;
+      int32_t sum = -128 * kGroupDepth;
+      for (int k = 0; k < kGroupDepth; k++) sum += line[g * kGroupDepth + k];
+      const float factor = scale[(to.first + r) * (depth / kGroupDepth) + g];
+      to.factors[g * to.rows + r] = {factor, float(sum) * factor};
     }
     for (int64_t i = 0; i < depth / 4; i++) {
       uint32_t four;
@@ -87,13 +95,22 @@ using MultiplyGroups = void (*)(const GroupWeights&, const SignedRows&, int64_t 
 
 #if defined(__AVX512BW__)
 
-// Returns sum plus the products of four bytes per lane: nibbles 0..15 times int8, whose pairs fit into 16 bits.
+// Returns sum plus the products of four bytes per lane: nibbles 0..15 times int8. Without VNNI a lane has two sums of
+// 16 bits, enough for the 16 products of a group that each has; in_lanes() adds them.
 inline __m512i dot_nibbles(__m512i sum, __m512i nibbles, __m512i a) {
 #if defined(__AVX512VNNI__)
   __asm__("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(nibbles), "v"(a));  // not the intrinsic: see dot() in matmul.h
   return sum;
 #else
-  return _mm512_add_epi32(sum, _mm512_madd_epi16(_mm512_maddubs_epi16(nibbles, a), _mm512_set1_epi16(1)));
+  return _mm512_add_epi16(sum, _mm512_maddubs_epi16(nibbles, a));
+#endif
+}
+
+inline __m512i in_lanes(__m512i sum) {
+#if defined(__AVX512VNNI__)
+  return sum;
+#else
+  return _mm512_madd_epi16(sum, _mm512_set1_epi16(1));
 #endif
 }
 
@@ -101,13 +118,13 @@ template <int R>
 void multiply_groups_panel(const GroupWeights& w, const SignedRows& rows, int64_t panel, float* y) {
   const uint8_t* weights = w.panels + panel * w.panel_bytes();
   const uint32_t* a = rows.a;
-  const int32_t* start = rows.start;
+  const RowFactors* factors = rows.factors;
   const __m512i low = _mm512_set1_epi8(15);
   __m512 acc[R][2];
   each<R>([&](auto r) { acc[r][0] = acc[r][1] = _mm512_setzero_ps(); });
   for (int64_t g = 0; g < w.groups(); g++) {
     __m512i sum[R][2];
-    each<R>([&](auto r) { sum[r][0] = sum[r][1] = _mm512_set1_epi32(start[r]); });
+    each<R>([&](auto r) { sum[r][0] = sum[r][1] = _mm512_setzero_si512(); });
     each<kBlocks>([&](auto block) {
       const __m512i both0 = _mm512_load_si512(weights + block * kBlockBytes);
       const __m512i both1 = _mm512_load_si512(weights + block * kBlockBytes + 64);
@@ -124,22 +141,26 @@ void multiply_groups_panel(const GroupWeights& w, const SignedRows& rows, int64_
       });
     });
     const Half* gs = reinterpret_cast<const Half*>(weights + kNibbleBytes);
+    const Half* gm = gs + kColumns;
     const __m512 gs0 = Register::load(gs).v, gs1 = Register::load(gs + 16).v;
+    const __m512 gm0 = Register::load(gm).v, gm1 = Register::load(gm + 16).v;
     each<R>([&](auto r) {
-      acc[r][0] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum[r][0]), gs0, acc[r][0]);
-      acc[r][1] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum[r][1]), gs1, acc[r][1]);
+      const __m512 scale = _mm512_set1_ps(factors[r].scale), total = _mm512_set1_ps(factors[r].sum);
+      acc[r][0] = _mm512_fmadd_ps(total, gm0, acc[r][0]);
+      acc[r][1] = _mm512_fmadd_ps(total, gm1, acc[r][1]);
+      acc[r][0] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(in_lanes(sum[r][0])), _mm512_mul_ps(gs0, scale), acc[r][0]);
+      acc[r][1] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(in_lanes(sum[r][1])), _mm512_mul_ps(gs1, scale), acc[r][1]);
     });
     weights += kGroupBytes;
     a += 2 * kBlocks * R;
-    start += R;
+    factors += R;
   }
   const int64_t column = panel * kColumns;
   const int left0 = lanes_left(column, w.columns), left1 = lanes_left(column + 16, w.columns);
   float* to = y + rows.first * w.columns + column;
   each<R>([&](auto r) {
-    const V16 scale0 = load_some(w.scale + column, left0);
-    store_some(to + r * w.columns, Register{acc[r][0]} * scale0, left0);
-    if (left1 > 0) store_some(to + r * w.columns + 16, Register{acc[r][1]} * load_some(w.scale + column + 16, left1), left1);
+    store_some(to + r * w.columns, Register{acc[r][0]}, left0);
+    if (left1 > 0) store_some(to + r * w.columns + 16, Register{acc[r][1]}, left1);
   });
 }
 
@@ -155,25 +176,35 @@ inline MultiplyGroups group_multiplier(int rows) {
 
 #else
 
-// Adds the products of one block's 8 k with the row's eight bytes to sums[n].
-inline void add_block(int32_t* sums, const uint8_t* block, uint32_t first, uint32_t second) {
+// Writes the sums over a group of the products of its nibbles with one row, whose bytes have `stride` words between
+// them, to sums [32] as floats.
+inline void sum_groups(const uint8_t* weights, const uint32_t* a, int64_t stride, float* sums) {
 #if defined(__AVX2__)
   const __m256i low = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1);
-  const __m256i a = _mm256_set1_epi32(int(first)), b = _mm256_set1_epi32(int(second));
+  __m256i bytes[2 * kBlocks];
+  for (int i = 0; i < 2 * kBlocks; i++) bytes[i] = _mm256_set1_epi32(int(a[i * stride]));
   for (int n = 0; n < kColumns; n += 8) {
-    const __m256i both = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(block + n * 4));
-    const __m256i pairs = _mm256_add_epi16(  // 4 * 15 * 128 fits into 16 bits
-        _mm256_maddubs_epi16(_mm256_and_si256(both, low), a),
-        _mm256_maddubs_epi16(_mm256_and_si256(_mm256_srli_epi16(both, 4), low), b));
-    __m256i* to = reinterpret_cast<__m256i*>(sums + n);
-    _mm256_storeu_si256(to, _mm256_add_epi32(_mm256_loadu_si256(to), _mm256_madd_epi16(pairs, ones)));
+    __m256i pairs = _mm256_setzero_si256();  // 16 * 15 * 128 fits into 16 bits
+    for (int block = 0; block < kBlocks; block++) {
+      const __m256i both =
+          _mm256_loadu_si256(reinterpret_cast<const __m256i*>(weights + block * kBlockBytes + n * 4));
+      const __m256i high = _mm256_and_si256(_mm256_srli_epi16(both, 4), low);
+      pairs = _mm256_add_epi16(pairs, _mm256_maddubs_epi16(_mm256_and_si256(both, low), bytes[2 * block]));
+      pairs = _mm256_add_epi16(pairs, _mm256_maddubs_epi16(high, bytes[2 * block + 1]));
+    }
+    _mm256_storeu_ps(sums + n, _mm256_cvtepi32_ps(_mm256_madd_epi16(pairs, ones)));
   }
 #else
-  int8_t a[4], b[4];
-  std::memcpy(a, &first, 4);
-  std::memcpy(b, &second, 4);
-  for (int n = 0; n < kColumns; n++)
-    for (int j = 0; j < 4; j++) sums[n] += (block[n * 4 + j] & 15) * a[j] + (block[n * 4 + j] >> 4) * b[j];
+  int32_t whole[kColumns] = {};
+  for (int block = 0; block < kBlocks; block++) {
+    int8_t first[4], second[4];
+    std::memcpy(first, a + 2 * block * stride, 4);
+    std::memcpy(second, a + (2 * block + 1) * stride, 4);
+    const uint8_t* bytes = weights + block * kBlockBytes;
+    for (int n = 0; n < kColumns; n++)
+      for (int j = 0; j < 4; j++) whole[n] += (bytes[n * 4 + j] & 15) * first[j] + (bytes[n * 4 + j] >> 4) * second[j];
+  }
+  for (int n = 0; n < kColumns; n++) sums[n] = float(whole[n]);
 #endif
 }
 
@@ -183,23 +214,19 @@ inline void multiply_groups_panel(const GroupWeights& w, const SignedRows& rows,
     const uint8_t* weights = w.panels + panel * w.panel_bytes();
     V16 acc[2] = {V16::broadcast(0.0f), V16::broadcast(0.0f)};
     for (int64_t g = 0; g < w.groups(); g++, weights += kGroupBytes) {
-      int32_t sums[kColumns];
-      float dots[kColumns];
-      for (int32_t& sum : sums) sum = rows.start[g * rows.rows + r];
-      for (int block = 0; block < kBlocks; block++) {
-        const uint32_t* a = rows.a + (g * 2 * kBlocks + 2 * block) * rows.rows + r;
-        add_block(sums, weights + block * kBlockBytes, a[0], a[rows.rows]);
-      }
-      for (int n = 0; n < kColumns; n++) dots[n] = float(sums[n]);
+      float sums[kColumns];
+      sum_groups(weights, rows.a + g * 2 * kBlocks * rows.rows + r, rows.rows, sums);
+      const RowFactors& factors = rows.factors[g * rows.rows + r];
       const Half* gs = reinterpret_cast<const Half*>(weights + kNibbleBytes);
-      for (int half = 0; half < 2; half++)
-        acc[half] = fma(V16::load(dots + half * 16), V16::load(gs + half * 16), acc[half]);
+      for (int h = 0; h < 2; h++) {
+        acc[h] = fma(V16::broadcast(factors.sum), V16::load(gs + kColumns + h * 16), acc[h]);
+        const V16 scale = V16::load(gs + h * 16) * V16::broadcast(factors.scale);
+        acc[h] = fma(V16::load(sums + h * 16), scale, acc[h]);
+      }
     }
-    for (int half = 0; half < 2; half++) {
-      const int left = lanes_left(column + half * 16, w.columns);
-      if (left <= 0) continue;
-      store_some(y + (rows.first + r) * w.columns + column + half * 16,
-                 acc[half] * load_some(w.scale + column + half * 16, left), left);
+    for (int h = 0; h < 2; h++) {
+      const int left = lanes_left(column + h * 16, w.columns);
+      if (left > 0) store_some(y + (rows.first + r) * w.columns + column + h * 16, acc[h], left);
     }
   }
 }
@@ -208,20 +235,21 @@ inline MultiplyGroups group_multiplier(int) { return multiply_groups_panel; }
 
 #endif
 
-// Multiplies u [R,K] uint8 by w into y [R,N]; R >= 1, K a multiple of 32. Returns false when there is no memory. Throws
-// std::bad_alloc.
-inline bool multiply_groups(Pool& pool, const uint8_t* u, int64_t rows, const GroupWeights& w, float* y) {
+// Multiplies u [R,K] uint8, with scales [R,K/32], by w into y [R,N]; R >= 1, K a multiple of 32. Returns false when
+// there is no memory. Throws std::bad_alloc.
+inline bool multiply_groups(Pool& pool, const uint8_t* u, const float* scale, int64_t rows, const GroupWeights& w,
+                            float* y) {
   const int64_t steps = w.depth / 4, calls = (rows + kRowsAtOnce - 1) / kRowsAtOnce;
-  uint32_t* a = reinterpret_cast<uint32_t*>(scratch(size_t(rows * (steps + w.groups()))));
+  uint32_t* a = reinterpret_cast<uint32_t*>(scratch(size_t(rows * (steps + 2 * w.groups()))));
   if (!a) return false;
-  int32_t* start = reinterpret_cast<int32_t*>(a + rows * steps);
+  RowFactors* factors = reinterpret_cast<RowFactors*>(a + rows * steps);
   std::vector<SignedRows> parts;
   for (int64_t i = 0; i < calls; i++) {
     const int64_t first = rows * i / calls, end = rows * (i + 1) / calls;
-    parts.push_back({first, int(end - first), a + first * steps, start + first * w.groups()});
+    parts.push_back({first, int(end - first), a + first * steps, factors + first * w.groups()});
   }
   pool.run(calls, 1, rows * w.depth / 2, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; i++) arrange_signed(u, w.depth, parts[size_t(i)]);
+    for (int64_t i = begin; i < end; i++) arrange_signed(u, scale, w.depth, parts[size_t(i)]);
     return true;
   });
   const int64_t panels = w.panel_count(), grain = panels < 32 ? 1 : panels / 32;

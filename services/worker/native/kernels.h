@@ -80,7 +80,7 @@ float* swiglu_row(const float* gate_up, const float* row_scale, int64_t row, int
 }  // namespace
 
 // Must equal LIBRARY_VERSION in kernels/libraries.py, so that a library left over from an older install is not used.
-BLOCKRELAY_EXPORT int32_t blockrelay_version() { return 7; }
+BLOCKRELAY_EXPORT int32_t blockrelay_version() { return 8; }
 
 // Makes the pool of threads that every other function takes; null if it cannot be made.
 BLOCKRELAY_EXPORT void* blockrelay_open(int32_t threads) {
@@ -115,7 +115,7 @@ BLOCKRELAY_EXPORT int32_t blockrelay_norm(void* pool, const float* x, const floa
 }
 
 BLOCKRELAY_EXPORT int32_t blockrelay_norm_quantise(void* pool, const float* x, const float* weight, double epsilon,
-                                                   uint8_t* u, float* scale, int64_t rows, int64_t n) {
+                                                   uint8_t* u, float* scale, int64_t rows, int64_t n, int64_t group) {
   StandardRounding rounding;
   const float eps = float(epsilon);
   static_cast<Pool*>(pool)->run(rows, 4, rows * n * 8, [&](int64_t begin, int64_t end) {
@@ -125,7 +125,7 @@ BLOCKRELAY_EXPORT int32_t blockrelay_norm_quantise(void* pool, const float* x, c
       auto value = [&](int64_t i, int lanes) {
         return load_some(in + i, lanes) * inverse * load_some(weight + i, lanes);
       };
-      scale[row] = quantise_row(value, n, u + row * n);
+      quantise_values(value, row, n, group, u, scale);
     }
     return true;
   });
@@ -133,12 +133,12 @@ BLOCKRELAY_EXPORT int32_t blockrelay_norm_quantise(void* pool, const float* x, c
 }
 
 BLOCKRELAY_EXPORT int32_t blockrelay_quantise(void* pool, const float* x, uint8_t* u, float* scale, int64_t rows,
-                                              int64_t n) {
+                                              int64_t n, int64_t group) {
   StandardRounding rounding;
   static_cast<Pool*>(pool)->run(rows, 4, rows * n * 4, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; row++) {
       auto value = [&](int64_t i, int lanes) { return load_some(x + row * n + i, lanes); };
-      scale[row] = quantise_row(value, n, u + row * n);
+      quantise_values(value, row, n, group, u, scale);
     }
     return true;
   });
@@ -189,7 +189,7 @@ BLOCKRELAY_EXPORT int32_t blockrelay_swiglu(void* pool, const float* gate_up, fl
 
 BLOCKRELAY_EXPORT int32_t blockrelay_swiglu_quantise(void* pool, const float* gate_up, const float* row_scale,
                                                      uint8_t* u, float* scale, int64_t rows, int64_t n,
-                                                     int64_t hadamard_size) {
+                                                     int64_t hadamard_size, int64_t group) {
   StandardRounding rounding;
   bool ok = static_cast<Pool*>(pool)->run(rows, 2, rows * n * 24, [&](int64_t begin, int64_t end) {
     float* y = scratch(size_t(n));
@@ -198,7 +198,7 @@ BLOCKRELAY_EXPORT int32_t blockrelay_swiglu_quantise(void* pool, const float* ga
       swiglu_row(gate_up, row_scale, row, n, y);
       if (hadamard_size) hadamard(y, n, hadamard_size);
       auto value = [&](int64_t i, int lanes) { return load_some(y + i, lanes); };
-      scale[row] = quantise_row(value, n, u + row * n);
+      quantise_values(value, row, n, group, u, scale);
     }
     return true;
   });
@@ -246,17 +246,19 @@ BLOCKRELAY_EXPORT int32_t blockrelay_attention(void* pool, const float* q, const
                       pages);
 }
 
-BLOCKRELAY_EXPORT void blockrelay_pack_groups(void* pool, const uint8_t* q4, const void* gs, int64_t depth,
-                                              int64_t columns, uint8_t* panels) {
-  pack_groups(*static_cast<Pool*>(pool), q4, static_cast<const Half*>(gs), depth, columns, panels);
+BLOCKRELAY_EXPORT void blockrelay_pack_groups(void* pool, const uint8_t* q4, const void* gs, const void* gm,
+                                              int64_t depth, int64_t columns, uint8_t* panels) {
+  pack_groups(*static_cast<Pool*>(pool), q4, static_cast<const Half*>(gs), static_cast<const Half*>(gm), depth, columns,
+              panels);
 }
 
-BLOCKRELAY_EXPORT int32_t blockrelay_multiply_groups(void* pool, const uint8_t* u, const uint8_t* panels,
-                                                     const float* scale, float* y, int64_t rows, int64_t depth,
+BLOCKRELAY_EXPORT int32_t blockrelay_multiply_groups(void* pool, const uint8_t* u, const float* scale,
+                                                     const uint8_t* panels, float* y, int64_t rows, int64_t depth,
                                                      int64_t columns) {
   StandardRounding rounding;
   try {
-    return multiply_groups(*static_cast<Pool*>(pool), u, rows, {panels, scale, depth, columns}, y) ? kOk : kNoMemory;
+    const GroupWeights weights{panels, depth, columns};
+    return multiply_groups(*static_cast<Pool*>(pool), u, scale, rows, weights, y) ? kOk : kNoMemory;
   } catch (const std::bad_alloc&) {
     return kNoMemory;
   }

@@ -55,11 +55,12 @@ struct Pools {
 bool rows_agree(const Pools& pools) {
   const int64_t step = between(0, 1) ? 1 : 64;
   const int64_t rows = between(0, 60), n = step * between(1, (between(0, 1) ? 70 : 3000) / step);
+  const int64_t groups = n % kGroupDepth ? 0 : n / kGroupDepth;
   const int64_t two_power = n & -n, size = two_power < 16 || between(0, 3) == 0 ? 0 : two_power;
   const auto x = floats(rows * n), weight = floats(n), scale = floats(rows), gate_up = floats(rows * 2 * n);
   struct Result {
-    Buffer<float> normed, swiglu, added, scaled, scale[3];
-    Buffer<uint8_t> u[3];
+    Buffer<float> normed, swiglu, added, scaled, scale[6];
+    Buffer<uint8_t> u[6];
   } result[2];
   void* const pool[] = {pools.one, pools.three};
   for (int i = 0; i < 2; i++) {
@@ -67,23 +68,28 @@ bool rows_agree(const Pools& pools) {
     r.normed.resize(x.size());
     r.swiglu.resize(x.size());
     r.added = r.scaled = x;
-    for (int k = 0; k < 3; k++) {
+    for (int k = 0; k < 6; k++) {
       r.u[k].resize(x.size());
-      r.scale[k].resize(scale.size());
+      r.scale[k].resize(k < 3 ? scale.size() : size_t(rows * groups));
     }
     blockrelay_norm(pool[i], x.data(), weight.data(), 1e-5, r.normed.data(), rows, n);
     blockrelay_swiglu(pool[i], gate_up.data(), r.swiglu.data(), rows, n);
     blockrelay_add_scaled(pool[i], r.added.data(), x.data(), between(0, 1) ? scale.data() : nullptr, 0, n);
     blockrelay_add_scaled(pool[i], r.added.data(), x.data(), scale.data(), rows, n);
     blockrelay_scale_rows(pool[i], r.scaled.data(), scale.data(), rows, n);
-    blockrelay_norm_quantise(pool[i], x.data(), weight.data(), 1e-5, r.u[0].data(), r.scale[0].data(), rows, n);
-    blockrelay_quantise(pool[i], x.data(), r.u[1].data(), r.scale[1].data(), rows, n);
-    blockrelay_swiglu_quantise(pool[i], gate_up.data(), scale.data(), r.u[2].data(), r.scale[2].data(), rows, n,
-                               size);
+    for (int k = 0; k < (groups ? 6 : 3); k += 3) {
+      const int64_t group = k ? kGroupDepth : 0;
+      Buffer<uint8_t>* u = r.u + k;
+      Buffer<float>* s = r.scale + k;
+      blockrelay_norm_quantise(pool[i], x.data(), weight.data(), 1e-5, u[0].data(), s[0].data(), rows, n, group);
+      blockrelay_quantise(pool[i], x.data(), u[1].data(), s[1].data(), rows, n, group);
+      blockrelay_swiglu_quantise(pool[i], gate_up.data(), k ? nullptr : scale.data(), u[2].data(), s[2].data(), rows, n,
+                                 size, group);
+    }
   }
   bool ok = same(result[0].normed, result[1].normed) && same(result[0].swiglu, result[1].swiglu) &&
             same(result[0].added, result[1].added) && same(result[0].scaled, result[1].scaled);
-  for (int k = 0; k < 3; k++)
+  for (int k = 0; k < 6; k++)
     ok = ok && same(result[0].u[k], result[1].u[k]) && same(result[0].scale[k], result[1].scale[k]);
   return ok;
 }
@@ -99,13 +105,13 @@ bool program_agrees(const Pools& pools) {
     scale[i].resize(size_t(rows));
   }
   blockrelay_norm(pools.three, x.data(), weight.data(), 1e-5, normed.data(), rows, n);
-  blockrelay_quantise(pools.three, normed.data(), u[0].data(), scale[0].data(), rows, n);
+  blockrelay_quantise(pools.three, normed.data(), u[0].data(), scale[0].data(), rows, n, 0);
   normed.assign(normed.size(), 0.0f);
   const auto word = [](const auto* p) { return uint64_t(reinterpret_cast<uintptr_t>(p)); };
   const uint64_t norm[] = {word(x.data()), word(weight.data()), bit_cast<uint64_t>(1e-5), word(normed.data()),
                            uint64_t(rows), uint64_t(n)};
   const uint64_t quantise[] = {word(normed.data()), word(u[1].data()), word(scale[1].data()), uint64_t(rows),
-                               uint64_t(n)};
+                               uint64_t(n), 0};
   const auto invoker = [](const char* name) { return reinterpret_cast<Invoke>(blockrelay_invoker(name)); };
   Step steps[] = {{invoker("norm"), norm, 0}, {invoker("quantise"), quantise, 0}};
   bool ok = blockrelay_invoker("nothing") == nullptr;
@@ -227,9 +233,10 @@ bool group_products_agree(const Pools& pools) {
   Buffer<uint8_t> u(static_cast<size_t>(rows * depth)), q4(static_cast<size_t>(depth / 2 * columns));
   for (auto& x : u) x = uint8_t(extreme ? 255 * between(0, 1) : between(0, 255));
   for (auto& x : q4) x = uint8_t(extreme ? 255 * between(0, 1) : between(0, 255));
-  Buffer<Half> gs;
+  Buffer<Half> gs, gm;
   for (const float x : floats(groups * columns)) gs.push_back(narrow(x));
-  const auto scale = floats(columns);
+  for (const float x : floats(groups * columns)) gm.push_back(narrow(x));
+  const auto scale = floats(rows * groups);
   const int64_t panels = (columns + kColumns - 1) / kColumns;
   struct alignas(64) Line {
     uint8_t bytes[64];
@@ -240,23 +247,27 @@ bool group_products_agree(const Pools& pools) {
   bool ok = true;
   for (int i = 0; i < 2; i++) {
     result[i].resize(static_cast<size_t>(rows * columns));
-    blockrelay_pack_groups(pool[i], q4.data(), gs.data(), depth, columns, packed.data()->bytes);
-    ok = ok && blockrelay_multiply_groups(pool[i], u.data(), packed.data()->bytes, scale.data(), result[i].data(), rows,
+    blockrelay_pack_groups(pool[i], q4.data(), gs.data(), gm.data(), depth, columns, packed.data()->bytes);
+    ok = ok && blockrelay_multiply_groups(pool[i], u.data(), scale.data(), packed.data()->bytes, result[i].data(), rows,
                                           depth, columns) == kOk;
   }
   for (int64_t r = 0; r < rows; r++)
     for (int64_t n = 0; n < columns; n++) {
       float acc = 0.0f;
       for (int64_t g = 0; g < groups; g++) {
-        int32_t sum = 0;
+        int32_t total = 0, dot = 0;
         for (int64_t k = g * kGroupDepth; k < (g + 1) * kGroupDepth; k++) {
-          const int both = q4[size_t(k / 2 * columns + n)];
-          sum += (int32_t(u[size_t(r * depth + k)]) - 128) * ((k % 2 ? both >> 4 : both & 15) - 8);
+          const int both = q4[size_t(k / 2 * columns + n)], x = int(u[size_t(r * depth + k)]) - 128;
+          total += x;
+          dot += x * (k % 2 ? both >> 4 : both & 15);
         }
-        acc = __builtin_fmaf(float(sum), widen(gs[size_t(g * columns + n)]), acc);
+        const float factor = scale[size_t(r * groups + g)];
+        const float factors = widen(gs[size_t(g * columns + n)]) * factor;
+        acc = __builtin_fmaf(float(total) * factor, widen(gm[size_t(g * columns + n)]), acc);
+        acc = __builtin_fmaf(float(dot), factors, acc);
       }
-      const float expected = acc * scale[size_t(n)], got = result[0][size_t(r * columns + n)];
-      ok = ok && (bit_cast<uint32_t>(got) == bit_cast<uint32_t>(expected) || (got != got && expected != expected));
+      const float got = result[0][size_t(r * columns + n)];
+      ok = ok && (bit_cast<uint32_t>(got) == bit_cast<uint32_t>(acc) || (got != got && acc != acc));
     }
   return same(result[0], result[1]) && ok;
 }
@@ -279,7 +290,7 @@ int main() {
   auto call = [&] {
     Buffer<uint8_t> u(x.size());
     Buffer<float> scale(200);
-    for (int i = 0; i < 50; i++) blockrelay_quantise(pools.three, x.data(), u.data(), scale.data(), 200, 2000);
+    for (int i = 0; i < 50; i++) blockrelay_quantise(pools.three, x.data(), u.data(), scale.data(), 200, 2000, 0);
   };
   std::thread other(call);
   call();

@@ -28,7 +28,7 @@ from blockrelay.block_folder.manifest import (
     Manifest,
     decode_manifest,
 )
-from blockrelay.block_folder.model import ModelConfig, is_exact
+from blockrelay.block_folder.model import ModelConfig, in_groups, is_exact
 from blockrelay.errors import BlockFolderError
 from blockrelay.onnx_blocks.blocks_file import read_blocks_file
 from blockrelay.onnx_blocks.weight_places import check_inside
@@ -154,7 +154,19 @@ def open_block_folder(
     for path, spec in manifest.files.items():
         if path not in unread and file_sha256(places[path]) != spec.sha256:
             raise BlockFolderError(f"{places[path]}: altered: its SHA-256 is not the one in {MANIFEST_NAME}")
-    return BlockFolder(root=root, manifest=manifest, onnx_root=onnx_root)
+    folder = BlockFolder(root=root, manifest=manifest, onnx_root=onnx_root)
+    for block in manifest.blocks:
+        if block.file not in unread and in_groups(manifest.precision_of(block.index)):
+            _check_groups(folder, block.index)
+    return folder
+
+
+def _check_groups(folder: BlockFolder, index: int) -> None:
+    """Raises BlockFolderError if a scale or a minimum of a group of weights is not finite."""
+    for name, tensor in folder.tensors(index).items():
+        if name.endswith((".gs", ".gm")) and not np.isfinite(tensor).all():
+            path = folder.root / folder.manifest.block(index).file
+            raise BlockFolderError(f"{path}: tensor {name} holds values that are not finite")
 
 
 def _convert(checkpoint: Path | str) -> str:

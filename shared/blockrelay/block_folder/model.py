@@ -13,7 +13,7 @@ FLOATS: Mapping[Precision, TensorType] = {"fp32": "float32", "fp16": "float16"}
 LINEARS = ("qkv", "o", "gate_up", "down", "head")
 ITEM_BYTES: Mapping[TensorType, int] = {"int8": 1, "uint8": 1, "float16": 2, "float32": 4}
 GROUP = 32
-"""Inputs of a linear layer that share a scale in w4a8. The number of inputs must be a multiple of it."""
+"""Inputs of a linear layer that share a scale and a minimum in w4a8. The number of inputs must be a multiple of it."""
 
 _HADAMARD_SIZES = (16, 512)
 """The smallest and the largest matrix of the Hadamard step: a register of kernels, and half of a small L1 cache."""
@@ -179,7 +179,7 @@ def block_tensors(
     A linear layer with inputs k and columns n multiplies a row by
         w[k, n]                                             fp32, fp16
         q[k, n] * scale[n]                                  w8a8
-        (nibble[k, n] - 8) * gs[k // 32, n] * scale[n]      w4a8; row i of q4 holds nibbles 2i (low half) and 2i + 1
+        nibble[k, n] * gs[k // 32, n] + gm[k // 32, n]      w4a8; row i of q4 holds nibbles 2i (low half) and 2i + 1
     In w8a8 the rows that `down` multiplies have been through the Hadamard step (`hadamard_size`).
     """
     tensors: dict[str, tuple[TensorType, tuple[int, ...]]] = {}
@@ -193,8 +193,9 @@ def block_tensors(
         if in_groups(precision):
             tensors[f"{kind}.q4"] = ("uint8", (rows // 2, columns))
             tensors[f"{kind}.gs"] = ("float16", (rows // GROUP, columns))
-        else:
-            tensors[f"{kind}.q"] = ("int8", (rows, columns))
+            tensors[f"{kind}.gm"] = ("float16", (rows // GROUP, columns))
+            return
+        tensors[f"{kind}.q"] = ("int8", (rows, columns))
         tensors[f"{kind}.scale"] = ("float32", (columns,))
 
     if index == 1:

@@ -14,7 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockrelay.block_folder.folder import BlockFolder, open_block_folder
+from blockrelay.block_folder.model import hadamard_size
 from tests.support.models.checkpoints import write_safetensors
+from tests.support.models.hadamard import hadamard
 
 
 def restore_checkpoint(model: Path, path: Path) -> Path:
@@ -72,11 +74,20 @@ def _tensors(folder: BlockFolder) -> dict[str, NDArray[np.float32]]:
         found |= {f"{layer}self_attn.{name}_proj.weight": part for name, part in zip("qkv", (q, k, v), strict=True)}
         found[f"{layer}self_attn.o_proj.weight"] = _weights(tensors, "o")
         found |= {f"{layer}mlp.gate_proj.weight": gate, f"{layer}mlp.up_proj.weight": up}
-        found[f"{layer}mlp.down_proj.weight"] = _weights(tensors, "down")
+        found[f"{layer}mlp.down_proj.weight"] = _down(folder, index)
         found[f"{layer}input_layernorm.weight"] = tensors["norm_attention"]
         found[f"{layer}post_attention_layernorm.weight"] = tensors["norm_mlp"]
     last = folder.tensors(shape.blocks)
     return found | {"model.norm.weight": last["norm_final"], "lm_head.weight": _weights(last, "head")}
+
+
+def _down(folder: BlockFolder, index: int) -> NDArray[np.float32]:
+    """[outputs, inputs], for inputs that no Hadamard matrix has multiplied."""
+    weights = _weights(folder.tensors(index), "down")
+    size = hadamard_size(folder.model, folder.manifest.precision_of(index))
+    if not size:
+        return weights
+    return (weights.reshape(-1, size) @ hadamard(size)).reshape(weights.shape).astype(np.float32)
 
 
 def _weights(tensors: dict[str, NDArray[Any]], kind: str) -> NDArray[np.float32]:

@@ -38,14 +38,13 @@ def weight(tensors: Mapping[str, NDArray[Any]], kind: str) -> F64:
     """What a linear layer multiplies by, [K, N]: see `block_tensors`."""
     if f"{kind}.w" in tensors:
         return tensors[f"{kind}.w"].astype(np.float64)
-    scale = tensors[f"{kind}.scale"].astype(np.float64)
     if f"{kind}.q" in tensors:
-        return tensors[f"{kind}.q"].astype(np.float64) * scale
-    packed, factors = tensors[f"{kind}.q4"], tensors[f"{kind}.gs"].astype(np.float64)
+        return tensors[f"{kind}.q"].astype(np.float64) * tensors[f"{kind}.scale"].astype(np.float64)
+    packed, scales, minimums = (tensors[f"{kind}.{part}"] for part in ("q4", "gs", "gm"))
     found = np.empty((2 * packed.shape[0], packed.shape[1]))
     for k in range(found.shape[0]):
         nibbles = packed[k // 2] >> (4 * (k % 2)) & 15
-        found[k] = (nibbles - 8.0) * factors[k // GROUP] * scale
+        found[k] = nibbles * scales[k // GROUP].astype(np.float64) + minimums[k // GROUP]
     return found
 
 

@@ -1,5 +1,6 @@
 """Opening a block folder: whole ones open, anything missing, altered or pointing outside is refused by file name."""
 
+import hashlib
 import os
 import shutil
 from collections.abc import Callable
@@ -49,6 +50,27 @@ def test_a_whole_folder_opens_and_gives_its_tensors_read_only(original: Path) ->
     assert folder.graph("qkv")
     assert folder.tokenizer_path == original / "tokenizer.json"
     assert folder.chat_template() == CHAT_TEMPLATE
+
+
+@pytest.mark.parametrize("part", ["gs", "gm"])
+@pytest.mark.parametrize("value", [np.nan, -np.inf])
+def test_a_group_of_weights_that_is_not_finite_is_refused_by_tensor(tmp_path: Path, part: str, value: float) -> None:
+    checkpoint = write_checkpoint(tmp_path / "c", seed=1, num_hidden_layers=2, hidden_size=32, intermediate_size=96)
+    precision = "w8a8,block_2=w4a8"
+    convert(checkpoint, tmp_path / "out", precision=precision, report=lambda *_: None, answers=False)
+    # Given a folder whose manifest fits its files
+    path = tmp_path / "out/blocks/block_2.bin"
+    place = open_block_folder(tmp_path / "out", known_answers=False).manifest.block(2).tensors[f"down.{part}"]
+    old, content = path.read_bytes(), bytearray(path.read_bytes())
+    content[place.offset + 2 : place.offset + 4] = np.float16(value).tobytes()
+    path.write_bytes(content)
+    manifest = tmp_path / "out/manifest.json"
+    before, after = (hashlib.sha256(each).hexdigest() for each in (old, content))
+    manifest.write_text(manifest.read_text().replace(before, after))
+    with pytest.raises(BlockFolderError) as caught:
+        open_block_folder(tmp_path / "out", known_answers=False)
+    assert str(caught.value) == f"{path}: tensor down.{part} holds values that are not finite"
+    open_block_folder(tmp_path / "out", known_answers=False, blocks=[1, 3])  # not for a stage without it
 
 
 def test_a_block_that_does_not_exist_is_named(original: Path) -> None:

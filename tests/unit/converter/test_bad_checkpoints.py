@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from blockrelay.block_folder.model import Precision
 from blockrelay.errors import UnsupportedModel, UsageError
 from blockrelay_converter.checkpoint.source import read_source
 from blockrelay_converter.convert import convert
@@ -114,10 +115,13 @@ def test_an_embedding_beyond_float16_needs_fp32(checkpoint: Path, tmp_path: Path
     convert(checkpoint, tmp_path / "out", precision="fp32", report=lambda *_: None)
 
 
-def test_weights_beyond_float16_are_not_for_fp16(checkpoint: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("precision", ["fp16", "w4a8"])
+def test_weights_beyond_float16_are_for_neither_fp16_nor_w4a8(
+    checkpoint: Path, tmp_path: Path, precision: Precision
+) -> None:
     rewrite(checkpoint, lambda tensors: tensors[DOWN].__setitem__((3, 2), -70000.0))
     with pytest.raises(UsageError, match=f"tensor {DOWN} holds values beyond float16; convert with --precision fp32"):
-        convert(checkpoint, tmp_path / "out", precision="fp16", report=lambda *_: None)
+        convert(checkpoint, tmp_path / "out", precision=precision, report=lambda *_: None)
     assert not (tmp_path / "out").exists()
 
 

@@ -18,7 +18,7 @@ from blockrelay.errors import UsageError
 from blockrelay.text.tokenizer import Tokenizer
 from blockrelay_converter.convert import convert
 from blockrelay_converter.quantisation.calibration import REPORT_NAME, report_table, sequences
-from blockrelay_converter.quantisation.smoothing import exponents_for
+from blockrelay_converter.quantisation.smoothing import exponents_for, smooth
 from blockrelay_converter.quantisation.smoothing_scales import Smoothing, channels_of, layer_smoothing
 from blockrelay_worker.execution.batch import Batch, Segment
 from blockrelay_worker.execution.cpu.loading import load_stage
@@ -91,6 +91,21 @@ def test_outlier_channels_ruin_w8a8_and_calibration_mends_it(family: Family, tex
         for name, one in linears.items():
             assert one["after"] < one["before"] / 4, (block, name)
             assert one["share"] is not None
+
+
+def test_rows_in_groups_are_judged_by_a_scale_for_each() -> None:
+    # Given inputs of which the first half is a hundred times larger, and weights that nothing rounds
+    rng = np.random.default_rng(7)
+    inputs = rng.standard_normal((50, 64)).astype(np.float32)
+    inputs[:, :32] *= 100
+    weights = rng.standard_normal((8, 64)).astype(np.float32)
+    weights[:, :32] /= 100
+    sizes = np.abs(inputs).max(axis=0).astype(np.float64), np.abs(weights).max(axis=0)
+    one, two = (
+        smooth(inputs, *sizes, np.arange(64), [weights], lambda rows: rows, row_scales=scales) for scales in (1, 2)
+    )
+    assert one.before > 0.1 and one.share is not None
+    assert two.before < 0.01
 
 
 def test_calibration_judges_4_bit_weights_as_they_are_rounded(text: Path, tmp_path: Path) -> None:

@@ -23,12 +23,13 @@ pytestmark = pytest.mark.thorough
 CONVERTER = [sys.executable, "-m", "blockrelay_converter"]
 EVALUATE = [sys.executable, "-m", "blockrelay_worker.offline.evaluate"]
 TEXT = (
-    " Once upon a time there were three friends, Amy, Emma and Jacob. The wind was blowing. Emma was in the village. "
-    "Jacob was in the village. Amy was in the stable. The scarf was in the stable. The colour of the scarf was red. "
-    "The cup was in the village. The colour of the cup was golden. The mirror was in the village. What colour is the "
-    "cup?  The colour of the cup is golden.  Where is the mirror now?  The mirror is in the village.  Where is Amy?  "
-    'Amy is in the stable.  First Amy picked up the scarf. Now the scarf was with Amy. "What a nice scarf!" said Amy.'
-    " At last Emma went to the stable. Now Emma was in the stable."
+    "One winter day, Amy and Lily wanted to play. The wind was blowing. Lily was in the tunnel. Amy was in the hall. "
+    "The shell was in the field. The colour of the shell was black. The spoon was with Lily. The colour of the spoon "
+    "was yellow. Amy had five berries. First Amy found one berry. Now Amy had six berries. Then Amy ran to the tunnel. "
+    "Now Amy was in the tunnel. It was nice in the tunnel. Next, Amy ate three berries. Now Amy had three berries. "
+    'After that, Lily gave the spoon to Amy. Now the spoon was with Amy. "Here you are," said Lily. Soon Amy lost two '
+    "berries. Now Amy had one berry. Later, Amy bought four berries. Now Amy had five berries. At last Amy lost one "
+    'berry. Now Amy had four berries. "What a lovely day!" said Amy. The end.\n'
 )
 
 
@@ -110,7 +111,7 @@ def test_the_mix_is_within_its_budget_smaller_than_w8a8_and_exact(tmp_path: Path
     text.write_text(TEXT)
     options = ["--text", str(text), "--tokens", "200"]
 
-    done = run(*CONVERTER, str(checkpoint), str(out), "--budget-perplexity", "1%", *options)
+    done = run(*CONVERTER, str(checkpoint), str(out), "--budget-perplexity", "0.1%", *options)
 
     assert done.returncode == 0, done.stderr
     report = json.loads((out / "precisions.json").read_text())
@@ -118,7 +119,7 @@ def test_the_mix_is_within_its_budget_smaller_than_w8a8_and_exact(tmp_path: Path
     assert folder.manifest.exact
     assert set(folder.manifest.precisions) == {"w8a8", "w4a8"}
     assert report["precision"] == folder.manifest.precision
-    assert report["perplexity"] <= 1.01 * report["reference"]
+    assert report["perplexity"] <= 1.001 * report["reference"]
     assert set(report["costs"]) == {f"block_{index}" for index in range(1, 8)}
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "story", "text"]
     assert not (out / "parts").exists()

@@ -231,6 +231,6 @@ def _notes_on_weights(
         return []
     return [
         f"weights of {' and '.join(weights.packed_kinds())} are widened to {plain} in {len(widened)} blocks: w4a8 "
-        "holds 4 bits in groups of 32 with the zero point 8, with scales that float16 holds, in all linear layers of "
-        "a block"
+        "holds 4 bits in groups of 32 whose scales and zero points * scales float16 holds, in all linear layers of a "
+        "block"
     ]

@@ -14,8 +14,6 @@ from numpy.typing import NDArray
 from blockrelay.block_folder.model import GROUP
 from blockrelay_converter.weight_source import Groups
 
-_STORED_ZERO = 8
-
 
 def unpacked(
     q: NDArray[np.uint8], scales: NDArray[np.float32], zeros: NDArray[np.float32], *, bits: int, inputs: int
@@ -42,19 +40,16 @@ def zero_points(stored: NDArray[Any] | None, *, bits: int, rows: int, groups: in
 
 
 def as_groups(q: NDArray[np.uint8], scales: NDArray[np.float32], zeros: NDArray[np.float32]) -> Groups | None:
-    """Converts packed 4-bit rows [N, groups, 16] to w4a8: (q4 [K/2, N], gs [K/32, N], scale [N]), or returns None.
+    """Converts packed 4-bit rows [N, groups, 16] to w4a8: (q4 [K/2, N], gs [K/32, N], gm [K/32, N]), or returns None.
 
     `scales` and `zeros` are [N, groups]; the inputs K must be a multiple of 32, because padding would become weights.
-    None: a value would be rounded, a scale is not finite, or the groups do not have 32 inputs and the zero point 8.
-    The weight is (q - 8) * gs * scale. The `scale` of a column is the power of two above its group scales, so that the
-    float16 `gs` are at most 1. This is exact for scales that were float16, unless they differ by more than float16 can
-    hold.
+    None: the groups do not have 32 inputs, or float16 does not hold each scale and each minimum -zero * scale.
     """
-    if q.shape[2] * 2 != GROUP or (zeros != _STORED_ZERO).any() or not np.isfinite(scales).all():
+    if q.shape[2] * 2 != GROUP:
         return None
-    largest = np.abs(scales).max(axis=1)
-    scale = np.where(largest > 0, np.ldexp(np.float32(1), np.frexp(largest)[1]), np.float32(1)).astype(np.float32)
-    gs = (scales / scale[:, None]).astype(np.float16)
-    if (gs.astype(np.float32) * scale[:, None] != scales).any():
+    minimums = -zeros.astype(np.float64) * scales + 0.0  # no -0
+    with np.errstate(over="ignore"):  # infinity is not equal
+        gs, gm = scales.astype(np.float16), minimums.astype(np.float16)
+    if not (np.isfinite(scales).all() and (gs == scales).all() and (gm == minimums).all()):
         return None
-    return q.reshape(len(q), -1).T, gs.T, scale
+    return q.reshape(len(q), -1).T, gs.T, gm.T

@@ -1,98 +1,135 @@
 """Rounds the weights of a linear layer to 4 bits, in groups of 32 inputs (w4a8).
 
-A column's weights become q * gs * scale: q in -8..7, one gs per group, one scale per column. The 4-bit range is
-lopsided, so gs carries a sign: the larger end of a group always lies at -8, which lowers the error by a twentieth.
+A group's weights become nibble * gs + gm: nibble in 0..15, a scale gs and a minimum gm in float16. These are the
+numbers of Q4_1, and with gm = -8 * gs those of Q4_0: weights that lie on such a grid keep their values.
 
-All arithmetic is element by element in float32, in one order, so that every machine gives the same bytes.
+All arithmetic is element by element in one order, so that every machine gives the same bytes.
 """
+
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from blockrelay.block_folder.model import GROUP
+from blockrelay_converter.quantisation.grids import grid_factors
 
+F16 = NDArray[np.float16]
 F32 = NDArray[np.float32]
-#: Group factors to try, as shares of the one that clips nothing: clipping the largest weight may help the others.
-_TRIED = (1.0, 0.93, 0.86, 0.79)
-#: A column whose largest magnitude is smaller counts as zero: its scale would lose bits.
-_SMALLEST = np.float32(2.0**-100)
-#: Group factors below this become 0: for columns in [0.5, 1) they are far under half the smallest float16.
-_VANISHING = np.float32(2.0**-40)
+#: Ranges to try, as shares of the one from the smallest to the largest weight: clipping the ends may help the others.
+_TRIED = (1.06, 1.0, 0.94, 0.88)
+_MOST = np.float32(15)
+"""The largest nibble."""
+_HALF = np.float32(7.5)
+_LARGEST = np.float32(np.finfo(np.float16).max)
 #: Groups processed together: they and two arrays of their size fit into a core's second-level cache (a megabyte).
 _TOGETHER = 4096
 
 
-def quantise_groups(weights: F32) -> tuple[NDArray[np.uint8], NDArray[np.float16], F32]:
-    """Rounds the finite rows [N, K] of a linear layer to (q4 [K/2, N], gs [K/32, N], scale [N]); K a multiple of 32.
+def quantise_groups(weights: F32) -> tuple[NDArray[np.uint8], F16, F16]:
+    """Rounds the rows [N, K] of a linear layer to (q4 [K/2, N], gs [K/32, N], gm [K/32, N]); K a multiple of 32.
 
-    These are the tensors of `model.block_tensors`: row i of q4 holds q + 8 of the inputs 2i (low half) and 2i + 1;
-    |gs| <= 1; scale > 0. Each group factor that is tried is moved to the least squares of the numbers it rounds to, and
-    the one with the smallest squared error wins. A zero column has scale 1, gs 0 and q 0.
+    These are the tensors of `model.block_tensors`: row i of q4 holds the nibbles of the inputs 2i (low half) and
+    2i + 1. gs may be negative. The weights must be finite and within float16. Each range that is tried is moved to the
+    least squares of the nibbles it rounds to, and no group has a larger squared error than with gs and gm from its
+    ends. Where gs is 0, the nibbles are 0; a group of zeros has gm 0.
     """
     count, depth = weights.shape
     groups = depth // GROUP
-    largest = np.abs(weights).max(axis=1)
-    # Scaled to [0.5, 1) by a power of two, which rounds nothing, so that no square underflows.
-    exponent = np.where(largest < _SMALLEST, 0, np.frexp(largest)[1]).astype(np.int32)
-    to_unit = np.where(largest < _SMALLEST, np.float32(0), np.ldexp(np.float32(1), -exponent))
-    # [32, N * groups]: a group lies along the first axis, so that NumPy works on all groups at once.
-    values = np.ascontiguousarray((weights * to_unit[:, None]).reshape(count * groups, GROUP).T)
-    sign = np.where(values.max(axis=0) > -values.min(axis=0), np.float32(-1), np.float32(1))
-    values *= sign
-    factor = _best_factors(values).reshape(count, groups)
-    scale = factor.max(axis=1)
-    scale[scale == 0] = 1
-    gs = (factor / scale[:, None]).astype(np.float16)
-    rounded = gs.astype(np.float32) * scale[:, None]
-    _nearest(values, _inverse(rounded.reshape(-1)), out=values)
-    values += np.float32(8)
-    q = values.astype(np.uint8)
-    q4 = q[0::2] | (q[1::2] << np.uint8(4))
+    rows = weights.reshape(count * groups, GROUP)
+    q4 = np.empty((GROUP // 2, len(rows)), np.uint8)
+    gs, gm = np.empty(len(rows), np.float16), np.empty(len(rows), np.float16)
+    room = np.empty((2, GROUP, _TOGETHER), np.float32)
+    for start in range(0, len(rows), _TOGETHER):
+        part = slice(start, start + _TOGETHER)
+        # A group lies along the first axis, so that NumPy works on all groups at once.
+        values = np.ascontiguousarray(rows[part].T)
+        gs[part], gm[part] = _factors(values, *room[:, :, : values.shape[1]])
+        q = room[0, :, : values.shape[1]]
+        _nearest(values, gs[part].astype(np.float32), gm[part].astype(np.float32), out=q)
+        q4[:, part] = q[0::2] + np.float32(16) * q[1::2]
     return (
         q4.reshape(GROUP // 2, count, groups).transpose(2, 0, 1).reshape(depth // 2, count),
-        (gs * sign.reshape(count, groups).astype(np.float16)).T,
-        np.ldexp(scale, exponent),
+        gs.reshape(count, groups).T,
+        gm.reshape(count, groups).T,
     )
 
 
-def group_values(q4: NDArray[np.uint8], gs: NDArray[np.float16], scale: F32) -> F32:
+def group_values(q4: NDArray[np.uint8], gs: F16, gm: F16) -> F32:
     """Returns the weights, float32 [N, K], that the result of `quantise_groups` stands for."""
-    q = np.stack([q4 & 15, q4 >> 4], axis=1).reshape(-1, q4.shape[1]).astype(np.float32) - np.float32(8)
-    return (q * np.repeat(gs.astype(np.float32), GROUP, axis=0) * scale).T
+    q = np.stack([q4 & 15, q4 >> 4], axis=1).reshape(-1, q4.shape[1]).astype(np.float32)
+    return (q * np.repeat(gs.astype(np.float32), GROUP, axis=0) + np.repeat(gm.astype(np.float32), GROUP, axis=0)).T
 
 
-def _best_factors(values: F32) -> F32:
-    """Returns the factor of each group, [M]; 0 for a group of zeros.
+def _factors(values: F32, q: F32, product: F32) -> tuple[F16, F16]:
+    """Returns gs and gm [M] of some groups, the columns of `values` [32, M]. Overwrites `q` and `product`, of the same
+    shape."""
+    low, high = values.min(axis=0), values.max(axis=0)
+    gs, gm = _narrow((high - low) / _MOST), _narrow(low)
+    error = _error(values, gs, gm, q, product)
 
-    A group is a column of `values` [32, M], and its largest magnitude is negative.
+    def take(where: NDArray[np.intp] | slice, scale: NDArray[Any], minimum: NDArray[Any]) -> None:
+        """Keeps these factors of the groups `where` that have a smaller error, rounded as they will be used."""
+        part = values[:, where]
+        count = part.shape[1]
+        tried_gs, tried_gm = _narrow(scale), _narrow(minimum)
+        errors = _error(part, tried_gs, tried_gm, q[:, :count], product[:, :count])
+        better = errors < error[where]
+        error[where] = np.where(better, errors, error[where])
+        gs[where] = np.where(better, tried_gs, gs[where])
+        gm[where] = np.where(better, tried_gm, gm[where])
+
+    take(slice(None), *_least_squares(values, low, high, q, product))
+    if (grids := grid_factors(values, low, high)) is not None:
+        take(*grids)
+    return gs, gm
+
+
+def _least_squares(values: F32, low: F32, high: F32, q: F32, product: F32) -> tuple[F32, F32]:
+    """Returns the scale and the minimum [M] of the range in _TRIED with the smallest squared error.
+
+    With the nibbles fixed, the best scale is cov / var, and the squared error falls by cov**2 / var.
     """
-    factors = np.empty(values.shape[1], np.float32)
-    room = np.empty((2, GROUP, _TOGETHER), np.float32)
-    for start in range(0, factors.size, _TOGETHER):
-        part = values[:, start : start + _TOGETHER]
-        q, product = room[:, :, : part.shape[1]]
-        factors[start : start + _TOGETHER] = _best_factor(part, q, product)
-    return factors
-
-
-def _best_factor(values: F32, q: F32, product: F32) -> F32:
-    """Returns the factors of some groups. Overwrites `q` and `product`, which have the shape of `values`.
-
-    With q fixed, the best factor is sum(w q) / sum(q q), and the squared error falls by sum(w q)**2 / sum(q q).
-    """
-    whole = np.maximum(values.max(axis=0) / np.float32(7), values.min(axis=0) / np.float32(-8))
-    best = np.zeros_like(whole)
-    gain = np.zeros_like(whole)
-    for part in _TRIED:
-        _nearest(values, _inverse(whole * np.float32(part)), out=q)
-        mixed = _sum_of_lines(np.multiply(values, q, out=product))
+    middle: F32 = (low + high) * np.float32(0.5)
+    whole: F32 = (high - low) / _MOST
+    best_scale, best_minimum, best_gain = np.zeros_like(low), low.copy(), np.full_like(low, -1)
+    # Around the middle, so that a minimum far from 0 does not drown the differences.
+    total = np.zeros_like(low)
+    for line in values:
+        total += line - middle
+    for share in _TRIED:
+        scale: F32 = whole * np.float32(share)
+        below: F32 = scale * _HALF
+        minimum: F32 = middle - below
+        _nearest(values, scale, minimum, out=q)
+        sums = _sum_of_lines(q)
+        np.subtract(values, middle, out=product)
+        product *= q
+        mixed = _sum_of_lines(product)
         squares = _sum_of_lines(np.multiply(q, q, out=q))
-        factor = np.divide(mixed, squares, out=np.zeros_like(mixed), where=squares > 0)
-        gained = mixed * factor
-        better = gained > gain
-        np.copyto(gain, gained, where=better)
-        np.copyto(best, factor, where=better)
-    return best
+        cov, var = GROUP * mixed - total * sums, GROUP * squares - sums * sums
+        scale = np.divide(cov, var, out=np.zeros_like(cov), where=var > 0)
+        gain = cov * scale
+        better = gain > best_gain
+        np.copyto(best_gain, gain, where=better)
+        np.copyto(best_scale, scale, where=better)
+        np.copyto(best_minimum, middle + (total - scale * sums) / GROUP, where=better)
+    return best_scale, best_minimum
+
+
+def _narrow(numbers: NDArray[np.floating[Any]]) -> F16:
+    """Returns the nearest float16; beyond its range, the largest one. Never -0."""
+    return numbers.clip(-_LARGEST, _LARGEST).astype(np.float16) + np.float16(0)
+
+
+def _error(values: F32, gs: F16, gm: F16, q: F32, product: F32) -> F32:
+    """Returns the squared error of each group [M] with these factors. Overwrites `q` and `product`."""
+    scale, minimum = gs.astype(np.float32), gm.astype(np.float32)
+    _nearest(values, scale, minimum, out=q)
+    np.multiply(q, scale, out=q)
+    q += minimum
+    q -= values
+    return _sum_of_lines(np.multiply(q, q, out=q))
 
 
 def _sum_of_lines(lines: F32) -> F32:
@@ -103,13 +140,9 @@ def _sum_of_lines(lines: F32) -> F32:
     return total
 
 
-def _nearest(values: F32, inverse: F32, *, out: F32) -> None:
-    """Writes values * inverse, rounded to the nearest integer in -8..7, to `out`."""
-    np.multiply(values, inverse, out=out)
+def _nearest(values: F32, scale: F32, minimum: F32, *, out: F32) -> None:
+    """Writes the nearest nibbles, 0..15, to `out`; 0 where the scale is 0."""
+    np.subtract(values, minimum, out=out)
+    out *= np.divide(np.float32(1), scale, out=np.zeros_like(scale), where=np.abs(scale) > 2.0**-40)
     np.rint(out, out=out)
-    np.clip(out, np.float32(-8), np.float32(7), out=out)
-
-
-def _inverse(factor: F32) -> F32:
-    """Returns 1 / factor, and 0 where the factor is below _VANISHING."""
-    return np.divide(np.float32(1), factor, out=np.zeros_like(factor), where=factor > _VANISHING)
+    np.clip(out, np.float32(0), _MOST, out=out)

@@ -29,8 +29,8 @@ class Smoothing:
     """The smoothing of one block: each value becomes value * 2**exponent.
 
     `rows` has one exponent per entry of a tensor's first axis, which are the outputs of a linear layer. `columns` has
-    one exponent per input channel of a linear layer. Keys are names of tensors in a block file, without .w, .q, .q4
-    or .scale: `norm_attention`, `qkv`, `qkv.bias`. Other tensors stay as they are.
+    one exponent per input channel of a linear layer. Keys are names of tensors in a block file, without .w, .q or
+    .q4: `norm_attention`, `qkv`, `qkv.bias`. Other tensors stay as they are.
     """
 
     rows: Mapping[str, Exponents] = field(default_factory=dict[str, Exponents])

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from blockrelay.block_folder.model import HEAD_DIMS, is_head_dim
+from blockrelay.block_folder.model import GROUP, HEAD_DIMS, is_head_dim
 from blockrelay.errors import ExecutionError
 from blockrelay_worker.kernels.specification import LANES, PAGE
 
@@ -51,16 +51,31 @@ def float32_out(name: str, buffer: F32 | None, shape: tuple[int, ...]) -> F32:
     return buffer
 
 
-def quantised_out(u: U8 | None, scale: F32 | None, rows: int, columns: int) -> tuple[U8, F32]:
-    """Returns result buffers (u [rows, columns], scale [rows]): the caller's after a check, or new ones.
+def scale_shape(rows: int, columns: int, group: int) -> tuple[int, ...]:
+    """Returns the shape of the scales of quantised rows: [rows], or [rows, columns / group] where `group` is not 0.
 
-    Raises ExecutionError for a wrong buffer.
+    Raises ExecutionError unless `group` is 0, or is GROUP and divides `columns`.
     """
+    if not group:
+        return (rows,)
+    if group != GROUP or columns % group:
+        raise ExecutionError(
+            f"kernel argument group: {columns} columns have no groups of {group}, only of {GROUP} or 0"
+        )
+    return rows, columns // group
+
+
+def quantised_out(u: U8 | None, scale: F32 | None, rows: int, columns: int, group: int) -> tuple[U8, F32]:
+    """Returns result buffers (u [rows, columns], scale as in `scale_shape`): the caller's after a check, or new ones.
+
+    Raises ExecutionError for a wrong buffer or group.
+    """
+    shape = scale_shape(rows, columns, group)
     if u is None:
         u = np.empty((rows, columns), UINT8)
     else:
         check("u", u, UINT8, (rows, columns))
-    return u, float32_out("scale", scale, (rows,))
+    return u, float32_out("scale", scale, shape)
 
 
 def gate_up_shape(gate_up: F32) -> tuple[int, int]:

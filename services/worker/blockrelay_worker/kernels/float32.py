@@ -127,14 +127,19 @@ def hadamard(x: F32, size: int) -> F32:
     return x
 
 
-def quantise(x: F32, u: U8, scale: F32) -> None:
+def quantise(x: F32, u: U8, scale: F32, group: int = 0) -> None:
     """Quantises x [R,n] per row: writes u [R,n], with zero point 128, and scale [R].
 
-    scale = max|x| * float32(1/127) + 1e-12, and u = x / scale, rounded half to even, + 128.
-    A row that is not finite gets the scale NaN, and 128 everywhere.
+    scale = max|x| * float32(1/127) + 1e-12, and u = x / scale, rounded half to even, + 128. With `group`, which divides
+    n, each `group` values of a row do so with a scale of their own, and scale is [R,n/group]. A row that is not finite
+    gets the scale NaN, and 128 everywhere.
     """
-    largest = (x.view(np.uint32) & np.uint32(0x7FFFFFFF)).max(axis=1).view(np.float32)
-    finite = np.isfinite(largest)
-    scale[:] = np.where(finite, largest * _SCALE_STEP + _SCALE_FLOOR, _NAN)
-    ratio = round_half_even(np.where(finite[:, None], x / scale[:, None], np.float32(0)))
-    u[:] = (ratio + np.float32(ZERO_POINT)).astype(np.uint8)
+    rows, columns = x.shape
+    size = group or columns
+    parts = x.reshape(rows, columns // size, size)
+    largest = (parts.view(np.uint32) & np.uint32(0x7FFFFFFF)).max(axis=2).view(np.float32)
+    finite = np.isfinite(largest).all(axis=1, keepdims=True)
+    scales = np.where(finite, largest * _SCALE_STEP + _SCALE_FLOOR, _NAN)
+    ratio = round_half_even(np.where(finite[..., None], parts / scales[..., None], np.float32(0)))
+    u[:] = (ratio + np.float32(ZERO_POINT)).astype(np.uint8).reshape(rows, columns)
+    scale[:] = scales.reshape(scale.shape)

@@ -20,10 +20,11 @@ class Linear(ABC):
     """One linear layer [R, K] -> [R, N]; `execution.cpu.linears` defines its bits."""
 
     @abstractmethod
-    def __call__(self, rows: NDArray[Any], out: F32) -> None:
+    def __call__(self, rows: NDArray[Any], out: F32, scale: F32 | None = None) -> None:
         """Multiplies `rows` (uint8 with zero point 128, or float32; contiguous [R, K], R >= 1) into `out` [R, N].
 
-        Our own kernels raise ExecutionError for wrong buffers.
+        `scale` [R, K/GROUP] has the rows' scales, and only layers with weights in groups take it: others leave row
+        scales to the caller. Our own kernels raise ExecutionError for wrong buffers.
         """
 
     @property
@@ -78,13 +79,13 @@ class Kernels(ABC):
         """
 
     def norm_quantise(
-        self, x: F32, weight: F32, eps: float, *, u: U8 | None = None, scale: F32 | None = None
+        self, x: F32, weight: F32, eps: float, *, group: int = 0, u: U8 | None = None, scale: F32 | None = None
     ) -> tuple[U8, F32]:
-        """Returns quantise(norm(x)): x [R,H], weight [H] -> (u [R,H], scale [R])."""
+        """Returns quantise(norm(x)): x [R,H], weight [H] -> (u [R,H], scale [R]); `group` as in `quantise`."""
         rows, hidden = arguments.matrix_shape("x", x)
         arguments.check("weight", weight, FLOAT32, (hidden,))
-        u, scale = arguments.quantised_out(u, scale, rows, hidden)
-        self.call("norm_quantise", x, weight, eps, u, scale, rows, hidden)
+        u, scale = arguments.quantised_out(u, scale, rows, hidden, group)
+        self.call("norm_quantise", x, weight, eps, u, scale, rows, hidden, group)
         return u, scale
 
     def norm(self, x: F32, weight: F32, eps: float, *, out: F32 | None = None) -> F32:
@@ -95,14 +96,15 @@ class Kernels(ABC):
         self.call("norm", x, weight, eps, out, rows, hidden)
         return out
 
-    def quantise(self, x: F32, *, u: U8 | None = None, scale: F32 | None = None) -> tuple[U8, F32]:
+    def quantise(self, x: F32, *, group: int = 0, u: U8 | None = None, scale: F32 | None = None) -> tuple[U8, F32]:
         """Quantises each row: x [R,H] -> (u [R,H], scale [R]) with x ~ (u - 128) * scale.
 
-        A row that is not finite gets the scale NaN.
+        `group` is 0, or 32 for a scale for each 32 values of a row: then scale is [R,H/32]. A row that is not finite
+        gets the scale NaN.
         """
         rows, columns = arguments.matrix_shape("x", x)
-        u, scale = arguments.quantised_out(u, scale, rows, columns)
-        self.call("quantise", x, u, scale, rows, columns)
+        u, scale = arguments.quantised_out(u, scale, rows, columns, group)
+        self.call("quantise", x, u, scale, rows, columns, group)
         return u, scale
 
     def rotary_append(
@@ -198,18 +200,27 @@ class Kernels(ABC):
         self.call("scale_rows", x, row_scale, rows, columns)
 
     def swiglu_quantise(
-        self, gate_up: F32, row_scale: F32, hadamard: int, *, u: U8 | None = None, scale: F32 | None = None
+        self,
+        gate_up: F32,
+        row_scale: F32 | None,
+        hadamard: int,
+        *,
+        group: int = 0,
+        u: U8 | None = None,
+        scale: F32 | None = None,
     ) -> tuple[U8, F32]:
         """Returns quantise(hadamard(swiglu(gate_up * row_scale))) as (u [R,M], scale [R]).
 
-        gate_up is [R,2M], gate columns before up columns; row_scale is [R]. `hadamard` is the size of the blocks, a
-        power of two from 16 on that divides M, or 0 for no such step.
+        gate_up is [R,2M], gate columns before up columns; row_scale is [R], or None for rows that have their scales.
+        `hadamard` is the size of the blocks, a power of two from 16 on that divides M, or 0 for no such step. `group`:
+        as in `quantise`.
         """
         rows, columns = arguments.gate_up_shape(gate_up)
-        arguments.check("row_scale", row_scale, FLOAT32, (rows,))
+        if row_scale is not None:
+            arguments.check("row_scale", row_scale, FLOAT32, (rows,))
         arguments.check_hadamard(hadamard, columns)
-        u, scale = arguments.quantised_out(u, scale, rows, columns)
-        self.call("swiglu_quantise", gate_up, row_scale, u, scale, rows, columns, hadamard)
+        u, scale = arguments.quantised_out(u, scale, rows, columns, group)
+        self.call("swiglu_quantise", gate_up, row_scale, u, scale, rows, columns, hadamard, group)
         return u, scale
 
     def swiglu(self, gate_up: F32, *, out: F32 | None = None) -> F32:
@@ -227,11 +238,11 @@ class Kernels(ABC):
         """
         raise AssertionError(f"the {self.isa} kernels have no matmul of int8 weights")
 
-    def group_matmul(self, q4: U8, gs: F16, scale: F32) -> Linear:
-        """Makes the w4a8 matmul with nibbles q4 [K/2,N], group factors gs [K/32,N] and column scales [N].
+    def group_matmul(self, q4: U8, gs: F16, gm: F16) -> Linear:
+        """Makes the w4a8 matmul with nibbles q4 [K/2,N], and factors gs and minima gm [K/32,N] of groups.
 
-        It copies `q4` and `gs` and keeps `scale`. Call it only with `has_group_matmul`: this default raises
-        AssertionError. Others raise ExecutionError for wrong arrays.
+        It copies all three. Call it only with `has_group_matmul`: this default raises AssertionError. Others raise
+        ExecutionError for wrong arrays.
         """
         raise AssertionError(f"the {self.isa} kernels have no matmul of weights in groups")
 

@@ -27,15 +27,15 @@ _SIGNATURES: Final[dict[str, tuple[Any, list[Any]]]] = {
     "open": (_P, [_INT]),
     "close": (None, [_P]),
     "norm": (_INT, [_P, _P, _P, _D, _P, _LONG, _LONG]),
-    "norm_quantise": (_INT, [_P, _P, _P, _D, _P, _P, _LONG, _LONG]),
-    "quantise": (_INT, [_P, _P, _P, _P, _LONG, _LONG]),
+    "norm_quantise": (_INT, [_P, _P, _P, _D, _P, _P, _LONG, _LONG, _LONG]),
+    "quantise": (_INT, [_P, _P, _P, _P, _LONG, _LONG, _LONG]),
     "add_scaled": (_INT, [_P, _P, _P, _P, _LONG, _LONG]),
     "scale_rows": (_INT, [_P, _P, _P, _LONG, _LONG]),
     "swiglu": (_INT, [_P, _P, _P, _LONG, _LONG]),
-    "swiglu_quantise": (_INT, [_P, _P, _P, _P, _P, _LONG, _LONG, _LONG]),
+    "swiglu_quantise": (_INT, [_P, _P, _P, _P, _P, _LONG, _LONG, _LONG, _LONG]),
     "rotary_append": (_INT, [_P] * 6 + [_D] + [_P] * 8 + [_INT, _LONG, _LONG, _LONG, _INT, _INT, _INT]),
     "attention": (_INT, [_P] * 7 + [_INT, _LONG, _LONG, _LONG, _LONG, _INT, _INT, _INT]),
-    "pack_groups": (None, [_P, _P, _P, _LONG, _LONG, _P]),
+    "pack_groups": (None, [_P, _P, _P, _P, _LONG, _LONG, _P]),
     "multiply_groups": (_INT, [_P] * 5 + [_LONG] * 3),
     "pack_weights": (None, [_P, _P, _LONG, _LONG, _P, _P]),
     "multiply": (_INT, [_P] * 6 + [_LONG] * 3),
@@ -106,12 +106,12 @@ class NativeKernels(Kernels):
         """
         return channel_matmul(self, q, scale)
 
-    def group_matmul(self, q4: U8, gs: F16, scale: F32) -> Linear:
-        """Makes the w4a8 matmul with nibbles q4 [K/2,N], group factors gs [K/32,N] and column scales [N].
+    def group_matmul(self, q4: U8, gs: F16, gm: F16) -> Linear:
+        """Makes the w4a8 matmul with nibbles q4 [K/2,N], and factors gs and minima gm [K/32,N] of groups.
 
         Raises ExecutionError for wrong arrays, and for K above 131,072.
         """
-        return group_matmul(self, q4, gs, scale)
+        return group_matmul(self, q4, gs, gm)
 
     def record(self, parts: Sequence[Callable[[], None]]) -> Program:
         """Calls each part once and records its kernel calls, which compute nothing now (see `Kernels.record`).

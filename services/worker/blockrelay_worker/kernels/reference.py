@@ -39,12 +39,12 @@ def _norm(x: F32, weight: F32, eps: float, out: F32, *_: int) -> None:
     out[:] = float32.norm(x, weight, eps)
 
 
-def _norm_quantise(x: F32, weight: F32, eps: float, u: U8, scale: F32, *_: int) -> None:
-    float32.quantise(float32.norm(x, weight, eps), u, scale)
+def _norm_quantise(x: F32, weight: F32, eps: float, u: U8, scale: F32, _rows: int, _columns: int, group: int) -> None:
+    float32.quantise(float32.norm(x, weight, eps), u, scale, group)
 
 
-def _quantise(x: F32, u: U8, scale: F32, *_: int) -> None:
-    float32.quantise(x, u, scale)
+def _quantise(x: F32, u: U8, scale: F32, _rows: int, _columns: int, group: int) -> None:
+    float32.quantise(x, u, scale, group)
 
 
 def _add_scaled(x: F32, y: F32, row_scale: F32 | None, *_: int) -> None:
@@ -59,10 +59,12 @@ def _swiglu(gate_up: F32, out: F32, _rows: int, columns: int) -> None:
     out[:] = float32.swiglu(gate_up[:, :columns], gate_up[:, columns:])
 
 
-def _swiglu_quantise(gate_up: F32, row_scale: F32, u: U8, scale: F32, _rows: int, columns: int, hadamard: int) -> None:
-    scaled = gate_up * row_scale[:, None]
+def _swiglu_quantise(
+    gate_up: F32, row_scale: F32 | None, u: U8, scale: F32, _rows: int, columns: int, hadamard: int, group: int
+) -> None:
+    scaled = gate_up if row_scale is None else gate_up * row_scale[:, None]
     y = float32.swiglu(scaled[:, :columns], scaled[:, columns:])
-    float32.quantise(float32.hadamard(y, hadamard) if hadamard else y, u, scale)
+    float32.quantise(float32.hadamard(y, hadamard) if hadamard else y, u, scale, group)
 
 
 def _rotary_append(

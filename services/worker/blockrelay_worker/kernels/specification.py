@@ -23,6 +23,17 @@ quantise(x[n]), per row to uint8 with zero point 128:
     u[i]  = round_half_even(x[i] / scale) + 128      in 1..255 by construction
     a row with an infinity or a NaN: scale = canonical NaN, all u = 128
 
+quantise in groups (x[n], n a multiple of 32): each 32 values as above, with a scale of their own
+    a row with an infinity or a NaN anywhere: all its scales = canonical NaN, all u = 128
+
+group matmul of rows in groups, u[R,K] with scales rs[R,K/32], and weights of 4 bits, nibble[K,N] in 0..15 with float16
+factors gs and minima gm [K/32,N], widened to float32; the weight is nibble * gs + gm:
+    acc = +0
+    for g = 0..K/32-1, with sums over the 32 k of group g:
+        acc = fma(float32(sum of (u[r][k] - 128)) * rs[r][g], gm[g][n], acc)
+        acc = fma(float32(sum of (u[r][k] - 128) * nibble[k][n]), gs[g][n] * rs[r][g], acc)
+    y[r][n] = acc                                    both sums are whole numbers, which float32 holds
+
 exp(x), relative error below 2e-7 on the clamped range, Cephes' expf polynomial:
     x = -87 if x < -87; 88 if x > 88                 (NaN stays)
     k = round_half_even(x * 1.44269504)
@@ -68,7 +79,7 @@ from typing import Final
 from blockrelay.protocol.constants import PAGE_TOKENS
 
 #: Version of the specification above; raised with every change that can change a bit of a finite row.
-KERNEL_NUMERICS_VERSION: Final = 2
+KERNEL_NUMERICS_VERSION: Final = 3
 #: Tokens of a KV page: 16, since 16 float32 keys are one 512-bit register.
 PAGE: Final = PAGE_TOKENS
 #: Number of accumulators of a sum (`lane_sum`).

@@ -111,7 +111,7 @@ def test_4_bits_in_groups_of_32_are_kept_as_they_are_stored(tmp_path: Path) -> N
     stored = {str(tensor.name): numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
     packed, scales = (stored[f"model.layers.0.mlp.down_proj.MatMul.weight_{part}"] for part in ("q4", "scales"))
     assert np.array_equal(tensors["down.q4"], packed.reshape(len(packed), -1).T)
-    values = group_values(tensors["down.q4"], tensors["down.gs"], tensors["down.scale"])
+    values = group_values(tensors["down.q4"], tensors["down.gs"], tensors["down.gm"])
     numbers = np.stack([packed & 15, packed >> 4], axis=-1).reshape(*packed.shape[:2], 32).astype(np.float32) - 8
     widened = numbers * scales.reshape(*packed.shape[:2], 1).astype(np.float32)
     assert np.array_equal(values, widened.reshape(values.shape))

@@ -45,19 +45,32 @@ def test_weights_are_the_kernels(bits: int, group: int, with_zeros: bool) -> Non
     np.testing.assert_allclose(wide, expected, rtol=1e-6, atol=1e-6)
 
 
-def packed(scales: NDArray[np.float32], *, zero: int = 8, group: int = 32) -> Any:
+def packed(scales: NDArray[np.float32], *, zero: float = 8, group: int = 32) -> Any:
     q = np.random.default_rng(3).integers(0, 256, (ROWS, INPUTS // group, group // 2), np.uint8)
     zeros = np.full((ROWS, INPUTS // group), zero, np.float32)
     return q, np.broadcast_to(scales, zeros.shape), zeros
 
 
-def test_groups_are_the_same_numbers() -> None:
-    scales = np.random.default_rng(5).uniform(-3, 3, (ROWS, 3)).astype(np.float16).astype(np.float32)
+@pytest.mark.parametrize(
+    ("zero", "bits"),
+    # the bits of a scale's fraction for which float16 holds -zero * scale
+    [(8, 10), (0, 10), (1, 10), (4, 10), (7, 7), (15, 6), (10, 7), (8.5, 5)],
+)
+def test_groups_are_the_same_numbers(zero: float, bits: int) -> None:
+    scales = np.random.default_rng(5).integers(-(2 << bits), 2 << bits, (ROWS, 3)).astype(np.float32) * 2.0**-bits
     scales[2], scales[3, 1] = 0, 2.0**-14
-    q, wide, zeros = packed(scales)
+    q, wide, zeros = packed(scales, zero=zero)
     found = as_groups(q, wide, zeros)
     assert found is not None
-    assert np.abs(found[1]).max() <= 1 and (found[2] > 0).all()
+    assert np.array_equal(group_values(*found), unpacked(q, scales, zeros, bits=4, inputs=INPUTS))
+    assert np.array_equal(found[1], scales.T) and not np.signbit(found[2][found[2] == 0]).any()
+
+
+def test_each_group_may_have_its_own_zero_point() -> None:
+    q, scales, zeros = packed(np.array([[0.5, 2, 1]], np.float32))
+    zeros = np.random.default_rng(6).integers(0, 16, zeros.shape).astype(np.float32)
+    found = as_groups(q, scales, zeros)
+    assert found is not None
     assert np.array_equal(group_values(*found), unpacked(q, scales, zeros, bits=4, inputs=INPUTS))
 
 
@@ -66,7 +79,9 @@ def test_groups_are_the_same_numbers() -> None:
     [
         packed(np.array([[1 + 2**-12]], np.float32)),
         packed(np.array([[1, 2**-30, 1]], np.float32)),
-        packed(np.array([[1]], np.float32), zero=7),
+        packed(np.array([[1, 1, 1 + 2**-10]], np.float32), zero=7),
+        packed(np.array([[1e4]], np.float32), zero=8),
+        packed(np.array([[1e5]], np.float32), zero=0),
         packed(np.array([[1]], np.float32), group=16),
         packed(np.array([[np.inf]], np.float32)),
     ],

@@ -84,6 +84,8 @@ def test_wrong_buffers_are_errors_before_anything_is_read(kernels: Kernels) -> N
         product(np.zeros((2, 9), np.uint8), out)
     with pytest.raises(ExecutionError, match="out"):
         product(np.zeros((3, 8), np.uint8), out)
+    with pytest.raises(ExecutionError, match="scale: multiply takes none"):
+        product(np.zeros((2, 8), np.uint8), out, np.ones(2, np.float32))
     with pytest.raises(ExecutionError, match="scale"):
         kernels.matmul(q, np.ones(5, np.float32))
     with pytest.raises(ExecutionError, match="fit into int32"):

@@ -31,21 +31,21 @@ def test_float32_holds_every_sum_of_one_block() -> None:
 
 @pytest.mark.parametrize("largest", [1.0, 60000.0])
 def test_groups_are_added_with_one_rounding_each(largest: float) -> None:
-    """Against an fma in general, for factors as the converter writes them and for any that float16 holds."""
+    """Against products of whole numbers and a plain order of k, for more columns than are multiplied at a time."""
     random = np.random.default_rng(7)
-    depth, columns = 2048, 4100
+    depth, columns = 512, 1100
     u = random.integers(0, 256, (3, depth), dtype=np.uint8)
-    q = random.integers(-8, 8, (depth, columns))
-    u[0], q[:, 0] = 0, -8  # the ends of both ranges
-    gs = (random.uniform(-largest, largest, (depth // 32, columns)) * 10.0 ** -random.integers(0, 8, columns)).astype(
-        np.float16
-    )
-    scale = random.random(columns, np.float32)
-    packed = ((q[0::2] + 8) | (q[1::2] + 8) << 4).astype(np.uint8)
+    q = random.integers(0, 16, (depth, columns))
+    u[0], q[:, 0] = 0, 15  # the ends of both ranges
+    shape, small = (depth // 32, columns), 10.0 ** -random.integers(0, 8, columns)
+    gs, gm = ((random.uniform(-largest, largest, shape) * small).astype(np.float16) for _ in range(2))
+    scale = random.random((3, depth // 32), np.float32)
     out = np.empty((3, columns), np.float32)
-    ExactGroupLinear(packed, gs, scale)(u, out)
+    ExactGroupLinear((q[0::2] | q[1::2] << 4).astype(np.uint8), gs, gm)(u, out, scale)
     acc = np.zeros((3, columns), np.float32)
-    for group, factor in enumerate(gs.astype(np.float32)):
-        part = slice(32 * group, 32 * group + 32)
-        acc = fma(((u[:, part].astype(np.int64) - 128) @ q[part]).astype(np.float32), factor, acc)
-    assert out.tobytes() == (acc * scale).tobytes()
+    for group in range(depth // 32):
+        values = u[:, 32 * group : 32 * group + 32].astype(np.int64) - 128
+        factor, minimum, row = gs[group].astype(np.float32), gm[group].astype(np.float32), scale[:, group, None]
+        acc = fma(values.sum(axis=1, keepdims=True).astype(np.float32) * row, minimum, acc)
+        acc = fma((values @ q[32 * group : 32 * group + 32]).astype(np.float32), factor * row, acc)
+    assert out.tobytes() == acc.tobytes()

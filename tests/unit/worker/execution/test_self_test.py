@@ -17,7 +17,7 @@ from blockrelay_worker.execution.cpu.stage import StageExecutor
 from blockrelay_worker.execution.numerics_id import numerics_id
 from blockrelay_worker.execution.self_test import fixed_rows, fixed_tokens, known_answers
 from blockrelay_worker.kernels import load_kernels, supported_isas
-from blockrelay_worker.kernels.arguments import F16, F32, U8
+from blockrelay_worker.kernels.arguments import F16, U8
 from blockrelay_worker.kernels.interface import Linear
 from blockrelay_worker.kernels.matmuls import PackedMatmul
 from blockrelay_worker.kernels.native import NativeKernels
@@ -56,9 +56,9 @@ def test_groups_of_weights_give_their_answers_on_every_level_and_without_a_compi
 def test_wrong_sums_of_groups_are_refused(w4a8: BlockFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     right = NativeKernels.group_matmul
 
-    def wrong(self: NativeKernels, q4: U8, gs: F16, scale: F32) -> Linear:
-        other = scale.copy()
-        other[0] += np.spacing(other[0])
+    def wrong(self: NativeKernels, q4: U8, gs: F16, gm: F16) -> Linear:
+        other = gm.copy()
+        other[0, 0] += np.spacing(other[0, 0])
         return right(self, q4, gs, other)
 
     monkeypatch.setattr(NativeKernels, "group_matmul", wrong)

@@ -56,6 +56,10 @@ def _quantise(kernels: Kernels) -> Results:
     return kernels.quantise(_X)
 
 
+def _quantise_groups(kernels: Kernels) -> Results:
+    return kernels.quantise(_X, group=32)
+
+
 def _norm(kernels: Kernels) -> Results:
     return (kernels.norm(_X, _WEIGHT, 1e-5),)
 
@@ -111,7 +115,7 @@ _X[::3, ::5] *= np.float32(1e-38)  # subnormals
 _OTHER[::3, ::5] *= np.float32(1e-38)
 _WEIGHT, _SCALE = floats(_RNG, 1024, spread=0), floats(_RNG, _ROWS, spread=0)
 _CALLS = (
-    *(_quantise, _norm, _norm_quantise, _add_scaled, _scale_rows, _swiglu, _swiglu_quantise),
+    *(_quantise, _quantise_groups, _norm, _norm_quantise, _add_scaled, _scale_rows, _swiglu, _swiglu_quantise),
     *(_rotary_append, _attention),
 )
 

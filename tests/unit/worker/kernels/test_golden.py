@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from blockrelay.block_folder.model import GROUP
+from blockrelay_worker.execution.cpu.exact_linears import ExactGroupLinear
 from blockrelay_worker.kernels import KERNEL_NUMERICS_VERSION, PAGE, Kernels, load_kernels, supported_isas
 
 #: kernel numerics version -> SHA-256 of the results below, first 16 digits
-GOLDEN = {2: "b568136d4cd50000"}
+GOLDEN = {3: "f1a96bf68fda8d32"}
 
 
 class _Numbers:
@@ -35,6 +37,9 @@ def _digest(kernels: Kernels) -> str:
         *kernels.swiglu_quantise(gate_up * np.float32(8), scale, 0),
         *kernels.swiglu_quantise(numbers(rows, 192) * np.float32(8), scale, 32),
         kernels.swiglu(gate_up * np.float32(30)),
+        *kernels.norm_quantise(numbers(rows, 96), numbers(96), 1e-5, group=GROUP),
+        *kernels.swiglu_quantise(numbers(rows, 192) * np.float32(8), None, 0, group=GROUP),
+        _group_product(kernels, numbers),
     ]
     kernels.add_scaled(y, x, scale)
     results.append(y)
@@ -52,6 +57,16 @@ def _digest(kernels: Kernels) -> str:
         )  # fmt: skip
         results += [q, k_pages, v_pages, kernels.attention(q, k_pages, v_pages, table, segments)]
     return hashlib.sha256(b"".join(result.tobytes() for result in results)).hexdigest()[:16]
+
+
+def _group_product(kernels: Kernels, numbers: _Numbers) -> NDArray[np.float32]:
+    """The product of rows in groups with 4-bit weights, by the definition where the kernels have none."""
+    u, scale = kernels.quantise(numbers(9, 96) * np.float32(100), group=GROUP)
+    q4, (gs, gm) = numbers(48, 37).view(np.uint8)[:, ::4].copy(), numbers(2, 3, 37).astype(np.float16)
+    product = (kernels.group_matmul if kernels.has_group_matmul else ExactGroupLinear)(q4, gs, gm)
+    out = np.empty((9, 37), np.float32)
+    product(u, out, scale)
+    return out
 
 
 @pytest.mark.parametrize("variant", ["reference", *supported_isas()])

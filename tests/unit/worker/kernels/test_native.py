@@ -60,6 +60,35 @@ def test_row_kernels_give_the_bits_of_the_reference(case: Rows) -> None:
 
 
 @given(
+    st.integers(0, 40),
+    st.integers(1, 9),
+    st.sampled_from([1.0, 0.0, 1e-42, 3e38, *NOT_FINITE]),
+    st.booleans(),
+    st.integers(0, 2**32),
+)
+@settings(max_examples=60, deadline=None)
+def test_rows_in_groups_give_the_bits_of_the_reference(
+    count: int, groups: int, value: float, scaled: bool, seed: int
+) -> None:
+    # Given rows whose groups differ in size, some with one value that is odd
+    rng = np.random.default_rng(seed)
+    x, gate_up, weight = floats(rng, count, 32 * groups), floats(rng, count, 64 * groups), floats(rng, 32 * groups)
+    x *= np.repeat(np.exp2(rng.integers(-20, 20, (count, groups))).astype(np.float32), 32, axis=1)
+    x[::3, rng.integers(32 * groups)] = gate_up[::2, rng.integers(64 * groups)] = value
+    row_scale = floats(rng, count) if scaled else None
+
+    def call(kernels: Kernels) -> tuple[NDArray[Any], ...]:
+        return (
+            *kernels.quantise(x, group=32),
+            *kernels.norm_quantise(x, weight, 1e-5, group=32),
+            *kernels.swiglu_quantise(gate_up, row_scale, 0, group=32),
+            *kernels.swiglu_quantise(gate_up, row_scale, 32),
+        )
+
+    _assert_same((count, groups, value), call)
+
+
+@given(
     st.sampled_from([16, 32, 64, 128, 256, 512]),
     st.integers(1, 3),
     st.integers(0, 40),
@@ -159,6 +188,8 @@ def test_values_half_way_between_two_steps_quantise_as_the_division_says() -> No
     quotient = x / scale[:, None]
     assert (quotient != x * (np.float32(1) / scale)[:, None]).any(), "a reciprocal would do as well"
     _assert_same("half way", lambda kernels: kernels.quantise(x))
+    groups = np.ascontiguousarray(x[:, : x.shape[1] // 32 * 32])
+    _assert_same("half way in groups", lambda kernels: kernels.quantise(groups, group=32))
 
 
 def test_every_float_goes_to_float16_as_numpy_rounds_it() -> None:
@@ -271,6 +302,12 @@ def test_wrong_arguments_are_errors_that_name_the_argument() -> None:
             kernels.quantise(wrong)
     with pytest.raises(ExecutionError, match="argument u:"):
         kernels.quantise(x, u=np.zeros((4, 15), np.uint8))
+    with pytest.raises(ExecutionError, match="group: 16 columns have no groups of 32"):
+        kernels.quantise(x, group=32)
+    with pytest.raises(ExecutionError, match="group: 16 columns have no groups of 16"):
+        kernels.quantise(x, group=16)
+    with pytest.raises(ExecutionError, match=r"argument scale: .*\[4, 2\]"):
+        kernels.quantise(np.zeros((4, 64), np.float32), group=32, scale=np.zeros(4, np.float32))
     with pytest.raises(ExecutionError, match="argument weight:"):
         kernels.norm(x, np.ones(15, np.float32), 1e-5)
     with pytest.raises(ExecutionError, match="argument y:"):

@@ -27,22 +27,22 @@ class Buffers:
         rng = np.random.default_rng(seed)
         self.x, self.weight = floats(rng, 4, 100), floats(rng, 100)
         self.q4 = rng.integers(0, 256, (48, 7), np.uint8)
-        self.gs, self.columns = floats(rng, 3, 7, spread=0).astype(np.float16), floats(rng, 7)
-        self.u, self.scale = np.zeros((4, 96), np.uint8), np.zeros(4, np.float32)
+        self.gs, self.gm = floats(rng, 2, 3, 7, spread=0).astype(np.float16)
+        self.u, self.scale, self.twice = np.zeros((4, 96), np.uint8), np.zeros((4, 3), np.float32), floats(rng, 4)
         self.out = np.zeros((4, 7), np.float32)
 
     def parts(self, kernels: Kernels) -> list[Callable[[], None]]:
-        """Quantised rows of a norm, then their product, scaled."""
+        """Rows of a norm, quantised in groups, then their product, scaled."""
         normed = np.zeros((4, 100), np.float32)
-        product = kernels.group_matmul(self.q4, self.gs, self.columns)
+        product = kernels.group_matmul(self.q4, self.gs, self.gm)
 
         def first() -> None:
             kernels.norm(self.x, self.weight, 1e-5, out=normed)
-            kernels.quantise(normed.reshape(-1)[:384].reshape(4, 96), u=self.u, scale=self.scale)
+            kernels.quantise(normed.reshape(-1)[:384].reshape(4, 96), group=32, u=self.u, scale=self.scale)
 
         def second() -> None:
-            product(self.u, self.out)
-            kernels.scale_rows(self.out, self.scale)
+            product(self.u, self.out, self.scale)
+            kernels.scale_rows(self.out, self.twice)
 
         return [first, second]
 

@@ -89,6 +89,22 @@ def test_quantised_rows_are_within_half_a_step(case: Rows) -> None:
     assert (np.abs(restored - case.x) <= 0.5001 * scale[:, None].astype(np.float64)).all()
 
 
+def test_groups_are_quantised_as_rows_of_their_own_are() -> None:
+    x = floats(np.random.default_rng(4), 6, 96)
+    u, scale = KERNELS.quantise(x, group=32)
+    u_alone, scale_alone = KERNELS.quantise(x.reshape(18, 32))
+    assert same_bits(u.reshape(18, 32), u_alone) and same_bits(scale.reshape(18), scale_alone)
+
+
+def test_a_value_that_is_not_finite_shows_in_every_group_of_its_row() -> None:
+    x = floats(np.random.default_rng(4), 3, 96)
+    finite = KERNELS.quantise(x, group=32)
+    x[1, 40] = np.inf
+    u, scale = KERNELS.quantise(x, group=32)
+    assert (scale.view(np.uint32)[1] == 0x7FC00000).all() and (u[1] == 128).all()
+    assert same_bits(u[::2], finite[0][::2]) and same_bits(scale[::2], finite[1][::2])
+
+
 def test_norm_and_swiglu_are_the_formulas_of_the_papers() -> None:
     rng = np.random.default_rng(0)
     x, weight = floats(rng, 5, 100), floats(rng, 100, spread=0)

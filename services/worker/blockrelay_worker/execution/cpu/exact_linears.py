@@ -19,6 +19,8 @@ from blockrelay_worker.kernels.interface import Linear
 EXACT_DEPTH = 1 << 10
 #: Columns of weights that are converted to float32 at a time: 16 MiB.
 _COLUMNS = 1 << 12
+#: Columns of weights in groups that are multiplied at a time: their arrays stay in a CPU cache.
+_GROUP_COLUMNS = 1 << 9
 
 
 class ExactLinear(Linear):
@@ -29,7 +31,7 @@ class ExactLinear(Linear):
         self._q = q
         self._scale = scale
 
-    def __call__(self, rows: NDArray[Any], out: NDArray[np.float32]) -> None:
+    def __call__(self, rows: NDArray[Any], out: NDArray[np.float32], scale: NDArray[np.float32] | None = None) -> None:
         """Multiplies `rows` (uint8 with zero point 128, [R, K]) into `out` [R, N]."""
         depth, width = self._q.shape
         centred = rows.astype(np.float32) - np.float32(128)
@@ -46,40 +48,39 @@ class ExactLinear(Linear):
 
 
 class ExactGroupLinear(Linear):
-    """A w4a8 linear layer, bit for bit.
+    """A w4a8 linear layer, bit for bit: the group matmul of `kernels.specification`.
 
-    y = acc * scale, where acc = fma(float32(sum over k in g of (u - 128) * q), gs[g], acc) for groups g from 0 upwards.
-    A group has 32 inputs; u are the uint8 rows, q the weights from -8 to 7, and gs the scales of groups.
+    The rows have one scale for each group of 32 inputs, and the weights are nibble * gs + gm.
     """
 
-    def __init__(self, q4: NDArray[np.uint8], gs: NDArray[np.float16], scale: NDArray[np.float32]) -> None:
-        """q4 [K/2, N], gs [K/32, N] and scale [N] as in `model.block_tensors`; none is copied."""
+    def __init__(self, q4: NDArray[np.uint8], gs: NDArray[np.float16], gm: NDArray[np.float16]) -> None:
+        """q4 [K/2, N], gs and gm [K/32, N] as in `model.block_tensors`; none is copied."""
         self._q4 = q4
         self._gs = gs
-        self._scale = scale
-        # Every float16 is a multiple of 2**-24, so is its product with a group's sum (at most 2**15), and so is acc.
-        # With gs of at most 1, as the converter writes them, the summands stay far below 2**29: float64 holds the sum
-        # exactly, and the one rounding is that of the fma. Emulating an fma in general takes three times as long.
-        self._one_rounding = bool((np.abs(gs) <= 1).all()) and gs.shape[0] < 1 << 13
+        self._gm = gm
 
-    def __call__(self, rows: NDArray[Any], out: NDArray[np.float32]) -> None:
-        """Multiplies `rows` (uint8 with zero point 128, [R, K]) into `out` [R, N]."""
+    def __call__(self, rows: NDArray[Any], out: NDArray[np.float32], scale: NDArray[np.float32] | None = None) -> None:
+        """Multiplies `rows` (uint8 with zero point 128, [R, K]), which have `scale` [R, K/32], into `out` [R, N]."""
+        assert scale is not None, "rows in groups have scales"
         groups, width = self._gs.shape
         centred = rows.astype(np.float32) - np.float32(128)
         # The two halves of a byte are neighbours in k; within a group, all lower halves go before all upper ones.
         halves = centred.reshape(-1, groups, GROUP // 2, 2).transpose(1, 0, 3, 2).reshape(groups, -1, GROUP)
-        eights = np.float32(8) * halves.sum(axis=2, keepdims=True)  # whole numbers: exact in any order
-        for left in range(0, width, _COLUMNS):
-            columns = slice(left, min(left + _COLUMNS, width))
-            acc = np.zeros((rows.shape[0], columns.stop - left), np.float32)
-            weights = np.empty((GROUP, columns.stop - left), np.float32)
-            for group in range(groups):
-                nibbles = self._q4[group * GROUP // 2 : (group + 1) * GROUP // 2, columns]
-                weights[: GROUP // 2], weights[GROUP // 2 :] = nibbles & 15, nibbles >> 4  # q + 8
-                dot = halves[group] @ weights - eights[group]
-                factor = self._gs[group, columns]
-                if self._one_rounding:
-                    acc = (dot.astype(np.float64) * factor + acc).astype(np.float32)
-                else:
-                    acc = fma(dot, factor.astype(np.float32), acc)
-            np.multiply(acc, self._scale[columns], out=out[:, columns])
+        with np.errstate(all="ignore"):  # a row that is not finite has scales that are none
+            for left in range(0, width, _GROUP_COLUMNS):
+                columns = slice(left, min(left + _GROUP_COLUMNS, width))
+                out[:, columns] = self._columns(halves, scale, columns)
+
+    def _columns(self, halves: NDArray[np.float32], scale: NDArray[np.float32], columns: slice) -> NDArray[np.float32]:
+        """Returns the product of some columns; `halves` are the rows minus 128, [K/32, R, 32]."""
+        groups, count, _ = halves.shape
+        acc = np.zeros((count, columns.stop - columns.start), np.float32)
+        weights = np.empty((GROUP, columns.stop - columns.start), np.float32)
+        totals = halves.sum(axis=2).T * scale  # [R, K/32]; sums of whole numbers are exact in any order
+        for group in range(groups):
+            nibbles = self._q4[group * GROUP // 2 : (group + 1) * GROUP // 2, columns]
+            weights[: GROUP // 2], weights[GROUP // 2 :] = nibbles & 15, nibbles >> 4
+            factor, minimum = (part[group, columns].astype(np.float32) for part in (self._gs, self._gm))
+            acc = fma(totals[:, group, None], minimum, acc)
+            acc = fma(halves[group] @ weights, factor * scale[:, group, None], acc)
+        return acc

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockrelay.block_folder.folder import BlockFolder
-from blockrelay.block_folder.model import hadamard_size, quantises_rows
+from blockrelay.block_folder.model import GROUP, hadamard_size, in_groups, quantises_rows
 from blockrelay_worker.execution.cpu.linears import Backend, load_linear
 from blockrelay_worker.execution.cpu.slot_mapping import SlotMapping
 from blockrelay_worker.execution.cpu.workspace import Workspace
@@ -28,6 +28,7 @@ class Layer:
         self._model = model
         self._eps = model.rms_norm_eps
         self._quantised = quantises_rows(folder.manifest.precision_of(index))
+        self._group = GROUP if in_groups(folder.manifest.precision_of(index)) else 0
         self._hadamard = hadamard_size(model, folder.manifest.precision_of(index))
         self.embedding: NDArray[Any] | None = tensors.get("embedding")
         self._norm_attention = cast(F32, tensors["norm_attention"])
@@ -92,46 +93,64 @@ class Layer:
         count = x.shape[0]
         heads = model.heads * model.head_dim
         mixed = kernels.attention(q, k_pages, v_pages, page_table, segments, out=space.mixed(count, heads))
-        scale: F32 | None = None
         if self._quantised:
-            u, scale = kernels.quantise(mixed, u=space.quantised(count, heads), scale=space.scale(0, count))
-            y = self._apply(linears["o"], u, space, model.hidden_size)
+            u, scale = kernels.quantise(
+                mixed,
+                group=self._group,
+                u=space.quantised(count, heads),
+                scale=space.scale(0, count, heads, self._group),
+            )
+            y, scale = self._apply(linears["o"], u, scale, space, model.hidden_size)
         else:
-            y = self._apply(linears["o"], mixed, space, model.hidden_size)
+            y, scale = self._apply(linears["o"], mixed, None, space, model.hidden_size)
         kernels.add_scaled(x, y, scale)
 
         width = model.intermediate_size
         y, scale = self._normed_linear(linears["gate_up"], x, self._norm_mlp, space, 2 * width)
         if self._quantised:
-            assert scale is not None
             u, scale = kernels.swiglu_quantise(
-                y, scale, self._hadamard, u=space.quantised(count, width), scale=space.scale(1, count)
-            )
-            y = self._apply(linears["down"], u, space, model.hidden_size)
+                y, scale, self._hadamard, group=self._group,
+                u=space.quantised(count, width), scale=space.scale(1, count, width, self._group),
+            )  # fmt: skip
+            y, scale = self._apply(linears["down"], u, scale, space, model.hidden_size)
         else:
-            y = self._apply(
-                linears["down"], kernels.swiglu(y, out=space.normed(count, width)), space, model.hidden_size
-            )
+            mixed = kernels.swiglu(y, out=space.normed(count, width))
+            y, scale = self._apply(linears["down"], mixed, None, space, model.hidden_size)
         kernels.add_scaled(x, y, scale)
 
     def _normed_linear(
         self, linear: Linear, x: F32, weight: F32, space: Workspace, width: int
     ) -> tuple[F32, F32 | None]:
-        """Returns (norm(x) @ linear [R, width], the row scales; None where rows are not quantised)."""
+        """Returns (norm(x) @ linear [R, width], the row scales that it lacks; None if it lacks none)."""
         count, hidden = x.shape
         if not self._quantised:
             normed = self._kernels.norm(x, weight, self._eps, out=space.normed(count, hidden))
-            return self._apply(linear, normed, space, width), None
+            return self._apply(linear, normed, None, space, width)
         u, scale = self._kernels.norm_quantise(
-            x, weight, self._eps, u=space.quantised(count, hidden), scale=space.scale(0, count)
-        )
-        return self._apply(linear, u, space, width), scale
+            x, weight, self._eps, group=self._group,
+            u=space.quantised(count, hidden), scale=space.scale(0, count, hidden, self._group),
+        )  # fmt: skip
+        return self._apply(linear, u, scale, space, width)
 
     @staticmethod
-    def _apply(linear: Linear, rows: NDArray[Any], space: Workspace, width: int) -> F32:
+    def _apply(
+        linear: Linear, rows: NDArray[Any], scale: F32 | None, space: Workspace, width: int
+    ) -> tuple[F32, F32 | None]:
+        """Returns (rows @ linear [R, width], the row scales that it lacks)."""
         out = space.linear_output(rows.shape[0], width)
-        linear(rows, out)
-        return out
+        return out, _multiply(linear, rows, scale, out)
+
+
+def _multiply(linear: Linear, rows: NDArray[Any], scale: F32 | None, out: F32) -> F32 | None:
+    """Multiplies `rows` into `out`; returns the row scales by which the caller still has to multiply it, if any.
+
+    Scales of groups, which have two dimensions, are for the linear layer.
+    """
+    if scale is not None and scale.ndim == 2:
+        linear(rows, out, scale)
+        return None
+    linear(rows, out)
+    return scale
 
 
 class Head:
@@ -146,6 +165,7 @@ class Head:
         self._kernels = kernels
         self._eps = folder.model.rms_norm_eps
         self._quantised = quantises_rows(folder.manifest.precision_of(index))
+        self._group = GROUP if in_groups(folder.manifest.precision_of(index)) else 0
         self._norm = cast(F32, tensors["norm_final"])
         self.linears = {
             "head": load_linear(folder, index, "head", tensors, backend=backend, threads=threads, kernels=kernels)
@@ -165,7 +185,9 @@ class Head:
             self.linears["head"](self._kernels.norm(x, self._norm, self._eps, out=space.normed(count, hidden)), out)
             return
         u, scale = self._kernels.norm_quantise(
-            x, self._norm, self._eps, u=space.quantised(count, hidden), scale=space.scale(0, count)
-        )
-        self.linears["head"](u, out)
-        self._kernels.scale_rows(out, scale)
+            x, self._norm, self._eps, group=self._group,
+            u=space.quantised(count, hidden), scale=space.scale(0, count, hidden, self._group),
+        )  # fmt: skip
+        scale = _multiply(self.linears["head"], u, scale, out)
+        if scale is not None:
+            self._kernels.scale_rows(out, scale)

@@ -57,7 +57,7 @@ def load_linear(
         parts = (
             cast(NDArray[np.uint8], tensors[f"{kind}.q4"]),
             cast(NDArray[np.float16], tensors[f"{kind}.gs"]),
-            cast(NDArray[np.float32], tensors[f"{kind}.scale"]),
+            cast(NDArray[np.float16], tensors[f"{kind}.gm"]),
         )
         by_definition = backend == "exact" or not kernels.has_group_matmul
         return ExactGroupLinear(*parts) if by_definition else kernels.group_matmul(*parts)

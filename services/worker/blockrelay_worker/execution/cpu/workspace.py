@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from blockrelay.block_folder.model import ModelConfig
+from blockrelay.block_folder.model import GROUP, ModelConfig
 from blockrelay_worker.kernels.buffers import untouched_bytes
 from blockrelay_worker.kernels.specification import PAGE
 
@@ -32,7 +32,8 @@ class Workspace:
         self._hidden = untouched_bytes(capacity * model.hidden_size * 4)
         self._wanted = untouched_bytes(capacity * model.hidden_size * 4)
         self._quantised = untouched_bytes(capacity * widest_in)
-        self._scales = (untouched_bytes(capacity * 4), untouched_bytes(capacity * 4))
+        groups = max(1, widest_in // GROUP)
+        self._scales = (untouched_bytes(capacity * groups * 4), untouched_bytes(capacity * groups * 4))
         self._normed = untouched_bytes(capacity * widest_in * 4)
         self._linear_output = untouched_bytes(capacity * widest_out * 4)
         self._query = untouched_bytes(capacity * attention * 4)
@@ -67,8 +68,13 @@ class Workspace:
         """Input of a linear layer with quantised rows, uint8 [rows, width]."""
         return self._quantised[: rows * width].reshape(rows, width)
 
-    def scale(self, which: int, rows: int) -> NDArray[np.float32]:
-        """Row scales, float32 [rows]. There are two buffers (`which` 0 or 1): SwiGLU reads one and writes the other."""
+    def scale(self, which: int, rows: int, width: int, group: int) -> NDArray[np.float32]:
+        """Scales of quantised rows of `width` values, float32 [rows], or [rows, width / group] where `group` is not 0.
+
+        There are two buffers (`which` 0 or 1): SwiGLU reads one and writes the other.
+        """
+        if group:
+            return _floats(self._scales[which], rows, width // group)
         return self._scales[which][: rows * 4].view(np.float32)
 
     def normed(self, rows: int, width: int) -> NDArray[np.float32]:

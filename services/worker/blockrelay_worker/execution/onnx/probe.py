@@ -28,8 +28,9 @@ from blockrelay_worker.kernels.specification import PAGE
 
 #: Tokens of a sequence in one step that are right on every known device.
 CUT_ROWS = 31
-#: The linear layer of the probe: an odd number of groups of weights, the last one not full; and the batch sizes.
-_INPUTS, _OUTPUTS, _ROWS = 304, 96, (1, 2, 5, 16, 31, 32, 33, 65)
+#: The inputs of the probe's linear layer, by bits: not a multiple of two groups, and with 8 bits the last one not full.
+_INPUTS = {8: 304, 4: 288}
+_OUTPUTS, _ROWS = 96, (1, 2, 5, 16, 31, 32, 33, 65)
 #: More than the longest context of `STEPS`.
 _POSITIONS = PAGES_NEEDED * PAGE
 
@@ -75,18 +76,23 @@ def can_multiply(provider: Provider, bits: int, dtype: FloatType) -> bool:
     from blockrelay_worker.execution.onnx.graphs.linears import matmul_graph, shapes
 
     random = np.random.default_rng(1)
-    form = shapes("w", _INPUTS, _OUTPUTS, bits)
+    inputs = _INPUTS[bits]
+    form = shapes("w", inputs, _OUTPUTS, bits)
     packed = random.integers(0, 256, form["w"], np.uint8)
     scales = random.uniform(0.01, 0.03, form["w.scales"]).astype(dtype)
     halves = packed if bits == 8 else np.stack([packed & 15, packed >> 4], axis=-1)
     whole = (halves.reshape(*scales.shape, -1) - 2.0 ** (bits - 1)) * scales[:, :, None].astype(np.float64)
-    weights = whole.reshape(_OUTPUTS, -1)[:, :_INPUTS].T
+    arrays = {"w": packed, "w.scales": scales}
+    if "w.minimums" in form:
+        arrays["w.minimums"] = random.uniform(-0.1, 0.1, form["w.minimums"]).astype(dtype)
+        whole += arrays["w.minimums"].T[:, :, None]
+    weights = whole.reshape(_OUTPUTS, -1)[:, :inputs].T
     try:
-        session = provider.session(matmul_graph(_INPUTS, _OUTPUTS, bits, dtype), quiet=True)
-        held = {name: provider.upload(session, array) for name, array in (("w", packed), ("w.scales", scales))}
+        session = provider.session(matmul_graph(inputs, _OUTPUTS, bits, dtype), quiet=True)
+        held = {name: provider.upload(session, array) for name, array in arrays.items()}
         bound = BoundSession(session, held, {})
         for rows in _ROWS:
-            x = random.normal(size=(rows, _INPUTS)).astype(np.float32)
+            x = random.normal(size=(rows, inputs)).astype(np.float32)
             if not row_error(bound.run({"x": x}, None)["y"], x.astype(np.float64) @ weights) <= TOLERANCES[dtype]:
                 return False
     except Exception:  # noqa: BLE001 ONNX Runtime's own exception types have no public common base

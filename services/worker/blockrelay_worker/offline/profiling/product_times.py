@@ -36,13 +36,13 @@ _SCALE = 2.0**-6
 
 @dataclass(frozen=True, slots=True)
 class _Linears:
-    """The linear layers of one block, each with its input rows and room for its output."""
+    """The linear layers of one block, each with its input rows, room for its output, and scales of its rows' groups."""
 
-    products: tuple[tuple[Linear, U8, F32], ...]
+    products: tuple[tuple[Linear, U8, F32, F32 | None], ...]
 
     def multiply(self, rows: int) -> None:
-        for product, given, out in self.products:
-            product(given[:rows], out[:rows])
+        for product, given, out, scale in self.products:
+            product(given[:rows], out[:rows], None if scale is None else scale[:rows])
 
 
 def product_times(model: ModelConfig, kernels: Kernels) -> dict[str, ProductTimes]:
@@ -108,19 +108,19 @@ def _seconds(part: Callable[[], None]) -> float:
 
 
 def _linears(model: ModelConfig, kinds: Sequence[str], precision: Precision, kernels: Kernels) -> _Linears:
-    dice, products = np.random.default_rng(1), list[tuple[Linear, U8, F32]]()
+    dice, products = np.random.default_rng(1), list[tuple[Linear, U8, F32, F32 | None]]()
     for kind in kinds:
         depth, width = model.linear_shape(kind)
         given = dice.integers(0, 256, (max(ROWS), depth), np.uint8)
-        products.append(
-            (_product(depth, width, precision, kernels, dice), given, np.empty((max(ROWS), width), np.float32))
-        )
+        scale = np.full((max(ROWS), depth // GROUP), _SCALE, np.float32) if in_groups(precision) else None
+        out = np.empty((max(ROWS), width), np.float32)
+        products.append((_product(depth, width, precision, kernels, dice), given, out, scale))
     return _Linears(tuple(products))
 
 
 def _product(depth: int, width: int, precision: Precision, kernels: Kernels, dice: np.random.Generator) -> Linear:
-    scale = np.full(width, _SCALE, np.float32)
     if in_groups(precision):
         factors = np.full((depth // GROUP, width), _SCALE, np.float16)
-        return kernels.group_matmul(dice.integers(0, 256, (depth // 2, width), np.uint8), factors, scale)
+        return kernels.group_matmul(dice.integers(0, 256, (depth // 2, width), np.uint8), factors, -factors)
+    scale = np.full(width, _SCALE, np.float32)
     return kernels.matmul(dice.integers(-127, 128, (depth, width), np.int8), scale)

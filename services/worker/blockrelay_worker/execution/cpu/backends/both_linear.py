@@ -39,7 +39,7 @@ class BothLinear(Linear):
         self.shape = shape
         self.ort_from = NEVER
 
-    def __call__(self, rows: NDArray[Any], out: NDArray[np.float32]) -> None:
+    def __call__(self, rows: NDArray[Any], out: NDArray[np.float32], scale: NDArray[np.float32] | None = None) -> None:
         if self.ort is not None and rows.shape[0] >= self.ort_from:
             self.ort(rows, out)
         else:

@@ -30,7 +30,7 @@ class OrtLinear(Linear):
         self._session = runtime.session(graph, weights)
         self._bindings: dict[tuple[int, int, int], Callable[[], None]] = {}
 
-    def __call__(self, rows: NDArray[Any], out: NDArray[np.float32]) -> None:
+    def __call__(self, rows: NDArray[Any], out: NDArray[np.float32], scale: NDArray[np.float32] | None = None) -> None:
         key = (rows.ctypes.data, out.ctypes.data, rows.shape[0])
         multiply = self._bindings.get(key)
         if multiply is None:

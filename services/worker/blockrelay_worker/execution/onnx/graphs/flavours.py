@@ -23,8 +23,8 @@ class Flavour:
     longest_sum: int | None = None
 
 
-PLAIN = Flavour("plain", "float32", 2)
-PAGED = Flavour("paged", "float16", 2)
+PLAIN = Flavour("plain", "float32", 3)
+PAGED = Flavour("paged", "float16", 3)
 #: For a provider that adds up in float16. The error of a sum grows with the root of its length: a row of a layer with
 #: 8,192 inputs is off by 1.6 % of its length, in parts of 512 by 0.4 %.
-PAGED_IN_PARTS = Flavour("paged", "float16", 3, longest_sum=512)
+PAGED_IN_PARTS = Flavour("paged", "float16", 4, longest_sum=512)

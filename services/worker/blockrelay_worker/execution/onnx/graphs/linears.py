@@ -1,10 +1,12 @@
 """Linear layers: x [R, K] times [K, N], with weights as floats, or small ones of 8 or 4 bits.
 
 Small weights are `com.microsoft.MatMulNBits`: each column has groups of 32 unsigned numbers around 128 or 8, and each
-group one scale. All providers' fast kernels take this format, and block folders have it, so that no weight changes.
+group one scale. All providers' fast kernels take this format. The minimum of a group of 4 bits is added to the product:
+each of its weights is (nibble - 8) * scale and a number that all 32 share, which multiplies the sum of their inputs.
 
-    KIND          uint8 [N, groups, 4 * bits]  with 4 bits, the first of two weights is in the low half
-    KIND.scales   [N, groups], of the graph's type
+    KIND            uint8 [N, groups, 4 * bits]  with 4 bits, the first of two weights is in the low half
+    KIND.scales     [N, groups], of the graph's type
+    KIND.minimums   [groups, N], of the graph's type, for 4 bits: what a group's weights share, minimum + 8 * scale
 """
 
 from typing import Any, NamedTuple
@@ -40,11 +42,13 @@ def is_packed(name: str, bits: int) -> bool:
 
 
 def shapes(kind: str, rows: int, columns: int, bits: int) -> dict[str, tuple[int, ...]]:
-    """Returns the inputs of a linear layer [rows, columns]: name -> shape. `bits` 0: floats."""
+    """Returns the inputs of a linear layer [rows, columns]: name -> shape. `bits` 0: floats. For 4 bits, `rows` must be
+    a multiple of GROUP."""
     if not bits:
         return {kind: (rows, columns)}
     groups = -(-rows // GROUP)
-    return {kind: (columns, groups, GROUP * bits // 8), f"{kind}.scales": (columns, groups)}
+    inputs = {kind: (columns, groups, GROUP * bits // 8), f"{kind}.scales": (columns, groups)}
+    return inputs | ({f"{kind}.minimums": (groups, columns)} if bits == 4 else {})
 
 
 def matmul(
@@ -55,21 +59,30 @@ def matmul(
     bits: int,
     output: str,
     longest_sum: int | None = None,
+    count: str = "R",
 ) -> str:
     """Adds x [R, K] times the layer [K, N] = `shape`, whose inputs' names begin with `weights`. Returns `output`, [R,
     N].
 
     `bits`: 8 or 4 of small weights, 0 for floats. `longest_sum`, for floats only: a sum over more than this many inputs
-    is computed in parts (`parts_of`), which are added in float32; None: in one piece.
+    is computed in parts (`parts_of`), which are added in float32; None: in one piece. `count` is the name of R.
     """
     if not bits:
         parts = parts_of(shape[0], longest_sum)
         if parts > 1:
-            return _matmul_in_parts(graph, x, weights, shape, parts, output)
+            return _matmul_in_parts(graph, x, weights, shape, parts, output, count)
         return graph.node("MatMul", [x, weights], output)
     rows, columns = shape
     about = {"K": rows, "N": columns, "bits": bits, "block_size": GROUP}
-    return graph.node("MatMulNBits", [x, weights, f"{weights}.scales"], output, domain=MICROSOFT, **about)
+    around = output if bits == 8 else f"{output}_around_8"
+    product = graph.node("MatMulNBits", [x, weights, f"{weights}.scales"], around, domain=MICROSOFT, **about)
+    if bits == 8:
+        return product
+    groups = rows // GROUP
+    x = graph.reshape(x, [-1, groups, GROUP], f"{output}_groups", known=[count, groups, GROUP])
+    sums = graph.node("ReduceSum", [x, graph.integers(-1)], f"{output}_sums", keepdims=0)
+    shared = graph.node("MatMul", [sums, f"{weights}.minimums"], f"{output}_shared")
+    return graph.node("Add", [product, shared], output)
 
 
 def hadamard_unit(size: int) -> float:
@@ -106,12 +119,14 @@ def parts_of(rows: int, longest_sum: int | None) -> int:
     return next((parts for parts in range(fewest, rows // 64 + 1) if rows % (4 * parts) == 0), 1)
 
 
-def _matmul_in_parts(graph: GraphBuilder, x: str, weights: str, shape: tuple[int, int], parts: int, output: str) -> str:
+def _matmul_in_parts(
+    graph: GraphBuilder, x: str, weights: str, shape: tuple[int, int], parts: int, output: str, count: str
+) -> str:
     """Adds the matmul as a batch of `parts` matmuls with fewer inputs, summed in float32. No weight moves: the layer is
     only seen as [parts, K / parts, N]."""
     rows, columns = shape
     each = rows // parts
-    x = graph.reshape(x, [-1, parts, each], f"{output}_x", known=["R", parts, each])
+    x = graph.reshape(x, [-1, parts, each], f"{output}_x", known=[count, parts, each])
     x = graph.node("Transpose", [x], f"{output}_x_by_part", perm=[1, 0, 2])
     layer = graph.reshape(weights, [parts, each, columns], f"{output}_layer", known=[parts, each, columns])
     products = graph.node("MatMul", [x, layer], f"{output}_parts")
@@ -121,8 +136,8 @@ def _matmul_in_parts(graph: GraphBuilder, x: str, weights: str, shape: tuple[int
 
 
 def matmul_graph(rows: int, columns: int, bits: int, dtype: FloatType) -> bytes:
-    """Returns one linear layer alone as a serialised model: `x` float32 [R, rows], `w` and `w.scales` -> `y` float32
-    [R, columns]. `bits` is 8 or 4: it is only for small weights."""
+    """Returns one linear layer alone as a serialised model: `x` float32 [R, rows] and the inputs that `shapes` has for
+    `w` -> `y` float32 [R, columns]. `bits` is 8 or 4: it is only for small weights."""
     graph = GraphBuilder(dtype)
     graph.input("x", TensorProto.FLOAT, ["R", rows])
     for name, shape in shapes("w", rows, columns, bits).items():

@@ -86,7 +86,7 @@ def stage_graph(
         x = _norm(graph, model, graph.node("Gather", [x, "take"], f"{place}taken"), f"{place}norm_final")
         head = model.linear_shape("head")
         few, longest = forms.get(last_block, PLAIN_FORM).bits, flavour.longest_sum
-        x = linears.matmul(graph, x, f"{place}head", head, few, f"{place}product", longest)
+        x = linears.matmul(graph, x, f"{place}head", head, few, f"{place}product", longest, "n")
         graph.result("logits", x, ["n", model.vocab_size])
     else:
         graph.result("hidden_out", x, ["R", model.hidden_size])

@@ -48,6 +48,8 @@ def block_weights(
             weights[name] = np.ascontiguousarray(_packed(tensors, name).reshape(shape))
         elif bits and name.endswith(".scales"):
             weights[name] = np.ascontiguousarray(_scales(tensors, name.removesuffix(".scales"), shape[1]), dtype)
+        elif bits and name.endswith(".minimums"):
+            weights[name] = np.ascontiguousarray(_minimums(tensors, name.removesuffix(".minimums")), dtype)
         else:
             array = tensors[name] if name in tensors else _linear(tensors, name)
             weights[name] = np.ascontiguousarray(array.reshape(shape), dtype)
@@ -66,20 +68,24 @@ def _packed(tensors: dict[str, NDArray[Any]], kind: str) -> NDArray[np.uint8]:
 
 def _scales(tensors: dict[str, NDArray[Any]], kind: str, groups: int) -> NDArray[np.float32]:
     """Returns the scales of a layer, [N, groups]."""
-    scale: NDArray[np.float32] = tensors[f"{kind}.scale"]
     if f"{kind}.gs" in tensors:
-        return (tensors[f"{kind}.gs"].astype(np.float32) * scale).T
-    return np.repeat(scale[:, None], groups, axis=1)
+        return tensors[f"{kind}.gs"].astype(np.float32).T
+    return np.repeat(tensors[f"{kind}.scale"][:, None], groups, axis=1)
+
+
+def _minimums(tensors: dict[str, NDArray[Any]], kind: str) -> NDArray[np.float32]:
+    """Returns what the weights of each group share beside (nibble - 8) * scale, [groups, N]."""
+    scales: NDArray[np.float32] = tensors[f"{kind}.gs"].astype(np.float32)
+    return tensors[f"{kind}.gm"].astype(np.float32) + 8 * scales
 
 
 def _linear(tensors: dict[str, NDArray[Any]], kind: str) -> NDArray[np.float32]:
     """Returns the weights of a linear layer widened to floats, [K, N], as `block_tensors` defines them."""
     if f"{kind}.w" in tensors:
         return tensors[f"{kind}.w"]
-    scale: NDArray[np.float32] = tensors[f"{kind}.scale"]
     if f"{kind}.q" in tensors:
-        return tensors[f"{kind}.q"].astype(np.float32) * scale
+        return tensors[f"{kind}.q"].astype(np.float32) * tensors[f"{kind}.scale"]
     pairs: NDArray[np.uint8] = tensors[f"{kind}.q4"]
     nibbles = np.stack([pairs & 15, pairs >> 4], axis=1).reshape(2 * pairs.shape[0], pairs.shape[1])
-    factors = np.repeat(tensors[f"{kind}.gs"].astype(np.float32), GROUP, axis=0)
-    return (nibbles.astype(np.float32) - 8) * factors * scale
+    scales, minimums = (np.repeat(tensors[f"{kind}.{part}"].astype(np.float32), GROUP, axis=0) for part in ("gs", "gm"))
+    return nibbles.astype(np.float32) * scales + minimums
