@@ -39,9 +39,8 @@ from blockrelay_launcher.supervisor.data_folder import DataFolder, open_data_fol
 from blockrelay_launcher.supervisor.death_reports import DeathReports
 from blockrelay_launcher.supervisor.embedded_redis import EmbeddedRedis, find_server_program, place, unplace
 from blockrelay_launcher.supervisor.ports import kept_ports
-from blockrelay_launcher.supervisor.preflight import check_services, check_settings, look_at_redis
+from blockrelay_launcher.supervisor.preflight import check_services, check_settings, look_at_redis, warnings_about
 from blockrelay_launcher.supervisor.readiness import why_not_ready, why_workers_are_slow, why_workers_wait
-from blockrelay_launcher.supervisor.redis_checks import warnings_about
 from blockrelay_launcher.supervisor.service_specs import (
     ServiceLayout,
     gateways,

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 import redis
 
-from blockrelay_launcher.supervisor.redis_checks import warnings_about, weaknesses
+from blockrelay_launcher.supervisor.preflight import warnings_about, weaknesses
 from tests.support.redis.redis_server import RedisServer
 
 
