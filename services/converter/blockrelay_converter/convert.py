@@ -110,11 +110,13 @@ def convert(
 
 
 def basis_of(precisions: Sequence[Precision]) -> Basis:
-    """Returns the basis that loses least for blocks of these precisions.
+    """Returns the basis in which most layers of these precisions, one per block, lose least.
 
     Rounding to 8 bits gains by rotation. Weights on a grid of 4 bits would lose the grid, and floats gain nothing.
     """
-    return "rotated" if all_exact(precisions) and "w8a8" in precisions else "original"
+    layers = precisions[:-1]
+    most = layers.count("w8a8") >= len(layers) / 2
+    return "rotated" if all_exact(precisions) and most else "original"
 
 
 def _calibration(

@@ -61,10 +61,10 @@ def test_butterflies_multiply_by_a_hadamard_matrix(size: int, blocks: int) -> No
     np.testing.assert_allclose(values, expected.reshape(values.shape), rtol=0, atol=1e-4)
 
 
-def test_models_with_a_block_in_8_bits_are_rotated_and_those_of_4_bits_or_floats_are_not() -> None:
-    rotated = ["w8a8", "w4a8,block_2=w8a8"]
-    original = ["w4a8", "fp16", "w8a8,block_3=fp32"]
-    assert [text for text in rotated + original if basis_of(parse_precisions(text, 3)) == "rotated"] == rotated
+def test_models_with_most_layers_in_8_bits_are_rotated_and_those_of_4_bits_or_floats_are_not() -> None:
+    rotated = ["w8a8", "w8a8,block_1=w4a8", "w8a8,block_4=w4a8"]
+    original = ["w4a8", "w4a8,block_4=w8a8", "w4a8,block_1=w8a8", "fp16", "w8a8,block_3=fp32"]
+    assert [text for text in rotated + original if basis_of(parse_precisions(text, 4)) == "rotated"] == rotated
 
 
 def test_blocks_in_two_bases_do_not_mix(tmp_path: Path) -> None:
