@@ -81,4 +81,5 @@ def _perplexity(figures: Mapping[str, float]) -> str:
 
 
 def _difference(figures: Mapping[str, float]) -> str:
-    return f"{figures['cost']:+.2%}, {figures['kl']:.4f}, {figures['same_top']:.1%}"
+    cost = round(figures["cost"], 4) or 0.0  # no -0.00%
+    return f"{cost:+.2%}, {figures['kl']:.4f}, {figures['same_top']:.1%}"
