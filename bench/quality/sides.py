@@ -48,12 +48,16 @@ class Format:
     @property
     def title(self) -> str:
         """The name in tables."""
-        return f"{self.precision}, calibrated" if self.calibrated else self.precision
+        title = self.precision.replace(f",block_{_HEAD}=", ", head in ")
+        return f"{title}, calibrated" if self.calibrated else title
 
 
+#: The model's last block, whose weights have 8 bits in the file; all other linear layers have 4.
+_HEAD = 31
 FORMATS = (
     Format(precision="w8a8"),
     Format(precision="w8a8", calibrated=True),
+    Format(precision=f"w4a8,block_{_HEAD}=w8a8"),
     Format(precision="w4a8"),
     Format(precision="w4a8", calibrated=True),
 )
@@ -92,7 +96,7 @@ class BlockFolderSide:
 
 def converted(checkpoint: Path, side: Format, folder: Path) -> Path:
     """Returns a block folder that `blockrelay convert` writes below `folder`, over an older one. Raises Failed."""
-    out = folder / side.title.replace(", ", "-")
+    out = folder / side.title.replace(", ", "-").replace(" ", "-")
     command = [str(BLOCKRELAY), "convert", str(checkpoint), str(out), "--precision", side.precision, "--force"]
     calibration = ["--calibrate", str(CALIBRATION)] if side.calibrated else []
     run([*command, *calibration], log=folder / f"{out.name}.log", capture=False)
