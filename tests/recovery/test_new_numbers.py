@@ -13,6 +13,7 @@ from blockrelay.block_folder.folder import open_block_folder
 from blockrelay.protocol.encoding.request_ids import own_id
 from blockrelay.protocol.keys import Keys
 from blockrelay.redis.client import connect
+from blockrelay.typed_command import typed_path
 from blockrelay.up_file import read_running
 from blockrelay_converter.convert import convert
 from blockrelay_launcher.drill.system import command_line
@@ -98,7 +99,7 @@ def test_the_folder_before_finishes_what_it_has_accepted_and_then_the_new_one_se
     for _ in range(2):  # as often as it is tried
         line = refusal("up", "--model", after, "--port", "0", "--data", data)
         assert f"{REQUESTS} of {open_block_folder(before).model_key} ({before})" in line
-        assert f"--data {data} --model {before}" in line and "or give another --data" in line
+        assert f"--data {typed_path(data)} --model {typed_path(before)}" in line and "or give another --data" in line
         grown = contents(data)
         assert grown.keys() == held.keys()
         changed = [name for name in held if not grown[name].startswith(held[name])]

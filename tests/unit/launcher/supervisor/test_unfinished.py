@@ -11,6 +11,7 @@ from blockrelay.errors import BlockFolderError, UsageError
 from blockrelay.protocol.keys import Keys
 from blockrelay.redis.client import Scripts
 from blockrelay.settings import BUNDLED_MODEL
+from blockrelay.typed_command import typed_path
 from blockrelay_launcher.supervisor.unfinished import read_unfinished, remember_served, why_not_served
 from blockrelay_launcher.up_options.groups import NetworkOptions
 from blockrelay_launcher.up_options.options import UpOptions
@@ -33,7 +34,7 @@ def test_a_folder_that_this_release_reads_is_served_by_the_command_that_is_named
         why_not_served({model: 24}, OWN, OPTIONS, tmp_path)
     line = str(refused.value)
     assert f"24 of {model} ({BUNDLED_MODEL})" in line and "than /models/own" in line and "\n" not in line
-    assert f"up --data {tmp_path} --port 8450`" in line and "or give another --data" in line
+    assert f"up --data {typed_path(tmp_path)} --port 8450`" in line and "or give another --data" in line
 
 
 def test_a_folder_of_another_format_is_for_the_release_that_accepted_them(tmp_path: Path) -> None:
@@ -46,7 +47,7 @@ def test_a_folder_of_another_format_is_for_the_release_that_accepted_them(tmp_pa
     (tmp_path / "up.json").write_text(json.dumps(running | {"model": str(older)}))
     with pytest.raises(UsageError, match="with the release that accepted them") as refused:
         why_not_served({model: 1}, OWN, OPTIONS, tmp_path)
-    assert f"`blockrelay up --data {tmp_path} --model {older}`" in str(refused.value)
+    assert f"`blockrelay up --data {typed_path(tmp_path)} --model {typed_path(older)}`" in str(refused.value)
 
 
 def test_a_folder_that_has_another_model_now_is_not_named(tmp_path: Path) -> None:
