@@ -26,7 +26,7 @@ from bench.quality.floors import FLOORS, SHORT_TOKENS, broken
 from bench.quality.gguf_model import read
 from bench.quality.measure import Measured, measure
 from bench.quality.model_file import fetched, unpacked
-from bench.quality.report import published, report_of, table
+from bench.quality.report import KEYS, published, report_of, table
 from bench.quality.sides import FORMATS, LLAMACPP, REFERENCE, BlockFolderSide, Format, LlamaCppSide, Side, converted
 from bench.quality.texts import chosen, read_texts, tokens_of
 from blockrelay.errors import BlockrelayError, UsageError
@@ -111,11 +111,14 @@ def llamacpp_sides(gguf: Path) -> tuple[dict[str, LlamaCppSide], dict[str, str]]
 
 
 def stored_report(path: Path) -> dict[str, Any]:
-    """Returns the report in this file. Raises UsageError if there is none."""
+    """Returns the report in this file. Raises UsageError if there is none of today's form."""
     try:
-        return json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{path}: no figures: measure without --report first") from error
+        report = json.loads(path.read_text())
+    except (OSError, ValueError):
+        report = {}
+    if not KEYS <= report.keys():
+        raise UsageError(f"{path}: holds no figures of this version: measure without --report first")
+    return report
 
 
 def _run(options: argparse.Namespace) -> int:

