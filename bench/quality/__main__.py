@@ -116,7 +116,7 @@ def stored_report(path: Path) -> dict[str, Any]:
         report = json.loads(path.read_text())
     except (OSError, ValueError):
         report = {}
-    if not KEYS <= report.keys():
+    if not report.keys() >= KEYS:
         raise UsageError(f"{path}: holds no figures of this version: measure without --report first")
     return report
 

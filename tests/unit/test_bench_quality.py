@@ -98,7 +98,7 @@ def test_the_table_has_a_row_for_each_side_and_each_error() -> None:
     assert rows[4] == "| llama.cpp, Q8_0 | | not measured: no compiler | |"
     assert len(rows) == 5
     assert "Abacus (avx2, beads)" in section(report(MEASURED))
-    assert json.loads(json.dumps(report(MEASURED))) == report(MEASURED) and KEYS <= report(MEASURED).keys()
+    assert json.loads(json.dumps(report(MEASURED))) == report(MEASURED) and report(MEASURED).keys() >= KEYS
 
 
 def test_the_table_replaces_the_one_between_the_marks() -> None:
