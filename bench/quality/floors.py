@@ -21,6 +21,7 @@ class Floor:
 FLOORS: Mapping[str, Floor] = {
     "w8a8": Floor(cost=0.009, same_top=0.93),
     "w4a8, head in w8a8": Floor(cost=0.015, same_top=0.915),
+    "w4a8": Floor(cost=0.09, same_top=0.755),
 }
 
 
