@@ -18,6 +18,7 @@ from blockrelay.block_folder.model import GROUP
 from blockrelay_worker.kernels import PAGE, Kernels, load_kernels, supported_isas
 
 HIDDEN, MLP, QUERY_HEADS, KV_HEADS, HEAD_DIM = 2048, 8192, 32, 8, 64
+HADAMARD = 512  # what w8a8 has for this MLP
 
 
 def median_us(call: Callable[[], object], seconds: float) -> float:
@@ -56,7 +57,7 @@ def row_kernels(kernels: Kernels, rows: int, seconds: float) -> dict[str, float]
         "quantise_groups": median_us(lambda: kernels.quantise(x, group=GROUP, u=u, scale=scales), seconds),
         "add_scaled": median_us(lambda: kernels.add_scaled(x, y, row_scale), seconds),
         "swiglu_quantise": median_us(
-            lambda: kernels.swiglu_quantise(gate_up, row_scale, 0, u=u_mlp, scale=scale), seconds
+            lambda: kernels.swiglu_quantise(gate_up, row_scale, HADAMARD, u=u_mlp, scale=scale), seconds
         ),
         "rotary_append": median_us(
             lambda: kernels.rotary_append(

@@ -1,6 +1,5 @@
 """Runs every side on every window of the texts, and compares it with float32. It holds the logits of one window."""
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -8,6 +7,7 @@ from bench.compare import Failed, say
 from bench.quality.figures import Figures, Sums, compared, figures_of
 from bench.quality.sides import REFERENCE, Side
 from bench.quality.texts import windows
+from blockrelay_worker.offline.evaluate import show_progress
 
 
 @dataclass(slots=True)
@@ -40,16 +40,10 @@ def measure(texts: Mapping[str, Sequence[int]], reference: Side, sides: Mapping[
                 except Failed as failure:
                     say(f"{name}: {failure}")
                     result.errors[name] = str(failure)
-            _show(number, len(cut))
+            show_progress(number, len(cut))
         for name, total in sums.items():
             if name not in result.errors:
                 result.figures.setdefault(name, {})[text] = figures_of(total)
     for name in result.errors:
         result.figures.pop(name, None)
     return result
-
-
-def _show(done: int, windows: int) -> None:
-    if sys.stderr.isatty():
-        sys.stderr.write(f"\rwindow {done} of {windows}" + ("\r\033[K" if done == windows else ""))
-        sys.stderr.flush()

@@ -14,11 +14,10 @@ from bench.environments import PEERS, install, last_line, python_of
 from bench.quality.figures import Logits
 from bench.quality.texts import CALIBRATION, WINDOW
 from blockrelay.block_folder.folder import open_block_folder
+from blockrelay_worker.offline.evaluate import CHUNK_ROWS
 from blockrelay_worker.offline.pipeline import Pipeline
 
 REFERENCE = "fp32"
-#: Rows per run of a pipeline.
-_ROWS = 256
 _PEER = next(peer for peer in PEERS if peer.name == "llamacpp")
 _SCRIPT = ROOT / "bench" / "peers" / "logits_llamacpp.py"
 
@@ -84,8 +83,8 @@ class BlockFolderSide:
     def logits(self, tokens: Sequence[int]) -> Logits:
         """Returns the logits behind each token (see `Side`)."""
         result = np.empty((len(tokens), self._vocabulary), np.float32)
-        for first in range(0, len(tokens), _ROWS):
-            rows = tokens[first : first + _ROWS]
+        for first in range(0, len(tokens), CHUNK_ROWS):
+            rows = tokens[first : first + CHUNK_ROWS]
             result[first : first + len(rows)] = self._pipeline.run(rows, first, wanted=range(len(rows)))
         return result
 

@@ -161,10 +161,10 @@ class BlockSource:
     def _quantise(
         self, index: int, stem: str, out: Sequence[NDArray[Any]], progress: Progress, smoothing: Smoothing
     ) -> None:
-        """Writes a linear layer to the tensors `out`: its integers, then the scales of columns, or the scales
-        and minimums of groups."""
+        """Writes a linear layer to the tensors `out`: its integers, its scales, and groups' minimums (w4a8)."""
         precision = self.precisions[index - 1]
-        grouped, spread = in_groups(precision), hadamard_size(self.model, precision) if stem == "down" else 0
+        grouped = in_groups(precision)
+        spread = hadamard_size(self.model, precision) if stem == "down" else 0
         for columns, source, start, stop in self._pieces(index, stem):
             parts = source.groups(start, stop) if grouped and smoothing is NO_SMOOTHING else None
             if parts is None:

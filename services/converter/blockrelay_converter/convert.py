@@ -65,8 +65,7 @@ def convert(
     `precision` is text such as `w8a8,block_33=fp32`. `name` is the model's name for clients (default: the one that
     `read_source` finds). `max_position` shortens the context to that many tokens. `out` must be absent or an empty
     folder; with `force` it may be a block folder, which is replaced. Without `answers` exact blocks carry no known
-    answers, and workers refuse them.
-    `basis` is that of the residual stream; None: that of `basis_of`.
+    answers, and workers refuse them. `basis` is that of the residual stream; None: that of `basis_of`.
     `calibration_text` is a UTF-8 file that decides the smoothing of each block and leaves a report in the folder. It
     needs a tokenizer and a block in w8a8 or w4a8. `note` is called before the work begins, once for each thing in the
     checkpoint that is not applied or may surprise the user. Raises UsageError, UnsupportedModel, BlockFolderError (for
@@ -154,10 +153,9 @@ def write_folder(
 
     `report` is called with the current work and the tensor bytes done since the last call. `answered` has the indexes
     of all exact blocks in order, which then get known answers, or is empty. `basis` is that of the weights of `source`.
-    `smoothings` has the smoothing of each
-    block by its index. `imported_from` goes into the manifest: the fingerprint of the ONNX blocks that the folder was
-    made of, or None. Block files that an interrupted run with equal arguments has already written are kept. Raises
-    UsageError, OnnxBlocksError (from ONNX weights) or ExecutionError.
+    `smoothings` has the smoothing of each block by its index. `imported_from` goes into the manifest: the fingerprint
+    of the ONNX blocks that the folder was made of, or None. Block files that an interrupted run with equal arguments
+    has already written are kept. Raises UsageError, OnnxBlocksError (from ONNX weights) or ExecutionError.
     """
     model = source.model
     for name in ("graphs", "blocks"):

@@ -16,7 +16,7 @@ GROUP = 32
 """Inputs of a linear layer that share a scale and a minimum in w4a8. The number of inputs must be a multiple of it."""
 
 _HADAMARD_SIZES = (16, 512)
-"""The smallest and the largest matrix of the Hadamard step: a register of kernels, and half of a small L1 cache."""
+"""The smallest matrix of the Hadamard step, as wide as a register of the kernels, and the largest."""
 
 MAX_HEAD_DIM = 256
 """The widest head that the attention kernels take (`kMaxHeadDim`)."""
@@ -119,12 +119,17 @@ def in_groups(precision: Precision) -> bool:
     return precision == "w4a8"
 
 
+def row_group(precision: Precision) -> int:
+    """Returns how many neighbours in a quantised row share a scale; 0: all of the row."""
+    return GROUP if in_groups(precision) else 0
+
+
 def hadamard_size(model: ModelConfig, precision: Precision) -> int:
     """Returns the size of the Hadamard matrices by which inputs of `down` are multiplied before they are quantised.
 
     A Hadamard matrix spreads a large value over its block, so that the others keep more of the 255 levels (QuaRot,
     arXiv 2404.00456). The size is the largest power of two up to 512 that divides the number of inputs. It is 0, for no
-    such step, where that is below 16, and in precisions whose rows or weights have finer scales than one for each.
+    such step, where that is below 16, and in all precisions but w8a8: their rows have finer scales, or are not rounded.
     """
     size = min(model.intermediate_size & -model.intermediate_size, _HADAMARD_SIZES[1])
     return size if precision == "w8a8" and size >= _HADAMARD_SIZES[0] else 0

@@ -101,9 +101,7 @@ def test_rows_in_groups_are_judged_by_a_scale_for_each() -> None:
     weights = rng.standard_normal((8, 64)).astype(np.float32)
     weights[:, :32] /= 100
     sizes = np.abs(inputs).max(axis=0).astype(np.float64), np.abs(weights).max(axis=0)
-    one, two = (
-        smooth(inputs, *sizes, np.arange(64), [weights], lambda rows: rows, row_scales=scales) for scales in (1, 2)
-    )
+    one, two = (smooth(inputs, *sizes, np.arange(64), [weights], lambda rows: rows, group=group) for group in (0, 32))
     assert one.before > 0.1 and one.share is not None
     assert two.before < 0.01
 

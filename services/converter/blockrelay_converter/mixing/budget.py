@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from blockrelay.block_folder.folder import BlockFolder, open_block_folder
-from blockrelay.block_folder.manifest import Manifest
+from blockrelay.block_folder.manifest import Basis, Manifest
 from blockrelay.block_folder.model import ModelConfig, Precision, ungroupable
 from blockrelay.block_folder.precisions import DEFAULT_PRECISION, format_precisions
 from blockrelay.errors import UsageError
@@ -72,7 +72,7 @@ def convert_within_budget(
     with staged_folder(out, force=force) as folder:
         parts = folder / "parts"
 
-        def part(precisions: Mix, text: Path | None) -> BlockFolder:
+        def part(precisions: Mix, text: Path | None, basis: Basis) -> BlockFolder:
             label = format_precisions(precisions)
             convert(
                 checkpoint,
@@ -82,12 +82,12 @@ def convert_within_budget(
                 name=model.name,
                 max_position=max_position,
                 calibration_text=text,
-                basis=basis_of(precisions if "fp32" in precisions else base),
+                basis=basis,
             )
             return open_block_folder(parts / label, blocks=[])
 
-        original = part(("fp32",) * model.blocks, None)
-        exact = [part(base, calibration_text), part(cheaper, calibration_text)]
+        original = part(("fp32",) * model.blocks, None, "original")
+        exact = [part(each, calibration_text, basis_of(base)) for each in (base, cheaper)]
         measured: dict[Mix, float] = {}
 
         def measure(precisions: Mix) -> float:

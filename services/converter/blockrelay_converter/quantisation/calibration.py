@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from blockrelay.block_folder.model import GROUP, LINEARS, in_groups, quantises_rows
+from blockrelay.block_folder.model import LINEARS, quantises_rows, row_group
 from blockrelay.errors import UsageError
 from blockrelay.text.tokenizer import Tokenizer
 from blockrelay_converter.block_writer import BlockSource, rounded
@@ -114,7 +114,7 @@ def calibrate(
             channels_of(model, linear),
             (weights for _, weights in source.chunks(index, linear)),
             partial(rounded, precision),
-            row_scales=inputs.shape[1] // GROUP if in_groups(precision) else 1,
+            group=row_group(precision),
         )
 
     for index in range(1, model.blocks + 1):

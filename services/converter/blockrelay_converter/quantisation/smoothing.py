@@ -42,7 +42,7 @@ def smooth(
     weights: Iterable[NDArray[np.float32]],
     rounding: Callable[[NDArray[np.float32]], NDArray[np.float32]],
     *,
-    row_scales: int = 1,
+    group: int = 0,
 ) -> Smoothed:
     """Tries every share on the rows `inputs` [R, K] and returns the exponents with the smallest error.
 
@@ -52,14 +52,14 @@ def smooth(
     `largest_input` and `largest_weight` [K] are the largest magnitudes of each channel (over all calibration rows) and
     of the weights that read it. `channels` [K] has for each channel the index of its exponent, from 0 without a gap;
     channels with equal indexes share one. `weights` are the rows of the layer in pieces [n, K]. `rounding` rounds such
-    a piece as the block folder does. `row_scales` equal parts of a row are rounded with a scale each.
+    a piece as the block folder does. Rows are rounded in groups of `group` inputs; 0: each as one.
     """
     own_input, own_weight = (np.zeros(int(channels.max()) + 1) for _ in range(2))
     np.maximum.at(own_input, channels, largest_input)
     np.maximum.at(own_weight, channels, largest_weight)
     tried = [np.zeros(own_input.size, np.int32), *(exponents_for(own_input, own_weight, share) for share in SHARES)]
     expanded = [exponents[channels] for exponents in tried]
-    rounded = [_rounded(np.ldexp(inputs, -exponents), row_scales) for exponents in expanded]
+    rounded = [_rounded(np.ldexp(inputs, -exponents), group) for exponents in expanded]
     errors, total = np.zeros(len(tried)), 0.0
     for piece in weights:
         exact = inputs @ piece.T
@@ -94,8 +94,8 @@ def exponents_for(largest_input: NDArray[np.float64], largest_weight: NDArray[np
     return exponents
 
 
-def _rounded(rows: NDArray[np.float32], scales: int) -> NDArray[np.float32]:
-    """Returns the rows [R, K] after rounding to 8 bits: each of `scales` parts in steps of its largest / 127."""
-    parts = rows.reshape(len(rows) * scales, -1)
+def _rounded(rows: NDArray[np.float32], group: int) -> NDArray[np.float32]:
+    """Returns the rows [R, K] after rounding to 8 bits, each group in steps of its largest magnitude / 127."""
+    parts = rows.reshape(-1, group or rows.shape[1])
     scale = np.abs(parts).max(axis=1, keepdims=True) * np.float32(1 / 127) + np.float32(1e-12)
     return (np.rint(parts / scale) * scale).reshape(rows.shape)

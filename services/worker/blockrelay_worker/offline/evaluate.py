@@ -191,7 +191,7 @@ def _evaluate(folder: BlockFolder, reading: EvaluatedText) -> dict[str, Any]:
     context, stride = reading.context, reading.stride
     pipeline = Pipeline(folder, stages=1, threads=reading.threads, tokens=min(context, len(ids)))
     loaded = time.perf_counter()
-    result = score(pipeline, ids, tokenizer, context=context, stride=stride, done=_show)
+    result = score(pipeline, ids, tokenizer, context=context, stride=stride, done=show_progress)
     return _report(folder, result, context, stride, load_s=loaded - started, total_s=time.perf_counter() - loaded)
 
 
@@ -201,7 +201,8 @@ def _loss(logits: NDArray[np.float32], target: int) -> float:
     return float(np.log(np.exp(shifted).sum()) - shifted[target])
 
 
-def _show(done: int, windows: int) -> None:
+def show_progress(done: int, windows: int) -> None:
+    """Writes how many windows are done to stderr, on one line, if that is a terminal."""
     if sys.stderr.isatty():
         sys.stderr.write(f"\rwindow {done} of {windows}" + ("\r\033[K" if done == windows else ""))
         sys.stderr.flush()

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockrelay.block_folder.folder import BlockFolder
-from blockrelay.block_folder.model import GROUP, hadamard_size, in_groups, quantises_rows
+from blockrelay.block_folder.model import hadamard_size, quantises_rows, row_group
 from blockrelay_worker.execution.cpu.linears import Backend, load_linear
 from blockrelay_worker.execution.cpu.slot_mapping import SlotMapping
 from blockrelay_worker.execution.cpu.workspace import Workspace
@@ -28,7 +28,7 @@ class Layer:
         self._model = model
         self._eps = model.rms_norm_eps
         self._quantised = quantises_rows(folder.manifest.precision_of(index))
-        self._group = GROUP if in_groups(folder.manifest.precision_of(index)) else 0
+        self._group = row_group(folder.manifest.precision_of(index))
         self._hadamard = hadamard_size(model, folder.manifest.precision_of(index))
         self.embedding: NDArray[Any] | None = tensors.get("embedding")
         self._norm_attention = cast(F32, tensors["norm_attention"])
@@ -165,7 +165,7 @@ class Head:
         self._kernels = kernels
         self._eps = folder.model.rms_norm_eps
         self._quantised = quantises_rows(folder.manifest.precision_of(index))
-        self._group = GROUP if in_groups(folder.manifest.precision_of(index)) else 0
+        self._group = row_group(folder.manifest.precision_of(index))
         self._norm = cast(F32, tensors["norm_final"])
         self.linears = {
             "head": load_linear(folder, index, "head", tensors, backend=backend, threads=threads, kernels=kernels)

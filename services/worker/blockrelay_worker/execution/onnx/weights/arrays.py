@@ -21,9 +21,8 @@ def forms_of(manifest: Manifest, small: Collection[int]) -> dict[int, BlockForm]
     forms: dict[int, BlockForm] = {}
     for block, precision in enumerate(manifest.precisions, 1):
         bits = BITS.get(precision, 0)
-        size = (
-            hadamard_size(manifest.model, precision) if block < manifest.model.blocks else 0
-        )  # the head has no `down`
+        # The last block, the head, has no `down`.
+        size = hadamard_size(manifest.model, precision) if block < manifest.model.blocks else 0
         forms[block] = BlockForm(bits if bits in small else 0, size)
     return forms
 
