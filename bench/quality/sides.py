@@ -57,6 +57,7 @@ FORMATS = (
     Format(precision="w8a8"),
     Format(precision="w8a8", calibrated=True),
     Format(precision=f"w4a8,block_{_HEAD}=w8a8"),
+    Format(precision=f"w4a8,block_{_HEAD}=w8a8", calibrated=True),
     Format(precision="w4a8"),
     Format(precision="w4a8", calibrated=True),
 )

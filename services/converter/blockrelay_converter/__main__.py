@@ -56,7 +56,9 @@ def main(
     calibrate: Annotated[
         Path | None,
         typer.Option(
-            metavar="TEXT", help="UTF-8 file to calibrate with (SmoothQuant): smaller rounding errors in w8a8 and w4a8"
+            metavar="TEXT",
+            help="UTF-8 file to calibrate with, such as a book (SmoothQuant, GPTQ): w8a8 and w4a8 come nearer to "
+            "the original",
         ),
     ] = None,
     known_answers: Annotated[

@@ -6,8 +6,9 @@ of a conversion is a handful of chunks, whatever the size of a layer.
 
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,9 @@ from blockrelay.block_folder.model import (
     ungroupable,
 )
 from blockrelay.errors import UnsupportedModel, UsageError
+from blockrelay_converter.quantisation.columns import quantise_columns
+from blockrelay_converter.quantisation.gptq import F64
+from blockrelay_converter.quantisation.grids import mostly_on_grid
 from blockrelay_converter.quantisation.groups import group_values, quantise_groups
 from blockrelay_converter.quantisation.hadamard import spread_inputs
 from blockrelay_converter.quantisation.smoothing_scales import NO_SMOOTHING, Smoothing
@@ -34,6 +38,8 @@ _CHUNK_VALUES = 1 << 20
 
 Progress = Callable[[int], None]
 """A function that is called with the number of tensor bytes written since its last call."""
+NO_SHARES: Mapping[str, Sequence[F64]] = MappingProxyType({})
+"""What weights take over in a conversion without calibration."""
 #: Suffix of tensors that old exports hold and that config.json determines anyway: they are ignored.
 _LEFT_OVER = "rotary_emb.inv_freq"
 
@@ -103,6 +109,11 @@ class BlockSource:
         """Returns a small tensor (a norm, a bias) in one piece."""
         return np.concatenate([values for _, values in self.chunks(index, name)])
 
+    def on_grid(self) -> bool:
+        """True if most weights, as far as the first ones of block 1 tell, have 4 bits already."""
+        _, weights = next(self.chunks(1, "gate_up"))
+        return mostly_on_grid(weights)
+
     def forget(self, index: int) -> None:
         """Releases the memory of the tensors of block `index`; they may be read again."""
         for (block, _), parts in self._parts.items():
@@ -116,10 +127,17 @@ class BlockSource:
         return np.concatenate([embedding.rows(token, token + 1) for token in tokens.tolist()])
 
     def write(
-        self, index: int, folder: Path, name: str, progress: Progress, smoothing: Smoothing = NO_SMOOTHING
+        self,
+        index: int,
+        folder: Path,
+        name: str,
+        progress: Progress,
+        smoothing: Smoothing = NO_SMOOTHING,
+        shares: Mapping[str, Sequence[F64]] = NO_SHARES,
     ) -> BlockSpec:
         """Applies `smoothing` to block `index` and writes it to the file `name` in `folder`, synced to disk.
 
+        `shares` has, by the kind of a linear layer, what its weights take over from those before them (`gptq`).
         The file is written under another name and then renamed, so it is complete or absent; its folder must exist. A
         file that is there already is kept unread: it must be from an interrupted run with the same arguments, weights
         and precision. Raises UsageError for a value that does not fit float16, UsageError or OnnxBlocksError for one
@@ -144,7 +162,7 @@ class BlockSource:
                 stem, _, part = name.partition(".")
                 if part in ("q", "q4"):
                     tensors = [out[f"{stem}.{each}"] for each in (part, "gs", "gm", "scale") if f"{stem}.{each}" in out]
-                    self._quantise(index, stem, tensors, progress, smoothing)
+                    self._quantise(index, stem, tensors, progress, smoothing, shares.get(stem, ()))
                 elif part == "w":  # a linear layer in floats, [inputs, outputs]
                     self._copy(index, stem, out[name].T, progress, smoothing)
                 elif part not in ("gs", "gm", "scale"):
@@ -159,7 +177,13 @@ class BlockSource:
         return place_tensors(block_tensors(self.model, self.precisions[index - 1], index))
 
     def _quantise(
-        self, index: int, stem: str, out: Sequence[NDArray[Any]], progress: Progress, smoothing: Smoothing
+        self,
+        index: int,
+        stem: str,
+        out: Sequence[NDArray[Any]],
+        progress: Progress,
+        smoothing: Smoothing,
+        shares: Sequence[F64],
     ) -> None:
         """Writes a linear layer to the tensors `out`: its integers, its scales, and groups' minimums (w4a8)."""
         precision = self.precisions[index - 1]
@@ -171,7 +195,7 @@ class BlockSource:
                 weights = smoothing.apply(stem, columns, source.rows(start, stop))
                 weights = spread_inputs(weights, spread) if spread else weights
                 _check_range(source.name, weights, out[-1])
-                parts = quantise_groups(weights) if grouped else quantise(weights)
+                parts = quantise_groups(weights, shares) if grouped else quantise_columns(weights, shares)
             for tensor, part in zip(out, parts, strict=True):
                 tensor[..., columns] = part
             progress(sum(part.nbytes for part in parts))
@@ -189,17 +213,6 @@ def _check_range(source: str, values: NDArray[np.float32], out: NDArray[Any]) ->
         raise UsageError(f"tensor {source} holds values beyond float16; convert with --precision fp32")
 
 
-def quantise(weights: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
-    """Rounds the rows of a linear layer, float32 [N, K], to columns of int8 [K, N] and their scales, float32 [N].
-
-    scale = max|w| / 127, or 1 for an all-zero column; q = round to even(w / scale), each step in float32.
-    """
-    scale = np.abs(weights).max(axis=1) / np.float32(127.0)
-    scale[scale == 0] = 1.0
-    q = np.rint(weights / scale[:, None]).clip(-127, 127).astype(np.int8)
-    return q.T, scale
-
-
 def rounded(precision: Precision, weights: NDArray[np.float32]) -> NDArray[np.float32]:
     """Returns the rows of a linear layer, float32 [N, K], after rounding to `precision` (w8a8 or w4a8) and back.
 
@@ -207,7 +220,7 @@ def rounded(precision: Precision, weights: NDArray[np.float32]) -> NDArray[np.fl
     """
     if in_groups(precision):
         return group_values(*quantise_groups(weights))
-    q, scale = quantise(weights)
+    q, scale = quantise_columns(weights)
     return q.T * scale[:, None]
 
 

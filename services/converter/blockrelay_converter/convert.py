@@ -1,7 +1,7 @@
 """Converts a checkpoint to a block folder: the steps in their order."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,14 +22,14 @@ from blockrelay.errors import UsageError
 from blockrelay.text.text_assets import Texts
 from blockrelay.text.text_file import read_text_file
 from blockrelay.text.tokenizer import Tokenizer
-from blockrelay_converter.block_writer import BlockSource
+from blockrelay_converter.block_writer import NO_SHARES, BlockSource
 from blockrelay_converter.checkpoint.safetensors import Checkpoint
 from blockrelay_converter.checkpoint.source import read_source
 from blockrelay_converter.golden_answers import known_answers
 from blockrelay_converter.linear_graphs import graphs
-from blockrelay_converter.quantisation.calibration import REPORT_NAME, Calibration, calibrate, sequences
+from blockrelay_converter.quantisation.calibration import REPORT_NAME, Calibration, sequences
 from blockrelay_converter.quantisation.rotated_weights import RotatedWeights
-from blockrelay_converter.quantisation.smoothing_scales import NO_SMOOTHING, Smoothing
+from blockrelay_converter.quantisation.smoothing_scales import NO_SMOOTHING
 from blockrelay_converter.rotary import Rotation, rotation_of, write_rotary
 from blockrelay_converter.staging import staged_folder
 
@@ -40,6 +40,8 @@ Bytes are those of the blocks' tensors, counted once for each pass over them: ca
 """
 Note = Callable[[str], None]
 """A function that is called with a line for the user."""
+
+_UNCALIBRATED = "w4a8 rounds weights that have more than 4 bits: --calibrate TEXT halves what that costs"
 
 
 def ignore(_: str) -> None:
@@ -66,10 +68,10 @@ def convert(
     `read_source` finds). `max_position` shortens the context to that many tokens. `out` must be absent or an empty
     folder; with `force` it may be a block folder, which is replaced. Without `answers` exact blocks carry no known
     answers, and workers refuse them. `basis` is that of the residual stream; None: that of `basis_of`.
-    `calibration_text` is a UTF-8 file that decides the smoothing of each block and leaves a report in the folder. It
-    needs a tokenizer and a block in w8a8 or w4a8. `note` is called before the work begins, once for each thing in the
-    checkpoint that is not applied or may surprise the user. Raises UsageError, UnsupportedModel, BlockFolderError (for
-    a folder of ONNX blocks) or ExecutionError, and then leaves nothing behind.
+    `calibration_text` is a UTF-8 file that decides how linear layers are rounded (`Calibration`) and leaves a report in
+    the folder. It needs a tokenizer and a block in w8a8 or w4a8. `note` is called before the work begins, once for each
+    thing that is not applied or may surprise the user. Raises UsageError, UnsupportedModel, BlockFolderError (for a
+    folder of ONNX blocks) or ExecutionError, and then leaves nothing behind.
     """
     checked = read_source(checkpoint, name=name, max_position=max_position)
     config, texts, model = checked.config, checked.texts, checked.model
@@ -83,48 +85,38 @@ def convert(
         source = BlockSource(weights, model, precisions, tied=tied)
     answered = [index for index, each in enumerate(precisions, 1) if answers and is_exact(each)]
     rotation = rotation_of(config.rotary, model.head_dim)
-    run_calibration = _calibration(source, rotation, texts, calibration_text)
-    passes = 1 + (run_calibration is not None)
+    calibration = _calibration(source, rotation, texts, calibration_text)
+    passes = 1 + (calibration is not None)
     total = source.total_bytes() * passes + sum(source.block_bytes(index) for index in answered)
     for line in checked.notes:
         note(line)
+    if "w4a8" in precisions and calibration is None and not source.on_grid():
+        note(_UNCALIBRATED)
     with staged_folder(out, force=force) as folder:
-
-        def calibrated(index: int) -> None:
-            report(f"calibration of block_{index}", source.block_bytes(index), total)
-
-        if run_calibration is not None:
-            report("calibration", 0, total)
-        calibration = None if run_calibration is None else run_calibration(calibrated)
-        if calibration is not None:
-            (folder / REPORT_NAME).write_bytes(calibration.report())
-        foldings = None if calibration is None else calibration.smoothings
 
         def report_progress(what: str, done: int) -> None:
             report(what, done, total)
 
         return write_folder(
-            folder, source, rotation, texts, report_progress, answered=answered, basis=basis, smoothings=foldings
+            folder, source, rotation, texts, report_progress, answered=answered, basis=basis, calibration=calibration
         )
 
 
 def basis_of(precisions: Sequence[Precision]) -> Basis:
     """Returns the basis in which most layers of these precisions, one per block, lose least.
 
-    Rounding to 8 bits gains by rotation. Weights on a grid of 4 bits would lose the grid, and floats gain nothing.
+    Rounding to 8 bits gains by rotation. Rounding to 4 bits loses by it, most where the weights lie on a grid of 4 bits
+    already. Floats gain nothing.
     """
     layers = precisions[:-1]
     most = layers.count("w8a8") >= len(layers) / 2
     return "rotated" if all_exact(precisions) and most else "original"
 
 
-def _calibration(
-    source: BlockSource, rotation: Rotation, texts: Texts, path: Path | None
-) -> Callable[[Callable[[int], None]], Calibration] | None:
-    """Returns a function that calibrates, or None without a text.
+def _calibration(source: BlockSource, rotation: Rotation, texts: Texts, path: Path | None) -> Calibration | None:
+    """Returns a calibration with the text in the file `path`, which has not begun; None without a file.
 
-    The function takes a callback for the index of each finished block. Everything that can be refused is checked here,
-    before the work begins: raises UsageError.
+    Raises UsageError for whatever can be refused before the work begins.
     """
     if path is None:
         return None
@@ -134,7 +126,7 @@ def _calibration(
         raise UsageError("--calibrate needs a tokenizer.json in the checkpoint, to read the text with")
     text = read_text_file(path)
     tokens = sequences(Tokenizer(texts.tokenizer.decode()), text, context=source.model.max_position)
-    return lambda done: calibrate(source, rotation, tokens, text, done=done)
+    return Calibration(source, rotation, tokens, text)
 
 
 def write_folder(
@@ -146,16 +138,16 @@ def write_folder(
     *,
     answered: Sequence[int],
     basis: Basis = "original",
-    smoothings: Mapping[int, Smoothing] | None = None,
+    calibration: Calibration | None = None,
     imported_from: str | None = None,
 ) -> Manifest:
     """Writes all files of a block folder into `folder`, which exists, the manifest last, and returns the manifest.
 
     `report` is called with the current work and the tensor bytes done since the last call. `answered` has the indexes
     of all exact blocks in order, which then get known answers, or is empty. `basis` is that of the weights of `source`.
-    `smoothings` has the smoothing of each block by its index. `imported_from` goes into the manifest: the fingerprint
-    of the ONNX blocks that the folder was made of, or None. Block files that an interrupted run with equal arguments
-    has already written are kept. Raises UsageError, OnnxBlocksError (from ONNX weights) or ExecutionError.
+    `calibration` must be new. `imported_from` goes into the manifest: the fingerprint of the ONNX blocks that the
+    folder was made of, or None. Block files that an interrupted run with equal arguments has already written are kept.
+    Raises UsageError, OnnxBlocksError (from ONNX weights) or ExecutionError.
     """
     model = source.model
     for name in ("graphs", "blocks"):
@@ -168,8 +160,13 @@ def write_folder(
     blocks: list[BlockSpec] = []
     for index in range(1, model.blocks + 1):
         written = partial(report, f"block_{index}")
-        smoothing = (smoothings or {}).get(index, NO_SMOOTHING)
-        blocks.append(source.write(index, folder, f"blocks/block_{index}.bin", written, smoothing))
+        smoothing, shares = NO_SMOOTHING, NO_SHARES
+        if calibration is not None:
+            smoothing, shares = calibration.run(index)
+            report(f"calibration of block_{index}", source.block_bytes(index))
+        blocks.append(source.write(index, folder, f"blocks/block_{index}.bin", written, smoothing, shares))
+    if calibration is not None:
+        (folder / REPORT_NAME).write_bytes(calibration.report())
     files = sorted([ROTARY_NAME, *contents, *(block.file for block in blocks)])
     manifest = Manifest(
         model=model,

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from safetensors.numpy import save_file
 
 from blockrelay.block_folder.folder import BlockFolder, open_block_folder
 from blockrelay.block_folder.manifest import Manifest
@@ -18,6 +20,7 @@ from blockrelay.errors import UsageError
 from blockrelay.text.tokenizer import Tokenizer
 from blockrelay_converter.convert import convert
 from blockrelay_converter.quantisation.calibration import REPORT_NAME, report_table, sequences
+from blockrelay_converter.quantisation.groups import group_values, quantise_groups
 from blockrelay_converter.quantisation.smoothing import exponents_for, smooth
 from blockrelay_converter.quantisation.smoothing_scales import Smoothing, channels_of, layer_smoothing
 from blockrelay_worker.execution.batch import Batch, Segment
@@ -25,7 +28,7 @@ from blockrelay_worker.execution.cpu.loading import load_stage
 from blockrelay_worker.execution.page_layout import pages_for
 from blockrelay_worker.kernels import load_kernels
 from tests.support.models.checkpoints import Family, write_checkpoint
-from tests.support.models.planted_outliers import plant_outliers
+from tests.support.models.planted_outliers import plant_outliers, read_float32
 
 pytestmark = pytest.mark.thorough
 
@@ -53,10 +56,10 @@ def converted(checkpoint: Path, out: Path, precision: Precision = "w8a8", text: 
     )
 
 
-def logits_of(folder: BlockFolder) -> NDArray[np.float32]:
-    """Of every row of PROBE, by the executor."""
+def logits_of(folder: BlockFolder, text: str = PROBE) -> NDArray[np.float32]:
+    """Of every token of the text, by the executor."""
     assert folder.tokenizer_path is not None
-    ids = Tokenizer.from_file(folder.tokenizer_path).encode(PROBE)
+    ids = Tokenizer.from_file(folder.tokenizer_path).encode(text)
     blocks = folder.model.blocks
     executor = load_stage(folder, 1, blocks, pages=pages_for(len(ids)), threads=1, kernels=load_kernels(1))
     segment = Segment(rows=len(ids), first_position=0, pages=executor.pool.allocate(pages_for(len(ids))))
@@ -119,6 +122,41 @@ def test_calibration_judges_4_bit_weights_as_they_are_rounded(text: Path, tmp_pa
     assert 0.05 < report["block_5"]["head"]["after"] < 0.2
 
 
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+def test_weights_make_up_for_each_others_rounding(family: Family, text: Path, tmp_path: Path) -> None:
+    # Given a model without outliers, so that there is nothing to smooth, and a text that the calibration reads
+    checkpoint, probe = write_checkpoint(tmp_path / "c", seed=3, family=family), TEXT[:1200]
+    exact = logits_of(open_folder(checkpoint, tmp_path / "exact", "fp32"), probe)
+
+    def error(precision: Precision, text: Path | None) -> float:
+        folder = open_folder(checkpoint, tmp_path / f"{precision}-{text is not None}", precision, text)
+        return relative_error(logits_of(folder, probe), exact)
+
+    assert error("w4a8", text) < 0.7 * error("w4a8", None)
+    assert error("w8a8", text) < 0.95 * error("w8a8", None)  # rounded rows are the larger part
+
+
+def test_a_note_recommends_calibration_where_4_bits_round_weights_that_have_more(text: Path, tmp_path: Path) -> None:
+    # Given a checkpoint of 4 bits, whose weights `w4a8` holds as they are, and the one that it was made of
+    wide = write_checkpoint(tmp_path / "wide", seed=3)
+    narrow = shutil.copytree(wide, tmp_path / "narrow")
+    tensors = read_float32(narrow)
+    grids = {name: group_values(*quantise_groups(w)) if w.ndim == 2 else w for name, w in tensors.items()}
+    save_file({name: np.ascontiguousarray(w) for name, w in grids.items()}, narrow / "model.safetensors")
+
+    def notes(checkpoint: Path, precision: Precision, text: Path | None = None) -> list[str]:
+        found: list[str] = []
+        out = tmp_path / "out"
+        convert(
+            checkpoint, out, precision=precision, report=lambda *_: None, force=True, answers=False, note=found.append,
+            calibration_text=text,
+        )  # fmt: skip
+        return [note for note in found if "--calibrate" in note]
+
+    assert len(notes(wide, "w4a8")) == 1
+    assert notes(wide, "w4a8", text) == notes(wide, "w8a8") == notes(narrow, "w4a8") == []
+
+
 def open_folder(checkpoint: Path, out: Path, precision: Precision = "w8a8", text: Path | None = None) -> BlockFolder:
     converted(checkpoint, out, precision, text)
     return open_block_folder(out)
@@ -172,6 +210,7 @@ def test_the_folder_depends_on_checkpoint_and_text_and_not_on_threads(text: Path
         (b"", "w8a8", {}, "is empty"),
         (b"\xff", "w8a8", {}, "is not UTF-8"),
         (b"word", "w8a8", {}, "tokens of text are too few"),
+        (TEXT[:1000].encode(), "w4a8", {}, "tokens of text are too few; 512 are the least"),
         (TEXT.encode(), "fp32", {}, "--calibrate is for --precision w8a8 and w4a8"),
         (TEXT.encode(), "w8a8", {"tokenizer": False}, "needs a tokenizer.json"),
     ],
@@ -192,12 +231,12 @@ def test_pieces_of_a_text_are_spread_over_it_and_begin_as_a_prompt_does(tmp_path
     tokenizer = Tokenizer.from_file(tmp_path / "tokenizer.json")
     plain = tokenizer.encode(TEXT, add_special_tokens=False)
     found = sequences(tokenizer, TEXT, context=64)
-    assert found.shape == (4, 64)
-    assert found[:, 0].tolist() == [1, 1, 1, 1]  # <s>
+    assert found.shape == (len(plain) // 63, 64)
+    assert set(found[:, 0].tolist()) == {1}  # <s>
     assert found[0, 1:].tolist() == plain[:63]
-    assert found[3, 1:].tolist() == plain[-63:]
-    short = sequences(tokenizer, "The dog is in the garden, behind the old tree. " * 2, context=512)
-    assert short.shape[0] == 1
+    assert found[-1, 1:].tolist() == plain[-63:]
+    assert sequences(tokenizer, TEXT * 20, context=64).shape == (32, 64)  # 2,048 tokens and no more
+    assert sequences(tokenizer, TEXT * 20, context=4096).shape == (4, 512)
 
 
 def test_exponents_follow_inputs_and_spare_what_nobody_reads() -> None:

@@ -15,8 +15,8 @@ from blockrelay.block_folder.folder import BlockFolder, open_block_folder
 from blockrelay.block_folder.manifest import Manifest
 from blockrelay.block_folder.model import Precision, hadamard_size
 from blockrelay.errors import UsageError
-from blockrelay_converter.block_writer import quantise
 from blockrelay_converter.convert import convert
+from blockrelay_converter.quantisation.columns import quantise_columns
 from blockrelay_converter.quantisation.groups import group_values, quantise_groups
 from blockrelay_converter.quantisation.hadamard import spread_inputs
 from tests.support.models.checkpoints import CHAT_TEMPLATE, write_checkpoint
@@ -161,7 +161,7 @@ def test_w4a8_holds_groups_of_4_bits_and_the_embedding_and_norms_of_w8a8(tmp_pat
 
 def test_quantising_rounds_halves_to_even_and_survives_zero_and_tiny_columns() -> None:
     weights = np.array([[127, 2.5, 3.5, -2.5], [0, 0, 0, 0], [1e-45, -1e-45, 0, 0], [-3, 3, 0, 1]], np.float32)
-    q, scale = quantise(weights)
+    q, scale = quantise_columns(weights)
     assert q.T.tolist()[:2] == [[127, 2, 4, -2], [0, 0, 0, 0]]
     assert scale.tolist()[:3] == [1.0, 1.0, 1.0]
     assert q.T.tolist()[3] == [-127, 127, 0, 42]
@@ -268,7 +268,7 @@ ROWS = st.tuples(st.integers(1, 5), st.integers(1, 40)).flatmap(
 
 @given(weights=ROWS)
 def test_a_quantised_weight_is_within_half_a_step_of_its_value(weights: NDArray[np.float32]) -> None:
-    q, scale = quantise(weights)
+    q, scale = quantise_columns(weights)
     assert q.shape == weights.T.shape
     assert (scale > 0).all()
     assert (np.abs(q.astype(int)) <= 127).all()

@@ -1,61 +1,31 @@
-"""Runs a text through the model in floats and chooses the smoothing of each linear layer (`smoothing`)."""
+"""Runs a text through the model in floats and finds how each linear layer is best rounded.
+
+For each layer that is its smoothing (`smoothing`), and what its weights take over from those before them (`gptq`).
+"""
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
-from blockrelay.block_folder.model import LINEARS, quantises_rows, row_group
+from blockrelay.block_folder.model import LINEARS, hadamard_size, quantises_rows, row_group
 from blockrelay.errors import UsageError
 from blockrelay.text.tokenizer import Tokenizer
 from blockrelay_converter.block_writer import BlockSource, rounded
-from blockrelay_converter.quantisation.float_model import F64, FloatModel
+from blockrelay_converter.quantisation.float_model import FloatModel
+from blockrelay_converter.quantisation.gptq import F64, shares_of
+from blockrelay_converter.quantisation.hadamard import transform
 from blockrelay_converter.quantisation.smoothing import Smoothed, smooth
 from blockrelay_converter.quantisation.smoothing_scales import Smoothing, channels_of, layer_smoothing
 from blockrelay_converter.rotary import Rotation
 
 REPORT_NAME = "calibration.json"
-#: Number of pieces of the text, spread evenly over it, and the length of each in tokens.
-_SEQUENCES, _LENGTH = 4, 256
+#: Number of tokens that are read, in pieces of this length spread evenly over the text, and the fewest that will do.
+_TOKENS, _LENGTH, _FEWEST_TOKENS = 2048, 512, 512
 #: Number of rows on which errors are measured.
 _MEASURED_ROWS = 128
-_FEWEST_TOKENS = 16
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Calibration:
-    """The result of a calibration: the smoothing of each block, and the errors before and after.
-
-    Block indexes count from 1.
-    """
-
-    text_sha256: str
-    """The SHA-256 (hex) of the whole text."""
-    tokens: int
-    """Number of tokens that were run."""
-    smoothings: Mapping[int, Smoothing]
-    linears: Mapping[int, Mapping[str, Smoothed]]
-    """The measurement of each linear layer, by block index, then by kind."""
-
-    def report(self) -> bytes:
-        """Returns the bytes of calibration.json: the relative error of every linear's output before and after.
-
-        The file is not in the manifest: its last (fourth) digit may differ between machines, and the model hash must
-        not.
-        """
-        blocks = {
-            f"block_{index}": {
-                name: {"before": _short(one.before), "after": _short(one.after), "share": one.share}
-                for name, one in linears.items()
-            }
-            for index, linears in self.linears.items()
-        }
-        content = {"text_sha256": self.text_sha256, "tokens": self.tokens, "relative_errors": blocks}
-        return json.dumps(content, indent=1).encode() + b"\n"
 
 
 def report_table(report: bytes) -> list[tuple[str, ...]]:
@@ -79,58 +49,82 @@ def sequences(tokenizer: Tokenizer, text: str, *, context: int) -> NDArray[np.in
     length = min(_LENGTH, context) - len(begin)
     if len(plain) < _FEWEST_TOKENS or length < 1:
         raise UsageError(f"--calibrate: {len(plain)} tokens of text are too few; {_FEWEST_TOKENS} are the least")
-    length = min(length, len(plain))
-    count = min(_SEQUENCES, len(plain) // length)
+    count = min(_TOKENS, len(plain)) // length
     starts = np.linspace(0, len(plain) - length, count).astype(int)
     return np.array([begin + plain[start : start + length] for start in starts], np.int64)
 
 
-def calibrate(
-    source: BlockSource, rotation: Rotation, tokens: NDArray[np.int64], text: str, *, done: Callable[[int], None]
-) -> Calibration:
-    """Chooses the smoothing of every block by running `tokens` [S, L], the `sequences` of `text`.
+class Calibration:
+    """A text on its way through the model, block by block. Memory: a few matrices of activations."""
 
-    `done` is called with the index of each finished block. Memory: a few matrices of activations and a chunk of the
-    weights. Raises UsageError for tokens outside the vocabulary or activations that are not finite.
-    """
-    model = source.model
-    if int(tokens.max()) >= model.vocab_size:
-        raise UsageError(f"tokenizer.json knows token {int(tokens.max())}, the model only {model.vocab_size} tokens")
-    floats = FloatModel(source, *rotation.tables(0, tokens.shape[1]))
-    x = floats.embed(tokens.reshape(-1))
-    measured = np.linspace(0, x.shape[0] - 1, min(_MEASURED_ROWS, x.shape[0])).astype(int)
-    by_block: dict[int, dict[str, Smoothed]] = {}
+    def __init__(self, source: BlockSource, rotation: Rotation, tokens: NDArray[np.int64], text: str) -> None:
+        """`tokens` [S, L] are the `sequences` of `text`. Raises UsageError for tokens outside the vocabulary."""
+        known = source.model.vocab_size
+        if int(tokens.max()) >= known:
+            raise UsageError(f"tokenizer.json knows token {int(tokens.max())}, the model only {known} tokens")
+        self._source, self._tokens, self._text = source, tokens.size, text
+        self._floats = FloatModel(source, *rotation.tables(0, tokens.shape[1]))
+        self._x = self._floats.embed(tokens.reshape(-1))
+        rows = len(self._x)
+        self._measured = np.linspace(0, rows - 1, min(_MEASURED_ROWS, rows)).astype(int)
+        self._linears: dict[int, dict[str, Smoothed]] = {}
 
-    def watch(linear: str, inputs: F64, *, index: int) -> None:
-        precision = source.precisions[index - 1]
-        if not quantises_rows(precision):
-            return
+    def run(self, index: int) -> tuple[Smoothing, dict[str, list[F64]]]:
+        """Runs block `index` and returns its smoothing, and the shares (`gptq.shares_of`) of its linear layers by kind.
+
+        Blocks come in order, from 1. Raises UsageError for activations that are not finite.
+        """
+        assert index == len(self._linears) + 1
+        model, smoothed = self._source.model, dict[str, Smoothed]()
+        shares: dict[str, list[F64]] = {}
+        self._linears[index] = smoothed
+
+        def watch(linear: str, inputs: F64) -> None:
+            if quantises_rows(self._source.precisions[index - 1]):
+                smoothed[linear], shares[linear] = self._rounding(index, linear, inputs)
+
+        if index < model.blocks:
+            self._floats.layer(self._x, index, watch)
+        else:
+            self._floats.head(self._x, watch)
+        return layer_smoothing(model, {name: one.exponents for name, one in smoothed.items()}), shares
+
+    def _rounding(self, index: int, linear: str, inputs: F64) -> tuple[Smoothed, list[F64]]:
+        """Returns how a linear layer with the `inputs` [rows, K] is rounded: its smoothing and its shares."""
+        model, precision = self._source.model, self._source.precisions[index - 1]
         if not np.isfinite(inputs).all():
             raise UsageError(f"block_{index}: the input of {linear} is not finite: the checkpoint is damaged")
-        by_block[index][linear] = smooth(
-            inputs[measured].astype(np.float32),
+        channels = channels_of(model, linear)
+        smoothed = smooth(
+            inputs[self._measured].astype(np.float32),
             np.abs(inputs).max(axis=0),
-            _largest(source, index, linear),
-            channels_of(model, linear),
-            (weights for _, weights in source.chunks(index, linear)),
+            _largest(self._source, index, linear),
+            channels,
+            (weights for _, weights in self._source.chunks(index, linear)),
             partial(rounded, precision),
             group=row_group(precision),
         )
+        columns = np.ascontiguousarray(np.ldexp(inputs, -smoothed.exponents[channels]).T)
+        if linear == "down" and (size := hadamard_size(model, precision)):
+            transform(columns, size)
+        return smoothed, shares_of(columns)
 
-    for index in range(1, model.blocks + 1):
-        by_block[index] = {}
-        if index < model.blocks:
-            floats.layer(x, index, partial(watch, index=index))
-        else:
-            floats.head(x, partial(watch, index=index))
-        source.forget(index)
-        done(index)
-    foldings = {
-        index: layer_smoothing(model, {name: one.exponents for name, one in linears.items()})
-        for index, linears in by_block.items()
-    }
-    digest = hashlib.sha256(text.encode()).hexdigest()
-    return Calibration(text_sha256=digest, tokens=tokens.size, smoothings=foldings, linears=by_block)
+    def report(self) -> bytes:
+        """Returns the bytes of calibration.json: the each linear's relative error before and after smoothing.
+
+        The file is not in the manifest: its last (fourth) digit may differ between machines, and the model hash must
+        not.
+        """
+        blocks = {
+            f"block_{index}": {
+                name: {"before": _short(one.before), "after": _short(one.after), "share": one.share}
+                for name, one in linears.items()
+            }
+            for index, linears in self._linears.items()
+        }
+        digest = hashlib.sha256(self._text.encode()).hexdigest()
+        content = {"text_sha256": digest, "tokens": self._tokens, "relative_errors": blocks}
+        return json.dumps(content, indent=1).encode() + b"\n"
 
 
 def _largest(source: BlockSource, index: int, linear: str) -> NDArray[np.float32]:

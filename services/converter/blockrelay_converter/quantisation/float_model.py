@@ -1,7 +1,7 @@
 """Runs the model in float64, a matrix at a time, so that calibration sees the input of every linear layer.
 
-The result decides on powers of two that go into the model's hash, hence float64: BLAS adds in another order on another
-machine, and a difference of 1e-14 rounds to another power of two only once in many million channels.
+The result decides how weights are rounded, which goes into the model's hash, hence float64: BLAS adds in another order
+on another machine, and a difference of 1e-14 rounds hardly any weight another way.
 """
 
 from collections.abc import Callable

@@ -49,6 +49,13 @@ def grid_factors(values: F32, low: F32, high: F32) -> tuple[Indexes, F64, F64] |
     return some[found], *_best_minimum(scale, (total - scale * sums) / GROUP, steps)
 
 
+def mostly_on_grid(weights: F32) -> bool:
+    """True if at least half of the groups of the rows [N, K] lie on a grid; K is a multiple of 32."""
+    groups = np.ascontiguousarray(weights.reshape(-1, GROUP).T)
+    found = grid_factors(groups, groups.min(axis=0), groups.max(axis=0))
+    return found is not None and 2 * len(found[0]) >= groups.shape[1]
+
+
 def _steps(values: F32, low: F32, high: F32, tried: Iterable[int]) -> Indexes:
     """Returns the last number in `tried` that is the steps of a grid on which a column of `values` lies; 0: none is."""
     found = np.zeros(len(low), np.intp)

@@ -3,19 +3,20 @@
 A group's weights become nibble * gs + gm: nibble in 0..15, a scale gs and a minimum gm in float16. These are the
 numbers of Q4_1, and with gm = -8 * gs those of Q4_0: weights that lie on such a grid keep their values.
 
-All arithmetic is element by element in one order, so that every machine gives the same bytes.
+Without calibration all arithmetic is element by element in one order, so that every machine gives the same bytes.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from blockrelay.block_folder.model import GROUP
+from blockrelay_converter.quantisation.gptq import F32, F64, round_in_order
 from blockrelay_converter.quantisation.grids import grid_factors
 
 F16 = NDArray[np.float16]
-F32 = NDArray[np.float32]
 #: Ranges to try, as shares of the one from the smallest to the largest weight: clipping the ends may help the others.
 _TRIED = (1.06, 1.0, 0.94, 0.88)
 _MOST = np.float32(15)
@@ -26,14 +27,17 @@ _LARGEST = np.float32(np.finfo(np.float16).max)
 _TOGETHER = 4096
 
 
-def quantise_groups(weights: F32) -> tuple[NDArray[np.uint8], F16, F16]:
+def quantise_groups(weights: F32, shares: Sequence[F64] = ()) -> tuple[NDArray[np.uint8], F16, F16]:
     """Rounds the rows [N, K] of a linear layer to (q4 [K/2, N], gs [K/32, N], gm [K/32, N]); K a multiple of 32.
 
     These are the tensors of `model.block_tensors`: row i of q4 holds the nibbles of the inputs 2i (low half) and
     2i + 1. gs may be negative. The weights must be finite and within float16. Each range that is tried is moved to the
     least squares of the nibbles it rounds to, and no group has a larger squared error than with gs and gm from its
-    ends. Where gs is 0, the nibbles are 0; a group of zeros has gm 0.
+    ends. Where gs is 0, the nibbles are 0; a group of zeros has gm 0. With the `shares` of the layer
+    (`gptq.shares_of`) each weight first takes over its share of the errors before it.
     """
+    if shares:
+        return _quantise_in_order(weights, shares)
     count, depth = weights.shape
     groups = depth // GROUP
     rows = weights.reshape(count * groups, GROUP)
@@ -53,6 +57,18 @@ def quantise_groups(weights: F32) -> tuple[NDArray[np.uint8], F16, F16]:
         gs.reshape(count, groups).T,
         gm.reshape(count, groups).T,
     )
+
+
+def _quantise_in_order(weights: F32, shares: Sequence[F64]) -> tuple[NDArray[np.uint8], F16, F16]:
+    room = np.empty((2, GROUP, len(weights)), np.float32)
+
+    def grid(values: F32) -> tuple[F32, F32]:
+        gs, gm = _factors(values, *room)
+        return gs.astype(np.float32), gm.astype(np.float32)
+
+    rounded = round_in_order(weights, shares, grid, lowest=0, highest=int(_MOST))
+    q4 = (rounded.q[0::2] + np.float32(16) * rounded.q[1::2]).astype(np.uint8)
+    return q4, rounded.scales.astype(np.float16), rounded.minimums.astype(np.float16)
 
 
 def group_values(q4: NDArray[np.uint8], gs: F16, gm: F16) -> F32:

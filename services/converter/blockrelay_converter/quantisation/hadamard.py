@@ -1,7 +1,9 @@
 """Multiplies arrays by Hadamard matrices, in butterflies: sums and differences in a fixed order, without BLAS.
 
-All arithmetic is element by element in float32, so that every machine gives the same bytes.
+All arithmetic is element by element, so that every machine gives the same bytes.
 """
+
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,7 +11,7 @@ from numpy.typing import NDArray
 F32 = NDArray[np.float32]
 
 
-def transform(values: F32, size: int) -> None:
+def transform(values: NDArray[np.floating[Any]], size: int) -> None:
     """Multiplies each block of `size` rows of `values` [K, N] by a Hadamard matrix of ones and minus ones, in place.
 
     `size` is a power of two that divides K. `values` is contiguous. Two calls multiply by `size`: the matrix is
