@@ -20,6 +20,7 @@ class Floor:
 #: By format. Integer formats give the same bits on every CPU, float32 nearly: figures are close to what is reached.
 FLOORS: Mapping[str, Floor] = {
     "w8a8": Floor(cost=0.009, same_top=0.93),
+    "w8a8, calibrated": Floor(cost=0.009, same_top=0.95),
     "w4a8, head in w8a8": Floor(cost=0.015, same_top=0.915),
     "w4a8": Floor(cost=0.09, same_top=0.755),
 }

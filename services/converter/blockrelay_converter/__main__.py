@@ -121,7 +121,7 @@ def _show_errors(out: Path) -> None:
     """Prints the calibration report in the block folder `out` as an aligned table."""
     from blockrelay_converter.quantisation.calibration import REPORT_NAME, report_table
 
-    typer.echo("relative error of each linear's output, before > after calibration")
+    typer.echo("relative error of each linear's output, before > after smoothing")
     typer.echo(aligned(report_table((out / REPORT_NAME).read_bytes())))
 
 

@@ -35,11 +35,13 @@ from blockrelay_converter.weight_source import SourceTensor, WeightSource
 
 _CHUNK_VALUES = 1 << 20
 """float32 values converted at a time (4 MiB); a few temporaries of this size exist at once."""
+_FEWEST_ROWS = 256
+"""Rows that are rounded together with calibration, at least: the time for an input hardly depends on their number."""
 
 Progress = Callable[[int], None]
 """A function that is called with the number of tensor bytes written since its last call."""
 NO_SHARES: Mapping[str, Sequence[F64]] = MappingProxyType({})
-"""What weights take over in a conversion without calibration."""
+"""What a conversion without calibration has: no linear layer has shares."""
 #: Suffix of tensors that old exports hold and that config.json determines anyway: they are ignored.
 _LEFT_OVER = "rotary_emb.inv_freq"
 
@@ -94,12 +96,15 @@ class BlockSource:
         for place, part, start, stop in self._pieces(index, name):
             yield place, part.rows(start, stop)
 
-    def _pieces(self, index: int, name: str) -> Iterator[tuple[slice, SourceTensor, int, int]]:
-        """Yields (slice of the whole, source tensor, its first row, its last row + 1), a few megabytes each."""
+    def _pieces(self, index: int, name: str, least: int = 1) -> Iterator[tuple[slice, SourceTensor, int, int]]:
+        """Yields (slice of the whole, source tensor, its first row, its last row + 1), a few megabytes each.
+
+        A piece has at least `least` rows, as far as the tensor has them.
+        """
         base = 0
         for part in self._parts[index, name]:
             count = part.shape[0]
-            step = max(1, _CHUNK_VALUES * count // math.prod(part.shape))
+            step = max(least, _CHUNK_VALUES * count // math.prod(part.shape))
             for start in range(0, count, step):
                 stop = min(start + step, count)
                 yield slice(base + start, base + stop), part, start, stop
@@ -189,7 +194,7 @@ class BlockSource:
         precision = self.precisions[index - 1]
         grouped = in_groups(precision)
         spread = hadamard_size(self.model, precision) if stem == "down" else 0
-        for columns, source, start, stop in self._pieces(index, stem):
+        for columns, source, start, stop in self._pieces(index, stem, least=_FEWEST_ROWS if shares else 1):
             parts = source.groups(start, stop) if grouped and smoothing is NO_SMOOTHING else None
             if parts is None:
                 weights = smoothing.apply(stem, columns, source.rows(start, stop))

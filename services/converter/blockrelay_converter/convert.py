@@ -41,7 +41,9 @@ Bytes are those of the blocks' tensors, counted once for each pass over them: ca
 Note = Callable[[str], None]
 """A function that is called with a line for the user."""
 
-_UNCALIBRATED = "w4a8 rounds weights that have more than 4 bits: --calibrate TEXT halves what that costs"
+_UNCALIBRATED = (
+    "w4a8 rounds weights that have more than 4 bits: --calibrate TEXT lowers what that costs on text of that kind"
+)
 
 
 def ignore(_: str) -> None:
@@ -90,7 +92,7 @@ def convert(
     total = source.total_bytes() * passes + sum(source.block_bytes(index) for index in answered)
     for line in checked.notes:
         note(line)
-    if "w4a8" in precisions and calibration is None and not source.on_grid():
+    if "w4a8" in precisions and calibration is None and texts.tokenizer is not None and not source.on_grid():
         note(_UNCALIBRATED)
     with staged_folder(out, force=force) as folder:
 
@@ -162,6 +164,7 @@ def write_folder(
         written = partial(report, f"block_{index}")
         smoothing, shares = NO_SMOOTHING, NO_SHARES
         if calibration is not None:
+            report(f"calibration of block_{index}", 0)
             smoothing, shares = calibration.run(index)
             report(f"calibration of block_{index}", source.block_bytes(index))
         blocks.append(source.write(index, folder, f"blocks/block_{index}.bin", written, smoothing, shares))

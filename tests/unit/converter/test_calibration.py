@@ -32,7 +32,7 @@ from tests.support.models.planted_outliers import plant_outliers, read_float32
 
 pytestmark = pytest.mark.thorough
 
-TEXT = " ".join(f"Tom has {n} apples and a red ball; the dog is in the garden, behind tree {n * 7}." for n in range(60))
+TEXT = " ".join(f"Tom has {n} apples and a red ball; the dog is in the garden, behind tree {n * 7}." for n in range(90))
 PROBE = "Every evening the keeper climbed the stairs and lit the lamp. Anna gives the ball to Tom." * 3
 
 
@@ -210,7 +210,7 @@ def test_the_folder_depends_on_checkpoint_and_text_and_not_on_threads(text: Path
         (b"", "w8a8", {}, "is empty"),
         (b"\xff", "w8a8", {}, "is not UTF-8"),
         (b"word", "w8a8", {}, "tokens of text are too few"),
-        (TEXT[:1000].encode(), "w4a8", {}, "tokens of text are too few; 512 are the least"),
+        (TEXT[:3000].encode(), "w4a8", {}, "tokens of text are too few; 2048 are the least"),
         (TEXT.encode(), "fp32", {}, "--calibrate is for --precision w8a8 and w4a8"),
         (TEXT.encode(), "w8a8", {"tokenizer": False}, "needs a tokenizer.json"),
     ],
@@ -226,17 +226,22 @@ def test_what_cannot_be_calibrated_is_refused_and_leaves_nothing(
     assert not (tmp_path / "out").exists()
 
 
+def test_a_context_of_one_token_cannot_be_calibrated(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, seed=1)
+    with pytest.raises(UsageError, match=r"a context of 1 token\(s\) leaves no room"):
+        sequences(Tokenizer.from_file(tmp_path / "tokenizer.json"), TEXT, context=1)
+
+
 def test_pieces_of_a_text_are_spread_over_it_and_begin_as_a_prompt_does(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, seed=1)
     tokenizer = Tokenizer.from_file(tmp_path / "tokenizer.json")
     plain = tokenizer.encode(TEXT, add_special_tokens=False)
     found = sequences(tokenizer, TEXT, context=64)
-    assert found.shape == (len(plain) // 63, 64)
+    assert found.shape == (32, 64)
     assert set(found[:, 0].tolist()) == {1}  # <s>
     assert found[0, 1:].tolist() == plain[:63]
     assert found[-1, 1:].tolist() == plain[-63:]
-    assert sequences(tokenizer, TEXT * 20, context=64).shape == (32, 64)  # 2,048 tokens and no more
-    assert sequences(tokenizer, TEXT * 20, context=4096).shape == (4, 512)
+    assert sequences(tokenizer, TEXT, context=4096).shape == (4, 512)
 
 
 def test_exponents_follow_inputs_and_spare_what_nobody_reads() -> None:

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from blockrelay_converter.quantisation.columns import quantise_columns
 from blockrelay_converter.quantisation.gptq import blocks_of, round_in_order, shares_of
 from blockrelay_converter.quantisation.groups import group_values, quantise_groups
+from tests.support.models.checkpoints import stored
 
 F32, F64 = NDArray[np.float32], NDArray[np.float64]
 
@@ -83,11 +84,32 @@ def test_inputs_that_never_come_or_never_together_change_nothing(inputs: F64) ->
     np.testing.assert_array_equal(four_bits(weights, inputs), four_bits(weights))
 
 
-def test_weights_on_a_grid_of_4_bits_stay_there() -> None:
+@pytest.mark.parametrize("bfloat16", [False, True])
+def test_weights_on_a_grid_of_4_bits_stay_there(bfloat16: bool) -> None:
     rng = np.random.default_rng(3)
     steps = np.repeat(rng.uniform(0.01, 0.02, (20, 4)).astype(np.float16).astype(np.float32), 32, axis=1)
     weights: F32 = steps * rng.integers(-8, 8, (20, 128)).astype(np.float32)
-    np.testing.assert_array_equal(four_bits(weights, correlated(rng, 128, 400)), weights)
+    if bfloat16:  # moves weights by up to a twentieth of a step
+        bits = stored(weights, "bfloat16").astype(np.uint32) << np.uint32(16)
+        weights = bits.view(np.float32)
+    held = four_bits(weights, correlated(rng, 128, 400))
+    np.testing.assert_array_equal(held, four_bits(weights))
+    np.testing.assert_allclose(held, weights, rtol=0, atol=0.002)
+
+
+@pytest.mark.parametrize("factor", [1e-12, 1e12])
+def test_tiny_and_huge_weights_are_held_as_well_as_others(factor: float) -> None:
+    rng = np.random.default_rng(5)
+    weights, inputs = rng.standard_normal((9, 96)).astype(np.float32), correlated(rng, 96, 300)
+    small = weights * np.float32(factor)
+    assert error(eight_bits(small, inputs), small, inputs) < 1.01 * error(eight_bits(weights, inputs), weights, inputs)
+
+
+@pytest.mark.parametrize("factor", [1e-180, 1e180])
+def test_shares_do_not_depend_on_how_large_inputs_are(factor: float) -> None:
+    inputs = correlated(np.random.default_rng(6), 64, 200)
+    for ours, expected in zip(shares_of(inputs * factor), shares_of(inputs), strict=True):
+        np.testing.assert_allclose(ours, expected, rtol=1e-9, atol=1e-12)
 
 
 def test_rows_of_zeros_are_rounded_to_zeros() -> None:

@@ -1,1 +1,1 @@
-"""Rounds float weights to integers, and calibrates the rounding with a text (SmoothQuant)."""
+"""Rounds float weights to integers, and calibrates the rounding with a text (SmoothQuant, GPTQ)."""

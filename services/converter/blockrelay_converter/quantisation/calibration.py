@@ -22,8 +22,9 @@ from blockrelay_converter.quantisation.smoothing_scales import Smoothing, channe
 from blockrelay_converter.rotary import Rotation
 
 REPORT_NAME = "calibration.json"
-#: Number of tokens that are read, in pieces of this length spread evenly over the text, and the fewest that will do.
-_TOKENS, _LENGTH, _FEWEST_TOKENS = 2048, 512, 512
+#: Number of tokens that are read, in pieces of this length spread evenly over the text, and the fewest that will do:
+#: from fewer, GPTQ learns what happens to come together in them.
+_TOKENS, _LENGTH, _FEWEST_TOKENS = 2048, 512, 2048
 #: Number of rows on which errors are measured.
 _MEASURED_ROWS = 128
 
@@ -47,7 +48,9 @@ def sequences(tokenizer: Tokenizer, text: str, *, context: int) -> NDArray[np.in
     # Special tokens that the tokenizer puts before a prompt stand before every piece too.
     begin = tokenizer.encode("")
     length = min(_LENGTH, context) - len(begin)
-    if len(plain) < _FEWEST_TOKENS or length < 1:
+    if length < 1:
+        raise UsageError(f"--calibrate: a context of {context} token(s) leaves no room for text")
+    if len(plain) < _FEWEST_TOKENS:
         raise UsageError(f"--calibrate: {len(plain)} tokens of text are too few; {_FEWEST_TOKENS} are the least")
     count = min(_TOKENS, len(plain)) // length
     starts = np.linspace(0, len(plain) - length, count).astype(int)
@@ -55,7 +58,10 @@ def sequences(tokenizer: Tokenizer, text: str, *, context: int) -> NDArray[np.in
 
 
 class Calibration:
-    """A text on its way through the model, block by block. Memory: a few matrices of activations."""
+    """A text on its way through the model, block by block.
+
+    Memory: some matrices of activations in float64, 1.2 GB for a model of 8 billion parameters.
+    """
 
     def __init__(self, source: BlockSource, rotation: Rotation, tokens: NDArray[np.int64], text: str) -> None:
         """`tokens` [S, L] are the `sequences` of `text`. Raises UsageError for tokens outside the vocabulary."""
@@ -104,13 +110,14 @@ class Calibration:
             partial(rounded, precision),
             group=row_group(precision),
         )
-        columns = np.ascontiguousarray(np.ldexp(inputs, -smoothed.exponents[channels]).T)
+        columns = np.array(inputs.T, order="C")
+        np.ldexp(columns, -smoothed.exponents[channels][:, None], out=columns)
         if linear == "down" and (size := hadamard_size(model, precision)):
             transform(columns, size)
         return smoothed, shares_of(columns)
 
     def report(self) -> bytes:
-        """Returns the bytes of calibration.json: the each linear's relative error before and after smoothing.
+        """Returns the bytes of calibration.json: each linear's relative error before and after smoothing.
 
         The file is not in the manifest: its last (fourth) digit may differ between machines, and the model hash must
         not.

@@ -14,7 +14,7 @@ def quantise_columns(weights: F32, shares: Sequence[F64] = ()) -> tuple[NDArray[
     """Rounds the rows of a linear layer, float32 [N, K], to columns of int8 [K, N] and their scales, float32 [N].
 
     scale = max|w| / 127, or 1 for an all-zero column; q = round to even(w / scale), each step in float32. With the
-    `shares` of the layer (`gptq.shares_of`) each weight first takes over its share of the errors before it.
+    `shares` of the layer (`gptq.shares_of`) each weight first takes over shares of the errors before it, in float64.
     """
     scale = np.abs(weights).max(axis=1) / np.float32(_MOST)
     scale[scale == 0] = 1.0

@@ -47,6 +47,7 @@ class FloatModel:
         gate = gate_up[:, :width]
         with np.errstate(over="ignore"):  # exp of a large negative gate: the quotient is 0, as it should be
             inner = gate / (1 + np.exp(-gate)) * gate_up[:, width:]
+        del gate, gate_up  # the largest matrices
         watch("down", inner)
         x += self._linear(inner, index, "down")
         assert x.shape[1] == model.hidden_size

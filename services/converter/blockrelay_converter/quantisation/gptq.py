@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from blockrelay.block_folder.model import GROUP
 
 F32, F64 = NDArray[np.float32], NDArray[np.float64]
-#: Most inputs of a block. Twice as many take eight times as long to invert, for a gain that hardly shows.
+#: Most inputs of a block. One of twice as many would take eight times as long to invert.
 _BLOCK = 512
 #: Added to the mean square of each input, as a share of the block's mean: GPTQ's own value. Inputs that never come, or
 #: only together, then leave a matrix that can be inverted.
@@ -40,7 +40,9 @@ def shares_of(inputs: F64) -> list[F64]:
     """
     shares: list[F64] = []
     for block in blocks_of(len(inputs)):
-        products = inputs[block] @ inputs[block].T
+        largest = np.abs(inputs[block]).max()
+        scaled = inputs[block] / largest if largest else inputs[block]  # squares stay within float64
+        products = scaled @ scaled.T
         mean = float(np.trace(products)) / len(products)
         # A block whose inputs are always 0: nothing to make up for.
         products[np.diag_indices_from(products)] += _DAMPING * mean if mean else 1.0
@@ -83,7 +85,7 @@ def round_in_order(weights: F32, shares: Sequence[F64], grid: Grid, *, lowest: i
 def _round_group(values: F64, share: F64, scale: F32, minimum: F32, q: F32, lowest: int, highest: int) -> F64:
     """Rounds the weights [inputs, N] of a group to `q`, moves later ones, and returns the errors [inputs, N]."""
     wide, base = scale.astype(np.float64), minimum.astype(np.float64)
-    inverse = np.divide(1.0, wide, out=np.zeros_like(wide), where=np.abs(wide) > 2.0**-40)
+    inverse = np.divide(1.0, wide, out=np.zeros_like(wide), where=wide != 0)
     errors = np.empty_like(values)
     for line, value in enumerate(values):
         error = errors[line]

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from blockrelay.block_folder.model import GROUP
 from blockrelay_converter.quantisation.gptq import F32, F64, round_in_order
-from blockrelay_converter.quantisation.grids import grid_factors
+from blockrelay_converter.quantisation.grids import grid_factors, mostly_on_grid
 
 F16 = NDArray[np.float16]
 #: Ranges to try, as shares of the one from the smallest to the largest weight: clipping the ends may help the others.
@@ -33,10 +33,13 @@ def quantise_groups(weights: F32, shares: Sequence[F64] = ()) -> tuple[NDArray[n
     These are the tensors of `model.block_tensors`: row i of q4 holds the nibbles of the inputs 2i (low half) and
     2i + 1. gs may be negative. The weights must be finite and within float16. Each range that is tried is moved to the
     least squares of the nibbles it rounds to, and no group has a larger squared error than with gs and gm from its
-    ends. Where gs is 0, the nibbles are 0; a group of zeros has gm 0. With the `shares` of the layer
-    (`gptq.shares_of`) each weight first takes over its share of the errors before it.
+    ends. Where gs is 0, the nibbles are 0; a group of zeros has gm 0.
+
+    With the `shares` of the layer (`gptq.shares_of`) each weight first takes over shares of the errors before it, and
+    the sum of squared errors may be larger. Weights that lie on a grid of 4 bits stay as they are: the little that
+    bfloat16 moved them would move others off it.
     """
-    if shares:
+    if shares and not mostly_on_grid(weights):
         return _quantise_in_order(weights, shares)
     count, depth = weights.shape
     groups = depth // GROUP
