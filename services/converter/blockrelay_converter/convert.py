@@ -42,7 +42,7 @@ Note = Callable[[str], None]
 """A function that is called with a line for the user."""
 
 _UNCALIBRATED = (
-    "w4a8 rounds weights that have more than 4 bits: --calibrate TEXT lowers what that costs on text of that kind"
+    "w4a8 rounds weights that have more than 4 bits: --calibrate TEXT lowers what that costs"
 )
 
 
