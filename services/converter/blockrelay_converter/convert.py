@@ -41,9 +41,7 @@ Bytes are those of the blocks' tensors, counted once for each pass over them: ca
 Note = Callable[[str], None]
 """A function that is called with a line for the user."""
 
-_UNCALIBRATED = (
-    "w4a8 rounds weights that have more than 4 bits: --calibrate TEXT lowers what that costs"
-)
+_UNCALIBRATED = "w4a8 rounds weights that have more than 4 bits: --calibrate TEXT lowers what that costs"
 
 
 def ignore(_: str) -> None:
